@@ -1,0 +1,102 @@
+"""Every error Barnraise raises on purpose.
+
+    BarnraiseError                     exit  one sentence, naming the remedy
+    ├── ConfigError                       2  a flag, TOML field or manifest is wrong
+    ├── NetworkError                      3
+    │   ├── DialError                     3  .reason: refused | timeout | wrong_peer | unreachable
+    │   ├── ConnectionLost                3  the other end went away in the middle of a call
+    │   ├── DeadlineExceeded              3  the caller's deadline passed
+    │   └── RemoteError                   3  the peer answered with an error: .code, .message
+    ├── ProtocolViolation                 3  a peer sent what the protocol forbids; counts as a strike
+    ├── NotAdmitted                       4  wrong run, or a foreign, expired or missing token
+    ├── IdentityError                     5  the key file cannot be used
+    ├── ResourceError                     5  disk full, read-only folder, port in use
+    ├── CheckpointError                   6  a checkpoint is missing, torn or corrupt
+    ├── WorkerError                       7  a compute worker crashed, hung or ran out of memory
+    └── RoundError                        7
+        ├── RoundDiscarded                7  this attempt or round ends without a commit
+        └── NoQuorum                      7  too few members of the last commit are alive
+
+A peer's fault is one of these and never ends our process; anything else that escapes is our own bug.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+DialReason = Literal["refused", "timeout", "wrong_peer", "unreachable"]
+
+
+class BarnraiseError(Exception):
+    """Base of the tree; `str(error)` is fit to be shown to a user."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class ConfigError(BarnraiseError):
+    exit_code = 2
+
+
+class NetworkError(BarnraiseError):
+    exit_code = 3
+
+
+class DialError(NetworkError):
+    """No address of a peer could be reached; `reason` is that of the most telling attempt."""
+
+    def __init__(self, message: str, reason: DialReason) -> None:
+        super().__init__(message)
+        self.reason: DialReason = reason
+
+
+class ConnectionLost(NetworkError):
+    pass
+
+
+class DeadlineExceeded(NetworkError):
+    pass
+
+
+class RemoteError(NetworkError):
+    """The remote handler refused or failed; `code` is the name of its error class."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+class ProtocolViolation(BarnraiseError):
+    exit_code = 3
+
+
+class NotAdmitted(BarnraiseError):
+    exit_code = 4
+
+
+class IdentityError(BarnraiseError):
+    exit_code = 5
+
+
+class ResourceError(BarnraiseError):
+    exit_code = 5
+
+
+class CheckpointError(BarnraiseError):
+    exit_code = 6
+
+
+class WorkerError(BarnraiseError):
+    exit_code = 7
+
+
+class RoundError(BarnraiseError):
+    exit_code = 7
+
+
+class RoundDiscarded(RoundError):
+    pass
+
+
+class NoQuorum(RoundError):
+    pass
