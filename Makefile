@@ -1,0 +1,44 @@
+# Everything here sets up .venv first if it is missing or older than what it is made from.
+#   make setup TORCH='torch==2.13.0+cu130'     another build of torch than the CPU one that constraints.txt pins
+#   make setup PYTHON=python3.12               another interpreter (>= 3.10)
+PYTHON ?= python3
+VENV   ?= .venv
+TORCH  ?=
+HOME_DIR ?= quickstart
+export PYTHONUNBUFFERED = 1
+
+BIN   := $(VENV)/bin
+STAMP := $(VENV)/.stamp
+
+.PHONY: setup quickstart test soak lint bench clean
+
+setup: $(STAMP)
+
+# constraints.txt with TORCH in place of its pin, if given; one pip call, so that one resolution fits everything
+$(STAMP): pyproject.toml constraints.txt tools/check_system.sh
+	@PYTHON='$(PYTHON)' sh tools/check_system.sh
+	$(PYTHON) -m venv $(VENV)
+	sed $(if $(TORCH),'s/^torch==.*/$(TORCH)/',-n p) constraints.txt > $(VENV)/constraints.txt
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[dev]' --constraint $(VENV)/constraints.txt
+	@touch $@
+
+quickstart: $(STAMP)
+	$(BIN)/peer quickstart --home $(HOME_DIR)
+
+test: $(STAMP)
+	$(BIN)/python -m pytest
+
+soak: $(STAMP)
+	$(BIN)/python -m pytest -m soak -s
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(STAMP)
+	$(BIN)/python benchmarks/averaging.py --peers 4 --params 25000000 --rival hivemind
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build *.egg-info
