@@ -1,0 +1,107 @@
+"""Text to token ids and back: raw bytes by default, or any Hugging Face `tokenizer.json`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer as HubTokenizer
+from tokenizers import decoders, models, pre_tokenizers
+
+from peer.errors import ConfigError
+
+Ids = npt.NDArray[np.uint8] | npt.NDArray[np.int32]
+BYTES = "bytes"
+
+
+class Tokenizer(Protocol):
+    """Ids lie in [0, vocab_size). `decode` never raises on ids in range: broken UTF-8 becomes U+FFFD."""
+
+    vocab_size: int
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def encode_file(self, data: bytes) -> Ids:
+        """A whole file's ids as one compact array."""
+        ...
+
+    def decode(self, ids: list[int]) -> str: ...
+
+    def save(self, folder: Path) -> None:
+        """Write files that `transformers.AutoTokenizer` loads to the same ids."""
+        ...
+
+
+class ByteTokenizer:
+    """One id a byte, 0..255, no specials; the model's loss in nats a token is then nats a byte."""
+
+    vocab_size = 256
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def encode_file(self, data: bytes) -> Ids:
+        return np.frombuffer(data, dtype=np.uint8)
+
+    def decode(self, ids: list[int]) -> str:
+        return bytes(ids).decode(errors="replace")
+
+    def save(self, folder: Path) -> None:
+        """A byte-level BPE without merges, whose vocabulary is the printable stand-in of each byte."""
+        bpe = HubTokenizer(models.BPE(vocab={_stand_in(byte): byte for byte in range(256)}, merges=[]))
+        bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        bpe.decoder = decoders.ByteLevel()
+        _save_hub(bpe, folder)
+
+
+class FileTokenizer:
+    """A `tokenizer.json`; special tokens are not added on encoding."""
+
+    def __init__(self, tokenizer: HubTokenizer) -> None:
+        self._tokenizer = tokenizer
+        # ids may have gaps, so the size is that of the highest id and not the number of entries
+        self.vocab_size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def encode_file(self, data: bytes) -> Ids:
+        return np.asarray(self.encode(data.decode(errors="replace")), dtype=np.int32)
+
+    def decode(self, ids: list[int]) -> str:
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
+        return text
+
+    def save(self, folder: Path) -> None:
+        _save_hub(self._tokenizer, folder)
+
+
+def load_tokenizer(spec: str) -> Tokenizer:
+    """`"bytes"`, or the path of a `tokenizer.json` or of a folder that holds one. Raises ConfigError."""
+    if spec == BYTES:
+        return ByteTokenizer()
+    path = Path(spec)
+    if path.is_dir():
+        path = path / "tokenizer.json"
+    if not path.is_file():
+        raise ConfigError(f'tokenizer {spec!r} does not exist: give "bytes" or the path of a tokenizer.json')
+    try:
+        return FileTokenizer(HubTokenizer.from_file(str(path)))
+    except Exception as error:  # noqa: BLE001  the Rust binding raises bare Exception for a malformed file
+        raise ConfigError(f"{path} is not a tokenizer.json: {error}; fetch it again") from error
+
+
+def _save_hub(tokenizer: HubTokenizer, folder: Path) -> None:
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}\n')
+
+
+def _stand_in(byte: int) -> str:
+    """GPT-2's printable character for a byte: itself where it is printable Latin-1, else one from U+0100 on."""
+    if 33 <= byte <= 126 or 161 <= byte <= 172 or 174 <= byte <= 255:
+        return chr(byte)
+    unprintable = [b for b in range(256) if not (33 <= b <= 126 or 161 <= b <= 172 or 174 <= b <= 255)]
+    return chr(256 + unprintable.index(byte))
