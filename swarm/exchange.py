@@ -1,0 +1,230 @@
+"""The butterfly: every contributor sends each slice to its owner, the owner merges and sends the result back to all.
+
+    my delta --encode--> slice i --> owner of i: wait for all, check, merge in fixed order, encode ONCE
+                                        |--> result i --> every contributor: decode, build the next state
+
+Everybody, the owner included, decodes the same result bytes, so the next states are bit-identical. All slices move at
+once: send, merge, send back and apply overlap. What was received or delivered is kept over attempts of the same round,
+so that the loss of a member costs only the slices it owned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import isclose
+from typing import Final
+
+import torch
+import trio
+from blake3 import blake3
+
+from optim.codecs import Codec
+from optim.merge import merge_part
+from peer import faults
+from peer.errors import NetworkError, ProtocolViolation, RemoteError
+from peer.rpc import Method, Rpc
+from swarm.messages import CONTRIBUTION, FETCH_RESULT, RESULT, Done, SliceOf
+from swarm.outer_state import OuterState
+from swarm.plan import Contribution, Roster, SliceMap
+
+SENDS_PER_PEER: Final = 2  # keeps a link busy while one call waits for its answer, without crowding out other peers
+RETRY_PAUSE_S: Final = 0.25
+
+
+@dataclass
+class RoundSlices:
+    """One round's slices, over all of its attempts. `mine`: my encoded slices; `received`: others', by (index, peer);
+    `delivered`: (index, owner) pairs of mine that have arrived."""
+
+    mine: list[memoryview] = field(default_factory=list)
+    received: dict[tuple[int, str], memoryview] = field(default_factory=dict)
+    delivered: set[tuple[int, str]] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class Merge:
+    """What one attempt merges: the roster's contributors, in its order, with the weight of each in the mean (0: left out
+    by the gate), cut into slices, coded `up` on the way to the owner and `down` on the way back."""
+
+    round: int
+    roster: Roster
+    contributors: Sequence[Contribution]
+    weights: Sequence[float]
+    cut: SliceMap
+    up: Codec
+    down: Codec
+
+    def owner(self, index: int) -> str:
+        return self.contributors[self.roster.owners[index]].member.peer
+
+    def merged(self) -> list[Contribution]:
+        """The contributors that passed the gate."""
+        return [c for c, weight in zip(self.contributors, self.weights, strict=True) if weight > 0]
+
+    def result_bytes(self, index: int) -> int:
+        return self.down.encoded_size(self.cut.size(index))
+
+
+def encode_slices(delta: torch.Tensor, cut: SliceMap, codec: Codec) -> tuple[list[memoryview], list[bytes], list[float]]:
+    """Encode a pseudo-gradient: the slices' bytes, their blake3 hashes, their squared norms as a decoder will see them."""
+    encoded, hashes, sqnorms = [], [], []
+    for index in range(cut.count):
+        view = memoryview(codec.encode(delta[cut.span(index)]).numpy())
+        encoded.append(view)
+        hashes.append(blake3(view).digest())
+        sqnorms.append(codec.decoded_sqnorm(view, cut.size(index)))
+    return encoded, hashes, sqnorms
+
+
+class Exchange:
+    """One attempt's exchange, at one of its contributors.
+
+    `built` is set once the next state is complete here; `run()` goes on delivering to the others until all have theirs
+    or it is cancelled.
+    """
+
+    def __init__(
+        self, me: str, merge: Merge, state: OuterState, slices: RoundSlices, rpc: Rpc, call_timeout_s: float
+    ) -> None:
+        self.merge = merge
+        self.key = merge.roster.hash
+        self.results: dict[int, memoryview] = {}
+        self.built = trio.Event()
+        self._me = me
+        self._state, self._slices, self._rpc = state, slices, rpc
+        self._call_timeout_s = call_timeout_s
+        self._peers = [c.member.peer for c in merge.contributors]
+        self._merged = merge.merged()
+        self._indices = range(merge.cut.count)
+        self._owned = [i for i in self._indices if merge.owner(i) == me]
+        self._arrived = {i: trio.Event() for i in self._owned}  # every contribution to slice i
+        self._came = {i: trio.Event() for i in self._indices}  # the result of slice i
+        self._lanes = {peer: trio.CapacityLimiter(SENDS_PER_PEER) for peer in self._peers}
+
+    async def run(self) -> None:
+        faults.reach("before_send", self.merge.round)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._build_all)
+            for peer in self._clockwise():
+                nursery.start_soon(self._send_part, peer)
+            for index in self._owned:
+                self._check_arrived(index)
+                nursery.start_soon(self._own, index, nursery)
+
+    async def fetch_from(self, holder: str) -> None:
+        """Instead of `run`: take the results from a peer that has them all, and build the next state."""
+        for index in self._indices:
+            reply = await self._rpc.call(
+                holder, FETCH_RESULT, SliceOf(self.key, index), timeout_s=self._call_timeout_s, bulk=True
+            )
+            self._take_checked(index, reply.payload)
+        await self._build_all()
+
+    def take_contribution(self, index: int, peer: str, data: memoryview) -> None:
+        """Keep a contributor's slice if it is exactly what it committed to; `ProtocolViolation` otherwise."""
+        body = next((c for c in self._merged if c.member.peer == peer), None)
+        if body is None or index not in self._arrived:
+            raise ProtocolViolation("a slice was sent that this exchange does not expect from that peer")
+        if (index, peer) in self._slices.received:
+            return  # a retry after a lost answer
+        if blake3(data).digest() != body.hashes[index]:
+            raise ProtocolViolation("a slice differs from the hash its sender committed to")
+        sqnorm = self.merge.up.decoded_sqnorm(data, self.merge.cut.size(index))
+        if not isclose(sqnorm, body.sqnorms[index], rel_tol=1e-6):  # also refuses NaN
+            raise ProtocolViolation("a slice has another norm than its sender committed to")
+        self._slices.received[index, peer] = data
+        self._check_arrived(index)
+
+    def take_result(self, index: int, peer: str, data: memoryview) -> None:
+        """Keep a merged slice sent by its owner; `ProtocolViolation` if it comes from anybody else."""
+        if index not in self._came or self.merge.owner(index) != peer:
+            raise ProtocolViolation("a result was sent by a peer that does not own the slice")
+        self._take_checked(index, data)
+
+    def missing(self) -> tuple[str, ...]:
+        """Contributors whose slices I, as an owner, still wait for; if none, owners whose results I still wait for."""
+        late = {
+            body.member.peer
+            for index in self._owned
+            for body in self._merged
+            if index not in self.results and not self._has(index, body.member.peer)
+        }
+        silent = {self.merge.owner(i) for i in self._indices if i not in self.results} - {self._me}
+        return tuple(sorted(late or silent))
+
+    def _clockwise(self) -> list[str]:
+        """The other contributors, starting after me: at any moment every owner hears from somebody else."""
+        here = self._peers.index(self._me)
+        return self._peers[here + 1 :] + self._peers[:here]
+
+    def _has(self, index: int, peer: str) -> bool:
+        return peer == self._me or (index, peer) in self._slices.received
+
+    def _check_arrived(self, index: int) -> None:
+        if all(self._has(index, body.member.peer) for body in self._merged):
+            self._arrived[index].set()
+
+    def _take_checked(self, index: int, data: memoryview) -> None:
+        if len(data) != self.merge.result_bytes(index):
+            raise ProtocolViolation("a result has the wrong size")
+        if index not in self.results:
+            self.results[index] = data
+            self._came[index].set()
+
+    async def _send_part(self, owner: str) -> None:
+        if all(body.member.peer != self._me for body in self._merged):
+            return  # nothing of mine is merged
+        async with trio.open_nursery() as nursery:
+            for index in self._indices:
+                if self.merge.owner(index) == owner and (index, owner) not in self._slices.delivered:
+                    nursery.start_soon(self._send_slice, index, owner)
+
+    async def _send_slice(self, index: int, owner: str) -> None:
+        message = SliceOf(self.merge.roster.plan, index)
+        if await self._send(owner, CONTRIBUTION, message, self._slices.mine[index]):
+            self._slices.delivered.add((index, owner))
+        faults.reach("during_exchange", self.merge.round)
+
+    async def _own(self, index: int, nursery: trio.Nursery) -> None:
+        """Merge one slice and send the result to everybody."""
+        await self._arrived[index].wait()
+        result = await trio.to_thread.run_sync(self._merge, index)
+        self._take_checked(index, result)
+        for peer in self._clockwise():
+            nursery.start_soon(self._send, peer, RESULT, SliceOf(self.key, index), result)
+
+    def _merge(self, index: int) -> memoryview:
+        encoded = [
+            self._slices.mine[index] if body.member.peer == self._me else self._slices.received[index, body.member.peer]
+            for body in self._merged
+        ]
+        weights = [weight for weight in self.merge.weights if weight > 0]
+        cut = self.merge.cut
+        return memoryview(merge_part(self.merge.up, encoded, weights, cut.size(index), self.merge.down).numpy())
+
+    async def _build_all(self) -> None:
+        async with trio.open_nursery() as nursery:
+            for index in self._indices:
+                nursery.start_soon(self._build, index)
+        self.built.set()
+
+    async def _build(self, index: int) -> None:
+        await self._came[index].wait()
+        await trio.to_thread.run_sync(self._apply, index)
+
+    def _apply(self, index: int) -> None:
+        update = self.merge.down.decode(self.results[index], self.merge.cut.size(index))
+        self._state.build(self.merge.cut.span(index), update)
+
+    async def _send(self, peer: str, method: Method[SliceOf, Done], message: SliceOf, data: memoryview) -> bool:
+        """Deliver one slice, again and again until it is taken (True), refused (False), or the attempt is cancelled."""
+        async with self._lanes[peer]:
+            while True:
+                try:
+                    await self._rpc.call(peer, method, message, data, timeout_s=self._call_timeout_s, bulk=True)
+                    return True
+                except RemoteError:
+                    return False  # the receiver has its reasons; the leader hears of what is missing
+                except NetworkError:
+                    await trio.sleep(RETRY_PAUSE_S)

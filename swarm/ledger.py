@@ -1,0 +1,100 @@
+"""Which training samples the run has consumed: nothing is lost, nothing is silently repeated, whoever comes and goes.
+
+Samples are numbered 0, 1, 2, ... without end (`peer.data` maps a number to text). The ledger is part of every committed
+head: a cursor below which all numbers have been handed out, and the ranges that were handed out but given back because
+their peer died, was too slow or was left out of the commit. Those are handed out first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+Range = tuple[int, int]  # half-open: [first, last)
+
+
+class Ledger(msgspec.Struct, frozen=True):
+    """Every sample below `cursor` was trained on and committed, unless it lies in one of the `returned` ranges."""
+
+    cursor: int = 0
+    returned: tuple[Range, ...] = ()
+
+    def assign(self, wanted: Sequence[int]) -> list[tuple[Range, ...]]:
+        """Hand out `wanted[i]` samples to contributor i: returned ranges first, then fresh ones. Disjoint by construction."""
+        free = [*self.returned, (self.cursor, self.cursor + sum(wanted))]
+        position = 0
+        handed: list[tuple[Range, ...]] = []
+        for count in wanted:
+            mine: list[Range] = []
+            while count > 0:
+                first, last = free[position]
+                taken = min(count, last - first)
+                mine.append((first, first + taken))
+                count -= taken
+                free[position] = (first + taken, last)
+                if first + taken == last:
+                    position += 1
+            handed.append(tuple(mine))
+        return handed
+
+    def settle(self, assigned: Iterable[tuple[Range, ...]], consumed: Iterable[tuple[Range, ...]]) -> Ledger:
+        """The ledger after a commit that contains exactly the `consumed` samples of those `assigned`."""
+        handed = _union(r for ranges in assigned for r in ranges)
+        used = _union(r for ranges in consumed for r in ranges)
+        cursor = max([self.cursor, *(last for _, last in handed)])
+        unhanded = _subtract(_union([*self.returned, (self.cursor, cursor)]), handed)
+        return Ledger(cursor, tuple(_union([*unhanded, *_subtract(handed, used)])))
+
+
+def head_of(ranges: Sequence[Range], count: int) -> tuple[Range, ...]:
+    """The first `count` samples of `ranges`, in order."""
+    taken: list[Range] = []
+    for first, last in ranges:
+        step = min(count, last - first)
+        if step > 0:
+            taken.append((first, first + step))
+            count -= step
+    return tuple(taken)
+
+
+def count(ranges: Iterable[Range]) -> int:
+    return sum(last - first for first, last in ranges)
+
+
+def contains(outer: Iterable[Range], inner: Iterable[Range]) -> bool:
+    """Whether every sample of `inner` lies in `outer`."""
+    return not _subtract(_union(inner), _union(outer))
+
+
+def overlaps(assignments: Mapping[str, tuple[Range, ...]]) -> bool:
+    """Whether any sample is handed to two contributors, or twice to one."""
+    flat = [r for ranges in assignments.values() for r in ranges]
+    return count(_union(flat)) != count(flat)
+
+
+def _union(ranges: Iterable[Range]) -> list[Range]:
+    merged: list[Range] = []
+    for first, last in sorted(ranges):
+        if last <= first:
+            continue
+        if merged and first <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(last, merged[-1][1]))
+        else:
+            merged.append((first, last))
+    return merged
+
+
+def _subtract(ranges: Sequence[Range], holes: Sequence[Range]) -> list[Range]:
+    """Both sorted and disjoint."""
+    left: list[Range] = []
+    for first, last in ranges:
+        for hole_first, hole_last in holes:
+            if hole_last <= first or hole_first >= last:
+                continue
+            if hole_first > first:
+                left.append((first, hole_first))
+            first = max(first, hole_last)
+        if first < last:
+            left.append((first, last))
+    return left

@@ -1,0 +1,143 @@
+"""What the peers of one run say to each other during rounds. State transfer has its own calls in `swarm.snapshots`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from peer.identity import Signed
+from peer.rpc import Method
+from swarm.ballot import Accepted
+from swarm.chain import Head, Member
+from swarm.plan import Roster
+
+SLICE_BYTES_MAX: Final = 8 << 20  # one slice at 32 bits a value, with room for scales
+
+
+class Done(msgspec.Struct, frozen=True):
+    """The empty answer."""
+
+
+class Prepare(msgspec.Struct, frozen=True):
+    """Phase 1: the leader of `attempt` asks for a promise. `addresses`: where the others of the group can be dialled."""
+
+    head: Head
+    attempt: int
+    addresses: dict[str, tuple[str, ...]]
+
+
+class Promise(msgspec.Struct, frozen=True):
+    """`granted` is false if a later attempt was promised, or if the two heads differ: then `head` tells which is ahead.
+    `plan` (signed by its leader) and `contribution` are what this member already has for the round; `missing` are the
+    peers whose slices it still waits for."""
+
+    granted: bool
+    promised: int
+    head: Head
+    member: Member
+    speed: float = 0.0
+    plan: Signed | None = None
+    contribution: Signed | None = None
+    accepted: Accepted | None = None
+    accepted_roster: Roster | None = None
+    missing: tuple[str, ...] = ()
+    bandwidths: dict[str, float] = {}
+
+
+class Work(msgspec.Struct, frozen=True):
+    """Start computing; `plan` is a signed `WorkPlan`. With `wrap_up`, stop where you are and hand in what you have."""
+
+    plan: Signed
+    wrap_up: bool = False
+
+
+class HandIn(msgspec.Struct, frozen=True):
+    """A contributor has finished; `contribution` is a signed `Contribution`."""
+
+    contribution: Signed
+
+
+class Exchange(msgspec.Struct, frozen=True):
+    """Phase 2 begins: exchange the slices of this roster."""
+
+    roster: Roster
+
+
+class SliceOf(msgspec.Struct, frozen=True):
+    """The payload is one encoded slice: of the sender's pseudo-gradient, or (as a result) of the merged update.
+    `key` is the plan's hash for the former and the roster's for the latter."""
+
+    key: bytes
+    index: int
+
+
+class Finish(msgspec.Struct, frozen=True):
+    """Phase 2 of an attempt that must finish what an earlier one voted for; `holder` has the merged slices of `roster`,
+    which was made under `plan`."""
+
+    attempt: int
+    accepted: Accepted
+    plan: Signed
+    roster: Roster
+    holder: str
+
+
+class Vote(msgspec.Struct, frozen=True):
+    """The sender votes for the head named by hash `choice`."""
+
+    head: bytes
+    attempt: int
+    choice: bytes
+    member: Member
+
+
+class VoteSeen(msgspec.Struct, frozen=True):
+    """`current` is the answerer's head hash: equal to the choice if it has committed it already."""
+
+    current: bytes
+
+
+class AskHead(msgspec.Struct, frozen=True):
+    pass
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """Where a peer stands. `signed` is the authority's signature of `head`, if that head began a term."""
+
+    head: Head
+    member: Member
+    phase: str
+    regroup: Signed | None = None
+
+
+class Knock(msgspec.Struct, frozen=True):
+    """The sender, who listens at `addresses`, holds the state of the head named by hash `head` (empty: of none yet) and
+    asks to be planned for."""
+
+    head: bytes
+    member: Member
+    addresses: tuple[str, ...]
+
+
+class Regroup(msgspec.Struct, frozen=True):
+    """A head of a new term, signed by the authority."""
+
+    signed: Signed
+
+
+PREPARE: Final = Method("round.prepare", Prepare, Promise)
+WORK: Final = Method("round.work", Work, Done)
+HAND_IN: Final = Method("round.hand_in", HandIn, Done)
+EXCHANGE: Final = Method("round.exchange", Exchange, Done)
+FINISH: Final = Method("round.finish", Finish, Done)
+VOTE: Final = Method("round.vote", Vote, VoteSeen)
+CONTRIBUTION: Final = Method("exchange.contribution", SliceOf, Done, request_payload_max=SLICE_BYTES_MAX)
+RESULT: Final = Method("exchange.result", SliceOf, Done, request_payload_max=SLICE_BYTES_MAX)
+FETCH_RESULT: Final = Method("exchange.fetch", SliceOf, Done, reply_payload_max=SLICE_BYTES_MAX)
+STANDING: Final = Method("run.standing", AskHead, Standing)
+KNOCK: Final = Method("run.knock", Knock, Standing)
+REGROUP: Final = Method("run.regroup", Regroup, Standing)
+NEED_REGROUP: Final = Method("authority.need_regroup", AskHead, Standing)
+
+REGROUP_KIND: Final = "regroup"
