@@ -1,0 +1,166 @@
+"""RUN.toml: read, checked, and where it is wrong, told with line and field.
+
+A file is decoded in two steps, TOML to plain values and these to typed sections, because msgspec knows the path of a
+wrong field and only the text knows its line.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from peer.config import DataConfig, InnerConfig, ModelConfig
+from peer.errors import ConfigError
+from swarm.manifest import CodecConfig, OuterConfig, RunRules, TokenizerConfig, check_fit
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+CONFIG_BYTES_MAX: Final = 1 << 20
+_TEMPLATE_HINT: Final = "`peer coordinate --init` prints a template with every field"
+
+
+class Pretrained(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`[model] init = FOLDER`: sizes, weights and (unless set otherwise) the tokenizer of a Hugging Face checkpoint."""
+
+    init: str
+
+
+class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One RUN.toml. Exactly one of `model` and `pretrained` is set; both are written as the section [model]."""
+
+    run: RunRules
+    data: DataConfig
+    inner: InnerConfig
+    outer: OuterConfig
+    model: ModelConfig | None = None
+    pretrained: Pretrained | None = None
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    codec: CodecConfig = CodecConfig()
+
+
+def read_run_config(path: Path) -> RunConfig:
+    """Raises ConfigError that names file, line, field and remedy."""
+    try:
+        if path.stat().st_size > CONFIG_BYTES_MAX:
+            raise ConfigError(f"{path} is larger than 1 MiB: that is no RUN.toml; {_TEMPLATE_HINT}.")
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path} does not exist: write one with `peer coordinate --init {path}`.") from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error.strerror}): check the path and its permissions.") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 text (byte {error.start}): save it as UTF-8.") from error
+    return parse_run_config(text, str(path))
+
+
+def parse_run_config(text: str, name: str = "RUN.toml") -> RunConfig:
+    """Decode and check; `name` is what messages call the file. Raises ConfigError."""
+    try:
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{name} is not valid TOML: {_toml_position(str(error))}; mend that line.") from error
+    for path, value in _leaves(raw):
+        if isinstance(value, float) and not math.isfinite(value):
+            raise _fault(name, text, path, f"{value} is no usable number")
+    model = raw.get("model")
+    if isinstance(model, dict) and "init" in model:
+        raw["pretrained"] = raw.pop("model")
+    elif "pretrained" in raw:
+        raise _fault(name, text, ("pretrained",), "unknown section; write [model] init = ...")
+    elif model is None:
+        raise ConfigError(f"{name} has no section [model]: {_TEMPLATE_HINT}.")
+    try:
+        config = msgspec.convert(raw, RunConfig)
+    except msgspec.ValidationError as error:
+        path, what = _explain(str(error))
+        raise _fault(name, text, path, what) from error
+    if config.model is not None:
+        try:
+            check_fit(config.model, config.data, config.tokenizer.source)
+        except ValueError as error:
+            field = str(error).split(" is ", 1)[0]
+            raise _fault(name, text, ("data" if field == "seq_len" else "model", field), str(error)) from error
+    return config
+
+
+def _fault(name: str, text: str, path: tuple[str, ...], what: str) -> ConfigError:
+    """The sentence for a wrong field at `path`, e.g. ("inner", "lr")."""
+    path = ("model", *path[1:]) if path[:1] == ("pretrained",) and len(path) > 1 else path
+    line = _line_of(text, path)
+    where = f"{name}, line {line}" if line else name
+    field = f"[{path[0]}]" + (f" {'.'.join(path[1:])}" if len(path) > 1 else "") if path else "the file"
+    return ConfigError(f"{where}: {field}: {what}; {_TEMPLATE_HINT}.")
+
+
+def _explain(message: str) -> tuple[tuple[str, ...], str]:
+    """msgspec's message as (path of the culprit, what is wrong with it)."""
+    what, _, at = message.partition(" - at `$")
+    path = tuple(re.findall(r"[A-Za-z_]\w*", at))
+    if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", what):
+        field = unknown[1]
+        known = _fields_at(path)
+        near = difflib.get_close_matches(field, known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+        return (*path, field), f"unknown field, {hint}"
+    if missing := re.fullmatch(r"Object missing required field `(.*)`", what):
+        return path, f"the {'field' if path else 'section'} {missing[1]} is missing"
+    first_word = what.split(" ", 1)[0]
+    if first_word in _fields_at(path):  # our own checks begin with the field's name
+        return (*path, first_word), what
+    return path, what[:1].lower() + what[1:].replace("`", "")
+
+
+def _fields_at(path: tuple[str, ...]) -> list[str]:
+    """Names allowed inside the section at `path`."""
+    sections: dict[str, Any] = {
+        "run": RunRules, "model": ModelConfig, "pretrained": Pretrained, "tokenizer": TokenizerConfig,
+        "data": DataConfig, "inner": InnerConfig, "outer": OuterConfig, "codec": CodecConfig,
+    }  # fmt: skip
+    if not path:
+        return [name for name in sections if name != "pretrained"]
+    section = sections.get(path[0])
+    return list(section.__struct_fields__) if section is not None else []
+
+
+def _line_of(text: str, path: tuple[str, ...]) -> int | None:
+    """1-based line of the deepest part of `path` that is written down: `key =` in its [section], else the section."""
+    table: tuple[str, ...] = ()
+    best: int | None = None
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header := re.match(r"\s*\[+\s*([\w.\-\" ]+?)\s*\]+", line):
+            table = tuple(part.strip(' "') for part in header[1].split("."))
+            if table == path[: len(table)]:
+                best = number
+        elif key := re.match(r"\s*\"?([\w.\-]+?)\"?\s*=", line):
+            dotted = (*table, *key[1].split("."))
+            if dotted == path[: len(dotted)]:
+                return number
+    return best
+
+
+def _toml_position(message: str) -> str:
+    """`Invalid value (at line 3, column 5)` -> `line 3, column 5: invalid value`."""
+    what, _, at = message.partition(" (at ")
+    what = what[:1].lower() + what[1:]
+    return f"{at.rstrip(')')}: {what}" if at else what
+
+
+def _leaves(value: object, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], object]]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _leaves(inner, (*path, str(key)))
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _leaves(inner, path)
+    else:
+        yield path, value
