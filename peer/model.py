@@ -18,7 +18,16 @@ from torch import Tensor, nn
 from peer.config import DataConfig, InnerConfig, ModelConfig, RopeScaling
 from peer.layout import FlatLayout, Slot, init_flat
 
-__all__ = ["DataConfig", "Decoder", "FlatLayout", "InnerConfig", "ModelConfig", "RopeScaling", "Slot", "init_flat"]
+__all__ = [
+    "DataConfig",
+    "Decoder",
+    "FlatLayout",
+    "InnerConfig",
+    "ModelConfig",
+    "RopeScaling",
+    "Slot",
+    "init_flat",
+]
 
 
 def rotary_frequencies(config: ModelConfig) -> Tensor:
@@ -122,7 +131,9 @@ class Decoder(nn.Module):
             raise ValueError(f"{layers} is not a contiguous slice of {config.layers} layers")
         first, last = layers.start == 0, layers.stop == config.layers
         if config.tie_embeddings and not (first and last):
-            raise ValueError("a model with tied embeddings is one stage: set tie_embeddings = false to cut it")
+            raise ValueError(
+                "a model with tied embeddings is one stage: set tie_embeddings = false to cut it"
+            )
         self.config = config
         with torch.device("meta"):  # shapes only: the storage is `flat`
             self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size) if first else None
@@ -132,7 +143,9 @@ class Decoder(nn.Module):
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False) if untied else None
         self.layout = FlatLayout.of(config, layers)
         self.bind(flat)
-        angles = torch.outer(torch.arange(config.max_seq_len, dtype=torch.float32), rotary_frequencies(config))
+        angles = torch.outer(
+            torch.arange(config.max_seq_len, dtype=torch.float32), rotary_frequencies(config)
+        )
         self.register_buffer("cos", angles.cos().to(flat.device), persistent=False)
         self.register_buffer("sin", angles.sin().to(flat.device), persistent=False)
 

@@ -1,0 +1,66 @@
+"""What this machine computes on, and which of its abilities are worth using."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+
+import torch
+
+from peer.config import InnerConfig
+from peer.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Device:
+    """A resolved device: `bf16` says whether autocast pays off there, `compile` whether torch.compile can run."""
+
+    torch: torch.device
+    bf16: bool
+    compile: bool
+    name: str
+
+
+def resolve_device(spec: str) -> Device:
+    """`auto`, `cpu`, `cuda`, `cuda:1` or `mps`. Raises ConfigError where the machine has no such device."""
+    if spec == "auto":
+        spec = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        device = torch.device(spec)
+    except RuntimeError as error:
+        raise ConfigError(f"device {spec!r} is unknown: use auto, cpu, cuda, cuda:N or mps") from error
+    if device.type == "cuda":
+        if not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count():
+            raise ConfigError(f"device {spec!r} is not on this machine: use auto or cpu")
+        properties = torch.cuda.get_device_properties(device)
+        modern = properties.major >= 8  # below Ampere bf16 is emulated, and Triton's support ends at Volta
+        return Device(device, bf16=modern, compile=properties.major >= 7, name=properties.name)
+    if device.type == "mps":
+        if not torch.backends.mps.is_available():
+            raise ConfigError(f"device {spec!r} is not on this machine: use auto or cpu")
+        return Device(device, bf16=False, compile=False, name="Apple GPU")
+    if device.type != "cpu":
+        raise ConfigError(f"device {spec!r} is not supported: use auto, cpu, cuda, cuda:N or mps")
+    has_compiler = any(
+        shutil.which(compiler) for compiler in ("g++", "clang++", os.environ.get("CXX", "c++"))
+    )
+    return Device(device, bf16=_cpu_has_bf16_units(), compile=has_compiler, name="CPU")
+
+
+def uses_bf16(device: Device, config: InnerConfig) -> bool:
+    """Whether the forward pass autocasts: as configured, else where the device gains from it."""
+    return device.bf16 if config.dtype == "auto" else config.dtype == "bf16"
+
+
+def usable_cores() -> int:
+    """Cores this process may run on, which in a container are fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _cpu_has_bf16_units() -> bool:
+    """Without AMX a CPU multiplies bf16 slower than fp32."""
+    probe = getattr(torch.cpu, "_is_amx_tile_supported", None)
+    return bool(probe is not None and probe())

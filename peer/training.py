@@ -1,0 +1,188 @@
+"""The inner optimizer: plain AdamW training of the local weights between two outer steps.
+
+Shapes: B sequences, T = seq_len tokens, P parameters of the model (the length of every flat vector).
+
+Each inner run starts from the outer weights, but the optimizer's moments stay where they are: they are never reset and
+never averaged (DiLoCo, 2311.08105). The learning rate follows the run's global inner step, so that a late joiner trains
+at the rate of everybody else.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from peer.config import InnerConfig, ModelConfig
+from peer.control import InnerResult, Progress
+from peer.device import Device, uses_bf16
+from peer.layout import FlatLayout
+from peer.model import Decoder, next_token_loss
+
+__all__ = ["InnerConfig", "Trainer", "learning_rate", "run_inner"]
+
+
+def learning_rate(config: InnerConfig, step: int) -> float:
+    """The rate of the run's inner step `step` (from 0): linear warm-up, then cosine or constant."""
+    if step < config.warmup_steps:
+        return config.lr * (step + 1) / config.warmup_steps
+    if config.schedule == "constant":
+        return config.lr
+    share = min(1.0, (step - config.warmup_steps) / max(1, config.total_steps - config.warmup_steps))
+    floor = config.min_lr_share
+    return config.lr * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * share)))
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """Loss of the batch in nats a token; `skipped` where it or the gradient was not finite and nothing changed."""
+
+    loss: float
+    skipped: bool
+
+
+class Trainer:
+    """One device's model, gradient and AdamW state, each one flat vector of P fp32 values: `local`, `gradient`, and
+    the two rows of `moments`. `micro_batch_size` bounds the sequences that are on the device at once.
+    """
+
+    def __init__(
+        self, model: ModelConfig, config: InnerConfig, device: Device, micro_batch_size: int | None = None
+    ) -> None:
+        self.config = config
+        self.device = device
+        size = FlatLayout.of(model).numel
+        self.local = torch.zeros(size, device=device.torch)
+        self.gradient = torch.zeros_like(self.local)
+        self.moments = torch.zeros(2, size, device=device.torch)
+        self.model = Decoder(model, self.local)
+        self.model.bind_gradients(self.gradient)
+        self.compiled = config.compile and device.compile
+        self._forward: Callable[[Tensor], Tensor] = torch.compile(self.model) if self.compiled else self.model
+        self._micro_batch_size = micro_batch_size or config.batch_size
+        self._bf16 = uses_bf16(device, config)
+        self._optimizer = self._build_optimizer()
+
+    def step(self, tokens: Tensor, step: int) -> StepOutcome:
+        """One AdamW step on tokens (B, T+1) at the run's inner step `step`."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate(self.config, step)
+        tokens = tokens.to(self.device.torch)
+        self.gradient.zero_()
+        loss = torch.zeros((), device=self.device.torch)
+        for part in tokens.split(self._micro_batch_size):
+            share = self._loss(part, self._forward) * (len(part) / len(tokens))
+            share.backward()  # type: ignore[no-untyped-call]
+            loss += share.detach()
+        norm = float(self.gradient.norm())  # one pass finds the norm and any NaN or Inf
+        value = float(loss)
+        if not (math.isfinite(value) and math.isfinite(norm)):
+            return StepOutcome(value, skipped=True)
+        if norm > self.config.clip_norm:
+            self.gradient.mul_(self.config.clip_norm / norm)
+        self._optimizer.step()
+        return StepOutcome(value, skipped=False)
+
+    def progress(self, step: int, outcome: StepOutcome, tokens_per_s: float, skipped: int) -> Progress:
+        return Progress(step, outcome.loss, learning_rate(self.config, step), tokens_per_s, skipped)
+
+    @torch.no_grad()
+    def evaluate(self, batches: Iterable[Tensor], on_batch: Callable[[], None]) -> float:
+        """Mean loss of the local weights in nats a token over batches (B, T+1) of equal length."""
+        total, sequences = 0.0, 0
+        for tokens in batches:
+            for part in tokens.to(self.device.torch).split(self._micro_batch_size):
+                total += float(self._loss(part, self.model)) * len(part)
+                sequences += len(part)
+                on_batch()
+        return total / sequences
+
+    def save_moments(self, out: Tensor) -> None:
+        """Both moments and the count of steps into `out` (2P + 1 values)."""
+        out[:-1].copy_(self.moments.flatten())
+        steps = [float(state["step"]) for state in self._optimizer.state.values()]
+        out[-1] = steps[0]
+
+    def load_moments(self, saved: Tensor) -> None:
+        """The inverse of `save_moments`: a respawned worker trains on warm."""
+        self.moments.copy_(saved[:-1].view(2, -1))
+        for state in self._optimizer.state.values():
+            state["step"].fill_(float(saved[-1]))
+
+    def _loss(self, tokens: Tensor, forward: Callable[[Tensor], Tensor]) -> Tensor:
+        with torch.autocast(self.device.torch.type, dtype=torch.bfloat16, enabled=self._bf16):
+            return next_token_loss(forward(tokens[:, :-1]), tokens)
+
+    def _build_optimizer(self) -> torch.optim.AdamW:
+        """AdamW whose state lies in `moments`; gains and biases do not decay."""
+        named = dict(self.model.canonical_parameters())
+        groups = [
+            {"params": [p for p in named.values() if p.dim() > 1], "weight_decay": self.config.weight_decay},
+            {"params": [p for p in named.values() if p.dim() == 1], "weight_decay": 0.0},
+        ]
+        fused = self.device.torch.type in ("cpu", "cuda")
+        optimizer = torch.optim.AdamW(
+            groups, lr=self.config.lr, betas=self.config.betas, eps=self.config.eps, fused=fused or None
+        )
+        first, second = (self.model.layout.views(row) for row in self.moments)
+        for name, parameter in named.items():
+            optimizer.state[parameter] = {
+                "step": torch.zeros((), device=self.device.torch if fused else None),
+                "exp_avg": first[name],
+                "exp_avg_sq": second[name],
+            }
+        return optimizer
+
+
+@dataclass
+class InnerRun:
+    """The bounds of one inner run: which samples, from which step, until when. `stopped` ends it early."""
+
+    numbers: Iterable[int]
+    first_step: int
+    deadline_s: float
+    steps: int | None
+    stopped: Callable[[], bool]
+    on_step: Callable[[int, StepOutcome, InnerResult], None] = field(
+        default=lambda step, outcome, so_far: None
+    )
+
+
+def run_inner(trainer: Trainer, batch: Callable[[list[int]], Tensor], run: InnerRun) -> InnerResult:
+    """Train `trainer` on the run's samples in order, batch_size a step, until they, the steps or the time run out.
+
+    `batch` turns sample numbers into tokens (B, T+1). It ends only between two steps, so the result counts exactly the
+    samples that were trained on; a last batch may be smaller than the others.
+    """
+    started = time.monotonic()
+    numbers = iter(run.numbers)
+    result = InnerResult(steps=0, sequences=0, tokens=0, loss=math.nan, seconds=0.0, skipped=0)
+    total_loss = 0.0
+    while (run.steps is None or result.steps < run.steps) and not run.stopped():
+        if time.monotonic() - started >= run.deadline_s:
+            break
+        chosen = list(itertools.islice(numbers, trainer.config.batch_size))
+        if not chosen:
+            break
+        tokens = batch(chosen)
+        step = run.first_step + result.steps
+        outcome = trainer.step(tokens, step)
+        if not outcome.skipped:
+            total_loss += outcome.loss
+        skipped = result.skipped + outcome.skipped
+        steps = result.steps + 1
+        result = InnerResult(
+            steps=steps,
+            sequences=result.sequences + len(chosen),
+            tokens=result.tokens + tokens.numel() - len(chosen),
+            loss=total_loss / (steps - skipped) if steps > skipped else math.nan,
+            seconds=time.monotonic() - started,
+            skipped=skipped,
+        )
+        run.on_step(step, outcome, result)
+    return result

@@ -1,0 +1,225 @@
+"""A compute worker: the child process that owns a device and runs forward, backward and inner steps.
+
+Started by `peer.gang` as `python -m peer.worker CONTROL_FD PARENT_PID`. The main thread computes; a second one listens
+on the control socket, so that a stop is heard during a step and the end of the parent ends this process at once.
+Nothing here catches an error: a worker that fails dies with its traceback in worker.log, and the parent starts another.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import queue
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+
+import msgspec
+import torch
+
+from peer import control
+from peer.buffers import SharedBuffer
+from peer.data import load_corpus, sample_numbers
+from peer.device import resolve_device, uses_bf16
+from peer.errors import ConfigError
+from peer.generate import generate
+from peer.layout import FlatLayout
+from peer.tokenizer import load_tokenizer
+from peer.training import InnerRun, StepOutcome, Trainer, run_inner
+
+_BEAT_S = 1.0
+_PROGRESS_S = 0.5
+_PR_SET_PDEATHSIG = 1
+_NICE = 10
+
+
+class ControlLink:
+    """The worker's end of the control socket; commands wait in `commands`, stops in `stopped_ids`."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.commands: queue.SimpleQueue[control.Command] = queue.SimpleQueue()
+        self.ticks = 0
+        self._socket = sock
+        self._sending = threading.Lock()
+        self._stopped_id = -1
+        self._decoder = msgspec.msgpack.Decoder(control.ToWorker)
+        self._frames = control.Frames()
+
+    def receive_load(self) -> control.Load:
+        """Wait for the first message."""
+        for body in self._receive():
+            message = self._decoder.decode(body)
+            assert isinstance(message, control.Load)
+            return message
+        return self.receive_load()
+
+    def listen(self) -> None:
+        """Thread main: queue commands and send a beat every second, until the parent is gone."""
+        next_beat = time.monotonic()
+        while True:
+            wait_s = max(0.0, next_beat - time.monotonic())
+            readable, _, _ = select.select([self._socket], [], [], wait_s)
+            if readable:
+                for body in self._receive():
+                    message = self._decoder.decode(body)
+                    if isinstance(message, control.Stop):
+                        self._stopped_id = message.id
+                    else:
+                        assert not isinstance(message, control.Load)
+                        self.commands.put(message)
+            if time.monotonic() >= next_beat:
+                self.send(control.Beat(self.ticks))
+                next_beat = time.monotonic() + _BEAT_S
+
+    def is_stopped(self, command_id: int) -> bool:
+        return self._stopped_id >= command_id  # ids grow, and commands run in order
+
+    def send(self, message: control.FromWorker) -> None:
+        with self._sending:
+            try:
+                self._socket.sendall(control.frame(message))
+            except OSError:
+                os._exit(0)  # the parent is gone
+
+    def _receive(self) -> list[bytes]:
+        try:
+            data = self._socket.recv(1 << 16)
+        except OSError:
+            data = b""
+        if not data:
+            os._exit(0)  # the parent is gone: no clean-up of ours may keep an orphan alive
+        return list(self._frames.feed(data))
+
+
+class Worker:
+    """Loads once, then runs commands one after the other."""
+
+    def __init__(self, link: ControlLink, load: control.Load) -> None:
+        self._link = link
+        self._load = load
+        numel = FlatLayout.of(load.model).numel
+        self._outer = SharedBuffer.attach(load.outer_fd, numel).tensor
+        self._delta = SharedBuffer.attach(load.delta_fd, numel).tensor
+        self._moments = SharedBuffer.attach(load.moments_fd, 2 * numel + 1).tensor
+        self._tokenizer = load_tokenizer(load.tokenizer)
+        if self._tokenizer.vocab_size > load.model.vocab_size:
+            raise ConfigError(
+                f"the tokenizer has {self._tokenizer.vocab_size} ids and the model only {load.model.vocab_size}: "
+                "raise model.vocab_size or choose another tokenizer"
+            )
+        if load.data.seq_len > load.model.max_seq_len:
+            raise ConfigError(
+                f"data.seq_len ({load.data.seq_len}) exceeds model.max_seq_len ({load.model.max_seq_len}): lower it"
+            )
+        device = resolve_device(load.device)
+        self._corpus = load_corpus(load.data, self._tokenizer)
+        self._trainer = Trainer(load.model, load.inner, device, load.micro_batch_size)
+        self._trainer.load_moments(self._moments)
+        link.send(
+            control.Loaded(
+                device=device.name,
+                bf16=uses_bf16(device, load.inner),
+                compiled=self._trainer.compiled,
+                windows=self._corpus.windows,
+                corpus_digest=self._corpus.digest,
+                corpus_truncated=self._corpus.truncated,
+            )
+        )
+
+    def run(self) -> None:
+        """Serve commands for ever; the listener ends the process."""
+        while True:
+            command = self._link.commands.get()
+            self._tick()
+            if isinstance(command, control.RunInner):
+                self._link.send(control.InnerDone(command.id, self._inner(command)))
+            elif isinstance(command, control.RunEvaluate):
+                self._link.send(control.Evaluated(command.id, self._evaluate(command)))
+            else:
+                self._link.send(control.Sampled(command.id, self._sample(command)))
+
+    def _inner(self, command: control.RunInner) -> control.InnerResult:
+        self._trainer.local.copy_(self._outer)
+        reported_at, reported_tokens = time.monotonic(), 0
+
+        def on_step(step: int, outcome: StepOutcome, so_far: control.InnerResult) -> None:
+            nonlocal reported_at, reported_tokens
+            self._tick()
+            now = time.monotonic()
+            if now - reported_at >= _PROGRESS_S:
+                rate = (so_far.tokens - reported_tokens) / (now - reported_at)
+                self._link.send(self._trainer.progress(step, outcome, rate, so_far.skipped))
+                reported_at, reported_tokens = now, so_far.tokens
+
+        run = InnerRun(
+            numbers=sample_numbers(command.ranges),
+            first_step=command.first_step,
+            deadline_s=command.deadline_s,
+            steps=command.steps,
+            stopped=lambda: self._link.is_stopped(command.id),
+            on_step=on_step,
+        )
+        result = run_inner(self._trainer, lambda numbers: self._corpus.batch(numbers, self._load.seed), run)
+        torch.sub(self._outer, self._trainer.local.cpu(), out=self._delta)
+        self._trainer.save_moments(self._moments)
+        return result
+
+    def _evaluate(self, command: control.RunEvaluate) -> float:
+        self._trainer.local.copy_(self._outer)
+        batches = self._corpus.held_out_batches(self._load.inner.batch_size, command.max_batches)
+        return self._trainer.evaluate(batches, self._tick) / self._corpus.bytes_per_token
+
+    def _sample(self, command: control.RunSample) -> str:
+        self._trainer.local.copy_(self._outer)
+        prompt = self._tokenizer.encode(command.prompt or "\n")
+        ids = generate(
+            self._trainer.model,
+            prompt,
+            vocab_size=self._tokenizer.vocab_size,
+            max_new_tokens=command.max_new_tokens,
+            temperature=command.temperature,
+            seed=command.seed,
+            on_token=self._tick,
+        )
+        return self._tokenizer.decode(ids)
+
+    def _tick(self) -> None:
+        self._link.ticks += 1
+
+
+def _follow_parent(parent_pid: int) -> None:
+    """Have the kernel kill this process with its parent; where it cannot, the end of the control socket does."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:  # it died before the line above
+        os._exit(0)
+
+
+def _yield_to_others() -> None:
+    """The network process must stay quick, and where memory runs out it is the worker that should go."""
+    os.nice(_NICE)
+    if sys.platform == "linux":
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write("500")
+
+
+def main() -> None:
+    control_fd, parent_pid = int(sys.argv[1]), int(sys.argv[2])
+    _follow_parent(parent_pid)
+    _yield_to_others()
+    link = ControlLink(socket.socket(fileno=control_fd))
+    load = link.receive_load()
+    threading.Thread(target=link.listen, name="control", daemon=True).start()
+    try:
+        worker = Worker(link, load)
+    except ConfigError as error:
+        link.send(control.Rejected(str(error)))
+        return
+    worker.run()
+
+
+if __name__ == "__main__":
+    main()
