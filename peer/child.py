@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -30,9 +31,7 @@ class Child:
         self._log = log
         self._frames = control.Frames()
         self._bodies: deque[bytes] = deque()
-        self._decoder: msgspec.msgpack.Decoder[control.FromWorker] = msgspec.msgpack.Decoder(
-            control.FromWorker
-        )
+        self._decoder: msgspec.msgpack.Decoder[control.FromWorker] = msgspec.msgpack.Decoder(control.FromWorker)
         self._sending = trio.Lock()
 
     @classmethod
@@ -68,10 +67,8 @@ class Child:
     async def send(self, message: control.ToWorker) -> None:
         """Send one message; to a dead worker it goes nowhere, and `receive` tells."""
         async with self._sending:
-            try:
+            with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
                 await self._stream.send_all(control.frame(message))
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
-                pass
 
     async def receive(self) -> control.FromWorker | None:
         """The next message, or None once the worker has closed its end, which it does by dying."""
@@ -88,10 +85,8 @@ class Child:
     async def destroy(self) -> None:
         """Kill the worker and its children, reap it and close the socket. Cannot be cancelled."""
         with trio.CancelScope(shield=True):
-            try:
+            with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
             await trio.to_thread.run_sync(self._process.wait)
             await self._stream.aclose()
 
@@ -122,12 +117,13 @@ class Child:
 async def handshake(child: Child, load: control.Load, timeout_s: float) -> control.Loaded | control.Rejected:
     """Send the configuration and wait until the worker is ready. Raises WorkerError; the child is then gone."""
     await child.send(load)
-    with trio.move_on_after(timeout_s):
-        while True:
+    message: control.FromWorker | None = control.Beat(0)
+    with trio.CancelScope(deadline=trio.current_time() + timeout_s) as patience:
+        while isinstance(message, control.Beat):
             message = await child.receive()
-            if message is None:
-                raise WorkerError(f"the compute worker died while loading: {await child.post_mortem()}")
-            if isinstance(message, control.Loaded | control.Rejected):
-                return message
-    await child.destroy()
-    raise WorkerError(f"the compute worker was not ready after {timeout_s:.0f} s: raise load_timeout_s")
+    if patience.cancelled_caught:
+        await child.destroy()
+        raise WorkerError(f"the compute worker was not ready after {timeout_s:.0f} s: raise load_timeout_s")
+    if isinstance(message, control.Loaded | control.Rejected):
+        return message
+    raise WorkerError(f"the compute worker died while loading: {await child.post_mortem()}")

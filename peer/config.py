@@ -51,9 +51,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         if self.heads % self.kv_heads:
             raise ValueError(f"kv_heads is {self.kv_heads}: it must divide heads ({self.heads})")
         if self.head_dim is None and self.hidden_size % self.heads:
-            raise ValueError(
-                f"heads is {self.heads}: it must divide hidden_size ({self.hidden_size}), or set head_dim"
-            )
+            raise ValueError(f"heads is {self.heads}: it must divide hidden_size ({self.hidden_size}), or set head_dim")
         if self.head_size <= 0 or self.head_size % 2:
             raise ValueError(f"head_dim is {self.head_size}: rotary embedding needs an even number above 0")
         if self.qk_norm and self.attention_bias:
@@ -110,11 +108,5 @@ class InnerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         _positive(self, "lr", "batch_size", "total_steps", "eps", "clip_norm")
         if not (0.0 <= self.betas[0] < 1.0 and 0.0 <= self.betas[1] < 1.0):
             raise ValueError(f"betas is {list(self.betas)}: both must lie in [0, 1)")
-        if (
-            self.weight_decay < 0
-            or not 0 <= self.warmup_steps <= self.total_steps
-            or not 0 <= self.min_lr_share <= 1
-        ):
-            raise ValueError(
-                "weight_decay >= 0, 0 <= warmup_steps <= total_steps and 0 <= min_lr_share <= 1 must hold"
-            )
+        if self.weight_decay < 0 or not 0 <= self.warmup_steps <= self.total_steps or not 0 <= self.min_lr_share <= 1:
+            raise ValueError("weight_decay >= 0, 0 <= warmup_steps <= total_steps and 0 <= min_lr_share <= 1 must hold")

@@ -118,9 +118,7 @@ def load_corpus(config: DataConfig, tokenizer: Tokenizer) -> Corpus:
     skipped = _NOT_PROSE if config.source == "stdlib" else {"__pycache__"}
     files, truncated = _read(root, suffixes, skipped, config.max_bytes)
     train, held_out = _split(files, config.validation_share)
-    digest = hashlib.blake2b(
-        hashlib.blake2b(train).digest() + hashlib.blake2b(held_out).digest(), digest_size=32
-    )
+    digest = hashlib.blake2b(hashlib.blake2b(train).digest() + hashlib.blake2b(held_out).digest(), digest_size=32)
     corpus = Corpus(
         train=tokenizer.encode_file(train),
         held_out=tokenizer.encode_file(held_out),
@@ -137,9 +135,7 @@ def load_corpus(config: DataConfig, tokenizer: Tokenizer) -> Corpus:
     return corpus
 
 
-def _read(
-    root: Path, suffixes: set[str], skipped: set[str], max_bytes: int
-) -> tuple[list[tuple[bytes, bytes]], bool]:
+def _read(root: Path, suffixes: set[str], skipped: set[str], max_bytes: int) -> tuple[list[tuple[bytes, bytes]], bool]:
     """(hash of the relative path, content) of each text file, in the order of paths; and whether the cap cut any."""
     found: list[tuple[str, Path]] = []
     for folder, subfolders, names in os.walk(root):

@@ -42,9 +42,7 @@ def resolve_device(spec: str) -> Device:
         return Device(device, bf16=False, compile=False, name="Apple GPU")
     if device.type != "cpu":
         raise ConfigError(f"device {spec!r} is not supported: use auto, cpu, cuda, cuda:N or mps")
-    has_compiler = any(
-        shutil.which(compiler) for compiler in ("g++", "clang++", os.environ.get("CXX", "c++"))
-    )
+    has_compiler = any(shutil.which(compiler) for compiler in ("g++", "clang++", os.environ.get("CXX", "c++")))
     return Device(device, bf16=_cpu_has_bf16_units(), compile=has_compiler, name="CPU")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -109,19 +109,15 @@ class Gang:
         Ends at the step boundary after `deadline_s` seconds, `steps` steps, the last sample or `stop_inner`, whichever
         is first. `first_step` is the run's inner step, which sets the learning rate. Raises WorkerError.
         """
-        reply = await self._ask(
-            lambda id: control.RunInner(id, ranges, first_step, deadline_s, steps), inner=True
-        )
+        reply = await self._ask(lambda id: control.RunInner(id, ranges, first_step, deadline_s, steps), inner=True)
         assert isinstance(reply, control.InnerDone)
         return reply.result
 
     def stop_inner(self) -> None:
         """Have the running `inner_steps` return after its current step; without one, do nothing."""
         if self._inner_id is not None:
-            try:
+            with suppress(trio.WouldBlock):  # a stop for it is already on its way
                 self._stops.send_nowait(self._inner_id)
-            except trio.WouldBlock:
-                pass  # a stop for it is already on its way
 
     async def evaluate(self, max_batches: int = 8) -> float:
         """Loss of `outer` on the held-out text in nats a byte, over at most `max_batches` batches. WorkerError."""
@@ -149,7 +145,7 @@ class Gang:
             if self._inner_id == id:
                 self._inner_id = None
             if not pending.done.is_set():  # cancelled: free the worker for the next command
-                with trio.move_on_after(_STOP_SEND_S, shield=True):
+                with trio.CancelScope(shield=True, deadline=trio.current_time() + _STOP_SEND_S):
                     await child.send(control.Stop(id))
         if isinstance(pending.result, WorkerError):
             raise pending.result
@@ -257,9 +253,8 @@ class Gang:
                 elif trio.current_time() - moved_at > self.config.stall_s:
                     await child.destroy()
                     return f"it made no step for {self.config.stall_s:g} s and was killed (raise stall_s?)"
-            elif isinstance(message, control.InnerDone | control.Evaluated | control.Sampled):
-                if message.id in self._pending:
-                    self._pending[message.id].settle(message)
+            elif isinstance(message, control.Reply) and message.id in self._pending:
+                self._pending[message.id].settle(message)
 
     async def _forward_stops(self) -> None:
         async for id in self._stop_requests:

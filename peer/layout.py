@@ -27,9 +27,7 @@ class Slot(NamedTuple):
     numel: int
 
 
-def parameter_shapes(
-    config: ModelConfig, layers: range | None = None
-) -> Iterator[tuple[str, tuple[int, ...]]]:
+def parameter_shapes(config: ModelConfig, layers: range | None = None) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Hugging Face names and shapes of the stage that holds `layers` (None: the whole model), in canonical order.
 
     The first stage holds the embedding, the last one the final norm and the head. A tied head is not a parameter.
@@ -79,12 +77,9 @@ class FlatLayout:
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """Each parameter as a view into `flat` (1-D, `numel` elements, any dtype and device)."""
         if flat.shape != (self.numel,):
-            raise ValueError(
-                f"the flat vector has shape {tuple(flat.shape)}, the layout needs ({self.numel},)"
-            )
+            raise ValueError(f"the flat vector has shape {tuple(flat.shape)}, the layout needs ({self.numel},)")
         return {
-            name: flat[slot.offset : slot.offset + slot.numel].view(slot.shape)
-            for name, slot in self.slots.items()
+            name: flat[slot.offset : slot.offset + slot.numel].view(slot.shape) for name, slot in self.slots.items()
         }
 
     @cached_property
@@ -94,9 +89,7 @@ class FlatLayout:
         return hashlib.blake2b(text.encode(), digest_size=32).digest()
 
 
-def init_flat(
-    config: ModelConfig, seed: int, out: Tensor | None = None, layers: range | None = None
-) -> Tensor:
+def init_flat(config: ModelConfig, seed: int, out: Tensor | None = None, layers: range | None = None) -> Tensor:
     """Starting weights as one flat fp32 CPU vector; the same bits on every machine, and a stage equals its slice.
 
     Norm gains are 1, biases 0, embeddings uniform with standard deviation 0.02 and matrices fan_in ** -0.5, those that

@@ -31,7 +31,7 @@ __all__ = [
 
 
 def rotary_frequencies(config: ModelConfig) -> Tensor:
-    """Radians a token for each pair of head dimensions, (D/2,) fp32; RoFormer (2104.09864), stretched as Llama 3 does."""
+    """Radians a token for each pair of head dimensions, (D/2,) fp32: RoFormer (2104.09864), Llama 3's stretching."""
     dim = config.head_size
     frequencies = config.rope_theta ** -(torch.arange(0, dim, 2, dtype=torch.float32) / dim)
     scaling = config.rope_scaling
@@ -131,9 +131,7 @@ class Decoder(nn.Module):
             raise ValueError(f"{layers} is not a contiguous slice of {config.layers} layers")
         first, last = layers.start == 0, layers.stop == config.layers
         if config.tie_embeddings and not (first and last):
-            raise ValueError(
-                "a model with tied embeddings is one stage: set tie_embeddings = false to cut it"
-            )
+            raise ValueError("a model with tied embeddings is one stage: set tie_embeddings = false to cut it")
         self.config = config
         with torch.device("meta"):  # shapes only: the storage is `flat`
             self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size) if first else None
@@ -143,9 +141,7 @@ class Decoder(nn.Module):
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False) if untied else None
         self.layout = FlatLayout.of(config, layers)
         self.bind(flat)
-        angles = torch.outer(
-            torch.arange(config.max_seq_len, dtype=torch.float32), rotary_frequencies(config)
-        )
+        angles = torch.outer(torch.arange(config.max_seq_len, dtype=torch.float32), rotary_frequencies(config))
         self.register_buffer("cos", angles.cos().to(flat.device), persistent=False)
         self.register_buffer("sin", angles.sin().to(flat.device), persistent=False)
 

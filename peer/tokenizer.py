@@ -90,7 +90,7 @@ def load_tokenizer(spec: str) -> Tokenizer:
         raise ConfigError(f'tokenizer {spec!r} does not exist: give "bytes" or the path of a tokenizer.json')
     try:
         return FileTokenizer(HubTokenizer.from_file(str(path)))
-    except Exception as error:  # noqa: BLE001  the Rust binding raises bare Exception for a malformed file
+    except Exception as error:  # the Rust binding raises bare Exception for a malformed file
         raise ConfigError(f"{path} is not a tokenizer.json: {error}; fetch it again") from error
 
 

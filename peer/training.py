@@ -77,7 +77,7 @@ class Trainer:
         loss = torch.zeros((), device=self.device.torch)
         for part in tokens.split(self._micro_batch_size):
             share = self._loss(part, self._forward) * (len(part) / len(tokens))
-            share.backward()  # type: ignore[no-untyped-call]
+            share.backward()
             loss += share.detach()
         norm = float(self.gradient.norm())  # one pass finds the norm and any NaN or Inf
         value = float(loss)
@@ -148,9 +148,7 @@ class InnerRun:
     deadline_s: float
     steps: int | None
     stopped: Callable[[], bool]
-    on_step: Callable[[int, StepOutcome, InnerResult], None] = field(
-        default=lambda step, outcome, so_far: None
-    )
+    on_step: Callable[[int, StepOutcome, InnerResult], None] = field(default=lambda step, outcome, so_far: None)
 
 
 def run_inner(trainer: Trainer, batch: Callable[[list[int]], Tensor], run: InnerRun) -> InnerResult:
