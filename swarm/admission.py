@@ -5,8 +5,9 @@ An open run lets everybody in. An invitation-only run wants a token, of one of t
 - *bound* to one peer id: of no use to anybody else, so it may be sent over any channel;
 - *bearer* (no peer id): whoever holds it may join until it expires. It is what an invite carries by default.
 
-Every member checks tokens by itself with nothing but the manifest, so peers can join while the authority is away. A token
-says who may *enter*; a ban ends a peer's stay, and a banned token that of all who came with it (docs/security.md).
+Every member checks tokens by itself with nothing but the manifest, so peers can join while the authority is away. A
+token says who may *enter*; a ban ends a peer's stay, and the ban of a token that of all who came with it
+(docs/security.md).
 """
 
 from __future__ import annotations

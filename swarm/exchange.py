@@ -30,6 +30,7 @@ from swarm.plan import Contribution, Roster, SliceMap
 
 SENDS_PER_PEER: Final = 2  # keeps a link busy while one call waits for its answer, without crowding out other peers
 RETRY_PAUSE_S: Final = 0.25
+REFUSALS_MAX: Final = 8
 
 
 @dataclass
@@ -121,6 +122,10 @@ class Exchange:
             self._take_checked(index, reply.payload)
         await self._build_all()
 
+    async def rebuild(self) -> None:
+        """Build the next state again from results that are all here, after another attempt has overwritten it."""
+        await self._build_all()
+
     def take_contribution(self, index: int, peer: str, data: memoryview) -> None:
         """Keep a contributor's slice if it is exactly what it committed to; `ProtocolViolation` otherwise."""
         body = next((c for c in self._merged if c.member.peer == peer), None)
@@ -181,7 +186,7 @@ class Exchange:
                     nursery.start_soon(self._send_slice, index, owner)
 
     async def _send_slice(self, index: int, owner: str) -> None:
-        message = SliceOf(self.merge.roster.plan, index)
+        message = SliceOf(self.key, index)
         if await self._send(owner, CONTRIBUTION, message, self._slices.mine[index]):
             self._slices.delivered.add((index, owner))
         faults.reach("during_exchange", self.merge.round)
@@ -220,11 +225,16 @@ class Exchange:
     async def _send(self, peer: str, method: Method[SliceOf, Done], message: SliceOf, data: memoryview) -> bool:
         """Deliver one slice, again and again until it is taken (True), refused (False), or the attempt is cancelled."""
         async with self._lanes[peer]:
-            while True:
+            refusals = 0
+            while refusals < REFUSALS_MAX:
                 try:
                     await self._rpc.call(peer, method, message, data, timeout_s=self._call_timeout_s, bulk=True)
                     return True
-                except RemoteError:
-                    return False  # the receiver has its reasons; the leader hears of what is missing
+                except RemoteError as error:
+                    if error.code != "RoundDiscarded":  # that one: the order to exchange may not have reached it yet
+                        return False
+                    refusals += 1
                 except NetworkError:
-                    await trio.sleep(RETRY_PAUSE_S)
+                    pass
+                await trio.sleep(RETRY_PAUSE_S)
+            return False

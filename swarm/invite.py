@@ -2,9 +2,9 @@
 
     barnraise1<base32 of a msgpack array, lower case, and a checksum of 4 bytes>
 
-Lower-case letters and digits only: it survives chat programs, line wraps and a double click. The string names the run (by
-hash), its authority and several addresses to try; for an invitation-only run it also carries the join token, and whoever
-reads it may join until it expires (docs/security.md).
+Lower-case letters and digits only: it survives chat programs, line wraps and a double click. The string names the run
+(by hash), its authority and several addresses to try; for an invitation-only run it also carries the join token, and
+whoever reads it may join until it expires (docs/security.md).
 """
 
 from __future__ import annotations
@@ -74,7 +74,9 @@ def check_addresses(addresses: Iterable[str]) -> None:
         try:
             peer = Multiaddr(address).get_peer_id()
         except (MultiaddrError, ValueError) as error:
-            raise ConfigError(f"{address!r} is no multiaddr ({error}): write /ip4/1.2.3.4/tcp/31337/p2p/12D3Koo...") from error
+            raise ConfigError(
+                f"{address!r} is no multiaddr ({error}): write one like /ip4/1.2.3.4/tcp/31337/p2p/12D3Koo..."
+            ) from error
         if peer is None or not is_peer_id(peer):
             raise ConfigError(f"{address} names no peer: it must end in /p2p/ and the peer's id.")
 

@@ -66,7 +66,7 @@ class Exchange(msgspec.Struct, frozen=True):
 
 class SliceOf(msgspec.Struct, frozen=True):
     """The payload is one encoded slice: of the sender's pseudo-gradient, or (as a result) of the merged update.
-    `key` is the plan's hash for the former and the roster's for the latter."""
+    `key` is the hash of the attempt's roster."""
 
     key: bytes
     index: int

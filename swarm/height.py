@@ -1,0 +1,72 @@
+"""What one peer knows and has promised about the round that follows one head. Held in memory, dropped at the commit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+
+from peer.identity import Signed
+from swarm.ballot import Acceptor, VoteBox
+from swarm.chain import Head, Member
+from swarm.exchange import Exchange, RoundSlices
+from swarm.plan import Roster, WorkPlan
+
+
+class Changed:
+    """A broadcast: wakes everybody who waits."""
+
+    def __init__(self) -> None:
+        self._event = trio.Event()
+
+    def notify(self) -> None:
+        self._event.set()
+        self._event = trio.Event()
+
+    async def until(self, ready: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait until `ready()` holds, re-checking at every notification; False if `timeout_s` passed first."""
+        with trio.move_on_after(timeout_s):
+            while not ready():
+                await self._event.wait()
+        return ready()
+
+
+class Height:
+    """`plan`/`contribution`: the work adopted and what came of it; `handed_in`: what the leader has collected;
+    `exchanges`: by roster hash; `sealed`: the head that the next outer state stands for; `decided`: the committed head."""
+
+    def __init__(self, head: Head, me: Member) -> None:
+        self.head = head
+        self.me = me
+        self.acceptor = Acceptor()
+        self.votes = VoteBox(head)
+        self.plan: WorkPlan | None = None
+        self.signed_plan: Signed | None = None
+        self.planned_at = 0.0
+        self.contribution: Signed | None = None
+        self.handed_in: dict[Member, Signed] = {}
+        self.slices = RoundSlices()
+        self.exchanges: dict[bytes, Exchange] = {}
+        self.current: Exchange | None = None
+        self.sealed: Head | None = None
+        self.sealed_by: Exchange | None = None
+        self.decided: Head | None = None
+        self.left_out = False
+        self.stage_deadline = trio.current_time()
+        self.changed = Changed()
+
+    def drop_work(self) -> None:
+        """Forget the plan and everything computed under it."""
+        self.plan = self.signed_plan = self.contribution = None
+        self.handed_in = {}
+        self.slices = RoundSlices()
+        self.changed.notify()
+
+    def expect_progress_within(self, seconds: float) -> None:
+        """The leader shows a sign of progress before this, or the next one takes over."""
+        self.stage_deadline = trio.current_time() + seconds
+        self.changed.notify()
+
+    def roster_of(self, key: bytes) -> Roster | None:
+        exchange = self.exchanges.get(key)
+        return exchange.merge.roster if exchange else None

@@ -1,0 +1,277 @@
+"""Leading one attempt of a round: promises -> plan -> contributions -> roster -> a decision, or `AttemptFailed`.
+
+Any member may come to lead; which one, and when, follows from the head (`Head.leader`). A leader decides nothing that
+the others could not check: it collects, orders and repeats. It holds no lock, so that its death costs a few seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any, Final
+
+import msgspec
+import trio
+
+from peer.errors import BarnraiseError, NetworkError, ProtocolViolation, RoundError
+from peer.identity import Signed, open_body, sign_body
+from swarm.ballot import Accepted, value_to_finish
+from swarm.chain import Head, Member
+from swarm.messages import EXCHANGE, FINISH, PREPARE, WORK, Exchange, Finish, Prepare, Promise, Work
+from swarm.plan import PLAN_KIND, Roster, SliceMap, WorkPlan, make_plan, open_contribution, share_slices
+from swarm.round import Round
+
+JOINER_GRACE_S: Final = 1.5  # how long a round may wait for those who want to join it
+WRAP_UP_FACTOR: Final = 1.5  # times the median compute time, then the slow are asked for what they have
+WRAP_UP_SLACK_S: Final = 2.0
+WRAP_UP_WAIT_S: Final = 8.0  # for them to finish their step, encode and hand in
+
+
+class AttemptFailed(RoundError):
+    """This attempt decides nothing; another one will."""
+
+
+class NoMajority(AttemptFailed):
+    """Too few members of the last head answered: only the authority can go on if that stays so."""
+
+
+@dataclass
+class Promises:
+    """Granted promises by member. `ahead` is a later head that somebody reported."""
+
+    granted: dict[Member, Promise] = field(default_factory=dict)
+    promised_later: int = -1
+    ahead: Head | None = None
+
+
+class Leader:
+    """Leads attempts of one round. `knockers()` are peers outside the group that want to be planned for."""
+
+    def __init__(self, round_: Round, knockers: Callable[[], Mapping[str, Member]]) -> None:
+        self._round = round_
+        self._post = round_.post
+        self._height = round_.height
+        self._knockers = knockers
+        self._blame_missing = False  # set when the last attempt ran out of time with nobody suspect
+        self.ahead: Head | None = None
+
+    async def lead(self, attempt: int) -> None:
+        """Returns when the round is decided; `AttemptFailed` otherwise."""
+        height = self._height
+        promises = await self._collect_promises(attempt)
+        unfinished = value_to_finish([p.accepted for m, p in promises.granted.items() if height.head.has(m)])
+        if unfinished is not None:
+            await self._finish(attempt, unfinished, promises)
+            return
+        await self._agree_on_work(attempt, promises)
+        contributions = await self._collect_contributions(promises)
+        await self._exchange(attempt, contributions, promises)
+
+    # -- promises ----------------------------------------------------------------------------------------------------
+
+    async def _collect_promises(self, attempt: int) -> Promises:
+        head, me, host = self._height.head, self._post.me, self._post.host
+        self._round.phase("plan")
+        wanted = {m.peer: m for m in head.members}
+        joiners = {peer: m for peer, m in self._knockers().items() if peer not in wanted}
+        addresses = {peer: host.book.get(peer) for peer in (*wanted, *joiners) if peer != me.peer}
+        addresses[me.peer] = host.addresses
+        ask = Prepare(head, attempt, addresses)
+        promises = Promises()
+        waiting = {peer for peer in wanted if peer != me.peer and peer not in host.suspects}
+        self._note(promises, self._round.promise(ask, me.peer), me.peer)
+
+        async def ask_one(peer: str) -> None:
+            try:
+                reply = await host.rpc.call(peer, PREPARE, ask, timeout_s=self._post.tempo.answer_s)
+                self._note(promises, reply.body, peer)
+            except NetworkError as error:
+                self._post.events.emit("prepare_unanswered", round=self._round.number, peer=peer, reason=str(error))
+            waiting.discard(peer)
+            if not waiting:
+                nursery.cancel_scope.deadline = min(
+                    nursery.cancel_scope.deadline, trio.current_time() + JOINER_GRACE_S
+                )
+
+        async with trio.open_nursery() as nursery:
+            if not waiting:
+                nursery.cancel_scope.deadline = trio.current_time() + JOINER_GRACE_S
+            for peer in [*waiting, *joiners]:
+                nursery.start_soon(ask_one, peer)
+        self.ahead = promises.ahead
+        members = sum(head.has(m) for m in promises.granted)
+        if members < head.quorum:
+            if promises.ahead is not None or promises.promised_later > attempt:
+                raise AttemptFailed("others are further on")
+            raise NoMajority(f"{members} of {len(head.members)} members answered, {head.quorum} are needed")
+        return promises
+
+    def _note(self, promises: Promises, promise: Promise, peer: str) -> None:
+        head = self._height.head
+        if promise.member.peer != peer or promise.head.run_id != head.run_id:
+            return
+        if promise.head.hash != head.hash:
+            if promise.head.height > head.height:
+                promises.ahead = promise.head
+        elif promise.granted:
+            promises.granted[promise.member] = promise
+        else:
+            promises.promised_later = max(promises.promised_later, promise.promised)
+
+    # -- compute -----------------------------------------------------------------------------------------------------
+
+    async def _agree_on_work(self, attempt: int, promises: Promises) -> None:
+        """Adopt the plan that a majority already works on, or make one; see that everybody has it."""
+        height, spec, post = self._height, self._post.spec, self._post
+        signed = self._adoptable(promises)
+        if signed is None:
+            speeds = {m: p.speed for m, p in promises.granted.items()}
+            plan = make_plan(height.head, attempt, speeds, spec.steps, spec.batch_size, spec.compute_s_max)
+            signed = sign_body(post.identity, PLAN_KIND, plan)
+        self._round.take_work(signed, wrap_up=False)
+        await self._broadcast(WORK, Work(signed), promises)
+
+    def _adoptable(self, promises: Promises) -> Signed | None:
+        """The latest plan that a majority of the head's members can still complete."""
+        head = self._height.head
+        best: tuple[int, Signed] | None = None
+        for promise in promises.granted.values():
+            if promise.plan is None:
+                continue
+            try:
+                plan = open_body(promise.plan, PLAN_KIND, WorkPlan)
+            except ProtocolViolation:
+                continue
+            if plan.head != head.hash or head.leader(max(plan.attempt, 0)).peer != promise.plan.signer:
+                continue
+            alive = sum(head.has(a.member) and a.member in promises.granted for a in plan.assignments)
+            if alive >= head.quorum and (best is None or plan.attempt > best[0]):
+                best = (plan.attempt, promise.plan)
+        return best[1] if best else None
+
+    async def _collect_contributions(self, promises: Promises) -> dict[Member, Signed]:
+        """Wait for the work of everybody who is alive, but not for ever: the slow hand in what they have."""
+        height, host = self._height, self._post.host
+        plan = height.plan
+        assert plan is not None
+        assigned = [a.member for a in plan.assignments if a.member in promises.granted]
+        for member in assigned:
+            contribution = promises.granted[member].contribution
+            if contribution is not None and self._usable(contribution, plan):
+                height.handed_in[member] = contribution
+        took: dict[Member, float] = {}
+        wrapped_up = False
+        end = max(height.planned_at + plan.deadline_s, trio.current_time()) + WRAP_UP_WAIT_S
+        while height.decided is None:
+            now = trio.current_time()
+            for member in height.handed_in:
+                took.setdefault(member, now - height.planned_at)
+            waiting = [m for m in assigned if m not in height.handed_in and m.peer not in host.suspects]
+            if not waiting or now >= end:
+                break
+            if not wrapped_up and len(took) > len(assigned) // 2:
+                patience = WRAP_UP_FACTOR * median(took.values()) + WRAP_UP_SLACK_S
+                if now > height.planned_at + patience:
+                    wrapped_up = True
+                    end = min(end, now + WRAP_UP_WAIT_S)
+                    assert height.signed_plan is not None
+                    self._round.take_work(height.signed_plan, wrap_up=True)
+                    await self._broadcast(WORK, Work(height.signed_plan, wrap_up=True), promises)
+            await height.changed.until(lambda n=len(took): len(height.handed_in) > n, 0.25)  # type: ignore[misc]
+        return {
+            member: signed
+            for member, signed in height.handed_in.items()
+            if member.peer not in host.suspects and self._usable(signed, plan)
+        }
+
+    def _usable(self, signed: Signed, plan: WorkPlan) -> bool:
+        cut = SliceMap(self._post.state.numel, len(plan.assignments), self._post.spec.up)
+        try:
+            open_contribution(signed, plan, cut.count, self._post.spec.batch_size)
+        except ProtocolViolation as error:
+            self._post.events.emit("peer_struck", peer=signed.signer, reason=str(error))
+            return False
+        return True
+
+    # -- exchange ----------------------------------------------------------------------------------------------------
+
+    async def _exchange(self, attempt: int, contributions: dict[Member, Signed], promises: Promises) -> None:
+        height, head, host = self._height, self._height.head, self._post.host
+        plan = height.plan
+        assert plan is not None
+        blamed = self._blamed(promises) if self._blame_missing else frozenset[str]()
+        members = sorted(m for m in contributions if m.peer not in blamed and m in promises.granted)
+        if sum(head.has(m) for m in members) < head.quorum:
+            raise AttemptFailed("too few members have handed in their work")
+        cut = SliceMap(self._post.state.numel, len(plan.assignments), self._post.spec.up)
+        roster = Roster(
+            head=head.hash,
+            plan=plan.hash,
+            attempt=attempt,
+            contributions=tuple(contributions[m] for m in members),
+            owners=share_slices(cut.count, self._measured(members, promises)),
+        )
+        await self._round.begin_exchange(roster, self._post.me.peer)
+        self._round.spawn(self._broadcast, EXCHANGE, Exchange(roster), promises)
+        self._blame_missing = False
+        until = trio.current_time() + self._post.tempo.exchange_s(self._round.payload_bytes(plan))
+        exchange = height.current
+        while height.decided is None and height.acceptor.promised <= attempt:
+            lost = [m.peer for m in members if m.peer in host.suspects]
+            if lost and exchange is not None and not exchange.built.is_set():
+                raise AttemptFailed(f"lost {', '.join(lost)} in the exchange")
+            if trio.current_time() > until:
+                self._blame_missing = True
+                raise AttemptFailed("the exchange ran out of time")
+            await height.changed.until(lambda: height.decided is not None, 0.25)
+        if height.decided is None:
+            raise AttemptFailed("a later attempt has begun")
+
+    def _measured(self, members: list[Member], promises: Promises) -> list[float]:
+        """Bytes/s to each member: the median of what the others measured, never what it says of itself."""
+        speeds = []
+        for member in members:
+            seen = [p.bandwidths[member.peer] for m, p in promises.granted.items()
+                    if m != member and p.bandwidths.get(member.peer, 0) > 0]
+            speeds.append(median(seen) if seen else 0.0)
+        return speeds
+
+    def _blamed(self, promises: Promises) -> frozenset[str]:
+        """Whom the others waited for in the attempt that timed out; a peer that blames most of the group is left out."""
+        blamed: set[str] = set()
+        for member, promise in promises.granted.items():
+            if len(promise.missing) > len(promises.granted) // 2:
+                blamed.add(member.peer)
+            else:
+                blamed.update(promise.missing)
+        return frozenset(blamed - {self._post.me.peer})
+
+    async def _finish(self, attempt: int, unfinished: Accepted, promises: Promises) -> None:
+        """Some member voted in an earlier attempt, which may have been decided: complete that one."""
+        height = self._height
+        for member, promise in promises.granted.items():
+            if promise.accepted == unfinished and promise.accepted_roster is not None and promise.plan is not None:
+                finish = Finish(attempt, unfinished, promise.plan, promise.accepted_roster, member.peer)
+                break
+        else:
+            raise AttemptFailed("nobody can say how to finish the earlier attempt")
+        await self._round.begin_finish(finish, self._post.me.peer)
+        await self._broadcast(FINISH, finish, promises)
+        await height.changed.until(lambda: height.decided is not None, self._post.tempo.exchange_s(0))
+        if height.decided is None:
+            raise AttemptFailed("the earlier attempt could not be finished")
+
+    async def _broadcast(self, method: Any, body: msgspec.Struct, promises: Promises) -> None:
+        """Tell everybody who promised; whoever does not take it is found missing later."""
+
+        async def tell(peer: str) -> None:
+            try:
+                await self._post.host.rpc.call(peer, method, body, timeout_s=self._post.tempo.answer_s)
+            except BarnraiseError as error:
+                self._post.events.emit("order_refused", round=self._round.number, peer=peer, reason=str(error))
+
+        async with trio.open_nursery() as nursery:
+            for member in promises.granted:
+                if member != self._post.me:
+                    nursery.start_soon(tell, member.peer)

@@ -1,0 +1,434 @@
+"""One round at one peer: plan -> compute -> exchange -> combine -> vote -> commit.
+
+A leader drives it (`swarm.leader`); this file is what every peer of the group, the leader included, answers to it. The
+work (`WorkPlan`) outlives a leader: its successor adopts it, so that a lost leader costs seconds, not a round. Weights
+change only when a majority of the last head's members voted for the same next head, which names the state hash.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+import trio
+
+from optim.codecs import Codec
+from optim.merge import contribution_weights
+from peer import faults
+from peer.errors import BarnraiseError, NetworkError, ProtocolViolation, RoundDiscarded, WorkerError
+from peer.events import EventLog
+from peer.host import Host
+from peer.identity import Identity, Signed, open_body, sign_body
+from peer.rpc import Call, Reply
+from swarm.chain import Head, Member
+from swarm.exchange import Exchange, Merge, encode_slices
+from swarm.height import Height
+from swarm.messages import HAND_IN, VOTE, Done, Finish, HandIn, Prepare, Promise, SliceOf, Vote, VoteSeen, Work
+from swarm.messages import Exchange as StartExchange
+from swarm.outer_state import OuterState
+from swarm.plan import (
+    CONTRIBUTION_KIND,
+    PLAN_KIND,
+    Contribution,
+    Roster,
+    SliceMap,
+    WorkPlan,
+    check_plan,
+    next_head,
+    open_roster,
+)
+from swarm.tempo import Tempo
+from swarm.trainer import Trainer
+from swarm.trainer import Work as DoneWork
+
+LINGER_S = 20.0  # after a commit, slower peers may still be served the slices that they lack
+VOTE_RETRY_S = 1.0
+
+
+@dataclass(frozen=True)
+class RoundSpec:
+    """What the manifest fixes about rounds: `steps` inner steps (H) of `batch_size` sequences of `seq_len` tokens, within
+    `compute_s_max` seconds; codecs up to a slice's owner and back down."""
+
+    steps: int
+    batch_size: int
+    seq_len: int
+    up: Codec
+    down: Codec
+    compute_s_max: float
+
+
+@dataclass(frozen=True)
+class Post:
+    """Where a peer takes part in rounds from: who it is, its network, its state and its trainer."""
+
+    me: Member
+    identity: Identity
+    host: Host
+    state: OuterState
+    trainer: Trainer
+    spec: RoundSpec
+    tempo: Tempo
+    events: EventLog
+
+
+class Round:
+    """The round after one head. The engine routes calls here; `height.decided` is set when it has committed."""
+
+    def __init__(self, post: Post, height: Height, tasks: trio.Nursery, lingering: trio.Nursery) -> None:
+        self.post = post
+        self.height = height
+        self._tasks = tasks  # ends with the round
+        self._lingering = lingering  # outlives it
+        self.overtaken: Callable[[], object] = lambda: None  # called when a peer seems to be further on
+        self._work_scope: trio.CancelScope | None = None
+        self._exchange_scope: trio.CancelScope | None = None
+        self._exchange_over = trio.Event()
+        self._exchange_over.set()
+
+    @property
+    def number(self) -> int:
+        return self.height.head.round + 1
+
+    def phase(self, name: str) -> None:
+        self.post.events.emit("phase", round=self.number, phase=name)
+
+    def spawn(self, task: Callable[..., Awaitable[object]], *arguments: object) -> None:
+        """Run a task that ends with the round."""
+        self._tasks.start_soon(task, *arguments)
+
+    # -- phase 1: promise, plan, compute ----------------------------------------------------------------------------
+
+    def promise(self, ask: Prepare, leader: str) -> Promise:
+        """Answer the leader of an attempt."""
+        height = self.height
+        self._check_leader(leader, ask.attempt)
+        granted = height.acceptor.promise(ask.attempt)
+        accepted = height.acceptor.accepted
+        if granted:
+            height.expect_progress_within(2 * self.post.tempo.answer_s)
+        return Promise(
+            granted=granted,
+            promised=height.acceptor.promised,
+            head=height.head,
+            member=self.post.me,
+            speed=self.post.trainer.speed,
+            plan=height.signed_plan,
+            contribution=height.contribution,
+            accepted=accepted,
+            accepted_roster=height.roster_of(accepted.roster) if accepted else None,
+            missing=height.current.missing() if height.current else (),
+            bandwidths=self.post.host.bandwidths(),
+        )
+
+    def take_work(self, signed: Signed, wrap_up: bool) -> None:
+        """Begin to compute under a plan, or hand in what is ready (`wrap_up`)."""
+        height, spec = self.height, self.post.spec
+        plan = open_body(signed, PLAN_KIND, WorkPlan)
+        if wrap_up and height.plan == plan:
+            self.post.trainer.wrap_up()
+        if height.plan == plan or (height.plan is not None and plan.attempt <= height.plan.attempt):
+            return
+        self._check_leader(signed.signer, plan.attempt)
+        check_plan(plan, height.head, spec.batch_size, spec.steps, spec.compute_s_max)
+        if height.plan is not None:
+            self.discard("a new plan replaced it")
+        height.plan, height.signed_plan, height.planned_at = plan, signed, trio.current_time()
+        height.left_out = plan.of(self.post.me) is None
+        height.expect_progress_within(plan.deadline_s + 4 * self.post.tempo.answer_s)
+        self.post.events.emit("round_planned", round=self.number, members=len(plan.assignments))
+        if not height.left_out:
+            self._work_scope = trio.CancelScope()
+            self._tasks.start_soon(self._compute, plan, self._work_scope)
+
+    def discard(self, reason: str) -> None:
+        """Drop the round's work: outer weights stay, its samples stay unassigned, a new plan must come."""
+        if self._work_scope is not None:
+            self._work_scope.cancel()
+        self.height.drop_work()
+        self.post.events.emit("round_discarded", round=self.number, reason=reason)
+
+    async def _compute(self, plan: WorkPlan, scope: trio.CancelScope) -> None:
+        post, height = self.post, self.height
+        assignment = plan.of(post.me)
+        assert assignment is not None
+        with scope:
+            self.phase("compute")
+            work: DoneWork | None = None
+            try:
+                work = await post.trainer.train(assignment, height.head.inner_step, plan.deadline_s)
+            except WorkerError as error:
+                post.events.emit("worker_failed", round=self.number, reason=str(error))
+            await self._commit_to(plan, work)
+            self.phase("hand in")
+            await self._hand_in()
+
+    async def _commit_to(self, plan: WorkPlan, work: DoneWork | None) -> None:
+        """Encode the pseudo-gradient and sign its hashes. No work, or a delta that is not finite: a contribution of
+        nothing, so that the peer stays in the group."""
+        height, spec = self.height, self.post.spec
+        cut = self._cut(plan)
+        hashes: list[bytes] = []
+        sqnorms: list[float] = []
+        if work is not None and work.steps > 0:
+            try:
+                mine, hashes, sqnorms = await trio.to_thread.run_sync(encode_slices, work.delta, cut, spec.up)
+                height.slices.mine = mine
+            except BarnraiseError as error:
+                self.post.events.emit("update_unusable", round=self.number, reason=str(error))
+                work = None
+        did = work is not None and work.steps > 0
+        body = Contribution(
+            head=height.head.hash,
+            plan=plan.hash,
+            member=self.post.me,
+            steps=work.steps if did and work else 0,
+            samples=work.samples if did and work else 0,
+            loss=work.loss if did and work and math.isfinite(work.loss) else 0.0,
+            hashes=tuple(hashes),
+            sqnorms=tuple(sqnorms),
+        )
+        height.contribution = sign_body(self.post.identity, CONTRIBUTION_KIND, body)
+        height.changed.notify()
+
+    async def _hand_in(self) -> None:
+        """Give the contribution to the leader of the attempt promised last; a later leader asks for it by itself."""
+        height = self.height
+        assert height.contribution is not None
+        while height.current is None:
+            leader = height.head.leader(max(height.acceptor.promised, 0)).peer
+            try:
+                if leader == self.post.me.peer:
+                    self.take_hand_in(height.contribution)
+                else:
+                    await self.post.host.rpc.call(
+                        leader, HAND_IN, HandIn(height.contribution), timeout_s=self.post.tempo.answer_s
+                    )
+                return
+            except NetworkError:
+                promised = height.acceptor.promised
+                await height.changed.until(lambda p=promised: height.acceptor.promised > p, VOTE_RETRY_S)  # type: ignore[misc]
+
+    def take_hand_in(self, signed: Signed) -> None:
+        """The leader's side of a hand-in; checked when the roster is made."""
+        plan = self.height.plan
+        if plan is None:
+            raise ProtocolViolation("a contribution came before its plan")
+        body = open_body(signed, CONTRIBUTION_KIND, Contribution)
+        if plan.of(body.member) is None or body.member.peer != signed.signer:
+            raise ProtocolViolation("a contribution came from a peer that was not assigned any work")
+        self.height.handed_in[body.member] = signed
+        self.height.changed.notify()
+
+    # -- phase 2: exchange, vote, commit ----------------------------------------------------------------------------
+
+    async def begin_exchange(self, roster: Roster, leader: str) -> None:
+        """Exchange slices as the roster says, and vote for the head that the result leads to."""
+        height = self.height
+        self._check_leader(leader, roster.attempt)
+        if roster.hash in height.exchanges:
+            return
+        if height.plan is None or height.plan.hash != roster.plan:
+            raise ProtocolViolation("the roster is for a plan this peer does not have")
+        merge = self.merge_of(roster, height.plan)
+        if not height.acceptor.promise(roster.attempt):
+            raise RoundDiscarded("a later attempt was promised")
+        size = self.payload_bytes(height.plan)
+        height.expect_progress_within(self.post.tempo.exchange_s(size) + 2 * self.post.tempo.answer_s)
+        if all(body.member != self.post.me for body in merge.contributors):
+            height.left_out = True
+            return
+        if self._work_scope is not None and height.contribution is None:
+            self._work_scope.cancel()  # only a peer whose contribution is in the roster gets here; kept for safety
+        await self._stop_exchange()
+        exchange = Exchange(
+            self.post.me.peer, merge, self.post.state, height.slices, self.post.host.rpc,
+            self.post.tempo.exchange_s(size),
+        )
+        height.exchanges[roster.hash] = height.current = exchange
+        height.changed.notify()
+        self.phase("exchange")
+        self._exchange_scope = trio.CancelScope()
+        self._exchange_over = trio.Event()
+        self._lingering.start_soon(self._run_exchange, exchange, self._exchange_scope, self._exchange_over)
+        self._tasks.start_soon(self._vote_when_built, exchange, roster.attempt)
+
+    def merge_of(self, roster: Roster, plan: WorkPlan) -> Merge:
+        """Check a roster and derive what it merges. `RoundDiscarded` if the gate lets nobody's update pass."""
+        spec = self.post.spec
+        cut = self._cut(plan)
+        bodies = open_roster(roster, self.height.head, plan, cut.count, spec.batch_size)
+        weights = roster_weights(bodies, spec.seq_len)
+        if not any(weights):
+            raise RoundDiscarded("no contributor has a usable update")
+        return Merge(self.number, roster, bodies, weights, cut, spec.up, spec.down)
+
+    async def begin_finish(self, finish: Finish, leader: str) -> None:
+        """A later leader found that an earlier attempt may have been decided: complete that one."""
+        height = self.height
+        self._check_leader(leader, finish.attempt)
+        if not height.acceptor.promise(finish.attempt):
+            raise RoundDiscarded("a later attempt was promised")
+        height.expect_progress_within(self.post.tempo.exchange_s(0) + 2 * self.post.tempo.answer_s)
+        self._tasks.start_soon(self._finish, finish)
+
+    async def _finish(self, finish: Finish) -> None:
+        height = self.height
+        wanted = finish.accepted.head
+        if height.sealed != wanted:
+            plan = open_body(finish.plan, PLAN_KIND, WorkPlan)
+            exchange = height.exchanges.get(finish.roster.hash)
+            if exchange is None or not exchange.built.is_set():
+                await self._stop_exchange()
+                merge = self.merge_of(finish.roster, plan)
+                size = self.payload_bytes(plan)
+                exchange = Exchange(
+                    self.post.me.peer, merge, self.post.state, height.slices, self.post.host.rpc,
+                    self.post.tempo.exchange_s(size),
+                )
+                try:
+                    await exchange.fetch_from(finish.holder)
+                except (NetworkError, ProtocolViolation) as error:
+                    self.post.events.emit("finish_failed", round=self.number, reason=str(error))
+                    return
+                height.exchanges[exchange.key] = height.current = exchange
+                height.plan, height.signed_plan = plan, finish.plan
+            else:
+                await exchange.rebuild()
+            if await self._seal(exchange) != wanted:
+                self.post.events.emit("finish_failed", round=self.number, reason="the result leads to another head")
+                return
+        await self._vote(finish.attempt, wanted, finish.roster.hash)
+
+    async def _vote_when_built(self, exchange: Exchange, attempt: int) -> None:
+        began = trio.current_time()
+        await exchange.built.wait()
+        if self.height.current is not exchange:
+            return
+        self.post.tempo.note_exchange(trio.current_time() - began)
+        head = await self._seal(exchange)
+        if self.height.current is exchange:
+            self.phase("vote")
+            faults.reach("before_vote", self.number)
+            await self._vote(attempt, head, exchange.key)
+
+    async def _seal(self, exchange: Exchange) -> Head:
+        height, merge = self.height, exchange.merge
+        assert height.plan is not None
+        state_hash = await trio.to_thread.run_sync(self.post.state.seal)
+        height.sealed_by = exchange
+        height.sealed = next_head(
+            height.head, height.plan, merge.merged(), merge.contributors, self.post.spec.seq_len, state_hash
+        )
+        self._check_decided()
+        return height.sealed
+
+    async def _vote(self, attempt: int, head: Head, roster: bytes) -> None:
+        """Vote, tell the group, and keep asking until the round is decided: an answer may show that others committed."""
+        height, me = self.height, self.post.me
+        if not height.acceptor.accept(attempt, head, roster):
+            return
+        choice = head.hash
+        height.votes.record(me, attempt, choice)
+        self._check_decided()
+        vote = Vote(height.head.hash, attempt, choice, me)
+        voters = {m.peer: m for m in (*height.head.members, *head.members)}
+        faults_reached = False
+        while height.acceptor.promised == attempt:
+            async with trio.open_nursery() as nursery:
+                for peer, member in voters.items():
+                    if peer != me.peer and peer not in self.post.host.suspects:
+                        nursery.start_soon(self._send_vote, member, vote)
+            if not faults_reached:
+                faults.reach("after_vote", self.number)
+                faults_reached = True
+            if height.decided is not None:
+                return
+            await height.changed.until(lambda: height.decided is not None, VOTE_RETRY_S)
+
+    async def _send_vote(self, voter: Member, vote: Vote) -> None:
+        try:
+            reply: Reply[VoteSeen] = await self.post.host.rpc.call(
+                voter.peer, VOTE, vote, timeout_s=self.post.tempo.answer_s
+            )
+        except NetworkError:
+            return
+        if reply.body.current not in (vote.choice, vote.head):
+            self.overtaken()
+        if reply.body.current == vote.choice:  # committed there: it has seen a majority, its own vote included
+            self.height.votes.record(voter, vote.attempt, vote.choice)
+            self._check_decided()
+
+    def take_vote(self, vote: Vote, sender: str) -> None:
+        if vote.member.peer != sender:
+            raise ProtocolViolation("a vote names another member than its sender")
+        self.height.votes.record(vote.member, vote.attempt, vote.choice)
+        self._check_decided()
+
+    def _check_decided(self) -> None:
+        height = self.height
+        chosen = height.votes.chosen
+        if chosen is not None and height.sealed is not None and height.sealed.hash == chosen:
+            height.decided = height.sealed
+            height.changed.notify()
+
+    # -- slices ------------------------------------------------------------------------------------------------------
+
+    async def take_contribution(self, call: Call[SliceOf]) -> Done:
+        """A contributor's slice; waits for the roster if the slice was faster."""
+        (await self._exchange_named(call.body.key)).take_contribution(call.body.index, call.peer, call.payload)
+        return Done()
+
+    async def take_result(self, call: Call[SliceOf]) -> Done:
+        """A merged slice from its owner."""
+        (await self._exchange_named(call.body.key)).take_result(call.body.index, call.peer, call.payload)
+        return Done()
+
+    async def _exchange_named(self, key: bytes) -> Exchange:
+        await self.height.changed.until(lambda: key in self.height.exchanges, self.post.tempo.answer_s)
+        exchange = self.height.exchanges.get(key)
+        if exchange is None:
+            raise RoundDiscarded("that attempt is over or not begun here")
+        return exchange
+
+    # -- small things ------------------------------------------------------------------------------------------------
+
+    def payload_bytes(self, plan: WorkPlan) -> int:
+        """About what one exchange makes this peer send: 2 (N-1)/N times the encoded vector."""
+        numel = self.post.state.numel
+        return self.post.spec.up.encoded_size(numel) + self.post.spec.down.encoded_size(numel)
+
+    def end(self) -> None:
+        """After the commit: let a running exchange serve slower peers for a while."""
+        if self._exchange_scope is not None:
+            self._exchange_scope.deadline = trio.current_time() + LINGER_S
+
+    async def abandon(self) -> None:
+        """The round is overtaken: stop everything that touches the outer state."""
+        await self._stop_exchange()
+
+    async def _run_exchange(self, exchange: Exchange, scope: trio.CancelScope, over: trio.Event) -> None:
+        with scope:
+            await exchange.run()
+        over.set()
+
+    async def _stop_exchange(self) -> None:
+        """Two exchanges must not build the same next state: wait until the one before has stopped."""
+        if self._exchange_scope is not None:
+            self._exchange_scope.cancel()
+        await self._exchange_over.wait()
+
+    def _cut(self, plan: WorkPlan) -> SliceMap:
+        return SliceMap(self.post.state.numel, len(plan.assignments), self.post.spec.up)
+
+    def _check_leader(self, sender: str, attempt: int) -> None:
+        if attempt < 0 or self.height.head.leader(attempt).peer != sender:
+            raise ProtocolViolation("a peer gave orders in an attempt that another leads")
+
+
+def roster_weights(bodies: Sequence[Contribution], seq_len: int) -> tuple[float, ...]:
+    """Each contributor's share of the mean, from the work and the norms committed to: what every peer computes alike."""
+    working = [body for body in bodies if body.steps > 0]
+    weights = iter(contribution_weights([b.samples * seq_len for b in working], [b.norm for b in working]))
+    return tuple(next(weights) if body.steps > 0 else 0.0 for body in bodies)

@@ -1,0 +1,36 @@
+"""Deadlines that adapt to what was measured, so that the user need not guess timeouts. One knob: `patience_s`."""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+from typing import Final
+
+ANSWER_S: Final = 5.0  # a small call: seconds even on a poor link under load
+SLOWEST_LINK_BYTES_PER_S: Final = 250_000.0  # assumed until an exchange was measured
+HISTORY: Final = 16
+
+
+class Tempo:
+    """How long to wait for what. `patience_s` > 0 is a floor under every deadline."""
+
+    def __init__(self, patience_s: float = 0.0) -> None:
+        self._patience_s = patience_s
+        self._exchanges: deque[float] = deque(maxlen=HISTORY)
+
+    @property
+    def answer_s(self) -> float:
+        """For a call that carries no payload."""
+        return max(ANSWER_S, self._patience_s)
+
+    def exchange_s(self, payload_bytes: int) -> float:
+        """For a whole exchange in which this peer sends and receives about `payload_bytes` each way."""
+        if self._exchanges:
+            expected = 4.0 * median(self._exchanges) + ANSWER_S
+        else:
+            expected = payload_bytes / SLOWEST_LINK_BYTES_PER_S + 2 * ANSWER_S
+        return max(expected, self._patience_s)
+
+    def note_exchange(self, seconds: float) -> None:
+        """Record how long a completed exchange took."""
+        self._exchanges.append(seconds)
