@@ -1,0 +1,109 @@
+"""RUN.toml: a right one is read, a wrong one is told with its line, its field and what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peer.errors import ConfigError
+from swarm.run_config import parse_run_config, read_run_config
+
+GOOD = """\
+[run]
+name = "a run"
+rounds = 3
+
+[model]
+hidden_size = 32
+layers = 1
+heads = 2
+kv_heads = 1
+intermediate_size = 64
+max_seq_len = 64
+
+[data]
+seq_len = 64
+
+[inner]
+lr = 1e-3
+batch_size = 4
+total_steps = 100
+betas = [0.9, 0.95]
+
+[outer]
+steps = 10
+"""
+
+
+def test_defaults_fill_what_is_left_out() -> None:
+    config = parse_run_config(GOOD)
+    assert config.run.open and config.run.rounds == 3
+    assert (config.outer.lr, config.outer.momentum, config.outer.nesterov) == (0.7, 0.9, True)
+    assert (config.codec.up, config.codec.down, config.tokenizer.source) == ("int8", "int8", "bytes")
+
+
+def test_a_model_may_come_from_a_folder() -> None:
+    head, _, rest = GOOD.partition("hidden_size")
+    config = parse_run_config(head + 'init = "some/folder"\n' + rest[rest.index("\n[data]") :])
+    assert config.model is None and config.pretrained is not None
+    assert config.pretrained.init == "some/folder"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "words"),
+    [
+        ("lr = 1e-3", 'lr = "fast"', 17, ["[inner] lr", "expected float, got str"]),
+        ("lr = 1e-3", "lr = nan", 17, ["[inner] lr", "nan"]),
+        ("lr = 1e-3", "lr = -1.0", 17, ["[inner] lr", "above 0"]),
+        ("lr = 1e-3\n", "", 16, ["[inner]", "lr is missing"]),
+        ("lr = 1e-3", "lr = 1e-3\nlerning_rate = 1", 18, ["[inner] lerning_rate", "unknown field"]),
+        ("batch_size", "batchsize", 18, ["[inner] batchsize", "did you mean batch_size?"]),
+        ("betas = [0.9, 0.95]", "betas = [0.9]", 20, ["[inner] betas", "length 2"]),
+        ("kv_heads = 1", "kv_heads = 3", 9, ["[model] kv_heads", "divide"]),
+        ("[data]\nseq_len = 64", "[data]\nseq_len = 128", 14, ["[data] seq_len", "max_seq_len"]),
+        ("hidden_size = 32", "hidden_size = 32\nvocab_size = 100", 7, ["[model] vocab_size", "256"]),
+        ("\nsteps = 10", "\nsteps = 0", 23, ["[outer] steps", "at least 1"]),
+        ("\nsteps = 10", "\nsteps = 10\n[codec]\nup = 'int7'", 25, ["[codec] up", "int7"]),
+        ("rounds = 3", "rounds = -3", 3, ["[run] rounds"]),
+        ("rounds = 3", "rounds = ", 3, ["not valid TOML"]),
+        ("[data]", "[dta]", 13, ["[dta]", "did you mean data?"]),
+        ("[outer]\nsteps = 10", "", None, ["section outer is missing"]),
+        ("[outer]", "[outer", 22, ["not valid TOML"]),
+    ],
+)
+def test_what_is_wrong_is_told_with_line_and_field(old: str, new: str, line: int | None, words: list[str]) -> None:
+    assert GOOD.count(old) == 1
+    with pytest.raises(ConfigError) as caught:
+        parse_run_config(GOOD.replace(old, new))
+    message = str(caught.value)
+    assert (f"line {line}" in message) if line else ("line" not in message), message
+    assert all(word in message for word in words), message
+    assert "\n" not in message
+
+
+def test_init_excludes_sizes() -> None:
+    with pytest.raises(ConfigError, match=r"line 7: \[model\] layers: unknown field"):
+        parse_run_config(GOOD.replace("hidden_size = 32", 'init = "x"'))
+
+
+def test_missing_model_and_unreadable_files_say_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no section \[model\]"):
+        parse_run_config("[run]\nname = 'x'")
+    with pytest.raises(ConfigError, match="does not exist: write one with `peer coordinate --init"):
+        read_run_config(tmp_path / "none.toml")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_run_config(tmp_path)
+    (tmp_path / "latin.toml").write_bytes(b"name = '\xe9'")
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        read_run_config(tmp_path / "latin.toml")
+
+
+@given(position=st.integers(0, len(GOOD) - 1), replacement=st.text(max_size=3))
+def test_any_edit_is_read_or_refused_with_one_sentence(position: int, replacement: str) -> None:
+    try:
+        parse_run_config(GOOD[:position] + replacement + GOOD[position + 1 :])
+    except ConfigError as error:
+        assert len(str(error).splitlines()) == 1
