@@ -1,0 +1,269 @@
+"""One peer's place on the network: identity, listening socket, connections, calls, heartbeat.
+
+    async with open_host(HostConfig(identity=identity, events=events)) as host:
+        peer = await host.connect_address("/ip4/203.0.113.7/tcp/4001/p2p/12D3Koo...", timeout_s=10)
+        reply = await host.rpc.call(peer, method, body, payload, timeout_s=30)
+
+TCP + Noise + Yamux only, every hole of the library mended (`peer.libp2p_fixes`).
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+import trio
+from libp2p import new_host
+from libp2p.custom_types import TProtocol
+from libp2p.network.config import ConnectionConfig, RetryConfig
+from libp2p.utils.address_validation import get_available_interfaces
+from multiaddr import Multiaddr
+
+from peer.addressbook import AddressBook, split_address
+from peer.channel import PROTOCOL, StreamChannel
+from peer.connections import Connections
+from peer.errors import BarnraiseError, ConfigError, DialError, ResourceError
+from peer.events import EventLog
+from peer.heartbeat import Heartbeat
+from peer.identity import Identity
+from peer.libp2p_fixes import apply_fixes, harden
+from peer.limits import NetLimits
+from peer.method import Call, Method
+from peer.rate import Meter, TokenBucket, Traffic
+from peer.rpc import Rpc
+
+_HELLO_S: Final = 10.0
+_GOODBYE_S: Final = 1.0
+
+
+class Addresses(msgspec.Struct, frozen=True):
+    """Where a peer listens, told to whoever connects to it."""
+
+    addresses: list[str]
+
+
+HELLO: Final = Method("net/hello", Addresses, Addresses, open=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostConfig:
+    """`announce` replaces the addresses derived from `listen`; caps are bytes per second, None for no cap."""
+
+    identity: Identity
+    events: EventLog
+    listen: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/0",)
+    announce: tuple[str, ...] = ()
+    upload_bytes_per_s: float | None = None
+    download_bytes_per_s: float | None = None
+    relays: tuple[str, ...] = ()
+    limits: NetLimits = field(default_factory=NetLimits)
+
+
+class Host:
+    """A running host. Made by `open_host`."""
+
+    def __init__(self, config: HostConfig, libp2p_host: Any, nursery: trio.Nursery) -> None:
+        self.peer_id: Final = config.identity.peer_id
+        self.identity: Final = config.identity
+        self.events: Final = config.events
+        self.libp2p: Final = libp2p_host
+        """The py-libp2p host underneath, for routing and relays."""
+        self._config = config
+        self._nursery = nursery
+        self._meter = Meter(TokenBucket(config.upload_bytes_per_s), TokenBucket(config.download_bytes_per_s))
+        self.book: Final = AddressBook(config.limits.addresses_per_peer)
+        self._connections = Connections(libp2p_host, self.book, config.limits, nursery)
+        self.rpc: Final = Rpc(self.peer_id, self._connections, config.limits, self._meter, config.events, nursery)
+        self._heartbeat = Heartbeat(self.rpc, self._connections, self._meter, config.limits, config.events)
+        self.rpc.serve(HELLO, self._on_hello)
+        libp2p_host.set_stream_handler(TProtocol(PROTOCOL), self._on_stream)
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Full multiaddrs under which others can dial us."""
+        announced = self._config.announce or self._listening()
+        return tuple(f"{address.removesuffix(f'/p2p/{self.peer_id}')}/p2p/{self.peer_id}" for address in announced)
+
+    @property
+    def connected(self) -> frozenset[str]:
+        return self._connections.connected
+
+    @property
+    def bytes_up(self) -> int:
+        """Payload and framing sent since the start."""
+        return self._meter.bytes_up
+
+    @property
+    def bytes_down(self) -> int:
+        return self._meter.bytes_down
+
+    @property
+    def bytes_by_peer(self) -> Mapping[str, Traffic]:
+        return self._meter.by_peer
+
+    def measured_bandwidth(self, peer_id: str) -> float | None:
+        """Smoothed bytes/s of bulk transfers with that peer; None before the first."""
+        traffic = self._meter.by_peer.get(peer_id)
+        return None if traffic is None else traffic.bandwidth
+
+    async def connect(self, peer_id: str, *, timeout_s: float) -> None:
+        """Be connected to a peer whose addresses are in the book; DialError says why not."""
+        if peer_id == self.peer_id:
+            return
+        with trio.move_on_after(timeout_s):
+            await self._connections.connect(peer_id)
+            return
+        raise _too_slow(peer_id, timeout_s)
+
+    async def connect_address(self, address: str, *, timeout_s: float) -> str:
+        """Connect to the peer at one full multiaddr, learn its addresses, and return its id."""
+        bare, peer_id = split_address(address)
+        if peer_id == self.peer_id:
+            return peer_id
+        with trio.move_on_after(timeout_s):
+            if not self._connections.live(peer_id):
+                await self._connections.dial(peer_id, (bare,))
+            self.book.add(peer_id, (bare,))
+            await self._say_hello(peer_id)
+            return peer_id
+        raise _too_slow(address, timeout_s)
+
+    async def disconnect(self, peer_id: str) -> None:
+        await self._connections.disconnect(peer_id)
+
+    def watch(self, peers: Iterable[str]) -> None:
+        """Heartbeat exactly these peers from now on."""
+        self._heartbeat.watch(frozenset(peers) - {self.peer_id})
+
+    @property
+    def suspects(self) -> frozenset[str]:
+        """Watched peers that are dead or frozen right now."""
+        return self._heartbeat.suspects
+
+    async def wait_suspect(self, peer_id: str) -> None:
+        """Return when that peer, once watched, is suspect."""
+        await self._heartbeat.wait_suspect(peer_id)
+
+    async def run(self) -> None:
+        """What the host does by itself, until cancelled."""
+        await self._heartbeat.run()
+
+    async def close(self) -> None:
+        """Say goodbye to everyone, quickly."""
+        async with trio.open_nursery() as nursery:
+            for peer in self.connected:
+                nursery.start_soon(self._connections.disconnect, peer)
+
+    async def _on_stream(self, stream: Any) -> None:
+        peer = str(stream.muxed_conn.peer_id)
+        await self.rpc.server.serve(StreamChannel(peer, stream, self._nursery, dialled=False))
+
+    async def _on_hello(self, call: Call[Addresses]) -> Addresses:
+        self.book.add(call.peer, call.body.addresses[: self._config.limits.addresses_per_peer])
+        return Addresses(list(self.addresses))
+
+    async def _say_hello(self, peer_id: str) -> None:
+        try:
+            reply = await self.rpc.call(peer_id, HELLO, Addresses(list(self.addresses)), timeout_s=_HELLO_S)
+        except BarnraiseError:
+            return
+        self.book.add(peer_id, reply.body.addresses[: self._config.limits.addresses_per_peer])
+
+    def _listening(self) -> list[str]:
+        """Where the sockets really are: every interface for a wildcard, the real port for port 0."""
+        found: list[str] = []
+        for listener in self.libp2p.get_network().listeners.values():
+            for address in listener.get_addrs():
+                found.extend(_expand(str(address)))
+        return list(dict.fromkeys(found))
+
+
+@asynccontextmanager
+async def open_host(config: HostConfig) -> AsyncIterator[Host]:
+    """A host that listens and answers inside the block, and has closed its sockets after it.
+
+    Raises ConfigError for a bad address and ResourceError for a port that is taken.
+    """
+    apply_fixes()
+    listen = [_listen_address(address) for address in config.listen]
+    limits = config.limits
+    libp2p_host = new_host(
+        key_pair=config.identity.key_pair,
+        muxer_preference="YAMUX",
+        connection_config=ConnectionConfig(
+            max_connections=limits.connections,
+            high_watermark=limits.connections,
+            min_connections=0,
+            low_watermark=0,  # whom to be connected to is our decision
+            max_connections_per_peer=limits.connections_per_peer,
+        ),
+        announce_addrs=[Multiaddr(address) for address in config.announce] or None,
+    )
+    network: Any = libp2p_host.get_network()
+    network.retry_config = RetryConfig(max_retries=0)
+    for address in config.listen:
+        _check_port_free(address)
+    harden(libp2p_host)
+    failure: Exception | None = None
+    async with trio.open_nursery() as nursery:
+        host = Host(config, libp2p_host, nursery)
+        async with libp2p_host.run(listen_addrs=listen):
+            missing = [str(address) for address in listen if str(address) not in network.listeners]
+            if missing:
+                failure = ResourceError(f"cannot listen on {missing[0]}: choose an address of this machine with --listen.")
+            else:
+                nursery.start_soon(host.run)
+                try:
+                    yield host
+                except Exception as error:  # noqa: BLE001 - raised again below, outside the nurseries that would wrap it
+                    failure = error
+                finally:
+                    with trio.CancelScope(shield=True), trio.move_on_after(_GOODBYE_S):
+                        await host.close()
+                        await network.close()
+        nursery.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+
+
+def _listen_address(address: str) -> Multiaddr:
+    try:
+        parsed = Multiaddr(address)
+        names = [protocol.name for protocol in parsed.protocols()]
+    except (ValueError, KeyError) as error:
+        raise ConfigError(f"--listen {address} is no multiaddr: use one like /ip4/0.0.0.0/tcp/4001.") from error
+    if len(names) != 2 or names[0] not in ("ip4", "ip6") or names[1] != "tcp":
+        raise ConfigError(f"--listen {address} is not TCP over IP: use one like /ip4/0.0.0.0/tcp/4001.")
+    return parsed
+
+
+def _check_port_free(address: str) -> None:
+    """ResourceError if somebody listens there. The library binds with SO_REUSEPORT, which would share the port silently."""
+    _, family, ip, _, port = address.split("/")
+    with socket.socket(socket.AF_INET6 if family == "ip6" else socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((ip, int(port)))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise ResourceError(f"port {port} is in use: stop the other program or choose another with --listen.") from error
+            raise ResourceError(f"cannot listen on {address} ({error.strerror}): choose another with --listen.") from error
+
+
+def _expand(address: str) -> list[str]:
+    _, family, ip, _, port = address.split("/")
+    if ip not in ("0.0.0.0", "::"):
+        return [address]
+    candidates = [str(interface) for interface in get_available_interfaces(int(port))]
+    same = [a for a in candidates if a.startswith(f"/{family}/") and not a.startswith("/ip6/fe80")]
+    outside = [a for a in same if not a.startswith(("/ip4/127.", "/ip6/::1/"))]
+    return outside or same
+
+
+def _too_slow(target: str, timeout_s: float) -> DialError:
+    return DialError(f"{target} could not be reached within {timeout_s:g} s: is that peer running?", "timeout")

@@ -1,0 +1,150 @@
+"""Who a peer is: an Ed25519 key in a 0600 file, and the signatures made with it.
+
+A peer id is the multihash of its public key ("12D3Koo..."), so a signature can be checked with nothing but the id.
+Every signature covers the protocol version and a kind, so that bytes signed for one purpose never pass for another.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+from libp2p.crypto.ed25519 import Ed25519PrivateKey, create_new_key_pair
+from libp2p.crypto.keys import KeyPair, KeyType, PublicKey
+from libp2p.peer.id import ID
+
+from peer.errors import IdentityError, ProtocolViolation
+
+_SEED_BYTES = 32
+_SIGNATURE_BYTES = 64
+_DOMAIN = b"barnraise/1/"
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+
+class Signed(msgspec.Struct, frozen=True):
+    """A msgpack body with its signer's peer id and Ed25519 signature (64 bytes). Make with `sign_body`."""
+
+    body: bytes
+    signer: str
+    signature: bytes
+
+
+@dataclass(frozen=True)
+class Identity:
+    """One peer's key. `Identity.load_or_create(path)` is the ordinary way to get it."""
+
+    key_pair: KeyPair
+
+    @classmethod
+    def generate(cls) -> Identity:
+        """A fresh identity that lives in memory only."""
+        return cls(create_new_key_pair())
+
+    @classmethod
+    def load_or_create(cls, path: Path) -> Identity:
+        """Read the 32-byte seed at `path`, or make one there (mode 0600); IdentityError names the remedy."""
+        try:
+            return cls._load(path)
+        except FileNotFoundError:
+            return cls._create(path)
+        except OSError as error:
+            raise IdentityError(f"cannot read the key {path} ({error.strerror}): check who owns it.") from error
+
+    @cached_property
+    def peer_id(self) -> str:
+        return str(ID.from_pubkey(self.key_pair.public_key))
+
+    def sign(self, message: bytes) -> bytes:
+        """Ed25519 signature (64 bytes) of `message`."""
+        return bytes(self.key_pair.private_key.sign(message))
+
+    @classmethod
+    def _load(cls, path: Path) -> Identity:
+        mode = path.stat().st_mode
+        if mode & 0o077:
+            raise IdentityError(f"the key {path} can be read by others on this machine: run `chmod 600 {path}`.")
+        seed = path.read_bytes()
+        if len(seed) != _SEED_BYTES:
+            raise IdentityError(
+                f"the key {path} is damaged ({len(seed)} bytes instead of {_SEED_BYTES}): restore it from a backup,"
+                " or delete it to join as a new peer."
+            )
+        private = Ed25519PrivateKey.from_bytes(seed)
+        return cls(KeyPair(private, private.get_public_key()))
+
+    @classmethod
+    def _create(cls, path: Path) -> Identity:
+        identity = cls.generate()
+        temporary = ""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)  # mkstemp files are 0600
+            with os.fdopen(fd, "wb") as file:
+                file.write(identity.key_pair.private_key.to_bytes())
+                file.flush()
+                os.fsync(file.fileno())
+            os.link(temporary, path)  # fails if another process was faster, unlike a rename
+        except FileExistsError:
+            return cls._load(path)
+        except OSError as error:
+            raise IdentityError(
+                f"cannot write the key {path} ({error.strerror}): choose a writable folder with --home."
+            ) from error
+        finally:
+            if temporary:
+                os.unlink(temporary)
+        return identity
+
+
+@lru_cache(maxsize=4096)
+def _public_key(peer_id: str) -> PublicKey | None:
+    """The Ed25519 key inside a peer id, or None if there is none."""
+    try:
+        key = ID.from_base58(peer_id).extract_public_key()
+    except ValueError:
+        return None
+    return key if key is not None and key.get_type() is KeyType.Ed25519 else None
+
+
+def is_peer_id(text: str) -> bool:
+    """Whether `text` is the base58 id of an Ed25519 peer."""
+    return _public_key(text) is not None
+
+
+def verify_signature(peer_id: str, message: bytes, signature: bytes) -> bool:
+    """Whether `signature` is that peer's over `message`; False for anything malformed."""
+    if len(signature) != _SIGNATURE_BYTES:
+        return False
+    key = _public_key(peer_id)
+    return key is not None and bool(key.verify(message, signature))
+
+
+def sign_body(identity: Identity, kind: str, body: msgspec.Struct) -> Signed:
+    """Encode and sign `body` for the purpose `kind` (a fixed name such as "manifest")."""
+    encoded = msgspec.msgpack.encode(body)
+    return Signed(encoded, identity.peer_id, identity.sign(_signed_bytes(kind, encoded)))
+
+
+def open_body(signed: Signed, kind: str, type_: type[Body], signer: str | None = None) -> Body:
+    """Check and decode what `sign_body` made; ProtocolViolation if anything is off.
+
+    `signer` demands that particular key: a record "signed by someone" is not "signed by the authority".
+    """
+    if signer is not None and signed.signer != signer:
+        raise ProtocolViolation(f"this {kind} is signed by {signed.signer}, not by {signer}.")
+    if not verify_signature(signed.signer, _signed_bytes(kind, signed.body), signed.signature):
+        raise ProtocolViolation(f"the signature of this {kind} by {signed.signer} is wrong.")
+    try:
+        return msgspec.msgpack.decode(signed.body, type=type_)
+    except msgspec.MsgspecError as error:
+        raise ProtocolViolation(f"this {kind} by {signed.signer} is malformed: {error}.") from error
+
+
+def _signed_bytes(kind: str, encoded: bytes) -> bytes:
+    return _DOMAIN + kind.encode() + b"\0" + encoded

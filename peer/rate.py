@@ -1,0 +1,100 @@
+"""Upload and download caps: token buckets, and the counters behind `bytes_up` and `measured_bandwidth`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import trio
+
+_BURST_S = 0.25
+_SMOOTHING = 0.3
+_BULK_BYTES = 256 << 10  # below this a transfer measures latency, not bandwidth
+
+
+class TokenBucket:
+    """At most `rate` bytes/s on average, in bursts of a quarter second; None means no cap.
+
+    Takers are served in order. `charge` takes without waiting, so that small control frames never stand behind bulk
+    data and still count against the cap.
+    """
+
+    def __init__(self, rate_bytes_per_s: float | None, clock: Callable[[], float] = trio.current_time) -> None:
+        self._rate = rate_bytes_per_s
+        self._clock = clock
+        self._tokens = 0.0 if rate_bytes_per_s is None else rate_bytes_per_s * _BURST_S
+        self._at: float | None = None
+        self._turn = trio.Lock()
+
+    def piece_bytes(self, preferred: int) -> int:
+        """The largest piece to take at once so that a slow link still flows evenly."""
+        if self._rate is None:
+            return preferred
+        return max(1024, min(preferred, int(self._rate * _BURST_S)))
+
+    def charge(self, size_bytes: int) -> None:
+        """Take now, going into debt if need be."""
+        if self._rate is not None:
+            self._refill(self._rate)
+            self._tokens -= size_bytes
+
+    async def take(self, size_bytes: int) -> None:
+        """Wait until the bucket is out of debt, then take."""
+        if self._rate is None:
+            return
+        async with self._turn:
+            self._refill(self._rate)
+            while self._tokens < 0:
+                await trio.sleep(-self._tokens / self._rate)
+                self._refill(self._rate)
+            self._tokens -= size_bytes
+
+    def _refill(self, rate: float) -> None:
+        now = self._clock()
+        if self._at is not None:
+            self._tokens = min(rate * _BURST_S, self._tokens + (now - self._at) * rate)
+        self._at = now
+
+
+@dataclass
+class Traffic:
+    """What has passed to and from one peer, framing included."""
+
+    bytes_up: int = 0
+    bytes_down: int = 0
+    heard_at: float = float("-inf")
+    """trio time of the last byte from this peer: any byte is a sign of life."""
+    bandwidth: float | None = None
+
+
+@dataclass
+class Meter:
+    """Counts bytes per peer and applies the caps. One per host."""
+
+    upload: TokenBucket
+    download: TokenBucket
+    by_peer: dict[str, Traffic] = field(default_factory=dict)
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+    def traffic(self, peer: str) -> Traffic:
+        return self.by_peer.setdefault(peer, Traffic())
+
+    def sent(self, peer: str, size_bytes: int) -> None:
+        self.bytes_up += size_bytes
+        self.traffic(peer).bytes_up += size_bytes
+
+    def received(self, peer: str, size_bytes: int) -> None:
+        self.bytes_down += size_bytes
+        traffic = self.traffic(peer)
+        traffic.bytes_down += size_bytes
+        traffic.heard_at = trio.current_time()
+
+    def transferred(self, peer: str, size_bytes: int, seconds: float) -> None:
+        """Fold one payload's speed into the peer's smoothed bandwidth (bytes/s)."""
+        if size_bytes < _BULK_BYTES:
+            return
+        speed = size_bytes / max(seconds, 1e-4)
+        traffic = self.traffic(peer)
+        old = traffic.bandwidth
+        traffic.bandwidth = speed if old is None else old + _SMOOTHING * (speed - old)

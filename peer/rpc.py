@@ -1,0 +1,225 @@
+"""Typed calls between peers, with raw payloads, size limits and deadlines.
+
+    store = Method("dht/store", StoreRequest, StoreReply, request_payload_max=1 << 20)
+    host.rpc.serve(store, handler)
+    reply = await host.rpc.call(peer_id, store, StoreRequest(...), tensor_bytes, timeout_s=5)
+
+One call is one stream, one request and one reply. The caller's deadline covers everything: dialling, opening the
+stream, writing, waiting, reading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Final, Protocol, TypeVar
+
+import msgspec
+import trio
+
+from peer.errors import BarnraiseError, ConnectionLost, DeadlineExceeded, ProtocolViolation, RemoteError
+from peer.events import EventLog
+from peer.limits import NetLimits
+from peer.method import Call, Gate, Handler, Method, Rep, Reply, Req
+from peer.rate import Meter
+from peer.serving import Server, flat
+from peer.wire import SMALL_BYTES, Buffer, Channel, Frames, ReplyHeader, RequestHeader
+
+__all__ = ["Buffer", "Call", "Gate", "Handler", "Method", "Reply", "Rpc"]
+
+T = TypeVar("T")
+
+_EARLY_REPLY_BYTES: Final = 4 * SMALL_BYTES  # bigger requests watch for a refusal while they are being sent
+
+
+class Lanes(Protocol):
+    """Where channels come from: the host's connections."""
+
+    async def open(self, peer: str, bulk: bool) -> Channel:
+        """A fresh channel to `peer`, dialling if need be; DialError or ConnectionLost."""
+
+
+class Rpc:
+    """Serves our methods to other peers and calls theirs."""
+
+    def __init__(
+        self,
+        peer_id: str,
+        lanes: Lanes,
+        limits: NetLimits,
+        meter: Meter,
+        events: EventLog,
+        nursery: trio.Nursery,
+    ) -> None:
+        self._peer_id = peer_id
+        self._lanes = lanes
+        self._limits = limits
+        self._meter = meter
+        self._nursery = nursery
+        self.server: Final = Server(limits, meter, events)
+        self._slots: dict[str, trio.CapacityLimiter] = {}
+
+    @property
+    def gate(self) -> Gate:
+        """Decides who may call what: raises NotAdmitted. Methods marked `open` and our own calls pass it by."""
+        return self.server.gate
+
+    @gate.setter
+    def gate(self, gate: Gate) -> None:
+        self.server.gate = gate
+
+    def serve(self, method: Method[Req, Rep], handler: Handler[Req, Rep]) -> None:
+        """Answer calls of `method` with `handler`, from now on."""
+        self.server.add(method, handler)
+
+    async def call(
+        self,
+        peer: str,
+        method: Method[Req, Rep],
+        body: Req,
+        payload: Buffer = b"",
+        *,
+        timeout_s: float,
+        bulk: bool = False,
+    ) -> Reply[Rep]:
+        """Call `method` at `peer` and wait for the answer, `timeout_s` seconds at most.
+
+        `bulk` sends over a connection of its own, so that big payloads never delay control calls. Raises DialError,
+        ConnectionLost, DeadlineExceeded, RemoteError (what the handler raised) or ProtocolViolation (a bad reply).
+        """
+        view = flat(payload)
+        if view.nbytes > method.request_payload_max:
+            raise ValueError(f"{method.name} takes {method.request_payload_max} bytes, not {view.nbytes}")
+        deadline = trio.current_time() + timeout_s
+        with trio.move_on_at(deadline):
+            if peer == self._peer_id:
+                return await self._call_self(method, body, view)
+
+
+            async def talk() -> Reply[Rep]:
+                channel = await self._lanes.open(peer, bulk)
+                return await self._exchange(channel, method, body, view, deadline)
+
+            async with self._slot(peer):
+                return await detached(self._nursery, talk)
+        raise DeadlineExceeded(f"{peer} did not answer {method.name} within {timeout_s:g} s.")
+
+    async def _call_self(self, method: Method[Req, Rep], body: Req, payload: memoryview) -> Reply[Rep]:
+        outcome = await self.server.run_local(method, Call(self._peer_id, body, payload))
+        if outcome.code:
+            raise RemoteError(outcome.code, outcome.message)
+        assert isinstance(outcome.body, method.reply)
+        return Reply(outcome.body, outcome.payload)
+
+    async def _exchange(
+        self, channel: Channel, method: Method[Req, Rep], body: Req, payload: memoryview, deadline: float
+    ) -> Reply[Rep]:
+        in_order = False
+        try:
+            frames = Frames(channel, self._meter, self._limits.header_bytes)
+            left_ms = int(1000 * (deadline - trio.current_time())) + 1
+            encoded = msgspec.Raw(msgspec.msgpack.encode(body))
+            request = RequestHeader(method.name, payload.nbytes, left_ms, encoded)
+            header, sent_all = await _request(frames, request, payload)
+            if header.code:
+                raise RemoteError(header.code, header.message)  # and abandon: the peer may not have read it all
+            if header.payload_bytes > method.reply_payload_max:
+                raise ProtocolViolation(
+                    f"{channel.peer} answered {method.name} with {header.payload_bytes} bytes,"
+                    f" over the limit of {method.reply_payload_max}."
+                )
+            try:
+                answer = msgspec.msgpack.decode(header.body, type=method.reply)
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                raise ProtocolViolation(f"{channel.peer} answered {method.name} with garbage: {error}.") from error
+            reply = Reply(answer, await frames.receive_payload(header.payload_bytes))
+            in_order = sent_all
+            return reply
+        except ProtocolViolation as error:
+            self.server.strike(channel.peer, str(error))
+            raise
+        finally:
+            if in_order:
+                channel.finish()
+            else:
+                channel.abandon()
+
+    @asynccontextmanager
+    async def _slot(self, peer: str) -> AsyncIterator[None]:
+        limiter = self._slots.get(peer)
+        if limiter is None:
+            limiter = self._slots[peer] = trio.CapacityLimiter(self._limits.calls_out_per_peer)
+        borrower = object()
+        await limiter.acquire_on_behalf_of(borrower)
+        try:
+            yield
+        finally:
+            limiter.release_on_behalf_of(borrower)
+            if not limiter.borrowed_tokens and not limiter.statistics().tasks_waiting:
+                self._slots.pop(peer, None)
+
+
+async def _request(frames: Frames, header: RequestHeader, payload: memoryview) -> tuple[ReplyHeader, bool]:
+    """Send a request and read the reply's header; also whether the request was sent to its end.
+
+    A peer may refuse a big payload before it has read it, so the reply is awaited while the payload is being sent.
+    """
+    if payload.nbytes <= _EARLY_REPLY_BYTES:
+        await frames.send(header, payload)
+        return await frames.receive_header(ReplyHeader), True
+    reply: ReplyHeader | None = None
+    failure: ConnectionLost | ProtocolViolation | None = None
+    sent_all = False
+    async with trio.open_nursery() as nursery:
+
+        async def send() -> None:
+            nonlocal failure, sent_all
+            try:
+                await frames.send(header, payload)
+                sent_all = True
+            except ConnectionLost as error:
+                failure = error
+                nursery.cancel_scope.cancel()
+
+        nursery.start_soon(send)
+        try:
+            reply = await frames.receive_header(ReplyHeader)
+        except (ConnectionLost, ProtocolViolation) as error:
+            failure = error
+        nursery.cancel_scope.cancel()
+    if reply is None:
+        assert failure is not None
+        raise failure
+    return reply, sent_all
+
+
+async def detached(nursery: trio.Nursery, work: Callable[[], Awaitable[T]]) -> T:
+    """Run `work` as a task of `nursery` and wait for it; when cancelled, cancel it and leave without waiting for its end.
+
+    A write to a frozen peer cannot be cancelled in the middle of an encrypted frame without breaking the connection for
+    all, so it goes on until the heartbeat or the kernel drops the connection. The caller's deadline does not wait for it.
+    """
+    done = trio.Event()
+    scope = trio.CancelScope()
+    results: list[T] = []
+    failures: list[BarnraiseError] = []
+
+    async def run() -> None:
+        with scope:
+            try:
+                results.append(await work())
+            except BarnraiseError as error:
+                failures.append(error)
+        done.set()
+
+    nursery.start_soon(run)
+    try:
+        await done.wait()
+    except trio.Cancelled:
+        scope.cancel()
+        raise
+    if failures:
+        raise failures[0]
+    if not results:  # the host is closing
+        raise ConnectionLost("this host is closing its connections.")
+    return results[0]

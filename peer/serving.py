@@ -1,0 +1,194 @@
+"""The inbound half of rpc: checks a request step by step, runs its handler, answers.
+
+Nothing a peer sends ends our process: a violation is a `peer_struck` event, a reset stream, and nothing more. A
+handler runs under its caller's deadline and is cancelled when the caller goes away.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+import trio
+
+from peer.errors import BarnraiseError, ConnectionLost, NotAdmitted, ProtocolViolation
+from peer.events import EventLog
+from peer.limits import ByteBudget, NetLimits
+from peer.method import Call, Gate, Handler, Method, admit_everybody
+from peer.rate import Meter
+from peer.wire import Buffer, Channel, Frames, ReplyHeader, RequestHeader
+
+INTERNAL: Final = "internal"
+UNKNOWN_METHOD: Final = "UnknownMethod"
+BUSY: Final = "Busy"
+_REFUSAL_S: Final = 5.0
+_NOTHING: Final = memoryview(b"")
+_NO_BODY: Final = msgspec.Raw(b"\xc0")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a handler: an error code and message, or a body and payload."""
+
+    code: str
+    message: str
+    body: msgspec.Struct | None
+    payload: memoryview
+
+
+class Server:
+    """The methods this host serves and everything that bounds them."""
+
+    def __init__(self, limits: NetLimits, meter: Meter, events: EventLog) -> None:
+        self.gate: Gate = admit_everybody
+        self._limits = limits
+        self._meter = meter
+        self._events = events
+        self._methods: dict[str, tuple[Method[Any, Any], Handler[Any, Any]]] = {}
+        self._calls: Counter[str] = Counter()
+        self._budget = ByteBudget(limits.payload_bytes_in_flight)
+
+    def add(self, method: Method[Any, Any], handler: Handler[Any, Any]) -> None:
+        if method.name in self._methods:
+            raise ValueError(f"{method.name} is served already")
+        self._methods[method.name] = (method, handler)
+
+    def strike(self, peer: str, reason: str) -> None:
+        """Record that `peer` broke the protocol."""
+        self._events.emit("peer_struck", peer=peer, reason=reason)
+
+    async def serve(self, channel: Channel) -> bool:
+        """Answer one call on `channel`; whether the channel ended in order (and was finished)."""
+        peer = channel.peer
+        frames = Frames(channel, self._meter, self._limits.header_bytes)
+        self._calls[peer] += 1
+        try:
+            if (
+                self._calls[peer] > self._limits.calls_in_per_peer
+                or self._calls.total() > self._limits.calls_in_total
+            ):
+                await self._refuse(frames, BUSY, "too many calls at once; try again in a moment")
+                answered = False
+            else:
+                answered = await self._answer(peer, frames)
+        except ProtocolViolation as error:
+            self.strike(peer, str(error))
+            answered = False
+        except ConnectionLost:
+            answered = False
+        finally:
+            self._calls[peer] -= 1
+            if not self._calls[peer]:
+                del self._calls[peer]
+        if answered:
+            channel.finish()
+        else:
+            channel.abandon()
+        return answered
+
+    async def _answer(self, peer: str, frames: Frames) -> bool:
+        header: RequestHeader | None = None
+        with trio.move_on_after(self._limits.header_timeout_s):
+            header = await frames.receive_header(RequestHeader)
+        if header is None:
+            return False
+        if header.method not in self._methods:
+            self.strike(peer, f"called the unknown method {header.method[:64]!r}")
+            await self._refuse(frames, UNKNOWN_METHOD, f"this peer does not serve {header.method[:64]}")
+            return False
+        method, handler = self._methods[header.method]
+        if header.payload_bytes > method.request_payload_max:
+            raise ProtocolViolation(
+                f"{method.name} with {header.payload_bytes} bytes, over the limit of {method.request_payload_max}"
+            )
+        try:
+            if not method.open:
+                self.gate(peer, method)
+        except NotAdmitted as error:
+            await self._refuse(frames, type(error).__name__, str(error))
+            return False
+        body = _decode(header.body, method.request, method.name)
+        with trio.move_on_after(min(header.timeout_ms / 1e3, self._limits.call_timeout_s)):
+            async with self._budget.claim(peer, header.payload_bytes):
+                payload = await frames.receive_payload(header.payload_bytes, self._limits.payload_idle_s)
+                outcome = await self._run_watched(frames, method, handler, Call(peer, body, payload))
+                if outcome is None:
+                    return False
+                await frames.send(_reply_header(outcome), outcome.payload)
+                return True
+        return False
+
+    async def _run_watched(
+        self, frames: Frames, method: Method[Any, Any], handler: Handler[Any, Any], call: Call[Any]
+    ) -> Outcome | None:
+        """The handler's outcome, or None if the caller went away first (which cancels the handler)."""
+        outcome: Outcome | None = None
+        violation: ProtocolViolation | None = None
+        async with trio.open_nursery() as nursery:
+
+            async def watch() -> None:
+                nonlocal violation
+                try:
+                    await frames.ended()
+                except ProtocolViolation as error:
+                    violation = error
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(watch)
+            outcome = await self.run(method, handler, call)
+            nursery.cancel_scope.cancel()
+        if violation is not None:
+            raise violation
+        return outcome
+
+    async def run_local(self, method: Method[Any, Any], call: Call[Any]) -> Outcome:
+        """A call to ourselves: no gate, no frames."""
+        if method.name not in self._methods:
+            return Outcome(UNKNOWN_METHOD, f"this peer does not serve {method.name}", None, _NOTHING)
+        return await self.run(method, self._methods[method.name][1], call)
+
+    async def run(self, method: Method[Any, Any], handler: Handler[Any, Any], call: Call[Any]) -> Outcome:
+        """Run a handler; whatever it raises becomes an outcome. This is the rpc edge."""
+        try:
+            answer = await handler(call)
+        except ProtocolViolation as error:
+            self.strike(call.peer, f"{method.name}: {error}")
+            return Outcome(type(error).__name__, str(error), None, _NOTHING)
+        except BarnraiseError as error:
+            return Outcome(type(error).__name__, str(error), None, _NOTHING)
+        except Exception as error:
+            self._events.emit("bug", where=method.name, error=repr(error), trace=traceback.format_exc())
+            return Outcome(INTERNAL, f"a bug in {method.name}; the events of that peer have the details", None, _NOTHING)
+        body, payload = answer if isinstance(answer, tuple) else (answer, b"")
+        view = flat(payload)
+        if view.nbytes > method.reply_payload_max or not isinstance(body, method.reply):
+            problem = f"{method.name} answered {type(body).__name__} and {view.nbytes} bytes"
+            self._events.emit("bug", where=method.name, error=problem)
+            return Outcome(INTERNAL, f"a bug in {method.name}; the events of that peer have the details", None, _NOTHING)
+        return Outcome("", "", body, view)
+
+    async def _refuse(self, frames: Frames, code: str, message: str) -> None:
+        """Answer before the payload is read: the caller stops sending when it sees the reply."""
+        with trio.move_on_after(_REFUSAL_S):
+            await frames.send(ReplyHeader(code, message, 0, _NO_BODY), _NOTHING)
+            await frames.discard()
+
+
+def flat(payload: Buffer) -> memoryview:
+    """A view of the payload's bytes, whatever its shape (tensors come as typed memoryviews)."""
+    return memoryview(payload).cast("B")
+
+
+def _reply_header(outcome: Outcome) -> ReplyHeader:
+    body = _NO_BODY if outcome.body is None else msgspec.Raw(msgspec.msgpack.encode(outcome.body))
+    return ReplyHeader(outcome.code, outcome.message, outcome.payload.nbytes, body)
+
+
+def _decode(raw: msgspec.Raw, type_: type[Any], name: str) -> Any:
+    try:
+        return msgspec.msgpack.decode(raw, type=type_)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ProtocolViolation(f"{name} with a malformed body: {error}") from error
