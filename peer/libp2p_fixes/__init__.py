@@ -18,7 +18,7 @@ from importlib import metadata
 from typing import Final
 
 from peer.errors import ConfigError
-from peer.libp2p_fixes import dialing, handlers, inbound, sockets, yamux
+from peer.libp2p_fixes import dialing, handlers, inbound, sockets, throughput, yamux
 from peer.libp2p_fixes.handlers import harden
 from peer.libp2p_fixes.sockets import abort_connection
 
@@ -42,7 +42,7 @@ def apply_fixes() -> None:
             f"py-libp2p {installed} is installed but only {SUPPORTED_VERSION} is known to be safe: "
             f"run `pip install libp2p=={SUPPORTED_VERSION}`"
         )
-    for theme in (handlers, inbound, dialing, sockets, yamux):
+    for theme in (handlers, inbound, dialing, sockets, yamux, throughput):
         theme.apply()
     _quiet_logging()
     _applied = True

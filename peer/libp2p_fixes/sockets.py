@@ -13,6 +13,8 @@ from typing import Any, Final
 import trio
 from libp2p.io.trio import TrioTCPStream
 
+from peer.libp2p_fixes.yamux import Yamux
+
 logger = logging.getLogger(__name__)
 
 KEEPALIVE_IDLE_S: Final = 10
@@ -21,9 +23,6 @@ KEEPALIVE_PROBES: Final = 3
 # Unacknowledged data for this long means the link is gone; the application's heartbeat is faster and catches frozen peers too.
 UNACKNOWLEDGED_MAX_S: Final = 25
 
-# The attributes under which the layers of a connection keep the next one down, outermost first.
-_NEXT_LAYER: Final = ("secured_conn", "conn", "read_writer", "read_write_closer", "stream")
-_DEPTH_MAX: Final = 12
 
 
 def apply() -> None:
@@ -55,24 +54,12 @@ def set_keepalive(stream: trio.SocketStream) -> None:
                 logger.debug("cannot set %s", name)
 
 
-def socket_of(connection: Any) -> trio.SocketStream | None:
-    """The TCP socket under a SwarmConn, muxed or raw connection; None where there is none (a relayed connection)."""
-    layer = getattr(connection, "muxed_conn", connection)
-    for _ in range(_DEPTH_MAX):
-        if isinstance(layer, trio.SocketStream):
-            return layer
-        below = next((getattr(layer, name) for name in _NEXT_LAYER if getattr(layer, name, None) is not None), None)
-        if below is None:
-            return None
-        layer = below
-    return None
-
-
 async def abort_connection(connection: Any) -> None:
     """Drop a SwarmConn at once, without the goodbye: every read and write on it fails, and the swarm forgets it.
 
     Returns within a moment even when the peer is frozen and a write to it is stuck.
     """
-    stream = socket_of(connection)
-    if stream is not None:
-        await trio.aclose_forcefully(stream)
+    muxed: Yamux = connection.muxed_conn
+    muxed.abort()
+    if muxed.event_started.is_set():
+        await muxed.event_closed.wait()
