@@ -1,0 +1,215 @@
+"""The DHT as the rest of Barnraise sees it: put and get of typed, signed, expiring records.
+
+    members = Schema("member", MemberRecord, ttl_max_s=30, size_max=2048, signer=lambda key, peer: True)
+    async with open_node(host, invite.bootstrap, [members], cache=home / "peers.json", namespace=run_id) as node:
+        await node.put(members, "group-0", record, ttl_s=9)
+        for peer, entry in (await node.get(members, "group-0")).items(): ...
+
+A node that only serves others (a meeting point) is one on which nobody calls `put`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import trio
+
+from dht.bootstrap import Bootstrap
+from dht.protocol import LEAVE, STORE, LeaveRequest, StoreReply, StoreRequest
+from dht.reader import Reader
+from dht.records import Entry, ExpiredRecord, FutureRecord, Record, Schema, StaleRecord, StoreFull, open_record, seal
+from dht.router import PeerFault, Router
+from dht.server import Server
+from dht.storage import DEFAULT_LIMITS, Storage, StorageLimits
+from dht.tuning import DEFAULT_TUNING, Tuning
+from peer.errors import DialError, RemoteError
+from peer.host import Host
+
+__all__ = ["Entry", "Node", "Schema", "StorageLimits", "Tuning", "open_node"]
+
+T = TypeVar("T")
+
+
+class Node:
+    """A member of the DHT of one run. Made by `open_node`."""
+
+    def __init__(self, router: Router, storage: Storage, schemas: Sequence[Schema[Any]]) -> None:
+        self._router = router
+        self._host = router.host
+        self._storage = storage
+        self._schemas = {schema.name: schema for schema in schemas}
+        self._reader = Reader(router, storage, self._schemas)
+        self._server = Server(router, storage, self._schemas)
+        self._last_issued_us = 0
+        self._refusals: dict[tuple[str, str], frozenset[str]] = {}
+
+    @property
+    def peers(self) -> frozenset[str]:
+        """The other nodes that were alive when last heard of (in a big network: those in the routing table)."""
+        return frozenset(self._router.table)
+
+    @property
+    def split_suspected(self) -> bool:
+        """Whether most of the peers known are lost: then either they died, or we are cut off from them."""
+        return self._router.split.suspected
+
+    @property
+    def stored(self) -> tuple[int, int]:
+        """Records and bytes kept for others and for us."""
+        return len(self._storage), self._storage.size_bytes
+
+    def now(self) -> float:
+        """Seconds since the epoch, corrected by the clocks of the others if this machine's is wrong."""
+        return self._router.clock.now()
+
+    async def put(self, schema: Schema[T], key: str, value: T, ttl_s: float) -> int:
+        """Publish a value under our own peer id for `ttl_s` seconds; refresh it by putting it again.
+
+        Returns how many stores took it (0: nobody, `dht_put_refused` says why). Takes milliseconds in a healthy swarm,
+        about 2 s at most. Raises OversizeRecord, WrongSchema or WrongSigner if no store would take it.
+        """
+        self._check_known(schema)
+        taken = 0
+        for _ in range(2):
+            record = self._sealed(schema, key, value, ttl_s)
+            taken, newest_us = await self._store_everywhere(record)
+            if newest_us <= record.body.issued_us:
+                break
+            self._last_issued_us = newest_us  # our clock was set back, or we are a restart of a faster one: overtake
+        return taken
+
+    async def get(self, schema: Schema[T], key: str) -> dict[str, Entry[T]]:
+        """The freshest valid record of each signer under a key, by peer id.
+
+        Asks several stores and checks everything again; what nobody reachable holds is absent. Below 2 s at all events.
+        """
+        self._check_known(schema)
+        return await self._reader.get(schema, key)
+
+    def _check_known(self, schema: Schema[T]) -> None:
+        if self._schemas.get(schema.name) is not schema:
+            raise ValueError(f"schema {schema.name!r} was not given to open_node, so other nodes do not keep it either")
+
+    def _sealed(self, schema: Schema[T], key: str, value: T, ttl_s: float) -> Record:
+        self._last_issued_us = max(self._last_issued_us + 1, int(self.now() * 1e6))
+        signed = seal(
+            self._host.identity,
+            self._router.namespace,
+            schema,
+            key,
+            value,
+            ttl_s=ttl_s,
+            issued_us=self._last_issued_us,
+        )
+        return open_record(signed, self._router.namespace, self._schemas)
+
+    async def _store_everywhere(self, record: Record) -> tuple[int, int]:
+        """Number of stores that took it, and the issue time of the newest record that anybody holds."""
+        taken, newest_us, refused = 0, 0, set[str]()
+
+        async def store_at(peer: str) -> None:
+            nonlocal taken, newest_us
+            try:
+                reply = await self._store_at(peer, record)
+            except (RemoteError, StoreFull) as error:
+                refused.add(error.code if isinstance(error, RemoteError) else type(error).__name__)
+                return
+            except PeerFault:
+                return  # a dead peer; the router has seen it
+            taken += reply.kept
+            newest_us = max(newest_us, reply.newest_us)
+
+        async with trio.open_nursery() as nursery:
+            for peer in await self._router.closest(record.digest):
+                nursery.start_soon(store_at, peer)
+        self._report_refusals(record, frozenset(refused))
+        return taken, newest_us
+
+    async def _store_at(self, peer: str, record: Record) -> StoreReply:
+        router = self._router
+        if peer == self._host.peer_id:
+            try:
+                self._storage.put(record, trio.current_time())
+            except StaleRecord as error:
+                return StoreReply(kept=False, newest_us=error.newest_us, clock_s=router.clock.raw())
+            return StoreReply(kept=True, newest_us=record.body.issued_us, clock_s=router.clock.raw())
+        request = StoreRequest(router.namespace, router.addresses(), record.signed)
+        return (await router.ask(peer, STORE, request, router.patience_s(peer))).body
+
+    def _report_refusals(self, record: Record, refused: frozenset[str]) -> None:
+        """One event when the set of reasons for which stores refuse a key changes, not one a refresh."""
+        name = (record.body.schema, record.body.key)
+        if refused and refused != self._refusals.get(name):
+            wrong_clock = refused & {ExpiredRecord.__name__, FutureRecord.__name__}
+            self._router.events.emit(
+                "dht_put_refused",
+                schema=record.body.schema,
+                key=record.body.key,
+                why=sorted(refused),
+                remedy="set this machine's clock (for instance by NTP)" if wrong_clock else None,
+            )
+        if refused:
+            self._refusals[name] = refused
+        else:
+            self._refusals.pop(name, None)
+
+    async def leave(self) -> None:
+        """Say goodbye, so that others drop us and our records at once instead of when they expire."""
+
+        async def tell(peer: str) -> None:
+            try:
+                await self._host.rpc.call(
+                    peer, LEAVE, LeaveRequest(self._router.namespace), timeout_s=self._router.tuning.leave_timeout_s
+                )
+            except PeerFault:
+                return
+
+        async with trio.open_nursery() as nursery:
+            for peer in self.peers & self._host.connected:
+                nursery.start_soon(tell, peer)
+
+
+@asynccontextmanager
+async def open_node(
+    host: Host,
+    bootstrap: Sequence[str],
+    schemas: Sequence[Schema[Any]],
+    cache: Path | None,
+    namespace: str,
+    *,
+    required: bool = False,
+    tuning: Tuning = DEFAULT_TUNING,
+    limits: StorageLimits = DEFAULT_LIMITS,
+) -> AsyncIterator[Node]:
+    """Join the DHT of `namespace` (a run id) over a host and take part in it until the block ends.
+
+    Entered once somebody has answered, or everybody has failed; the first node of a run just starts. `bootstrap` are
+    full multiaddrs, `cache` the file in which peers are remembered. With `required`, raises DialError (naming each
+    address and its reason) if there were addresses and none of them, nor of the cache, answered; without it, the node
+    goes on trying in the background, which it also does whenever it later loses touch.
+    """
+    failure: Exception | None = None
+    async with trio.open_nursery() as nursery:
+        router = Router(host, namespace, host.events, tuning, nursery)
+        node = Node(router, Storage(limits), schemas)
+        contact = Bootstrap(router, bootstrap, cache)
+        try:
+            try:
+                await contact.join()
+            except DialError:
+                if required:
+                    raise
+            nursery.start_soon(contact.run)
+            yield node
+        except Exception as error:  # noqa: BLE001 - re-raised below: a nursery would wrap the caller's error in a group
+            failure = error
+        finally:
+            with trio.CancelScope(shield=True):
+                await node.leave()
+            contact.save_cache()
+            nursery.cancel_scope.cancel()
+    if failure is not None:
+        raise failure

@@ -1,0 +1,294 @@
+"""Calls to other nodes, and what each outcome teaches: who is alive, where, and who is nearest to a point.
+
+A peer that answers enters the routing table. One that refuses or breaks a connection leaves it at once and is not
+asked again for a while (back-off). One that is merely slow is passed over and probed in the background with a longer
+deadline; the probe decides.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import Final, TypeVar
+
+import msgspec
+import trio
+
+from dht.backoff import Backoff
+from dht.clock import SwarmClock
+from dht.key import as_bytes, as_int, nearest, node_key
+from dht.lookup import Lookup
+from dht.protocol import ADDRESSES_MAX, FIND, NODES_MAX, Contact, FindReply, FindRequest, WrongNamespace
+from dht.records import CLOCK_TOLERANCE_S
+from dht.split import SplitWatch
+from dht.table import RoutingTable
+from dht.tuning import Tuning
+from peer.errors import DeadlineExceeded, NetworkError, ProtocolViolation, RemoteError
+from peer.events import EventLog
+from peer.host import Host
+from peer.rpc import Method, Reply
+
+Req = TypeVar("Req", bound=msgspec.Struct)
+Rep = TypeVar("Rep", bound=msgspec.Struct)
+
+PLACEMENTS_MAX: Final = 256
+REMEMBERED_MAX: Final = 1024
+PROBES_MAX: Final = 16
+BAN_S: Final = 600.0
+ADDRESSES_FRESH_S: Final = 2.0  # how old our view of our own addresses may be: a relay may add one
+
+# What a call to a peer may raise through that peer's fault.
+PeerFault = (NetworkError, ProtocolViolation)
+
+
+class Router:
+    """The view one node has of the others. Background probes run in `nursery`."""
+
+    def __init__(self, host: Host, namespace: str, events: EventLog, tuning: Tuning, nursery: trio.Nursery) -> None:
+        self.host = host
+        self.namespace = namespace
+        self.events = events
+        self.tuning = tuning
+        self.clock = SwarmClock()
+        self.table = RoutingTable(host.peer_id)
+        self.split = SplitWatch()
+        self.own_key = node_key(host.peer_id)
+        self._nursery = nursery
+        self._down = Backoff(tuning.redial_min_s, tuning.redial_max_s)
+        self._banned: OrderedDict[str, float] = OrderedDict()  # peer -> until
+        self._probing: set[str] = set()
+        self._told: OrderedDict[str, tuple[str, ...]] = OrderedDict()  # addresses as peers last gave them
+        self._placements: OrderedDict[bytes, tuple[float, tuple[str, ...]]] = OrderedDict()
+        self._addresses: tuple[str, ...] = ()
+        self._addresses_until = -float("inf")
+        self._merged_at = -float("inf")
+        self._clock_reported = False
+
+    # -- what one learns -----------------------------------------------------------------------------------------
+
+    def addresses(self) -> tuple[str, ...]:
+        """Our own, as told to others. Empty for a peer that cannot be dialled: then nobody lists it."""
+        now = trio.current_time()
+        if now >= self._addresses_until:
+            self._addresses = self.host.addresses[:ADDRESSES_MAX]
+            self._addresses_until = now + ADDRESSES_FRESH_S
+        return self._addresses
+
+    def heard(self, peer: str, addresses: Iterable[str] | None = None) -> None:
+        """A peer has answered, or called us and said where it listens."""
+        self._down.reset(peer)
+        if addresses is not None:
+            self._learn_own_claim(peer, tuple(addresses))
+        if not self.host.book.get(peer) or self._is_banned(peer):
+            return  # without an address it is reachable only while it holds its connection to us: no use to others
+        self.split.peer_back(peer)
+        if self.table.heard(peer, trio.current_time()):
+            self.events.emit("dht_peer_found", peer=peer, peers=len(self.table))
+            self.judge_split()
+
+    def lost(self, peer: str, why: str) -> None:
+        """A peer is dead or cannot be reached."""
+        now = trio.current_time()
+        self._down.failed(peer, now)
+        self.clock.forget(peer)
+        if self.table.remove(peer):
+            self.split.peer_lost(peer, now)
+            self.events.emit("dht_peer_lost", peer=peer, why=why, peers=len(self.table))
+            self.judge_split()
+
+    def left(self, peer: str) -> None:
+        """A peer has said goodbye."""
+        self.split.peer_back(peer)
+        if self.table.remove(peer):
+            self.events.emit("dht_peer_left", peer=peer, peers=len(self.table))
+        self.judge_split()
+
+    def ban(self, peer: str, why: str) -> None:
+        """A peer has proved to be hostile: it is not asked again for ten minutes."""
+        self._banned[peer] = trio.current_time() + BAN_S
+        if len(self._banned) > REMEMBERED_MAX:
+            self._banned.popitem(last=False)
+        self.table.remove(peer)
+        self.events.emit("dht_peer_banned", peer=peer, why=why, seconds=BAN_S)
+
+    def available(self, peer: str) -> bool:
+        """Whether a peer may be asked now: it is neither us, nor known to be down, nor being probed."""
+        if peer == self.host.peer_id or peer in self._probing or self._is_banned(peer):
+            return False
+        return self._down.due(peer, trio.current_time())
+
+    def judge_split(self) -> None:
+        """Tell the world if the number of lost peers has begun or ceased to look like a split."""
+        change = self.split.judge(len(self.table), trio.current_time())
+        if change is not None:
+            self.events.emit(f"dht_split_{change}", why="peers lost", lost=len(self.split.lost), alive=len(self.table))
+        if change == "healed":
+            self.merged()
+
+    def merged(self) -> None:
+        """Networks have come together: others are nearest to the keys now, and reads ask all of them for a while."""
+        self._placements.clear()
+        self._merged_at = trio.current_time()
+
+    @property
+    def readers(self) -> int:
+        """How many stores a read asks."""
+        recent = trio.current_time() - self._merged_at < self.tuning.relookup_s
+        return self.tuning.stores if recent else self.tuning.readers
+
+    # -- asking --------------------------------------------------------------------------------------------------
+
+    async def ask(self, peer: str, method: Method[Req, Rep], body: Req, timeout_s: float) -> Reply[Rep]:
+        """One call whose outcome updates the view. Raises what `rpc.call` raises."""
+        sent = trio.current_time()
+        try:
+            reply = await self.host.rpc.call(peer, method, body, timeout_s=timeout_s)
+        except RemoteError as error:
+            if error.code == WrongNamespace.__name__:
+                self.lost(peer, "belongs to another run")
+            raise
+        except DeadlineExceeded:
+            if timeout_s < self.tuning.probe_timeout_s:
+                self.suspect(peer)
+            else:
+                self.lost(peer, f"no answer in {timeout_s:g} s")
+            raise
+        except PeerFault as error:
+            self.lost(peer, str(error))
+            raise
+        self.heard(peer)
+        clock_s = getattr(reply.body, "clock_s", None)
+        if clock_s is not None:
+            self._watch_clock(peer, clock_s, trio.current_time() - sent)
+        return reply
+
+    async def ask_nearest(self, peer: str, target: int, timeout_s: float) -> FindReply:
+        """Whom `peer` knows near a point; their addresses are noted."""
+        request = FindRequest(self.namespace, self.addresses(), as_bytes(target))
+        reply = (await self.ask(peer, FIND, request, timeout_s)).body
+        for contact in reply.nodes:
+            if contact.peer != self.host.peer_id and not self.host.book.get(contact.peer):
+                self.host.book.add(contact.peer, contact.addresses)
+        return reply
+
+    def patience_s(self, peer: str) -> float:
+        """How long to wait for a peer before passing it over: longer if it must be dialled first."""
+        return self.tuning.patience_s * (1 if peer in self.host.connected else 2)
+
+    def suspect(self, peer: str) -> None:
+        """A peer was too slow: leave it out, and find out in the background what it is."""
+        if peer not in self._probing and len(self._probing) < PROBES_MAX:
+            self._probing.add(peer)
+            self._nursery.start_soon(self._probe, peer)
+
+    async def _probe(self, peer: str) -> None:
+        try:
+            await self.ask_nearest(peer, self.own_key, self.tuning.probe_timeout_s)
+        except PeerFault:
+            pass  # `ask` has drawn the consequences
+        finally:
+            self._probing.discard(peer)
+
+    # -- finding -------------------------------------------------------------------------------------------------
+
+    async def find(self, target: int, seeds: Iterable[str] | None = None) -> list[str]:
+        """The live peers nearest to a point, nearest first, at most k; us not among them.
+
+        Starts from the routing table, or from `seeds` alone. Takes `lookup_budget_s` at the very most.
+        """
+        starts = self.table.nearest(target, NODES_MAX) if seeds is None else seeds
+        lookup = Lookup(
+            target,
+            self.tuning.stores,
+            self.tuning.parallel,
+            [peer for peer in starts if self.available(peer)],
+            exclude=[self.host.peer_id],
+        )
+        with trio.move_on_after(self.tuning.lookup_budget_s):
+            await self._drive(lookup, target)
+        for peer in lookup.pending():
+            self.suspect(peer)
+        return lookup.result()
+
+    async def _drive(self, lookup: Lookup, target: int) -> None:
+        progress = trio.Event()
+
+        async def step(peer: str) -> None:
+            nonlocal progress
+            try:
+                reply = await self.ask_nearest(peer, target, self.patience_s(peer))
+            except PeerFault:
+                lookup.failed(peer)
+            else:
+                lookup.answered(peer, [contact.peer for contact in reply.nodes if self.available(contact.peer)])
+            progress.set()
+
+        silences = 0
+        async with trio.open_nursery() as nursery:
+            while not lookup.finished:
+                for peer in lookup.take(extra=silences * self.tuning.parallel):
+                    nursery.start_soon(step, peer)
+                with trio.move_on_after(self.tuning.hedge_s) as silence:
+                    await progress.wait()
+                progress = trio.Event()
+                silences = silences + 1 if silence.cancelled_caught else 0
+            nursery.cancel_scope.cancel()
+
+    async def closest(self, digest: bytes) -> list[str]:
+        """The k nodes a record belongs on, as we see it, nearest first; we may be one of them.
+
+        A lookup now and then; in between its result is merged with the routing table, which knows who has died and
+        who has come. In a small swarm this costs nothing.
+        """
+        target = as_int(digest)
+        now = trio.current_time()
+        until, found = self._placements.get(digest, (0.0, ()))
+        if now >= until:
+            found = tuple(await self.find(target))
+            self._placements[digest] = (trio.current_time() + self.tuning.relookup_s, found)
+            self._placements.move_to_end(digest)
+            if len(self._placements) > PLACEMENTS_MAX:
+                self._placements.popitem(last=False)
+        known = {*found, *self.table.nearest(target, self.tuning.stores)}
+        live = [peer for peer in known if self.available(peer)]
+        return nearest(target, [*live, self.host.peer_id], self.tuning.stores)
+
+    async def refresh(self) -> None:
+        """Look up our own neighbourhood and one random far point, and probe peers that have long been silent."""
+        await self.find(self.own_key)
+        buckets = self.table.occupied()
+        if len(self.table) > self.tuning.stores and buckets:
+            bit = random.choice(buckets) - 1  # peers in bucket b differ from us in bit b-1 and agree above it
+            await self.find(self.own_key ^ (1 << bit) ^ random.getrandbits(bit))
+        for peer in self.table.silent_since(trio.current_time() - 3 * self.tuning.refresh_s)[:PROBES_MAX]:
+            self.suspect(peer)
+
+    def contacts(self, target: int, asker: str) -> tuple[Contact, ...]:
+        """Our answer to somebody's `ask_nearest`."""
+        peers = [peer for peer in self.table.nearest(target, NODES_MAX + 1) if peer != asker and self.available(peer)]
+        return tuple(Contact(peer, self.host.book.get(peer)[:ADDRESSES_MAX]) for peer in peers[:NODES_MAX])
+
+    def _is_banned(self, peer: str) -> bool:
+        return trio.current_time() < self._banned.get(peer, -float("inf"))
+
+    def _learn_own_claim(self, peer: str, addresses: tuple[str, ...]) -> None:
+        if self._told.get(peer) != addresses:
+            self.host.book.add(peer, addresses)
+            self._told[peer] = addresses
+        self._told.move_to_end(peer)
+        if len(self._told) > REMEMBERED_MAX:
+            self._told.popitem(last=False)
+
+    def _watch_clock(self, peer: str, clock_s: float, round_trip_s: float) -> None:
+        self.clock.observe(peer, clock_s, round_trip_s)
+        ahead_s = self.clock.disagreement_s
+        wrong = abs(ahead_s) > CLOCK_TOLERANCE_S / 2
+        if wrong and not self._clock_reported:
+            self.events.emit(
+                "dht_clock_wrong",
+                peers_ahead_s=round(ahead_s, 3),
+                corrected_s=round(self.clock.correction_s, 3),
+                remedy="set this machine's clock (for instance by NTP)",
+            )
+        self._clock_reported = wrong

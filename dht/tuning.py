@@ -1,0 +1,43 @@
+"""The DHT's constants, in one place. Times in seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Defaults suit records that live 9-30 s in a swarm of a few to a few hundred peers across the internet."""
+
+    stores: int = 8
+    """Kademlia's k: how many nodes keep a record."""
+    readers: int = 4
+    """How many of them a read asks; all of them for `relookup_s` after a split was merged."""
+    parallel: int = 3
+    """Kademlia's alpha: queries of one lookup in flight."""
+    patience_s: float = 0.75
+    """How long one query is waited for; a slower peer is probed in the background and passed over until it answers."""
+    hedge_s: float = 0.25
+    """After this much silence another peer is asked besides."""
+    lookup_budget_s: float = 1.2
+    """A lookup returns what it has by then."""
+    probe_timeout_s: float = 5.0
+    """A peer that does not answer within this is dead."""
+    bootstrap_timeout_s: float = 5.0
+    refresh_s: float = 15.0
+    """Looking up one's own neighbourhood."""
+    relookup_s: float = 20.0
+    """How long the k closest of a key are remembered."""
+    checkup_s: float = 30.0
+    """Asking each reachable bootstrap what it sees, to find out about a split."""
+    redial_min_s: float = 1.0
+    redial_max_s: float = 60.0
+    """Back-off of unreachable bootstraps and lost peers."""
+    redial_alone_s: float = 5.0
+    """The longest back-off of a node that has nobody left."""
+    cache_save_s: float = 30.0
+    leave_timeout_s: float = 0.5
+
+
+DEFAULT_TUNING: Final = Tuning()
