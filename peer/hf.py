@@ -101,12 +101,12 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
     ):
         if raw.get(key, plain) != plain:
             raise ConfigError(f"config.json sets {key} to {raw[key]!r}: only {plain!r} is supported")
-    max_seq_len = int(raw["max_position_embeddings"])
-    window = raw.get("sliding_window")
-    if window is not None and (family == "mistral" or raw.get("use_sliding_window")):
-        max_seq_len = min(max_seq_len, int(window))  # up to there a sliding window sees what full attention sees
     rope = {**(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}
     try:
+        max_seq_len = raw["max_position_embeddings"]
+        window = raw.get("sliding_window")
+        if window is not None and (family == "mistral" or raw.get("use_sliding_window")):
+            max_seq_len = min(max_seq_len, window)  # up to there a sliding window sees what full attention sees
         return ModelConfig(
             vocab_size=raw["vocab_size"],
             hidden_size=raw["hidden_size"],
