@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 KEEPALIVE_IDLE_S: Final = 10
 KEEPALIVE_INTERVAL_S: Final = 5
 KEEPALIVE_PROBES: Final = 3
-# Unacknowledged data for this long means the link is gone; the application's heartbeat is faster and catches frozen peers too.
+# Data unacknowledged for this long means that the link is gone. (Our heartbeat is faster, and sees frozen peers too.)
 UNACKNOWLEDGED_MAX_S: Final = 25
 
 
@@ -37,7 +37,7 @@ def apply() -> None:
 
 
 def set_keepalive(stream: trio.SocketStream) -> None:
-    """Make the kernel end this connection once the other side stops acknowledging (options a platform lacks are skipped)."""
+    """Make the kernel end this connection once the other side stops acknowledging. Skips options a platform lacks."""
     options = [
         (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
         (socket.IPPROTO_TCP, "TCP_KEEPIDLE", KEEPALIVE_IDLE_S),

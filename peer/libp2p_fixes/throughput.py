@@ -26,7 +26,7 @@ _READ_MAX: Final = 512 * 1024
 
 def apply() -> None:
     """Use this transport for every Noise session after its handshake."""
-    patterns.NoiseTransportReadWriter = NoiseTransport  # type: ignore[misc,assignment]
+    patterns.NoiseTransportReadWriter = NoiseTransport  # type: ignore[attr-defined,assignment]
 
 
 class NoiseTransport(EncryptedMsgReadWriter):

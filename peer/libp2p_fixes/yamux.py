@@ -23,7 +23,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar, Final
 
 import trio
-from libp2p.abc import ConnectionType, IMuxedConn, ISecureConn
+from libp2p.abc import IMuxedConn, ISecureConn
+from libp2p.connection_types import ConnectionType
 from libp2p.exceptions import BaseLibp2pError
 from libp2p.peer.id import ID
 from libp2p.stream_muxer import muxer_multistream
@@ -59,7 +60,7 @@ class YamuxViolation(BaseLibp2pError):
 
 def apply() -> None:
     """Make every connection of this process use this multiplexer."""
-    muxer_multistream.Yamux = Yamux  # type: ignore[attr-defined,misc,assignment]
+    muxer_multistream.Yamux = Yamux  # type: ignore[attr-defined,assignment]
 
 
 class Yamux(IMuxedConn):
@@ -225,7 +226,7 @@ class Yamux(IMuxedConn):
             raise YamuxViolation(f"{self._buffered} bytes wait unread on this connection")
         if count > 0 and Yamux._process_buffered > PROCESS_BUFFERED_MAX:
             fullest = max(Yamux._live, key=lambda conn: conn._buffered)
-            logger.debug("dropping the connection to %s, which holds %d unread bytes", fullest.peer_id, fullest._buffered)
+            logger.debug("dropping %s, for which we hold %d unread bytes", fullest.peer_id, fullest._buffered)
             fullest.abort()
 
     def settle(self, stream: YamuxStream) -> None:

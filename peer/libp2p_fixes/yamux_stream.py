@@ -1,6 +1,6 @@
 """One stream of a Yamux connection: flow control both ways, under the caller's deadline.
 
-What differs from stock 0.8.1: a write waits for window as long as its caller lets it (hole 5: stock gives up after 5 s);
+What differs from stock 0.8.1: a write waits for window as long as its caller lets it (hole 5: stock ends after 5 s);
 what was received before the connection ended can still be read; an unread stream holds at most its window (hole 6).
 """
 
@@ -40,7 +40,7 @@ class YamuxStream(IMuxedStream):
         self.send_closed = False
         self.recv_closed = False
         self.was_reset = False
-        self.left_at: float | None = None  # when close() was called; the connection sweeps what the peer leaves half open
+        self.left_at: float | None = None  # when close() was called; what the peer then leaves half open is swept
         self.send_window = WINDOW_INITIAL
         self.recv_window = WINDOW_INITIAL  # what the peer may still send
         self.window_target = WINDOW_INITIAL
