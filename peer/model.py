@@ -50,6 +50,16 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1).type_as(x)
 
 
+class Linear(nn.Linear):
+    def reset_parameters(self) -> None:
+        """Nothing: the start comes with the flat vector (and random numbers on meta cost a second of imports)."""
+
+
+class Embedding(nn.Embedding):
+    def reset_parameters(self) -> None:
+        """Nothing, as in Linear."""
+
+
 class RMSNorm(nn.Module):
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -68,12 +78,12 @@ class Attention(nn.Module):
         self.head_size = config.head_size
         self.grouped = config.heads != config.kv_heads
         q_rows, kv_rows = config.heads * config.head_size, config.kv_heads * config.head_size
-        self.q_proj = nn.Linear(config.hidden_size, q_rows, bias=config.attention_bias)
-        self.k_proj = nn.Linear(config.hidden_size, kv_rows, bias=config.attention_bias)
-        self.v_proj = nn.Linear(config.hidden_size, kv_rows, bias=config.attention_bias)
+        self.q_proj = Linear(config.hidden_size, q_rows, bias=config.attention_bias)
+        self.k_proj = Linear(config.hidden_size, kv_rows, bias=config.attention_bias)
+        self.v_proj = Linear(config.hidden_size, kv_rows, bias=config.attention_bias)
         self.q_norm = RMSNorm(config.head_size, config.norm_eps) if config.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(config.head_size, config.norm_eps) if config.qk_norm else nn.Identity()
-        self.o_proj = nn.Linear(q_rows, config.hidden_size, bias=False)
+        self.o_proj = Linear(q_rows, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         batch, length, _ = x.shape
@@ -90,9 +100,9 @@ class Attention(nn.Module):
 class SwiGLU(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.gate_proj = Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
@@ -134,11 +144,11 @@ class Decoder(nn.Module):
             raise ValueError("a model with tied embeddings is one stage: set tie_embeddings = false to cut it")
         self.config = config
         with torch.device("meta"):  # shapes only: the storage is `flat`
-            self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size) if first else None
+            self.embed_tokens = Embedding(config.vocab_size, config.hidden_size) if first else None
             self.layers = nn.ModuleDict({str(index): Block(config) for index in layers})
             self.norm = RMSNorm(config.hidden_size, config.norm_eps) if last else None
             untied = last and not config.tie_embeddings
-            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False) if untied else None
+            self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False) if untied else None
         self.layout = FlatLayout.of(config, layers)
         self.bind(flat)
         angles = torch.outer(torch.arange(config.max_seq_len, dtype=torch.float32), rotary_frequencies(config))

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.optim.adamw import adamw
 
 from peer.config import InnerConfig, ModelConfig
 from peer.control import InnerResult, Progress
@@ -46,6 +47,17 @@ class StepOutcome:
     skipped: bool
 
 
+@dataclass(frozen=True)
+class _Group:
+    """Parameters with one weight decay, each with its two moments and its count of steps."""
+
+    weight_decay: float
+    parameters: list[Tensor]
+    first: list[Tensor]
+    second: list[Tensor]
+    steps: list[Tensor]
+
+
 class Trainer:
     """One device's model, gradient and AdamW state, each one flat vector of P fp32 values: `local`, `gradient`, and
     the two rows of `moments`. `micro_batch_size` bounds the sequences that are on the device at once.
@@ -60,18 +72,17 @@ class Trainer:
         self.local = torch.zeros(size, device=device.torch)
         self.gradient = torch.zeros_like(self.local)
         self.moments = torch.zeros(2, size, device=device.torch)
+        self.steps = torch.zeros(len(FlatLayout.of(model).slots), device=device.torch)  # AdamW's, one a parameter
         self.model = Decoder(model, self.local)
         self.model.bind_gradients(self.gradient)
         self.compiled = config.compile and device.compile
         self._forward: Callable[[Tensor], Tensor] = torch.compile(self.model) if self.compiled else self.model
         self._micro_batch_size = micro_batch_size or config.batch_size
         self._bf16 = uses_bf16(device, config)
-        self._optimizer = self._build_optimizer()
+        self._groups = self._build_groups()
 
     def step(self, tokens: Tensor, step: int) -> StepOutcome:
         """One AdamW step on tokens (B, T+1) at the run's inner step `step`."""
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate(self.config, step)
         tokens = tokens.to(self.device.torch)
         self.gradient.zero_()
         loss = torch.zeros((), device=self.device.torch)
@@ -85,7 +96,7 @@ class Trainer:
             return StepOutcome(value, skipped=True)
         if norm > self.config.clip_norm:
             self.gradient.mul_(self.config.clip_norm / norm)
-        self._optimizer.step()
+        self._adamw(learning_rate(self.config, step))
         return StepOutcome(value, skipped=False)
 
     def progress(self, step: int, outcome: StepOutcome, tokens_per_s: float, skipped: int) -> Progress:
@@ -105,38 +116,57 @@ class Trainer:
     def save_moments(self, out: Tensor) -> None:
         """Both moments and the count of steps into `out` (2P + 1 values)."""
         out[:-1].copy_(self.moments.flatten())
-        steps = [float(state["step"]) for state in self._optimizer.state.values()]
-        out[-1] = steps[0]
+        out[-1] = self.steps[0]
 
     def load_moments(self, saved: Tensor) -> None:
         """The inverse of `save_moments`: a respawned worker trains on warm."""
         self.moments.copy_(saved[:-1].view(2, -1))
-        for state in self._optimizer.state.values():
-            state["step"].fill_(float(saved[-1]))
+        self.steps.fill_(float(saved[-1]))
 
     def _loss(self, tokens: Tensor, forward: Callable[[Tensor], Tensor]) -> Tensor:
         with torch.autocast(self.device.torch.type, dtype=torch.bfloat16, enabled=self._bf16):
             return next_token_loss(forward(tokens[:, :-1]), tokens)
 
-    def _build_optimizer(self) -> torch.optim.AdamW:
-        """AdamW whose state lies in `moments`; gains and biases do not decay."""
-        named = dict(self.model.canonical_parameters())
-        groups = [
-            {"params": [p for p in named.values() if p.dim() > 1], "weight_decay": self.config.weight_decay},
-            {"params": [p for p in named.values() if p.dim() == 1], "weight_decay": 0.0},
-        ]
-        fused = self.device.torch.type in ("cpu", "cuda")
-        optimizer = torch.optim.AdamW(
-            groups, lr=self.config.lr, betas=self.config.betas, eps=self.config.eps, fused=fused or None
-        )
+    @torch.no_grad()
+    def _adamw(self, lr: float) -> None:
+        """torch.optim.AdamW's own kernel on our flat vectors. Building the class itself would import torch._dynamo:
+        1.5 s and 100 MB for each worker, before its first step."""
+        for group in self._groups:
+            adamw(
+                group.parameters,
+                [parameter.grad for parameter in group.parameters if parameter.grad is not None],
+                group.first,
+                group.second,
+                [],
+                group.steps,
+                fused=self.device.torch.type in ("cpu", "cuda"),
+                amsgrad=False,
+                beta1=self.config.betas[0],
+                beta2=self.config.betas[1],
+                lr=lr,
+                weight_decay=group.weight_decay,
+                eps=self.config.eps,
+                maximize=False,
+            )
+
+    def _build_groups(self) -> list[_Group]:
+        """Matrices decay, gains and biases do not."""
+        named: dict[str, Tensor] = dict(self.model.canonical_parameters())
         first, second = (self.model.layout.views(row) for row in self.moments)
-        for name, parameter in named.items():
-            optimizer.state[parameter] = {
-                "step": torch.zeros((), device=self.device.torch if fused else None),
-                "exp_avg": first[name],
-                "exp_avg_sq": second[name],
-            }
-        return optimizer
+        steps = dict(zip(named, self.steps.unbind(), strict=True))
+        groups = []
+        for decays in (True, False):
+            names = [name for name, parameter in named.items() if (parameter.dim() > 1) == decays]
+            groups.append(
+                _Group(
+                    weight_decay=self.config.weight_decay if decays else 0.0,
+                    parameters=[named[name] for name in names],
+                    first=[first[name] for name in names],
+                    second=[second[name] for name in names],
+                    steps=[steps[name] for name in names],
+                )
+            )
+        return groups
 
 
 @dataclass
