@@ -44,7 +44,7 @@ class EventLog:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._fd = self._open()
 
-    def emit(self, name: str, **fields: Field) -> None:
+    def emit(self, name: str, /, **fields: Field) -> None:
         """Record one fact now."""
         event = Event(at=time.time(), name=name, fields=fields)
         line = self._encoder.encode({"at": round(event.at, 3), "event": name, **fields}) + b"\n"

@@ -71,11 +71,9 @@ class Head(msgspec.Struct, frozen=True):
                 return attempt
         return floor
 
-    def regrouped(self, members: tuple[Member, ...]) -> Head:
-        """The same state in a new term with other members; valid only when the authority has signed it."""
-        return msgspec.structs.replace(
-            self, term=self.term + 1, previous=self.hash, members=tuple(sorted(members))
-        )
+    def regrouped(self, members: tuple[Member, ...], term: int) -> Head:
+        """The same state in a later term with other members; valid only when the authority has signed it."""
+        return msgspec.structs.replace(self, term=term, previous=self.hash, members=tuple(sorted(members)))
 
 
 def genesis(run_id: str, state_hash: bytes) -> Head:

@@ -6,7 +6,8 @@ do not have makes us look where the run stands, but only what `swarm.follow` acc
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 import trio
@@ -41,44 +42,51 @@ class Keeper(Protocol):
         """Peers of this run seen lately, besides the members of the current head."""
 
 
-class Engine:
-    """`run()` takes part until `rounds` are committed (0: for ever). `authority` signs regroups."""
+@dataclass(frozen=True)
+class RunFacts:
+    """What an engine must know of the run: its genesis, who signs regroups, after how many rounds it ends (0: never),
+    how many peers may take part."""
 
-    def __init__(
-        self, post: Post, head: Head, regroup: Signed | None, keeper: Keeper, authority: str, rounds: int
-    ) -> None:
+    genesis: Head
+    authority: str
+    rounds: int
+    max_peers: int
+
+
+class Engine:
+    """`run()` takes part until the run's number of rounds is committed."""
+
+    def __init__(self, post: Post, run: RunFacts, head: Head, regroup: Signed | None, keeper: Keeper) -> None:
         self.head = head
         self.regroup = regroup
         self.phase = "joining"
         self._post = post
         self._keeper = keeper
-        self._authority = authority
-        self._rounds = rounds
+        self._run = run
         self._round: Round | None = None
         self._knockers: dict[str, tuple[Member, float]] = {}
         self._look = trio.Event()  # set when somebody seems to be further on
         self._offer: Sighting | None = None  # a regroup that the authority pushed to us
-        self._better: Sighting | None = None
         self._serve()
 
     async def run(self) -> None:
         async with trio.open_nursery() as lingering:
-            while not self._rounds or self.head.round < self._rounds:
+            while not self._run.rounds or self.head.round < self._run.rounds:
                 height = Height(self.head, self._post.me)
-                self._better = None
+                better: list[Sighting] = []
                 async with trio.open_nursery() as tasks:
                     round_ = Round(self._post, height, tasks, lingering)
                     round_.overtaken = self._look_again
                     self._round = round_
-                    await self._live(round_)
+                    better += await self._live(round_)
                     tasks.cancel_scope.cancel()
                 if height.decided is not None:
                     await self._commit(round_, height.decided)
-                elif self._better is not None:
+                else:
                     await round_.abandon()
-                    if height.plan is not None and self._better.head.term > self.head.term:
+                    if height.plan is not None and better[0].head.term > self.head.term:
                         round_.discard("the group was regrouped")
-                    await self._catch_up(height, self._better)
+                    await self._catch_up(height, better[0])
             self.phase = "finished"
             self._round = None
             await self._serve_stragglers()
@@ -92,20 +100,23 @@ class Engine:
 
     # -- one head ----------------------------------------------------------------------------------------------------
 
-    async def _live(self, round_: Round) -> None:
-        """Returns when the round is decided or a better head was found."""
-        height = round_.height
-        done = trio.Event()
+    async def _live(self, round_: Round) -> list[Sighting]:
+        """Returns when the round is decided (empty), or with a better head that was found elsewhere."""
+        better: list[Sighting] = []
+        part = self._lead_or_follow if round_.height.head.has(self._post.me) else self._knock
 
-        async def until_done(task: Callable[[Round], Awaitable[None]]) -> None:
-            await task(round_)
-            done.set()
+        async def take_part() -> None:
+            await part(round_)
+            nursery.cancel_scope.cancel()
+
+        async def look_around() -> None:
+            better.append(await self._look_around(round_))
+            nursery.cancel_scope.cancel()
 
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(until_done, self._lead_or_follow if height.head.has(self._post.me) else self._knock)
-            nursery.start_soon(until_done, self._look_around)
-            await done.wait()
-            nursery.cancel_scope.cancel()
+            nursery.start_soon(take_part)
+            nursery.start_soon(look_around)
+        return [] if round_.height.decided is not None else better
 
     async def _lead_or_follow(self, round_: Round) -> None:
         """A member's part: see to it that some attempt of the round is led, by itself if it comes to that."""
@@ -148,7 +159,7 @@ class Engine:
         self.phase = "knocking"
         knock = say.Knock(height.head.hash, post.me, post.host.addresses)
         while height.decided is None:
-            doors = [*(m.peer for m in height.head.members), self._authority]
+            doors = [*(m.peer for m in height.head.members), self._run.authority]
             async with trio.open_nursery() as nursery:
                 for door in doors:
                     nursery.start_soon(self._knock_at, door, knock)
@@ -162,8 +173,8 @@ class Engine:
         if reply.body.head.hash != knock.head:
             self._look.set()
 
-    async def _look_around(self, round_: Round) -> None:
-        """Look where the run stands when somebody seems to be further on, and now and then anyway."""
+    async def _look_around(self, round_: Round) -> Sighting:
+        """Look where the run stands when somebody seems to be further on, and now and then anyway; returns what is."""
         head = round_.height.head
         while True:
             with trio.move_on_after(LOOK_AROUND_S):
@@ -171,17 +182,16 @@ class Engine:
             self._look = trio.Event()
             best, self._offer = self._offer or await self.best_sighting(), None
             if best is not None and best.head.height > head.height and best.head.hash != head.hash:
-                self._better = best
-                return
+                return best
             await trio.sleep(0.1)  # a burst of calls from further on must not become a burst of polls
 
     async def best_sighting(self) -> Sighting | None:
         """The head that counts most among all the peers we know of."""
         me = self._post.me.peer
-        peers = [m.peer for m in self.head.members] + [self._authority] + list(self._keeper.known_peers())
+        peers = [m.peer for m in self.head.members] + [self._run.authority] + list(self._keeper.known_peers())
         suspects = self._post.host.suspects
         standings = await ask_standings(self._post.host.rpc, [p for p in peers if p != me and p not in suspects])
-        sightings = weigh([*standings, (me, self.standing())], self._authority, self.head.run_id)
+        sightings = weigh([*standings, (me, self.standing())], self._run.authority, self._run.genesis)
         return sightings[0] if sightings else None
 
     async def _wait_for_majority(self, round_: Round, reason: str) -> None:
@@ -190,7 +200,7 @@ class Engine:
         self._post.events.emit("majority_lost", round=round_.number, reason=reason)
         try:
             reply = await self._post.host.rpc.call(
-                self._authority, say.NEED_REGROUP, say.AskHead(), timeout_s=self._post.tempo.answer_s
+                self._run.authority, say.NEED_REGROUP, say.AskHead(), timeout_s=self._post.tempo.answer_s
             )
             if reply.body.head.height > round_.height.head.height:
                 self._look.set()
@@ -241,7 +251,9 @@ class Engine:
     def knockers(self) -> dict[str, Member]:
         """Who wants to be planned for."""
         now = trio.current_time()
-        return {peer: member for peer, (member, until) in self._knockers.items() if until > now}
+        knocking = {peer: member for peer, (member, until) in sorted(self._knockers.items()) if until > now}
+        room = max(0, self._run.max_peers - len(self.head.members))
+        return dict(list(knocking.items())[:room])
 
     def _serve(self) -> None:
         rpc = self._post.host.rpc
@@ -342,7 +354,7 @@ class Engine:
 
     async def _on_regroup(self, call: Call[say.Regroup]) -> say.Standing:
         """The authority (or whoever passes its signature on) begins a new term."""
-        head = open_regroup(call.body.signed, self._authority, self.head.run_id)
+        head = open_regroup(call.body.signed, self._run.authority, self.head.run_id)
         if head.height > self.head.height:
             self._offer = Sighting(head, (call.peer,), call.body.signed)
             self._look.set()

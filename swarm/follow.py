@@ -39,7 +39,7 @@ def open_regroup(signed: Signed, authority: str, run_id: str) -> Head:
     return head
 
 
-def weigh(standings: Iterable[tuple[str, Standing]], authority: str, run_id: str) -> list[Sighting]:
+def weigh(standings: Iterable[tuple[str, Standing]], authority: str, genesis: Head) -> list[Sighting]:
     """The heads that count, best first. `standings`: what each peer said, by authenticated peer id."""
     holders: dict[bytes, list[str]] = {}
     backers: dict[bytes, int] = {}
@@ -47,9 +47,9 @@ def weigh(standings: Iterable[tuple[str, Standing]], authority: str, run_id: str
     signed_heads: set[bytes] = set()
     for peer, standing in standings:
         head = standing.head
-        if head.run_id != run_id or (standing.member.peer != peer):
+        if head.run_id != genesis.run_id or standing.member.peer != peer:
             continue
-        if not _term_is_signed(standing, authority, signed_heads):
+        if head != genesis and not _term_is_signed(standing, authority, signed_heads):
             continue
         name = head.hash
         seen.setdefault(name, standing)
@@ -58,15 +58,13 @@ def weigh(standings: Iterable[tuple[str, Standing]], authority: str, run_id: str
     counting = [
         name
         for name, standing in seen.items()
-        if name in signed_heads or backers[name] >= standing.head.quorum or not standing.head.members
+        if standing.head == genesis or name in signed_heads or backers[name] >= standing.head.quorum
     ]
     counting.sort(key=lambda n: (seen[n].head.term, backers[n], seen[n].head.round), reverse=True)
     return [Sighting(seen[n].head, tuple(holders[n]), seen[n].regroup) for n in counting]
 
 
 def _term_is_signed(standing: Standing, authority: str, signed_heads: set[bytes]) -> bool:
-    if standing.head.term == 0:
-        return standing.head.round == 0 and not standing.head.members  # only the genesis has no signed term
     if standing.regroup is None:
         return False
     try:

@@ -19,7 +19,7 @@ from peer.identity import Signed, open_body, sign_body
 from swarm.ballot import Accepted, value_to_finish
 from swarm.chain import Head, Member
 from swarm.messages import EXCHANGE, FINISH, PREPARE, WORK, Exchange, Finish, Prepare, Promise, Work
-from swarm.plan import PLAN_KIND, Roster, SliceMap, WorkPlan, make_plan, open_contribution, share_slices
+from swarm.plan import PLAN_KIND, Roster, WorkPlan, make_plan, open_contribution, share_slices
 from swarm.round import Round
 
 JOINER_GRACE_S: Final = 1.5  # how long a round may wait for those who want to join it
@@ -186,7 +186,7 @@ class Leader:
         }
 
     def _usable(self, signed: Signed, plan: WorkPlan) -> bool:
-        cut = SliceMap(self._post.state.numel, len(plan.assignments), self._post.spec.up)
+        cut = self._round.cut
         try:
             open_contribution(signed, plan, cut.count, self._post.spec.batch_size)
         except ProtocolViolation as error:
@@ -204,7 +204,7 @@ class Leader:
         members = sorted(m for m in contributions if m.peer not in blamed and m in promises.granted)
         if sum(head.has(m) for m in members) < head.quorum:
             raise AttemptFailed("too few members have handed in their work")
-        cut = SliceMap(self._post.state.numel, len(plan.assignments), self._post.spec.up)
+        cut = self._round.cut
         roster = Roster(
             head=head.hash,
             plan=plan.hash,
@@ -215,7 +215,7 @@ class Leader:
         await self._round.begin_exchange(roster, self._post.me.peer)
         self._round.spawn(self._broadcast, EXCHANGE, Exchange(roster), promises)
         self._blame_missing = False
-        until = trio.current_time() + self._post.tempo.exchange_s(self._round.payload_bytes(plan))
+        until = trio.current_time() + self._post.tempo.exchange_s(self._round.payload_bytes())
         exchange = height.current
         while height.decided is None and height.acceptor.promised <= attempt:
             lost = [m.peer for m in members if m.peer in host.suspects]

@@ -10,6 +10,7 @@ merged by its *owner*, and sent back to all (butterfly all-reduce with one owner
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import lcm
 from statistics import median
 from typing import Final
 
@@ -23,8 +24,8 @@ from swarm.chain import Head, Member
 from swarm.ledger import Range, contains, count, head_of, overlaps
 
 SLICE_VALUES_MAX: Final = 1 << 20  # 1 MiB at 8 bits: fine-grained enough to overlap send and merge, few enough calls
-SLICE_VALUES_MIN: Final = 1 << 16
-SLICES_PER_MEMBER: Final = 4  # resolution of bandwidth-proportional ownership
+SLICE_VALUES_MIN: Final = 1 << 14
+SLICES_WANTED: Final = 16  # a model smaller than that many full slices has smaller ones, so that all share the merging
 EQUAL_WITHIN: Final = 2.0  # links whose speeds differ by less than this share equally: measurements are noisy
 ROUND_TIME_SLACK: Final = 2.0  # a contributor may take this many times the expected compute time
 
@@ -92,14 +93,13 @@ class Roster(msgspec.Struct, frozen=True):
 
 
 class SliceMap:
-    """How a vector of `numel` values is cut. The same for every peer: it depends on the run and the plan only."""
+    """How a vector of `numel` values is cut: the same for every peer and round of a run."""
 
-    def __init__(self, numel: int, members: int, codec: Codec) -> None:
-        even = -(-numel // (members * SLICES_PER_MEMBER))
-        length = min(max(even, SLICE_VALUES_MIN), SLICE_VALUES_MAX)
-        length = min(length, -(-numel // members))  # a small model still gives every member something to sum
+    def __init__(self, numel: int, up: Codec, down: Codec) -> None:
+        granule = lcm(up.granule, down.granule)
+        length = min(max(-(-numel // SLICES_WANTED), SLICE_VALUES_MIN), SLICE_VALUES_MAX)
         self.numel = numel
-        self.length = -(-length // codec.granule) * codec.granule
+        self.length = -(-length // granule) * granule
         self.count = -(-numel // self.length)
 
     def span(self, index: int) -> slice:

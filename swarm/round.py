@@ -81,6 +81,7 @@ class Round:
         self.height = height
         self._tasks = tasks  # ends with the round
         self._lingering = lingering  # outlives it
+        self.cut = SliceMap(post.state.numel, post.spec.up, post.spec.down)
         self.overtaken: Callable[[], object] = lambda: None  # called when a peer seems to be further on
         self._work_scope: trio.CancelScope | None = None
         self._exchange_scope: trio.CancelScope | None = None
@@ -92,7 +93,7 @@ class Round:
         return self.height.head.round + 1
 
     def phase(self, name: str) -> None:
-        self.post.events.emit("phase", round=self.number, phase=name)
+        self.post.events.emit("phase_entered", round=self.number, phase=name)
 
     def spawn(self, task: Callable[..., Awaitable[object]], *arguments: object) -> None:
         """Run a task that ends with the round."""
@@ -119,8 +120,13 @@ class Round:
             accepted=accepted,
             accepted_roster=height.roster_of(accepted.roster) if accepted else None,
             missing=height.current.missing() if height.current else (),
-            bandwidths=self.post.host.bandwidths(),
+            bandwidths=self._bandwidths(),
         )
+
+    def _bandwidths(self) -> dict[str, float]:
+        """Bytes/s that this peer measured to each member."""
+        measured = {m.peer: self.post.host.measured_bandwidth(m.peer) for m in self.height.head.members}
+        return {peer: speed for peer, speed in measured.items() if speed}
 
     def take_work(self, signed: Signed, wrap_up: bool) -> None:
         """Begin to compute under a plan, or hand in what is ready (`wrap_up`)."""
@@ -168,12 +174,11 @@ class Round:
         """Encode the pseudo-gradient and sign its hashes. No work, or a delta that is not finite: a contribution of
         nothing, so that the peer stays in the group."""
         height, spec = self.height, self.post.spec
-        cut = self._cut(plan)
         hashes: list[bytes] = []
         sqnorms: list[float] = []
         if work is not None and work.steps > 0:
             try:
-                mine, hashes, sqnorms = await trio.to_thread.run_sync(encode_slices, work.delta, cut, spec.up)
+                mine, hashes, sqnorms = await trio.to_thread.run_sync(encode_slices, work.delta, self.cut, spec.up)
                 height.slices.mine = mine
             except BarnraiseError as error:
                 self.post.events.emit("update_unusable", round=self.number, reason=str(error))
@@ -234,7 +239,7 @@ class Round:
         merge = self.merge_of(roster, height.plan)
         if not height.acceptor.promise(roster.attempt):
             raise RoundDiscarded("a later attempt was promised")
-        size = self.payload_bytes(height.plan)
+        size = self.payload_bytes()
         height.expect_progress_within(self.post.tempo.exchange_s(size) + 2 * self.post.tempo.answer_s)
         if all(body.member != self.post.me for body in merge.contributors):
             height.left_out = True
@@ -257,12 +262,11 @@ class Round:
     def merge_of(self, roster: Roster, plan: WorkPlan) -> Merge:
         """Check a roster and derive what it merges. `RoundDiscarded` if the gate lets nobody's update pass."""
         spec = self.post.spec
-        cut = self._cut(plan)
-        bodies = open_roster(roster, self.height.head, plan, cut.count, spec.batch_size)
+        bodies = open_roster(roster, self.height.head, plan, self.cut.count, spec.batch_size)
         weights = roster_weights(bodies, spec.seq_len)
         if not any(weights):
             raise RoundDiscarded("no contributor has a usable update")
-        return Merge(self.number, roster, bodies, weights, cut, spec.up, spec.down)
+        return Merge(self.number, roster, bodies, weights, self.cut, spec.up, spec.down)
 
     async def begin_finish(self, finish: Finish, leader: str) -> None:
         """A later leader found that an earlier attempt may have been decided: complete that one."""
@@ -282,7 +286,7 @@ class Round:
             if exchange is None or not exchange.built.is_set():
                 await self._stop_exchange()
                 merge = self.merge_of(finish.roster, plan)
-                size = self.payload_bytes(plan)
+                size = self.payload_bytes()
                 exchange = Exchange(
                     self.post.me.peer, merge, self.post.state, height.slices, self.post.host.rpc,
                     self.post.tempo.exchange_s(size),
@@ -394,7 +398,7 @@ class Round:
 
     # -- small things ------------------------------------------------------------------------------------------------
 
-    def payload_bytes(self, plan: WorkPlan) -> int:
+    def payload_bytes(self) -> int:
         """About what one exchange makes this peer send: 2 (N-1)/N times the encoded vector."""
         numel = self.post.state.numel
         return self.post.spec.up.encoded_size(numel) + self.post.spec.down.encoded_size(numel)
@@ -418,9 +422,6 @@ class Round:
         if self._exchange_scope is not None:
             self._exchange_scope.cancel()
         await self._exchange_over.wait()
-
-    def _cut(self, plan: WorkPlan) -> SliceMap:
-        return SliceMap(self.post.state.numel, len(plan.assignments), self.post.spec.up)
 
     def _check_leader(self, sender: str, attempt: int) -> None:
         if attempt < 0 or self.height.head.leader(attempt).peer != sender:

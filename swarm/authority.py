@@ -1,0 +1,170 @@
+"""The authority's part in a run: it begins the run, and it regroups what is left where a majority was lost.
+
+It holds no vote and no weights in training, so the run goes on without it. Whoever holds its key could fork the run;
+nobody else can. It never regroups while a majority of the last commit is alive, and it waits before it believes that
+members are gone, so that two halves do not both go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+import trio
+
+from peer.errors import BarnraiseError, ProtocolViolation
+from peer.host import Host
+from peer.identity import Signed, sign_body
+from peer.method import Call
+from swarm import messages as say
+from swarm.chain import Head, Member
+from swarm.follow import ask_standings, open_regroup, weigh
+
+ROUND_TRIP_S: Final = 1.0
+KNOCK_LASTS_S: Final = 6.0
+GONE_AFTER_S: Final = 6.0  # a majority must be missing this long: a frozen machine may thaw, a link may come back
+
+
+class Authority:
+    """`head` is the last head it signed or saw; `signed` its last signature (None before the run has begun), which `keep`
+    must make outlive this process."""
+
+    def __init__(
+        self,
+        host: Host,
+        genesis: Head,
+        signed: Signed | None,
+        min_peers: int,
+        known_peers: Callable[[], Iterable[str]],
+        keep: Callable[[Signed], None],
+    ) -> None:
+        self.signed = signed
+        self.head = open_regroup(signed, host.peer_id, genesis.run_id) if signed else genesis
+        self.me = Member(host.peer_id, "authority")
+        self._genesis = genesis
+        self._host, self._identity, self._events = host, host.identity, host.events
+        self._min_peers = min_peers
+        self._known_peers = known_peers
+        self._keep = keep
+        self._knocks: dict[str, tuple[say.Knock, float]] = {}
+        self._asked = trio.Event()
+        self._missing_since: float | None = None
+        host.rpc.serve(say.STANDING, self._on_standing)
+        host.rpc.serve(say.KNOCK, self._on_knock)
+        host.rpc.serve(say.NEED_REGROUP, self._on_need_regroup)
+
+    @property
+    def begun(self) -> bool:
+        return self.signed is not None
+
+    def standing(self) -> say.Standing:
+        """What the authority signed last: for peers that know nobody else yet."""
+        if self.signed is None:
+            return say.Standing(self.head, self.me, "waiting for peers", None)
+        head = open_regroup(self.signed, self._identity.peer_id, self.head.run_id)
+        return say.Standing(head, self.me, "coordinating", self.signed)
+
+    async def run(self) -> None:
+        """Watch over the run for ever."""
+        while True:
+            with trio.move_on_after(ROUND_TRIP_S):
+                await self._asked.wait()
+            self._asked = trio.Event()
+            if not self.begun:
+                await self._begin()
+            else:
+                await self._watch()
+
+    async def _begin(self) -> None:
+        waiting = self._knocking_for(self.head)
+        if len(waiting) >= self._min_peers:
+            await self._regroup(self.head, waiting)
+
+    async def _watch(self) -> None:
+        """Follow the run's head; where its majority is gone for `GONE_AFTER_S`, begin a new term with what is left."""
+        peers = {m.peer for m in self.head.members} | set(self._known_peers()) | set(self._knocking())
+        peers.discard(self.me.peer)
+        standings = await ask_standings(self._host.rpc, peers, timeout_s=3.0)
+        counting = [s for s in weigh(standings, self.me.peer, self._genesis) if s.head.members]
+        if counting and counting[0].head.height >= self.head.height:
+            self.head = counting[0].head
+        best = self._latest(standings)
+        if best is None:
+            return
+        alive = sorted({s.member for _, s in standings if best.has(s.member) and s.head.hash == best.hash})
+        if len(alive) >= best.quorum:
+            self._missing_since = None
+            return
+        now = trio.current_time()
+        if self._missing_since is None:
+            self._missing_since = now
+            self._events.emit("majority_missing", round=best.round, alive=len(alive), members=len(best.members))
+        elif now - self._missing_since >= GONE_AFTER_S:
+            # Whoever stands at that head goes on: members first, and those that knock with its state.
+            here = {s.member for _, s in standings if s.head.hash == best.hash}
+            group = sorted(here | set(self._knocking_for(best)))
+            if group:
+                self._missing_since = None
+                await self._regroup(best, group)
+
+    def _latest(self, standings: Sequence[tuple[str, say.Standing]]) -> Head | None:
+        """The head to go on from: of the latest signed term; among its heads the latest that somebody backs who was a
+        member of the head seen last, so that a stranger's boast does not count; else the latest of all."""
+        heads: dict[bytes, tuple[bool, Head]] = {}
+        for _, standing in standings:
+            if not standing.head.members or standing.regroup is None:
+                continue
+            try:
+                start = open_regroup(standing.regroup, self.me.peer, self.head.run_id)
+            except ProtocolViolation:
+                continue
+            if start.term != standing.head.term or start.round > standing.head.round:
+                continue
+            known = self.head.has(standing.member)
+            name = standing.head.hash
+            heads[name] = (known or heads.get(name, (False, None))[0], standing.head)
+        return max(heads.values(), key=lambda h: (h[1].term, h[0], h[1].round), default=(False, None))[1]
+
+    async def _regroup(self, head: Head, members: Sequence[Member]) -> None:
+        """Sign a head of a new term over the same state, keep it, and tell its members."""
+        term = max(head.term, self.head.term)
+        fresh = head.regrouped(tuple(members), term + 1)
+        self.signed = sign_body(self._identity, say.REGROUP_KIND, fresh)
+        self.head = fresh
+        self._keep(self.signed)
+        self._events.emit("regrouped", term=fresh.term, round=fresh.round, members=len(fresh.members))
+        order = say.Regroup(self.signed)
+        async with trio.open_nursery() as nursery:
+            for member in fresh.members:
+                nursery.start_soon(self._tell, member.peer, order)
+
+    async def _tell(self, peer: str, order: say.Regroup) -> None:
+        try:
+            await self._host.rpc.call(peer, say.REGROUP, order, timeout_s=5.0)
+        except BarnraiseError as error:
+            self._events.emit("regroup_untold", peer=peer, reason=str(error))  # it will ask by itself
+
+    def _knocking(self) -> list[str]:
+        now = trio.current_time()
+        self._knocks = {peer: entry for peer, entry in self._knocks.items() if entry[1] > now}
+        return list(self._knocks)
+
+    def _knocking_for(self, head: Head) -> list[Member]:
+        name = head.hash
+        self._knocking()
+        return sorted(knock.member for knock, _ in self._knocks.values() if knock.head == name)
+
+    async def _on_standing(self, call: Call[say.AskHead]) -> say.Standing:
+        return self.standing()
+
+    async def _on_knock(self, call: Call[say.Knock]) -> say.Standing:
+        if call.body.member.peer != call.peer:
+            raise ProtocolViolation("a knock names another peer than its sender")
+        self._host.book.add(call.peer, call.body.addresses)
+        if len(self._knocks) < 1024:
+            self._knocks[call.peer] = (call.body, trio.current_time() + KNOCK_LASTS_S)
+        return self.standing()
+
+    async def _on_need_regroup(self, call: Call[say.AskHead]) -> say.Standing:
+        self._asked.set()
+        return self.standing()

@@ -1,0 +1,213 @@
+"""The run's owner: founds it, invites to it, holds its door open, begins it and regroups it. It does not train.
+
+Training goes on without it. What it needs to come back after a crash is in its home: key, manifest, initial state, and
+the last regroup that it signed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import torch
+import trio
+
+from dht.node import open_node
+from peer.checkpoint import CheckpointStore
+from peer.chunks import StateTree, hash_state
+from peer.errors import CheckpointError, ConfigError
+from peer.events import EventLog
+from peer.hf import load_pretrained
+from peer.host import Host, HostConfig, open_host
+from peer.identity import Identity, Signed
+from peer.layout import FlatLayout, init_flat
+from swarm.admission import issue_token
+from swarm.authority import Authority
+from swarm.chain import genesis
+from swarm.charter import load_charter, save_charter, serve_charter, write_atomically
+from swarm.gate import Gate
+from swarm.home import Home
+from swarm.invite import ADDRESSES_MAX, Invite
+from swarm.manifest import PROTOCOL_VERSION, Manifest, open_manifest, sign_manifest
+from swarm.membership import MEMBERS, MemberRecord, Membership
+from swarm.run_config import RunConfig
+from swarm.snapshots import SnapshotShelf
+from swarm.tokenizer_file import read_tokenizer
+from swarm.version import VERSION
+
+TOKEN_DAYS: Final = 30
+
+
+@dataclass(frozen=True)
+class CoordinatorConfig:
+    """`run` founds a new run in `home`; None goes on with the one that is there. `bootstrap`: further meeting points to
+    name in the invite, full multiaddrs."""
+
+    home: Path
+    run: RunConfig | None
+    listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
+    announce: tuple[str, ...] = ()
+    relays: tuple[str, ...] = ()
+    bootstrap: tuple[str, ...] = ()
+
+
+async def run_coordinator(config: CoordinatorConfig, ready: Callable[[Invite], None]) -> None:
+    """Coordinate until cancelled; `ready` gets the invite once others can join. Raises ConfigError, ResourceError,
+    CheckpointError, IdentityError."""
+    home = Home(config.home)
+    with home.locked():
+        events = EventLog(home.events)
+        identity = Identity.load_or_create(home.identity)
+        charter, tokenizer, state = await trio.to_thread.run_sync(_found_or_reopen, config, identity, events)
+        manifest = open_manifest(charter)
+        host_config = HostConfig(
+            identity=identity, events=events, listen=config.listen, announce=config.announce, relays=config.relays
+        )
+        async with open_host(host_config) as host:
+            token = None
+            if not manifest.run.open:
+                token = issue_token(identity, manifest.run_id, time.time(), TOKEN_DAYS * 86400.0)
+            Gate(host.rpc, manifest, token)
+            serve_charter(host.rpc, charter, tokenizer)
+            shelf = SnapshotShelf(state.tree.size_bytes, 1 << 16)
+            shelf.publish(state.tree, [state.theta, state.velocity])
+            shelf.serve(host.rpc)
+            async with open_node(host, config.bootstrap, [MEMBERS], home.addresses, manifest.run_id) as node:
+                addresses = (*host.addresses, *config.bootstrap)[:ADDRESSES_MAX]
+                coordinator = _Coordinator(config, manifest, host, home)
+                coordinator.membership = Membership(node, host, manifest.run_id, coordinator.describe, events)
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(coordinator.membership.run)
+                    nursery.start_soon(coordinator.authority.run)
+                    ready(Invite(manifest.run_id, identity.peer_id, addresses, token))
+
+
+class _Coordinator:
+    def __init__(self, config: CoordinatorConfig, manifest: Manifest, host: Host, home: Home) -> None:
+        self.membership: Membership | None = None
+        self._host = host
+        self._began = time.time()
+        self._name = manifest.run.name
+        self.authority = Authority(
+            host,
+            genesis(manifest.run_id, manifest.genesis),
+            _kept_regroup(home),
+            manifest.run.min_peers,
+            lambda: list(self.membership.view) if self.membership else [],
+            lambda signed: write_atomically(home.regroup, msgspec.msgpack.encode(signed)),
+        )
+
+    def describe(self) -> MemberRecord:
+        head, host = self.authority.head, self._host
+        return MemberRecord(
+            session=self.authority.me.session,
+            name="coordinator",
+            role="coordinator",
+            version=VERSION,
+            addresses=list(host.addresses[:8]),
+            term=head.term,
+            round=head.round,
+            head=head.hash,
+            state_hash=head.state_hash,
+            members=len(head.members),
+            phase=self.authority.standing().phase,
+            speed=0.0,
+            loss=None,
+            val_loss=None,
+            tokens=head.tokens,
+            bytes_up=host.bytes_up,
+            bytes_down=host.bytes_down,
+            joined_at=self._began,
+            at=time.time(),
+        )
+
+
+@dataclass(frozen=True)
+class _State:
+    """The run's initial outer state: theta, velocity flat fp32, shape (P,)."""
+
+    theta: torch.Tensor
+    velocity: torch.Tensor
+    tree: StateTree
+
+
+def _found_or_reopen(config: CoordinatorConfig, identity: Identity, events: EventLog) -> tuple[Signed, bytes, _State]:
+    kept = load_charter(config.home)
+    if kept is None:
+        if config.run is None:
+            raise ConfigError(f"{config.home} holds no run yet: give a RUN.toml (`peer coordinate --init` writes one).")
+        return _found(config.home, config.run, identity, events)
+    charter, tokenizer = kept
+    manifest = open_manifest(charter)
+    if manifest.authority != identity.peer_id:
+        raise ConfigError(f"{config.home} belongs to a run of another authority: choose another folder with --home.")
+    if config.run is not None and config.run.run.name != manifest.run.name:
+        raise ConfigError(
+            f"{config.home} holds the run {manifest.run.name!r}: choose another folder with --home for a new one."
+        )
+    return charter, tokenizer, _reload(config.home, manifest, identity, events)
+
+
+def _found(path: Path, run: RunConfig, identity: Identity, events: EventLog) -> tuple[Signed, bytes, _State]:
+    """Make the initial state, sign the manifest, keep both."""
+    tokenizer, tokenizer_name = read_tokenizer(run)
+    if run.pretrained is not None:
+        model, tensors = load_pretrained(Path(run.pretrained.init))
+        layout = FlatLayout.of(model)
+        theta = torch.empty(layout.numel)
+        for name, view in layout.views(theta).items():
+            view.copy_(tensors[name])
+    else:
+        assert run.model is not None
+        model, theta = run.model, init_flat(run.model, run.run.seed)
+        layout = FlatLayout.of(model)
+    velocity = torch.zeros_like(theta)
+    state = _State(theta, velocity, hash_state([theta, velocity]))
+    manifest = Manifest(
+        protocol=PROTOCOL_VERSION,
+        authority=identity.peer_id,
+        created_at=int(time.time()),
+        run=run.run,
+        model=model,
+        tokenizer=tokenizer_name,
+        data=run.data,
+        inner=run.inner,
+        outer=run.outer,
+        codec=run.codec,
+        genesis=state.tree.root,
+    )
+    first = genesis(manifest.run_id, manifest.genesis)
+    store = CheckpointStore(Home(path).checkpoints, identity, manifest.run_id, events)
+    store.prepare()
+    tensors_now = {"theta": theta, "momentum": velocity}
+    if not trio.from_thread.run(store.save, 0, msgspec.msgpack.encode(first), tensors_now, layout):
+        raise CheckpointError(f"the run's initial state cannot be written under {path}: free some space and try again.")
+    charter = sign_manifest(identity, manifest)
+    save_charter(path, charter, tokenizer)
+    return charter, tokenizer, state
+
+
+def _reload(path: Path, manifest: Manifest, identity: Identity, events: EventLog) -> _State:
+    """The initial state, from disk."""
+    store = CheckpointStore(Home(path).checkpoints, identity, manifest.run_id, events)
+    store.prepare()
+    loaded = store.load_latest()
+    if loaded is None:
+        raise CheckpointError(f"the run's initial state under {path} is gone or damaged: restore it from a backup.")
+    return _State(loaded.theta, loaded.momentum, loaded.tree)
+
+
+def _kept_regroup(home: Home) -> Signed | None:
+    """The last regroup that this authority signed. CheckpointError if it cannot be read: guessing could fork the run."""
+    if not home.regroup.exists():
+        return None
+    try:
+        return msgspec.msgpack.decode(home.regroup.read_bytes(), type=Signed)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise CheckpointError(f"{home.regroup} is damaged ({error}): restore it from a backup.") from error
+
+

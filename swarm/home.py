@@ -1,0 +1,69 @@
+"""A peer's folder on disk, and the lock that keeps two processes from being the same peer.
+
+    identity.key   manifest.msgpack   tokenizer.json   regroup.msgpack   addresses.json   events.jsonl   worker.log
+    checkpoints/   state.part
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from peer.errors import ResourceError
+
+
+@dataclass(frozen=True)
+class Home:
+    """Paths under one peer's home."""
+
+    path: Path
+
+    @property
+    def identity(self) -> Path:
+        return self.path / "identity.key"
+
+    @property
+    def regroup(self) -> Path:
+        return self.path / "regroup.msgpack"
+
+    @property
+    def addresses(self) -> Path:
+        return self.path / "addresses.json"
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def state_part(self) -> Path:
+        return self.path / "state.part"
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the home for this process. ResourceError if it cannot be written or another process holds it."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise ResourceError(
+                f"cannot write to {self.path} ({error.strerror}): choose a folder of your own with --home."
+            ) from error
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(fd)
+            raise ResourceError(
+                f"another peer is running from {self.path}: stop it, or choose another folder with --home."
+            ) from error
+        try:
+            yield
+        finally:
+            os.close(fd)

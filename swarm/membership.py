@@ -1,0 +1,91 @@
+"""Who takes part in a run right now: one short-lived signed record a peer, refreshed by its owner.
+
+Joiners find the group through these records, `peer status` and the monitor read nothing else. A record is gone
+`TTL_S` after its owner last refreshed it, so the view is never older than that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Final
+
+import msgspec
+import trio
+
+from dht.node import Node
+from dht.records import Schema
+from peer.errors import BarnraiseError
+from peer.events import EventLog
+from peer.host import Host
+
+TTL_S: Final = 9.0
+REFRESH_S: Final = 2.5
+
+Text = Annotated[str, msgspec.Meta(max_length=128)]
+Address = Annotated[str, msgspec.Meta(max_length=256)]
+
+
+class MemberRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What a peer publishes of itself. Shown to people; nothing here is trusted by rounds. `speed` in inner steps a second,
+    `at` seconds since the Unix epoch, bytes since the peer started."""
+
+    session: Text
+    name: Text
+    role: Text
+    version: Text
+    addresses: Annotated[list[Address], msgspec.Meta(max_length=8)]
+    term: int
+    round: int
+    head: bytes
+    state_hash: bytes
+    members: int
+    phase: Text
+    speed: float
+    loss: float | None
+    val_loss: float | None
+    tokens: int
+    bytes_up: int
+    bytes_down: int
+    joined_at: float
+    at: float
+
+
+MEMBERS: Final = Schema[MemberRecord](
+    name="member", type=MemberRecord, ttl_max_s=60.0, size_max=4096, signer=lambda key, peer: True
+)
+
+
+class Membership:
+    """Publishes this peer's record and follows those of the others; addresses go to the host's book."""
+
+    def __init__(
+        self, node: Node, host: Host, run_id: str, describe: Callable[[], MemberRecord], events: EventLog
+    ) -> None:
+        self._node, self._host, self._run_id = node, host, run_id
+        self._describe = describe
+        self._events = events
+        self.view: dict[str, MemberRecord] = {}
+
+    async def run(self) -> None:
+        """Refresh and read for ever. A network that fails for a while is no reason to stop."""
+        while True:
+            try:
+                await self._node.put(MEMBERS, self._run_id, self._describe(), TTL_S)
+                await self.read()
+            except BarnraiseError as error:
+                self._events.emit("membership_stale", reason=str(error))
+            await trio.sleep(REFRESH_S)
+
+    async def read(self) -> dict[str, MemberRecord]:
+        """Who is there now, by peer id."""
+        entries = await self._node.get(MEMBERS, self._run_id)
+        view = {peer: entry.value for peer, entry in entries.items()}
+        for peer in view.keys() - self.view.keys():
+            self._events.emit("member_joined", peer=peer, name=view[peer].name)
+        for peer in self.view.keys() - view.keys():
+            self._events.emit("member_left", peer=peer, name=self.view[peer].name)
+        for peer, record in view.items():
+            if peer != self._host.peer_id:
+                self._host.book.add(peer, record.addresses)
+        self.view = view
+        return view
