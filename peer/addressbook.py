@@ -39,7 +39,7 @@ class AddressBook:
         self._book: OrderedDict[str, tuple[str, ...]] = OrderedDict()
 
     def add(self, peer_id: str, addrs: Iterable[str]) -> None:
-        """Learn addresses (with or without `/p2p/<id>`); what cannot be dialled is skipped. The first is the freshest."""
+        """Learn addresses (with or without `/p2p/<id>`), the best first; what cannot be dialled is skipped."""
         if not is_peer_id(peer_id):
             return
         known = self._book.pop(peer_id, ())

@@ -1,7 +1,7 @@
 """The connections of one host: one for control and, on demand, one for bulk to each peer we call.
 
-Control calls share the oldest direct connection. Bulk calls have one of their own, so that a 100 MB payload never stands
-in front of a heartbeat (measured on a 20 Mbit/s link: 7 ms instead of 53).
+Control calls share the oldest direct connection. Bulk calls have one of their own, so that a 100 MB payload never
+stands in front of a heartbeat (measured on a 20 Mbit/s link: 7 ms instead of 53).
 """
 
 from __future__ import annotations

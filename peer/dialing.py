@@ -56,7 +56,7 @@ async def race(
     handed to `discard`.
     """
     if not addresses:
-        raise DialError(f"no address of {peer} is known: it must be running and announced, or named in full.", "unreachable")
+        raise DialError(f"no address of {peer} is known: wait until it announces itself.", "unreachable")
     failures: dict[str, DialReason] = {}
     winner: Connection | None = None
 

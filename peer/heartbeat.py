@@ -1,8 +1,8 @@
 """Which watched peers are dead or frozen.
 
-Each watched peer is pinged every couple of seconds, and any byte from it counts as a sign of life. It is suspect at once
-when its connection is lost and a redial fails, or after `suspect_after_s` of silence; its connections are then dropped,
-so that whatever is stuck on them ends. It recovers when it answers again.
+Each watched peer is pinged every couple of seconds, and any byte from it counts as a sign of life. It is suspect at
+once when its connection is lost and a redial fails, or after `suspect_after_s` of silence; its connections are then
+dropped, so that whatever is stuck on them ends. It recovers when it answers again.
 
 A peer is never blamed for our own slowness: time in which our event loop did not run (we were stopped, or starved of
 CPU) does not count as its silence.
@@ -114,7 +114,8 @@ class Heartbeat:
 
     async def _answers(self, peer: str) -> bool:
         """Whether `peer` gives a sign of life within its time."""
-        quiet_s = _REDIAL_S if peer in self._suspects else self._limits.suspect_after_s - self._limits.ping_interval_s / 2
+        limits = self._limits
+        quiet_s = _REDIAL_S if peer in self._suspects else limits.suspect_after_s - limits.ping_interval_s / 2
         while True:
             began, lost = trio.current_time(), self._lag.lost_s
             try:
@@ -123,7 +124,7 @@ class Heartbeat:
             except DeadlineExceeded:
                 if self._meter.traffic(peer).heard_at >= began:
                     return True  # busy sending us a payload
-                if self._lag.lost_s - lost < self._limits.ping_interval_s / 2:
+                if self._lag.lost_s - lost < limits.ping_interval_s / 2:
                     return False  # else we were the ones who slept: ask again
             except NetworkError:
                 return await self._redials(peer)

@@ -215,7 +215,7 @@ async def open_host(config: HostConfig) -> AsyncIterator[Host]:
         async with libp2p_host.run(listen_addrs=listen):
             missing = [str(address) for address in listen if str(address) not in network.listeners]
             if missing:
-                failure = ResourceError(f"cannot listen on {missing[0]}: choose an address of this machine with --listen.")
+                failure = ResourceError(f"cannot listen on {missing[0]}: choose this machine's address with --listen.")
             else:
                 nursery.start_soon(host.run)
                 try:
@@ -243,16 +243,15 @@ def _listen_address(address: str) -> Multiaddr:
 
 
 def _check_port_free(address: str) -> None:
-    """ResourceError if somebody listens there. The library binds with SO_REUSEPORT, which would share the port silently."""
+    """ResourceError if somebody listens there: the library binds with SO_REUSEPORT, which silently shares a port."""
     _, family, ip, _, port = address.split("/")
     with socket.socket(socket.AF_INET6 if family == "ip6" else socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((ip, int(port)))
         except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                raise ResourceError(f"port {port} is in use: stop the other program or choose another with --listen.") from error
-            raise ResourceError(f"cannot listen on {address} ({error.strerror}): choose another with --listen.") from error
+            problem = f"port {port} is in use" if error.errno == errno.EADDRINUSE else f"cannot listen on {address}"
+            raise ResourceError(f"{problem} ({error.strerror}): choose another with --listen.") from error
 
 
 def _expand(address: str) -> list[str]:

@@ -51,7 +51,7 @@ class Identity:
         """Read the 32-byte seed at `path`, or make one there (mode 0600); IdentityError names the remedy."""
         try:
             return cls._load(path)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return cls._create(path)
         except OSError as error:
             raise IdentityError(f"cannot read the key {path} ({error.strerror}): check who owns it.") from error

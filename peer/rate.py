@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import trio
 
 _BURST_S = 0.25
+_TICK_S = 1e-3  # no sleep shorter than a clock can tell
 _SMOOTHING = 0.3
 _BULK_BYTES = 256 << 10  # below this a transfer measures latency, not bandwidth
 
@@ -45,7 +46,7 @@ class TokenBucket:
         async with self._turn:
             self._refill(self._rate)
             while self._tokens < 0:
-                await trio.sleep(-self._tokens / self._rate)
+                await trio.sleep(max(_TICK_S, -self._tokens / self._rate))
                 self._refill(self._rate)
             self._tokens -= size_bytes
 

@@ -194,10 +194,10 @@ async def _request(frames: Frames, header: RequestHeader, payload: memoryview) -
 
 
 async def detached(nursery: trio.Nursery, work: Callable[[], Awaitable[T]]) -> T:
-    """Run `work` as a task of `nursery` and wait for it; when cancelled, cancel it and leave without waiting for its end.
+    """Run `work` as a task of `nursery` and wait for it; when cancelled, cancel it and leave without awaiting its end.
 
-    A write to a frozen peer cannot be cancelled in the middle of an encrypted frame without breaking the connection for
-    all, so it goes on until the heartbeat or the kernel drops the connection. The caller's deadline does not wait for it.
+    A write to a frozen peer cannot be cancelled in the middle of an encrypted frame without breaking the connection
+    for all, so it goes on until the heartbeat or the kernel drops the connection. The caller's deadline holds anyway.
     """
     done = trio.Event()
     scope = trio.CancelScope()

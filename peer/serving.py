@@ -90,10 +90,9 @@ class Server:
         return answered
 
     async def _answer(self, peer: str, frames: Frames) -> bool:
-        header: RequestHeader | None = None
-        with trio.move_on_after(self._limits.header_timeout_s):
+        with trio.move_on_after(self._limits.header_timeout_s) as patience:
             header = await frames.receive_header(RequestHeader)
-        if header is None:
+        if patience.cancelled_caught:
             return False
         if header.method not in self._methods:
             self.strike(peer, f"called the unknown method {header.method[:64]!r}")
@@ -111,38 +110,37 @@ class Server:
             await self._refuse(frames, type(error).__name__, str(error))
             return False
         body = _decode(header.body, method.request, method.name)
+        answered = False
         with trio.move_on_after(min(header.timeout_ms / 1e3, self._limits.call_timeout_s)):
             async with self._budget.claim(peer, header.payload_bytes):
                 payload = await frames.receive_payload(header.payload_bytes, self._limits.payload_idle_s)
                 outcome = await self._run_watched(frames, method, handler, Call(peer, body, payload))
-                if outcome is None:
-                    return False
-                await frames.send(_reply_header(outcome), outcome.payload)
-                return True
-        return False
+                if outcome is not None:
+                    await frames.send(_reply_header(outcome), outcome.payload)
+                    answered = True
+        return answered
 
     async def _run_watched(
         self, frames: Frames, method: Method[Any, Any], handler: Handler[Any, Any], call: Call[Any]
     ) -> Outcome | None:
         """The handler's outcome, or None if the caller went away first (which cancels the handler)."""
-        outcome: Outcome | None = None
-        violation: ProtocolViolation | None = None
+        outcomes: list[Outcome] = []
+        violations: list[ProtocolViolation] = []
         async with trio.open_nursery() as nursery:
 
             async def watch() -> None:
-                nonlocal violation
                 try:
                     await frames.ended()
                 except ProtocolViolation as error:
-                    violation = error
+                    violations.append(error)
                 nursery.cancel_scope.cancel()
 
             nursery.start_soon(watch)
-            outcome = await self.run(method, handler, call)
+            outcomes.append(await self.run(method, handler, call))
             nursery.cancel_scope.cancel()
-        if violation is not None:
+        for violation in violations:
             raise violation
-        return outcome
+        return outcomes[0] if outcomes else None
 
     async def run_local(self, method: Method[Any, Any], call: Call[Any]) -> Outcome:
         """A call to ourselves: no gate, no frames."""
@@ -159,16 +157,17 @@ class Server:
             return Outcome(type(error).__name__, str(error), None, _NOTHING)
         except BarnraiseError as error:
             return Outcome(type(error).__name__, str(error), None, _NOTHING)
-        except Exception as error:
-            self._events.emit("bug", where=method.name, error=repr(error), trace=traceback.format_exc())
-            return Outcome(INTERNAL, f"a bug in {method.name}; the events of that peer have the details", None, _NOTHING)
+        except Exception as error:  # noqa: BLE001 - the rpc edge: our bug is the caller's error and our event
+            return self._bug(method, repr(error), traceback.format_exc())
         body, payload = answer if isinstance(answer, tuple) else (answer, b"")
         view = flat(payload)
         if view.nbytes > method.reply_payload_max or not isinstance(body, method.reply):
-            problem = f"{method.name} answered {type(body).__name__} and {view.nbytes} bytes"
-            self._events.emit("bug", where=method.name, error=problem)
-            return Outcome(INTERNAL, f"a bug in {method.name}; the events of that peer have the details", None, _NOTHING)
+            return self._bug(method, f"answered with {type(body).__name__} and {view.nbytes} bytes", "")
         return Outcome("", "", body, view)
+
+    def _bug(self, method: Method[Any, Any], error: str, trace: str) -> Outcome:
+        self._events.emit("bug", where=method.name, error=error, trace=trace)
+        return Outcome(INTERNAL, f"a bug in {method.name}; that peer's events have the details.", None, _NOTHING)
 
     async def _refuse(self, frames: Frames, code: str, message: str) -> None:
         """Answer before the payload is read: the caller stops sending when it sees the reply."""
