@@ -10,7 +10,8 @@ A node that only serves others (a meeting point) is one on which nobody calls `p
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +19,7 @@ from typing import Any, TypeVar
 import trio
 
 from dht.bootstrap import Bootstrap
+from dht.clock import SwarmClock
 from dht.protocol import LEAVE, STORE, LeaveRequest, StoreReply, StoreRequest
 from dht.reader import Reader
 from dht.records import Entry, ExpiredRecord, FutureRecord, Record, Schema, StaleRecord, StoreFull, open_record, seal
@@ -28,7 +30,7 @@ from dht.tuning import DEFAULT_TUNING, Tuning
 from peer.errors import DialError, RemoteError
 from peer.host import Host
 
-__all__ = ["Entry", "Node", "Schema", "StorageLimits", "Tuning", "open_node"]
+__all__ = ["DEFAULT_TUNING", "Entry", "Node", "Schema", "StorageLimits", "Tuning", "open_node"]
 
 T = TypeVar("T")
 
@@ -181,6 +183,7 @@ async def open_node(
     namespace: str,
     *,
     required: bool = False,
+    wall: Callable[[], float] = time.time,
     tuning: Tuning = DEFAULT_TUNING,
     limits: StorageLimits = DEFAULT_LIMITS,
 ) -> AsyncIterator[Node]:
@@ -189,11 +192,11 @@ async def open_node(
     Entered once somebody has answered, or everybody has failed; the first node of a run just starts. `bootstrap` are
     full multiaddrs, `cache` the file in which peers are remembered. With `required`, raises DialError (naming each
     address and its reason) if there were addresses and none of them, nor of the cache, answered; without it, the node
-    goes on trying in the background, which it also does whenever it later loses touch.
+    goes on trying in the background, which it also does whenever it later loses touch. `wall` is this machine's clock.
     """
     failure: Exception | None = None
     async with trio.open_nursery() as nursery:
-        router = Router(host, namespace, host.events, tuning, nursery)
+        router = Router(host, namespace, tuning, SwarmClock(wall), nursery)
         node = Node(router, Storage(limits), schemas)
         contact = Bootstrap(router, bootstrap, cache)
         try:

@@ -25,7 +25,6 @@ from dht.split import SplitWatch
 from dht.table import RoutingTable
 from dht.tuning import Tuning
 from peer.errors import DeadlineExceeded, NetworkError, ProtocolViolation, RemoteError
-from peer.events import EventLog
 from peer.host import Host
 from peer.rpc import Method, Reply
 
@@ -45,12 +44,12 @@ PeerFault = (NetworkError, ProtocolViolation)
 class Router:
     """The view one node has of the others. Background probes run in `nursery`."""
 
-    def __init__(self, host: Host, namespace: str, events: EventLog, tuning: Tuning, nursery: trio.Nursery) -> None:
+    def __init__(self, host: Host, namespace: str, tuning: Tuning, clock: SwarmClock, nursery: trio.Nursery) -> None:
         self.host = host
         self.namespace = namespace
-        self.events = events
+        self.events = host.events
         self.tuning = tuning
-        self.clock = SwarmClock()
+        self.clock = clock
         self.table = RoutingTable(host.peer_id)
         self.split = SplitWatch()
         self.own_key = node_key(host.peer_id)

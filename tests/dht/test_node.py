@@ -1,0 +1,119 @@
+"""Healthy nodes over real sockets."""
+
+import time
+
+import pytest
+import trio
+
+from dht.node import DEFAULT_TUNING, Schema, open_node
+from dht.records import OversizeRecord, WrongSchema, WrongSigner
+from peer.errors import DialError
+from peer.identity import Identity
+from tests.dht.local_swarm import CARDS, Card, bare_host, local_swarm
+
+
+async def test_alone() -> None:
+    async with local_swarm() as swarm:
+        alone = await swarm.add()
+        assert await alone.node.get(CARDS, "key") == {}
+        assert await alone.node.put(CARDS, "key", Card(1), ttl_s=9) == 1
+        entries = await alone.node.get(CARDS, "key")
+        assert entries.keys() == {alone.id}
+        assert entries[alone.id].value == Card(1)
+        assert await alone.node.get(CARDS, "other key") == {}
+
+
+async def test_a_record_expires_unless_it_is_put_again() -> None:
+    async with local_swarm() as swarm:
+        owner, reader = await swarm.grow(2)
+        assert await owner.node.put(CARDS, "key", Card(1), ttl_s=0.3) == 2
+        assert await owner.node.put(CARDS, "key", Card(2), ttl_s=0.3) == 2
+        assert (await reader.node.get(CARDS, "key"))[owner.id].value == Card(2)
+        with trio.fail_after(5):
+            while await reader.node.get(CARDS, "key"):
+                pass
+
+
+async def test_records_of_all_are_seen_by_all_in_a_swarm_larger_than_k() -> None:
+    async with local_swarm() as swarm:
+        members = await swarm.grow(14, DEFAULT_TUNING)
+        for number, member in enumerate(members):
+            assert await member.node.put(CARDS, "key", Card(number), ttl_s=20) == 8
+        for member in members:
+            entries = await member.node.get(CARDS, "key")
+            assert {entry.value.number for entry in entries.values()} == set(range(14))
+            assert all(peer == entry.peer for peer, entry in entries.items())
+        holding = [member for member in members if member.node.stored[0]]
+        assert len(holding) == 8
+
+
+async def test_who_leaves_in_order_is_gone_at_once_with_its_records() -> None:
+    async with local_swarm() as swarm:
+        stays, leaves = await swarm.grow(2)
+        await leaves.node.put(CARDS, "key", Card(1), ttl_s=30)
+        assert leaves.id in await stays.node.get(CARDS, "key")
+        await leaves.stop()
+        await stays.facts.wait("dht_peer_left", peer=leaves.id)
+        assert await stays.node.get(CARDS, "key") == {}
+        assert stays.node.peers == frozenset()
+        assert not stays.node.split_suspected
+
+
+async def test_a_restart_with_a_slower_clock_overtakes_its_old_record() -> None:
+    identity = Identity.generate()
+    async with local_swarm() as swarm:
+        keeper = await swarm.add()
+        before = await swarm.add(identity=identity)
+        assert await before.node.put(CARDS, "key", Card(1), ttl_s=30) == 2
+        after = await swarm.add(identity=identity, wall=lambda: time.time() - 5.0)
+        assert await after.node.put(CARDS, "key", Card(2), ttl_s=30) == 2
+        assert (await keeper.node.get(CARDS, "key"))[identity.peer_id].value == Card(2)
+
+
+async def test_a_node_with_a_wrong_clock_takes_part_and_is_told() -> None:
+    async with local_swarm() as swarm:
+        right = await swarm.grow(3)
+        wrong = await swarm.add(wall=lambda: time.time() + 3600.0)
+        told = await wrong.facts.wait("dht_clock_wrong")
+        assert isinstance(told.fields["peers_ahead_s"], float)
+        assert told.fields["peers_ahead_s"] == pytest.approx(-3600.0, abs=1.0)
+        assert await wrong.node.put(CARDS, "key", Card(1), ttl_s=9) == 4
+        assert await right[0].node.put(CARDS, "key", Card(0), ttl_s=9) == 4
+        for member in [*right, wrong]:
+            entries = await member.node.get(CARDS, "key")
+            assert entries.keys() == {wrong.id, right[0].id}
+
+
+async def test_of_two_clocks_nobody_knows_which_is_wrong_so_records_are_refused_aloud() -> None:
+    async with local_swarm() as swarm:
+        await swarm.add()
+        slow = await swarm.add(wall=lambda: time.time() - 3600.0)
+        assert await slow.node.put(CARDS, "key", Card(1), ttl_s=9) == 1  # itself only
+        refused = await slow.facts.wait("dht_put_refused")
+        assert refused.fields["why"] == ["ExpiredRecord"]
+        assert "clock" in str(refused.fields["remedy"])
+
+
+async def test_runs_do_not_mix() -> None:
+    async with local_swarm() as swarm:
+        ours = await swarm.add()
+        async with bare_host() as host:
+            with pytest.raises(DialError, match="belongs to run"):
+                async with open_node(host, [ours.address], [CARDS], None, "another run", required=True):
+                    pass
+        assert ours.node.peers == frozenset()
+
+
+async def test_the_owner_learns_what_no_store_would_take() -> None:
+    mine = Schema("mine", Card, ttl_max_s=30.0, size_max=100, signer=lambda key, peer: key == peer)
+    async with local_swarm() as swarm:
+        member = await swarm.add(schemas=[mine])
+        with pytest.raises(WrongSigner):
+            await member.node.put(mine, "somebody else", Card(1), ttl_s=9)
+        with pytest.raises(OversizeRecord):
+            await member.node.put(mine, member.id, Card(1, "x" * 200), ttl_s=9)
+        with pytest.raises(WrongSchema):
+            await member.node.put(mine, member.id, Card(1), ttl_s=31)
+        with pytest.raises(ValueError, match="not given to open_node"):
+            await member.node.put(CARDS, "key", Card(1), ttl_s=9)
+        assert await member.node.put(mine, member.id, Card(1), ttl_s=9) == 1
