@@ -1,0 +1,132 @@
+"""The edge between our code and a person at a terminal: async entry, signals, one sentence for every failure."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+from peer.errors import BarnraiseError
+
+if TYPE_CHECKING:
+    import trio
+
+if sys.version_info < (3, 11):
+    from exceptiongroup import BaseExceptionGroup
+
+INTERRUPTED = 130
+BUG = 1
+T = TypeVar("T")
+
+
+class Stopped(BaseException):
+    """The user (SIGINT) or the system (SIGTERM, SIGHUP) asked us to stop, and we did so in good order."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signal.Signals(signum).name)
+        self.signum = signum
+
+    @property
+    def exit_code(self) -> int:
+        return 128 + self.signum
+
+
+def run_until_stopped(work: Callable[[], Awaitable[T]], tied: bool = False) -> T:
+    """Run a trio function. The first SIGINT, SIGTERM or SIGHUP cancels it, which lets it leave and save in its own
+    `finally`; Stopped is raised after that. A second signal ends the process at once.
+
+    `tied`: the end of standard input counts as SIGTERM. A parent that keeps the other end of that pipe open thus takes
+    its children with it, however it dies.
+    """
+    import trio  # here, so that `peer --help` does not pay for it
+
+    caught: list[int] = []
+
+    async def listen(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
+        async for signum in signals:
+            if caught:
+                os._exit(128 + signum)
+            caught.append(signum)
+            click.echo("\nLeaving the run; a second Ctrl-C ends at once.", err=True)
+            scope.cancel()
+
+    async def wait_for_parent(scope: trio.CancelScope) -> None:
+        with suppress(trio.BrokenResourceError):
+            async for _ in trio.lowlevel.FdStream(os.dup(sys.stdin.fileno())):
+                pass
+        caught.append(signal.SIGTERM)
+        scope.cancel()
+
+    async def supervise() -> T:
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
+            async with trio.open_nursery() as listeners:
+                scope = trio.CancelScope()
+                listeners.start_soon(listen, signals, scope)
+                if tied:
+                    listeners.start_soon(wait_for_parent, scope)
+                with scope:
+                    result = await work()
+                listeners.cancel_scope.cancel()
+        if caught:
+            raise Stopped(caught[0])
+        return result
+
+    return trio.run(supervise)
+
+
+def report_failure(error: BaseException) -> int:
+    """Say on standard error what ended the command; returns the exit code. PEER_DEBUG=1 adds the traceback."""
+    causes = list(leaves(error))
+    chosen = _most_telling(causes)
+    if isinstance(chosen, SystemExit):
+        return chosen.code if isinstance(chosen.code, int) else 1
+    if isinstance(chosen, click.exceptions.Exit):
+        return chosen.exit_code
+    if os.environ.get("PEER_DEBUG") == "1":
+        traceback.print_exception(error)
+    if isinstance(chosen, click.ClickException):
+        chosen.show()
+        return chosen.exit_code
+    if isinstance(chosen, Stopped):
+        return chosen.exit_code
+    if isinstance(chosen, (KeyboardInterrupt, click.Abort)):
+        click.echo("Interrupted.", err=True)
+        return INTERRUPTED
+    if isinstance(chosen, BrokenPipeError):
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  whoever read our output has gone; so must the final flush
+        return 0
+    if isinstance(chosen, BarnraiseError):
+        click.echo(f"peer: {chosen}", err=True)
+        return chosen.exit_code
+    click.echo(
+        f"peer: a bug ended this command ({type(chosen).__name__}: {chosen});"
+        " run it again with PEER_DEBUG=1 and report what it prints.",
+        err=True,
+    )
+    return BUG
+
+
+def leaves(error: BaseException) -> Iterator[BaseException]:
+    """The exceptions inside nested exception groups; `error` itself if it is none."""
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from leaves(inner)
+    else:
+        yield error
+
+
+def _most_telling(causes: list[BaseException]) -> BaseException:
+    """A bug before a fault of the outside world before an interruption: the first is what must not go unnoticed."""
+
+    def rank(error: BaseException) -> int:
+        if isinstance(error, (BarnraiseError, click.ClickException)):
+            return 1
+        return 0 if isinstance(error, Exception) else 2
+
+    return min(causes, key=rank)

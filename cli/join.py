@@ -1,0 +1,98 @@
+"""`peer join`: this machine takes part in a run until the run is complete or Ctrl-C."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import closing
+from pathlib import Path
+
+import click
+import trio
+
+from cli.edge import run_until_stopped
+from cli.live import follow, read_tails
+from cli.options import default_home, home_option, network_options, read_invite, tied_option
+from cli.progress import Progress
+from cli.tail import EventTail
+from swarm.home import Home
+
+
+@click.command()
+@click.argument("invite")
+@home_option("Key, checkpoints and event log of this peer.  [default: ~/.barnraise/<run id>]")
+@click.option("--name", default="", help="What others see in `peer status`.  [default: this machine's name]")
+@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1, mps ...")
+@click.option("--threads", type=click.IntRange(1), help="CPU threads for training.  [default: every core]")
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Train on the text files in this folder.",
+)
+@click.option("--upload-limit", type=click.FloatRange(0, min_open=True), metavar="MB/S", help="Never send faster.")
+@click.option("--download-limit", type=click.FloatRange(0, min_open=True), metavar="MB/S", help="Never receive faster.")
+@network_options(listen="/ip4/0.0.0.0/tcp/0")
+@click.option("--json", "as_json", is_flag=True, help="Print every event as a JSON line instead of a live view.")
+@tied_option
+def join(
+    invite: str,
+    home: Path | None,
+    name: str,
+    device: str,
+    threads: int | None,
+    data: Path | None,
+    upload_limit: float | None,
+    download_limit: float | None,
+    listen: tuple[str, ...],
+    announce: tuple[str, ...],
+    relays: tuple[str, ...],
+    as_json: bool,
+    tied: bool,
+) -> None:
+    """Take part in the run of INVITE (the string, or a file that holds it) with this machine.
+
+    Ctrl-C leaves at the next safe moment and keeps the last commit; joining again with the same --home goes on from it.
+    """
+    opened = read_invite(invite)  # before the slow imports: a typo is told at once
+    from swarm.participant import JoinConfig, run_participant
+
+    home = home or default_home(opened.run_id[:12])
+    config = JoinConfig(
+        home=home,
+        invite=opened,
+        name=name or socket.gethostname(),
+        listen=listen,
+        announce=announce,
+        relays=relays,
+        device=device,
+        data_folder="" if data is None else str(data),
+        threads=threads,
+        upload_bytes_per_s=None if upload_limit is None else upload_limit * 1e6,
+        download_bytes_per_s=None if download_limit is None else download_limit * 1e6,
+    )
+    progress = Progress(f"run {opened.run_id}   home {home}")
+    tail = EventTail(Home(config.home).events, from_end=True)
+
+    async def work() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(follow, progress, {config.name: tail}, as_json)
+            await run_participant(config)
+            nursery.cancel_scope.cancel()
+
+    with closing(tail):
+        try:
+            run_until_stopped(work, tied)
+            click.echo("The run is complete.", err=True)
+        finally:
+            read_tails(progress, {config.name: tail}, as_json)  # the last save comes after everything else
+            if progress.round:
+                click.echo(what_was_kept(progress, config.home), err=True)
+
+
+def what_was_kept(progress: Progress, home: Path) -> str:
+    """What a user who leaves wants to know."""
+    if progress.saved is None:
+        return f"Left after round {progress.round}; no checkpoint was written, so joining again fetches the state."
+    return (
+        f"Saved: round {progress.saved.round} in {progress.saved.path}."
+        f" Joining again with --home {home} goes on from there; `peer export --home {home}` makes a model of it."
+    )

@@ -1,0 +1,192 @@
+"""What the events of one or several peers add up to, and the table that shows it."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+Fields = Mapping[str, Any]
+_NOTES: Final = 6
+
+
+@dataclass
+class Row:
+    """The last known facts of one peer."""
+
+    name: str
+    phase: str = "starting"
+    round: int = 0
+    members: int = 0
+    state_hash: str = ""
+    loss: float | None = None
+    val_loss: float | None = None
+    tokens_per_s: float | None = None
+    bytes_up: int = 0
+    bytes_down: int = 0
+    gone: str = ""  # why the process is no more
+
+
+@dataclass
+class Commit:
+    """One committed round as one peer saw it."""
+
+    round: int
+    at: float
+    state_hash: str
+    fields: Fields
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint on disk."""
+
+    round: int
+    path: str
+
+
+@dataclass
+class Progress:
+    """Folds events into rows, commits and notes. Feed it with `apply`; `render()` is the live view."""
+
+    title: str
+    rows: dict[str, Row] = field(default_factory=dict)
+    commits: dict[str, dict[int, Commit]] = field(default_factory=dict)
+    val_losses: dict[int, float] = field(default_factory=dict)  # round -> nats per byte or token, first report wins
+    discarded: dict[int, str] = field(default_factory=dict)
+    notes: deque[str] = field(default_factory=lambda: deque(maxlen=_NOTES))
+    saved: Saved | None = None
+    say: Callable[[str], None] | None = None
+    """Called with each milestone as a plain line, where there is no terminal to redraw."""
+
+    def row(self, name: str) -> Row:
+        return self.rows.setdefault(name, Row(name))
+
+    def note(self, text: str) -> None:
+        """Add a line under the table."""
+        stamped = f"{time.strftime('%H:%M:%S')}  {text}"
+        self.notes.append(stamped)
+        if self.say is not None:
+            self.say(stamped)
+
+    def apply(self, name: str, event: str, at: float, fields: Fields) -> None:
+        """One event of the peer called `name`. Unknown events are none of this view's business."""
+        row = self.row(name)
+        handler = _HANDLERS.get(event)
+        if handler is not None:
+            handler(self, row, at, fields)
+
+    @property
+    def round(self) -> int:
+        """The newest round that any peer has committed."""
+        return max((row.round for row in self.rows.values()), default=0)
+
+    def render(self) -> RenderableType:
+        table = Table(title=self.title, title_justify="left", expand=False)
+        for column in ("peer", "round", "phase", "loss", "held-out", "up", "down", "state"):
+            table.add_column(column, justify="left" if column in ("peer", "phase", "state") else "right")
+        for row in self.rows.values():
+            table.add_row(
+                row.name,
+                str(row.round),
+                Text(row.gone or row.phase, style="red" if row.gone else ""),
+                _number(row.loss),
+                _number(row.val_loss),
+                size_text(row.bytes_up),
+                size_text(row.bytes_down),
+                row.state_hash[:8],
+            )
+        return Group(table, *(Text(note, style="dim") for note in self.notes))
+
+    # -- one method an event -----------------------------------------------------------------------------------------
+
+    def _phase(self, row: Row, at: float, fields: Fields) -> None:
+        row.phase = str(fields.get("phase", row.phase))
+
+    def _committed(self, row: Row, at: float, fields: Fields) -> None:
+        number = int(fields["round"])
+        row.round = number
+        row.state_hash = str(fields.get("state_hash", ""))
+        row.members = int(fields.get("members") or row.members)
+        self._numbers(row, at, fields)
+        newest = number > max((r for seen in self.commits.values() for r in seen), default=0)
+        self.commits.setdefault(row.name, {})[number] = Commit(number, at, row.state_hash, fields)
+        if newest:
+            loss = f", loss {row.loss:.3f}" if row.loss is not None else ""
+            self.note(f"round {number} committed by {row.members} members{loss}, state {row.state_hash[:8]}")
+
+    def _adopted(self, row: Row, at: float, fields: Fields) -> None:
+        row.round = int(fields["round"])
+        row.state_hash = str(fields.get("state_hash", ""))
+        self._numbers(row, at, fields)
+        self.note(f"{row.name} caught up with round {row.round}, state {row.state_hash[:8]}")
+
+    def _discarded(self, row: Row, at: float, fields: Fields) -> None:
+        number, reason = int(fields.get("round", 0)), str(fields.get("reason", ""))
+        if number not in self.discarded:
+            self.discarded[number] = reason
+            self.note(f"round {number} discarded: {reason}")
+
+    def _evaluated(self, row: Row, at: float, fields: Fields) -> None:
+        row.val_loss = float(fields["loss"])
+        self.val_losses.setdefault(int(fields["round"]), row.val_loss)
+
+    def _numbers(self, row: Row, at: float, fields: Fields) -> None:
+        if fields.get("loss") is not None:
+            row.loss = float(fields["loss"])
+        row.bytes_up = int(fields.get("bytes_up", row.bytes_up))
+        row.bytes_down = int(fields.get("bytes_down", row.bytes_down))
+
+    def _problem(self, row: Row, at: float, fields: Fields) -> None:
+        self.note(f"{row.name}: {fields.get('reason') or fields.get('cause') or fields.get('error') or 'trouble'}")
+
+    def _suspect(self, row: Row, at: float, fields: Fields) -> None:
+        self.note(f"{row.name} no longer hears {str(fields.get('peer', ''))[-8:]}")
+
+    def _finished(self, row: Row, at: float, fields: Fields) -> None:
+        row.phase = "finished"
+
+    def _saved(self, row: Row, at: float, fields: Fields) -> None:
+        self.saved = Saved(int(fields["round"]), str(fields["path"]))
+
+
+_HANDLERS: Final[dict[str, Callable[[Progress, Row, float, Fields], None]]] = {
+    "phase": Progress._phase,
+    "round_committed": Progress._committed,
+    "round_discarded": Progress._discarded,
+    "head_adopted": Progress._adopted,
+    "val_evaluated": Progress._evaluated,
+    "progress": Progress._numbers,
+    "majority_lost": Progress._problem,
+    "worker_died": Progress._problem,
+    "worker_failed": Progress._problem,
+    "checkpoint_failed": Progress._problem,
+    "checkpoint_saved": Progress._saved,
+    "peer_suspect": Progress._suspect,
+    "run_finished": Progress._finished,
+    "bug": Progress._problem,
+}
+
+
+def size_text(size_bytes: float) -> str:
+    """1536 -> "1.5 kB"."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size_bytes < 1000 or unit == "GB":
+            return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
+        size_bytes /= 1000
+    raise AssertionError("unreachable")
+
+
+def console() -> Console:
+    """Where people look: standard error, so that standard output stays for what scripts read."""
+    return Console(stderr=True)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"

@@ -1,0 +1,125 @@
+"""What `peer quickstart` says at the end: report.json, the invariants it checks, loss.png."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from cli.progress import Commit
+from peer.errors import ResourceError
+
+TRAFFIC_FACTOR_MIN: Final = 50.0
+
+
+class PeerReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One peer's part. Times in seconds since the quickstart began; `left` is None for who stayed to the end; bytes are
+    all that crossed its sockets, state transfer and gossip included."""
+
+    name: str
+    joined: float
+    left: float | None
+    rounds: int
+    state_hash: str
+    bytes_up: int
+    bytes_down: int
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """report.json. Losses in nats per byte on held-out files; `ddp_bytes_equivalent`: what each of as many peers would
+    have sent in an fp32 ring all-reduce of the gradients after every one of the same inner steps."""
+
+    rounds_committed: int
+    rounds_discarded: int
+    peers: dict[str, PeerReport]
+    state_hash: str
+    val_loss_first: float
+    val_loss_last: float
+    val_losses: dict[str, float]
+    tokens: int
+    parameters: int
+    inner_steps: int
+    ddp_bytes_equivalent: int
+    traffic_factor: float
+    killed: list[str]
+    added: list[str]
+    sample: str
+    wall_s: float
+    broken_invariants: list[str]
+
+
+def ddp_bytes(parameters: int, inner_steps: int, peers: int) -> int:
+    """Bytes one peer sends in `inner_steps` ring all-reduces of fp32 gradients among N `peers`: 2 (N-1)/N each."""
+    return round(inner_steps * 2 * (peers - 1) / peers * 4 * parameters)
+
+
+def broken_invariants(
+    commits: Mapping[str, Mapping[int, Commit]],
+    survivors: Sequence[str],
+    rounds: int,
+    killed: Sequence[str],
+    added: Sequence[str],
+    val_losses: Mapping[int, float],
+    traffic_factor: float,
+) -> list[str]:
+    """What did not hold, one sentence each; empty if all is well. `commits`: name -> round -> commit."""
+    broken = []
+    for number in sorted({number for seen in commits.values() for number in seen}):
+        hashes = {seen[number].state_hash for seen in commits.values() if number in seen}
+        if len(hashes) > 1:
+            broken.append(f"after round {number} peers held {len(hashes)} different states")
+    for name in survivors:
+        reached = max(commits.get(name, {}), default=0)
+        if reached != rounds:
+            broken.append(f"{name} ended at round {reached} instead of {rounds}")
+    broken += [f"{name} never took part in a commit" for name in added if not commits.get(name)]
+    if not killed:
+        broken.append("no peer was killed")
+    if not added:
+        broken.append("no peer was added")
+    first, last = val_losses.get(0), val_losses.get(rounds)
+    if first is None or last is None:
+        broken.append("the held-out loss was not measured at both ends")
+    elif not last < first:
+        broken.append(f"the held-out loss did not fall ({first:.3f} -> {last:.3f})")
+    if traffic_factor < TRAFFIC_FACTOR_MIN:
+        broken.append(f"traffic is only {traffic_factor:.0f} times below that of an all-reduce every step")
+    return broken
+
+
+def write_report(path: Path, report: Report) -> None:
+    try:
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
+    except OSError as error:
+        raise ResourceError(f"cannot write {path} ({error.strerror}): free some space, or change --home.") from error
+
+
+def draw_losses(
+    path: Path, val_losses: Mapping[int, float], train_losses: Mapping[int, float], marks: Mapping[int, str]
+) -> None:
+    """loss.png: held-out and training loss by round; `marks` (round -> text) are drawn as vertical lines."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4), dpi=120)
+    axes.plot(list(val_losses), list(val_losses.values()), "o-", label="held-out")
+    if train_losses:
+        axes.plot(list(train_losses), list(train_losses.values()), ".--", alpha=0.6, label="training, mean of peers")
+    top = axes.get_ylim()[1]
+    for number, text in marks.items():
+        axes.axvline(number, color="grey", linewidth=0.8)
+        axes.text(number, top, f" {text}", rotation=90, va="top", ha="right", fontsize=7, color="grey")
+    axes.set_xlabel("committed round")
+    axes.set_ylabel("nats per byte")
+    axes.legend()
+    figure.tight_layout()
+    try:
+        figure.savefig(path)
+    except OSError as error:
+        raise ResourceError(f"cannot write {path} ({error.strerror}): free some space, or change --home.") from error
+    finally:
+        pyplot.close(figure)

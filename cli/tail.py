@@ -1,0 +1,66 @@
+"""Follow a JSONL event stream that another process writes (`peer.events`)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+_CHUNK_BYTES = 1 << 20
+
+
+class EventTail:
+    """`poll()` yields the events written since the last call; the file need not exist yet.
+
+    When the writer rotates the file, the rest of the old one is read before the new one. `from_end` skips what is there
+    already.
+    """
+
+    def __init__(self, path: Path, from_end: bool = False) -> None:
+        self._path = path
+        self._fd: int | None = None
+        self._rest = b""
+        if from_end and path.exists():
+            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            os.lseek(self._fd, 0, os.SEEK_END)
+
+    def poll(self) -> Iterator[tuple[float, str, dict[str, Any]]]:
+        """(seconds since the Unix epoch, name, fields) of each new event."""
+        while True:
+            if self._fd is None:
+                try:
+                    self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+                except FileNotFoundError:
+                    return
+            rotated = self._rotated()  # asked before reading, so that nothing can be written to the old file after it
+            yield from self._read()
+            if not rotated:
+                return
+            self.close()
+
+    def close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+            self._rest = b""
+
+    def _rotated(self) -> bool:
+        assert self._fd is not None
+        try:
+            return os.stat(self._path).st_ino != os.fstat(self._fd).st_ino
+        except FileNotFoundError:
+            return False
+
+    def _read(self) -> Iterator[tuple[float, str, dict[str, Any]]]:
+        assert self._fd is not None
+        while chunk := os.read(self._fd, _CHUNK_BYTES):
+            *lines, self._rest = (self._rest + chunk).split(b"\n")
+            for line in lines:
+                try:
+                    fields = msgspec.json.decode(line, type=dict[str, Any])
+                    yield float(fields.pop("at")), str(fields.pop("event")), fields
+                except (msgspec.MsgspecError, KeyError, TypeError, ValueError):
+                    continue  # a line torn by a crash of its writer

@@ -1,0 +1,64 @@
+"""Fetching the last commit of a run for somebody who does not take part in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import trio
+from torch import Tensor
+
+from peer.errors import NetworkError
+from peer.layout import FlatLayout
+from swarm.chain import Head
+from swarm.fetch import fetch_state
+from swarm.follow import Sighting
+from swarm.invite import Invite
+from swarm.manifest import Manifest
+from swarm.visit import Visitor, visit
+
+TRIES: Final = 5
+PAUSE_S: Final = 2.0
+
+
+@dataclass(frozen=True)
+class Download:
+    """theta: outer weights, flat fp32, shape (P,), in the order of `FlatLayout.of(manifest.model)`."""
+
+    manifest: Manifest
+    tokenizer: bytes
+    head: Head
+    theta: Tensor
+    donors: int
+
+
+async def download_head(invite: Invite, part_file: Path) -> Download:
+    """The state of the head that a quorum stands at, from several of its holders at once.
+
+    Rounds go on meanwhile: if the state is gone from all shelves before it has been fetched, the next head is tried.
+    Raises NotAdmitted, DialError, and NetworkError if no head with a quorum is to be had.
+    """
+    async with visit(invite) as visitor:
+        size_bytes = 2 * 4 * FlatLayout.of(visitor.manifest.model).numel
+        failure = NetworkError("no commit that a majority of its members stands by was found: try again later.")
+        for attempt in range(TRIES):
+            if attempt:
+                await trio.sleep(PAUSE_S)
+            sightings = await visitor.sightings(list(await visitor.members()))
+            if not sightings:
+                continue
+            best = sightings[0]
+            try:
+                theta, donors = await _fetch_theta(visitor, best, size_bytes, part_file)
+            except NetworkError as error:
+                failure = error
+                continue
+            return Download(visitor.manifest, visitor.tokenizer, best.head, theta, donors)
+        raise failure
+
+
+async def _fetch_theta(visitor: Visitor, best: Sighting, size_bytes: int, part_file: Path) -> tuple[Tensor, int]:
+    rpc, root = visitor.host.rpc, best.head.state_hash
+    fetched = await fetch_state(rpc, lambda: best.holders, root, size_bytes, part_file, visitor.host.events)
+    return fetched.theta, len(fetched.donors)

@@ -1,0 +1,90 @@
+"""A visit to a run without taking part in it: to look (`peer status`), check (`doctor`) or fetch (`export`).
+
+A visitor has a key of its own for the length of the visit, so that it never gets in the way of a peer that runs from
+the same home, and it publishes nothing.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+from dht.node import Node, open_node
+from peer.errors import ConfigError
+from peer.events import EventLog
+from peer.host import Host, HostConfig, open_host
+from peer.identity import Identity
+from swarm.chain import genesis
+from swarm.charter import MANIFEST_FILE, TOKENIZER_FILE
+from swarm.contact import obtain_charter
+from swarm.follow import Sighting, ask_standings, weigh
+from swarm.gate import Gate
+from swarm.home import Home
+from swarm.invite import Invite
+from swarm.manifest import Manifest, open_manifest
+from swarm.membership import MEMBERS, MemberRecord
+
+_LISTEN: Final = ("/ip4/127.0.0.1/tcp/0",)
+
+
+@dataclass(frozen=True)
+class Visitor:
+    """Somebody who is in touch with a run. `tokenizer` is the run's tokenizer.json, empty for bytes."""
+
+    host: Host
+    node: Node
+    manifest: Manifest
+    tokenizer: bytes
+
+    async def members(self) -> dict[str, MemberRecord]:
+        """What the peers of the run publish of themselves, by peer id; their addresses go to the host's book."""
+        entries = await self.node.get(MEMBERS, self.manifest.run_id)
+        records = {peer: entry.value for peer, entry in entries.items()}
+        for peer, record in records.items():
+            self.host.book.add(peer, record.addresses)
+        return records
+
+    async def sightings(self, peers: list[str]) -> list[Sighting]:
+        """The heads that count among these peers, best first (`swarm.follow`)."""
+        start = genesis(self.manifest.run_id, self.manifest.genesis)
+        return weigh(await ask_standings(self.host.rpc, peers), self.manifest.authority, start)
+
+
+def read_kept_invite(home: Path) -> Invite:
+    """The invite that the peer of `home` keeps. ConfigError if there is none."""
+    path = Home(home).invite
+    try:
+        return Invite.parse(path.read_text())
+    except FileNotFoundError as error:
+        raise ConfigError(f"{home} is no peer's home: give the --home of `peer join` or `peer coordinate`.") from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error.strerror}): check who owns it.") from error
+
+
+@asynccontextmanager
+async def visit(invite: Invite, home: Path | None = None) -> AsyncIterator[Visitor]:
+    """Be in touch with the run inside the block. What `home` remembers (rules, addresses) is used but not changed, so a
+    run can be visited although every address of the invite is gone.
+
+    Raises NotAdmitted, or DialError if nobody answers.
+    """
+    with TemporaryDirectory(prefix="barnraise-visit-") as folder:
+        own = Home(Path(folder))
+        if home is not None:
+            for name in (MANIFEST_FILE, TOKENIZER_FILE, Home(home).addresses.name):
+                if (home / name).is_file():
+                    shutil.copy(home / name, own.path / name)
+        config = HostConfig(identity=Identity.generate(), events=EventLog(), listen=_LISTEN)
+        async with open_host(config) as host:
+            signed, tokenizer = await obtain_charter(host, invite, own.path)
+            manifest = open_manifest(signed, invite.run_id)
+            Gate(host.rpc, manifest, invite.token)
+            async with open_node(
+                host, invite.addresses, [MEMBERS], own.addresses, manifest.run_id, required=True
+            ) as node:
+                yield Visitor(host, node, manifest, tokenizer)
