@@ -133,7 +133,7 @@ class Authority:
         self.head = fresh
         self._keep(self.signed)
         self._events.emit("regrouped", term=fresh.term, round=fresh.round, members=len(fresh.members))
-        order = say.Regroup(self.signed)
+        order = say.Regroup(self.signed, {m.peer: self._host.book.get(m.peer) for m in fresh.members})
         async with trio.open_nursery() as nursery:
             for member in fresh.members:
                 nursery.start_soon(self._tell, member.peer, order)

@@ -6,7 +6,7 @@ do not have makes us look where the run stands, but only what `swarm.follow` acc
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -27,6 +27,7 @@ KNOCK_EVERY_S: Final = 1.0
 KNOCK_LASTS_S: Final = 10.0
 LOOK_AROUND_S: Final = 5.0  # a member whose round does not move looks whether the run is elsewhere
 ASK_AUTHORITY_EVERY_S: Final = 1.5
+ADDRESSES_MAX: Final = 1024  # learnt from one message
 
 
 class Keeper(Protocol):
@@ -255,6 +256,10 @@ class Engine:
         room = max(0, self._run.max_peers - len(self.head.members))
         return dict(list(knocking.items())[:room])
 
+    def _learn(self, addresses: Mapping[str, tuple[str, ...]]) -> None:
+        for peer, known in list(addresses.items())[:ADDRESSES_MAX]:
+            self._post.host.book.add(peer, known)
+
     def _serve(self) -> None:
         rpc = self._post.host.rpc
         rpc.serve(say.PREPARE, self._on_prepare)
@@ -279,8 +284,7 @@ class Engine:
         ask = call.body
         if ask.head.run_id != self.head.run_id:
             raise ProtocolViolation("a peer of another run asked for a promise")
-        for peer, addresses in list(ask.addresses.items())[:1024]:
-            self._post.host.book.add(peer, addresses)
+        self._learn(ask.addresses)
         if self._round is None or self._round.height.head.height < ask.head.height:
             with trio.move_on_after(0.3):  # usually we are about to commit that very head ourselves
                 await self._reach(ask.head)
@@ -354,6 +358,7 @@ class Engine:
 
     async def _on_regroup(self, call: Call[say.Regroup]) -> say.Standing:
         """The authority (or whoever passes its signature on) begins a new term."""
+        self._learn(call.body.addresses)
         head = open_regroup(call.body.signed, self._run.authority, self.head.run_id)
         if head.height > self.head.height:
             self._offer = Sighting(head, (call.peer,), call.body.signed)

@@ -121,9 +121,10 @@ class Knock(msgspec.Struct, frozen=True):
 
 
 class Regroup(msgspec.Struct, frozen=True):
-    """A head of a new term, signed by the authority."""
+    """A head of a new term, signed by the authority, and where its members can be dialled."""
 
     signed: Signed
+    addresses: dict[str, tuple[str, ...]]
 
 
 PREPARE: Final = Method("round.prepare", Prepare, Promise)

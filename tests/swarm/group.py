@@ -1,0 +1,154 @@
+"""A training group with real sockets and made-up gradients: what round tests and benchmarks plug into."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import torch
+import trio
+
+from optim.codecs import get_codec
+from optim.outer import DilocoOuter
+from peer.events import Event, EventLog
+from peer.host import Host, HostConfig, open_host
+from peer.identity import Identity, Signed
+from swarm.authority import Authority
+from swarm.chain import Head, Member, genesis
+from swarm.engine import Engine, RunFacts
+from swarm.fetch import fetch_state
+from swarm.follow import Sighting
+from swarm.ledger import count
+from swarm.outer_state import OuterState
+from swarm.plan import Assignment
+from swarm.replay import replay
+from swarm.round import Post, RoundSpec
+from swarm.snapshots import SnapshotShelf
+from swarm.tempo import Tempo
+from swarm.trainer import Work
+
+Deltas = Callable[[str, int, Assignment], torch.Tensor]
+BATCH, SEQ = 2, 8
+
+
+@dataclass
+class InventedTrainer:
+    """Returns `deltas(peer, first_step, assignment)` as the pseudo-gradient; `gate` (if set) holds it up."""
+
+    peer: str
+    deltas: Deltas
+    speed: float = 10.0
+    gate: trio.Event | None = None
+    theta: torch.Tensor | None = None
+
+    async def train(self, assignment: Assignment, first_step: int, deadline_s: float) -> Work:
+        if self.gate is not None:
+            await self.gate.wait()
+        await trio.lowlevel.checkpoint()
+        assert count(assignment.ranges) == assignment.steps * BATCH
+        return Work(assignment.steps, assignment.steps * BATCH, 1.0, self.deltas(self.peer, first_step, assignment))
+
+    def wrap_up(self) -> None:
+        if self.gate is not None:
+            self.gate.set()
+
+    def adopt(self, theta: torch.Tensor) -> None:
+        self.theta = theta.clone()
+
+
+@dataclass
+class Seat:
+    """One member: its host, engine, state and events. Implements the engine's Keeper."""
+
+    host: Host
+    post: Post
+    part_file: object
+    shelf: SnapshotShelf
+    others: Callable[[], list[str]]
+    heads: list[Head] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    engine: Engine = field(init=False)
+
+    async def committed(self, head: Head, results: list[memoryview]) -> None:
+        state = self.post.state
+        assert state.tree.root == head.state_hash
+        self.heads.append(head)
+        self.shelf.publish(state.tree, [state.theta, state.velocity], b"", results)
+        self.post.trainer.adopt(state.theta)
+
+    async def fetch(self, sighting: Sighting, mine: Head) -> None:
+        donors = list(sighting.holders)
+        if not await replay(self.post, mine.state_hash, sighting.head.state_hash, donors):
+            fetched = await fetch_state(
+                self.host.rpc, lambda: donors, sighting.head.state_hash, self.post.state.size_bytes,
+                self.part_file, self.post.events,  # type: ignore[arg-type]
+            )
+            self.post.state.replace(fetched.theta, fetched.momentum, fetched.tree)
+
+    def known_peers(self) -> Iterable[str]:
+        return self.others()
+
+    def seen(self, name: str) -> list[Event]:
+        return [event for event in self.events if event.name == name]
+
+
+@dataclass
+class Group:
+    """`seats` run until the block ends; `theta` is the initial state."""
+
+    theta: torch.Tensor
+    authority_host: Host
+    authority: Authority
+    spec: RoundSpec
+    outer: DilocoOuter
+    rounds: int
+    folder: object
+    seats: list[Seat] = field(default_factory=list)
+
+    def genesis(self) -> Head:
+        return self.authority._genesis
+
+    @asynccontextmanager
+    async def join(self, deltas: Deltas, rounds: int | None = None) -> AsyncIterator[Seat]:
+        """One more peer: its engine is ready to `run()`."""
+        identity = Identity.generate()
+        log = EventLog()
+        async with open_host(HostConfig(identity=identity, events=log)) as host:
+            await host.connect_address(self.authority_host.addresses[0], timeout_s=10)
+            state = OuterState(self.theta.clone(), torch.zeros_like(self.theta), self.outer)
+            trainer = InventedTrainer(host.peer_id, deltas)
+            post = Post(
+                Member(host.peer_id, secrets.token_hex(4)), identity, host, state, trainer, self.spec, Tempo(), log
+            )
+            shelf = SnapshotShelf(state.size_bytes, 8 << 20)
+            shelf.publish(state.tree, [state.theta, state.velocity])
+            shelf.serve(host.rpc)
+            seat = Seat(host, post, self.folder / f"{host.peer_id}.part", shelf, self._addresses)  # type: ignore[operator]
+            facts = RunFacts(self.genesis(), self.authority.me.peer, self.rounds if rounds is None else rounds, 64)
+            seat.engine = Engine(post, facts, self.genesis(), None, seat)
+            self.seats.append(seat)
+            with log.subscribed(seat.events.append):
+                yield seat
+
+    def _addresses(self) -> list[str]:
+        return [seat.host.peer_id for seat in self.seats]
+
+
+@asynccontextmanager
+async def open_group(
+    folder: object, numel: int, codec: str = "int8", rounds: int = 3, min_peers: int = 3, steps: int = 4,
+    outer: DilocoOuter = DilocoOuter(0.7, 0.9, True),
+) -> AsyncIterator[Group]:
+    """An authority that begins the run once `min_peers` knock."""
+    theta = torch.randn(numel, generator=torch.Generator().manual_seed(0))
+    state = OuterState(theta.clone(), torch.zeros_like(theta), outer)
+    kept: list[Signed] = []
+    async with open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as host, trio.open_nursery() as nursery:
+        first = genesis("run", state.tree.root)
+        spec = RoundSpec(steps, BATCH, SEQ, get_codec(codec), get_codec(codec), 60.0)
+        authority = Authority(host, first, None, min_peers, lambda: [], kept.append)
+        nursery.start_soon(authority.run)
+        yield Group(theta, host, authority, spec, outer, rounds, folder)
+        nursery.cancel_scope.cancel()

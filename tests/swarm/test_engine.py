@@ -1,0 +1,100 @@
+"""Whole rounds between real hosts: what is committed, by whom, and that everybody holds the same bits."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+import torch
+import trio
+
+from optim.outer import DilocoOuter
+from swarm.plan import Assignment
+from tests.swarm.group import Group, Seat, open_group
+
+
+def deltas(peer: str, first_step: int, assignment: Assignment, numel: int = 40_000) -> torch.Tensor:
+    seed = sum(peer.encode()) * 1000 + first_step
+    return torch.randn(numel, generator=torch.Generator().manual_seed(seed)) * 1e-2
+
+
+async def run_all(group: Group, seats: list[Seat]) -> None:
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            for seat in seats:
+                nursery.start_soon(seat.engine.run)
+
+
+async def test_members_commit_the_same_bits_and_a_hash_chain(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        group = await stack.enter_async_context(open_group(tmp_path, 40_000, rounds=3))
+        seats = [await stack.enter_async_context(group.join(deltas)) for _ in range(3)]
+        await run_all(group, seats)
+        for seat in seats:
+            assert [h.round for h in seat.heads] == [0, 1, 2, 3]
+            assert seat.heads == seats[0].heads
+            assert torch.equal(seat.post.state.theta, seats[0].post.state.theta)
+            assert torch.equal(seat.post.state.velocity, seats[0].post.state.velocity)
+            for earlier, later in zip(seat.heads, seat.heads[1:], strict=False):
+                assert later.previous == earlier.hash
+        assert seats[0].heads[-1].ledger.returned == ()
+        assert seats[0].heads[-1].tokens == 3 * 3 * 4 * 2 * 8
+
+
+async def test_fp32_result_is_diloco_in_float64(tmp_path: Path) -> None:
+    outer = DilocoOuter(0.7, 0.9, True)
+    async with AsyncExitStack() as stack:
+        group = await stack.enter_async_context(open_group(tmp_path, 40_000, codec="fp32", rounds=3, outer=outer))
+        seats = [await stack.enter_async_context(group.join(deltas)) for _ in range(3)]
+        await run_all(group, seats)
+        theta, velocity = group.theta.double(), torch.zeros(40_000, dtype=torch.float64)
+        for round_number in range(3):
+            everyone = [deltas(s.host.peer_id, round_number * 4, None).double() for s in seats]  # type: ignore[arg-type]
+            middle = sorted(d.norm() for d in everyone)[1]
+            clipped = [d * min(1.0, float(middle / d.norm())) for d in everyone]
+            mean = torch.stack(clipped).mean(0)
+            velocity = 0.9 * velocity + mean
+            theta = theta - 0.7 * (mean + 0.9 * velocity)
+        error = (seats[0].post.state.theta.double() - theta).norm() / theta.norm()
+        assert error < 1e-6
+
+
+async def test_a_joiner_is_taken_in_at_the_next_round(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        group = await stack.enter_async_context(open_group(tmp_path, 40_000, rounds=8, min_peers=2))
+        seats = [await stack.enter_async_context(group.join(deltas)) for _ in range(2)]
+        late = await stack.enter_async_context(group.join(deltas))
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                for seat in seats:
+                    seat.post.trainer.gate = trio.Event()  # type: ignore[attr-defined]
+                    nursery.start_soon(seat.engine.run)
+                while len(seats[0].heads) < 1:
+                    await trio.sleep(0.01)
+                for seat in seats:
+                    seat.post.trainer.gate.set()  # type: ignore[attr-defined]
+                while seats[0].engine.head.round < 2:
+                    await trio.sleep(0.01)
+                nursery.start_soon(late.engine.run)
+        assert late.engine.head == seats[0].engine.head == seats[1].engine.head
+        assert late.engine.head.has(late.post.me)
+        assert torch.equal(late.post.state.theta, seats[0].post.state.theta)
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), 1e4])
+async def test_a_poisoned_update_is_left_out(tmp_path: Path, poison: float) -> None:
+    def bad(peer: str, first_step: int, assignment: Assignment) -> torch.Tensor:
+        delta = deltas(peer, first_step, assignment)
+        return delta * poison
+
+    async with AsyncExitStack() as stack:
+        group = await stack.enter_async_context(open_group(tmp_path, 40_000, codec="fp32", rounds=2, min_peers=4))
+        seats = [await stack.enter_async_context(group.join(deltas)) for _ in range(3)]
+        seats.append(await stack.enter_async_context(group.join(bad)))
+        await run_all(group, seats)
+        head = seats[0].engine.head
+        assert all(seat.engine.head == head for seat in seats)
+        assert len(head.members) == 4, "an accident does not cost the peer its membership"
+        assert float(seats[0].post.state.theta.norm()) < 2 * float(group.theta.norm())
+        assert head.ledger.returned or head.ledger.cursor < 2 * 4 * 4 * 2, "the samples of the bad update come again"

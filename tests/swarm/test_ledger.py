@@ -1,0 +1,56 @@
+"""The data ledger loses no sample and hands none out twice, whatever happens to contributors."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarm.ledger import Ledger, Range, contains, count, head_of, overlaps
+
+
+def samples(ranges: list[Range] | tuple[Range, ...]) -> list[int]:
+    return [i for first, last in ranges for i in range(first, last)]
+
+
+rounds = st.lists(st.lists(st.tuples(st.integers(1, 20), st.integers(0, 20)), min_size=1, max_size=5), max_size=8)
+
+
+@given(rounds)
+def test_every_sample_is_committed_once_or_still_to_come(plan: list[list[tuple[int, int]]]) -> None:
+    ledger, committed = Ledger(), []
+    for contributors in plan:
+        assigned = ledger.assign([wanted for wanted, _ in contributors])
+        assert not overlaps({str(i): r for i, r in enumerate(assigned)})
+        consumed = [head_of(r, did) for r, (_, did) in zip(assigned, contributors, strict=True)]
+        committed += [i for ranges in consumed for i in samples(ranges)]
+        ledger = ledger.settle(assigned, consumed)
+    assert len(committed) == len(set(committed))
+    outstanding = samples(ledger.returned)
+    assert sorted(committed + outstanding) == list(range(ledger.cursor))
+
+
+@given(rounds)
+def test_what_was_given_back_is_handed_out_before_fresh_samples(plan: list[list[tuple[int, int]]]) -> None:
+    ledger = Ledger()
+    for contributors in plan:
+        assigned = ledger.assign([wanted for wanted, _ in contributors])
+        if any(last > ledger.cursor for ranges in assigned for _, last in ranges):
+            handed = samples([r for ranges in assigned for r in ranges])
+            assert set(samples(ledger.returned)) <= set(handed)
+        ledger = ledger.settle(assigned, [head_of(r, d) for r, (_, d) in zip(assigned, contributors, strict=True)])
+
+
+def test_a_discarded_round_leaves_the_ledger_as_it_was() -> None:
+    ledger = Ledger(cursor=10, returned=((2, 4),))
+    ledger.assign([5, 5])
+    assert ledger == Ledger(cursor=10, returned=((2, 4),))
+
+
+def test_head_of_takes_the_first_samples_in_order() -> None:
+    assert head_of(((3, 5), (9, 20)), 4) == ((3, 5), (9, 11))
+    assert count(head_of(((3, 5),), 9)) == 2
+
+
+def test_contains_and_overlaps() -> None:
+    assert contains([(0, 4), (4, 9)], [(2, 7)])
+    assert not contains([(0, 4), (5, 9)], [(2, 7)])
+    assert overlaps({"a": ((0, 3),), "b": ((2, 5),)})
+    assert overlaps({"a": ((0, 3), (1, 2))})
