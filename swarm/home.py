@@ -1,7 +1,7 @@
 """A peer's folder on disk, and the lock that keeps two processes from being the same peer.
 
-    identity.key   manifest.msgpack   tokenizer.json   regroup.msgpack   addresses.json   events.jsonl   worker.log
-    checkpoints/   state.part
+    identity.key   invite   manifest.msgpack   tokenizer.json   regroup.msgpack   addresses.json   events.jsonl
+    worker.log   checkpoints/   state.part
 """
 
 from __future__ import annotations
@@ -25,6 +25,11 @@ class Home:
     @property
     def identity(self) -> Path:
         return self.path / "identity.key"
+
+    @property
+    def invite(self) -> Path:
+        """The invite that this peer was started with or, at the coordinator's, gives out."""
+        return self.path / "invite"
 
     @property
     def regroup(self) -> Path:

@@ -88,6 +88,7 @@ async def run_participant(config: JoinConfig) -> None:
         async with open_host(host_config) as host:
             charter, tokenizer = await obtain_charter(host, config.invite, home.path)
             manifest = open_manifest(charter, config.invite.run_id)
+            write_atomically(home.invite, f"{config.invite}\n".encode())
             Gate(host.rpc, manifest, config.invite.token)
             serve_charter(host.rpc, charter, tokenizer)
             async with (
