@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
@@ -176,7 +176,7 @@ def seal(
     return sign_body(identity, KIND, body)
 
 
-def open_record(signed: Signed, namespace: str, schemas: Mapping[str, Schema[object]]) -> Record:
+def open_record(signed: Signed, namespace: str, schemas: Mapping[str, Schema[Any]]) -> Record:
     """Check everything about a record that does not depend on the time. Raises a RecordError that is a violation."""
     size_max = ENVELOPE_BYTES_MAX + max((schema.size_max for schema in schemas.values()), default=0)
     if signed_size(signed) > size_max:

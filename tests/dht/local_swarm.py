@@ -26,9 +26,7 @@ RUN = "run-under-test"
 REPOSITORY = Path(__file__).parents[2]
 
 # As the defaults, but what happens every half minute happens several times a second.
-BRISK = Tuning(
-    refresh_s=0.4, relookup_s=0.4, checkup_s=0.4, redial_min_s=0.1, redial_max_s=0.5, probe_timeout_s=1.5
-)
+BRISK = Tuning(refresh_s=0.4, relookup_s=0.4, checkup_s=0.4, redial_min_s=0.1, redial_max_s=0.5, probe_timeout_s=1.5)
 
 
 class Card(msgspec.Struct):
@@ -118,7 +116,7 @@ class LocalSwarm:
         if bootstrap is None:
             bootstrap = [self.members[0].address] if self.members else []
 
-        async def live(task_status: trio.TaskStatus[Member]) -> None:
+        async def live(task_status: Any) -> None:
             facts = Facts()
             config = HostConfig(identity=identity or Identity.generate(), events=facts.log, listen=(listen,))
             with facts.log.subscribed(facts.note):
@@ -145,7 +143,7 @@ class LocalSwarm:
                     if member is not None:
                         member._stopped.set()
 
-        member = await self._nursery.start(live)
+        member: Member = await self._nursery.start(live)
         self.members.append(member)
         return member
 

@@ -5,10 +5,10 @@ import sys
 
 import trio
 
+from dht.node import open_node
 from peer.events import EventLog
 from peer.host import HostConfig, open_host
 from peer.identity import Identity
-from dht.node import open_node
 from tests.dht.local_swarm import BRISK, CARDS, RUN, Card
 
 

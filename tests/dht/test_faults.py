@@ -1,0 +1,78 @@
+"""Nodes in processes of their own, killed and frozen."""
+
+import pytest
+import trio
+
+from tests.dht.local_swarm import BRISK, CARDS, local_swarm, start_child
+
+pytestmark = pytest.mark.process
+
+CHILDREN = 5
+TTL_S = 1.5
+
+
+async def test_killed_and_frozen_nodes_neither_delay_reads_nor_stay_in_sight() -> None:
+    async with local_swarm() as swarm, trio.open_nursery() as nursery:
+        here = await swarm.grow(3)
+        children = []
+
+        async def start(number: int) -> None:
+            children.append(await start_child(nursery, [here[0].address], "key", number, TTL_S))
+
+        async with trio.open_nursery() as starting:
+            for number in range(CHILDREN):
+                starting.start_soon(start, number)
+
+        reader = here[1]
+        for child in children:
+            await reader.facts.wait("dht_peer_found", peer=child.peer)
+        everybody = {child.peer for child in children}
+        with trio.fail_after(10):
+            while (await reader.node.get(CARDS, "key")).keys() != everybody:
+                pass
+
+        killed, frozen, alive = children[:2], children[2:4], children[4:]
+        for child in killed:
+            child.kill()
+        for child in frozen:
+            child.freeze()
+        seen: set[str] = everybody
+        with trio.fail_after(15):
+            while seen != {child.peer for child in alive}:
+                started = trio.current_time()
+                seen = set(await reader.node.get(CARDS, "key"))
+                assert trio.current_time() - started < 2.0
+                assert {child.peer for child in alive} <= seen  # the living never blink
+        for member in here:
+            for child in (*killed, *frozen):
+                await member.facts.wait("dht_peer_lost", peer=child.peer)
+                assert child.peer not in member.node.peers
+        started = trio.current_time()
+        await reader.node.get(CARDS, "key")
+        assert trio.current_time() - started < BRISK.hedge_s  # nobody waits for the dead any more
+
+        for child in frozen:
+            child.thaw()
+        with trio.fail_after(15):
+            while seen != {child.peer for child in (*frozen, *alive)}:
+                seen = set(await reader.node.get(CARDS, "key"))
+        nursery.cancel_scope.cancel()
+
+
+async def test_cut_off_from_most_a_node_suspects_a_split_until_they_are_back() -> None:
+    async with local_swarm() as swarm, trio.open_nursery() as nursery:
+        left = await swarm.add()
+        children = [await start_child(nursery, [left.address], "key", number, TTL_S) for number in range(2)]
+        for child in children:
+            await left.facts.wait("dht_peer_found", peer=child.peer)
+        for child in children:
+            child.freeze()  # for the one node left, the same as a cut cable
+        await left.facts.wait("dht_split_suspected", why="peers lost")
+        assert left.node.split_suspected
+        for child in children:
+            child.thaw()
+        await left.facts.wait("dht_split_healed")
+        with trio.fail_after(10):
+            while len(await left.node.get(CARDS, "key")) < 2:
+                pass
+        nursery.cancel_scope.cancel()

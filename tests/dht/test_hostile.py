@@ -1,0 +1,229 @@
+"""Hostile peers: what they send to a store, what they serve to a reader, what they name in lookups."""
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import msgspec
+import pytest
+import trio
+
+from dht.node import Schema, StorageLimits
+from dht.protocol import (
+    FETCH,
+    FIND,
+    STORE,
+    Contact,
+    FetchReply,
+    FetchRequest,
+    FindReply,
+    FindRequest,
+    Held,
+    StoreReply,
+    StoreRequest,
+)
+from dht.records import KIND, Body
+from peer.errors import ConnectionLost, RemoteError
+from peer.host import Host
+from peer.identity import Identity, Signed, sign_body
+from peer.rpc import Call
+from tests.dht.local_swarm import CARDS, RUN, Card, Member, bare_host, local_swarm
+
+HONEST = Identity.generate()
+MINE: Schema[Card] = Schema("mine", Card, ttl_max_s=30.0, size_max=500, signer=lambda key, peer: key == peer)
+VALUE = msgspec.msgpack.encode(Card(1))
+
+
+def body(**changes: object) -> Body:
+    now_us = int(time.time() * 1e6)
+    return msgspec.structs.replace(Body(RUN, "card", "key", VALUE, now_us, 9000), **changes)
+
+
+async def deliver(attacker: Host, victim: Member, signed: Signed, namespace: str = RUN) -> StoreReply:
+    await attacker.connect_address(victim.address, timeout_s=5)
+    request = StoreRequest(namespace, attacker.addresses, signed)
+    return (await attacker.rpc.call(victim.id, STORE, request, timeout_s=5)).body
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"issued_us": int((time.time() - 120) * 1e6)}, "ExpiredRecord"),
+        ({"issued_us": int((time.time() + 600) * 1e6)}, "FutureRecord"),
+        ({"value": msgspec.msgpack.encode(Card(1, "x" * 600))}, "OversizeRecord"),
+        ({"value": b"x" * 100_000}, "OversizeRecord"),
+        ({"value": msgspec.msgpack.encode(["not", "a", "card"])}, "WrongSchema"),
+        ({"schema": "unknown"}, "WrongSchema"),
+        ({"ttl_ms": 3_600_000}, "WrongSchema"),
+        ({"namespace": "another run"}, "WrongSchema"),
+        ({"schema": "mine", "key": HONEST.peer_id}, "WrongSigner"),
+    ],
+)
+async def test_a_store_refuses_a_signed_lie_by_its_name(changes: dict[str, object], code: str) -> None:
+    async with local_swarm() as swarm, bare_host() as attacker:
+        victim = await swarm.add(schemas=[CARDS, MINE])
+        with pytest.raises(RemoteError) as refused:
+            await deliver(attacker, victim, sign_body(attacker.identity, KIND, body(**changes)))
+        assert refused.value.code == code
+        assert victim.node.stored == (0, 0)
+        assert not victim.facts.all("bug")
+
+
+async def test_a_store_refuses_forged_foreign_and_replayed_records() -> None:
+    async with local_swarm() as swarm, bare_host() as attacker:
+        victim = await swarm.add()
+        first, second = body(), body(value=msgspec.msgpack.encode(Card(2)), issued_us=body().issued_us + 1)
+        old, new = (sign_body(attacker.identity, KIND, item) for item in (first, second))
+        forged = msgspec.structs.replace(old, signature=bytes(64))
+        foreign = sign_body(HONEST, KIND, first)
+        for signed, code in [(forged, "ForgedRecord"), (foreign, "WrongSigner")]:
+            with pytest.raises(RemoteError) as refused:
+                await deliver(attacker, victim, signed)
+            assert refused.value.code == code
+        with pytest.raises(RemoteError) as refused:
+            await deliver(attacker, victim, old, namespace="another run")
+        assert refused.value.code == "WrongNamespace"
+        assert (await deliver(attacker, victim, new)).kept
+        replay = await deliver(attacker, victim, old)
+        assert not replay.kept
+        assert replay.newest_us == second.issued_us
+        assert (await victim.node.get(CARDS, "key"))[attacker.peer_id].value == Card(2)
+
+
+async def test_malformed_requests_are_refused_and_do_no_harm() -> None:
+    async with local_swarm() as swarm, bare_host() as attacker:
+        victim = await swarm.add()
+        await attacker.connect_address(victim.address, timeout_s=5)
+        for request in (
+            FindRequest(RUN, attacker.addresses, b"short"),
+            FindRequest(RUN, ("x" * 10_000,), bytes(32)),
+            FindRequest(RUN, ("/ip4/127.0.0.1/tcp/1",) * 1000, bytes(32)),
+        ):
+            with pytest.raises(ConnectionLost):
+                await attacker.rpc.call(victim.id, FIND, request, timeout_s=5)
+        nonsense = FindRequest(RUN, ("nonsense", "/ip4/0.0.0.0/tcp/0", ""), bytes(32))
+        reply = await attacker.rpc.call(victim.id, FIND, nonsense, timeout_s=5)
+        assert reply.body.nodes == ()
+        assert len(victim.facts.all("peer_struck", peer=attacker.peer_id)) == 3
+        assert not victim.facts.all("bug")
+
+
+async def test_a_flood_stays_bounded_and_honest_records_live_on() -> None:
+    limits = StorageLimits(records=200, records_per_signer=32, records_per_key=64)
+    async with local_swarm() as swarm, bare_host() as attacker:
+        victim = await swarm.add(limits=limits)
+        honest = await swarm.add()
+        assert await honest.node.put(CARDS, "key", Card(1), ttl_s=30) == 2
+        codes = []
+        for number in range(300):
+            signed = sign_body(attacker.identity, KIND, body(key=f"key-{number}"))
+            try:
+                await deliver(attacker, victim, signed)
+            except RemoteError as error:
+                codes.append(error.code)
+        assert codes == ["StoreFull"] * (300 - 32)
+        assert victim.node.stored[0] == 33
+        assert await honest.node.put(CARDS, "key", Card(2), ttl_s=30) == 2
+        assert (await victim.node.get(CARDS, "key"))[honest.id].value == Card(2)
+
+
+@asynccontextmanager
+async def evil_store(served: Sequence[Held] | bytes, named: Sequence[Contact] = ()) -> AsyncIterator[Host]:
+    """A host that speaks the protocol, and answers every fetch and find with the same things."""
+    payload = served if isinstance(served, bytes) else msgspec.msgpack.encode(list(served))
+
+    async def find(call: Call[FindRequest]) -> FindReply:
+        return FindReply(tuple(named), True, time.time())
+
+    async def store(call: Call[StoreRequest]) -> StoreReply:
+        return StoreReply(kept=True, newest_us=0, clock_s=time.time())
+
+    async def fetch(call: Call[FetchRequest]) -> tuple[FetchReply, bytes]:
+        return FetchReply(time.time()), payload
+
+    async with bare_host() as host:
+        host.rpc.serve(FIND, find)
+        host.rpc.serve(STORE, store)
+        host.rpc.serve(FETCH, fetch)
+        yield host
+
+
+async def join_by(host: Host, member: Member) -> None:
+    """Enter a node's routing table."""
+    await host.connect_address(member.address, timeout_s=5)
+    await host.rpc.call(member.id, FIND, FindRequest(RUN, host.addresses, bytes(32)), timeout_s=5)
+    assert host.peer_id in member.node.peers
+
+
+def held(signed: Signed) -> list[Held]:
+    return [Held(signed, 9.0)]
+
+
+LIES: dict[str, list[Held] | bytes] = {
+    "forged": held(msgspec.structs.replace(sign_body(HONEST, KIND, body()), signature=bytes(64))),
+    "wrong key": held(sign_body(HONEST, KIND, body(key="another key"))),
+    "wrong schema": held(sign_body(HONEST, KIND, body(value=b"\xc0"))),
+    "wrong signer": held(sign_body(HONEST, KIND, body(schema="mine", key="not his"))),
+    "oversize": held(sign_body(HONEST, KIND, body(value=b"x" * 100_000))),
+    "garbage": b"\xff\xfe\xfd",
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+async def test_a_reader_believes_no_store_and_bans_a_liar(lie: str) -> None:
+    async with local_swarm() as swarm, evil_store(LIES[lie]) as evil:
+        reader, honest = await swarm.grow(2)
+        await honest.node.put(CARDS, "key", Card(1), ttl_s=30)
+        await join_by(evil, reader)
+        entries = await reader.node.get(CARDS, "key")
+        assert entries.keys() == {honest.id}
+        assert reader.facts.all("dht_peer_banned", peer=evil.peer_id)
+        assert evil.peer_id not in reader.node.peers
+        await evil.rpc.call(reader.id, FIND, FindRequest(RUN, evil.addresses, bytes(32)), timeout_s=5)
+        assert evil.peer_id not in reader.node.peers
+
+
+async def test_no_store_can_bring_back_a_record_that_the_reader_saw_replaced() -> None:
+    old = sign_body(HONEST, KIND, body())
+    new = sign_body(HONEST, KIND, body(issued_us=body().issued_us + 1, value=msgspec.msgpack.encode(Card(2))))
+    async with local_swarm() as swarm:
+        reader = await swarm.add()
+        async with evil_store(held(new)) as fresh:
+            await join_by(fresh, reader)
+            assert (await reader.node.get(CARDS, "key"))[HONEST.peer_id].value == Card(2)
+        async with evil_store(held(old)) as stale:
+            await join_by(stale, reader)
+            assert await reader.node.get(CARDS, "key") == {}
+
+
+async def test_an_expired_record_is_not_believed_and_a_life_is_not_prolonged() -> None:
+    expired = sign_body(HONEST, KIND, body(issued_us=int((time.time() - 60) * 1e6)))
+    async with local_swarm() as swarm, evil_store(held(expired)) as evil:
+        reader = await swarm.add()
+        await join_by(evil, reader)
+        assert await reader.node.get(CARDS, "key") == {}
+    boasting = [Held(sign_body(HONEST, KIND, body()), 1e9)]
+    async with local_swarm() as swarm, evil_store(boasting) as evil:
+        reader = await swarm.add()
+        await join_by(evil, reader)
+        entry = (await reader.node.get(CARDS, "key"))[HONEST.peer_id]
+        assert entry.expires_at <= time.time() + 9.0
+
+
+async def test_invented_peers_cost_little_time_and_no_place() -> None:
+    """Names nobody has, at an address that swallows packets' worth of patience: a socket that accepts and is mute."""
+    async with local_swarm() as swarm:
+        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        port = listeners[0].socket.getsockname()[1]
+        invented = [Contact(Identity.generate().peer_id, (f"/ip4/127.0.0.1/tcp/{port}",)) for _ in range(16)]
+        async with evil_store([], named=invented) as evil:
+            reader, honest = await swarm.grow(2)
+            await honest.node.put(CARDS, "key", Card(1), ttl_s=30)
+            await join_by(evil, reader)
+            for key in ("key", "cold key", "colder key"):
+                started = trio.current_time()
+                entries = await reader.node.get(CARDS, key)
+                assert trio.current_time() - started < 2.0
+                assert entries.keys() == ({honest.id} if key == "key" else set())
+            assert reader.node.peers == {honest.id, evil.peer_id}
+        await listeners[0].aclose()
