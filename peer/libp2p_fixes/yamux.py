@@ -44,7 +44,7 @@ STREAMS_IN_MAX: Final = 1024  # more than a peer may open at once, because it fr
 OPEN_WAIT_S: Final = 5.0
 OUTBOX_BYTES: Final = 4 * 65536
 SMALL_FRAME: Final = 4096
-CONTROL_FRAMES_MAX: Final = 8192
+QUEUED_FRAMES_MAX: Final = 8192
 GROWTH_MAX: Final = 32 << 20  # bytes of window beyond the initial, all streams of a connection together
 BUFFERED_MAX: Final = GROWTH_MAX + STREAMS_OUT_MAX * WINDOW_INITIAL  # what an honest peer can at most have us hold
 PROCESS_BUFFERED_MAX: Final = 512 << 20
@@ -205,7 +205,7 @@ class Yamux(IMuxedConn):
         self._queue(_HEADER.pack(0, _WINDOW_UPDATE, _FIN, stream_id, 0))  # behind the stream's data
 
     def send_reset(self, stream_id: int) -> None:
-        self._send_control(_WINDOW_UPDATE, _RST, stream_id, 0)
+        self._queue(_HEADER.pack(0, _WINDOW_UPDATE, _RST, stream_id, 0))
 
     def send_window_update(self, stream_id: int, increment: int) -> None:
         self._send_control(_WINDOW_UPDATE, 0, stream_id, increment)
@@ -241,19 +241,18 @@ class Yamux(IMuxedConn):
     # -- sending -------------------------------------------------------------------------------------------------
 
     def _queue(self, frame: bytes) -> None:
-        if not self._closing:
-            self._outbox.append(frame)
-            self._outbox_bytes += len(frame)
-            self._outbox_filled.unpark_all()
+        self._append(self._outbox, frame)
+        self._outbox_bytes += len(frame)
 
     def _send_control(self, kind: int, flags: int, stream_id: int, length: int) -> None:
-        if self._closing:
-            return
-        if len(self._control) >= CONTROL_FRAMES_MAX:  # it makes us answer but does not read the answers
+        self._append(self._control, _HEADER.pack(0, kind, flags, stream_id, length))
+
+    def _append(self, queue: deque[bytes], frame: bytes) -> None:
+        if len(queue) >= QUEUED_FRAMES_MAX:  # the peer makes us answer but does not read the answers
             self.abort()
-            return
-        self._control.append(_HEADER.pack(0, kind, flags, stream_id, length))
-        self._outbox_filled.unpark_all()
+        if not self._closing:
+            queue.append(frame)
+            self._outbox_filled.unpark_all()
 
     async def _write_loop(self) -> None:
         while True:
@@ -333,13 +332,13 @@ class Yamux(IMuxedConn):
         if stream_id == 0 or stream_id % 2 == self._next_stream_id % 2 or stream_id in self._streams:
             raise YamuxViolation(f"SYN for stream {stream_id}")
         if self._inbound_streams >= STREAMS_IN_MAX or self._closing:
-            self.send_reset(stream_id)
+            self._send_control(_WINDOW_UPDATE, _RST, stream_id, 0)
             return None
         stream = YamuxStream(stream_id, self, is_initiator=False)
         try:
             self._accepted_in.send_nowait(stream)
         except trio.WouldBlock:  # opened and closed faster than we take them up
-            self.send_reset(stream_id)
+            self._send_control(_WINDOW_UPDATE, _RST, stream_id, 0)
             return None
         self._streams[stream_id] = stream
         self._inbound_streams += 1

@@ -1,0 +1,131 @@
+"""Scenarios for connections: accepting, dialling, trusting and closing them, on real sockets of 127.0.0.1."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from contextlib import AsyncExitStack, suppress
+from typing import Any
+
+import trio
+from libp2p import create_mplex_muxer_option
+from libp2p.crypto.ed25519 import create_new_key_pair
+from libp2p.crypto.keys import KeyPair
+from libp2p.custom_types import TProtocol
+from libp2p.exceptions import BaseLibp2pError
+from libp2p.network.config import ConnectionConfig
+from libp2p.peer.id import ID
+from libp2p.peer.peerinfo import PeerInfo
+from libp2p.security.insecure.transport import PLAINTEXT_PROTOCOL_ID, InsecureTransport
+from multiaddr import Multiaddr
+
+from tests.peer.holes_common import ECHO, address_of, connect, running_host, serves
+
+SMALL = ConnectionConfig(max_connections=30, high_watermark=30, low_watermark=20, min_connections=20)  # stock: 10 inbound slots
+
+
+async def inbound_slots_leak(fixed: bool) -> str:
+    """Closed inbound connections keep their slots: after 10 (250 by default) in its lifetime a node is deaf."""
+    async with running_host(fixed, connection_config=SMALL) as victim:
+        for done in range(14):
+            if not await serves(victim, fixed):
+                return f"deaf after {done} connections that were all closed again"
+    return ""
+
+
+async def idle_sockets(fixed: bool) -> str:
+    """Idle sockets of one stranger lock everybody else out."""
+    async with running_host(fixed, connection_config=SMALL) as victim, AsyncExitStack() as attack:
+        port = int(address_of(victim).value_for_protocol("tcp") or 0)
+        for _ in range(40):
+            await attack.enter_async_context(await trio.open_tcp_stream("127.0.0.1", port))
+        return "" if await serves(victim, fixed) else "locked out by 40 idle sockets"
+
+
+async def no_keepalive(fixed: bool) -> str:
+    """The kernel is not asked to notice dead links."""
+    async with running_host(fixed) as server, running_host(fixed) as client:
+        await connect(client, server)
+        options = [_keepalive(host) for host in (server, client)]
+    return "" if all(options) else f"SO_KEEPALIVE and TCP_USER_TIMEOUT set on server, client: {options}"
+
+
+def _keepalive(host: Any) -> bool:
+    (conn,) = host.get_network().get_connections()
+    sock = conn.muxed_conn.secured_conn.conn.conn.stream.stream.socket
+    alive = sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    patience_ms = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+    return bool(alive and patience_ms)
+
+
+async def refused_for_a_minute(fixed: bool) -> str:
+    """A peer that was down once is not dialled again for 60 s."""
+    key = create_new_key_pair()
+    info = PeerInfo(ID.from_pubkey(key.public_key), [Multiaddr(f"/ip4/127.0.0.1/tcp/{_closed_port()}")])
+    async with running_host(fixed) as client:
+        with suppress(BaseLibp2pError):
+            await client.connect(info)
+        async with running_host(fixed, listen=info.addrs[0], key_pair=key):
+            try:
+                with trio.fail_after(5):
+                    await client.connect(info)
+            except (BaseLibp2pError, trio.TooSlowError) as error:
+                return f"refused though the peer is back: {error}"
+    return ""
+
+
+async def one_address_only(fixed: bool) -> str:
+    """Only the first of a peer's addresses is tried."""
+    async with running_host(fixed) as server, running_host(fixed) as client:
+        dead = Multiaddr(f"/ip4/127.0.0.1/tcp/{_closed_port()}")
+        try:
+            with trio.fail_after(5):
+                await client.connect(PeerInfo(server.get_id(), [dead, address_of(server)]))
+        except (BaseLibp2pError, trio.TooSlowError) as error:
+            return f"the second address was not tried: {error}"
+    return ""
+
+
+async def sockets_outlive_host(fixed: bool) -> str:
+    """After a host has ended, its peers stay connected to nobody."""
+    async with running_host(fixed) as server:
+        async with running_host(fixed) as client:
+            await connect(client, server)
+            (conn,) = server.get_network().get_connections()
+        with trio.move_on_after(2):
+            await conn.muxed_conn.event_closed.wait()
+            return ""
+    return "the connection to a host that has ended stays"
+
+
+async def forged_identity(fixed: bool) -> str:
+    """A dialler chooses plaintext and a multiplexer without guards, and is whoever it says."""
+    alice, mallory = create_new_key_pair(), create_new_key_pair()
+
+    class Forged:
+        """Alice's public key on Mallory's private one."""
+
+        def get_public_key(self) -> Any:
+            return alice.public_key
+
+    transport = InsecureTransport(KeyPair(mallory.private_key, alice.public_key))
+    transport.local_private_key = Forged()  # type: ignore[assignment]
+    options = {"sec_opt": {TProtocol(PLAINTEXT_PROTOCOL_ID): transport}, "muxer_opt": create_mplex_muxer_option()}
+    async with running_host(fixed) as victim, running_host(False, key_pair=mallory, **options) as attacker:
+        with suppress(BaseLibp2pError), trio.move_on_after(3):
+            await connect(attacker, victim)
+            stream = await attacker.new_stream(victim.get_id(), [ECHO])
+            await stream.write(b"I am Alice")
+            await stream.read(100)
+        if victim.get_network().get_connections(ID.from_pubkey(alice.public_key)):
+            return "connected as Alice without Alice's key"
+    return ""
+
+
+def _closed_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    with socket.socket() as check:
+        assert check.connect_ex(("127.0.0.1", port)) == errno.ECONNREFUSED
+    return port
