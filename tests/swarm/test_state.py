@@ -10,7 +10,6 @@ import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,12 +21,11 @@ from peer.errors import NetworkError, RemoteError, ResourceError
 from peer.events import Event, EventLog
 from peer.host import Host, HostConfig, open_host
 from peer.identity import Identity
-from peer.rpc import Buffer, Call, Method
-from swarm.catch_up import fetch_results
+from peer.rpc import Buffer, Call, Method, Reply
 from swarm.fetch import Fetched, fetch_state
 from swarm.part_file import PartFile
 from swarm.snapshots import ShelfLimits, SnapshotShelf
-from swarm.state import AskChunk, AskManifest, Piece, StateMethods
+from swarm.state import AskChunk, AskManifest, AskResult, Piece, ResultPart, StateMethods
 from tests.swarm.donor_child import seeded_state
 
 NUMEL = 500_000  # 4 MB of state: 62 chunks of 64 KiB
@@ -379,25 +377,31 @@ async def test_during_an_exchange_joiners_get_a_trickle(joiner: Joiner) -> None:
 # -- missed results ------------------------------------------------------------------------------------------
 
 
-async def test_missed_results_come_in_order(joiner: Joiner) -> None:
+async def test_the_results_of_the_last_rounds_are_kept(joiner: Joiner) -> None:
     shelf = SnapshotShelf(TREE.size_bytes, 1 << 16, ShelfLimits(results=3))
-    states = [seeded_state(NUMEL, seed) for seed in range(5)]
+    states = [seeded_state(1000, seed) for seed in range(6)]
     trees = [hash_state(state) for state in states]
-    results = [[bytes([n, part]) * 100 for part in range(5)] for n in range(5)]
-    for n in range(5):
-        shelf.publish(trees[n], states[n], head=b"head %d" % n, parts=results[n])
-    async with bare_host() as empty, bare_host() as host:
-        SnapshotShelf(TREE.size_bytes, 1 << 16).serve(empty.rpc)
+    for n in range(6):
+        parts = [bytes([n, part]) * 100 for part in range(5)]
+        shelf.publish(trees[n], states[n], head=b"head %d" % n, parts=parts if n != 4 else ())
+    async with bare_host() as host:
         shelf.serve(host.rpc)
-        names = [joiner.know(empty), joiner.know(host)]
-        fetch = partial(fetch_results, joiner.host.rpc, names, METHODS, steps_max=4, parts_max=5, timeout_s=20.0)
-        steps = await fetch(after=trees[1].root, until=trees[4].root)
-        assert [step.leads_to for step in steps] == [tree.root for tree in trees[2:]]
-        assert [step.head for step in steps] == [b"head 2", b"head 3", b"head 4"]
-        assert [[bytes(part) for part in step.parts] for step in steps] == results[2:]
-        for after, until in ((trees[0].root, trees[4].root), (trees[3].root, bytes(32))):
-            with pytest.raises(NetworkError, match="No donor keeps"):
-                await fetch(after=after, until=until)
+        joiner.know(host)
+
+        async def ask(after: int, part: int) -> Reply[ResultPart]:
+            question = AskResult(trees[after].root, part)
+            return await joiner.host.rpc.call(host.peer_id, METHODS.result, question, timeout_s=10)
+
+        for after in (1, 2, 4):
+            for part in range(5):
+                reply = await ask(after, part)
+                assert bytes(reply.payload) == bytes([after + 1, part]) * 100
+                assert reply.body.leads_to == trees[after + 1].root and reply.body.parts == 5
+                assert reply.body.head == b"head %d" % (after + 1)
+        assert (await ask(0, 0)).body.outcome == "gone"  # too long ago
+        assert (await ask(3, 0)).body.outcome == "gone"  # state 4 was fetched: no result led to it
+        with pytest.raises(RemoteError, match="asked for part 5 of 5"):
+            await ask(1, 5)
 
 
 # -- donors in processes of their own ------------------------------------------------------------------------
