@@ -52,6 +52,15 @@ class StreamChannel(Channel):
                 return rest
         return await self._read(max_bytes)
 
+    async def receive_into(self, view: memoryview) -> int:
+        if self._expects_greeting:
+            raise AssertionError("a payload is read after its header")
+        try:
+            count: int = await self._stream.muxed_stream.read_into(view)
+        except LOST as error:
+            raise ConnectionLost(f"the connection to {self.peer} ended while receiving.") from error
+        return count
+
     async def _receive_greeting(self) -> bytes:
         got = b""
         while len(got) < len(_GREETING):

@@ -6,7 +6,6 @@ stands in front of a heartbeat (measured on a 20 Mbit/s link: 7 ms instead of 53
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, Final
 
 import trio
@@ -23,7 +22,6 @@ from peer.limits import NetLimits
 from peer.wire import Channel
 
 _BULK_RETRY_S: Final = 60.0
-_OPEN_S: Final = 10.0
 
 
 class Connections:
@@ -34,7 +32,7 @@ class Connections:
         self._book = book
         self._limits = limits
         self._nursery = nursery
-        self._dials: dict[str, Dial] = {}
+        self._dials: dict[tuple[str, tuple[str, ...]], Dial] = {}
         self._bulk: dict[str, Connection] = {}
         self._bulk_dials: dict[str, trio.Lock] = {}
         self._bulk_refused_at: dict[str, float] = {}
@@ -74,12 +72,12 @@ class Connections:
             return alive[0]
         return await self.dial(peer, self._book.get(peer))
 
-    async def dial(self, peer: str, addresses: Iterable[str]) -> Connection:
-        """A new connection by these addresses, or the one that a dial already under way makes."""
-        dial = self._dials.get(peer)
+    async def dial(self, peer: str, addresses: tuple[str, ...]) -> Connection:
+        """A new connection by these addresses, or the one that a dial of the same already under way makes."""
+        dial = self._dials.get((peer, addresses))
         if dial is None:
-            dial = self._dials[peer] = Dial()
-            self._nursery.start_soon(self._run_dial, dial, peer, tuple(addresses))
+            dial = self._dials[peer, addresses] = Dial()
+            self._nursery.start_soon(self._run_dial, dial, peer, addresses)
         await dial.done.wait()
         if dial.error is not None:
             raise DialError(str(dial.error), dial.error.reason)
@@ -106,7 +104,7 @@ class Connections:
         except DialError as error:
             dial.error = error
         finally:
-            del self._dials[peer]
+            del self._dials[peer, addresses]
             dial.done.set()
 
     async def _race(self, peer: str, addresses: tuple[str, ...]) -> Connection:
@@ -146,14 +144,9 @@ class Connections:
 
     async def _open_on(self, connection: Connection, peer: str) -> StreamChannel | None:
         """A stream on this connection, or None if the connection is dead."""
-        stream: Any = None
-        # Shielded: the library loses one of 256 stream slots for good when an opening is cancelled half way.
-        with trio.CancelScope(shield=True), trio.move_on_after(_OPEN_S):
-            try:
-                stream = await connection.new_stream()
-            except LOST:
-                return None
-        if stream is None:
+        try:
+            stream = await connection.new_stream()
+        except LOST:
             return None
         return StreamChannel(peer, stream, self._nursery, dialled=True)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import trio
+from libp2p.security.noise.exceptions import PeerIDMismatchesPubkey
 
 from peer.channel import LOST
 from peer.errors import DialError, DialReason
@@ -23,7 +24,7 @@ Connection = Any
 _TELLING: Final[tuple[DialReason, ...]] = ("wrong_peer", "refused", "timeout", "unreachable")
 _SENTENCES: Final[dict[DialReason, str]] = {
     "wrong_peer": "another peer answers there: the address is out of date, ask for a new invite",
-    "refused": "nothing listens there: is that peer running, and is its port forwarded?",
+    "refused": "nothing listens there, or it hangs up: is that peer running, and is its port forwarded?",
     "timeout": "no answer in time: is that peer up, and does a firewall drop the packets?",
     "unreachable": "there is no route to it: check this machine's network and the address",
 }
@@ -94,11 +95,11 @@ async def race(
 def classify(error: BaseException) -> DialReason:
     """Why a dial failed, from the exceptions chained below the library's."""
     reasons = {reason for cause in _causes(error) if (reason := _reason(cause)) is not None}
-    return next((reason for reason in _TELLING if reason in reasons), "unreachable")
+    return next((reason for reason in _TELLING if reason in reasons), "refused")  # it spoke to us, then hung up
 
 
 def _reason(error: BaseException) -> DialReason | None:
-    if "Peer ID mismatch" in str(error) or ("peer id" in str(error).lower() and "mismatch" in str(error).lower()):
+    if isinstance(error, PeerIDMismatchesPubkey):
         return "wrong_peer"
     if isinstance(error, ConnectionRefusedError):
         return "refused"

@@ -78,7 +78,7 @@ class Host:
         self._meter = Meter(TokenBucket(config.upload_bytes_per_s), TokenBucket(config.download_bytes_per_s))
         self.book: Final = AddressBook(config.limits.addresses_per_peer)
         self._connections = Connections(libp2p_host, self.book, config.limits, nursery)
-        self.rpc: Final = Rpc(self.peer_id, self._connections, config.limits, self._meter, config.events, nursery)
+        self.rpc: Final = Rpc(self.peer_id, self._connections, config.limits, self._meter, config.events)
         self._heartbeat = Heartbeat(self.rpc, self._connections, self._meter, config.limits, config.events)
         self.rpc.serve(HELLO, self._on_hello)
         libp2p_host.set_stream_handler(TProtocol(PROTOCOL), self._on_stream)
@@ -199,13 +199,14 @@ async def open_host(config: HostConfig) -> AsyncIterator[Host]:
             max_connections=limits.connections,
             high_watermark=limits.connections,
             min_connections=0,
-            low_watermark=0,  # whom to be connected to is our decision
+            low_watermark=0,
             max_connections_per_peer=limits.connections_per_peer,
         ),
         announce_addrs=[Multiaddr(address) for address in config.announce] or None,
     )
     network: Any = libp2p_host.get_network()
     network.retry_config = RetryConfig(max_retries=0)
+    network.auto_connector.maybe_connect = _dial_nobody
     for address in config.listen:
         _check_port_free(address)
     harden(libp2p_host)
@@ -229,6 +230,10 @@ async def open_host(config: HostConfig) -> AsyncIterator[Host]:
         nursery.cancel_scope.cancel()
     if failure is not None:
         raise failure
+
+
+async def _dial_nobody() -> None:
+    """In place of the library's own dialling of up to half of `max_connections`: whom we know is our decision."""
 
 
 def _listen_address(address: str) -> Multiaddr:

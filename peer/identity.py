@@ -47,6 +47,12 @@ class Identity:
         return cls(create_new_key_pair())
 
     @classmethod
+    def from_seed(cls, seed: bytes) -> Identity:
+        """The identity of a 32-byte private seed."""
+        private = Ed25519PrivateKey.from_bytes(seed)
+        return cls(KeyPair(private, private.get_public_key()))
+
+    @classmethod
     def load_or_create(cls, path: Path) -> Identity:
         """Read the 32-byte seed at `path`, or make one there (mode 0600); IdentityError names the remedy."""
         try:
@@ -75,8 +81,7 @@ class Identity:
                 f"the key {path} is damaged ({len(seed)} bytes instead of {_SEED_BYTES}): restore it from a backup,"
                 " or delete it to join as a new peer."
             )
-        private = Ed25519PrivateKey.from_bytes(seed)
-        return cls(KeyPair(private, private.get_public_key()))
+        return cls.from_seed(seed)
 
     @classmethod
     def _create(cls, path: Path) -> Identity:

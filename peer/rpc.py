@@ -10,14 +10,14 @@ stream, writing, waiting, reading.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Final, Protocol, TypeVar
+from typing import Final, Protocol
 
 import msgspec
 import trio
 
-from peer.errors import BarnraiseError, ConnectionLost, DeadlineExceeded, ProtocolViolation, RemoteError
+from peer.errors import ConnectionLost, DeadlineExceeded, ProtocolViolation, RemoteError
 from peer.events import EventLog
 from peer.limits import NetLimits
 from peer.method import Call, Gate, Handler, Method, Rep, Reply, Req
@@ -26,8 +26,6 @@ from peer.serving import Server, flat
 from peer.wire import SMALL_BYTES, Buffer, Channel, Frames, ReplyHeader, RequestHeader
 
 __all__ = ["Buffer", "Call", "Gate", "Handler", "Method", "Reply", "Rpc"]
-
-T = TypeVar("T")
 
 _EARLY_REPLY_BYTES: Final = 4 * SMALL_BYTES  # bigger requests watch for a refusal while they are being sent
 
@@ -42,20 +40,11 @@ class Lanes(Protocol):
 class Rpc:
     """Serves our methods to other peers and calls theirs."""
 
-    def __init__(
-        self,
-        peer_id: str,
-        lanes: Lanes,
-        limits: NetLimits,
-        meter: Meter,
-        events: EventLog,
-        nursery: trio.Nursery,
-    ) -> None:
+    def __init__(self, peer_id: str, lanes: Lanes, limits: NetLimits, meter: Meter, events: EventLog) -> None:
         self._peer_id = peer_id
         self._lanes = lanes
         self._limits = limits
         self._meter = meter
-        self._nursery = nursery
         self.server: Final = Server(limits, meter, events)
         self._slots: dict[str, trio.CapacityLimiter] = {}
 
@@ -95,13 +84,9 @@ class Rpc:
             if peer == self._peer_id:
                 return await self._call_self(method, body, view)
 
-
-            async def talk() -> Reply[Rep]:
+            async with self._slot(peer):
                 channel = await self._lanes.open(peer, bulk)
                 return await self._exchange(channel, method, body, view, deadline)
-
-            async with self._slot(peer):
-                return await detached(self._nursery, talk)
         raise DeadlineExceeded(f"{peer} did not answer {method.name} within {timeout_s:g} s.")
 
     async def _call_self(self, method: Method[Req, Rep], body: Req, payload: memoryview) -> Reply[Rep]:
@@ -192,34 +177,3 @@ async def _request(frames: Frames, header: RequestHeader, payload: memoryview) -
         raise failure
     return reply, sent_all
 
-
-async def detached(nursery: trio.Nursery, work: Callable[[], Awaitable[T]]) -> T:
-    """Run `work` as a task of `nursery` and wait for it; when cancelled, cancel it and leave without awaiting its end.
-
-    A write to a frozen peer cannot be cancelled in the middle of an encrypted frame without breaking the connection
-    for all, so it goes on until the heartbeat or the kernel drops the connection. The caller's deadline holds anyway.
-    """
-    done = trio.Event()
-    scope = trio.CancelScope()
-    results: list[T] = []
-    failures: list[BarnraiseError] = []
-
-    async def run() -> None:
-        with scope:
-            try:
-                results.append(await work())
-            except BarnraiseError as error:
-                failures.append(error)
-        done.set()
-
-    nursery.start_soon(run)
-    try:
-        await done.wait()
-    except trio.Cancelled:
-        scope.cancel()
-        raise
-    if failures:
-        raise failures[0]
-    if not results:  # the host is closing
-        raise ConnectionLost("this host is closing its connections.")
-    return results[0]

@@ -64,6 +64,10 @@ class Channel(ABC):
         """1 to `max_bytes` bytes; ConnectionLost at the end of the stream (a reset looks the same)."""
 
     @abstractmethod
+    async def receive_into(self, view: memoryview) -> int:
+        """Fill `view` from the front with at least 1 byte; how many. ConnectionLost as for `receive`."""
+
+    @abstractmethod
     def finish(self) -> None:
         """Both sides have said all they had to say."""
 
@@ -138,9 +142,11 @@ class Frames:
             while ready < size_bytes:
                 if idle_s is not None:
                     idle.deadline = trio.current_time() + idle_s
-                chunk = await self._receive(min(size_bytes - ready, PIECE_BYTES), idle)
-                view[ready : ready + len(chunk)] = chunk
-                ready += len(chunk)
+                step = self._meter.download.piece_bytes(PIECE_BYTES)
+                count = await self._channel.receive_into(view[ready : ready + step])
+                ready += count
+                idle.deadline = float("inf")  # a wait for our own download cap is not the peer's pause
+                await self._count(count)
         if idle.cancelled_caught:
             raise ConnectionLost(f"{self._peer} paused for more than {idle_s:g} s at {ready} of {size_bytes} bytes")
         self._meter.transferred(self._peer, size_bytes, time.perf_counter() - started)
@@ -160,18 +166,19 @@ class Frames:
         self._ahead.clear()
         try:
             while True:
-                await self._receive(PIECE_BYTES, None)
+                await self._receive(PIECE_BYTES)
         except ConnectionLost:
             return
 
     async def _read_ahead(self, size_bytes: int) -> None:
         while len(self._ahead) < size_bytes:
-            self._ahead += await self._receive(max(SMALL_BYTES, size_bytes - len(self._ahead)), None)
+            self._ahead += await self._receive(max(SMALL_BYTES, size_bytes - len(self._ahead)))
 
-    async def _receive(self, max_bytes: int, idle: trio.CancelScope | None) -> Buffer:
+    async def _receive(self, max_bytes: int) -> Buffer:
         chunk = await self._channel.receive(self._meter.download.piece_bytes(max_bytes))
-        self._meter.received(self._peer, len(chunk))
-        if idle is not None:
-            idle.deadline = float("inf")  # a wait for our own download cap is not the peer's pause
-        await self._meter.download.take(len(chunk))
+        await self._count(len(chunk))
         return chunk
+
+    async def _count(self, size_bytes: int) -> None:
+        self._meter.received(self._peer, size_bytes)
+        await self._meter.download.take(size_bytes)

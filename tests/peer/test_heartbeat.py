@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+from libp2p.peer.id import ID
+
+from peer.errors import ConnectionLost, DeadlineExceeded, NetworkError
+from peer.events import EventLog
+from peer.heartbeat import LagMeter
+from peer.host import Host, HostConfig, open_host
+from peer.identity import Identity
+from peer.limits import NetLimits
+from tests.peer.host_child import ECHO, STALL, Number
+from tests.peer.test_rpc import Facts
+
+pytestmark = pytest.mark.process
+ROOT = Path(__file__).parents[2]
+QUICK = NetLimits(ping_interval_s=0.5, suspect_after_s=2.0, dial_timeout_s=2.0)
+
+
+class Child:
+    """A host in a process of its own."""
+
+    def __init__(self, process: trio.Process, address: str) -> None:
+        self.process = process
+        self.address = address
+        self.peer_id = address.rpartition("/")[2]
+
+    def signal(self, number: signal.Signals) -> None:
+        os.kill(self.process.pid, number)
+
+
+@asynccontextmanager
+async def child(listen: str = "/ip4/127.0.0.1/tcp/0", seed: str = "") -> AsyncIterator[Child]:
+    command = [sys.executable, "-m", "tests.peer.host_child", listen, *([seed] if seed else [])]
+    process = await trio.lowlevel.open_process(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    assert process.stdout is not None
+    try:
+        with trio.fail_after(20):
+            line = b""
+            while not line.endswith(b"\n"):
+                data = await process.stdout.receive_some()
+                assert data, "the child died at once"
+                line += data
+        yield Child(process, line.decode().strip())
+    finally:
+        with trio.CancelScope(shield=True):
+            process.kill()
+            await process.wait()
+            await process.stdout.aclose()
+            if process.stdin is not None:
+                await process.stdin.aclose()
+
+
+@asynccontextmanager
+async def watching(target: Child, limits: NetLimits = QUICK) -> AsyncIterator[tuple[Host, Facts]]:
+    log = EventLog()
+    facts = Facts(log)
+    async with open_host(HostConfig(identity=Identity.generate(), events=log, limits=limits)) as host:
+        await host.connect_address(target.address, timeout_s=10)
+        host.watch([target.peer_id])
+        yield host, facts
+
+
+async def test_a_killed_peer_is_suspect_at_once_and_calls_to_it_end() -> None:
+    async with child() as target, watching(target, NetLimits()) as (host, facts):
+        failed: list[BaseException] = []
+
+        async def stalled() -> None:
+            try:
+                await host.rpc.call(target.peer_id, STALL, Number(1), timeout_s=60)
+            except NetworkError as error:
+                failed.append(error)
+
+        with trio.fail_after(10):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(stalled)
+                await host.rpc.call(target.peer_id, ECHO, Number(1), timeout_s=5)
+                killed_at = trio.current_time()
+                target.signal(signal.SIGKILL)
+                await host.wait_suspect(target.peer_id)
+        assert trio.current_time() - killed_at < 4  # one interval and a redial
+        assert host.suspects == {target.peer_id}
+        assert isinstance(failed[0], ConnectionLost)
+        assert (await facts.wait("peer_suspect")).fields["peer"] == target.peer_id
+
+
+@pytest.mark.parametrize("bulk", [False, True])
+async def test_a_frozen_peer_is_suspect_in_time_frees_what_is_stuck_and_recovers(bulk: bool) -> None:
+    async with child() as target, watching(target) as (host, facts):
+        await host.rpc.call(target.peer_id, ECHO, Number(1), bytes(1 << 20), timeout_s=5, bulk=bulk)
+        target.signal(signal.SIGSTOP)
+        frozen_at = trio.current_time()
+        with trio.fail_after(30):
+            with pytest.raises(NetworkError):  # a frozen receiver must not freeze the sender
+                await host.rpc.call(target.peer_id, ECHO, Number(1), bytes(200 << 20), timeout_s=60, bulk=bulk)
+            await host.wait_suspect(target.peer_id)
+            assert trio.current_time() - frozen_at < 4
+            target.signal(signal.SIGCONT)
+            await facts.wait("peer_recovered")
+            assert host.suspects == frozenset()
+            reply = await host.rpc.call(target.peer_id, ECHO, Number(1), bytes(1 << 20), timeout_s=5, bulk=bulk)
+        assert reply.body == Number(2)
+
+
+@pytest.mark.parametrize("bulk", [False, True])
+async def test_calls_to_a_frozen_peer_nobody_watches_end_by_their_deadline(bulk: bool) -> None:
+    async with child() as target, watching(target) as (host, _):
+        host.watch([])
+        await host.rpc.call(target.peer_id, ECHO, Number(1), bytes(1 << 20), timeout_s=5, bulk=bulk)
+        target.signal(signal.SIGSTOP)
+        for size in (0, 100 << 20):
+            started = trio.current_time()
+            with pytest.raises(DeadlineExceeded):
+                await host.rpc.call(target.peer_id, ECHO, Number(1), bytes(size), timeout_s=1, bulk=bulk)
+            assert trio.current_time() - started < 2
+        target.signal(signal.SIGCONT)
+        await host.rpc.call(target.peer_id, ECHO, Number(1), timeout_s=10)
+
+
+async def test_a_peer_that_restarts_recovers() -> None:
+    seed = os.urandom(32)
+    async with child(seed=seed.hex()) as target, watching(target) as (host, facts):
+        listen = target.address.partition("/p2p/")[0]
+        target.signal(signal.SIGKILL)
+        with trio.fail_after(20):
+            await host.wait_suspect(target.peer_id)
+            async with child(listen, seed.hex()) as again:
+                assert again.peer_id == target.peer_id
+                await facts.wait("peer_recovered")
+
+
+async def test_a_lost_connection_to_a_living_peer_is_redialled_without_suspicion() -> None:
+    async with child() as target, watching(target) as (host, facts):
+        for _ in range(3):
+            for connection in host.libp2p.get_network().get_connections(ID.from_base58(target.peer_id)):
+                await connection.close()
+            await host.rpc.call(target.peer_id, ECHO, Number(1), timeout_s=5)
+        assert not [event for event in facts if event.name == "peer_suspect"]
+
+
+async def test_our_own_sleep_is_not_the_peers_silence() -> None:
+    async with child() as target, watching(target) as (host, facts):
+        await host.rpc.call(target.peer_id, ECHO, Number(1), timeout_s=5)
+        rests = [0.9] * 4  # our loop stands still for much longer than suspect_after_s
+        for rest in rests:
+            block(rest)
+            await trio.lowlevel.checkpoint()
+        await host.rpc.call(target.peer_id, ECHO, Number(1), timeout_s=5)
+        assert not [event for event in facts if event.name == "peer_suspect"]
+
+
+def block(seconds: float) -> None:
+    """Stand still, as a starved or stopped process does."""
+    subprocess.run(["sleep", str(seconds)], check=True)
+
+
+async def test_the_lag_meter_measures_standing_still() -> None:
+    async with trio.open_nursery() as nursery:
+        lag = LagMeter()
+        nursery.start_soon(lag.run)
+        await trio.testing.wait_all_tasks_blocked()
+        before = lag.lost_s
+        block(0.6)
+        assert lag.lost_s - before > 0.3
+        nursery.cancel_scope.cancel()
+
+
+async def test_unwatched_peers_are_no_suspects() -> None:
+    async with child() as target, watching(target) as (host, _):
+        target.signal(signal.SIGKILL)
+        with trio.fail_after(10):
+            await host.wait_suspect(target.peer_id)
+        host.watch([])
+        assert host.suspects == frozenset()
