@@ -24,6 +24,7 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
     data: DataConfig
     inner: InnerConfig
     tokenizer: str
+    directory: str
     device: str
     seed: int
     micro_batch_size: int | None

@@ -109,8 +109,11 @@ def permute(index: int, size: int, key: str) -> int:
             return index
 
 
-def load_corpus(config: DataConfig, tokenizer: Tokenizer) -> Corpus:
-    """Read, split and tokenize. Raises ConfigError where there is too little text for one window."""
+def load_corpus(config: DataConfig, tokenizer: Tokenizer, cache: Path | None = None) -> Corpus:
+    """Read, split and tokenize. Raises ConfigError where there is too little text for one window.
+
+    `cache` is a folder that keeps the ids of a slow tokenizer, so that a worker started again is ready at once.
+    """
     root = Path(sysconfig.get_paths()["stdlib"] if config.source == "stdlib" else config.path)
     if not root.is_dir():
         raise ConfigError(f"data.path {str(root)!r} is not a folder: point it at a folder of text files")
@@ -120,8 +123,8 @@ def load_corpus(config: DataConfig, tokenizer: Tokenizer) -> Corpus:
     train, held_out = _split(files, config.validation_share)
     digest = hashlib.blake2b(hashlib.blake2b(train).digest() + hashlib.blake2b(held_out).digest(), digest_size=32)
     corpus = Corpus(
-        train=tokenizer.encode_file(train),
-        held_out=tokenizer.encode_file(held_out),
+        train=_tokenize(train, tokenizer, cache),
+        held_out=_tokenize(held_out, tokenizer, cache),
         held_out_bytes=len(held_out),
         digest=digest.digest(),
         seq_len=config.seq_len,
@@ -133,6 +136,20 @@ def load_corpus(config: DataConfig, tokenizer: Tokenizer) -> Corpus:
             f"({config.seq_len}) tokens; add text or lower data.seq_len"
         )
     return corpus
+
+
+def _tokenize(text: bytes, tokenizer: Tokenizer, cache: Path | None) -> Ids:
+    if cache is None or tokenizer.fingerprint is None:
+        return tokenizer.encode_file(text)
+    name = hashlib.blake2b(hashlib.blake2b(text).digest() + tokenizer.fingerprint, digest_size=16).hexdigest()
+    path = cache / f"tokens-{name}.npy"
+    if not path.exists():
+        partial = path.with_suffix(".part")
+        with partial.open("wb") as file:
+            np.save(file, tokenizer.encode_file(text), allow_pickle=False)
+        os.replace(partial, path)
+    ids: Ids = np.load(path, mmap_mode="r", allow_pickle=False)
+    return ids
 
 
 def _read(root: Path, suffixes: set[str], skipped: set[str], max_bytes: int) -> tuple[list[tuple[bytes, bytes]], bool]:

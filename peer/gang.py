@@ -8,13 +8,12 @@ was running (WorkerError) and nothing else: another one is started at once, and 
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import trio
-from torch import Tensor
 
 from peer import control
 from peer.buffers import SharedBuffer
@@ -35,7 +34,7 @@ _STOP_SEND_S = 1.0
 
 @dataclass(frozen=True)
 class GangConfig:
-    """What to compute and on what. `directory` takes worker.log.
+    """What to compute and on what. `directory` takes worker.log and cached token ids.
 
     `threads` is per worker (None: every core this process may use), `micro_batch_size` the sequences that fit on the
     device at once (None: the whole batch). A worker silent for `silence_s` is hung (stopped, or swapped to death), and
@@ -55,6 +54,23 @@ class GangConfig:
     silence_s: float = 15.0
     stall_s: float = 300.0
     load_timeout_s: float = 600.0
+
+
+@dataclass(frozen=True)
+class GangBuffers:
+    """The memory that the network process and its worker share."""
+
+    outer: SharedBuffer
+    delta: SharedBuffer
+    moments: SharedBuffer
+
+    @classmethod
+    @contextmanager
+    def open(cls, directory: Path, numel: int) -> Iterator[GangBuffers]:
+        """For a model of `numel` parameters. The memory lives on while anybody holds one of the tensors."""
+        with ExitStack() as stack:
+            sizes = (numel, numel, 2 * numel + 1)
+            yield cls(*(stack.enter_context(closing(SharedBuffer.create(directory, size))) for size in sizes))
 
 
 @dataclass
@@ -77,16 +93,13 @@ class Gang:
     `inner_steps` (2P + 1 values); write it before the first command to train on warm after a restart.
     """
 
-    def __init__(self, config: GangConfig) -> None:
+    def __init__(self, config: GangConfig, buffers: GangBuffers) -> None:
         self.config = config
         self.layout = FlatLayout.of(config.model)
-        size = self.layout.numel
-        sizes = (size, size, 2 * size + 1)
-        self._buffers = [SharedBuffer.create(config.directory, numel) for numel in sizes]
-        self.outer: Tensor
-        self.delta: Tensor
-        self.moments: Tensor
-        self.outer, self.delta, self.moments = (buffer.tensor for buffer in self._buffers)
+        self.outer = buffers.outer.tensor
+        self.delta = buffers.delta.tensor
+        self.moments = buffers.moments.tensor
+        self._buffers = buffers
         self.loaded: control.Loaded | None = None
         self._ids = itertools.count()
         self._pending: dict[int, _Pending] = {}
@@ -163,17 +176,18 @@ class Gang:
         """Start a worker and wait until it has loaded. Raises WorkerError or ConfigError."""
         config = self.config
         started = trio.current_time()
+        outer_fd, delta_fd, moments_fd = self._buffers.outer.fd, self._buffers.delta.fd, self._buffers.moments.fd
         child = Child.start(
             config.directory / "worker.log",
             config.threads or usable_cores(),
-            tuple(buffer.fd for buffer in self._buffers),
+            (outer_fd, delta_fd, moments_fd),
         )
-        outer_fd, delta_fd, moments_fd = (buffer.fd for buffer in self._buffers)
         load = control.Load(
             model=config.model,
             data=config.data,
             inner=config.inner,
             tokenizer=config.tokenizer,
+            directory=str(config.directory),
             device=config.device,
             seed=config.seed,
             micro_batch_size=config.micro_batch_size,
@@ -264,8 +278,6 @@ class Gang:
     async def _close(self) -> None:
         if self._child is not None:
             await self._child.destroy()
-        for buffer in self._buffers:
-            buffer.close()
 
 
 @asynccontextmanager
@@ -276,15 +288,16 @@ async def open_gang(config: GangConfig) -> AsyncIterator[Gang]:
     loads, ResourceError where there is no memory for the buffers.
     """
     config.directory.mkdir(parents=True, exist_ok=True)
-    gang = Gang(config)
-    try:
-        gang._child = await gang._spawn()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(gang._supervise)
-            nursery.start_soon(gang._forward_stops)
-            try:
-                yield gang
-            finally:
-                nursery.cancel_scope.cancel()
-    finally:
-        await gang._close()
+    with GangBuffers.open(config.directory, FlatLayout.of(config.model).numel) as buffers:
+        gang = Gang(config, buffers)
+        try:
+            gang._child = await gang._spawn()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(gang._supervise)
+                nursery.start_soon(gang._forward_stops)
+                try:
+                    yield gang
+                finally:
+                    nursery.cancel_scope.cancel()
+        finally:
+            await gang._close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Protocol
 
@@ -18,9 +19,13 @@ _PIECE_CHARACTERS = 1 << 16
 
 
 class Tokenizer(Protocol):
-    """Ids lie in [0, vocab_size). `decode` never raises on ids in range: broken UTF-8 becomes U+FFFD."""
+    """Ids lie in [0, vocab_size). `decode` never raises on ids in range: broken UTF-8 becomes U+FFFD.
+
+    `fingerprint` is equal where the ids are; None where encoding is too cheap to be worth caching.
+    """
 
     vocab_size: int
+    fingerprint: bytes | None
 
     def encode(self, text: str) -> list[int]: ...
 
@@ -39,6 +44,7 @@ class ByteTokenizer:
     """One id a byte, 0..255, no specials; the model's loss in nats a token is then nats a byte."""
 
     vocab_size = 256
+    fingerprint: bytes | None = None
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
@@ -64,6 +70,7 @@ class FileTokenizer:
         self._tokenizer = tokenizer
         # ids may have gaps, so the size is that of the highest id and not the number of entries
         self.vocab_size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
+        self.fingerprint: bytes | None = hashlib.blake2b(tokenizer.to_str().encode(), digest_size=16).digest()
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids

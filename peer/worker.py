@@ -16,6 +16,7 @@ import socket
 import sys
 import threading
 import time
+from pathlib import Path
 
 import msgspec
 import torch
@@ -50,11 +51,12 @@ class ControlLink:
 
     def receive_load(self) -> control.Load:
         """Wait for the first message."""
-        for body in self._receive():
-            message = self._decoder.decode(body)
-            assert isinstance(message, control.Load)
-            return message
-        return self.receive_load()
+        bodies: list[bytes] = []
+        while not bodies:
+            bodies = self._receive()
+        message = self._decoder.decode(bodies[0])  # the parent says nothing more before the answer
+        assert isinstance(message, control.Load)
+        return message
 
     def listen(self) -> None:
         """Thread main: queue commands and send a beat every second, until the parent is gone."""
@@ -115,7 +117,7 @@ class Worker:
                 f"data.seq_len ({load.data.seq_len}) exceeds model.max_seq_len ({load.model.max_seq_len}): lower it"
             )
         device = resolve_device(load.device)
-        self._corpus = load_corpus(load.data, self._tokenizer)
+        self._corpus = load_corpus(load.data, self._tokenizer, Path(load.directory))
         self._trainer = Trainer(load.model, load.inner, device, load.micro_batch_size)
         self._trainer.load_moments(self._moments)
         link.send(

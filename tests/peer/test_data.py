@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from peer.config import DataConfig
 from peer.data import Corpus, load_corpus, permute, sample_numbers
 from peer.errors import ConfigError
-from peer.tokenizer import ByteTokenizer
+from peer.tokenizer import ByteTokenizer, Ids
 
 
 @given(size=st.integers(1, 700), key=st.text(max_size=8))
@@ -113,6 +113,28 @@ def test_the_size_cap_cuts_whole_files_and_says_so(tmp_path: Path) -> None:
     corpus = load_corpus(config, ByteTokenizer())
     assert corpus.truncated
     assert set(corpus.train.tolist()) | set(corpus.held_out.tolist()) <= {*b"01234\n"}
+
+
+def test_the_ids_of_a_slow_tokenizer_are_kept(tmp_path: Path) -> None:
+    class Slow(ByteTokenizer):
+        fingerprint: bytes | None = b"slow"
+        calls = 0
+
+        def encode_file(self, data: bytes) -> Ids:
+            self.calls += 1
+            return super().encode_file(data)
+
+    _folder(tmp_path / "text", {f"{k}.txt": str(k) * 100 for k in range(9)})
+    config, tokenizer = DataConfig(source="folder", path=str(tmp_path / "text"), seq_len=8), Slow()
+    first = load_corpus(config, tokenizer, cache=tmp_path)
+    again = load_corpus(config, tokenizer, cache=tmp_path)
+    assert tokenizer.calls == 2 and again.train.tolist() == first.train.tolist()
+    assert again.batch([3], seed=0).tolist() == first.batch([3], seed=0).tolist()
+    tokenizer.fingerprint = b"another"
+    load_corpus(config, tokenizer, cache=tmp_path)
+    (tmp_path / "text" / "0.txt").write_text("changed" * 20)
+    load_corpus(config, tokenizer, cache=tmp_path)
+    assert tokenizer.calls > 4  # neither another tokenizer nor another text is taken from the cache
 
 
 def test_what_cannot_be_trained_on_is_refused_in_words(tmp_path: Path) -> None:
