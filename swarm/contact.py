@@ -7,11 +7,11 @@ from typing import Final
 
 import trio
 
-from peer.errors import BarnraiseError, DialError, NetworkError, NotAdmitted, ProtocolViolation
+from peer.errors import BarnraiseError, DialError, NetworkError, NotAdmitted, ProtocolViolation, RemoteError
 from peer.host import Host
 from peer.identity import Signed
 from swarm.charter import fetch_manifest, fetch_tokenizer, load_charter, save_charter
-from swarm.gate import Gate
+from swarm.gate import Credentials, enter
 from swarm.invite import Invite
 from swarm.manifest import open_manifest
 
@@ -39,6 +39,10 @@ async def obtain_charter(host: Host, invite: Invite, home: Path) -> tuple[Signed
         for address in invite.addresses:
             try:
                 return await _obtain_from(host, invite, home, address)
+            except RemoteError as error:
+                if error.code == NotAdmitted.__name__:
+                    raise NotAdmitted(error.message) from error  # other members would say the same
+                failures.append(error)
             except (NetworkError, ProtocolViolation) as error:
                 host.events.emit("contact_failed", address=address, reason=str(error))
                 failures.append(error)
@@ -51,8 +55,7 @@ async def _obtain_from(host: Host, invite: Invite, home: Path, address: str) -> 
     peer = await host.connect_address(address, timeout_s=DIAL_S)
     signed = await fetch_manifest(host.rpc, peer, invite.run_id, DIAL_S)
     manifest = open_manifest(signed, invite.run_id)
-    gate = Gate(host.rpc, manifest, invite.token)
-    await gate.introduce(peer, DIAL_S)
+    await enter(host.rpc, peer, Credentials(manifest.run_id, token=invite.token), DIAL_S)
     tokenizer = await fetch_tokenizer(host.rpc, peer, manifest, 60.0)
     save_charter(home, signed, tokenizer)
     return signed, tokenizer

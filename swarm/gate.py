@@ -35,6 +35,12 @@ class Credentials(msgspec.Struct, frozen=True):
 ENTER: Final = Method("run.enter", Credentials, Credentials, open=True)
 
 
+async def enter(rpc: Rpc, peer: str, credentials: Credentials, timeout_s: float) -> Credentials:
+    """Show credentials to `peer` and return its own, unchecked. RemoteError (code NotAdmitted) if it refuses us."""
+    reply = await rpc.call(peer, ENTER, credentials, timeout_s=timeout_s)
+    return reply.body
+
+
 class Gate:
     """Guards `rpc` for the run of `manifest`; `token` is what this peer shows to others. `clock` gives Unix seconds."""
 
@@ -65,10 +71,13 @@ class Gate:
             raise NotAdmitted(f"{method.name} is for members of the run: introduce yourself with {ENTER.name} first.")
 
     async def introduce(self, peer: str, timeout_s: float) -> None:
-        """Show our credentials to `peer` and check its own. RemoteError (code NotAdmitted) if it refuses us,
-        NotAdmitted if we refuse it, and what any call raises."""
-        reply = await self._rpc.call(peer, ENTER, self._credentials, timeout_s=timeout_s)
-        self._let_in(peer, reply.body)
+        """Show our credentials to `peer` and check its own. ProtocolViolation if they are no good, RemoteError (code
+        NotAdmitted) if it refuses ours, and what any call raises."""
+        shown = await enter(self._rpc, peer, self._credentials, timeout_s)
+        try:
+            self._let_in(peer, shown)
+        except NotAdmitted as error:
+            raise ProtocolViolation(f"{peer} answers for this run without being admitted: {error}") from error
 
     def learn_bans(self, signed: Signed) -> None:
         """Take over a ban list newer than ours; whoever it names is out at once. ProtocolViolation if it is forged."""

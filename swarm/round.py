@@ -335,21 +335,19 @@ class Round:
             return
         choice = head.hash
         height.votes.record(me, attempt, choice)
-        self._check_decided()
         vote = Vote(height.head.hash, attempt, choice, me)
-        voters = {m.peer: m for m in (*height.head.members, *head.members)}
-        faults_reached = False
-        while height.acceptor.promised == attempt:
-            async with trio.open_nursery() as nursery:
-                for peer, member in voters.items():
-                    if peer != me.peer and peer not in self.post.host.suspects:
-                        nursery.start_soon(self._send_vote, member, vote)
-            if not faults_reached:
-                faults.reach("after_vote", self.number)
-                faults_reached = True
-            if height.decided is not None:
-                return
+        while height.decided is None and height.acceptor.promised == attempt:
+            self._lingering.start_soon(self._send_votes, vote, head)  # goes out even if it decides the round here
+            self._check_decided()
             await height.changed.until(lambda: height.decided is not None, VOTE_RETRY_S)
+
+    async def _send_votes(self, vote: Vote, head: Head) -> None:
+        voters = {m.peer: m for m in (*self.height.head.members, *head.members)}
+        async with trio.open_nursery() as nursery:
+            for peer, member in voters.items():
+                if peer != self.post.me.peer and peer not in self.post.host.suspects:
+                    nursery.start_soon(self._send_vote, member, vote)
+        faults.reach("after_vote", self.number)
 
     async def _send_vote(self, voter: Member, vote: Vote) -> None:
         try:

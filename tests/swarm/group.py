@@ -128,6 +128,9 @@ class Group:
             seat = Seat(host, post, self.folder / f"{host.peer_id}.part", shelf, self._addresses)  # type: ignore[operator]
             facts = RunFacts(self.genesis(), self.authority.me.peer, self.rounds if rounds is None else rounds, 64)
             seat.engine = Engine(post, facts, self.genesis(), None, seat)
+            for other in self.seats:  # as the DHT would
+                host.book.add(other.host.peer_id, other.host.addresses)
+                other.host.book.add(host.peer_id, host.addresses)
             self.seats.append(seat)
             with log.subscribed(seat.events.append):
                 yield seat
