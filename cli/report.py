@@ -104,6 +104,7 @@ def draw_losses(
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.ticker import MaxNLocator
 
     figure, axes = pyplot.subplots(figsize=(7, 4), dpi=120)
     axes.plot(list(val_losses), list(val_losses.values()), "o-", label="held-out")
@@ -113,6 +114,7 @@ def draw_losses(
     for number, text in marks.items():
         axes.axvline(number, color="grey", linewidth=0.8)
         axes.text(number, top, f" {text}", rotation=90, va="top", ha="right", fontsize=7, color="grey")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("committed round")
     axes.set_ylabel("nats per byte")
     axes.legend()
