@@ -26,8 +26,8 @@ GONE_AFTER_S: Final = 6.0  # a majority must be missing this long: a frozen mach
 
 
 class Authority:
-    """`head` is the last head it signed or saw; `signed` its last signature (None before the run has begun), which `keep`
-    must make outlive this process."""
+    """`head` is the last head it signed or saw; `signed` its last signature (None before the run has begun), which
+    `keep` must make outlive this process."""
 
     def __init__(
         self,

@@ -1,11 +1,11 @@
 """Single-decree Paxos for one round: at most one next head is ever chosen, whoever crashes, freezes or is slow.
 
-An *attempt* is a ballot. Its leader first collects promises from a majority of the last head's members (phase 1), then has
-the group exchange updates, and every member that obtained the complete result votes for the head it leads to (phase 2).
-A head with a majority of votes of one attempt is committed. A promise to a later attempt reports the head voted for
-earlier; the later leader must then finish that head instead of starting another exchange. (Lamport, "Paxos Made Simple",
-2001.) Votes are kept in memory only: a restarted process takes part under a new session and is no longer the member that
-voted, so that forgetting is harmless.
+An *attempt* is a ballot. Its leader first collects promises from a majority of the last head's members (phase 1),
+then has the group exchange updates, and every member that obtained the complete result votes for the head it leads to
+(phase 2). A head with a majority of votes of one attempt is committed. A promise to a later attempt reports the head
+voted for earlier; the later leader must then finish that head instead of starting another exchange. (Lamport, "Paxos
+Made Simple", 2001.) Votes are kept in memory only: a restarted process takes part under a new session and is no
+longer the member that voted, so that forgetting is harmless.
 
 Pure: no clock, no sockets. Attempts are numbered from 0; -1 means none.
 """

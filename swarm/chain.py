@@ -1,9 +1,9 @@
 """The chain of commits: who holds what, since when, and who leads the next round.
 
-A *head* names one committed state: its round, the hash of the outer state, and the members that took part. Heads form a
-hash chain through `previous`. The members of a head, and nobody else, vote on the next one; a majority of them must agree.
-Where a majority is gone only the run's authority can go on, by signing a head of a higher *term* over the same state.
-"""
+A *head* names one committed state: its round, the hash of the outer state, and the members that took part. Heads form
+a hash chain through `previous`. The members of a head, and nobody else, vote on the next one; a majority of them must
+agree. Where a majority is gone only the run's authority can go on, by signing a head of a higher *term* over the same
+state."""
 
 from __future__ import annotations
 

@@ -23,9 +23,8 @@ PAUSE_S: Final = 2.0
 async def obtain_charter(host: Host, invite: Invite, home: Path) -> tuple[Signed, bytes]:
     """The run's signed manifest and its tokenizer.json: kept from last time, or fetched from an address of the invite.
 
-    Raises NotAdmitted if the run does not want us, DialError (with the most telling reason) if nobody answers, ConfigError
-    if `home` belongs to another run.
-    """
+    Raises NotAdmitted if the run does not want us, DialError (with the most telling reason) if nobody answers,
+    ConfigError if `home` belongs to another run."""
     kept = load_charter(home)
     if kept is not None:
         try:

@@ -202,12 +202,11 @@ def _reload(path: Path, manifest: Manifest, identity: Identity, events: EventLog
 
 
 def _kept_regroup(home: Home) -> Signed | None:
-    """The last regroup that this authority signed. CheckpointError if it cannot be read: guessing could fork the run."""
+    """The last regroup that this authority signed. CheckpointError if it cannot be read: guessing could fork the
+    run."""
     if not home.regroup.exists():
         return None
     try:
         return msgspec.msgpack.decode(home.regroup.read_bytes(), type=Signed)
     except (OSError, msgspec.MsgspecError) as error:
         raise CheckpointError(f"{home.regroup} is damaged ({error}): restore it from a backup.") from error
-
-

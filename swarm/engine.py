@@ -1,7 +1,7 @@
 """A peer's life in a run, head after head: take part in rounds, or catch up and knock until the group plans for it.
 
-One `Round` is alive at a time. Calls from other peers are routed to it by the head they name; a call that names a head we
-do not have makes us look where the run stands, but only what `swarm.follow` accepts makes us leave the round.
+One `Round` is alive at a time. Calls from other peers are routed to it by the head they name; a call that names a
+head we do not have makes us look where the run stands, but only what `swarm.follow` accepts makes us leave the round.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from peer.wire import Buffer
 from swarm import messages as say
 from swarm.chain import TRIES_PER_LEADER, Head, Member
 from swarm.follow import Sighting, ask_standings, open_regroup, weigh
-from swarm.height import Height
+from swarm.height import Changed, Height
 from swarm.leader import AttemptFailed, Leader, NoMajority
-from swarm.round import Post, Round
+from swarm.post import Post
+from swarm.round import Round
 
 KNOCK_EVERY_S: Final = 1.0
 KNOCK_LASTS_S: Final = 10.0
@@ -66,6 +67,7 @@ class Engine:
         self._run = run
         self._round: Round | None = None
         self._knockers: dict[str, tuple[Member, float]] = {}
+        self._moved = Changed()  # to another head
         self._look = trio.Event()  # set when somebody seems to be further on
         self._offer: Sighting | None = None  # a regroup that the authority pushed to us
         self._serve()
@@ -79,6 +81,7 @@ class Engine:
                     round_ = Round(self._post, height, tasks, lingering)
                     round_.overtaken = self._look_again
                     self._round = round_
+                    self._moved.notify()
                     better += await self._live(round_)
                     tasks.cancel_scope.cancel()
                 if height.decided is not None:
@@ -299,7 +302,7 @@ class Engine:
 
     async def _reach(self, head: Head) -> None:
         while self._round is None or self._round.height.head.height < head.height:
-            await trio.sleep(0.01)
+            await self._moved.wait(1.0)
 
     def _named(self, head: bytes) -> Round:
         """The round, if it is the one that the call is about."""

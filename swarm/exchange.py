@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import isclose
-from typing import Final
+from typing import Any, Final
 
 import torch
 import trio
@@ -23,6 +23,7 @@ from optim.codecs import Codec
 from optim.merge import merge_part
 from peer import faults
 from peer.errors import NetworkError, ProtocolViolation, RemoteError
+from peer.events import EventLog
 from peer.rpc import Method, Rpc
 from swarm.messages import CONTRIBUTION, FETCH_RESULT, RESULT, Done, SliceOf
 from swarm.outer_state import OuterState
@@ -45,8 +46,8 @@ class RoundSlices:
 
 @dataclass(frozen=True)
 class Merge:
-    """What one attempt merges: the roster's contributors, in its order, with the weight of each in the mean (0: left out
-    by the gate), cut into slices, coded `up` on the way to the owner and `down` on the way back."""
+    """What one attempt merges: the roster's contributors, in its order, with the weight of each in the mean (0: left
+    out by the gate), cut into slices, coded `up` on the way to the owner and `down` on the way back."""
 
     round: int
     roster: Roster
@@ -67,11 +68,20 @@ class Merge:
         return self.down.encoded_size(self.cut.size(index))
 
 
-def encode_slices(delta: torch.Tensor, cut: SliceMap, codec: Codec) -> tuple[list[memoryview], list[bytes], list[float]]:
-    """Encode a pseudo-gradient: the slices' bytes, their blake3 hashes, their squared norms as a decoder will see them."""
+def as_bytes(encoded: torch.Tensor) -> memoryview:
+    """The bytes of a uint8 tensor, not copied."""
+    array: Any = encoded.numpy()
+    return memoryview(array)
+
+
+def encode_slices(
+    delta: torch.Tensor, cut: SliceMap, codec: Codec
+) -> tuple[list[memoryview], list[bytes], list[float]]:
+    """Encode a pseudo-gradient: the slices' bytes, their blake3 hashes, their squared norms as a decoder will see
+    them."""
     encoded, hashes, sqnorms = [], [], []
     for index in range(cut.count):
-        view = memoryview(codec.encode(delta[cut.span(index)]).numpy())
+        view = as_bytes(codec.encode(delta[cut.span(index)]))
         encoded.append(view)
         hashes.append(blake3(view).digest())
         sqnorms.append(codec.decoded_sqnorm(view, cut.size(index)))
@@ -86,7 +96,14 @@ class Exchange:
     """
 
     def __init__(
-        self, me: str, merge: Merge, state: OuterState, slices: RoundSlices, rpc: Rpc, call_timeout_s: float
+        self,
+        me: str,
+        merge: Merge,
+        state: OuterState,
+        slices: RoundSlices,
+        rpc: Rpc,
+        call_timeout_s: float,
+        events: EventLog,
     ) -> None:
         self.merge = merge
         self.key = merge.roster.hash
@@ -95,6 +112,7 @@ class Exchange:
         self._me = me
         self._state, self._slices, self._rpc = state, slices, rpc
         self._call_timeout_s = call_timeout_s
+        self._events = events
         self._peers = [c.member.peer for c in merge.contributors]
         self._merged = merge.merged()
         self._indices = range(merge.cut.count)
@@ -194,7 +212,11 @@ class Exchange:
     async def _own(self, index: int, nursery: trio.Nursery) -> None:
         """Merge one slice and send the result to everybody."""
         await self._arrived[index].wait()
-        result = await trio.to_thread.run_sync(self._merge, index)
+        try:
+            result = await trio.to_thread.run_sync(self._merge, index)
+        except ProtocolViolation as error:  # the mean does not fit the codec: no result, the attempt runs out of time
+            self._events.emit("merge_failed", round=self.merge.round, reason=str(error))
+            return
         self._take_checked(index, result)
         for peer in self._clockwise():
             nursery.start_soon(self._send, peer, RESULT, SliceOf(self.key, index), result)
@@ -206,7 +228,7 @@ class Exchange:
         ]
         weights = [weight for weight in self.merge.weights if weight > 0]
         cut = self.merge.cut
-        return memoryview(merge_part(self.merge.up, encoded, weights, cut.size(index), self.merge.down).numpy())
+        return as_bytes(merge_part(self.merge.up, encoded, weights, cut.size(index), self.merge.down))
 
     async def _build_all(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -215,8 +237,16 @@ class Exchange:
         self.built.set()
 
     async def _build(self, index: int) -> None:
-        await self._came[index].wait()
-        await trio.to_thread.run_sync(self._apply, index)
+        while True:
+            await self._came[index].wait()
+            try:
+                await trio.to_thread.run_sync(self._apply, index)
+                return
+            except ProtocolViolation as error:  # its owner sent bytes that mean nothing: as if it had sent none
+                owner = self.merge.owner(index)
+                self._events.emit("peer_struck", peer=owner, reason=str(error))
+                del self.results[index]
+                self._came[index] = trio.Event()
 
     def _apply(self, index: int) -> None:
         update = self.merge.down.decode(self.results[index], self.merge.cut.size(index))

@@ -23,6 +23,11 @@ class Changed:
         self._event.set()
         self._event = trio.Event()
 
+    async def wait(self, timeout_s: float) -> None:
+        """Wait for the next notification, `timeout_s` at most."""
+        with trio.move_on_after(timeout_s):
+            await self._event.wait()
+
     async def until(self, ready: Callable[[], bool], timeout_s: float) -> bool:
         """Wait until `ready()` holds, re-checking at every notification; False if `timeout_s` passed first."""
         with trio.move_on_after(timeout_s):
@@ -33,7 +38,8 @@ class Changed:
 
 class Height:
     """`plan`/`contribution`: the work adopted and what came of it; `handed_in`: what the leader has collected;
-    `exchanges`: by roster hash; `sealed`: the head that the next outer state stands for; `decided`: the committed head."""
+    `exchanges`: by roster hash; `sealed`: the head that the next outer state stands for; `decided`: the committed
+    head."""
 
     def __init__(self, head: Head, me: Member) -> None:
         self.head = head

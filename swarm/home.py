@@ -1,7 +1,7 @@
 """A peer's folder on disk, and the lock that keeps two processes from being the same peer.
 
-    identity.key   invite   manifest.msgpack   tokenizer.json   regroup.msgpack   addresses.json   events.jsonl
-    worker.log   checkpoints/   state.part
+identity.key   invite   manifest.msgpack   tokenizer.json   regroup.msgpack   addresses.json   events.jsonl
+worker.log   checkpoints/   state.part
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 import trio
 
-from peer.errors import BarnraiseError, NetworkError, ProtocolViolation, RoundError
+from peer.errors import BarnraiseError, NetworkError, ProtocolViolation, RoundDiscarded, RoundError
 from peer.identity import Signed, open_body, sign_body
 from swarm.ballot import Accepted, value_to_finish
 from swarm.chain import Head, Member
@@ -53,6 +53,7 @@ class Leader:
         self._post = round_.post
         self._height = round_.height
         self._knockers = knockers
+        self._given_up: set[bytes] = set()  # plans that led to nothing
         self._blame_missing = False  # set when the last attempt ran out of time with nobody suspect
         self.ahead: Head | None = None
 
@@ -90,9 +91,7 @@ class Leader:
                 self._post.events.emit("prepare_unanswered", round=self._round.number, peer=peer, reason=str(error))
             waiting.discard(peer)
             if not waiting:
-                nursery.cancel_scope.deadline = min(
-                    nursery.cancel_scope.deadline, trio.current_time() + JOINER_GRACE_S
-                )
+                nursery.cancel_scope.deadline = min(nursery.cancel_scope.deadline, trio.current_time() + JOINER_GRACE_S)
 
         async with trio.open_nursery() as nursery:
             if not waiting:
@@ -143,7 +142,9 @@ class Leader:
                 plan = open_body(promise.plan, PLAN_KIND, WorkPlan)
             except ProtocolViolation:
                 continue
-            if plan.head != head.hash or head.leader(max(plan.attempt, 0)).peer != promise.plan.signer:
+            if plan.hash in self._given_up or plan.head != head.hash:
+                continue
+            if head.leader(max(plan.attempt, 0)).peer != promise.plan.signer:
                 continue
             alive = sum(head.has(a.member) and a.member in promises.granted for a in plan.assignments)
             if alive >= head.quorum and (best is None or plan.attempt > best[0]):
@@ -178,7 +179,7 @@ class Leader:
                     assert height.signed_plan is not None
                     self._round.take_work(height.signed_plan, wrap_up=True)
                     await self._broadcast(WORK, Work(height.signed_plan, wrap_up=True), promises)
-            await height.changed.until(lambda n=len(took): len(height.handed_in) > n, 0.25)  # type: ignore[misc]
+            await height.changed.wait(0.25)
         return {
             member: signed
             for member, signed in height.handed_in.items()
@@ -212,9 +213,12 @@ class Leader:
             contributions=tuple(contributions[m] for m in members),
             owners=share_slices(cut.count, self._measured(members, promises)),
         )
-        await self._round.begin_exchange(roster, self._post.me.peer)
+        try:
+            await self._round.begin_exchange(roster, self._post.me.peer)
+        except RoundDiscarded as error:
+            self._given_up.add(plan.hash)
+            raise AttemptFailed(str(error)) from error
         self._round.spawn(self._broadcast, EXCHANGE, Exchange(roster), promises)
-        self._blame_missing = False
         until = trio.current_time() + self._post.tempo.exchange_s(self._round.payload_bytes())
         exchange = height.current
         while height.decided is None and height.acceptor.promised <= attempt:
@@ -222,6 +226,8 @@ class Leader:
             if lost and exchange is not None and not exchange.built.is_set():
                 raise AttemptFailed(f"lost {', '.join(lost)} in the exchange")
             if trio.current_time() > until:
+                if self._blame_missing:  # leaving out whom the others waited for did not help either
+                    self._given_up.add(plan.hash)
                 self._blame_missing = True
                 raise AttemptFailed("the exchange ran out of time")
             await height.changed.until(lambda: height.decided is not None, 0.25)
@@ -232,13 +238,17 @@ class Leader:
         """Bytes/s to each member: the median of what the others measured, never what it says of itself."""
         speeds = []
         for member in members:
-            seen = [p.bandwidths[member.peer] for m, p in promises.granted.items()
-                    if m != member and p.bandwidths.get(member.peer, 0) > 0]
+            seen = [
+                p.bandwidths[member.peer]
+                for m, p in promises.granted.items()
+                if m != member and p.bandwidths.get(member.peer, 0) > 0
+            ]
             speeds.append(median(seen) if seen else 0.0)
         return speeds
 
     def _blamed(self, promises: Promises) -> frozenset[str]:
-        """Whom the others waited for in the attempt that timed out; a peer that blames most of the group is left out."""
+        """Whom the others waited for in the attempt that timed out; a peer that blames most of the group is left
+        out."""
         blamed: set[str] = set()
         for member, promise in promises.granted.items():
             if len(promise.missing) > len(promises.granted) // 2:

@@ -21,7 +21,8 @@ class Ledger(msgspec.Struct, frozen=True):
     returned: tuple[Range, ...] = ()
 
     def assign(self, wanted: Sequence[int]) -> list[tuple[Range, ...]]:
-        """Hand out `wanted[i]` samples to contributor i: returned ranges first, then fresh ones. Disjoint by construction."""
+        """Hand out `wanted[i]` samples to contributor i: returned ranges first, then fresh ones. Disjoint by
+        construction."""
         free = [*self.returned, (self.cursor, self.cursor + sum(wanted))]
         position = 0
         handed: list[tuple[Range, ...]] = []

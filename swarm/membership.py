@@ -26,8 +26,8 @@ Address = Annotated[str, msgspec.Meta(max_length=256)]
 
 
 class MemberRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What a peer publishes of itself. Shown to people; nothing here is trusted by rounds. `speed` in inner steps a second,
-    `at` seconds since the Unix epoch, bytes since the peer started."""
+    """What a peer publishes of itself. Shown to people; nothing here is trusted by rounds. `speed` in inner steps a
+    second, `at` seconds since the Unix epoch, bytes since the peer started."""
 
     session: Text
     name: Text

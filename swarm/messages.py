@@ -20,7 +20,8 @@ class Done(msgspec.Struct, frozen=True):
 
 
 class Prepare(msgspec.Struct, frozen=True):
-    """Phase 1: the leader of `attempt` asks for a promise. `addresses`: where the others of the group can be dialled."""
+    """Phase 1: the leader of `attempt` asks for a promise. `addresses`: where the others of the group can be
+    dialled."""
 
     head: Head
     attempt: int

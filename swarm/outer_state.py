@@ -1,8 +1,7 @@
 """A peer's copy of the outer state: weights and outer momentum, changed only by a commit.
 
-The next state is built slice by slice in a second pair of buffers while results still arrive, hashed, voted on, and takes
-over by swapping the pairs. A round that is discarded leaves the current pair untouched.
-"""
+The next state is built slice by slice in a second pair of buffers while results still arrive, hashed, voted on, and
+takes over by swapping the pairs. A round that is discarded leaves the current pair untouched."""
 
 from __future__ import annotations
 
@@ -13,7 +12,8 @@ from peer.chunks import StateTree, hash_state
 
 
 class OuterState:
-    """theta, velocity: flat fp32, shape (P,). `tree` is the hash tree of the current pair; its root is the state hash."""
+    """theta, velocity: flat fp32, shape (P,). `tree` is the hash tree of the current pair; its root is the state
+    hash."""
 
     def __init__(self, theta: torch.Tensor, velocity: torch.Tensor, outer: DilocoOuter) -> None:
         self.theta = theta
@@ -33,7 +33,8 @@ class OuterState:
         return 2 * 4 * self.theta.numel()
 
     def build(self, span: slice, update: torch.Tensor) -> None:
-        """Apply the outer step to one slice, into the next state. `update`: merged pseudo-gradient, fp32, this slice's."""
+        """Apply the outer step to one slice, into the next state. `update`: merged pseudo-gradient, fp32, this
+        slice's."""
         theta, velocity = self._next_theta[span], self._next_velocity[span]
         theta.copy_(self.theta[span])
         velocity.copy_(self.velocity[span])
@@ -57,4 +58,3 @@ class OuterState:
         self.theta.copy_(theta)
         self.velocity.copy_(velocity)
         self.tree, self._next_tree = tree, None
-

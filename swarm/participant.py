@@ -1,14 +1,13 @@
 """One volunteer's peer: everything a run needs of one machine, put together and taken apart again.
 
-    home lock -> identity -> host -> charter -> gate -> DHT node -> worker -> state -> engine
+home lock -> identity -> host -> charter -> gate -> DHT node -> worker -> state -> engine
 """
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -40,8 +39,8 @@ from swarm.invite import Invite
 from swarm.manifest import BYTES_TOKENIZER, Manifest, open_manifest
 from swarm.membership import MEMBERS, MemberRecord, Membership
 from swarm.outer_state import OuterState
+from swarm.post import Post, RoundSpec
 from swarm.replay import replay
-from swarm.round import Post, RoundSpec
 from swarm.snapshots import SnapshotShelf
 from swarm.tempo import Tempo
 from swarm.version import VERSION
@@ -52,7 +51,8 @@ CHECKPOINT_EVERY_S: Final = 10.0
 
 @dataclass(frozen=True)
 class JoinConfig:
-    """How this machine takes part. `data_folder` overrides the manifest's; caps in bytes per second, None for no cap."""
+    """How this machine takes part. `data_folder` overrides the manifest's; caps in bytes per second, None for no
+    cap."""
 
     home: Path
     invite: Invite
@@ -141,7 +141,9 @@ async def _assemble(config: JoinConfig, manifest: Manifest, host: Host, node: No
     return Participant(config, post, facts, head, node, store, gang.layout, trainer)
 
 
-def _initial_state(store: CheckpointStore, manifest: Manifest, outer: DilocoOuter, first: Head) -> tuple[OuterState, Head]:
+def _initial_state(
+    store: CheckpointStore, manifest: Manifest, outer: DilocoOuter, first: Head
+) -> tuple[OuterState, Head]:
     """The last checkpoint, or the run's initial weights. Where these come out differently on this machine (or the run
     began from a checkpoint), a head before round 0 stands for "no state yet": it is fetched like any other."""
     loaded = store.load_latest()
@@ -264,13 +266,20 @@ class Participant:
         replayed = await replay(post, mine.state_hash, head.state_hash, donors)
         if not replayed:
             fetched = await fetch_state(
-                post.host.rpc, lambda: self._donors(sighting), head.state_hash, post.state.size_bytes,
-                self._home.state_part, post.events,
+                post.host.rpc,
+                lambda: self._donors(sighting),
+                head.state_hash,
+                post.state.size_bytes,
+                self._home.state_part,
+                post.events,
             )
             donors = list(fetched.donors)
             post.state.replace(fetched.theta, fetched.momentum, fetched.tree)
         post.events.emit(
-            "state_fetched", round=head.round, donors=len(donors), replayed=replayed,
+            "state_fetched",
+            round=head.round,
+            donors=len(donors),
+            replayed=replayed,
             seconds=round(trio.current_time() - began, 3),
         )
 

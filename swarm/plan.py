@@ -1,7 +1,7 @@
 """What a round will do, decided before it does it: who trains on what for how long, who sums which slice.
 
-Everything here is a pure function of values that all members hold, so that whoever receives a plan or a roster can check
-every number in it instead of trusting the leader.
+Everything here is a pure function of values that all members hold, so that whoever receives a plan or a roster can
+check every number in it instead of trusting the leader.
 
 The flat vector of P parameters is cut into *slices* of equal length. A slice is the unit that is encoded, hashed, sent,
 merged by its *owner*, and sent back to all (butterfly all-reduce with one owner a slice).
@@ -60,8 +60,9 @@ class WorkPlan(msgspec.Struct, frozen=True):
 
 
 class Contribution(msgspec.Struct, frozen=True):
-    """What a contributor commits to, signed, before it sends a byte: the blake3 hash and the squared norm (of the decoded
-    values, float64) of each encoded slice of its pseudo-gradient. No slices at all if it did no work (`steps` = 0)."""
+    """What a contributor commits to, signed, before it sends a byte: the blake3 hash and the squared norm (of the
+    decoded values, float64) of each encoded slice of its pseudo-gradient. No slices at all if it did no work (`steps`
+    = 0)."""
 
     head: bytes
     plan: bytes
@@ -78,8 +79,8 @@ class Contribution(msgspec.Struct, frozen=True):
 
 
 class Roster(msgspec.Struct, frozen=True):
-    """The exchange half of a round, for one attempt: whose updates are merged (`contributions`, in order of peer id) and
-    which of them owns each slice (`owners[i]` indexes `contributions`)."""
+    """The exchange half of a round, for one attempt: whose updates are merged (`contributions`, in order of peer id)
+    and which of them owns each slice (`owners[i]` indexes `contributions`)."""
 
     head: bytes
     plan: bytes
@@ -96,7 +97,7 @@ class SliceMap:
     """How a vector of `numel` values is cut: the same for every peer and round of a run."""
 
     def __init__(self, numel: int, up: Codec, down: Codec) -> None:
-        granule = lcm(up.granule, down.granule)
+        granule: int = lcm(up.granule, down.granule)
         length = min(max(-(-numel // SLICES_WANTED), SLICE_VALUES_MIN), SLICE_VALUES_MAX)
         self.numel = numel
         self.length = -(-length // granule) * granule
@@ -210,8 +211,14 @@ def open_roster(roster: Roster, head: Head, plan: WorkPlan, slices: int, batch_s
     return bodies
 
 
-def next_head(head: Head, plan: WorkPlan, merged: Sequence[Contribution], everyone: Sequence[Contribution],
-              seq_len: int, state_hash: bytes) -> Head:
+def next_head(
+    head: Head,
+    plan: WorkPlan,
+    merged: Sequence[Contribution],
+    everyone: Sequence[Contribution],
+    seq_len: int,
+    state_hash: bytes,
+) -> Head:
     """The head a completed exchange leads to. `merged` are the contributions that passed the gate; `everyone` stays."""
     consumed = []
     for body in merged:

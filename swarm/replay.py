@@ -15,7 +15,7 @@ from optim.codecs import Codec
 from peer.errors import BarnraiseError, ProtocolViolation
 from swarm.outer_state import OuterState
 from swarm.plan import SliceMap
-from swarm.round import Post
+from swarm.post import Post
 from swarm.state import AskResult, StateMethods
 
 ROUNDS_MAX: Final = 4

@@ -7,26 +7,21 @@ change only when a majority of the last head's members voted for the same next h
 
 from __future__ import annotations
 
-import math
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from typing import Final
 
 import trio
 
-from optim.codecs import Codec
 from optim.merge import contribution_weights
 from peer import faults
-from peer.errors import BarnraiseError, NetworkError, ProtocolViolation, RoundDiscarded, WorkerError
-from peer.events import EventLog
-from peer.host import Host
-from peer.identity import Identity, Signed, open_body, sign_body
+from peer.errors import NetworkError, ProtocolViolation, RoundDiscarded
+from peer.identity import Signed, open_body
 from peer.rpc import Call, Reply
 from swarm.chain import Head, Member
-from swarm.exchange import Exchange, Merge, encode_slices
+from swarm.contribute import contribute
+from swarm.exchange import Exchange, Merge
 from swarm.height import Height
-from swarm.messages import HAND_IN, VOTE, Done, Finish, HandIn, Prepare, Promise, SliceOf, Vote, VoteSeen, Work
-from swarm.messages import Exchange as StartExchange
-from swarm.outer_state import OuterState
+from swarm.messages import HAND_IN, VOTE, Done, Finish, HandIn, Prepare, Promise, SliceOf, Vote, VoteSeen
 from swarm.plan import (
     CONTRIBUTION_KIND,
     PLAN_KIND,
@@ -38,39 +33,10 @@ from swarm.plan import (
     next_head,
     open_roster,
 )
-from swarm.tempo import Tempo
-from swarm.trainer import Trainer
-from swarm.trainer import Work as DoneWork
+from swarm.post import Post
 
-LINGER_S = 20.0  # after a commit, slower peers may still be served the slices that they lack
-VOTE_RETRY_S = 1.0
-
-
-@dataclass(frozen=True)
-class RoundSpec:
-    """What the manifest fixes about rounds: `steps` inner steps (H) of `batch_size` sequences of `seq_len` tokens, within
-    `compute_s_max` seconds; codecs up to a slice's owner and back down."""
-
-    steps: int
-    batch_size: int
-    seq_len: int
-    up: Codec
-    down: Codec
-    compute_s_max: float
-
-
-@dataclass(frozen=True)
-class Post:
-    """Where a peer takes part in rounds from: who it is, its network, its state and its trainer."""
-
-    me: Member
-    identity: Identity
-    host: Host
-    state: OuterState
-    trainer: Trainer
-    spec: RoundSpec
-    tempo: Tempo
-    events: EventLog
+LINGER_S: Final = 20.0  # after a commit, slower peers may still be served the slices that they lack
+VOTE_RETRY_S: Final = 1.0
 
 
 class Round:
@@ -156,46 +122,14 @@ class Round:
         self.post.events.emit("round_discarded", round=self.number, reason=reason)
 
     async def _compute(self, plan: WorkPlan, scope: trio.CancelScope) -> None:
-        post, height = self.post, self.height
-        assignment = plan.of(post.me)
-        assert assignment is not None
+        height = self.height
         with scope:
             self.phase("compute")
-            work: DoneWork | None = None
-            try:
-                work = await post.trainer.train(assignment, height.head.inner_step, plan.deadline_s)
-            except WorkerError as error:
-                post.events.emit("worker_failed", round=self.number, reason=str(error))
-            await self._commit_to(plan, work)
+            contribution, slices = await contribute(self.post, plan, height.head.inner_step, self.cut)
+            height.contribution, height.slices.mine = contribution, slices
+            height.changed.notify()
             self.phase("hand in")
             await self._hand_in()
-
-    async def _commit_to(self, plan: WorkPlan, work: DoneWork | None) -> None:
-        """Encode the pseudo-gradient and sign its hashes. No work, or a delta that is not finite: a contribution of
-        nothing, so that the peer stays in the group."""
-        height, spec = self.height, self.post.spec
-        hashes: list[bytes] = []
-        sqnorms: list[float] = []
-        if work is not None and work.steps > 0:
-            try:
-                mine, hashes, sqnorms = await trio.to_thread.run_sync(encode_slices, work.delta, self.cut, spec.up)
-                height.slices.mine = mine
-            except BarnraiseError as error:
-                self.post.events.emit("update_unusable", round=self.number, reason=str(error))
-                work = None
-        did = work is not None and work.steps > 0
-        body = Contribution(
-            head=height.head.hash,
-            plan=plan.hash,
-            member=self.post.me,
-            steps=work.steps if did and work else 0,
-            samples=work.samples if did and work else 0,
-            loss=work.loss if did and work and math.isfinite(work.loss) else 0.0,
-            hashes=tuple(hashes),
-            sqnorms=tuple(sqnorms),
-        )
-        height.contribution = sign_body(self.post.identity, CONTRIBUTION_KIND, body)
-        height.changed.notify()
 
     async def _hand_in(self) -> None:
         """Give the contribution to the leader of the attempt promised last; a later leader asks for it by itself."""
@@ -244,13 +178,8 @@ class Round:
         if all(body.member != self.post.me for body in merge.contributors):
             height.left_out = True
             return
-        if self._work_scope is not None and height.contribution is None:
-            self._work_scope.cancel()  # only a peer whose contribution is in the roster gets here; kept for safety
         await self._stop_exchange()
-        exchange = Exchange(
-            self.post.me.peer, merge, self.post.state, height.slices, self.post.host.rpc,
-            self.post.tempo.exchange_s(size),
-        )
+        exchange = self._exchange_of(merge)
         height.exchanges[roster.hash] = height.current = exchange
         height.changed.notify()
         self.phase("exchange")
@@ -280,30 +209,35 @@ class Round:
     async def _finish(self, finish: Finish) -> None:
         height = self.height
         wanted = finish.accepted.head
-        if height.sealed != wanted:
-            plan = open_body(finish.plan, PLAN_KIND, WorkPlan)
-            exchange = height.exchanges.get(finish.roster.hash)
-            if exchange is None or not exchange.built.is_set():
-                await self._stop_exchange()
-                merge = self.merge_of(finish.roster, plan)
-                size = self.payload_bytes()
-                exchange = Exchange(
-                    self.post.me.peer, merge, self.post.state, height.slices, self.post.host.rpc,
-                    self.post.tempo.exchange_s(size),
-                )
-                try:
-                    await exchange.fetch_from(finish.holder)
-                except (NetworkError, ProtocolViolation) as error:
-                    self.post.events.emit("finish_failed", round=self.number, reason=str(error))
-                    return
-                height.exchanges[exchange.key] = height.current = exchange
-                height.plan, height.signed_plan = plan, finish.plan
-            else:
-                await exchange.rebuild()
-            if await self._seal(exchange) != wanted:
-                self.post.events.emit("finish_failed", round=self.number, reason="the result leads to another head")
-                return
+        try:
+            if height.sealed != wanted:
+                exchange = await self._complete(finish)
+                if await self._seal(exchange) != wanted:
+                    raise ProtocolViolation("the result leads to another head than was voted for")
+        except (NetworkError, ProtocolViolation, RoundDiscarded) as error:
+            self.post.events.emit("finish_failed", round=self.number, reason=str(error))
+            return
         await self._vote(finish.attempt, wanted, finish.roster.hash)
+
+    async def _complete(self, finish: Finish) -> Exchange:
+        """The exchange of an earlier attempt, with the next state built from its results."""
+        height = self.height
+        await self._stop_exchange()
+        known = height.exchanges.get(finish.roster.hash)
+        if known is not None and known.built.is_set():
+            await known.rebuild()
+            return known
+        plan = open_body(finish.plan, PLAN_KIND, WorkPlan)
+        exchange = self._exchange_of(self.merge_of(finish.roster, plan))
+        await exchange.fetch_from(finish.holder)
+        height.exchanges[exchange.key] = height.current = exchange
+        height.plan, height.signed_plan = plan, finish.plan
+        return exchange
+
+    def _exchange_of(self, merge: Merge) -> Exchange:
+        post = self.post
+        timeout_s = post.tempo.exchange_s(self.payload_bytes())
+        return Exchange(post.me.peer, merge, post.state, self.height.slices, post.host.rpc, timeout_s, post.events)
 
     async def _vote_when_built(self, exchange: Exchange, attempt: int) -> None:
         began = trio.current_time()
@@ -329,7 +263,8 @@ class Round:
         return height.sealed
 
     async def _vote(self, attempt: int, head: Head, roster: bytes) -> None:
-        """Vote, tell the group, and keep asking until the round is decided: an answer may show that others committed."""
+        """Vote, tell the group, and keep asking until the round is decided: an answer may show that others
+        committed."""
         height, me = self.height, self.post.me
         if not height.acceptor.accept(attempt, head, roster):
             return
@@ -397,7 +332,7 @@ class Round:
     # -- small things ------------------------------------------------------------------------------------------------
 
     def payload_bytes(self) -> int:
-        """About what one exchange makes this peer send: 2 (N-1)/N times the encoded vector."""
+        """About what one exchange makes this peer send: up to twice the encoded vector."""
         numel = self.post.state.numel
         return self.post.spec.up.encoded_size(numel) + self.post.spec.down.encoded_size(numel)
 
@@ -427,7 +362,8 @@ class Round:
 
 
 def roster_weights(bodies: Sequence[Contribution], seq_len: int) -> tuple[float, ...]:
-    """Each contributor's share of the mean, from the work and the norms committed to: what every peer computes alike."""
+    """Each contributor's share of the mean, from the work and the norms committed to: what every peer computes
+    alike."""
     working = [body for body in bodies if body.steps > 0]
     weights = iter(contribution_weights([b.samples * seq_len for b in working], [b.norm for b in working]))
     return tuple(next(weights) if body.steps > 0 else 0.0 for body in bodies)

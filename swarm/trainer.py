@@ -1,4 +1,5 @@
-"""What a round needs of whoever trains: the seam between rounds and compute workers (tests and benchmarks plug in here)."""
+"""What a round needs of whoever trains: the seam between rounds and compute workers (tests and benchmarks plug in
+here)."""
 
 from __future__ import annotations
 
@@ -12,9 +13,9 @@ from swarm.plan import Assignment
 
 @dataclass(frozen=True)
 class Work:
-    """What a trainer did: `steps` inner steps on the first `samples` samples it was assigned, mean training `loss` (nats a
-    token), and `delta`, the pseudo-gradient: outer minus local weights, flat fp32, shape (P,). The buffer stays valid
-    until the next call of `train`."""
+    """What a trainer did: `steps` inner steps on the first `samples` samples it was assigned, mean training `loss`
+    (nats a token), and `delta`, the pseudo-gradient: outer minus local weights, flat fp32, shape (P,). The buffer
+    stays valid until the next call of `train`."""
 
     steps: int
     samples: int
@@ -28,9 +29,9 @@ class Trainer(Protocol):
     speed: float
 
     async def train(self, assignment: Assignment, first_step: int, deadline_s: float) -> Work:
-        """Do the assigned inner steps from the current outer weights, the first of them being number `first_step` of the
-        run's schedule; stop at a step boundary when `deadline_s` is over. Cancelling it abandons the work.
-        Raises `WorkerError` if the compute worker failed."""
+        """Do the assigned inner steps from the current outer weights, the first of them being number `first_step` of
+        the run's schedule; stop at a step boundary when `deadline_s` is over. Cancelling it abandons the work. Raises
+        `WorkerError` if the compute worker failed."""
         ...
 
     def wrap_up(self) -> None:

@@ -24,7 +24,7 @@ from swarm.ledger import count
 from swarm.outer_state import OuterState
 from swarm.plan import Assignment
 from swarm.replay import replay
-from swarm.round import Post, RoundSpec
+from swarm.post import Post, RoundSpec
 from swarm.snapshots import SnapshotShelf
 from swarm.tempo import Tempo
 from swarm.trainer import Work
