@@ -33,6 +33,7 @@ class Child:
         self._bodies: deque[bytes] = deque()
         self._decoder: msgspec.msgpack.Decoder[control.FromWorker] = msgspec.msgpack.Decoder(control.FromWorker)
         self._sending = trio.Lock()
+        self._destroyed = False
 
     @classmethod
     def start(cls, log: Path, threads: int, fds: tuple[int, ...]) -> Child:
@@ -83,7 +84,10 @@ class Child:
         return self._decoder.decode(self._bodies.popleft())
 
     async def destroy(self) -> None:
-        """Kill the worker and its children, reap it and close the socket. Cannot be cancelled."""
+        """Kill the worker and its children, reap it and close the socket. Cannot be cancelled; twice is once."""
+        if self._destroyed:  # by now its process id may belong to somebody else
+            return
+        self._destroyed = True
         with trio.CancelScope(shield=True):
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)

@@ -7,6 +7,7 @@ import math
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -285,6 +286,17 @@ async def test_no_worker_outlives_its_parent(tmp_path: Path, text: Path, frozen:
     parent.kill()
     parent.wait()
     await _gone(pidfd)
+
+
+async def test_a_worker_ends_with_its_control_socket(tmp_path: Path) -> None:
+    """Where the kernel has no parent-death signal, this is what ends an orphan."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        command = [sys.executable, "-m", "peer.worker", str(theirs.fileno()), str(os.getpid())]
+        worker = subprocess.Popen(command, pass_fds=[theirs.fileno()], cwd=Path(__file__).parents[2])
+    ours.close()
+    with trio.fail_after(20):
+        assert await trio.to_thread.run_sync(worker.wait) == 0
 
 
 def test_shared_memory_has_no_name_and_goes_with_its_users(tmp_path: Path) -> None:
