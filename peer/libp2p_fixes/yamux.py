@@ -241,18 +241,21 @@ class Yamux(IMuxedConn):
     # -- sending -------------------------------------------------------------------------------------------------
 
     def _queue(self, frame: bytes) -> None:
-        self._append(self._outbox, frame)
-        self._outbox_bytes += len(frame)
+        if self._append(self._outbox, frame):
+            self._outbox_bytes += len(frame)
 
     def _send_control(self, kind: int, flags: int, stream_id: int, length: int) -> None:
         self._append(self._control, _HEADER.pack(0, kind, flags, stream_id, length))
 
-    def _append(self, queue: deque[bytes], frame: bytes) -> None:
-        if len(queue) >= QUEUED_FRAMES_MAX:  # the peer makes us answer but does not read the answers
+    def _append(self, queue: deque[bytes], frame: bytes) -> bool:
+        if len(queue) >= QUEUED_FRAMES_MAX:
+            logger.debug("dropping %s, which makes us answer but does not read the answers", self.peer_id)
             self.abort()
-        if not self._closing:
-            queue.append(frame)
-            self._outbox_filled.unpark_all()
+        if self._closing:
+            return False
+        queue.append(frame)
+        self._outbox_filled.unpark_all()
+        return True
 
     async def _write_loop(self) -> None:
         while True:

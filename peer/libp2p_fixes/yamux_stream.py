@@ -40,6 +40,7 @@ class YamuxStream(IMuxedStream):
         self.send_closed = False
         self.recv_closed = False
         self.was_reset = False
+        self.got_fin = False  # nothing is missing: stays true when the stream is reset afterwards
         self.left_at: float | None = None  # when close() was called; what the peer then leaves half open is swept
         self.send_window = WINDOW_INITIAL
         self.recv_window = WINDOW_INITIAL  # what the peer may still send
@@ -168,7 +169,7 @@ class YamuxStream(IMuxedStream):
         self._writable.unpark_all()
 
     def receive_fin(self) -> None:
-        self.recv_closed = True
+        self.recv_closed = self.got_fin = True
         self._readable.unpark_all()
         self.muxed_conn.settle(self)
 
@@ -191,10 +192,10 @@ class YamuxStream(IMuxedStream):
         if self._chunks:
             await trio.lowlevel.checkpoint()
         while not self._chunks:
+            if self.got_fin:
+                raise MuxedStreamEOF("the peer closed the stream")
             if self.was_reset:
                 raise MuxedStreamReset("the stream was reset")
-            if self.recv_closed:
-                raise MuxedStreamEOF("the peer closed the stream")
             await self._readable.park()
 
     def _take_into(self, view: memoryview) -> None:

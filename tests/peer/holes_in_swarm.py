@@ -21,7 +21,8 @@ from multiaddr import Multiaddr
 
 from tests.peer.holes_common import ECHO, address_of, connect, running_host, serves
 
-SMALL = ConnectionConfig(max_connections=30, high_watermark=30, low_watermark=20, min_connections=20)  # stock: 10 inbound slots
+# Stock takes 10 inbound connections with these.
+SMALL = ConnectionConfig(max_connections=30, high_watermark=30, low_watermark=20, min_connections=20)
 
 
 async def inbound_slots_leak(fixed: bool) -> str:

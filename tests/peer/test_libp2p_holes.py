@@ -1,4 +1,4 @@
-"""Each hole of py-libp2p 0.8.1: gone with the fixes, and there without them, so that each test is known to be able to fail.
+"""Each hole of py-libp2p 0.8.1: gone with the fixes, there without them, so that each test is known to be able to fail.
 
 Scenarios run in child processes (`holes_node`): one for all with the fixes, one for each without, which may die of it.
 """
