@@ -67,6 +67,11 @@ class Node:
         """Seconds since the epoch, corrected by the clocks of the others if this machine's is wrong."""
         return self._router.clock.now()
 
+    @property
+    def clock_disagreement_s(self) -> float:
+        """How far the others' clocks (their median) are ahead of this machine's; 0 if none was seen."""
+        return self._router.clock.disagreement_s
+
     async def put(self, schema: Schema[T], key: str, value: T, ttl_s: float) -> int:
         """Publish a value under our own peer id for `ttl_s` seconds; refresh it by putting it again.
 

@@ -34,6 +34,7 @@ from swarm.home import Home
 from swarm.invite import ADDRESSES_MAX, Invite
 from swarm.manifest import PROTOCOL_VERSION, Manifest, open_manifest, sign_manifest
 from swarm.membership import MEMBERS, MemberRecord, Membership
+from swarm.reach import serve_reach
 from swarm.run_config import RunConfig
 from swarm.snapshots import SnapshotShelf
 from swarm.tokenizer_file import read_tokenizer
@@ -73,6 +74,7 @@ async def run_coordinator(config: CoordinatorConfig, ready: Callable[[Invite], N
                 token = issue_token(identity, manifest.run_id, time.time(), TOKEN_DAYS * 86400.0)
             Gate(host.rpc, manifest, token)
             serve_charter(host.rpc, charter, tokenizer)
+            serve_reach(host)
             shelf = SnapshotShelf(state.tree.size_bytes, 1 << 16)
             shelf.publish(state.tree, [state.theta, state.velocity])
             shelf.serve(host.rpc)

@@ -40,6 +40,7 @@ from swarm.manifest import BYTES_TOKENIZER, Manifest, open_manifest
 from swarm.membership import MEMBERS, MemberRecord, Membership
 from swarm.outer_state import OuterState
 from swarm.post import Post, RoundSpec
+from swarm.reach import serve_reach
 from swarm.replay import replay
 from swarm.snapshots import SnapshotShelf
 from swarm.tempo import Tempo
@@ -91,6 +92,7 @@ async def run_participant(config: JoinConfig) -> None:
             write_atomically(home.invite, f"{config.invite}\n".encode())
             Gate(host.rpc, manifest, config.invite.token)
             serve_charter(host.rpc, charter, tokenizer)
+            serve_reach(host)
             async with (
                 open_node(host, config.invite.addresses, [MEMBERS], home.addresses, manifest.run_id) as node,
                 open_gang(_gang_config(config, manifest, events)) as gang,

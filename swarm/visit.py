@@ -29,7 +29,7 @@ from swarm.invite import Invite
 from swarm.manifest import Manifest, open_manifest
 from swarm.membership import MEMBERS, MemberRecord
 
-_LISTEN: Final = ("/ip4/127.0.0.1/tcp/0",)
+_LOOPBACK: Final = ("/ip4/127.0.0.1/tcp/0",)
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,9 @@ def read_kept_invite(home: Path) -> Invite:
 
 
 @asynccontextmanager
-async def visit(invite: Invite, home: Path | None = None) -> AsyncIterator[Visitor]:
+async def visit(
+    invite: Invite, home: Path | None = None, listen: tuple[str, ...] = _LOOPBACK, announce: tuple[str, ...] = ()
+) -> AsyncIterator[Visitor]:
     """Be in touch with the run inside the block. What `home` remembers (rules, addresses) is used but not changed, so a
     run can be visited although every address of the invite is gone.
 
@@ -79,7 +81,7 @@ async def visit(invite: Invite, home: Path | None = None) -> AsyncIterator[Visit
             for name in (MANIFEST_FILE, TOKENIZER_FILE, Home(home).addresses.name):
                 if (home / name).is_file():
                     shutil.copy(home / name, own.path / name)
-        config = HostConfig(identity=Identity.generate(), events=EventLog(), listen=_LISTEN)
+        config = HostConfig(identity=Identity.generate(), events=EventLog(), listen=listen, announce=announce)
         async with open_host(config) as host:
             signed, tokenizer = await obtain_charter(host, invite, own.path)
             manifest = open_manifest(signed, invite.run_id)

@@ -1,0 +1,74 @@
+"""`peer doctor`: what would stop this machine from taking part, and how to mend it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import msgspec
+from rich.console import Console
+
+from cli.edge import run_until_stopped
+from cli.findings import Finding, local_findings
+from cli.options import default_home, home_option, network_options, read_invite
+
+_MARKS = {"ok": "[green]ok     [/green]", "warning": "[yellow]warning[/yellow]", "failure": "[red]FAILURE[/red]"}
+
+
+@click.command()
+@click.argument("invite", required=False)
+@home_option("The home that `peer join` would use.  [default: ~/.barnraise/<run id>]")
+@click.option("--device", default="auto", show_default=True, help="The device that `peer join` would use.")
+@network_options(listen="/ip4/0.0.0.0/tcp/0")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a finding.")
+def doctor(
+    invite: str | None,
+    home: Path | None,
+    device: str,
+    listen: tuple[str, ...],
+    announce: tuple[str, ...],
+    relays: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Check whether this machine can take part in the run of INVITE: versions, device, disk, port, addresses, clock.
+
+    Without INVITE only the machine itself is checked. Give the options that you would give `peer join`. The exit code
+    is 0 if nothing stands in the way, else that of the error that `peer join` would end with.
+    """
+    opened = None if invite is None else read_invite(invite)
+    home = home or default_home("peer" if opened is None else opened.run_id[:12])
+    kept = home if home.exists() else None
+    findings: list[Finding] = []
+
+    def tell(finding: Finding) -> None:
+        findings.append(finding)
+        if as_json:
+            click.echo(msgspec.json.encode(finding).decode())
+        else:
+            _show(finding)
+
+    for finding in local_findings(home, device):
+        tell(finding)
+
+    async def by_trying() -> None:
+        from cli.network_findings import port_finding, swarm_findings
+
+        port = await port_finding(listen)
+        tell(port)
+        if opened is not None and port.state == "ok":
+            async for finding in swarm_findings(opened, home, kept, listen, announce):
+                tell(finding)
+
+    run_until_stopped(by_trying)
+    failures = [finding for finding in findings if finding.state == "failure"]
+    if not as_json:
+        click.echo("\nThis machine can take part." if not failures else f"\n{len(failures)} things stand in the way.")
+    raise click.exceptions.Exit(failures[0].exit_code if failures else 0)
+
+
+def _show(finding: Finding) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"{_MARKS[finding.state]}  {finding.check:<11}", end=" ")
+    console.print(finding.detail, markup=False)
+    if finding.remedy:
+        console.print(f"         {'':<11} -> {finding.remedy}", markup=False)

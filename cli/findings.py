@@ -1,0 +1,124 @@
+"""What `peer doctor` finds about this machine alone; what needs the network is in `cli.network_findings`."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from peer.errors import BarnraiseError, ConfigError, ResourceError
+
+State = Literal["ok", "warning", "failure"]
+PYTHON_MIN: Final = (3, 10)
+LIBP2P: Final = "0.8.1"
+DISK_MIN_BYTES: Final = 1 << 30
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One check. `exit_code` is that of the error a failure would end `peer join` with."""
+
+    check: str
+    state: State
+    detail: str
+    remedy: str = ""
+    exit_code: int = 0
+
+
+def failure(check: str, error: BarnraiseError) -> Finding:
+    """An error as a finding: its sentence is "what: remedy"."""
+    detail, colon, remedy = str(error).rpartition(": ")
+    return Finding(check, "failure", detail if colon else str(error), remedy, error.exit_code)
+
+
+def local_findings(home: Path, device: str) -> Iterator[Finding]:
+    """Versions, device, folder and disk; nothing here opens a socket."""
+    yield python_finding(sys.version_info[:3])
+    yield from _library_findings()
+    yield _device_finding(device)
+    yield home_finding(home)
+    yield disk_finding(home, DISK_MIN_BYTES)
+
+
+def python_finding(running: tuple[int, ...]) -> Finding:
+    text = ".".join(map(str, running))
+    if running < PYTHON_MIN:
+        return Finding("python", "failure", f"Python {text} is too old", "install Python 3.10 or newer", 2)
+    return Finding("python", "ok", f"{text} on {platform.system()} {platform.machine()}")
+
+
+def disk_finding(home: Path, needed_bytes: int) -> Finding:
+    """Whether the disk under `home` has that much free; `home` need not exist yet."""
+    place = next((folder for folder in (home, *home.resolve().parents) if folder.is_dir()), Path("/"))
+    try:
+        free = shutil.disk_usage(place).free
+    except OSError as error:
+        return failure("disk", ResourceError(f"{place} cannot be examined ({error.strerror}): choose another --home"))
+    if free < needed_bytes:
+        return Finding(
+            "disk",
+            "failure",
+            f"{free / 1e9:.1f} GB free under {place}, {needed_bytes / 1e9:.1f} GB needed",
+            "free some space or choose a --home on another disk",
+            ResourceError.exit_code,
+        )
+    return Finding("disk", "ok", f"{free / 1e9:.1f} GB free under {place}")
+
+
+def home_finding(home: Path) -> Finding:
+    """Whether a peer could live in `home`: writable, and not in use by another process. Leaves nothing behind."""
+    from swarm.home import Home
+
+    existed = home.exists()
+    try:
+        with Home(home).locked():
+            pass
+    except ResourceError as error:
+        return failure("home", error)
+    finally:
+        if not existed and home.is_dir():
+            shutil.rmtree(home)
+    return Finding("home", "ok", f"{home} is writable and free")
+
+
+def _library_findings() -> Iterator[Finding]:
+    for name in ("torch", "libp2p", "trio", "msgspec", "safetensors", "blake3"):
+        try:
+            found = version(name)
+        except PackageNotFoundError:
+            yield Finding(name, "failure", "not installed", "run `make setup`, or install barnraise again", 2)
+            continue
+        if name == "libp2p" and found != LIBP2P:
+            remedy = f"pip install libp2p=={LIBP2P}"
+            yield Finding(name, "failure", f"version {found} is not the one whose faults are mended", remedy, 2)
+        else:
+            yield Finding(name, "ok", found)
+
+
+def _device_finding(spec: str) -> Finding:
+    try:
+        from peer.device import resolve_device, usable_cores
+
+        device = resolve_device(spec)
+    except ConfigError as error:
+        return failure("device", error)
+    except (ImportError, OSError) as error:  # a broken torch installation shows only here
+        return Finding("device", "failure", f"torch cannot be loaded ({error})", "reinstall torch", 2)
+    extras = [word for word, has in (("bf16", device.bf16), ("torch.compile", device.compile)) if has]
+    with_extras = f" with {' and '.join(extras)}" if extras else ""
+    return Finding("device", "ok", f"{device.name} ({device.torch}){with_extras}, {usable_cores()} cores")
+
+
+def memory_finding(needed_bytes: int) -> Finding:
+    """Whether the machine has that much memory in all."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    detail = f"{total / 1e9:.1f} GB, about {needed_bytes / 1e9:.1f} GB needed for this model"
+    if total < needed_bytes:
+        return Finding("memory", "warning", detail, "join a run of a smaller model, or add swap")
+    return Finding("memory", "ok", detail)

@@ -1,0 +1,135 @@
+"""What `peer doctor` finds out by trying: port, each address of the invite, admission, clock, being dialled back."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Final
+
+from multiaddr import Multiaddr
+
+from cli.findings import Finding, disk_finding, failure, memory_finding
+from peer.addressbook import is_circuit
+from peer.errors import BarnraiseError, DialError
+from peer.events import EventLog
+from peer.host import Host, HostConfig, open_host
+from peer.identity import Identity
+from peer.layout import FlatLayout
+from swarm.invite import Invite
+from swarm.manifest import Manifest
+from swarm.reach import CONNECT_S, REACH, AskReach, Reach
+from swarm.visit import Visitor, visit
+
+DIAL_S: Final = 8.0
+CLOCK_WARNING_S: Final = 5.0  # records live for 9 s
+STATE_COPIES_ON_DISK: Final = 4  # two checkpoints, one being written, one being fetched
+BYTES_PER_PARAMETER: Final = 40  # outer state twice, shelf, worker's weights, gradients and moments: fp32
+
+
+async def port_finding(listen: tuple[str, ...]) -> Finding:
+    """Whether we can listen there."""
+    try:
+        async with open_host(_config(listen)) as host:
+            return Finding("port", "ok", f"listening works: {', '.join(_bare(a, host) for a in host.addresses)}")
+    except BarnraiseError as error:
+        return failure("port", error)
+
+
+async def swarm_findings(
+    invite: Invite, home: Path, kept: Path | None, listen: tuple[str, ...], announce: tuple[str, ...]
+) -> AsyncIterator[Finding]:
+    """Everything that takes a run to find out. `kept`: `home`, if it exists."""
+    reached = 0
+    async with open_host(_config(listen, announce)) as host:
+        for address in invite.addresses:
+            finding = await _dial_finding(host, address)
+            reached += finding.state == "ok"
+            yield finding
+    if not reached:
+        return  # each address has said why
+    try:
+        async with visit(invite, kept, listen=listen, announce=announce) as visitor:
+            yield Finding("admission", "ok", f"run {visitor.manifest.run.name!r} lets this machine in")
+            for finding in size_findings(visitor.manifest, home):
+                yield finding
+            members = await visitor.members()
+            yield Finding("members", "ok", f"{sum(m.role == 'full' for m in members.values())} peers are training")
+            yield clock_finding(visitor.node.clock_disagreement_s)
+            yield await _reach_finding(visitor)
+    except BarnraiseError as error:
+        yield failure("admission", error)
+
+
+def clock_finding(others_ahead_s: float) -> Finding:
+    """`others_ahead_s`: by how much the peers' clocks (their median) are ahead of this machine's."""
+    side = "behind" if others_ahead_s > 0 else "ahead of"
+    detail = f"{abs(others_ahead_s):.1f} s {side} the peers' clocks"
+    if abs(others_ahead_s) > CLOCK_WARNING_S:
+        return Finding("clock", "warning", detail, "set this machine's clock, best by NTP (timedatectl set-ntp true)")
+    return Finding("clock", "ok", detail)
+
+
+def size_findings(manifest: Manifest, home: Path) -> tuple[Finding, Finding]:
+    """Whether the run's model fits on this machine's disk and in its memory."""
+    parameters = FlatLayout.of(manifest.model).numel
+    return (
+        disk_finding(home, STATE_COPIES_ON_DISK * 8 * parameters),
+        memory_finding(BYTES_PER_PARAMETER * parameters),
+    )
+
+
+def reach_finding(reach: Reach, own: tuple[str, ...]) -> Finding:
+    """What a peer that tried to dial us says. `own`: the IP addresses of this machine's interfaces."""
+    if not reach.seen_at:
+        return Finding("reachable", "warning", "only through a relay", "forward a TCP port to this machine for speed")
+    opened = [port for port, outcome in reach.outcomes if outcome == "open"]
+    if opened:
+        return Finding("reachable", "ok", f"directly, at {reach.seen_at} port {opened[0]}")
+    behind = "" if reach.seen_at in own else f"behind NAT (others see it at {reach.seen_at}), "
+    tried = ", ".join(f"port {port} {outcome}" for port, outcome in reach.outcomes)
+    return Finding(
+        "reachable",
+        "warning",
+        f"{behind}others cannot dial this machine ({tried})",
+        "forward that port to this machine and name it with --announce, open it in the firewall, or use --relay",
+    )
+
+
+async def _dial_finding(host: Host, address: str) -> Finding:
+    try:
+        await host.connect_address(address, timeout_s=DIAL_S)
+    except DialError as error:
+        told = failure("bootstrap", error)
+        return Finding("bootstrap", "failure", f"{error.reason}: {told.detail}", told.remedy, error.exit_code)
+    except BarnraiseError as error:
+        return failure("bootstrap", error)
+    return Finding("bootstrap", "ok", address)
+
+
+async def _reach_finding(visitor: Visitor) -> Finding:
+    host = visitor.host
+    addresses = [Multiaddr(address) for address in host.addresses if not is_circuit(address)]
+    ports = tuple({int(address.value_for_protocol("tcp")) for address in addresses})
+    own = tuple({str(address.value_for_protocol("ip4")) for address in addresses if str(address).startswith("/ip4")})
+    relayed = [address for address in host.addresses if is_circuit(address)]
+    found = Finding("reachable", "warning", "no peer was there to try", "ask again when the run has members")
+    for peer in host.connected:
+        try:
+            reply = await host.rpc.call(peer, REACH, AskReach(ports[:4]), timeout_s=2 * CONNECT_S)
+        except BarnraiseError:
+            continue
+        found = reach_finding(reply.body, own)
+        if found.state == "ok" or not ip_address(reply.body.seen_at or "0.0.0.0").is_loopback:
+            break
+    if found.state != "ok" and relayed:
+        return Finding("reachable", "ok", f"through a relay: {relayed[0]}")
+    return found
+
+
+def _config(listen: tuple[str, ...], announce: tuple[str, ...] = ()) -> HostConfig:
+    return HostConfig(identity=Identity.generate(), events=EventLog(), listen=listen, announce=announce)
+
+
+def _bare(address: str, host: Host) -> str:
+    return address.removesuffix(f"/p2p/{host.peer_id}")
