@@ -36,9 +36,9 @@ class MemoryConn:
         self.halted, self.resume = trio.Event(), trio.Event()
 
     async def write(self, data: Any) -> None:
-        half = len(data) // 2
-        await self.stream.send_all(data[:half])
-        if not self.resume.is_set():
+        half = 0 if self.resume.is_set() else len(data) // 2
+        if half:
+            await self.stream.send_all(data[:half])
             self.halted.set()
             await self.resume.wait()
         await self.stream.send_all(data[half:])
