@@ -128,9 +128,13 @@ class Bootstrap:
             await self._greet_any(due[:REDIALS_AT_ONCE], compare=True)
 
     async def _tend_neighbourhood(self) -> None:
+        interval_s = self._tuning.refresh_s
         while True:
-            await trio.sleep(_jittered(self._tuning.refresh_s))
+            await trio.sleep(_jittered(interval_s))
+            before = set(self._router.table)
             await self._router.refresh()
+            changed = before != set(self._router.table)
+            interval_s = self._tuning.refresh_s if changed else min(2 * interval_s, self._tuning.refresh_max_s)
 
     async def _tend_cache(self) -> None:
         while True:

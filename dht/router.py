@@ -256,11 +256,11 @@ class Router:
     async def refresh(self) -> None:
         """Look up our own neighbourhood and one random far point, and probe peers that have long been silent."""
         await self.find(self.own_key)
-        buckets = self.table.occupied()
-        if len(self.table) > self.tuning.stores and buckets:
-            bit = random.choice(buckets) - 1  # peers in bucket b differ from us in bit b-1 and agree above it
+        if len(self.table) > NODES_MAX:  # else everybody names everybody
+            # A random point of one bucket: peers in bucket b differ from us in bit b-1 and agree above it.
+            bit = random.choice(self.table.occupied()) - 1
             await self.find(self.own_key ^ (1 << bit) ^ random.getrandbits(bit))
-        for peer in self.table.silent_since(trio.current_time() - 3 * self.tuning.refresh_s)[:PROBES_MAX]:
+        for peer in self.table.silent_since(trio.current_time() - self.tuning.refresh_max_s)[:PROBES_MAX]:
             self.suspect(peer)
 
     def contacts(self, target: int, asker: str) -> tuple[Contact, ...]:

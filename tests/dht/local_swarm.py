@@ -26,7 +26,15 @@ RUN = "run-under-test"
 REPOSITORY = Path(__file__).parents[2]
 
 # As the defaults, but what happens every half minute happens several times a second.
-BRISK = Tuning(refresh_s=0.4, relookup_s=0.4, checkup_s=0.4, redial_min_s=0.1, redial_max_s=0.5, probe_timeout_s=1.5)
+BRISK = Tuning(
+    refresh_s=0.4,
+    refresh_max_s=0.4,
+    relookup_s=0.4,
+    checkup_s=0.4,
+    redial_min_s=0.1,
+    redial_max_s=0.5,
+    probe_timeout_s=1.5,
+)
 
 
 class Card(msgspec.Struct):

@@ -38,13 +38,13 @@ async def test_records_of_all_are_seen_by_all_in_a_swarm_larger_than_k() -> None
     async with local_swarm() as swarm:
         members = await swarm.grow(14, DEFAULT_TUNING)
         for number, member in enumerate(members):
-            assert await member.node.put(CARDS, "key", Card(number), ttl_s=20) == 8
+            assert await member.node.put(CARDS, "key", Card(number), ttl_s=20) == DEFAULT_TUNING.stores
         for member in members:
             entries = await member.node.get(CARDS, "key")
             assert {entry.value.number for entry in entries.values()} == set(range(14))
             assert all(peer == entry.peer for peer, entry in entries.items())
         holding = [member for member in members if member.node.stored[0]]
-        assert len(holding) == 8
+        assert len(holding) == DEFAULT_TUNING.stores
 
 
 async def test_who_leaves_in_order_is_gone_at_once_with_its_records() -> None:
