@@ -14,6 +14,7 @@ from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
 from peer.addressbook import AddressBook, is_circuit
+from peer.bulk import BulkLane
 from peer.channel import LOST, StreamChannel
 from peer.dialing import Connection, Dial, race
 from peer.errors import ConnectionLost, DialError
@@ -32,6 +33,8 @@ class Connections:
         self._book = book
         self._limits = limits
         self._nursery = nursery
+        self.lane: BulkLane | None = None
+        """The TLS lane for bulk, where this host has one."""
         self._dials: dict[tuple[str, tuple[str, ...]], Dial] = {}
         self._bulk: dict[str, Connection] = {}
         self._bulk_dials: dict[str, trio.Lock] = {}
@@ -48,14 +51,16 @@ class Connections:
         alive = [c for c in self._network.get_connections(ID.from_base58(peer)) if not c.is_closed]
         return sorted(alive, key=lambda c: (c is bulk, _is_relayed(c)))
 
+    def remote_ip(self, peer: str) -> str | None:
+        """The address at the other end of a direct connection to `peer`."""
+        ips = (_remote_ip(connection) for connection in self.live(peer))
+        return next((ip for ip in ips if ip is not None), None)
+
     async def open(self, peer: str, bulk: bool) -> Channel:
         """A fresh stream to `peer`, dialled if need be; DialError or ConnectionLost."""
-        if bulk:
-            connection = await self._bulk_connection(peer)
-            if connection is not None:
-                channel = await self._open_on(connection, peer)
-                if channel is not None:
-                    return channel
+        channel = await self._open_bulk(peer) if bulk else None
+        if channel is not None:
+            return channel
         for connection in self.live(peer):
             channel = await self._open_on(connection, peer)
             if channel is not None:
@@ -85,7 +90,7 @@ class Connections:
 
     async def disconnect(self, peer: str) -> None:
         """Close every connection to `peer`."""
-        self._bulk.pop(peer, None)
+        self._forget_bulk(peer)
         for connection in self.live(peer):
             with trio.move_on_after(1.0) as scope:
                 await connection.close()
@@ -94,9 +99,25 @@ class Connections:
 
     async def abort(self, peer: str) -> None:
         """Drop every connection to a peer that no longer answers, so that what waits on it fails now."""
-        self._bulk.pop(peer, None)
+        self._forget_bulk(peer)
         for connection in self.live(peer):
             await abort_connection(connection)
+
+    def _forget_bulk(self, peer: str) -> None:
+        self._bulk.pop(peer, None)
+        if self.lane is not None:
+            self.lane.abort(peer)
+
+    async def _open_bulk(self, peer: str) -> Channel | None:
+        """A channel that shares no connection with control calls: the TLS lane, else a second libp2p connection."""
+        control = await self.connect(peer)
+        ip = _remote_ip(control)
+        if self.lane is not None and ip is not None:
+            channel = await self.lane.channel(peer, ip)
+            if channel is not None:
+                return channel
+        connection = await self._bulk_connection(peer)
+        return None if connection is None else await self._open_on(connection, peer)
 
     async def _run_dial(self, dial: Dial, peer: str, addresses: tuple[str, ...]) -> None:
         try:
@@ -131,10 +152,8 @@ class Connections:
                 return connection
             self._bulk.pop(peer, None)
             refused_at = self._bulk_refused_at.get(peer)
-            if refused_at is not None and trio.current_time() < refused_at + _BULK_RETRY_S and self.live(peer):
+            if refused_at is not None and trio.current_time() < refused_at + _BULK_RETRY_S:
                 return None
-            if not self.live(peer):
-                await self.connect(peer)  # the first connection is for control
             try:
                 connection = self._bulk[peer] = await self._race(peer, self._book.get(peer))
             except DialError:
@@ -149,6 +168,17 @@ class Connections:
         except LOST:
             return None
         return StreamChannel(peer, stream, self._nursery, dialled=True)
+
+
+def _remote_ip(connection: Connection) -> str | None:
+    """The address at the other end of a direct connection."""
+    if _is_relayed(connection):
+        return None
+    for address in connection.get_transport_addresses():
+        for protocol in ("ip4", "ip6"):
+            if protocol in (part.name for part in address.protocols()):
+                return str(address.value_for_protocol(protocol))
+    return None
 
 
 def _is_relayed(connection: Connection) -> bool:

@@ -25,6 +25,7 @@ from libp2p.utils.address_validation import get_available_interfaces
 from multiaddr import Multiaddr
 
 from peer.addressbook import AddressBook, split_address
+from peer.bulk import OFFER, BulkLane, Offer, OfferRequest
 from peer.channel import PROTOCOL, StreamChannel
 from peer.connections import Connections
 from peer.errors import BarnraiseError, ConfigError, DialError, ResourceError
@@ -52,7 +53,11 @@ HELLO: Final = Method("net/hello", Addresses, Addresses, open=True)
 
 @dataclass(frozen=True, kw_only=True)
 class HostConfig:
-    """`announce` replaces the addresses derived from `listen`; caps are bytes per second, None for no cap."""
+    """`announce` replaces the addresses derived from `listen`; caps are bytes per second, None for no cap.
+
+    `bulk_port` is where the TLS lane for payloads listens beside the first address of `listen`: 0 for any free port,
+    None for no listener. A peer behind a firewall names a port that it has opened; else payloads take libp2p streams.
+    """
 
     identity: Identity
     events: EventLog
@@ -60,6 +65,7 @@ class HostConfig:
     announce: tuple[str, ...] = ()
     upload_bytes_per_s: float | None = None
     download_bytes_per_s: float | None = None
+    bulk_port: int | None = 0
     relays: tuple[str, ...] = ()
     limits: NetLimits = field(default_factory=NetLimits)
 
@@ -81,6 +87,9 @@ class Host:
         self.rpc: Final = Rpc(self.peer_id, self._connections, config.limits, self._meter, config.events)
         self._heartbeat = Heartbeat(self.rpc, self._connections, self._meter, config.limits, config.events)
         self.rpc.serve(HELLO, self._on_hello)
+        self._lane = BulkLane(nursery, self._ask_for_lane, self.rpc.server.serve)
+        self.rpc.serve(OFFER, self._lane.offer)
+        self._connections.lane = self._lane
         libp2p_host.set_stream_handler(TProtocol(PROTOCOL), self._on_stream)
 
     @property
@@ -110,6 +119,10 @@ class Host:
         """Smoothed bytes/s of bulk transfers with that peer; None before the first."""
         traffic = self._meter.by_peer.get(peer_id)
         return None if traffic is None else traffic.bandwidth
+
+    def remote_ip(self, peer_id: str) -> str | None:
+        """The IP address at which we see a connected peer; None if it is not connected, or only through a relay."""
+        return self._connections.remote_ip(peer_id)
 
     async def connect(self, peer_id: str, *, timeout_s: float) -> None:
         """Be connected to a peer whose addresses are in the book; DialError says why not."""
@@ -151,10 +164,24 @@ class Host:
 
     async def run(self) -> None:
         """What the host does by itself, until cancelled."""
-        await self._heartbeat.run()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._heartbeat.run)
+            nursery.start_soon(self._lane.run)
+
+    async def listen_bulk(self) -> None:
+        """Open the bulk lane; ResourceError if its port is taken."""
+        port = self._config.bulk_port
+        if port is None or not self._config.listen:
+            return
+        try:
+            await self._lane.listen(self._config.listen[0].split("/")[2], port)
+        except OSError as error:
+            problem = f"the bulk port {port} cannot be opened ({error.strerror})"
+            raise ResourceError(f"{problem}: choose another, or 0 for any free one.") from error
 
     async def close(self) -> None:
         """Say goodbye to everyone, quickly."""
+        self._lane.close()
         async with trio.open_nursery() as nursery:
             for peer in self.connected:
                 nursery.start_soon(self._connections.disconnect, peer)
@@ -162,6 +189,9 @@ class Host:
     async def _on_stream(self, stream: Any) -> None:
         peer = str(stream.muxed_conn.peer_id)
         await self.rpc.server.serve(StreamChannel(peer, stream, self._nursery, dialled=False))
+
+    async def _ask_for_lane(self, peer: str) -> Offer:
+        return (await self.rpc.call(peer, OFFER, OfferRequest(), timeout_s=_HELLO_S)).body
 
     async def _on_hello(self, call: Call[Addresses]) -> Addresses:
         self.book.add(call.peer, call.body.addresses[: self._config.limits.addresses_per_peer])
@@ -220,6 +250,7 @@ async def open_host(config: HostConfig) -> AsyncIterator[Host]:
             else:
                 nursery.start_soon(host.run)
                 try:
+                    await host.listen_bulk()
                     yield host
                 except Exception as error:  # noqa: BLE001 - raised again below, outside the nurseries that would wrap it
                     failure = error

@@ -10,14 +10,14 @@ stream, writing, waiting, reading.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Final, Protocol
 
 import msgspec
 import trio
 
-from peer.errors import ConnectionLost, DeadlineExceeded, ProtocolViolation, RemoteError
+from peer.errors import ConnectionLost, DeadlineExceeded, NotAdmitted, ProtocolViolation, RemoteError
 from peer.events import EventLog
 from peer.limits import NetLimits
 from peer.method import Call, Gate, Handler, Method, Rep, Reply, Req
@@ -47,6 +47,8 @@ class Rpc:
         self._meter = meter
         self.server: Final = Server(limits, meter, events)
         self._slots: dict[str, trio.CapacityLimiter] = {}
+        self.introduce: Callable[[str, float], Awaitable[None]] | None = None
+        """Called with (peer, seconds left) when a peer does not admit us, before the call is tried once more."""
 
     @property
     def gate(self) -> Gate:
@@ -84,10 +86,21 @@ class Rpc:
             if peer == self._peer_id:
                 return await self._call_self(method, body, view)
 
-            async with self._slot(peer):
-                channel = await self._lanes.open(peer, bulk)
-                return await self._exchange(channel, method, body, view, deadline)
+            try:
+                return await self._call_peer(peer, method, body, view, bulk, deadline)
+            except RemoteError as error:
+                if error.code != NotAdmitted.__name__ or method.open or self.introduce is None:
+                    raise
+            await self.introduce(peer, deadline - trio.current_time())
+            return await self._call_peer(peer, method, body, view, bulk, deadline)
         raise DeadlineExceeded(f"{peer} did not answer {method.name} within {timeout_s:g} s.")
+
+    async def _call_peer(
+        self, peer: str, method: Method[Req, Rep], body: Req, payload: memoryview, bulk: bool, deadline: float
+    ) -> Reply[Rep]:
+        async with self._slot(peer):
+            channel = await self._lanes.open(peer, bulk)
+            return await self._exchange(channel, method, body, payload, deadline)
 
     async def _call_self(self, method: Method[Req, Rep], body: Req, payload: memoryview) -> Reply[Rep]:
         outcome = await self.server.run_local(method, Call(self._peer_id, body, payload))

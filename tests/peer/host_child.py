@@ -37,7 +37,8 @@ async def main() -> None:
     async with open_host(HostConfig(identity=identity, events=EventLog(), listen=(listen,))) as host:
         host.rpc.serve(ECHO, echo)
         host.rpc.serve(STALL, stall)
-        print(host.addresses[0], flush=True)
+        sys.stdout.write(host.addresses[0] + "\n")
+        sys.stdout.flush()
         stdin = trio.lowlevel.FdStream(0)
         while await stdin.receive_some():
             pass

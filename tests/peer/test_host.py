@@ -130,7 +130,7 @@ async def test_closing_a_host_closes_its_sockets_quickly() -> None:
 async def test_a_port_in_use_is_one_sentence() -> None:
     async with open_host(config()) as a:
         taken = a.addresses[0].partition("/p2p/")[0]
-        with pytest.raises(ResourceError, match="in use.*--listen"):
+        with pytest.raises(ResourceError, match="in use"):
             async with open_host(config(listen=(taken,))):
                 pass
     with pytest.raises(ResourceError, match="--listen"):

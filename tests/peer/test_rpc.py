@@ -125,7 +125,7 @@ async def test_a_call_to_oneself_takes_no_socket() -> None:
 
 async def test_errors_of_a_handler_reach_the_caller_by_name() -> None:
     async with hosts() as (a, b, facts):
-        problem: list[Exception] = [RoundDiscarded("too late for round 7"), ProtocolViolation("bad part"), KeyError("x")]
+        problem: list[Exception] = [RoundDiscarded("too late"), ProtocolViolation("bad part"), KeyError("x")]
 
         async def fail(call: Call[Number]) -> Number:
             raise problem[call.body.value]

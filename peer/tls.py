@@ -1,0 +1,173 @@
+"""A TLS 1.3 socket for trio that reads and writes caller's buffers directly, and the certificate of one host.
+
+trio's SSLStream passes every byte through two extra buffers in 16 KiB steps. Here OpenSSL works on the socket itself,
+so a payload is decrypted straight into the buffer that the caller will keep.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import os
+import socket
+import ssl
+import tempfile
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+import trio
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from peer.errors import ConnectionLost
+
+_TURN_BYTES: Final = 1 << 20  # at most this much is decrypted before other tasks get their turn
+_ENDED: Final = (ssl.SSLError, OSError, trio.ClosedResourceError)
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """A throwaway self-signed certificate: peers learn its hash over libp2p, which has authenticated us already."""
+
+    context: ssl.SSLContext
+    fingerprint: bytes
+
+    @classmethod
+    def generate(cls) -> Credentials:
+        """A fresh key and certificate for the lifetime of this process (about a millisecond)."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "barnraise")])
+        now = datetime.datetime.now(datetime.timezone.utc)
+        certificate = (
+            x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(days=1))
+            .not_valid_after(now + datetime.timedelta(days=3650))
+            .sign(key, hashes.SHA256())
+        )
+        pem = key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        ) + certificate.public_bytes(serialization.Encoding.PEM)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.num_tickets = 0
+        with tempfile.NamedTemporaryFile(suffix=".pem") as file:  # the ssl module reads keys from files only; mode 0600
+            file.write(pem)
+            file.flush()
+            context.load_cert_chain(file.name)
+        der = certificate.public_bytes(serialization.Encoding.DER)
+        return cls(context, hashlib.sha256(der).digest())
+
+
+def client_context() -> ssl.SSLContext:
+    """TLS 1.3 without authorities: the caller compares `TlsSocket.peer_fingerprint`."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+class TlsSocket:
+    """One TLS connection. At most one task reads and one writes; any of them may be cancelled.
+
+    After a cancelled `send` only `close` is left. Every method raises ConnectionLost when the connection has ended.
+    """
+
+    def __init__(self, stream: trio.SocketStream, context: ssl.SSLContext, *, server_side: bool) -> None:
+        raw = socket.socket(fileno=os.dup(stream.socket.fileno()))
+        raw.setblocking(False)
+        stream.socket.close()  # the duplicate lives on
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = context.wrap_socket(raw, server_side=server_side, do_handshake_on_connect=False)
+        self._closed = False
+
+    async def handshake(self) -> None:
+        while True:
+            try:
+                self._socket.do_handshake()
+                return
+            except ssl.SSLWantReadError:
+                await self._readable()
+            except ssl.SSLWantWriteError:
+                await self._writable()
+            except _ENDED as error:
+                raise ConnectionLost(f"the TLS handshake failed: {error}") from error
+
+    @property
+    def peer_fingerprint(self) -> bytes:
+        """SHA-256 of the other side's certificate."""
+        return hashlib.sha256(self._socket.getpeercert(binary_form=True) or b"").digest()
+
+    async def send(self, data: bytes | bytearray | memoryview) -> None:
+        """Write everything."""
+        view = memoryview(data).cast("B")
+        sent = 0
+        while sent < len(view):
+            try:
+                sent += self._socket.send(view[sent:])
+            except ssl.SSLWantWriteError:
+                await self._writable()
+            except ssl.SSLWantReadError:
+                await self._readable()
+            except _ENDED as error:
+                raise ConnectionLost("the connection ended while sending.") from error
+        await trio.lowlevel.checkpoint()
+
+    async def receive_into(self, view: memoryview) -> int:
+        """Fill `view` from the front with what has arrived, at least one byte; how many."""
+        view = view[:_TURN_BYTES]
+        await trio.lowlevel.checkpoint()
+        while True:
+            count = self._receive_now(view)
+            if count:
+                return count
+            await self._readable()
+
+    def is_idle(self) -> bool:
+        """Whether the connection is alive with nothing to read, as one between two calls is."""
+        try:
+            return not self._closed and self._receive_now(memoryview(bytearray(1))) == 0
+        except ConnectionLost:
+            return False
+
+    def close(self) -> None:
+        """End the connection now; pending reads and writes fail."""
+        if not self._closed:
+            self._closed = True
+            trio.lowlevel.notify_closing(self._socket.fileno())
+            self._socket.close()
+
+    def _receive_now(self, view: memoryview) -> int:
+        count = 0
+        while count < len(view):
+            try:
+                got = self._socket.recv_into(view[count:])
+            except ssl.SSLWantReadError:
+                break
+            except _ENDED as error:
+                if count:
+                    break  # hand over what came before the end
+                raise ConnectionLost("the connection ended while receiving.") from error
+            if not got:
+                if count:
+                    break
+                raise ConnectionLost("the connection ended while receiving.")
+            count += got
+        return count
+
+    async def _readable(self) -> None:
+        await self._wait(trio.lowlevel.wait_readable)
+
+    async def _writable(self) -> None:
+        await self._wait(trio.lowlevel.wait_writable)
+
+    async def _wait(self, ready: Callable[[int], Awaitable[None]]) -> None:
+        if self._closed:
+            raise ConnectionLost("the connection was closed.")
+        try:
+            await ready(self._socket.fileno())
+        except _ENDED as error:
+            raise ConnectionLost("the connection was closed.") from error

@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing, suppress
+
+import pytest
+import trio
+
+from peer.bulk import OFFER, BulkLane, Offer, OfferRequest
+from peer.errors import ConnectionLost, DeadlineExceeded, NotAdmitted, RemoteError, ResourceError
+from peer.events import EventLog
+from peer.host import Host, HostConfig, open_host
+from peer.identity import Identity
+from peer.method import Call, Method
+from peer.tls import Credentials, TlsSocket, client_context
+from tests.peer.test_rpc import BIG, ECHO, STALL, Facts, Number, echo
+
+SIZE = 3 << 20
+
+
+@asynccontextmanager
+async def pair(bulk_port: int | None = 0) -> AsyncIterator[tuple[Host, Host, Facts]]:
+    log = EventLog()
+    facts = Facts(log)
+    one = HostConfig(identity=Identity.generate(), events=EventLog())
+    two = HostConfig(identity=Identity.generate(), events=log, bulk_port=bulk_port)
+    async with open_host(one) as a, open_host(two) as b:
+        b.rpc.serve(ECHO, echo)
+        await a.connect_address(b.addresses[0], timeout_s=10)
+        yield a, b, facts
+
+
+def lane_connections(host: Host, peer: str) -> set[TlsSocket]:
+    return set(host._lane._open.get(peer, ()))
+
+
+def libp2p_connections(host: Host) -> int:
+    return len(host.libp2p.get_network().get_connections())
+
+
+async def test_bulk_takes_one_pooled_tls_connection_and_control_does_not() -> None:
+    async with pair() as (a, b, _):
+        payload = bytes(range(256)) * (SIZE // 256)
+        for _round in range(3):
+            reply = await a.rpc.call(b.peer_id, ECHO, Number(1), payload, timeout_s=10, bulk=True)
+            assert reply.payload == payload
+        assert len(lane_connections(a, b.peer_id)) == len(lane_connections(b, a.peer_id)) == 1
+        (lane,) = lane_connections(a, b.peer_id)
+        assert lane._socket.version() == "TLSv1.3"
+        assert libp2p_connections(a) == 1
+        assert b.bytes_by_peer[a.peer_id].bytes_down > 3 * SIZE
+
+
+async def test_without_a_lane_bulk_takes_a_second_libp2p_connection() -> None:
+    async with pair(bulk_port=None) as (a, b, _):
+        for _round in range(2):
+            reply = await a.rpc.call(b.peer_id, ECHO, Number(1), bytes(SIZE), timeout_s=10, bulk=True)
+            assert reply.payload.nbytes == SIZE
+        assert not lane_connections(a, b.peer_id)
+        assert libp2p_connections(a) == 2
+
+
+async def test_the_side_that_was_dialled_uses_the_lane_too() -> None:
+    async with pair() as (a, b, _):
+        a.rpc.serve(ECHO, echo)
+        reply = await b.rpc.call(a.peer_id, ECHO, Number(1), bytes(SIZE), timeout_s=10, bulk=True)
+        assert reply.payload.nbytes == SIZE
+        assert len(lane_connections(b, a.peer_id)) == 1
+
+
+async def test_parallel_bulk_calls_have_a_connection_each_and_few_stay() -> None:
+    async with pair() as (a, b, _):
+        async with trio.open_nursery() as nursery:
+            for _ in range(24):
+                nursery.start_soon(lambda: a.rpc.call(b.peer_id, ECHO, Number(1), bytes(SIZE), timeout_s=30, bulk=True))
+        assert 1 <= len(lane_connections(a, b.peer_id)) <= 4
+
+
+async def test_gate_limits_and_deadlines_hold_on_the_lane() -> None:
+    def nobody(peer: str, method: Method[Number, Number]) -> None:
+        raise NotAdmitted(f"{peer} is not invited")
+
+    async def stall(call: Call[Number]) -> Number:
+        await trio.sleep_forever()
+        return call.body
+
+    async with pair() as (a, b, facts):
+        b.rpc.serve(STALL, stall)
+        with pytest.raises(DeadlineExceeded):
+            await a.rpc.call(b.peer_id, STALL, Number(1), timeout_s=0.5, bulk=True)
+        generous = Method("test/echo", Number, Number, request_payload_max=BIG * 2)
+        with pytest.raises(ConnectionLost):
+            await a.rpc.call(b.peer_id, generous, Number(1), bytes(BIG + 1), timeout_s=10, bulk=True)
+        assert (await facts.wait("peer_struck")).fields["peer"] == a.peer_id
+        b.rpc.gate = nobody
+        with pytest.raises(RemoteError, match=f"{a.peer_id} is not invited"):
+            await a.rpc.call(b.peer_id, ECHO, Number(1), bytes(BIG), timeout_s=10, bulk=True)
+
+
+async def test_a_dead_pooled_connection_is_replaced() -> None:
+    async with pair() as (a, b, _):
+        await a.rpc.call(b.peer_id, ECHO, Number(1), bytes(SIZE), timeout_s=10, bulk=True)
+        for tls in lane_connections(b, a.peer_id):
+            tls.close()
+        (old,) = lane_connections(a, b.peer_id)
+        with trio.fail_after(5):
+            while old.is_idle():
+                await trio.lowlevel.checkpoint()
+        reply = await a.rpc.call(b.peer_id, ECHO, Number(2), bytes(SIZE), timeout_s=10, bulk=True)
+        assert reply.body == Number(3)
+        assert old not in lane_connections(a, b.peer_id)
+
+
+async def offer_of(a: Host, b: Host) -> Offer:
+    return (await a.rpc.call(b.peer_id, OFFER, OfferRequest(), timeout_s=5)).body
+
+
+async def knock(offer: Offer, token: bytes) -> TlsSocket:
+    tls = TlsSocket(await trio.open_tcp_stream("127.0.0.1", offer.port), client_context(), server_side=False)
+    await tls.handshake()
+    await tls.send(token)
+    return tls
+
+
+async def test_a_token_opens_one_connection_and_a_wrong_one_none() -> None:
+    async with pair() as (a, b, _):
+        offer = await offer_of(a, b)
+        good = await knock(offer, offer.token)
+        for token in (offer.token, bytes(32)):
+            bad = await knock(offer, token)
+            with trio.fail_after(5), pytest.raises(ConnectionLost):
+                await bad.receive_into(memoryview(bytearray(1)))
+            bad.close()
+        assert good.is_idle()
+        good.close()
+
+
+async def test_garbage_and_silence_on_the_bulk_port_harm_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("peer.bulk._HANDSHAKE_S", 0.2)
+    async with pair() as (a, b, _):
+        port = (await offer_of(a, b)).port
+        streams = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(40)]  # more than may shake hands
+        for stream in streams[:20]:
+            await stream.send_all(b"GET / HTTP/1.1\r\n\r\n" * 100)
+        for stream in streams:
+            with trio.fail_after(10):
+                try:
+                    while await stream.receive_some():
+                        pass
+                except trio.BrokenResourceError:
+                    pass
+            await stream.aclose()
+        await a.rpc.call(b.peer_id, ECHO, Number(1), bytes(SIZE), timeout_s=10, bulk=True)
+        assert len(lane_connections(a, b.peer_id)) == 1
+
+
+async def test_an_impostor_on_the_port_gets_no_token_and_no_payload() -> None:
+    received = bytearray()
+
+    async def impostor(stream: trio.SocketStream) -> None:
+        buffer = memoryview(bytearray(100))
+        context = Credentials.generate().context
+        with closing(TlsSocket(stream, context, server_side=True)) as tls, suppress(ConnectionLost):
+            await tls.handshake()
+            received.extend(buffer[: await tls.receive_into(buffer)])
+
+    async def ask(peer: str) -> Offer:
+        return Offer(port, b"\0" * 32, b"t" * 32)
+
+    async def serve(channel: object) -> bool:
+        return False
+
+    async with trio.open_nursery() as nursery:
+        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        port = listeners[0].socket.getsockname()[1]
+        nursery.start_soon(trio.serve_listeners, impostor, listeners)
+        assert await BulkLane(nursery, ask, serve).channel("peer", "127.0.0.1") is None
+        assert not received
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_taken_bulk_port_is_one_sentence() -> None:
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    port = listener.socket.getsockname()[1]
+    with pytest.raises(ResourceError, match=f"bulk port {port}"):
+        async with open_host(HostConfig(identity=Identity.generate(), events=EventLog(), bulk_port=port)):
+            pass
+    await listener.aclose()
