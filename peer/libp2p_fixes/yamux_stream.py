@@ -226,7 +226,7 @@ class YamuxStream(IMuxedStream):
         """Give the peer back what was read, and more if the window is what slows it down."""
         now = trio.current_time()
         increment = self._consumed
-        if not self._chunks and now - self._granted_at < max(_FAST_READER_S, 4 * self.muxed_conn.rtt()):
+        if now - self._granted_at < max(_FAST_READER_S, 4 * self.muxed_conn.rtt()):
             growth = self.muxed_conn.lend_window(min(self.window_target, WINDOW_MAX - self.window_target))
             self.window_target += growth
             increment += growth
