@@ -87,12 +87,14 @@ class PartFile:
 
     def _reserve(self) -> None:
         """Claim the space now: better to fail here than after an hour of receiving."""
-        try:
-            os.posix_fallocate(self._fd, 0, self.size_bytes)
-        except OSError as error:
-            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):  # some file systems cannot
-                raise
-            os.ftruncate(self._fd, self.size_bytes)
+        if hasattr(os, "posix_fallocate"):
+            try:
+                os.posix_fallocate(self._fd, 0, self.size_bytes)
+                return
+            except OSError as error:
+                if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                    raise
+        os.ftruncate(self._fd, self.size_bytes)  # some systems and file systems cannot reserve
 
     def _refused(self, error: OSError) -> ResourceError:
         if error.errno in _FULL:
