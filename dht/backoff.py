@@ -20,6 +20,10 @@ class Backoff:
         self._max_s = max_s
         self._failures: OrderedDict[str, tuple[float, float]] = OrderedDict()  # name -> (next try, delay)
 
+    def __contains__(self, name: str) -> bool:
+        """Whether its last try failed."""
+        return name in self._failures
+
     def due(self, name: str, now: float) -> bool:
         """Whether the delay after the last failure, if there was one, is over."""
         return now >= self.next_try(name)

@@ -40,6 +40,7 @@ class Bootstrap:
         self._cache = cache
         self._cached = AddressBook(ADDRESSES_MAX)
         self._backoff = Backoff(self._tuning.redial_min_s, self._tuning.redial_max_s)
+        self._strangers_backoff = Backoff(self._tuning.redial_min_s, self._tuning.redial_strangers_max_s)
         if cache is not None:
             self._cached.load(cache)
 
@@ -124,7 +125,7 @@ class Bootstrap:
             await trio.sleep(_jittered(self._tuning.redial_min_s))
             now = trio.current_time()
             self._router.judge_split()
-            due = [peer for peer in self._strangers() if self._backoff.due(peer, now)]
+            due = [peer for peer in self._strangers() if self._strangers_backoff.due(peer, now)]
             await self._greet_any(due[:REDIALS_AT_ONCE], compare=True)
 
     async def _tend_neighbourhood(self) -> None:
@@ -198,9 +199,9 @@ class Bootstrap:
         try:
             reply = await self._router.ask_nearest(peer, self._router.own_key, self._tuning.bootstrap_timeout_s)
         except PeerFault:
-            self._backoff.failed(peer, trio.current_time(), self._longest_wait_s())
+            self._strangers_backoff.failed(peer, trio.current_time(), self._longest_wait_s())
             return None
-        self._backoff.reset(peer)
+        self._strangers_backoff.reset(peer)
         return reply
 
     async def _compare_views(self, peer: str, reply: FindReply) -> None:

@@ -167,7 +167,7 @@ class Router:
         request = FindRequest(self.namespace, self.addresses(), as_bytes(target))
         reply = (await self.ask(peer, FIND, request, timeout_s)).body
         for contact in reply.nodes:
-            if contact.peer != self.host.peer_id and not self.host.book.get(contact.peer):
+            if contact.peer != self.host.peer_id and self._wants_address(contact.peer):
                 self.host.book.add(contact.peer, contact.addresses)
         return reply
 
@@ -249,8 +249,10 @@ class Router:
             self._placements.move_to_end(digest)
             if len(self._placements) > PLACEMENTS_MAX:
                 self._placements.popitem(last=False)
-        known = {*found, *self.table.nearest(target, self.tuning.stores)}
+        known = {*self.table.nearest(target, self.tuning.stores), *(peer for peer in found if peer not in self._down)}
         live = [peer for peer in known if self.available(peer)]
+        if not live:  # perhaps it was us who stood still
+            live = [peer for peer in known if peer in self._probing]
         return nearest(target, [*live, self.host.peer_id], self.tuning.stores)
 
     async def refresh(self) -> None:
@@ -267,6 +269,10 @@ class Router:
         """Our answer to somebody's `ask_nearest`."""
         peers = [peer for peer in self.table.nearest(target, NODES_MAX + 1) if peer != asker and self.available(peer)]
         return tuple(Contact(peer, self.host.book.get(peer)[:ADDRESSES_MAX]) for peer in peers[:NODES_MAX])
+
+    def _wants_address(self, peer: str) -> bool:
+        """Hearsay is noted only where the book is empty or wrong, so that nobody can crowd out good addresses."""
+        return not self.host.book.get(peer) or peer in self._down
 
     def _is_banned(self, peer: str) -> bool:
         return trio.current_time() < self._banned.get(peer, -float("inf"))

@@ -35,7 +35,9 @@ class Tuning:
     """Asking each reachable bootstrap what it sees, to find out about a split."""
     redial_min_s: float = 1.0
     redial_max_s: float = 60.0
-    """Back-off of unreachable bootstraps and lost peers."""
+    """Back-off of unreachable bootstraps."""
+    redial_strangers_max_s: float = 600.0
+    """Back-off of lost and cached peers, of which there may be hundreds."""
     redial_alone_s: float = 5.0
     """The longest back-off of a node that has nobody left."""
     cache_save_s: float = 30.0

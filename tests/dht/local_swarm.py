@@ -33,6 +33,7 @@ BRISK = Tuning(
     checkup_s=0.4,
     redial_min_s=0.1,
     redial_max_s=0.5,
+    redial_strangers_max_s=0.5,
     probe_timeout_s=1.5,
 )
 

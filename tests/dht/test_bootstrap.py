@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 import trio
 
-from dht.node import open_node
+from dht.node import Tuning, open_node
 from peer.errors import DialError
 from peer.identity import Identity
 from tests.dht.local_swarm import BRISK, CARDS, RUN, Card, Facts, bare_host, local_swarm
 
+HASTY = Tuning(bootstrap_timeout_s=1.5)
 ABSENT = Identity.generate().peer_id
 
 
@@ -37,7 +38,7 @@ async def test_failures_are_told_apart_by_address_in_one_event_and_in_the_error(
                 "wrong_peer": address(int(other.address.split("/")[4])),
             }
             with pytest.raises(DialError) as raised:
-                async with open_node(host, list(addresses.values()), [CARDS], None, RUN, required=True):
+                async with open_node(host, list(addresses.values()), [CARDS], None, RUN, required=True, tuning=HASTY):
                     pass
         assert raised.value.reason == "wrong_peer"
         (event,) = facts.all("dht_bootstrap_failed")
