@@ -20,9 +20,11 @@ from peer.dialing import Connection, Dial, race
 from peer.errors import ConnectionLost, DialError
 from peer.libp2p_fixes import abort_connection
 from peer.limits import NetLimits
+from peer.relay import RelayClient
 from peer.wire import Channel
 
 _BULK_RETRY_S: Final = 60.0
+_DIRECT_FIRST_S: Final = 1.5  # head start of direct addresses over relayed ones
 
 
 class Connections:
@@ -35,6 +37,8 @@ class Connections:
         self._nursery = nursery
         self.lane: BulkLane | None = None
         """The TLS lane for bulk, where this host has one."""
+        self.relays: RelayClient | None = None
+        """The way to addresses behind a relay."""
         self._dials: dict[tuple[str, tuple[str, ...]], Dial] = {}
         self._bulk: dict[str, Connection] = {}
         self._bulk_dials: dict[str, trio.Lock] = {}
@@ -131,13 +135,21 @@ class Connections:
     async def _race(self, peer: str, addresses: tuple[str, ...]) -> Connection:
         peer_id = ID.from_base58(peer)
 
-        async def attempt(address: str) -> Connection:
-            return await self._network.dial_addr(Multiaddr(address), peer_id)
+        direct = [address for address in addresses if not is_circuit(address)]
+        relayed = [address for address in addresses if is_circuit(address)]
 
-        direct = tuple(address for address in addresses if not is_circuit(address))
+        async def attempt(address: str) -> Connection:
+            if not is_circuit(address):
+                return await self._network.dial_addr(Multiaddr(address), peer_id)
+            if self.relays is None:
+                raise DialError(f"this host uses no relays, so it cannot reach {peer}.", "unreachable")
+            if direct:
+                await trio.sleep(_DIRECT_FIRST_S)
+            return await self.relays.dial(address, peer)
+
         return await race(
             peer,
-            direct,
+            direct + relayed,
             attempt,
             timeout_s=self._limits.dial_timeout_s,
             stagger_s=self._limits.dial_stagger_s,
@@ -145,7 +157,7 @@ class Connections:
         )
 
     async def _bulk_connection(self, peer: str) -> Connection | None:
-        """The connection kept for bulk, made on first use; None where the peer cannot be dialled back."""
+        """The libp2p connection kept for bulk, made on first use; None where the peer cannot be dialled directly."""
         async with self._bulk_dials.setdefault(peer, trio.Lock()):
             connection = self._bulk.get(peer)
             if connection is not None and not connection.is_closed:
@@ -155,7 +167,8 @@ class Connections:
             if refused_at is not None and trio.current_time() < refused_at + _BULK_RETRY_S:
                 return None
             try:
-                connection = self._bulk[peer] = await self._race(peer, self._book.get(peer))
+                direct = tuple(address for address in self._book.get(peer) if not is_circuit(address))
+                connection = self._bulk[peer] = await self._race(peer, direct)
             except DialError:
                 self._bulk_refused_at[peer] = trio.current_time()
                 return None

@@ -36,6 +36,7 @@ from peer.libp2p_fixes import apply_fixes, harden
 from peer.limits import NetLimits
 from peer.method import Call, Method
 from peer.rate import Meter, TokenBucket, Traffic
+from peer.relay import RelayClient
 from peer.rpc import Rpc
 
 _HELLO_S: Final = 10.0
@@ -57,6 +58,7 @@ class HostConfig:
 
     `bulk_port` is where the TLS lane for payloads listens beside the first address of `listen`: 0 for any free port,
     None for no listener. A peer behind a firewall names a port that it has opened; else payloads take libp2p streams.
+    `relays` are full addresses of public relays at which to hold a place, for peers that nobody can dial.
     """
 
     identity: Identity
@@ -90,12 +92,14 @@ class Host:
         self._lane = BulkLane(nursery, self._ask_for_lane, self.rpc.server.serve)
         self.rpc.serve(OFFER, self._lane.offer)
         self._connections.lane = self._lane
+        self._relays = RelayClient(libp2p_host, self._connections, config.relays, config.events)
+        self._connections.relays = self._relays
         libp2p_host.set_stream_handler(TProtocol(PROTOCOL), self._on_stream)
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Full multiaddrs under which others can dial us."""
-        announced = self._config.announce or self._listening()
+        """Full multiaddrs under which others can dial us, those through a relay last."""
+        announced = (*(self._config.announce or self._listening()), *self._relays.addresses)
         return tuple(f"{address.removesuffix(f'/p2p/{self.peer_id}')}/p2p/{self.peer_id}" for address in announced)
 
     @property
@@ -167,6 +171,7 @@ class Host:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._heartbeat.run)
             nursery.start_soon(self._lane.run)
+            nursery.start_soon(self._relays.run)
 
     async def listen_bulk(self) -> None:
         """Open the bulk lane; ResourceError if its port is taken."""

@@ -10,6 +10,7 @@ import trio
 _BURST_S = 0.25
 _TICK_S = 1e-3  # no sleep shorter than a clock can tell
 _SMOOTHING = 0.3
+_PEERS_MAX = 4096
 _BULK_BYTES = 256 << 10  # below this a transfer measures latency, not bandwidth
 
 
@@ -79,7 +80,13 @@ class Meter:
     bytes_down: int = 0
 
     def traffic(self, peer: str) -> Traffic:
-        return self.by_peer.setdefault(peer, Traffic())
+        """The counters of one peer; of strangers by the thousand, the longest silent is forgotten."""
+        known = self.by_peer.get(peer)
+        if known is None:
+            if len(self.by_peer) >= _PEERS_MAX:
+                del self.by_peer[min(self.by_peer, key=lambda silent: self.by_peer[silent].heard_at)]
+            known = self.by_peer[peer] = Traffic()
+        return known
 
     def sent(self, peer: str, size_bytes: int) -> None:
         self.bytes_up += size_bytes

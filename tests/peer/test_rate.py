@@ -66,3 +66,11 @@ async def test_the_meter_counts_and_smooths() -> None:
     assert meter.by_peer["a"].bandwidth == 1 << 20
     meter.transferred("a", 1 << 20, 0.5)
     assert 1 << 20 < meter.by_peer["a"].bandwidth < 2 << 20
+
+
+async def test_strangers_do_not_fill_the_meter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("peer.rate._PEERS_MAX", 3)
+    meter = Meter(TokenBucket(None), TokenBucket(None))
+    for number in range(10):
+        meter.received(str(number), 1)
+    assert len(meter.by_peer) == 3 and "9" in meter.by_peer and meter.bytes_down == 10
