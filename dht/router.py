@@ -172,8 +172,8 @@ class Router:
         return reply
 
     def patience_s(self, peer: str) -> float:
-        """How long to wait for a peer before passing it over: longer if it must be dialled first."""
-        return self.tuning.patience_s * (1 if peer in self.host.connected else 2)
+        """How long to wait for a peer before passing it over: longer for a new one, which must be dialled first."""
+        return self.tuning.patience_s * (1 if peer in self.table else 2)
 
     def suspect(self, peer: str) -> None:
         """A peer was too slow: leave it out, and find out in the background what it is."""
