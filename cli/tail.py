@@ -33,7 +33,7 @@ class EventTail:
             if self._fd is None:
                 try:
                     self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-                except FileNotFoundError:
+                except (FileNotFoundError, NotADirectoryError):
                     return
             rotated = self._rotated()  # asked before reading, so that nothing can be written to the old file after it
             yield from self._read()

@@ -1,0 +1,124 @@
+"""What a user can get wrong on the way into a run: each ends with one sentence and its exit code."""
+
+from __future__ import annotations
+
+import re
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from cli.coordinate import template
+from cli.main import main
+from cli.quickstart import run_toml
+from peer.identity import Identity
+from swarm.invite import Invite
+from swarm.run_config import parse_run_config
+
+Peer = Callable[..., "Ended"]
+RUN_ID = "abcdefgh234567abcdefgh234567abcd"
+
+
+class Ended(NamedTuple):
+    """How a command ended."""
+
+    code: int
+    stderr: str
+
+
+@pytest.fixture
+def peer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Peer:
+    """Runs `peer ARGUMENTS` in this process, as the console script would."""
+
+    def run(*arguments: str | Path) -> Ended:
+        monkeypatch.setattr(sys, "argv", ["peer", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert isinstance(ended.value.code, int)
+        return Ended(ended.value.code, capsys.readouterr().err)
+
+    return run
+
+
+def said(ended: Ended, code: int) -> str:
+    assert ended.code == code, ended.stderr
+    assert "Traceback" not in ended.stderr
+    return ended.stderr.strip().splitlines()[-1]
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def invite_to(port: int) -> str:
+    authority = Identity.generate().peer_id
+    return str(Invite(RUN_ID, authority, (f"/ip4/127.0.0.1/tcp/{port}/p2p/{authority}",)))
+
+
+def test_the_template_is_a_run_and_says_every_default_as_it_is() -> None:
+    as_written = parse_run_config(template())
+    init = '# init = "path/to/folder"'
+    assert init in template()
+    spelt_out = template().replace(init, "").replace("# [", "[")
+    lines = [line[2:] if line.startswith("# ") and " = " in line else line for line in spelt_out.splitlines()]
+    assert parse_run_config("\n".join(lines)) == as_written
+
+
+def test_quickstart_fits_the_schedule_to_its_rounds() -> None:
+    config = parse_run_config(run_toml(6))
+    assert config.run.rounds == 6 and config.inner.total_steps == 6 * config.outer.steps
+
+
+def test_init_writes_the_template_once(peer: Peer, tmp_path: Path) -> None:
+    path = tmp_path / "r.toml"
+    assert peer("coordinate", "--init", path).code == 0
+    assert path.read_text() == template()
+    assert "exists already" in said(peer("coordinate", "--init", path), 2)
+
+
+def test_malformed_toml_names_line_and_field(peer: Peer, tmp_path: Path) -> None:
+    path = tmp_path / "r.toml"
+    path.write_text(template().replace("seq_len = 128", 'seq_len = "long"'))
+    line = template()[: template().index("\nseq_len")].count("\n") + 2
+    sentence = said(peer("coordinate", path, "--home", tmp_path / "home"), 2)
+    assert f"{path}, line {line}: [data] seq_len: expected int, got str" in sentence
+    assert not (tmp_path / "home").exists()
+
+
+@pytest.mark.parametrize(
+    ("invite", "words"),
+    [("hello", "this is no invite"), (invite_to(1)[:-3], "damaged|cut off"), ("barnraise2abc", "newer format")],
+)
+def test_corrupt_invites(peer: Peer, tmp_path: Path, invite: str, words: str) -> None:
+    for arguments in (("join", invite, "--home", tmp_path / "h"), ("status", invite), ("doctor", invite)):
+        assert re.search(words, said(peer(*arguments), 2))
+
+
+def test_a_home_that_cannot_be_written(peer: Peer, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    sentence = said(peer("join", invite_to(1), "--home", tmp_path / "file" / "home"), 5)
+    assert "cannot write to" in sentence and "--home" in sentence
+
+
+def test_a_port_in_use(peer: Peer, tmp_path: Path, taken_port: int) -> None:
+    listen = f"/ip4/127.0.0.1/tcp/{taken_port}"
+    sentence = said(peer("join", invite_to(1), "--home", tmp_path / "h", "--listen", listen), 5)
+    assert f"port {taken_port} is in use" in sentence and "--listen" in sentence
+
+
+def test_export_and_status_want_to_know_where_from(peer: Peer, tmp_path: Path) -> None:
+    assert "either INVITE or --home" in said(peer("status"), 2)
+    assert "either INVITE or --home" in said(peer("export", "--out", tmp_path / "o"), 2)
+    assert "is no peer's home" in said(peer("export", "--home", tmp_path, "--out", tmp_path / "o"), 6)
+    assert "is no peer's home" in said(peer("status", "--home", tmp_path), 2)
+
+
+def test_quickstart_does_not_touch_a_folder_that_is_not_its_own(peer: Peer, tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("precious")
+    assert "not empty and no quickstart's" in said(peer("quickstart", "--home", tmp_path), 2)
+    assert (tmp_path / "thesis.tex").read_text() == "precious"

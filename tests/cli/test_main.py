@@ -1,0 +1,66 @@
+"""The command line's front door: quick, complete, and silent about Python."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from cli.main import COMMANDS, group
+
+
+def peer(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "cli.main", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+
+
+def test_help_imports_nothing_heavy_and_is_instant() -> None:
+    probe = """
+import json, sys, time
+began = time.perf_counter()
+from cli.main import group
+group.main(["--help"], standalone_mode=False)
+print(json.dumps([time.perf_counter() - began, sorted(sys.modules)]), file=sys.stderr)
+"""
+    best_s = 1e9
+    for _ in range(3):  # other processes may be busy: the best of three says what our own code costs
+        done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=60)
+        seconds, modules = json.loads(done.stderr)
+        best_s = min(best_s, seconds)
+        assert not {"torch", "libp2p", "trio", "msgspec", "rich", "numpy", "swarm"} & set(modules)
+        if best_s < 0.2:
+            break
+    assert best_s < 0.2  # the interpreter itself takes 0.05 s more
+    assert all(name in done.stdout for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_describes_itself(name: str) -> None:
+    result = CliRunner().invoke(group, [name, "--help"])
+    assert result.exit_code == 0, result.output
+    assert "Usage:" in result.output and len(result.output.splitlines()) > 5
+
+
+def test_every_listed_command_exists_and_matches_its_module() -> None:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None and command.name == name
+
+
+def test_unknown_commands_and_options_are_usage_errors() -> None:
+    began = time.monotonic()
+    for arguments in (["jion"], ["join"], ["quickstart", "--peers", "many"], ["status", "--nonsense"]):
+        done = peer(*arguments)
+        assert done.returncode == 2, arguments
+        assert "Traceback" not in done.stderr and "Usage" in done.stderr
+    assert time.monotonic() - began < 60
+
+
+def test_version() -> None:
+    assert "barnraise" in CliRunner().invoke(group, ["--version"]).output

@@ -1,0 +1,125 @@
+"""The event stream as the live table, the report and the curve see it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from cli.progress import Commit, Progress, size_text
+from cli.report import broken_invariants, ddp_bytes, draw_losses
+from cli.tail import EventTail
+from peer.events import EventLog
+
+
+def shown(progress: Progress) -> str:
+    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    with console.file:
+        console.print(progress.render())
+    return console.export_text()
+
+
+def test_the_table_follows_the_events() -> None:
+    progress = Progress("a run")
+    progress.apply("a", "phase", 1.0, {"round": 1, "phase": "exchange"})
+    progress.apply("a", "val_evaluated", 1.5, {"round": 0, "loss": 5.5})
+    fields = {"round": 1, "state_hash": "abcdef0123", "members": 3, "loss": 2.5, "bytes_up": 1500, "bytes_down": 10}
+    for name in ("a", "b"):
+        progress.apply(name, "round_committed", 2.0, fields)
+    progress.apply("b", "no_such_event", 3.0, {"whatever": 1})
+    text = shown(progress)
+    for word in ("a run", "exchange", "2.500", "5.500", "1.5 kB", "abcdef01"):
+        assert word in text
+    assert text.count("round 1 committed by 3 members") == 1  # told once, though two peers report it
+    assert progress.round == 1 and progress.val_losses == {0: 5.5}
+
+
+def test_milestones_come_as_lines_where_there_is_no_terminal() -> None:
+    lines: list[str] = []
+    progress = Progress("a run", say=lines.append)
+    progress.apply("a", "round_discarded", 1.0, {"round": 4, "reason": "no quorum"})
+    progress.apply("a", "checkpoint_failed", 1.0, {"round": 4, "reason": "disk full"})
+    assert [line.split("  ", 1)[1] for line in lines] == ["round 4 discarded: no quorum", "a: disk full"]
+
+
+@pytest.mark.parametrize(("size", "text"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (2.5e9, "2.5 GB")])
+def test_sizes(size: float, text: str) -> None:
+    assert size_text(size) == text
+
+
+def test_a_tail_reads_across_rotation_and_torn_lines(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    tail = EventTail(path)
+    assert list(tail.poll()) == []
+    log = EventLog(path, rotate_bytes=200)
+    seen = []
+    for number in range(20):
+        log.emit("tick", number=number)
+        seen += [fields["number"] for _, _, fields in tail.poll()]
+    log.close()
+    with path.open("ab") as file:
+        file.write(b'{"at": 1, "event": "torn')
+    assert list(tail.poll()) == []
+    with path.open("ab") as file:
+        file.write(b'"}\nnot json\n{"at": 2, "event": "whole"}\n')
+    assert [name for _, name, _ in tail.poll()] == ["torn", "whole"]
+    tail.close()
+    assert seen == list(range(20))
+
+
+def test_a_tail_may_start_at_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text(json.dumps({"at": 1, "event": "old"}) + "\n")
+    tail = EventTail(path, from_end=True)
+    with path.open("a") as file:
+        file.write(json.dumps({"at": 2, "event": "new"}) + "\n")
+    assert [name for _, name, _ in tail.poll()] == ["new"]
+    tail.close()
+
+
+def commits(**by_name: dict[int, str]) -> dict[str, dict[int, Commit]]:
+    return {
+        name: {number: Commit(number, 0.0, state, {}) for number, state in rounds.items()}
+        for name, rounds in by_name.items()
+    }
+
+
+GOOD = commits(a={1: "x", 2: "y"}, b={1: "x", 2: "y"}, k={1: "x"}, n={2: "y"})
+LOSSES = {0: 5.5, 2: 2.2}
+
+
+def test_a_good_run_breaks_no_invariant() -> None:
+    assert broken_invariants(GOOD, ["a", "b", "n"], 2, ["k"], ["n"], LOSSES, 100.0) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"commits": commits(a={1: "x", 2: "y"}, b={1: "z", 2: "y"})}, "after round 1 peers held 2 different states"),
+        ({"commits": commits(a={1: "x", 2: "y"}, b={1: "x"})}, "b ended at round 1 instead of 2"),
+        ({"added": ["m"]}, "m never took part"),
+        ({"added": []}, "no peer was added"),
+        ({"killed": []}, "no peer was killed"),
+        ({"val_losses": {0: 5.5}}, "not measured"),
+        ({"val_losses": {0: 5.5, 2: 6.0}}, "did not fall"),
+        ({"traffic_factor": 10.0}, "only 10 times"),
+    ],
+)
+def test_each_broken_invariant_is_named(changes: dict[str, object], words: str) -> None:
+    arguments: dict[str, object] = {
+        "commits": GOOD, "survivors": ["a", "b"], "rounds": 2, "killed": ["k"], "added": ["n"],
+        "val_losses": LOSSES, "traffic_factor": 100.0,
+    }  # fmt: skip
+    broken = broken_invariants(**{**arguments, **changes})
+    assert any(words in sentence for sentence in broken), broken
+
+
+def test_ddp_equivalent_is_a_ring_of_fp32_gradients() -> None:
+    assert ddp_bytes(parameters=1000, inner_steps=10, peers=4) == 10 * 2 * 3 * 4000 // 4
+
+
+def test_the_curve_is_a_picture(tmp_path: Path) -> None:
+    draw_losses(tmp_path / "loss.png", {0: 5.5, 1: 3.0}, {1: 3.1}, {1: "killed"})
+    assert (tmp_path / "loss.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
