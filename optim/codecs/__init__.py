@@ -1,19 +1,24 @@
-"""Codecs: how fp32 values cross the wire. `get_codec(name)`."""
+"""Codecs: how fp32 vectors cross the wire. One file a family; `get_codec(name)` is how a manifest's name finds one."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
 from optim.codecs.blockwise import Int4, Int8
-from optim.codecs.floats import Fp16, Fp32
-from optim.codecs.interface import Codec
+from optim.codecs.floats import Bf16, Fp16, Fp32
+from optim.codecs.interface import ROW, Buffer, Codec
 from peer.errors import ConfigError
 
-__all__ = ["CODECS", "Codec", "get_codec"]
+__all__ = ["CODECS", "ROW", "Buffer", "Codec", "get_codec"]
 
-CODECS: dict[str, Codec] = {codec.name: codec for codec in (Fp32(), Fp16(), Int8(), Int4())}
+_ALL: Final[tuple[Codec, ...]] = (Fp32(), Fp16(), Bf16(), Int8(), Int4())
+CODECS: Final[Mapping[str, Codec]] = MappingProxyType({codec.name: codec for codec in _ALL})
 
 
 def get_codec(name: str) -> Codec:
-    """The codec of that name; ConfigError lists the names there are."""
+    """The codec of that name; `ConfigError` lists the names there are."""
     try:
         return CODECS[name]
     except KeyError:
