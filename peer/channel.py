@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, Final
 
 import trio
@@ -11,7 +12,6 @@ from peer.errors import ConnectionLost, ProtocolViolation
 from peer.wire import Buffer, Channel
 
 PROTOCOL: Final = "/barnraise/1/rpc"
-_LINGER_S: Final = 5.0
 LOST: Final = (BaseLibp2pError, OSError, trio.BrokenResourceError, trio.ClosedResourceError)
 """What the library raises when a stream or its connection has ended."""
 
@@ -85,18 +85,9 @@ class StreamChannel(Channel):
         self._nursery.start_soon(self._reset)
 
     async def _close(self) -> None:
-        """Say that we are done, wait for the other side to say the same; a stream half closed for ever is a leak."""
-        with trio.move_on_after(_LINGER_S):
-            try:
-                await self._stream.close()
-                while await self._read(4096):
-                    pass
-            except (*LOST, ConnectionLost):
-                return
-        await self._reset()
+        with suppress(*LOST):
+            await self._stream.close()  # and if the other side does not close soon, our Yamux resets the stream
 
     async def _reset(self) -> None:
-        try:
+        with suppress(*LOST):
             await self._stream.reset()
-        except LOST:
-            return

@@ -6,6 +6,7 @@ stands in front of a heartbeat (measured on a 20 Mbit/s link: 7 ms instead of 53
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, Final
 
 import trio
@@ -20,7 +21,7 @@ from peer.dialing import Connection, Dial, race
 from peer.errors import ConnectionLost, DialError
 from peer.libp2p_fixes import abort_connection
 from peer.limits import NetLimits
-from peer.relay import RelayClient
+from peer.traversal import Traversal
 from peer.wire import Channel
 
 _BULK_RETRY_S: Final = 60.0
@@ -37,7 +38,7 @@ class Connections:
         self._nursery = nursery
         self.lane: BulkLane | None = None
         """The TLS lane for bulk, where this host has one."""
-        self.relays: RelayClient | None = None
+        self.traversal: Traversal | None = None
         """The way to addresses behind a relay."""
         self._dials: dict[tuple[str, tuple[str, ...]], Dial] = {}
         self._bulk: dict[str, Connection] = {}
@@ -52,7 +53,7 @@ class Connections:
     def live(self, peer: str) -> list[Connection]:
         """Live connections to `peer`, the one for control first, the one for bulk last."""
         bulk = self._bulk.get(peer)
-        alive = [c for c in self._network.get_connections(ID.from_base58(peer)) if not c.is_closed]
+        alive = [c for c in self._network.get_connections(_libp2p_id(peer)) if not c.is_closed]
         return sorted(alive, key=lambda c: (c is bulk, _is_relayed(c)))
 
     def remote_ip(self, peer: str) -> str | None:
@@ -133,7 +134,7 @@ class Connections:
             dial.done.set()
 
     async def _race(self, peer: str, addresses: tuple[str, ...]) -> Connection:
-        peer_id = ID.from_base58(peer)
+        peer_id = _libp2p_id(peer)
 
         direct = [address for address in addresses if not is_circuit(address)]
         relayed = [address for address in addresses if is_circuit(address)]
@@ -141,11 +142,11 @@ class Connections:
         async def attempt(address: str) -> Connection:
             if not is_circuit(address):
                 return await self._network.dial_addr(Multiaddr(address), peer_id)
-            if self.relays is None:
+            if self.traversal is None:
                 raise DialError(f"this host uses no relays, so it cannot reach {peer}.", "unreachable")
             if direct:
                 await trio.sleep(_DIRECT_FIRST_S)
-            return await self.relays.dial(address, peer)
+            return await self.traversal.dial(address, peer)
 
         return await race(
             peer,
@@ -181,6 +182,11 @@ class Connections:
         except LOST:
             return None
         return StreamChannel(peer, stream, self._nursery, dialled=True)
+
+
+@lru_cache(maxsize=4096)
+def _libp2p_id(peer: str) -> ID:
+    return ID.from_base58(peer)
 
 
 def _remote_ip(connection: Connection) -> str | None:

@@ -36,8 +36,8 @@ from peer.libp2p_fixes import apply_fixes, harden
 from peer.limits import NetLimits
 from peer.method import Call, Method
 from peer.rate import Meter, TokenBucket, Traffic
-from peer.relay import RelayClient
 from peer.rpc import Rpc
+from peer.traversal import Traversal
 
 _HELLO_S: Final = 10.0
 _GOODBYE_S: Final = 1.0
@@ -92,14 +92,14 @@ class Host:
         self._lane = BulkLane(nursery, self._ask_for_lane, self.rpc.server.serve)
         self.rpc.serve(OFFER, self._lane.offer)
         self._connections.lane = self._lane
-        self._relays = RelayClient(libp2p_host, self._connections, config.relays, config.events)
-        self._connections.relays = self._relays
+        self.traversal: Final = Traversal(libp2p_host, self._connections, config.relays, config.events)
+        self._connections.traversal = self.traversal
         libp2p_host.set_stream_handler(TProtocol(PROTOCOL), self._on_stream)
 
     @property
     def addresses(self) -> tuple[str, ...]:
         """Full multiaddrs under which others can dial us, those through a relay last."""
-        announced = (*(self._config.announce or self._listening()), *self._relays.addresses)
+        announced = (*(self._config.announce or self._listening()), *self.traversal.addresses)
         return tuple(f"{address.removesuffix(f'/p2p/{self.peer_id}')}/p2p/{self.peer_id}" for address in announced)
 
     @property
@@ -127,6 +127,10 @@ class Host:
     def remote_ip(self, peer_id: str) -> str | None:
         """The IP address at which we see a connected peer; None if it is not connected, or only through a relay."""
         return self._connections.remote_ip(peer_id)
+
+    def path(self, peer_id: str) -> Path | None:
+        """How a connected peer is reached: direct, hole-punched or relayed; None if it is not connected."""
+        return self.traversal.path(peer_id)
 
     async def connect(self, peer_id: str, *, timeout_s: float) -> None:
         """Be connected to a peer whose addresses are in the book; DialError says why not."""
@@ -171,7 +175,7 @@ class Host:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._heartbeat.run)
             nursery.start_soon(self._lane.run)
-            nursery.start_soon(self._relays.run)
+            nursery.start_soon(self.traversal.run)
 
     async def listen_bulk(self) -> None:
         """Open the bulk lane; ResourceError if its port is taken."""

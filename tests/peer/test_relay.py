@@ -21,9 +21,11 @@ LIMITS = RelayLimits(duration=3600, data=1 << 30, max_circuit_conns=8, max_reser
 
 @asynccontextmanager
 async def relay() -> AsyncIterator[Host]:
-    async with open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as host:
-        async with background_trio_service(CircuitV2Protocol(host.libp2p, limits=LIMITS, allow_hop=True)):
-            yield host
+    async with (
+        open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as host,
+        background_trio_service(CircuitV2Protocol(host.libp2p, limits=LIMITS, allow_hop=True)),
+    ):
+        yield host
 
 
 @asynccontextmanager
