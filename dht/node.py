@@ -27,7 +27,7 @@ from dht.router import PeerFault, Router
 from dht.server import Server
 from dht.storage import DEFAULT_LIMITS, Storage, StorageLimits
 from dht.tuning import DEFAULT_TUNING, Tuning
-from peer.errors import DialError, RemoteError
+from peer.errors import BarnraiseError, DialError, RemoteError
 from peer.host import Host
 
 __all__ = ["DEFAULT_TUNING", "Entry", "Node", "Schema", "StorageLimits", "Tuning", "open_node"]
@@ -199,7 +199,7 @@ async def open_node(
     address and its reason) if there were addresses and none of them, nor of the cache, answered; without it, the node
     goes on trying in the background, which it also does whenever it later loses touch. `wall` is this machine's clock.
     """
-    failure: Exception | None = None
+    failure: BarnraiseError | None = None
     async with trio.open_nursery() as nursery:
         router = Router(host, namespace, tuning, SwarmClock(wall), nursery)
         node = Node(router, Storage(limits), schemas)
@@ -212,8 +212,8 @@ async def open_node(
                     raise
             nursery.start_soon(contact.run)
             yield node
-        except Exception as error:  # noqa: BLE001 - re-raised below: a nursery would wrap the caller's error in a group
-            failure = error
+        except BarnraiseError as error:
+            failure = error  # raised below as it is: the nursery would wrap it in a group
         finally:
             with trio.CancelScope(shield=True):
                 await node.leave()
