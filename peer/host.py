@@ -37,7 +37,7 @@ from peer.limits import NetLimits
 from peer.method import Call, Method
 from peer.rate import Meter, TokenBucket, Traffic
 from peer.rpc import Rpc
-from peer.traversal import Traversal
+from peer.traversal import Path, Traversal
 
 _HELLO_S: Final = 10.0
 _GOODBYE_S: Final = 1.0
@@ -190,6 +190,7 @@ class Host:
 
     async def close(self) -> None:
         """Say goodbye to everyone, quickly."""
+        self.traversal.stop()
         self._lane.close()
         async with trio.open_nursery() as nursery:
             for peer in self.connected:

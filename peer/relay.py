@@ -1,132 +1,189 @@
-"""Being reachable without an open port: a place at public relays, calls through them, and holes punched past them.
+"""A public relay and meeting point: hivemind's Go libp2p daemon in a process of its own.
 
-Circuit Relay v2 and DCUtR as specified by libp2p; hivemind's Go daemon (`peer relay`) and other libp2p relays serve. A
-peer behind NAT reserves a place at each of its relays and announces `<relay>/p2p/<relay id>/p2p-circuit`. Once two
-peers are connected through a relay, both try to punch a direct connection, which calls then prefer.
+    async with open_relay(RelayConfig(identity, listen=("/ip4/0.0.0.0/tcp/4001",))) as relay:
+        print(relay.addresses)
+        await relay.wait()
+
+hivemind itself is never imported: it cannot share a process with py-libp2p. Its wheel, and so the daemon, exists for
+Linux on x86-64 only.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final, Protocol
+import ctypes
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
 
 import trio
-from libp2p.peer.id import ID
-from libp2p.relay.circuit_v2 import (
-    PROTOCOL_ID,
-    CircuitV2Protocol,
-    CircuitV2Transport,
-    DCUtRProtocol,
-    RelayLimits,
-)
-from libp2p.relay.circuit_v2.config import RelayConfig, RelayRole
-from libp2p.tools.anyio_service import background_trio_service
-from multiaddr import Multiaddr
 
-from peer.addressbook import split_address
-from peer.channel import LOST
-from peer.dialing import Connection
-from peer.errors import DialError
-from peer.events import EventLog
+from peer.errors import ConfigError, ResourceError
+from peer.identity import Identity
 
-_REFRESH_S: Final = 600.0  # relays grant an hour at the most; the Go daemon of hivemind half of it
-_STEP_S: Final = 10.0
-_RETRY_S: Final = 5.0
-_LIMITS: Final = RelayLimits(duration=3600, data=1 << 40, max_circuit_conns=64, max_reservations=64)
+_START_S: Final = 15.0
+_MORE_ADDRESSES_S: Final = 0.3
+_STOP_S: Final = 3.0
+_PR_SET_PDEATHSIG: Final = 1
+_LIBC: Final = ctypes.CDLL(None)  # before the fork: nothing may be loaded between fork and exec
+
+# A relayed connection is a peer's lifeline to its round, so it is cut late; a peer has a few with each of many others.
+_LIMITS: Final = ("-relayTimeLimit", "24h", "-relayDataLimit", str(1 << 44), "-relayMaxCircuits", "128")
+_CONNECTIONS: Final = ("-connManager", "-connLo", "1024", "-connHi", "2048", "-connGrace", "1m")
 
 
-class Dialer(Protocol):
-    """What this needs of the host's connections."""
+@dataclass(frozen=True)
+class RelayConfig:
+    """`announce` replaces the addresses derived from `listen`."""
 
-    async def dial(self, peer: str, addresses: tuple[str, ...]) -> Connection: ...
+    identity: Identity
+    listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/4001",)
+    announce: tuple[str, ...] = ()
 
-    def live(self, peer: str) -> list[Connection]: ...
+
+class Relay:
+    """A running relay. Made by `open_relay`."""
+
+    def __init__(self, peer_id: str, process: subprocess.Popen[bytes]) -> None:
+        self.peer_id: Final = peer_id
+        self.pid: Final = process.pid
+        self.addresses: tuple[str, ...] = ()
+        """Full multiaddrs, as `--relay` takes them."""
+        self._process = process
+        self._said: deque[str] = deque(maxlen=20)
+        self._ended = trio.Event()
+
+    async def wait(self) -> None:
+        """Return when the daemon has ended by itself; ResourceError says what it said last."""
+        await self._ended.wait()
+        raise ResourceError(f"the relay daemon ended ({self._last_words()}): start it again.")
+
+    async def _listen(self, output: trio.abc.ReceiveStream, task_status: Any) -> None:
+        """Take in what the daemon prints, for as long as it lives; `started` once it has named its addresses."""
+        lines = _lines(output)
+        with trio.fail_after(_START_S):
+            async for line in lines:
+                self._said.append(line)
+                if line == "Peer Addrs:":
+                    break
+            else:
+                raise ResourceError(f"the relay cannot start ({self._last_words()}): choose another --listen.")
+            found = [await anext(lines, "")]
+        while True:  # it does not say how many there are
+            line = ""
+            with trio.move_on_after(_MORE_ADDRESSES_S):
+                line = await anext(lines, "")
+            if not line.startswith("/"):
+                break
+            found.append(line)
+        self.addresses = tuple(f"{address}/p2p/{self.peer_id}" for address in found)
+        task_status.started()
+        async for line in lines:
+            self._said.append(line)
+        self._ended.set()
+
+    def _last_words(self) -> str:
+        return self._said[-1] if self._said else "it said nothing"
 
 
-class RelayClient:
-    """Our places at relays and our way through those of others."""
+@asynccontextmanager
+async def open_relay(config: RelayConfig) -> AsyncIterator[Relay]:
+    """A relay that runs inside the block, and no longer than this process, however that ends.
 
-    def __init__(self, libp2p_host: Any, dialer: Dialer, relays: tuple[str, ...], events: EventLog) -> None:
-        self._host = libp2p_host
-        self._dialer = dialer
-        self._relays = relays
-        self._events = events
-        self._reserved: dict[str, None] = {}
-        self._stop = CircuitV2Protocol(libp2p_host, limits=_LIMITS, allow_hop=False)
-        # Without the client role a dial does not first reserve a place for the one who dials.
-        self._transport = CircuitV2Transport(
-            libp2p_host, self._stop, RelayConfig(roles=RelayRole.STOP, limits=_LIMITS)
+    Raises ResourceError where the daemon is not installed or cannot start (port in use).
+    """
+    daemon = find_daemon()
+    for address in (*config.listen, *config.announce):
+        if not address.startswith(("/ip4/", "/ip6/", "/dns")) or "/tcp/" not in address:
+            raise ConfigError(f"{address} is not an address of TCP: use one like /ip4/0.0.0.0/tcp/4001.")
+    folder = Path(tempfile.mkdtemp(prefix="barnraise-relay-"))  # 0700; also keeps the socket's path short
+    try:
+        key = folder / "key"
+        key.touch(mode=0o600)
+        key.write_bytes(_go_private_key(config.identity))
+        # Not trio's way: it forks in a short-lived thread, and the parent whose death the kernel reports is that thread.
+        process = subprocess.Popen(  # noqa: ASYNC220
+            _command(daemon, config, key, folder / "control"),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C is for us: we end it in good order
+            preexec_fn=_dies_with(os.getpid()),
         )
-        self._wants_holes = trio.Event()
-
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        """The circuit addresses under which we can be reached now."""
-        return tuple(f"{relay}/p2p-circuit" for relay in self._reserved)
-
-    async def run(self) -> None:
-        """Hold a place at every relay and punch holes, until cancelled."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._punch_holes)
-            if self._relays:
-                self._wants_holes.set()
-                nursery.start_soon(self._accept_circuits)
-            for relay in self._relays:
-                nursery.start_soon(self._hold_place, relay)
-
-    async def dial(self, address: str, peer: str) -> Connection:
-        """A connection to `peer` through the relay in `address`; DialError says which of the two failed."""
-        relay, relay_id = split_address(address.removesuffix("/p2p-circuit"))
-        if not self._dialer.live(relay_id):
-            await self._dialer.dial(relay_id, (relay,))
-        self._wants_holes.set()
-        try:
-            return await self._transport.dial(Multiaddr(f"{address}/p2p/{peer}"))
-        except (ConnectionError, *LOST) as error:
-            reason = "holds no place at the relay, or the relay is full"
-            raise DialError(f"cannot reach {peer} through {relay}: it {reason}.", "refused") from error
-
-    async def _accept_circuits(self) -> None:
-        async with background_trio_service(self._stop):
-            await trio.sleep_forever()
-
-    async def _punch_holes(self) -> None:
-        await self._wants_holes.wait()  # no relayed connection, no hole to punch
-        async with background_trio_service(DCUtRProtocol(self._host)):
-            await trio.sleep_forever()
-
-    async def _hold_place(self, relay: str) -> None:
-        bare, relay_id = split_address(relay)
-        while True:
-            connection = await self._reserve(relay, bare, relay_id)
-            if connection is None:
-                self._set_reserved(relay, False)
-                await trio.sleep(_RETRY_S)
-                continue
-            self._set_reserved(relay, True)
-            with trio.move_on_after(_REFRESH_S):
-                await connection.event_closed.wait()
-                self._set_reserved(relay, False)
-
-    async def _reserve(self, relay: str, bare: str, relay_id: str) -> Connection | None:
-        """The connection to a relay at which we now have a place, or None."""
-        peer_id = ID.from_base58(relay_id)
-        with trio.move_on_after(_STEP_S):
+        relay = Relay(config.identity.peer_id, process)
+        assert process.stdout is not None
+        with closing(process.stdout):
+            output = trio.lowlevel.FdStream(os.dup(process.stdout.fileno()))
             try:
-                alive = self._dialer.live(relay_id)
-                connection = alive[0] if alive else await self._dialer.dial(relay_id, (bare,))
-                stream = await self._host.new_stream(peer_id, [PROTOCOL_ID])
-                if await self._transport._make_reservation(stream, peer_id):
-                    return connection
-                await stream.reset()
-            except (DialError, *LOST) as error:
-                self._events.emit("relay_failed", relay=relay, reason=str(error))
-        return None
+                async with trio.open_nursery() as nursery:
+                    await nursery.start(relay._listen, output)
+                    yield relay
+                    nursery.cancel_scope.cancel()
+            finally:
+                await _stop(process)
+                await trio.aclose_forcefully(output)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
-    def _set_reserved(self, relay: str, reserved: bool) -> None:
-        if reserved == (relay in self._reserved):
-            return
-        if reserved:
-            self._reserved[relay] = None
-        else:
-            del self._reserved[relay]
-        self._events.emit("relay_reserved" if reserved else "relay_lost", relay=relay)
+
+def find_daemon() -> Path:
+    """The daemon's binary in the installed hivemind; ResourceError names the remedy where there is none."""
+    spec = importlib.util.find_spec("hivemind")  # looks, and does not import
+    if spec is not None and spec.origin is not None:
+        daemon = Path(spec.origin).parent / "hivemind_cli" / "p2pd"
+        if os.access(daemon, os.X_OK):
+            return daemon
+    raise ResourceError(
+        "the relay runs hivemind's daemon, which is not installed: on Linux x86-64 run `pip install barnraise[relay]`."
+    )
+
+
+def _command(daemon: Path, config: RelayConfig, key: Path, control: Path) -> list[str]:
+    announce = ("-announceAddrs", ",".join(config.announce)) if config.announce else ()
+    return [
+        str(daemon),
+        *("-id", str(key), "-listen", f"/unix{control}", "-hostAddrs", ",".join(config.listen)),
+        *announce,
+        *("-forceReachabilityPublic", "-relayService=1", *_LIMITS, *_CONNECTIONS),
+    ]
+
+
+def _go_private_key(identity: Identity) -> bytes:
+    """The identity as go-libp2p stores it: protobuf {type: Ed25519, data: 32 bytes of seed, 32 of public key}."""
+    data = identity.key_pair.private_key.to_bytes() + identity.key_pair.public_key.to_bytes()
+    return bytes([0x08, 0x01, 0x12, len(data)]) + data
+
+
+def _dies_with(parent: int) -> Callable[[], None]:
+    def in_child() -> None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it died before we could ask
+            os._exit(1)
+
+    return in_child
+
+
+async def _stop(process: subprocess.Popen[bytes]) -> None:
+    with trio.CancelScope(shield=True):
+        process.terminate()
+        try:
+            await trio.to_thread.run_sync(process.wait, _STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            await trio.to_thread.run_sync(process.wait)
+
+
+async def _lines(stream: trio.abc.ReceiveStream) -> AsyncIterator[str]:
+    rest = b""
+    while data := await stream.receive_some():
+        *complete, rest = (rest + data).split(b"\n")
+        for line in complete:
+            yield line.decode(errors="replace").strip()
