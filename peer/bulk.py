@@ -31,6 +31,7 @@ _HANDSHAKE_S: Final = 5.0
 _DIAL_S: Final = 3.0
 _HANDSHAKES_MAX: Final = 32
 _CONNECTIONS_PER_PEER: Final = 16
+_CONNECTIONS_MAX: Final = 512
 _POOL_PER_PEER: Final = 4
 _IDLE_S: Final = 60.0
 _SERVER_IDLE_S: Final = 2 * _IDLE_S  # the caller closes first, so that it never picks a connection we are closing
@@ -215,9 +216,10 @@ class BulkLane:
         finally:
             self._handshakes -= 1
         peer, until = self._tokens.pop(bytes(token), ("", 0.0))
-        if got < _TOKEN_BYTES or trio.current_time() >= until or self._count(peer) >= 2 * _CONNECTIONS_PER_PEER:
-            return None
-        return peer
+        known = got == _TOKEN_BYTES and trio.current_time() < until
+        everybodys = sum(len(connections) for connections in self._open.values())
+        crowded = self._count(peer) >= 2 * _CONNECTIONS_PER_PEER or everybodys >= _CONNECTIONS_MAX
+        return peer if known and not crowded else None
 
     async def _answer_calls(self, peer: str, tls: TlsSocket) -> None:
         """One call after another until the caller goes away or breaks off."""

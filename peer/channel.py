@@ -8,7 +8,7 @@ from typing import Any, Final
 import trio
 from libp2p.exceptions import BaseLibp2pError
 
-from peer.errors import ConnectionLost, ProtocolViolation
+from peer.errors import ConnectionLost
 from peer.wire import Buffer, Channel
 
 PROTOCOL: Final = "/barnraise/1/rpc"
@@ -66,7 +66,7 @@ class StreamChannel(Channel):
         while len(got) < len(_GREETING):
             got += await self._read(4096)
             if not _GREETING.startswith(got[: len(_GREETING)]):
-                raise ProtocolViolation(f"{self.peer} does not speak {PROTOCOL}: is it a Barnraise peer?")
+                raise ConnectionLost(f"{self.peer} does not speak {PROTOCOL}: it is no Barnraise peer.")
         return got[len(_GREETING) :]
 
     async def _read(self, max_bytes: int) -> bytes:

@@ -94,6 +94,8 @@ class Host:
         self._connections.lane = self._lane
         self.traversal: Final = Traversal(libp2p_host, self._connections, config.relays, config.events)
         self._connections.traversal = self.traversal
+        self._connections.on_dialled = lambda peer: nursery.start_soon(self._say_hello, peer)
+        self._greeting: dict[str, trio.Event] = {}
         libp2p_host.set_stream_handler(TProtocol(PROTOCOL), self._on_stream)
 
     @property
@@ -150,7 +152,7 @@ class Host:
             if not self._connections.live(peer_id):
                 await self._connections.dial(peer_id, (bare,))
             self.book.add(peer_id, (bare,))
-            await self._say_hello(peer_id)
+            await self._say_hello(peer_id)  # or wait for the one that the dial has started
             return peer_id
         raise _too_slow(address, timeout_s)
 
@@ -208,11 +210,20 @@ class Host:
         return Addresses(list(self.addresses))
 
     async def _say_hello(self, peer_id: str) -> None:
+        """Exchange addresses, so that each side can dial the other; one exchange at a time."""
+        under_way = self._greeting.get(peer_id)
+        if under_way is not None:
+            await under_way.wait()
+            return
+        done = self._greeting[peer_id] = trio.Event()
         try:
             reply = await self.rpc.call(peer_id, HELLO, Addresses(list(self.addresses)), timeout_s=_HELLO_S)
+            self.book.add(peer_id, reply.body.addresses[: self._config.limits.addresses_per_peer])
         except BarnraiseError:
-            return
-        self.book.add(peer_id, reply.body.addresses[: self._config.limits.addresses_per_peer])
+            return  # it will learn our addresses when it asks
+        finally:
+            del self._greeting[peer_id]
+            done.set()
 
     def _listening(self) -> list[str]:
         """Where the sockets really are: every interface for a wildcard, the real port for port 0."""

@@ -5,6 +5,7 @@ import socket
 import pytest
 import trio
 
+from peer.channel import PROTOCOL
 from peer.errors import ConfigError, ConnectionLost, DialError, ResourceError
 from peer.events import EventLog
 from peer.host import Host, HostConfig, open_host
@@ -166,3 +167,21 @@ async def test_control_calls_stay_fast_beside_bulk() -> None:
 
 def sockets_between(a: Host, b: Host) -> list[object]:
     return list(a.libp2p.get_network().get_connections()) + list(b.libp2p.get_network().get_connections())
+
+
+async def test_whoever_is_dialled_learns_how_to_dial_back() -> None:
+    async with open_host(config()) as a, open_host(config()) as b:
+        b.rpc.serve(ECHO, echo)
+        a.book.add(b.peer_id, b.addresses)
+        await a.rpc.call(b.peer_id, ECHO, Number(1), timeout_s=5)
+        with trio.fail_after(5):
+            while not b.book.get(a.peer_id):
+                await trio.lowlevel.checkpoint()
+
+
+async def test_a_libp2p_host_that_is_no_barnraise_peer_is_told_apart() -> None:
+    async with open_host(config()) as a, open_host(config()) as b:
+        b.libp2p.remove_stream_handler(PROTOCOL)
+        await a.connect_address(b.addresses[0], timeout_s=5)
+        with pytest.raises(ConnectionLost, match="no Barnraise peer"):
+            await a.rpc.call(b.peer_id, ECHO, Number(1), timeout_s=5)
