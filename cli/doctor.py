@@ -9,7 +9,7 @@ import msgspec
 from rich.console import Console
 
 from cli.edge import run_until_stopped
-from cli.findings import Finding, local_findings
+from cli.findings import DISK_MIN_BYTES, Finding, disk_finding, local_findings
 from cli.options import default_home, home_option, network_options, read_invite
 
 _MARKS = {"ok": "[green]ok     [/green]", "warning": "[yellow]warning[/yellow]", "failure": "[red]FAILURE[/red]"}
@@ -55,7 +55,9 @@ def doctor(
 
         port = await port_finding(listen)
         tell(port)
-        if opened is not None and port.state == "ok":
+        if opened is None:
+            tell(disk_finding(home, DISK_MIN_BYTES))
+        elif port.state == "ok":
             async for finding in swarm_findings(opened, home, kept, listen, announce):
                 tell(finding)
 

@@ -38,12 +38,11 @@ def failure(check: str, error: BarnraiseError) -> Finding:
 
 
 def local_findings(home: Path, device: str) -> Iterator[Finding]:
-    """Versions, device, folder and disk; nothing here opens a socket."""
+    """Versions, device and folder; nothing here opens a socket."""
     yield python_finding(sys.version_info[:3])
     yield from _library_findings()
     yield _device_finding(device)
     yield home_finding(home)
-    yield disk_finding(home, DISK_MIN_BYTES)
 
 
 def python_finding(running: tuple[int, ...]) -> Finding:

@@ -42,7 +42,7 @@ def status(invite: str | None, home: Path | None, as_json: bool) -> None:
 
 
 def _show(seen: SwarmStatus) -> None:
-    console = Console()
+    console = Console(width=max(100, Console().width))
     of = f" of {seen.rounds}" if seen.rounds else ""
     console.print(f"[bold]{seen.name}[/bold]   run {seen.run_id}   {'open' if seen.open else 'by invitation'}")
     if seen.round is None:
@@ -55,20 +55,21 @@ def _show(seen: SwarmStatus) -> None:
             f" state {seen.state_hash[:8]}, {seen.members} members (quorum {seen.quorum}: {state})"
         )
     table = Table()
-    for column in ("peer", "name", "role", "round", "phase", "steps/s", "loss", "up", "down", "state", "seen"):
-        table.add_column(column, justify="right" if column in ("round", "steps/s", "loss", "up", "down") else "left")
+    for column in ("peer", "id", "round", "phase", "steps/s", "loss", "up / down", "state", "seen"):
+        right = column in ("round", "steps/s", "loss", "up / down", "seen")
+        table.add_column(column, justify="right" if right else "left", no_wrap=True)
     for peer in seen.peers:
         table.add_row(
-            peer.peer[-8:],
-            peer.name,
-            peer.role + ("" if peer.in_head or peer.role != "full" else " (joining)"),
+            peer.name[:16] + ("" if peer.in_head or peer.role != "full" else " +"),
+            peer.peer[-6:],
             str(peer.round),
             peer.phase,
             f"{peer.speed:.1f}" if peer.speed else "",
             "" if peer.loss is None else f"{peer.loss:.3f}",
-            size_text(peer.bytes_up),
-            size_text(peer.bytes_down),
+            f"{size_text(peer.bytes_up)} / {size_text(peer.bytes_down)}",
             peer.state_hash[:8],
-            f"{peer.age_s:.0f} s ago",
+            f"{peer.age_s:.0f} s",
         )
     console.print(table)
+    if any(not peer.in_head and peer.role == "full" for peer in seen.peers):
+        console.print("+  not a member of the last commit: joining, or left behind")

@@ -1,0 +1,100 @@
+"""`peer doctor`: each thing that stands in the way is found and has a remedy."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+import trio
+
+from cli.findings import Finding, disk_finding, failure, home_finding, local_findings, memory_finding, python_finding
+from cli.network_findings import clock_finding, port_finding, reach_finding, swarm_findings
+from peer.errors import NotAdmitted
+from peer.identity import Identity
+from swarm.home import Home
+from swarm.invite import Invite
+from swarm.reach import Reach
+
+
+def test_this_machine_is_fit(tmp_path: Path) -> None:
+    findings = list(local_findings(tmp_path / "home", "cpu"))
+    assert all(finding.state == "ok" for finding in findings), findings
+    assert {"python", "torch", "libp2p", "device", "home"} <= {finding.check for finding in findings}
+    assert not (tmp_path / "home").exists()  # looking leaves nothing behind
+
+
+def is_failure(finding: Finding, code: int) -> bool:
+    return finding.state == "failure" and bool(finding.detail and finding.remedy) and finding.exit_code == code
+
+
+def test_old_python() -> None:
+    assert is_failure(python_finding((3, 9, 18)), 2)
+
+
+def test_full_disk_and_small_memory(tmp_path: Path) -> None:
+    assert is_failure(disk_finding(tmp_path / "not" / "yet", 1 << 60), 5)
+    assert memory_finding(1 << 60).state == "warning"
+
+
+def test_a_home_that_is_in_use_or_cannot_be_written(tmp_path: Path) -> None:
+    with Home(tmp_path).locked():
+        assert is_failure(home_finding(tmp_path), 5)
+    (tmp_path / "file").touch()
+    assert is_failure(home_finding(tmp_path / "file" / "home"), 5)
+
+
+def test_unknown_device(tmp_path: Path) -> None:
+    finding = next(f for f in local_findings(tmp_path, "abacus") if f.check == "device")
+    assert is_failure(finding, 2)
+
+
+async def test_port_in_use_and_port_free() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        finding = await port_finding((f"/ip4/127.0.0.1/tcp/{server.getsockname()[1]}",))
+        assert is_failure(finding, 5) and "--listen" in finding.remedy
+    assert (await port_finding(("/ip4/127.0.0.1/tcp/0",))).state == "ok"
+
+
+@pytest.mark.parametrize(
+    ("ahead_s", "state", "words"),
+    [(0.3, "ok", "behind"), (-0.3, "ok", "ahead"), (60, "warning", "60.0 s behind"), (-60, "warning", "60.0 s ahead")],
+)
+def test_clock(ahead_s: float, state: str, words: str) -> None:
+    finding = clock_finding(ahead_s)
+    assert finding.state == state and words in finding.detail
+    assert ("NTP" in finding.remedy) == (state == "warning")
+
+
+@pytest.mark.parametrize(
+    ("reach", "state", "words"),
+    [
+        (Reach("203.0.113.7", ((4001, "open"),)), "ok", "directly"),
+        (Reach("203.0.113.7", ((4001, "timeout"),)), "warning", "behind NAT"),
+        (Reach("192.0.2.2", ((4001, "refused"),)), "warning", "port 4001 refused"),
+        (Reach("", ()), "warning", "only through a relay"),
+    ],
+)
+def test_reachability(reach: Reach, state: str, words: str) -> None:
+    finding = reach_finding(reach, own=("192.0.2.2",))
+    assert finding.state == state and words in finding.detail
+    assert ("NAT" in finding.detail) == ("NAT" in words)
+
+
+def test_errors_keep_their_sentence_and_remedy() -> None:
+    finding = failure("admission", NotAdmitted("the token expired 3 hours ago: ask for a new invite."))
+    assert (finding.detail, finding.remedy) == ("the token expired 3 hours ago", "ask for a new invite.")
+    assert finding.exit_code == 4
+
+
+async def test_every_address_of_the_invite_is_told_apart(tmp_path: Path) -> None:
+    nobody = Identity.generate().peer_id
+    with trio.socket.socket() as closed:
+        await closed.bind(("127.0.0.1", 0))
+        address = f"/ip4/127.0.0.1/tcp/{closed.getsockname()[1]}/p2p/{nobody}"
+        invite = Invite("a" * 32, nobody, (address, address.replace("127.0.0.1", "127.0.0.2")))
+        listen = ("/ip4/127.0.0.1/tcp/0",)
+        findings = [finding async for finding in swarm_findings(invite, tmp_path, None, listen, ())]
+    assert [finding.check for finding in findings] == ["bootstrap", "bootstrap"]
+    assert all(is_failure(finding, 3) and finding.detail.startswith("refused") for finding in findings)
+

@@ -1,0 +1,81 @@
+"""`peer quickstart` from end to end, and that nothing survives it however it ends."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from cli.report import Report
+
+pytestmark = pytest.mark.process
+
+
+def start(home: Path, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "cli.main", "quickstart", "--home", str(home), *arguments]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, stdin=subprocess.DEVNULL, text=True)
+
+
+def descendants(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+def wait_for_peers(process: subprocess.Popen[str], home: Path, name: str) -> None:
+    """Until that child has an event stream: it is past its imports and holds sockets and a worker."""
+    deadline = time.monotonic() + 90
+    while not (home / name / "events.jsonl").exists():
+        assert process.poll() is None and time.monotonic() < deadline, process.stderr and process.stderr.read()
+        time.sleep(0.1)
+
+
+def test_a_run_with_a_kill_and_a_join_ends_with_one_state(tmp_path: Path) -> None:
+    home = tmp_path / "q"
+    process = start(home, "--peers", "3", "--rounds", "4")
+    out, err = process.communicate(timeout=280)
+    assert process.returncode == 0, err
+    report = msgspec.json.decode((home / "report.json").read_bytes(), type=Report)
+    assert report.rounds_committed == 4 and report.broken_invariants == []
+    assert report.val_loss_first > 5.0 and report.val_loss_last < 3.0
+    assert len(report.peers) == 4 and len(report.killed) == len(report.added) == 1
+    killed, added = report.peers[report.killed[0]], report.peers[report.added[0]]
+    assert killed.left is not None and added.left is None and added.joined > 0
+    stayed = [peer for peer in report.peers.values() if peer.left is None]
+    assert {peer.state_hash for peer in stayed} == {report.state_hash} and len(stayed) == 3
+    assert all(peer.bytes_up > 0 and peer.bytes_down > 0 for peer in stayed)
+    assert report.traffic_factor > 50 and report.tokens > 0
+    assert (home / "loss.png").stat().st_size > 1000
+    assert report.sample in out and "rounds committed" in out
+    model = tmp_path / "model"
+    export = [sys.executable, "-m", "cli.main", "export", "--home", str(home / "peer-1"), "--out", str(model)]
+    subprocess.run(export, check=True, timeout=60, capture_output=True)
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {path.name for path in model.iterdir()}
+
+
+def test_ctrl_c_ends_every_child(tmp_path: Path) -> None:
+    process = start(tmp_path / "q", "--peers", "3")
+    wait_for_peers(process, tmp_path / "q", "peer-3")
+    family = descendants(process)
+    assert len(family) >= 4
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    gone, alive = psutil.wait_procs(family, timeout=20)
+    assert not alive and len(gone) == len(family)
+
+
+def test_children_end_with_a_parent_that_was_killed(tmp_path: Path) -> None:
+    process = start(tmp_path / "q", "--peers", "3")
+    wait_for_peers(process, tmp_path / "q", "peer-1")
+    family = descendants(process)
+    process.kill()
+    process.communicate(timeout=20)
+    _, alive = psutil.wait_procs(family, timeout=40)
+    assert not alive
