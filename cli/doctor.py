@@ -52,13 +52,14 @@ def doctor(
 
     async def by_trying() -> None:
         from cli.network_findings import port_finding, swarm_findings
+        from swarm.visit import Ears
 
-        port = await port_finding(listen)
+        port = await port_finding(Ears(listen))
         tell(port)
         if opened is None:
             tell(disk_finding(home, DISK_MIN_BYTES))
         elif port.state == "ok":
-            async for finding in swarm_findings(opened, home, kept, listen, announce):
+            async for finding in swarm_findings(opened, home, kept, Ears(listen, announce, relays)):
                 tell(finding)
 
     run_until_stopped(by_trying)

@@ -7,41 +7,41 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
 
+import trio
 from multiaddr import Multiaddr
 
-from cli.findings import Finding, disk_finding, failure, memory_finding
+from cli.findings import Finding, State, disk_finding, failure, memory_finding
 from peer.addressbook import is_circuit
 from peer.errors import BarnraiseError, DialError
-from peer.events import EventLog
-from peer.host import Host, HostConfig, open_host
-from peer.identity import Identity
+from peer.host import Host, open_host
 from peer.layout import FlatLayout
+from peer.traversal import probe
 from swarm.invite import Invite
 from swarm.manifest import Manifest
 from swarm.reach import CONNECT_S, REACH, AskReach, Reach
-from swarm.visit import Visitor, visit
+from swarm.visit import Ears, Visitor, visit
 
 DIAL_S: Final = 8.0
+PROBE_S: Final = 15.0
+PROBED_MAX: Final = 4
 CLOCK_WARNING_S: Final = 5.0  # records live for 9 s
 STATE_COPIES_ON_DISK: Final = 4  # two checkpoints, one being written, one being fetched
 BYTES_PER_PARAMETER: Final = 40  # outer state twice, shelf, worker's weights, gradients and moments: fp32
 
 
-async def port_finding(listen: tuple[str, ...]) -> Finding:
+async def port_finding(ears: Ears) -> Finding:
     """Whether we can listen there."""
     try:
-        async with open_host(_config(listen)) as host:
+        async with open_host(ears.config()) as host:
             return Finding("port", "ok", f"listening works: {', '.join(_bare(a, host) for a in host.addresses)}")
     except BarnraiseError as error:
         return failure("port", error)
 
 
-async def swarm_findings(
-    invite: Invite, home: Path, kept: Path | None, listen: tuple[str, ...], announce: tuple[str, ...]
-) -> AsyncIterator[Finding]:
+async def swarm_findings(invite: Invite, home: Path, kept: Path | None, ears: Ears) -> AsyncIterator[Finding]:
     """Everything that takes a run to find out. `kept`: `home`, if it exists."""
     reached = 0
-    async with open_host(_config(listen, announce)) as host:
+    async with open_host(ears.config()) as host:
         for address in invite.addresses:
             finding = await _dial_finding(host, address)
             reached += finding.state == "ok"
@@ -49,14 +49,17 @@ async def swarm_findings(
     if not reached:
         return  # each address has said why
     try:
-        async with visit(invite, kept, listen=listen, announce=announce) as visitor:
+        async with visit(invite, kept, ears) as visitor:
             yield Finding("admission", "ok", f"run {visitor.manifest.run.name!r} lets this machine in")
             for finding in size_findings(visitor.manifest, home):
                 yield finding
             members = await visitor.members()
-            yield Finding("members", "ok", f"{sum(m.role == 'full' for m in members.values())} peers are training")
+            training = [peer for peer, record in members.items() if record.role == "full"]
+            yield Finding("members", "ok", f"{len(training)} peers are training")
             yield clock_finding(visitor.node.clock_disagreement_s)
             yield await _reach_finding(visitor)
+            for finding in await _path_findings(visitor.host, training[:PROBED_MAX]):
+                yield finding
     except BarnraiseError as error:
         yield failure("admission", error)
 
@@ -107,6 +110,22 @@ async def _dial_finding(host: Host, address: str) -> Finding:
     return Finding("bootstrap", "ok", address)
 
 
+async def _path_findings(host: Host, peers: list[str]) -> list[Finding]:
+    """Which kind of path leads to each of these peers."""
+    found: list[Finding] = []
+
+    async def look(peer: str) -> None:
+        path = await probe(host, peer, timeout_s=PROBE_S)
+        state: State = "failure" if path.kind == "unreachable" else "warning" if path.kind == "relayed" else "ok"
+        remedy = "" if state == "ok" else "give --relay MULTIADDR here and there, or forward a TCP port"
+        found.append(Finding("path", state, f"{path.kind}: {path.detail}", remedy, 3 if state == "failure" else 0))
+
+    async with trio.open_nursery() as nursery:
+        for peer in peers:
+            nursery.start_soon(look, peer)
+    return found
+
+
 async def _reach_finding(visitor: Visitor) -> Finding:
     host = visitor.host
     addresses = [Multiaddr(address) for address in host.addresses if not is_circuit(address)]
@@ -125,10 +144,6 @@ async def _reach_finding(visitor: Visitor) -> Finding:
     if found.state != "ok" and relayed:
         return Finding("reachable", "ok", f"through a relay: {relayed[0]}")
     return found
-
-
-def _config(listen: tuple[str, ...], announce: tuple[str, ...] = ()) -> HostConfig:
-    return HostConfig(identity=Identity.generate(), events=EventLog(), listen=listen, announce=announce)
 
 
 def _bare(address: str, host: Host) -> str:

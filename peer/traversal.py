@@ -242,7 +242,8 @@ class Reachability:
 class Reacher(Protocol):
     """What `probe` needs of a host."""
 
-    traversal: Traversal
+    @property
+    def traversal(self) -> Traversal: ...
 
     async def connect(self, peer_id: str, *, timeout_s: float) -> None: ...
 

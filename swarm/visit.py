@@ -29,7 +29,27 @@ from swarm.invite import Invite
 from swarm.manifest import Manifest, open_manifest
 from swarm.membership import MEMBERS, MemberRecord
 
-_LOOPBACK: Final = ("/ip4/127.0.0.1/tcp/0",)
+
+@dataclass(frozen=True)
+class Ears:
+    """Where a visitor can be reached, for visits that are about just that. Multiaddrs, as in `HostConfig`."""
+
+    listen: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/0",)
+    announce: tuple[str, ...] = ()
+    relays: tuple[str, ...] = ()
+
+    def config(self) -> HostConfig:
+        """A host with these addresses, a key of its own, and nobody who listens to its events."""
+        return HostConfig(
+            identity=Identity.generate(),
+            events=EventLog(),
+            listen=self.listen,
+            announce=self.announce,
+            relays=self.relays,
+        )
+
+
+_QUIET: Final = Ears()
 
 
 @dataclass(frozen=True)
@@ -67,9 +87,7 @@ def read_kept_invite(home: Path) -> Invite:
 
 
 @asynccontextmanager
-async def visit(
-    invite: Invite, home: Path | None = None, listen: tuple[str, ...] = _LOOPBACK, announce: tuple[str, ...] = ()
-) -> AsyncIterator[Visitor]:
+async def visit(invite: Invite, home: Path | None = None, ears: Ears = _QUIET) -> AsyncIterator[Visitor]:
     """Be in touch with the run inside the block. What `home` remembers (rules, addresses) is used but not changed, so a
     run can be visited although every address of the invite is gone.
 
@@ -81,8 +99,7 @@ async def visit(
             for name in (MANIFEST_FILE, TOKENIZER_FILE, Home(home).addresses.name):
                 if (home / name).is_file():
                     shutil.copy(home / name, own.path / name)
-        config = HostConfig(identity=Identity.generate(), events=EventLog(), listen=listen, announce=announce)
-        async with open_host(config) as host:
+        async with open_host(ears.config()) as host:
             signed, tokenizer = await obtain_charter(host, invite, own.path)
             manifest = open_manifest(signed, invite.run_id)
             Gate(host.rpc, manifest, invite.token)

@@ -15,6 +15,7 @@ from peer.identity import Identity
 from swarm.home import Home
 from swarm.invite import Invite
 from swarm.reach import Reach
+from swarm.visit import Ears
 
 
 def test_this_machine_is_fit(tmp_path: Path) -> None:
@@ -51,9 +52,9 @@ def test_unknown_device(tmp_path: Path) -> None:
 
 async def test_port_in_use_and_port_free() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        finding = await port_finding((f"/ip4/127.0.0.1/tcp/{server.getsockname()[1]}",))
+        finding = await port_finding(Ears((f"/ip4/127.0.0.1/tcp/{server.getsockname()[1]}",)))
         assert is_failure(finding, 5) and "--listen" in finding.remedy
-    assert (await port_finding(("/ip4/127.0.0.1/tcp/0",))).state == "ok"
+    assert (await port_finding(Ears())).state == "ok"
 
 
 @pytest.mark.parametrize(
@@ -93,8 +94,6 @@ async def test_every_address_of_the_invite_is_told_apart(tmp_path: Path) -> None
         await closed.bind(("127.0.0.1", 0))
         address = f"/ip4/127.0.0.1/tcp/{closed.getsockname()[1]}/p2p/{nobody}"
         invite = Invite("a" * 32, nobody, (address, address.replace("127.0.0.1", "127.0.0.2")))
-        listen = ("/ip4/127.0.0.1/tcp/0",)
-        findings = [finding async for finding in swarm_findings(invite, tmp_path, None, listen, ())]
+        findings = [finding async for finding in swarm_findings(invite, tmp_path, None, Ears())]
     assert [finding.check for finding in findings] == ["bootstrap", "bootstrap"]
     assert all(is_failure(finding, 3) and finding.detail.startswith("refused") for finding in findings)
-
