@@ -3,7 +3,9 @@
 Why not libp2p's KadDHT or its RoutingTable: measured on 0.8.1, ids of killed peers stay in its answers (6-7 of 20; the
 table is checked every 5 min), a lookup stalls 20 s on frozen peers, at most 2 peers of a /24 enter a bucket, a full
 bucket pings an old peer inside `add_peer` without a deadline, and its protocol id is fixed, so that runs would mix. The
-part worth having is this file and `lookup.py`, 200 lines without I/O.
+part worth having is this file and `lookup.py`, 170 lines without I/O. With them the worst first read after 30 % of the
+nodes froze takes 1.3 s (hivemind: 3.0 s), later ones take as long as before, and no dead peer stays
+(`benchmarks/dht.py`, tests/dht/test_faults.py).
 """
 
 from __future__ import annotations
