@@ -27,6 +27,8 @@ from swarm.round import Round
 KNOCK_EVERY_S: Final = 1.0
 KNOCK_LASTS_S: Final = 10.0
 LOOK_AROUND_S: Final = 5.0  # a member whose round does not move looks whether the run is elsewhere
+KNOCK_BEHIND_MAX: Final = 2  # rounds: who is that near catches up by replay while its promise is waited for
+KNOCKERS_MAX: Final = 1024
 ASK_AUTHORITY_EVERY_S: Final = 1.5
 ADDRESSES_MAX: Final = 1024  # learnt from one message
 
@@ -161,7 +163,7 @@ class Engine:
         """A joiner's part: tell the members that we hold their head's state, until a round that has us is decided."""
         height, post = round_.height, self._post
         self.phase = "knocking"
-        knock = say.Knock(height.head.hash, post.me, post.host.addresses)
+        knock = say.Knock(height.head.hash, height.head.round, post.me, post.host.addresses)
         while height.decided is None:
             doors = [*(m.peer for m in height.head.members), self._run.authority]
             async with trio.open_nursery() as nursery:
@@ -194,8 +196,17 @@ class Engine:
         me = self._post.me.peer
         peers = [m.peer for m in self.head.members] + [self._run.authority] + list(self._keeper.known_peers())
         suspects = self._post.host.suspects
-        standings = await ask_standings(self._post.host.rpc, [p for p in peers if p != me and p not in suspects])
-        sightings = weigh([*standings, (me, self.standing())], self._run.authority, self._run.genesis)
+        mine = (me, self.standing())
+
+        def weighed(standings: list[tuple[str, say.Standing]]) -> list[Sighting]:
+            return weigh([*standings, mine], self._run.authority, self._run.genesis)
+
+        def enough(standings: list[tuple[str, say.Standing]]) -> bool:
+            """A majority further on is worth following at once; whoever is frozen would hold up the answer."""
+            return any(s.head.height > self.head.height for s in weighed(standings)[:1])
+
+        others = [peer for peer in peers if peer != me and peer not in suspects]
+        sightings = weighed(await ask_standings(self._post.host.rpc, others, enough=enough))
         return sightings[0] if sightings else None
 
     async def _wait_for_majority(self, round_: Round, reason: str) -> None:
@@ -355,7 +366,8 @@ class Engine:
         if knock.member.peer != call.peer:
             raise ProtocolViolation("a knock names another peer than its sender")
         self._post.host.book.add(call.peer, knock.addresses)
-        if knock.head == self.head.hash and len(self._knockers) < 1024:
+        near = knock.head == self.head.hash or 0 < self.head.round - knock.round <= KNOCK_BEHIND_MAX
+        if near and len(self._knockers) < KNOCKERS_MAX:
             self._knockers[call.peer] = (knock.member, trio.current_time() + KNOCK_LASTS_S)
         return self.standing()
 

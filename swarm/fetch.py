@@ -15,6 +15,7 @@ from typing import Final
 import trio
 from torch import Tensor
 
+from peer import faults
 from peer.chunks import StateTree, hash_state
 from peer.errors import NetworkError, ProtocolViolation, RemoteError, ResourceError
 from peer.events import EventLog
@@ -243,6 +244,7 @@ class _Fetch:
                 return 0.0
             donor.failures = 0
             board.deliver(ask)
+            faults.reach("during_state_transfer", 0)
         donor.standing = "gone" if reply.body.outcome == "gone" else "useful"
         return _pause_s(reply.body.retry_after_s) if reply.body.outcome == "busy" else 0.0
 

@@ -6,7 +6,7 @@ among those, the latest term wins, then the one that most of its members back, t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -78,8 +78,14 @@ def _term_is_signed(standing: Standing, authority: str, signed_heads: set[bytes]
     return True
 
 
-async def ask_standings(rpc: Rpc, peers: Iterable[str], timeout_s: float = POLL_S) -> list[tuple[str, Standing]]:
-    """Ask peers where they stand, all at once; those who do not answer in time are left out."""
+async def ask_standings(
+    rpc: Rpc,
+    peers: Iterable[str],
+    timeout_s: float = POLL_S,
+    enough: Callable[[list[tuple[str, Standing]]], bool] = lambda answers: False,
+) -> list[tuple[str, Standing]]:
+    """Ask peers where they stand, all at once; those who do not answer in time, or before it is `enough`, are left
+    out."""
     answers: list[tuple[str, Standing]] = []
 
     async def ask(peer: str) -> None:
@@ -88,6 +94,8 @@ async def ask_standings(rpc: Rpc, peers: Iterable[str], timeout_s: float = POLL_
         except BarnraiseError:
             return
         answers.append((peer, reply.body))
+        if enough(answers):
+            nursery.cancel_scope.cancel()
 
     async with trio.open_nursery() as nursery:
         for peer in list(dict.fromkeys(peers))[:ASKED_MAX]:

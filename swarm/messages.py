@@ -113,10 +113,11 @@ class Standing(msgspec.Struct, frozen=True):
 
 
 class Knock(msgspec.Struct, frozen=True):
-    """The sender, who listens at `addresses`, holds the state of the head named by hash `head` (empty: of none yet) and
+    """The sender, who listens at `addresses`, holds the state of the head named by hash `head`, of round `round`, and
     asks to be planned for."""
 
     head: bytes
+    round: int
     member: Member
     addresses: tuple[str, ...]
 

@@ -39,9 +39,10 @@ from swarm.invite import Invite
 from swarm.manifest import BYTES_TOKENIZER, Manifest, open_manifest
 from swarm.membership import MEMBERS, MemberRecord, Membership
 from swarm.outer_state import OuterState
+from swarm.plan import slice_bytes_max
 from swarm.post import Post, RoundSpec
 from swarm.reach import serve_reach
-from swarm.replay import replay
+from swarm.replay import ROUNDS_MAX, replay
 from swarm.snapshots import SnapshotShelf
 from swarm.tempo import Tempo
 from swarm.version import VERSION
@@ -138,7 +139,8 @@ async def _assemble(config: JoinConfig, manifest: Manifest, host: Host, node: No
     trainer.adopt(state.theta)
     me = Member(host.peer_id, secrets.token_hex(8))
     tempo = Tempo(manifest.run.patience_s)
-    post = Post(me, host.identity, host, state, trainer, spec, tempo, host.events)
+    shelf = SnapshotShelf(state.size_bytes, slice_bytes_max(spec.down))
+    post = Post(me, host.identity, host, state, shelf, trainer, spec, tempo, host.events)
     facts = RunFacts(first, manifest.authority, manifest.run.rounds, manifest.run.max_peers)
     return Participant(config, post, facts, head, node, store, gang.layout, trainer)
 
@@ -182,10 +184,8 @@ class Participant:
         self._saved_head = head
         self._round_began = trio.current_time()
         self._tasks: trio.Nursery | None = None
-        part_bytes = max(post.spec.down.encoded_size(1 << 20), 1 << 16) * 2
-        self._shelf = SnapshotShelf(post.state.size_bytes, part_bytes)
-        self._shelf.publish(post.state.tree, [post.state.theta, post.state.velocity], msgspec.msgpack.encode(head))
-        self._shelf.serve(post.host.rpc)
+        post.shelf.publish(post.state.tree, [post.state.theta, post.state.velocity], msgspec.msgpack.encode(head))
+        post.shelf.serve(post.host.rpc)
         self.engine = Engine(post, facts, head, self._load_regroup(head), self)
         self.membership = Membership(node, post.host, head.run_id, self.describe, post.events)
 
@@ -236,7 +236,7 @@ class Participant:
         post = self._post
         encoded = msgspec.msgpack.encode(head)
         buffers = [post.state.theta, post.state.velocity]
-        await trio.to_thread.run_sync(self._shelf.publish, post.state.tree, buffers, encoded, results)
+        await trio.to_thread.run_sync(post.shelf.publish, post.state.tree, buffers, encoded, results)
         self._trainer.adopt(post.state.theta)
         if head.members and head.members[0] == post.me:  # one peer measures for all
             self._trainer.validate_round = head.round
@@ -265,7 +265,8 @@ class Participant:
         post, head = self._post, sighting.head
         donors = list(sighting.holders)
         began = trio.current_time()
-        replayed = await replay(post, mine.state_hash, head.state_hash, donors)
+        near = mine.round >= 0 and head.round - mine.round <= ROUNDS_MAX
+        replayed = near and await replay(post, mine.state_hash, head.state_hash, donors)
         if not replayed:
             fetched = await fetch_state(
                 post.host.rpc,

@@ -93,6 +93,12 @@ class Roster(msgspec.Struct, frozen=True):
         return blake3(_ENCODER.encode(self)).digest()
 
 
+def slice_bytes_max(codec: Codec) -> int:
+    """The most bytes that any run's slice takes in that codec."""
+    size: int = codec.encoded_size(SLICE_VALUES_MAX + codec.granule)
+    return size
+
+
 class SliceMap:
     """How a vector of `numel` values is cut: the same for every peer and round of a run."""
 
@@ -107,8 +113,7 @@ class SliceMap:
         return slice(index * self.length, min(self.numel, (index + 1) * self.length))
 
     def size(self, index: int) -> int:
-        span = self.span(index)
-        return span.stop - span.start
+        return min(self.numel, (index + 1) * self.length) - index * self.length
 
 
 def make_plan(

@@ -10,6 +10,7 @@ from peer.host import Host
 from peer.identity import Identity
 from swarm.chain import Member
 from swarm.outer_state import OuterState
+from swarm.snapshots import SnapshotShelf
 from swarm.tempo import Tempo
 from swarm.trainer import Trainer
 
@@ -29,12 +30,14 @@ class RoundSpec:
 
 @dataclass(frozen=True)
 class Post:
-    """Where a peer takes part in rounds from: who it is, its network, its state and its trainer."""
+    """Where a peer takes part in rounds from: who it is, its network, its state, what it lends to joiners, its
+    trainer."""
 
     me: Member
     identity: Identity
     host: Host
     state: OuterState
+    shelf: SnapshotShelf
     trainer: Trainer
     spec: RoundSpec
     tempo: Tempo

@@ -346,7 +346,7 @@ class Round:
         await self._stop_exchange()
 
     async def _run_exchange(self, exchange: Exchange, scope: trio.CancelScope, over: trio.Event) -> None:
-        with scope:
+        with scope, self.post.shelf.stepping_back():  # joiners get less of the link meanwhile
             await exchange.run()
         over.set()
 

@@ -82,8 +82,12 @@ class Seat:
         donors = list(sighting.holders)
         if not await replay(self.post, mine.state_hash, sighting.head.state_hash, donors):
             fetched = await fetch_state(
-                self.host.rpc, lambda: donors, sighting.head.state_hash, self.post.state.size_bytes,
-                self.part_file, self.post.events,  # type: ignore[arg-type]
+                self.host.rpc,
+                lambda: donors,
+                sighting.head.state_hash,
+                self.post.state.size_bytes,
+                self.part_file,
+                self.post.events,  # type: ignore[arg-type]
             )
             self.post.state.replace(fetched.theta, fetched.momentum, fetched.tree)
 
@@ -119,10 +123,9 @@ class Group:
             await host.connect_address(self.authority_host.addresses[0], timeout_s=10)
             state = OuterState(self.theta.clone(), torch.zeros_like(self.theta), self.outer)
             trainer = InventedTrainer(host.peer_id, deltas)
-            post = Post(
-                Member(host.peer_id, secrets.token_hex(4)), identity, host, state, trainer, self.spec, Tempo(), log
-            )
             shelf = SnapshotShelf(state.size_bytes, 8 << 20)
+            me = Member(host.peer_id, secrets.token_hex(4))
+            post = Post(me, identity, host, state, shelf, trainer, self.spec, Tempo(), log)
             shelf.publish(state.tree, [state.theta, state.velocity])
             shelf.serve(host.rpc)
             seat = Seat(host, post, self.folder / f"{host.peer_id}.part", shelf, self._addresses)  # type: ignore[operator]
@@ -141,14 +144,22 @@ class Group:
 
 @asynccontextmanager
 async def open_group(
-    folder: object, numel: int, codec: str = "int8", rounds: int = 3, min_peers: int = 3, steps: int = 4,
+    folder: object,
+    numel: int,
+    codec: str = "int8",
+    rounds: int = 3,
+    min_peers: int = 3,
+    steps: int = 4,
     outer: DilocoOuter = DilocoOuter(0.7, 0.9, True),
 ) -> AsyncIterator[Group]:
     """An authority that begins the run once `min_peers` knock."""
     theta = torch.randn(numel, generator=torch.Generator().manual_seed(0))
     state = OuterState(theta.clone(), torch.zeros_like(theta), outer)
     kept: list[Signed] = []
-    async with open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as host, trio.open_nursery() as nursery:
+    async with (
+        open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as host,
+        trio.open_nursery() as nursery,
+    ):
         first = genesis("run", state.tree.root)
         spec = RoundSpec(steps, BATCH, SEQ, get_codec(codec), get_codec(codec), 60.0)
         authority = Authority(host, first, None, min_peers, lambda: [], kept.append)

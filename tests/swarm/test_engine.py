@@ -51,9 +51,7 @@ async def test_fp32_result_is_diloco_in_float64(tmp_path: Path) -> None:
         theta, velocity = group.theta.double(), torch.zeros(40_000, dtype=torch.float64)
         for round_number in range(3):
             everyone = [deltas(s.host.peer_id, round_number * 4, None).double() for s in seats]  # type: ignore[arg-type]
-            middle = sorted(d.norm() for d in everyone)[1]
-            clipped = [d * min(1.0, float(middle / d.norm())) for d in everyone]
-            mean = torch.stack(clipped).mean(0)
+            mean = torch.stack(everyone).mean(0)  # alike in norm: the gate clips nobody
             velocity = 0.9 * velocity + mean
             theta = theta - 0.7 * (mean + 0.9 * velocity)
         error = (seats[0].post.state.theta.double() - theta).norm() / theta.norm()
