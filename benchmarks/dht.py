@@ -32,6 +32,7 @@ class Fleet:
     """Nodes in one child process, driven by JSON lines."""
 
     def __init__(self, side: str, nodes: int, bootstrap: list[str]) -> None:
+        self._command = f"python -m {FLEETS[side]} {nodes} {' '.join(bootstrap)}"
         self._process = subprocess.Popen(
             [sys.executable, "-m", FLEETS[side], str(nodes), *bootstrap],  # -m: beside this file, `dht` is this file
             cwd=Path(__file__).parents[1],
@@ -61,7 +62,7 @@ class Fleet:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise SystemExit(f"a fleet ended early: run `{' '.join(map(str, self._process.args))}` to see why")
+            raise SystemExit(f"a fleet ended early: run `{self._command}` to see why")
         answer: dict[str, Any] = json.loads(line)
         return answer
 

@@ -53,7 +53,9 @@ async def answer(nodes: list[Node], request: dict[str, Any]) -> dict[str, Any]:
 
 async def main(count: int, bootstrap: list[str]) -> None:
     async with AsyncExitStack() as stack:
-        hosts, nodes, join_ms = [], [], []
+        hosts: list[Host] = []
+        nodes: list[Node] = []
+        join_ms: list[float] = []
         for _ in range(count):
             started = time.perf_counter()
             host, node = await start(stack, bootstrap or [host.addresses[0] for host in hosts[:1]])
