@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import closing
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 import trio
 
 from cli.edge import run_until_stopped
@@ -16,6 +18,11 @@ from cli.options import default_home, home_option, network_options, tied_option
 from cli.progress import Progress
 from cli.tail import EventTail
 from peer.errors import ConfigError
+from peer.identity import Identity, is_peer_id
+from swarm.admission import TOKEN_DAYS
+from swarm.home import Home
+from swarm.manifest import open_manifest
+from swarm.run_config import read_run_config
 
 if TYPE_CHECKING:
     from swarm.coordinator import CoordinatorConfig
@@ -32,6 +39,12 @@ if TYPE_CHECKING:
     metavar="MULTIADDR",
     help="A further meeting point to name in the invite; may be given several times.",
 )
+@click.option("--ban", "banned", multiple=True, metavar="PEER_ID", help="Keep a peer out from now on.")
+@click.option(
+    "--invite-for",
+    metavar="PEER_ID",
+    help="Print an invite to the run in --home that only this peer can use (`peer doctor` shows the id), and stop.",
+)
 @network_options(listen="/ip4/0.0.0.0/tcp/31337")
 @click.option("--json", "as_json", is_flag=True, help="Print the invite and every event as JSON lines.")
 @tied_option
@@ -40,6 +53,8 @@ def coordinate(
     init: bool,
     home: Path | None,
     bootstrap: tuple[str, ...],
+    banned: tuple[str, ...],
+    invite_for: str | None,
     listen: tuple[str, ...],
     announce: tuple[str, ...],
     relays: tuple[str, ...],
@@ -55,7 +70,13 @@ def coordinate(
         _write_template(run_toml or Path("RUN.toml"))
         return
     home = home or default_home("coordinator")
-    _run(_config(run_toml, home, listen, announce, relays, bootstrap), as_json, tied)
+    if invite_for is not None:
+        click.echo(_bound_invite(home, invite_for))
+        return
+    run = None if run_toml is None else read_run_config(run_toml)  # before the slow imports: a typo is told at once
+    from swarm.coordinator import CoordinatorConfig
+
+    _run(CoordinatorConfig(home, run, listen, announce, relays, bootstrap, banned), as_json, tied)
 
 
 def template() -> str:
@@ -74,26 +95,28 @@ def _write_template(path: Path) -> None:
     click.echo(f"Wrote {path}. Edit it, then: peer coordinate {path}")
 
 
-def _config(
-    run_toml: Path | None,
-    home: Path,
-    listen: tuple[str, ...],
-    announce: tuple[str, ...],
-    relays: tuple[str, ...],
-    bootstrap: tuple[str, ...],
-) -> CoordinatorConfig:
-    from swarm.run_config import read_run_config
+def _bound_invite(home: Path, guest: str) -> str:
+    """An invite with a token made out to one peer, from what the coordinator keeps in `home`; needs no network."""
+    from swarm.admission import issue_token
+    from swarm.charter import load_charter
+    from swarm.visit import read_kept_invite
 
-    run = None if run_toml is None else read_run_config(run_toml)  # before the slow imports: a typo is told at once
-    from swarm.coordinator import CoordinatorConfig
-
-    return CoordinatorConfig(home, run, listen, announce, relays, bootstrap)
+    if not is_peer_id(guest):
+        raise ConfigError(f"--invite-for {guest} is no peer id: the guest sees its own with `peer doctor --home DIR`.")
+    places, kept = Home(home), load_charter(home)
+    if kept is None:
+        raise ConfigError(f"{home} holds no run yet: found one with `peer coordinate RUN.toml` first.")
+    manifest = open_manifest(kept[0])
+    authority = Identity.load_or_create(places.identity)
+    if authority.peer_id != manifest.authority:
+        raise ConfigError(f"{home} is a guest's, not the coordinator's: only the latter can invite.")
+    token = issue_token(authority, manifest.run_id, time.time(), TOKEN_DAYS * 86400.0, peer=guest)
+    return str(msgspec.structs.replace(read_kept_invite(home), token=token))
 
 
 def _run(config: CoordinatorConfig, as_json: bool, tied: bool) -> None:
     from swarm.charter import write_atomically
     from swarm.coordinator import run_coordinator
-    from swarm.home import Home
 
     def ready(invite: Invite) -> None:
         text = str(invite)

@@ -32,10 +32,12 @@ def doctor(
 ) -> None:
     """Check whether this machine can take part in the run of INVITE: versions, device, disk, port, addresses, clock.
 
-    Without INVITE only the machine itself is checked. Give the options that you would give `peer join`. The exit code
-    is 0 if nothing stands in the way, else that of the error that `peer join` would end with.
+    Without INVITE only the machine itself is checked; with --home that home gets its key, so that you can tell your
+    peer id to whoever invites you. Give the options that you would give `peer join`. The exit code is 0 if nothing
+    stands in the way, else that of the error that `peer join` would end with.
     """
     opened = None if invite is None else read_invite(invite)
+    make_key = home is not None
     home = home or default_home("peer" if opened is None else opened.run_id[:12])
     kept = home if home.exists() else None
     findings: list[Finding] = []
@@ -47,7 +49,7 @@ def doctor(
         else:
             _show(finding)
 
-    for finding in local_findings(home, device):
+    for finding in local_findings(home, device, make_key):
         tell(finding)
 
     async def by_trying() -> None:

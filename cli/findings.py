@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from peer.errors import BarnraiseError, ConfigError, ResourceError
+from peer.errors import BarnraiseError, ConfigError, IdentityError, ResourceError
 
 State = Literal["ok", "warning", "failure"]
 PYTHON_MIN: Final = (3, 10)
@@ -37,12 +37,13 @@ def failure(check: str, error: BarnraiseError) -> Finding:
     return Finding(check, "failure", detail if colon else str(error), remedy, error.exit_code)
 
 
-def local_findings(home: Path, device: str) -> Iterator[Finding]:
-    """Versions, device and folder; nothing here opens a socket."""
+def local_findings(home: Path, device: str, make_key: bool = False) -> Iterator[Finding]:
+    """Versions, device and folder; nothing here opens a socket. With `make_key` the home gets its key, as at a join."""
     yield python_finding(sys.version_info[:3])
     yield from _library_findings()
     yield _device_finding(device)
     yield home_finding(home)
+    yield identity_finding(home, make_key)
 
 
 def python_finding(running: tuple[int, ...]) -> Finding:
@@ -84,6 +85,20 @@ def home_finding(home: Path) -> Finding:
         if not existed and home.is_dir():
             shutil.rmtree(home)
     return Finding("home", "ok", f"{home} is writable and free")
+
+
+def identity_finding(home: Path, make_key: bool) -> Finding:
+    """The peer id of this home, which an invite can be made out to."""
+    from peer.identity import Identity
+    from swarm.home import Home
+
+    path = Home(home).identity
+    if not path.exists() and not make_key:
+        return Finding("identity", "ok", "none yet: the first `peer join` makes one")
+    try:
+        return Finding("identity", "ok", Identity.load_or_create(path).peer_id)
+    except IdentityError as error:
+        return failure("identity", error)
 
 
 def _library_findings() -> Iterator[Finding]:

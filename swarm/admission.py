@@ -21,6 +21,7 @@ from peer.errors import NotAdmitted, ProtocolViolation
 from peer.identity import Identity, Signed, open_body, sign_body
 from swarm.manifest import Manifest
 
+TOKEN_DAYS: Final = 30
 CLOCK_SKEW_S: Final = 120.0  # strangers' clocks: a token is honoured this much before and after its time
 BANS_MAX: Final = 4096
 

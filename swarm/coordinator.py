@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import msgspec
 import torch
@@ -25,8 +24,9 @@ from peer.hf import load_pretrained
 from peer.host import Host, HostConfig, open_host
 from peer.identity import Identity, Signed
 from peer.layout import FlatLayout, init_flat
-from swarm.admission import issue_token
+from swarm.admission import TOKEN_DAYS, issue_token
 from swarm.authority import Authority
+from swarm.bans import extend_bans, spread_bans
 from swarm.chain import genesis
 from swarm.charter import load_charter, save_charter, serve_charter, write_atomically
 from swarm.gate import Gate
@@ -40,13 +40,11 @@ from swarm.snapshots import SnapshotShelf
 from swarm.tokenizer_file import read_tokenizer
 from swarm.version import VERSION
 
-TOKEN_DAYS: Final = 30
-
 
 @dataclass(frozen=True)
 class CoordinatorConfig:
     """`run` founds a new run in `home`; None goes on with the one that is there. `bootstrap`: further meeting points to
-    name in the invite, full multiaddrs."""
+    name in the invite, full multiaddrs. `banned`: peers to ban from now on, besides those banned before."""
 
     home: Path
     run: RunConfig | None
@@ -54,6 +52,7 @@ class CoordinatorConfig:
     announce: tuple[str, ...] = ()
     relays: tuple[str, ...] = ()
     bootstrap: tuple[str, ...] = ()
+    banned: tuple[str, ...] = ()
 
 
 async def run_coordinator(config: CoordinatorConfig, ready: Callable[[Invite], None]) -> None:
@@ -72,7 +71,10 @@ async def run_coordinator(config: CoordinatorConfig, ready: Callable[[Invite], N
             token = None
             if not manifest.run.open:
                 token = issue_token(identity, manifest.run_id, time.time(), TOKEN_DAYS * 86400.0)
-            Gate(host.rpc, manifest, token)
+            gate = Gate(host.rpc, manifest, token)
+            bans = extend_bans(home.bans, identity, manifest, config.banned)
+            if bans is not None:
+                gate.learn_bans(bans)
             serve_charter(host.rpc, charter, tokenizer)
             serve_reach(host)
             shelf = SnapshotShelf(state.tree.size_bytes, 1 << 16)
@@ -81,9 +83,12 @@ async def run_coordinator(config: CoordinatorConfig, ready: Callable[[Invite], N
             async with open_node(host, config.bootstrap, [MEMBERS], home.addresses, manifest.run_id) as node:
                 addresses = (*host.addresses, *config.bootstrap)[:ADDRESSES_MAX]
                 coordinator = _Coordinator(config, manifest, host, home)
-                coordinator.membership = Membership(node, host, manifest.run_id, coordinator.describe, events)
+                membership = Membership(node, host, manifest.run_id, coordinator.describe, events)
+                coordinator.membership = membership
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(coordinator.membership.run)
+                    nursery.start_soon(membership.run)
+                    if bans is not None:
+                        nursery.start_soon(spread_bans, gate, lambda: membership.view, identity.peer_id, events)
                     nursery.start_soon(coordinator.authority.run)
                     ready(Invite(manifest.run_id, identity.peer_id, addresses, token))
 

@@ -32,6 +32,11 @@ class Home:
         return self.path / "invite"
 
     @property
+    def bans(self) -> Path:
+        """At the coordinator's: whom it banned."""
+        return self.path / "bans.msgpack"
+
+    @property
     def regroup(self) -> Path:
         return self.path / "regroup.msgpack"
 
