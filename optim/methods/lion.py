@@ -1,0 +1,53 @@
+"""Distributed Lion (arXiv 2404.00438): signs up, a majority vote or an average down."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+
+from optim.methods.interface import Dense, weighted_sum
+from peer.layout import FlatLayout
+
+
+class DistributedLion(Dense):
+    """u = sign(b1 * m + (1 - b1) * g); m <- b2 * m + (1 - b2) * g, mine alone; theta <- theta - lr * (D + wd * theta),
+    with D = sign(sum of u) for `vote` "majority", the mean of u for "average". A tie moves nothing."""
+
+    takes_gradients = True
+
+    def __init__(
+        self,
+        layout: FlatLayout,
+        theta: torch.Tensor,
+        lr: float,
+        b1: float = 0.9,
+        b2: float = 0.99,
+        wd: float = 0.0,
+        vote: Literal["majority", "average"] = "majority",
+    ) -> None:
+        super().__init__(layout, theta)
+        self.lr, self.b1, self.b2, self.wd, self.vote = lr, b1, b2, wd, vote
+        self.momentum = torch.zeros_like(theta)
+
+    def sends(self, step: int) -> bool:
+        return True
+
+    def outgoing(self, local: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+        message = (self.momentum * self.b1).add_(gradient * (1 - self.b1)).sign_()
+        self.momentum.mul_(self.b2).add_(gradient * (1 - self.b2))
+        return message
+
+    def merge(self, messages: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
+        """One peer, one vote: the sum is one of small integers, so that a tie is exactly 0."""
+        return weighted_sum(messages, [1.0] * len(messages)).div_(len(messages))
+
+    def incoming(self, merged: torch.Tensor | None, local: torch.Tensor) -> None:
+        assert merged is not None
+        step = merged.sign() if self.vote == "majority" else merged.clone()
+        self.theta.sub_(step.add_(self.theta * self.wd).mul_(self.lr))
+        local.copy_(self.theta)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {"momentum": self.momentum}

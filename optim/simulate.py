@@ -1,0 +1,178 @@
+"""K workers of a group in one process, through the methods and codecs the network uses; only the transport differs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+
+from optim.codecs import get_codec
+from optim.feedback import ErrorFeedback
+from optim.inner import InnerSpec, build_inner
+from optim.merge import merge_part
+from optim.methods.allreduce import AllReduce
+from optim.methods.demo import Demo
+from optim.methods.diloco import Diloco, Eager, Streaming
+from optim.methods.gossip import Gossip
+from optim.methods.interface import Dense, Method, Sparse
+from optim.methods.lion import DistributedLion
+from optim.methods.powersgd import PowerSgd
+from optim.methods.sparseloco import SparseLoco
+from optim.outer import DilocoOuter
+from peer.errors import ConfigError
+from peer.layout import FlatLayout, Slot
+
+Config = dict[str, Any]
+
+
+class Group:
+    """`algo`: one of `ALGORITHMS`; `init`: name -> tensor, all of one dtype, which everything is computed in; `cfg`:
+    the method's own settings (see its class).
+
+    `inner`: settings of `InnerSpec`, for methods with inner steps, and the optimizer of `allreduce` and `powersgd`.
+    `codec`: what dense messages are coded with on their way to the owner, `codec_down` on the way back (None: not at
+    all); coded messages are fp32. `bytes_up`: payload each worker sent so far.
+    """
+
+    def __init__(
+        self,
+        algo: str,
+        init: Mapping[str, torch.Tensor],
+        K: int,
+        *,
+        inner: Mapping[str, Any] | None = None,
+        codec: str | None = None,
+        codec_down: str | None = None,
+        **cfg: Any,
+    ) -> None:
+        if algo not in ALGORITHMS:
+            raise ConfigError(f"there is no method {algo!r}: choose one of {', '.join(ALGORITHMS)}.")
+        self.layout = layout_of(init)
+        theta = self._flat(init)
+        spec = InnerSpec(**(inner or {}))
+        try:
+            self.methods: list[Method[Any]] = [ALGORITHMS[algo](self.layout, theta, K, spec, cfg) for _ in range(K)]
+        except TypeError as error:
+            raise ConfigError(f"method {algo!r} does not take these settings: {error}.") from None
+        self.local = [theta.clone() for _ in range(K)]
+        self.inner = [build_inner(spec, self.layout, theta) for _ in range(K)]
+        self.steps = 0
+        self.bytes_up = 0
+        self._up = get_codec(codec) if codec else None
+        self._down = get_codec(codec_down or "fp32")
+        self._feedback: dict[tuple[int, int, int], ErrorFeedback] = {}
+        self._in_flight: list[list[torch.Tensor]] = []
+        self._exchanges = 0
+
+    def params(self, k: int) -> dict[str, torch.Tensor]:
+        """Worker k's current parameters: views, not copies."""
+        return self.layout.views(self.local[k])
+
+    def errors(self, k: int) -> dict[str, torch.Tensor]:
+        """Worker k's error feedback (`powersgd`, `sparseloco`)."""
+        return self.layout.views(self.methods[k].state_dict()["error"])
+
+    @property
+    def gradient(self) -> dict[str, torch.Tensor]:
+        """The last averaged gradient (`powersgd`)."""
+        method = self.methods[0]
+        assert isinstance(method, PowerSgd)
+        return self.layout.views(method.gradient)
+
+    def step(self, grads: Sequence[Mapping[str, torch.Tensor]]) -> None:
+        """One inner step on every worker, then any synchronization that is due."""
+        self.steps += 1
+        flat = [self._flat(grad) for grad in grads]
+        for method, inner, local, gradient in zip(self.methods, self.inner, self.local, flat, strict=True):
+            if isinstance(method, AllReduce):
+                method.add(gradient)
+            elif not method.takes_gradients:
+                inner.step(local, gradient)
+        first = self.methods[0]
+        for _ in range(first.exchanges):
+            if first.sends(self.steps):
+                self._in_flight.append(self._exchange(flat))
+            if first.applies(self.steps):
+                merged = self._in_flight.pop(0) if len(self._in_flight) > first.lag else [None] * len(self.methods)
+                for method, update, local in zip(self.methods, merged, self.local, strict=True):
+                    method.incoming(update, local)
+
+    def _exchange(self, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Everybody's message, merged among partners: what each worker gets."""
+        messages = [m.outgoing(x, g) for m, x, g in zip(self.methods, self.local, gradients, strict=True)]
+        merged: list[torch.Tensor] = [gradients[0]] * len(messages)
+        for group in self.methods[0].partners(self._exchanges, len(messages)):
+            result = self._merge(group, [messages[k] for k in group])
+            for k in group:
+                merged[k] = result
+        self._exchanges += 1
+        return merged
+
+    def _merge(self, group: Sequence[int], messages: Sequence[Any]) -> torch.Tensor:
+        weights = [1 / len(messages)] * len(messages)
+        method = self.methods[group[0]]
+        if self._up is None or isinstance(messages[0], Sparse):
+            self.bytes_up += _plain_bytes(messages[0])
+            return method.merge(messages, weights)
+        if not isinstance(method, Dense):
+            raise ConfigError("only dense messages can be coded: leave codec out.")
+        numel = messages[0].numel()
+        encoded = [self._encode(k, message.float()) for k, message in zip(group, messages, strict=True)]
+        self.bytes_up += encoded[0].numel()
+        result = merge_part(self._up, encoded, weights, numel, self._down)
+        return self._down.decode(result, numel).to(messages[0].dtype)
+
+    def _encode(self, k: int, message: torch.Tensor) -> torch.Tensor:
+        assert self._up is not None
+        if not self._up.needs_error_feedback:
+            return self._up.encode(message)
+        turn = getattr(self.methods[k], "turn", self._exchanges % self.methods[k].exchanges)
+        key = (k, turn, message.numel())  # of the same worker, fragment and phase
+        feedback = self._feedback.setdefault(key, ErrorFeedback(self._up, message.numel()))
+        return feedback.encode(message)
+
+    def _flat(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        return torch.cat([tensors[name].detach().reshape(-1) for name in self.layout.slots])
+
+
+def layout_of(tensors: Mapping[str, torch.Tensor]) -> FlatLayout:
+    """The layout of these tensors in their order."""
+    slots, offset = {}, 0
+    for name, tensor in tensors.items():
+        slots[name] = Slot(offset, tuple(tensor.shape), tensor.numel())
+        offset += tensor.numel()
+    return FlatLayout(slots, offset)
+
+
+def _plain_bytes(message: torch.Tensor | Sparse) -> int:
+    if isinstance(message, Sparse):
+        return sum(index.numel() * 3 // 2 + value.numel() * 4 for index, value in message.parts)
+    return message.numel() * message.element_size()
+
+
+Build = Callable[[FlatLayout, torch.Tensor, int, InnerSpec, Config], Method[Any]]
+
+
+def _outer(cfg: Config) -> Config:
+    """Pick the outer optimizer's settings out of a method's."""
+    names = {"outer_lr": "lr", "outer_momentum": "momentum", "nesterov": "nesterov"}
+    rest = {key: value for key, value in cfg.items() if key not in names}
+    return {**rest, "outer": DilocoOuter(**{new: cfg[old] for old, new in names.items() if old in cfg})}
+
+
+def _all_reduce(layout: FlatLayout, theta: torch.Tensor, K: int, spec: InnerSpec, cfg: Config) -> Method[Any]:
+    return AllReduce(layout, theta, lambda lay, like: build_inner(spec, lay, like), **cfg)
+
+
+ALGORITHMS: Final[Mapping[str, Build]] = {
+    "diloco": lambda layout, theta, K, spec, cfg: Diloco(layout, theta, **_outer(cfg)),
+    "streaming": lambda layout, theta, K, spec, cfg: Streaming(layout, theta, **_outer(cfg)),
+    "eager": lambda layout, theta, K, spec, cfg: Eager(layout, theta, share=1 / K, **_outer(cfg)),
+    "demo": lambda layout, theta, K, spec, cfg: Demo(layout, theta, **cfg),
+    "sparseloco": lambda layout, theta, K, spec, cfg: SparseLoco(layout, theta, **cfg),
+    "lion": lambda layout, theta, K, spec, cfg: DistributedLion(layout, theta, **cfg),
+    "powersgd": lambda layout, theta, K, spec, cfg: PowerSgd(layout, theta, build_inner(spec, layout, theta), **cfg),
+    "gossip": lambda layout, theta, K, spec, cfg: Gossip(layout, theta, **cfg),
+    "allreduce": _all_reduce,
+}
