@@ -70,6 +70,7 @@ class Children:
         """Run `peer ARGUMENTS --home HOME --tied` with `threads` compute threads."""
         command = [sys.executable, "-m", "cli.main", *arguments, "--home", str(home), "--tied"]
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
+        environment["PYTHONSAFEPATH"] = "1"  # a folder called `peer` beside the user is not ours to import
         try:
             home.parent.mkdir(parents=True, exist_ok=True)
             log: IO[bytes] = log_path(home).open("wb")

@@ -15,8 +15,10 @@ PACKAGES: Final = ("peer", "dht", "optim", "swarm", "cli")
 def package_folder(name: str) -> Path | None:
     """Where the package would be imported from, without importing it; None if it is not found."""
     spec = find_spec(name)
-    if spec is None or spec.origin is None:
+    if spec is None:
         return None
+    if spec.origin is None:  # a mere folder of that name
+        return next((Path(folder).resolve() for folder in spec.submodule_search_locations or ()), None)
     return Path(spec.origin).resolve().parent
 
 
