@@ -60,7 +60,8 @@ class TokenizerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
 
 class OuterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The outer optimizer (DiLoCo, arXiv 2311.08105). `steps` is H: inner steps a round for a peer of median speed."""
+    """The outer optimizer (DiLoCo, arXiv 2311.08105). `steps` is H: inner steps a round for the fastest
+    peer; slower ones do fewer in the same time."""
 
     steps: int
     method: Literal["diloco"] = "diloco"
