@@ -62,6 +62,8 @@ class Progress:
     discarded: dict[int, str] = field(default_factory=dict)
     notes: deque[str] = field(default_factory=lambda: deque(maxlen=_NOTES))
     saved: Saved | None = None
+    names: dict[str, str] = field(default_factory=dict)  # peer id -> name
+    missed: set[str] = field(default_factory=set)  # peer ids that somebody no longer hears
     say: Callable[[str], None] | None = None
     """Called with each milestone as a plain line, where there is no terminal to redraw."""
 
@@ -89,12 +91,13 @@ class Progress:
 
     def render(self) -> RenderableType:
         table = Table(title=self.title, title_justify="left", expand=False)
-        for column in ("peer", "round", "phase", "loss", "held-out", "up", "down", "state"):
+        for column in ("peer", "round", "members", "phase", "loss", "held-out", "up", "down", "state"):
             table.add_column(column, justify="left" if column in ("peer", "phase", "state") else "right")
         for row in self.rows.values():
             table.add_row(
                 row.name,
                 str(row.round),
+                str(row.members or ""),
                 Text(row.gone or row.phase, style="red" if row.gone else ""),
                 _number(row.loss),
                 _number(row.val_loss),
@@ -108,6 +111,21 @@ class Progress:
 
     def _phase(self, row: Row, at: float, fields: Fields) -> None:
         row.phase = str(fields.get("phase", row.phase))
+
+    def _step(self, row: Row, at: float, fields: Fields) -> None:
+        row.phase = f"step {fields.get('step')}"
+        row.loss = float(fields["loss"])
+
+    def _fetching(self, row: Row, at: float, fields: Fields) -> None:
+        share = int(fields.get("done_bytes", 0)) / max(1, int(fields.get("size_bytes", 1)))
+        row.phase = f"fetching state, {share:.0%}"
+
+    def _regrouped(self, row: Row, at: float, fields: Fields) -> None:
+        row.round, row.members, row.phase = int(fields["round"]), int(fields["members"]), "coordinating"
+        self.note(f"the authority begins term {fields['term']} at round {row.round} with {row.members} members")
+
+    def _majority(self, row: Row, at: float, fields: Fields) -> None:
+        self.note(f"only {fields['alive']} of {fields['members']} members of round {fields['round']} are there")
 
     def _committed(self, row: Row, at: float, fields: Fields) -> None:
         number = int(fields["round"])
@@ -124,6 +142,7 @@ class Progress:
     def _adopted(self, row: Row, at: float, fields: Fields) -> None:
         row.round = int(fields["round"])
         row.state_hash = str(fields.get("state_hash", ""))
+        row.members = int(fields.get("members") or row.members)
         self._numbers(row, at, fields)
         self.note(f"{row.name} caught up with round {row.round}, state {row.state_hash[:8]}")
 
@@ -147,7 +166,19 @@ class Progress:
         self.note(f"{row.name}: {fields.get('reason') or fields.get('cause') or fields.get('error') or 'trouble'}")
 
     def _suspect(self, row: Row, at: float, fields: Fields) -> None:
-        self.note(f"{row.name} no longer hears {str(fields.get('peer', ''))[-8:]}")
+        peer = str(fields.get("peer", ""))
+        if peer not in self.missed:
+            self.missed.add(peer)
+            self.note(f"{self.names.get(peer, peer[-8:])} is no longer heard by {row.name}")
+
+    def _recovered(self, row: Row, at: float, fields: Fields) -> None:
+        peer = str(fields.get("peer", ""))
+        if peer in self.missed:
+            self.missed.discard(peer)
+            self.note(f"{self.names.get(peer, peer[-8:])} is heard again by {row.name}")
+
+    def _joined(self, row: Row, at: float, fields: Fields) -> None:
+        self.names[str(fields.get("peer", ""))] = str(fields.get("name", ""))
 
     def _finished(self, row: Row, at: float, fields: Fields) -> None:
         row.phase = "finished"
@@ -157,7 +188,12 @@ class Progress:
 
 
 _HANDLERS: Final[dict[str, Callable[[Progress, Row, float, Fields], None]]] = {
-    "phase": Progress._phase,
+    "phase_entered": Progress._phase,
+    "inner_step": Progress._step,
+    "state_progress": Progress._fetching,
+    "regrouped": Progress._regrouped,
+    "majority_missing": Progress._majority,
+    "contact_failed": Progress._problem,
     "round_committed": Progress._committed,
     "round_discarded": Progress._discarded,
     "head_adopted": Progress._adopted,
@@ -169,6 +205,8 @@ _HANDLERS: Final[dict[str, Callable[[Progress, Row, float, Fields], None]]] = {
     "checkpoint_failed": Progress._problem,
     "checkpoint_saved": Progress._saved,
     "peer_suspect": Progress._suspect,
+    "peer_recovered": Progress._recovered,
+    "member_joined": Progress._joined,
     "run_finished": Progress._finished,
     "bug": Progress._problem,
 }

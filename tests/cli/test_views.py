@@ -23,7 +23,7 @@ def shown(progress: Progress) -> str:
 
 def test_the_table_follows_the_events() -> None:
     progress = Progress("a run")
-    progress.apply("a", "phase", 1.0, {"round": 1, "phase": "exchange"})
+    progress.apply("a", "phase_entered", 1.0, {"round": 1, "phase": "exchange"})
     progress.apply("a", "val_evaluated", 1.5, {"round": 0, "loss": 5.5})
     fields = {"round": 1, "state_hash": "abcdef0123", "members": 3, "loss": 2.5, "bytes_up": 1500, "bytes_down": 10}
     for name in ("a", "b"):
@@ -34,6 +34,28 @@ def test_the_table_follows_the_events() -> None:
         assert word in text
     assert text.count("round 1 committed by 3 members") == 1  # told once, though two peers report it
     assert progress.round == 1 and progress.val_losses == {0: 5.5}
+
+
+def test_people_see_names_and_each_loss_of_touch_once() -> None:
+    progress = Progress("a run")
+    progress.apply("a", "member_joined", 1.0, {"peer": "12D3KooWverylong", "name": "b"})
+    for name in ("a", "c"):
+        progress.apply(name, "peer_suspect", 2.0, {"peer": "12D3KooWverylong"})
+    progress.apply("c", "peer_recovered", 3.0, {"peer": "12D3KooWverylong"})
+    assert [note.split("  ", 1)[1] for note in progress.notes] == [
+        "b is no longer heard by a",
+        "b is heard again by c",
+    ]
+
+
+def test_long_work_shows_how_far_it_is() -> None:
+    progress = Progress("a run")
+    progress.apply("a", "state_progress", 1.0, {"done_bytes": 50, "size_bytes": 200})
+    assert "fetching state, 25%" in shown(progress)
+    progress.apply("a", "inner_step", 1.0, {"step": 17, "loss": 3.25})
+    assert "step 17" in shown(progress) and "3.250" in shown(progress)
+    progress.apply("c", "regrouped", 1.0, {"term": 2, "round": 5, "members": 1})
+    assert "term 2 at round 5" in shown(progress)
 
 
 def test_milestones_come_as_lines_where_there_is_no_terminal() -> None:
