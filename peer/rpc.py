@@ -160,7 +160,8 @@ class Rpc:
 async def _request(frames: Frames, header: RequestHeader, payload: memoryview) -> tuple[ReplyHeader, bool]:
     """Send a request and read the reply's header; also whether the request was sent to its end.
 
-    A peer may refuse a big payload before it has read it, so the reply is awaited while the payload is being sent.
+    A peer may refuse a big payload before it has read it, so the reply is awaited while the payload is being sent. A
+    reply that is no refusal means that all of it was read: our own task may yet have to notice that it has sent it.
     """
     if payload.nbytes <= _EARLY_REPLY_BYTES:
         await frames.send(header, payload)
@@ -184,7 +185,8 @@ async def _request(frames: Frames, header: RequestHeader, payload: memoryview) -
             reply = await frames.receive_header(ReplyHeader)
         except (ConnectionLost, ProtocolViolation) as error:
             failure = error
-        nursery.cancel_scope.cancel()
+        if reply is None or reply.code:
+            nursery.cancel_scope.cancel()
     if reply is None:
         assert failure is not None
         raise failure
