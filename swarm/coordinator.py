@@ -33,12 +33,11 @@ from swarm.gate import Gate
 from swarm.home import Home
 from swarm.invite import ADDRESSES_MAX, Invite
 from swarm.manifest import PROTOCOL_VERSION, Manifest, open_manifest, sign_manifest
-from swarm.membership import MEMBERS, MemberRecord, Membership
+from swarm.membership import MEMBERS, MemberRecord, Membership, Own, describe
 from swarm.reach import serve_reach
 from swarm.run_config import RunConfig
 from swarm.snapshots import SnapshotShelf
 from swarm.tokenizer_file import read_tokenizer
-from swarm.version import VERSION
 
 
 @dataclass(frozen=True)
@@ -109,28 +108,14 @@ class _Coordinator:
         )
 
     def describe(self) -> MemberRecord:
-        head, host = self.authority.head, self._host
-        return MemberRecord(
+        own = Own(
             session=self.authority.me.session,
             name="coordinator",
             role="coordinator",
-            version=VERSION,
-            addresses=list(host.addresses[:8]),
-            term=head.term,
-            round=head.round,
-            head=head.hash,
-            state_hash=head.state_hash,
-            members=len(head.members),
             phase=self.authority.standing().phase,
-            speed=0.0,
-            loss=None,
-            val_loss=None,
-            tokens=head.tokens,
-            bytes_up=host.bytes_up,
-            bytes_down=host.bytes_down,
             joined_at=self._began,
-            at=time.time(),
         )
+        return describe(self._host, self.authority.head, own)
 
 
 @dataclass(frozen=True)

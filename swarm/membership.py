@@ -6,7 +6,9 @@ Joiners find the group through these records, `peer status` and the monitor read
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated, Final
 
 import msgspec
@@ -17,9 +19,13 @@ from dht.records import Schema
 from peer.errors import BarnraiseError
 from peer.events import EventLog
 from peer.host import Host
+from swarm.chain import Head
+from swarm.version import VERSION
 
 TTL_S: Final = 9.0
 REFRESH_S: Final = 2.5
+NAME_CHARS_MAX: Final = 64
+ADDRESSES_MAX: Final = 8
 
 Text = Annotated[str, msgspec.Meta(max_length=128)]
 Address = Annotated[str, msgspec.Meta(max_length=256)]
@@ -33,7 +39,7 @@ class MemberRecord(msgspec.Struct, frozen=True, kw_only=True):
     name: Text
     role: Text
     version: Text
-    addresses: Annotated[list[Address], msgspec.Meta(max_length=8)]
+    addresses: Annotated[list[Address], msgspec.Meta(max_length=ADDRESSES_MAX)]
     term: int
     round: int
     head: bytes
@@ -48,6 +54,45 @@ class MemberRecord(msgspec.Struct, frozen=True, kw_only=True):
     bytes_down: int
     joined_at: float
     at: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Own:
+    """What only a peer itself knows of what it publishes."""
+
+    session: str
+    name: str
+    role: str
+    phase: str
+    joined_at: float
+    speed: float = 0.0
+    loss: float | None = None
+    val_loss: float | None = None
+
+
+def describe(host: Host, head: Head, own: Own) -> MemberRecord:
+    """The record of a peer that stands at `head`, now."""
+    return MemberRecord(
+        session=own.session,
+        name=own.name[:NAME_CHARS_MAX],
+        role=own.role,
+        version=VERSION,
+        addresses=list(host.addresses[:ADDRESSES_MAX]),
+        term=head.term,
+        round=head.round,
+        head=head.hash,
+        state_hash=head.state_hash,
+        members=len(head.members),
+        phase=own.phase,
+        speed=own.speed,
+        loss=own.loss,
+        val_loss=own.val_loss,
+        tokens=head.tokens,
+        bytes_up=host.bytes_up,
+        bytes_down=host.bytes_down,
+        joined_at=own.joined_at,
+        at=time.time(),
+    )
 
 
 MEMBERS: Final = Schema[MemberRecord](

@@ -37,7 +37,7 @@ from swarm.gate import Gate
 from swarm.home import Home
 from swarm.invite import Invite
 from swarm.manifest import BYTES_TOKENIZER, Manifest, open_manifest
-from swarm.membership import MEMBERS, MemberRecord, Membership
+from swarm.membership import MEMBERS, MemberRecord, Membership, Own, describe
 from swarm.outer_state import OuterState
 from swarm.plan import slice_bytes_max
 from swarm.post import Post, RoundSpec
@@ -45,7 +45,6 @@ from swarm.reach import serve_reach
 from swarm.replay import ROUNDS_MAX, replay
 from swarm.snapshots import SnapshotShelf
 from swarm.tempo import Tempo
-from swarm.version import VERSION
 
 COMPUTE_S_MAX: Final = 3600.0
 CHECKPOINT_EVERY_S: Final = 10.0
@@ -204,28 +203,17 @@ class Participant:
 
     def describe(self) -> MemberRecord:
         """What this peer publishes of itself."""
-        head, host, trainer = self.engine.head, self._post.host, self._trainer
-        return MemberRecord(
+        own = Own(
             session=self._post.me.session,
-            name=self._config.name[:64],
+            name=self._config.name,
             role="full",
-            version=VERSION,
-            addresses=list(host.addresses[:8]),
-            term=head.term,
-            round=head.round,
-            head=head.hash,
-            state_hash=head.state_hash,
-            members=len(head.members),
             phase=self.engine.phase,
-            speed=trainer.speed,
-            loss=trainer.loss,
-            val_loss=trainer.val_loss,
-            tokens=head.tokens,
-            bytes_up=host.bytes_up,
-            bytes_down=host.bytes_down,
             joined_at=self._joined_at,
-            at=time.time(),
+            speed=self._trainer.speed,
+            loss=self._trainer.loss,
+            val_loss=self._trainer.val_loss,
         )
+        return describe(self._post.host, self.engine.head, own)
 
     # -- Keeper ------------------------------------------------------------------------------------------------------
 
