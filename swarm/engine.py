@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 import trio
 
-from peer.errors import BarnraiseError, NetworkError, ProtocolViolation, RoundDiscarded
+from peer.errors import BarnraiseError, NetworkError, ProtocolViolation, RoundDiscarded, RoundError
 from peer.identity import Signed
 from peer.method import Call
 from peer.wire import Buffer
@@ -20,7 +20,7 @@ from swarm import messages as say
 from swarm.chain import TRIES_PER_LEADER, Head, Member
 from swarm.follow import Sighting, ask_standings, open_regroup, weigh
 from swarm.height import Changed, Height
-from swarm.leader import AttemptFailed, Leader, NoMajority
+from swarm.leader import Leader, NoMajority
 from swarm.post import Post
 from swarm.round import Round
 
@@ -140,7 +140,7 @@ class Engine:
                     await leader.lead(attempt)
                 except NoMajority as error:
                     await self._wait_for_majority(round_, str(error))
-                except AttemptFailed as error:
+                except (RoundError, ProtocolViolation) as error:
                     self._post.events.emit("attempt_failed", round=round_.number, attempt=attempt, reason=str(error))
                 if leader.ahead is not None:
                     self._look.set()

@@ -25,6 +25,7 @@ from swarm.round import Round
 JOINER_GRACE_S: Final = 1.5  # how long a round may wait for those who want to join it
 WRAP_UP_FACTOR: Final = 1.5  # times the median compute time, then the slow are asked for what they have
 WRAP_UP_SLACK_S: Final = 2.0
+BANDWIDTH_MAX: Final = 1e12  # bytes/s; whoever reports more, or NaN, is not believed
 WRAP_UP_WAIT_S: Final = 8.0  # for them to finish their step, encode and hand in
 
 
@@ -66,7 +67,7 @@ class Leader:
             await self._finish(attempt, unfinished, promises)
             return
         await self._agree_on_work(attempt, promises)
-        contributions = await self._collect_contributions(promises)
+        contributions = await self._collect_contributions(attempt, promises)
         await self._exchange(attempt, contributions, promises)
 
     # -- promises ----------------------------------------------------------------------------------------------------
@@ -151,7 +152,7 @@ class Leader:
                 best = (plan.attempt, promise.plan)
         return best[1] if best else None
 
-    async def _collect_contributions(self, promises: Promises) -> dict[Member, Signed]:
+    async def _collect_contributions(self, attempt: int, promises: Promises) -> dict[Member, Signed]:
         """Wait for the work of everybody who is alive, but not for ever: the slow hand in what they have."""
         height, host = self._height, self._post.host
         plan = height.plan
@@ -165,6 +166,8 @@ class Leader:
         wrapped_up = False
         end = max(height.planned_at + plan.deadline_s, trio.current_time()) + WRAP_UP_WAIT_S
         while height.decided is None:
+            if height.acceptor.promised > attempt:
+                raise AttemptFailed("a later attempt has begun")
             now = trio.current_time()
             for member in height.handed_in:
                 took.setdefault(member, now - height.planned_at)
@@ -241,7 +244,7 @@ class Leader:
             seen = [
                 p.bandwidths[member.peer]
                 for m, p in promises.granted.items()
-                if m != member and p.bandwidths.get(member.peer, 0) > 0
+                if m != member and 0 < p.bandwidths.get(member.peer, 0.0) < BANDWIDTH_MAX
             ]
             speeds.append(median(seen) if seen else 0.0)
         return speeds

@@ -9,8 +9,8 @@ merged by its *owner*, and sent back to all (butterfly all-reduce with one owner
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from math import lcm
 from statistics import median
 from typing import Final
 
@@ -27,6 +27,7 @@ SLICE_VALUES_MAX: Final = 1 << 20  # 1 MiB at 8 bits: fine-grained enough to ove
 SLICE_VALUES_MIN: Final = 1 << 14
 SLICES_WANTED: Final = 16  # a model smaller than that many full slices has smaller ones, so that all share the merging
 EQUAL_WITHIN: Final = 2.0  # links whose speeds differ by less than this share equally: measurements are noisy
+BOAST_MAX: Final = 4.0  # nobody counts as faster than this many times the median
 ROUND_TIME_SLACK: Final = 2.0  # a contributor may take this many times the expected compute time
 
 CONTRIBUTION_KIND: Final = "contribution"
@@ -103,7 +104,7 @@ class SliceMap:
     """How a vector of `numel` values is cut: the same for every peer and round of a run."""
 
     def __init__(self, numel: int, up: Codec, down: Codec) -> None:
-        granule: int = lcm(up.granule, down.granule)
+        granule: int = math.lcm(up.granule, down.granule)
         length = min(max(-(-numel // SLICES_WANTED), SLICE_VALUES_MIN), SLICE_VALUES_MAX)
         self.numel = numel
         self.length = -(-length // granule) * granule
@@ -129,13 +130,13 @@ def make_plan(
     Steps are proportional to speed so that all finish together (DyLU, arXiv 2401.09135): the fastest does `steps`.
     """
     ordered = sorted(members)
-    known = [speed for speed in members.values() if speed > 0]
-    fastest = max(known, default=0.0)
+    known = [speed for speed in members.values() if 0 < speed < math.inf]
     usual = median(known) if known else 0.0
+    fastest = min(max(known, default=0.0), BOAST_MAX * usual)  # whoever boasts does not starve the others
     counts = []
     for member in ordered:
-        speed = members[member] or usual
-        counts.append(max(1, round(steps * speed / fastest)) if fastest > 0 else steps)
+        speed = members[member] if 0 < members[member] < math.inf else usual
+        counts.append(min(steps, max(1, round(steps * speed / fastest))) if fastest > 0 else steps)
     expected = steps / fastest if fastest > 0 else compute_s_max
     handed = head.ledger.assign([n * batch_size for n in counts])
     return WorkPlan(
