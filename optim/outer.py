@@ -24,20 +24,31 @@ class DilocoOuter:
     nesterov: bool = True
 
     def step(self, theta: torch.Tensor, velocity: torch.Tensor, update: torch.Tensor) -> None:
-        """velocity <- momentum * velocity + update;  theta <- theta - lr * (update + momentum * velocity).
+        """`step_into` in place."""
+        self.step_into(theta, velocity, theta, velocity, update)
 
-        In place; all flat and of one shape and floating dtype; `update` (old weights minus new) is only read. torch's
-        form of momentum: no dampening, so the first velocity is the first update. Any slice can be stepped by itself.
+    def step_into(
+        self,
+        next_theta: torch.Tensor,
+        next_velocity: torch.Tensor,
+        theta: torch.Tensor,
+        velocity: torch.Tensor,
+        update: torch.Tensor,
+    ) -> None:
+        """next velocity = momentum * velocity + update;  next theta = theta - lr * (update + momentum * next velocity).
+
+        All flat and of one shape and floating dtype; `update` (old weights minus new) is only read. torch's form of
+        momentum: no dampening, so the first velocity is the first update. Any slice can be stepped by itself.
         """
-        if not theta.shape == velocity.shape == update.shape:
+        if not next_theta.shape == next_velocity.shape == theta.shape == velocity.shape == update.shape:
             raise ValueError("weights, velocity and update must have one shape")
         scratch = torch.empty_like(theta[:CHUNK])
         for first in range(0, theta.numel(), CHUNK):
             span = slice(first, first + CHUNK)
-            t, v, u = theta[span], velocity[span], update[span]
-            v.mul_(self.momentum).add_(u)
+            u = update[span]
+            v = torch.mul(velocity[span], self.momentum, out=next_velocity[span]).add_(u)
             if self.nesterov:
-                move = torch.mul(v, self.momentum, out=scratch[: len(t)]).add_(u).mul_(self.lr)
+                move = torch.mul(v, self.momentum, out=scratch[: len(u)]).add_(u).mul_(self.lr)
             else:
-                move = torch.mul(v, self.lr, out=scratch[: len(t)])
-            t.sub_(move)
+                move = torch.mul(v, self.lr, out=scratch[: len(u)])
+            torch.sub(theta[span], move, out=next_theta[span])

@@ -39,7 +39,7 @@ class Int8(RowCodec):
     def row_bytes(self, values: int) -> int:
         return 4 + values
 
-    def encode_rows(self, x: torch.Tensor, out: torch.Tensor, work: torch.Tensor) -> None:
+    def encode_rows(self, x: torch.Tensor, out: torch.Tensor, work: torch.Tensor, valid: int) -> None:
         scale, inverse = scales_up(absmax(x), self._qmax, clear_bits=7)
         torch.mul(x, inverse, out=work).round_()
         out[:, :4] = scale.view(torch.uint8)
@@ -66,7 +66,7 @@ class Int4(RowCodec):
     def row_bytes(self, values: int) -> int:
         return values // self.block * 2 + values // 2
 
-    def encode_rows(self, x: torch.Tensor, out: torch.Tensor, work: torch.Tensor) -> None:
+    def encode_rows(self, x: torch.Tensor, out: torch.Tensor, work: torch.Tensor, valid: int) -> None:
         rows, m = x.shape
         blocks = m // self.block
         scale, inverse = scales_up(absmax(x.view(rows, blocks, -1)), self._qmax, clear_bits=16)

@@ -12,13 +12,16 @@ from peer.errors import ProtocolViolation
 
 
 class _Cast(RowCodec):
-    granule = 1
     _dtype: ClassVar[torch.dtype]
+
+    @property
+    def granule(self) -> int:
+        return 1
 
     def row_bytes(self, values: int) -> int:
         return values * self._dtype.itemsize
 
-    def encode_rows(self, x: torch.Tensor, out: torch.Tensor, work: torch.Tensor) -> None:
+    def encode_rows(self, x: torch.Tensor, out: torch.Tensor, work: torch.Tensor, valid: int) -> None:
         largest = float(absmax(x).max())
         out.view(self._dtype).copy_(x)
         # Rounding is monotonic: if the largest magnitude stays finite, so does everything.

@@ -25,6 +25,8 @@ class Codec(Protocol):
 
     `bits_per_value` is exact for whole rows. `unbiased`: the expectation of the decoded value is the value.
     `needs_error_feedback`: training goes wrong unless the sender adds to its next vector what this one lost.
+    `idempotent`: coding a decoded vector again changes nothing. A codec that is random (`ternary`) gives other bytes
+    each time; what is said here of bytes then holds for the same draws.
     """
 
     @property
@@ -35,6 +37,8 @@ class Codec(Protocol):
     def unbiased(self) -> bool: ...
     @property
     def needs_error_feedback(self) -> bool: ...
+    @property
+    def idempotent(self) -> bool: ...
     @property
     def granule(self) -> int: ...
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from itertools import pairwise
 from typing import ClassVar, Final
 
 import torch
@@ -20,21 +21,22 @@ import torch
 from optim.codecs.interface import ROW, Buffer, as_bytes, check_vector
 from peer.errors import ProtocolViolation
 
-CHUNK_ROWS_CPU: Final = 64  # x and scratch, 1 MiB each, are about one core's L2 cache (often 2 MiB)
-CHUNK_ROWS_GPU: Final = 1 << 14  # kernels want long vectors
+CHUNK_CPU: Final = 64 * ROW  # values; x and scratch, 1 MiB each, are about one core's L2 cache (often 2 MiB)
+CHUNK_GPU: Final = 1 << 26  # kernels want long vectors
 
 
 class RowCodec(ABC):
     """A codec whose rows stand alone. A subclass says how many bytes a row takes and codes a chunk of rows.
 
-    Legend: R rows of m values (m = ROW, or the padded tail's length) in b bytes each.
+    Legend: R rows of m values (m = `row`, or the padded tail's length) in b bytes each.
     """
 
     name: ClassVar[str]
     bits_per_value: ClassVar[float]
     unbiased: ClassVar[bool] = False
     needs_error_feedback: ClassVar[bool] = False
-    granule: ClassVar[int] = ROW
+    idempotent: ClassVar[bool] = True  # coding a decoded vector again changes nothing
+    row: ClassVar[int] = ROW
     block: ClassVar[int] = 1  # the tail is padded with zeros to a multiple of it
 
     @abstractmethod
@@ -42,16 +44,21 @@ class RowCodec(ABC):
         """b for a row of `values` values, a multiple of `block`."""
 
     @abstractmethod
-    def encode_rows(self, x: torch.Tensor, out: torch.Tensor, work: torch.Tensor) -> None:
-        """x (R, m) fp32, only read -> out (R, b) uint8. work (R, m) fp32: scratch. Checks that x is finite."""
+    def encode_rows(self, x: torch.Tensor, out: torch.Tensor, work: torch.Tensor, valid: int) -> None:
+        """x (R, m) fp32, only read -> out (R, b) uint8. work (R, m) fp32: scratch. `valid`: how many values of a row
+        are real; zeros follow. Checks that x is finite."""
 
     @abstractmethod
     def decode_rows(self, data: torch.Tensor, out: torch.Tensor, work: torch.Tensor) -> None:
         """data (R, b) uint8, only read -> out (R, m) fp32, finite. work (R, m) fp32: scratch."""
 
+    @property
+    def granule(self) -> int:
+        return self.row
+
     def encoded_size(self, numel: int) -> int:
-        rows, tail = divmod(numel, ROW)
-        return rows * self.row_bytes(ROW) + (self.row_bytes(self._padded(tail)) if tail else 0)
+        rows, tail = divmod(numel, self.row)
+        return rows * self.row_bytes(self.row) + (self.row_bytes(self._padded(tail)) if tail else 0)
 
     def encode(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         return self._encode(x, out, measure=False)[0]
@@ -98,7 +105,8 @@ class RowCodec(ABC):
             if rows * m != last - first:
                 values = torch.zeros(rows * m, device=x.device)
                 values[: last - first] = x[first:last]
-            self.encode_rows(values.view(rows, m), out[begin:end].view(rows, -1), work[: rows * m].view(rows, m))
+            scratch = work[: rows * m].view(rows, m)
+            self.encode_rows(values.view(rows, m), out[begin:end].view(rows, -1), scratch, (last - first) // rows)
             if meter is not None:
                 meter.add(out[begin:end], work[: last - first])  # encode_rows is done with it
         return out, meter.total if meter is not None else 0.0
@@ -108,22 +116,20 @@ class RowCodec(ABC):
 
     def _shape(self, values: int) -> tuple[int, int]:
         """(rows, padded values in each) of one chunk."""
-        return (values // ROW, ROW) if values % ROW == 0 else (1, self._padded(values))
+        return (values // self.row, self.row) if values % self.row == 0 else (1, self._padded(values))
 
     def _scratch(self, numel: int, device: torch.device) -> torch.Tensor:
-        return torch.empty(min(_chunk_rows(device) * ROW, self._padded(numel)), device=device)
+        return torch.empty(min(_chunk(device), self._padded(numel)), device=device)
 
     def _chunks(self, numel: int, device: torch.device) -> list[tuple[int, int, int, int]]:
         """Chunks of whole rows, then the tail: (first value, last value, first byte, last byte)."""
-        per_row, step = self.row_bytes(ROW), _chunk_rows(device) * ROW
-        whole = numel // ROW * ROW
-        chunks = [
-            (first, min(first + step, whole), first // ROW * per_row, min(first + step, whole) // ROW * per_row)
-            for first in range(0, whole, step)
+        step, whole = _chunk(device), numel // self.row * self.row
+        edges = [*range(0, whole, step), whole, numel]
+        return [
+            (first, last, self.encoded_size(first), self.encoded_size(last))
+            for first, last in pairwise(edges)
+            if first < last
         ]
-        if whole < numel:
-            chunks.append((whole, numel, whole // ROW * per_row, self.encoded_size(numel)))
-        return chunks
 
 
 class _SquareMeter:
@@ -132,7 +138,7 @@ class _SquareMeter:
     def __init__(self, codec: RowCodec, device: torch.device) -> None:
         self.total = 0.0
         self._codec = codec
-        self._wide = torch.empty(_chunk_rows(device) * ROW // 4, device=device, dtype=torch.float64)
+        self._wide = torch.empty(_chunk(device) // 4, device=device, dtype=torch.float64)
 
     def add(self, data: torch.Tensor, values: torch.Tensor) -> None:
         """`data` decodes to the length of `values`, which is overwritten."""
@@ -142,8 +148,8 @@ class _SquareMeter:
             self.total += float(torch.dot(wide, wide))
 
 
-def _chunk_rows(device: torch.device) -> int:
-    return CHUNK_ROWS_CPU if device.type == "cpu" else CHUNK_ROWS_GPU
+def _chunk(device: torch.device) -> int:
+    return CHUNK_CPU if device.type == "cpu" else CHUNK_GPU
 
 
 def absmax(x: torch.Tensor) -> torch.Tensor:

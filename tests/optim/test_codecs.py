@@ -12,12 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optim.codecs import CODECS, ROW, Codec, get_codec
-from optim.codecs.rows import CHUNK_ROWS_CPU
+from optim.codecs.rows import CHUNK_CPU
 from peer.errors import ConfigError, ProtocolViolation
 
 ALL = pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS.keys())
-CHUNK = CHUNK_ROWS_CPU * ROW
+CHUNK = CHUNK_CPU
 SIZES = [0, 1, 2, 127, 129, ROW - 1, ROW, ROW + 1, 3 * ROW + 77, CHUNK, CHUNK + ROW + 5]
+
+
+def encoded(codec: Codec, x: torch.Tensor) -> torch.Tensor:
+    torch.manual_seed(0)
+    return codec.encode(x)
 
 
 def heavy_tailed(numel: int, seed: int = 0, scale: float = 1e-3) -> torch.Tensor:
@@ -32,7 +37,8 @@ def test_size_is_an_exact_function_of_numel(codec: Codec, numel: int) -> None:
     assert data.dtype == torch.uint8
     assert data.shape == (codec.encoded_size(numel),)
     assert codec.decode(data, numel).shape == (numel,)
-    assert 8 * codec.encoded_size(8 * ROW) == codec.bits_per_value * 8 * ROW
+    whole = 8 * max(codec.granule, ROW)
+    assert 8 * codec.encoded_size(whole) == codec.bits_per_value * whole
 
 
 @ALL
@@ -54,16 +60,18 @@ def test_cut_at_granules_the_bytes_are_those_of_the_whole(codec: Codec, cuts: li
     x = heavy_tailed(numel)
     grain = -(-ROW // codec.granule) * codec.granule
     edges = sorted({0, numel, *(min(c * grain, numel) for c in cuts)})
+    torch.manual_seed(0)  # for codecs that draw
     pieces = [codec.encode(x[a:b]) for a, b in itertools.pairwise(edges)]
-    assert torch.equal(torch.cat(pieces), codec.encode(x))
+    assert torch.equal(torch.cat(pieces), encoded(codec, x))
 
 
 @ALL
 def test_encode_into_a_callers_buffer(codec: Codec) -> None:
     x = heavy_tailed(ROW + 9)
     out = torch.full((codec.encoded_size(len(x)),), 255, dtype=torch.uint8)
+    torch.manual_seed(0)
     assert codec.encode(x, out) is out
-    assert torch.equal(out, codec.encode(x))
+    assert torch.equal(out, encoded(codec, x))
     target = torch.full((len(x),), math.nan)
     assert codec.decode(out, len(x), target) is target
     assert torch.equal(target, codec.decode(out, len(x)))
@@ -81,7 +89,7 @@ def test_encode_leaves_its_input_alone(codec: Codec) -> None:
     assert torch.equal(x, before)
 
 
-@ALL
+@pytest.mark.parametrize("codec", [c for c in CODECS.values() if c.idempotent], ids=lambda c: c.name)
 @settings(max_examples=40, deadline=None)
 @given(
     values=st.lists(st.floats(-(2.0**14), 2.0**14, width=32), max_size=300),
@@ -134,8 +142,9 @@ def test_any_bytes_decode_to_finite_values_or_are_refused(codec: Codec, data: st
 @pytest.mark.parametrize("numel", [0, 5, ROW + 100, CHUNK + 3])
 def test_square_norm_is_that_of_the_decoded_values(codec: Codec, numel: int) -> None:
     x = heavy_tailed(numel)
+    torch.manual_seed(0)
     data, sqnorm = codec.encode_with_sqnorm(x)
-    assert torch.equal(data, codec.encode(x))
+    assert torch.equal(data, encoded(codec, x))
     wanted = float(np.square(codec.decode(data, numel).numpy().astype(np.float64)).sum())
     assert sqnorm == pytest.approx(wanted, rel=1e-12)
     assert codec.decoded_sqnorm(data, numel) == pytest.approx(wanted, rel=1e-12)
