@@ -23,7 +23,7 @@ def every_error() -> Iterator[errors.BarnraiseError]:
     pending = [errors.BarnraiseError]
     while pending:
         kind = pending.pop()
-        pending += kind.__subclasses__()
+        pending += [child for child in kind.__subclasses__() if child.__module__ == errors.__name__]
         if kind is errors.DialError:
             yield errors.DialError("a sentence: a remedy.", "refused")
         elif kind is errors.RemoteError:
