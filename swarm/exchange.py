@@ -25,6 +25,7 @@ from peer import faults
 from peer.errors import NetworkError, ProtocolViolation, RemoteError
 from peer.events import EventLog
 from peer.rpc import Method, Rpc
+from peer.wire import allocate
 from swarm.messages import CONTRIBUTION, FETCH_RESULT, RESULT, Done, SliceOf
 from swarm.outer_state import OuterState
 from swarm.plan import Contribution, Roster, SliceMap
@@ -80,11 +81,15 @@ def encode_slices(
     """Encode a pseudo-gradient: the slices' bytes, their blake3 hashes, their squared norms as a decoder will see
     them."""
     encoded, hashes, sqnorms = [], [], []
+    room = torch.frombuffer(allocate(codec.encoded_size(cut.numel)), dtype=torch.uint8)
     for index in range(cut.count):
-        view = as_bytes(codec.encode(delta[cut.span(index)]))
+        begin = codec.encoded_size(cut.span(index).start)
+        piece = room[begin : begin + codec.encoded_size(cut.size(index))]
+        _, sqnorm = codec.encode_with_sqnorm(delta[cut.span(index)], piece)
+        view = as_bytes(piece)
         encoded.append(view)
         hashes.append(blake3(view).digest())
-        sqnorms.append(codec.decoded_sqnorm(view, cut.size(index)))
+        sqnorms.append(sqnorm)
     return encoded, hashes, sqnorms
 
 
@@ -249,8 +254,7 @@ class Exchange:
                 self._came[index] = trio.Event()
 
     def _apply(self, index: int) -> None:
-        update = self.merge.down.decode(self.results[index], self.merge.cut.size(index))
-        self._state.build(self.merge.cut.span(index), update)
+        self._state.build(self.merge.cut.span(index), self.merge.down, self.results[index])
 
     async def _send(self, peer: str, method: Method[SliceOf, Done], message: SliceOf, data: memoryview) -> bool:
         """Deliver one slice, again and again until it is taken (True), refused (False), or the attempt is cancelled."""

@@ -12,7 +12,7 @@ from swarm.ballot import Accepted
 from swarm.chain import Head, Member
 from swarm.plan import Roster
 
-SLICE_BYTES_MAX: Final = 8 << 20  # one slice at 32 bits a value, with room for scales
+SLICE_BYTES_MAX: Final = 9 << 20  # one slice at 32 bits a value, with room for scales
 
 
 class Done(msgspec.Struct, frozen=True):

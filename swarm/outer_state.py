@@ -5,10 +5,16 @@ takes over by swapping the pairs. A round that is discarded leaves the current p
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 
+from optim.codecs import Buffer, Codec
+from optim.codecs.interface import as_bytes
 from optim.outer import DilocoOuter
 from peer.chunks import StateTree, hash_state
+
+CHUNK: Final = 1 << 16  # values; the update and four pieces of state stay in one core's L2 cache
 
 
 class OuterState:
@@ -32,13 +38,24 @@ class OuterState:
     def size_bytes(self) -> int:
         return 2 * 4 * self.theta.numel()
 
-    def build(self, span: slice, update: torch.Tensor) -> None:
-        """Apply the outer step to one slice, into the next state. `update`: merged pseudo-gradient, fp32, this
-        slice's."""
-        theta, velocity = self._next_theta[span], self._next_velocity[span]
-        theta.copy_(self.theta[span])
-        velocity.copy_(self.velocity[span])
-        self._outer.step(theta, velocity, update)
+    def build(self, span: slice, codec: Codec, encoded: Buffer) -> None:
+        """Apply the outer step to one slice, into the next state, which must be sealed again after that. `encoded`:
+        this slice's merged pseudo-gradient; `ProtocolViolation` if it does not decode.
+
+        A chunk at a time: the old state is read once, the new one is written once, the decoded update never leaves
+        the cache."""
+        self._next_tree = None
+        numel = span.stop - span.start
+        data = as_bytes(encoded, codec.encoded_size(numel))
+        step = CHUNK if CHUNK % codec.granule == 0 else numel
+        update = torch.empty(min(step, numel))
+        for first in range(0, numel, step):
+            size, begin = min(step, numel - first), codec.encoded_size(first)
+            piece = codec.decode(data[begin : begin + codec.encoded_size(size)], size, update[:size])
+            where = slice(span.start + first, span.start + first + size)
+            self._outer.step_into(
+                self._next_theta[where], self._next_velocity[where], self.theta[where], self.velocity[where], piece
+            )
 
     def seal(self) -> bytes:
         """Hash the complete next state: what members vote on. Every slice must have been built."""

@@ -23,7 +23,7 @@ from peer.identity import Signed, open_body
 from swarm.chain import Head, Member
 from swarm.ledger import Range, contains, count, head_of, overlaps
 
-SLICE_VALUES_MAX: Final = 1 << 20  # 1 MiB at 8 bits: fine-grained enough to overlap send and merge, few enough calls
+SLICE_VALUES_MAX: Final = 1 << 21  # 2 MiB at 8 bits: fine-grained enough to overlap send and merge, few enough calls
 SLICE_VALUES_MIN: Final = 1 << 14
 SLICES_WANTED: Final = 16  # a model smaller than that many full slices has smaller ones, so that all share the merging
 EQUAL_WITHIN: Final = 2.0  # links whose speeds differ by less than this share equally: measurements are noisy

@@ -58,4 +58,4 @@ async def _one_round(post: Post, cut: SliceMap, mine: bytes, donor: str) -> byte
 
 
 def _apply(state: OuterState, cut: SliceMap, index: int, data: memoryview, codec: Codec) -> None:
-    state.build(cut.span(index), codec.decode(data, cut.size(index)))
+    state.build(cut.span(index), codec, data)
