@@ -9,6 +9,7 @@ and remembers addresses for 68 years.
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import Any, Final
 
 import trio
@@ -36,15 +37,24 @@ class CircuitRefused(BaseLibp2pError):
         self.status = status
 
 
-async def reserve(host: Any, relay: ID) -> float:
-    """Take (or renew) a place at a connected relay; returns for how many seconds it is ours.
+@dataclass(frozen=True)
+class Place:
+    """What a relay grants: the place for `held_s`, each circuit for so many seconds and bytes (0: without limit)."""
+
+    held_s: float
+    circuit_s: int
+    circuit_bytes: int
+
+
+async def reserve(host: Any, relay: ID) -> Place:
+    """Take (or renew) a place at a connected relay.
 
     Raises CircuitRefused, or what the library raises when the connection ends.
     """
-    reply = await _ask(host, relay, HopMessage(type=HopMessage.RESERVE))
-    stream, message = reply
+    stream, reply = await _ask(host, relay, HopMessage(type=HopMessage.RESERVE))
     await stream.close()
-    return max(_SHORTEST_S, message.reservation.expire - time.time())
+    held_s = max(_SHORTEST_S, reply.reservation.expire - time.time())
+    return Place(held_s, reply.limit.duration, reply.limit.data)
 
 
 async def connect(host: Any, relay: ID, peer: ID) -> Any:

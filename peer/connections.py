@@ -119,6 +119,8 @@ class Connections:
     async def _open_bulk(self, peer: str) -> Channel | None:
         """A channel that shares no connection with control calls: the TLS lane, else a second libp2p connection."""
         control = await self.connect(peer)
+        if self.traversal is not None and self.traversal.path(peer) != "direct":
+            return None  # to dial it again would be in vain, and take seconds to show it
         ip = _remote_ip(control)
         if self.lane is not None and ip is not None:
             channel = await self.lane.channel(peer, ip)

@@ -24,7 +24,7 @@ from libp2p.network.config import ConnectionConfig, RetryConfig
 from libp2p.utils.address_validation import get_available_interfaces
 from multiaddr import Multiaddr
 
-from peer.addressbook import AddressBook, split_address
+from peer.addressbook import AddressBook, is_circuit, split_address
 from peer.bulk import OFFER, BulkLane, Offer, OfferRequest
 from peer.channel import PROTOCOL, StreamChannel
 from peer.connections import Connections
@@ -93,6 +93,7 @@ class Host:
         self.rpc.serve(OFFER, self._lane.offer)
         self._connections.lane = self._lane
         self.traversal: Final = Traversal(libp2p_host, self._connections, config.relays, config.events)
+        self.traversal.ask_addresses = self._ask_addresses
         self._connections.traversal = self.traversal
         self._connections.on_dialled = lambda peer: nursery.start_soon(self._say_hello, peer)
         self._greeting: dict[str, trio.Event] = {}
@@ -208,6 +209,10 @@ class Host:
     async def _on_hello(self, call: Call[Addresses]) -> Addresses:
         self.book.add(call.peer, call.body.addresses[: self._config.limits.addresses_per_peer])
         return Addresses(list(self.addresses))
+
+    async def _ask_addresses(self, peer_id: str) -> tuple[str, ...]:
+        await self._say_hello(peer_id)
+        return tuple(address for address in self.book.get(peer_id) if not is_circuit(address))
 
     async def _say_hello(self, peer_id: str) -> None:
         """Exchange addresses, so that each side can dial the other; one exchange at a time."""

@@ -25,18 +25,26 @@ from pathlib import Path
 from typing import Any, Final
 
 import trio
+from libp2p.exceptions import BaseLibp2pError
+from libp2p.peer.id import ID
+from multiaddr import Multiaddr
 
+from peer import circuit
 from peer.errors import ConfigError, ResourceError
+from peer.events import EventLog
+from peer.host import HostConfig, open_host
 from peer.identity import Identity
 
 _START_S: Final = 15.0
 _MORE_ADDRESSES_S: Final = 0.3
 _STOP_S: Final = 3.0
+_STARTS_MAX: Final = 24
 _PR_SET_PDEATHSIG: Final = 1
 _LIBC: Final = ctypes.CDLL(None)  # before the fork: nothing may be loaded between fork and exec
 
 # A relayed connection is a peer's lifeline to its round, so it is cut late; a peer has a few with each of many others.
-_LIMITS: Final = ("-relayTimeLimit", "24h", "-relayDataLimit", str(1 << 44), "-relayMaxCircuits", "128")
+_CIRCUIT_BYTES: Final = 1 << 44
+_LIMITS: Final = ("-relayTimeLimit", "24h", "-relayDataLimit", str(_CIRCUIT_BYTES), "-relayMaxCircuits", "128")
 _CONNECTIONS: Final = ("-connManager", "-connLo", "1024", "-connHi", "2048", "-connGrace", "1m")
 
 
@@ -68,25 +76,21 @@ class Relay:
 
     async def _listen(self, output: trio.abc.ReceiveStream, task_status: Any) -> None:
         """Take in what the daemon prints, for as long as it lives; `started` once it has named its addresses."""
-        lines = _lines(output)
-        with trio.fail_after(_START_S):
-            async for line in lines:
+        lines = _Lines(output)
+        with trio.move_on_after(_START_S):
+            while (line := await lines.next()) != "Peer Addrs:":
+                if line is None:
+                    raise ResourceError(f"the relay cannot start ({self._last_words()}): choose another --listen.")
                 self._said.append(line)
-                if line == "Peer Addrs:":
-                    break
-            else:
-                raise ResourceError(f"the relay cannot start ({self._last_words()}): choose another --listen.")
-            found = [await anext(lines, "")]
-        while True:  # it does not say how many there are
-            line = ""
-            with trio.move_on_after(_MORE_ADDRESSES_S):
-                line = await anext(lines, "")
-            if not line.startswith("/"):
-                break
-            found.append(line)
-        self.addresses = tuple(f"{address}/p2p/{self.peer_id}" for address in found)
+        found: list[str] = []
+        with trio.move_on_after(_MORE_ADDRESSES_S):  # it does not say how many there are
+            while (line := await lines.next()) is not None:
+                found.append(line)
+        self.addresses = tuple(f"{line}/p2p/{self.peer_id}" for line in found if line.startswith("/"))
+        if not self.addresses:
+            raise ResourceError(f"the relay named no address ({self._last_words()}): choose another --listen.")
         task_status.started()
-        async for line in lines:
+        while (line := await lines.next()) is not None:
             self._said.append(line)
         self._ended.set()
 
@@ -98,18 +102,34 @@ class Relay:
 async def open_relay(config: RelayConfig) -> AsyncIterator[Relay]:
     """A relay that runs inside the block, and no longer than this process, however that ends.
 
-    Raises ResourceError where the daemon is not installed or cannot start (port in use).
+    Raises ConfigError for a bad address, ResourceError where the daemon is not installed or cannot start (port in use).
     """
     daemon = find_daemon()
     for address in (*config.listen, *config.announce):
         if not address.startswith(("/ip4/", "/ip6/", "/dns")) or "/tcp/" not in address:
             raise ConfigError(f"{address} is not an address of TCP: use one like /ip4/0.0.0.0/tcp/4001.")
+    if config.announce and config.listen[0].endswith("/tcp/0"):
+        raise ConfigError("--announce names a fixed port: name the same one with --listen.")
+    place = None
+    for _ in range(_STARTS_MAX):
+        async with _running(daemon, config) as relay:
+            # The daemon starts two relay services, one with our limits and one with go-libp2p's (2 minutes and 128 KiB
+            # a circuit). Which of them comes last, and answers, is a race within it: so we ask, and try again.
+            place = await _place_at(relay, config)
+            if place.circuit_bytes in (0, _CIRCUIT_BYTES):
+                yield relay
+                return
+    raise ResourceError(f"the relay daemon insists on its own limits ({place}): start it again.")
+
+
+@asynccontextmanager
+async def _running(daemon: Path, config: RelayConfig) -> AsyncIterator[Relay]:
     folder = Path(tempfile.mkdtemp(prefix="barnraise-relay-"))  # 0700; also keeps the socket's path short
     try:
         key = folder / "key"
         key.touch(mode=0o600)
         key.write_bytes(_go_private_key(config.identity))
-        # Not trio's way: it forks in a short-lived thread, and the parent whose death the kernel reports is that thread.
+        # Not trio's way: it forks in a short-lived thread, and the kernel reports the death of that thread.
         process = subprocess.Popen(  # noqa: ASYNC220
             _command(daemon, config, key, folder / "control"),
             stdin=subprocess.DEVNULL,
@@ -132,6 +152,20 @@ async def open_relay(config: RelayConfig) -> AsyncIterator[Relay]:
                 await trio.aclose_forcefully(output)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+async def _place_at(relay: Relay, config: RelayConfig) -> circuit.Place:
+    """What the relay grants to whoever asks."""
+    address = config.listen[0] if config.announce else relay.addresses[0].removesuffix(f"/p2p/{relay.peer_id}")
+    address = address.replace("/0.0.0.0/", "/127.0.0.1/").replace("/ip6/::/", "/ip6/::1/")
+    peer_id = ID.from_base58(relay.peer_id)
+    async with open_host(HostConfig(identity=Identity.generate(), events=EventLog(), bulk_port=None)) as host:
+        try:
+            with trio.fail_after(_START_S):
+                await host.libp2p.get_network().dial_addr(Multiaddr(address), peer_id)
+                return await circuit.reserve(host.libp2p, peer_id)
+        except (BaseLibp2pError, trio.TooSlowError) as error:
+            raise ResourceError(f"the relay does not answer at {address}: choose another --listen.") from error
 
 
 def find_daemon() -> Path:
@@ -181,9 +215,20 @@ async def _stop(process: subprocess.Popen[bytes]) -> None:
             await trio.to_thread.run_sync(process.wait)
 
 
-async def _lines(stream: trio.abc.ReceiveStream) -> AsyncIterator[str]:
-    rest = b""
-    while data := await stream.receive_some():
-        *complete, rest = (rest + data).split(b"\n")
-        for line in complete:
-            yield line.decode(errors="replace").strip()
+class _Lines:
+    """The lines of a stream; a `next` that is cancelled loses nothing."""
+
+    def __init__(self, stream: trio.abc.ReceiveStream) -> None:
+        self._stream = stream
+        self._complete: deque[str] = deque()
+        self._rest = b""
+
+    async def next(self) -> str | None:
+        """The next line, or None at the end."""
+        while not self._complete:
+            data = await self._stream.receive_some()
+            if not data:
+                return None
+            *complete, self._rest = (self._rest + data).split(b"\n")
+            self._complete.extend(line.decode(errors="replace").strip() for line in complete)
+        return self._complete.popleft()

@@ -8,20 +8,21 @@ such connections through. Calls prefer the direct connection as soon as there is
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol
 
 import trio
-from libp2p.abc import INetStream
+from libp2p.abc import INetConn, INetStream, INetwork, INotifee
 from libp2p.connection_types import ConnectionType
 from libp2p.peer.id import ID
-from libp2p.relay.circuit_v2.dcutr import DCUtRProtocol
+from libp2p.relay.circuit_v2.dcutr import DCUtRProtocol, _local_tcp_listen_addrs
 from libp2p.tools.anyio_service import background_trio_service
 from multiaddr import Multiaddr
 
 from peer import circuit
-from peer.addressbook import split_address
+from peer.addressbook import is_circuit, split_address
 from peer.channel import LOST
 from peer.dialing import Connection
 from peer.errors import DialError, DialReason
@@ -32,8 +33,11 @@ Path = Literal["direct", "hole-punched", "relayed"]
 _STEP_S: Final = 10.0
 _RETRY_S: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
 _REFRESH_MAX_S: Final = 600.0
-_DIAL_BACK_S: Final = 3
+_DIAL_BACK_S: Final = 3.0
 _PUNCH_AFTER_S: Final = (0.0, 5.0, 30.0)  # a punch misses when the two dials are badly timed: try again
+_PUNCH_S: Final = 4  # the kernel repeats a SYN that a NAT has dropped after 1 s and after 3 s
+_PUNCH_ROUNDS: Final = 2
+_PUNCH_ADDRESSES_MAX: Final = 8
 _ACCEPTS_AT_ONCE: Final = 32
 
 _REFUSALS: Final[dict[str, tuple[DialReason, str]]] = {
@@ -62,13 +66,15 @@ class Traversal:
         self._events = events
         self._reserved: list[str] = []
         self._accepting = trio.CapacityLimiter(_ACCEPTS_AT_ONCE)
-        self._punch = _HolePunch(libp2p_host, self._on_punch_ended)
+        self._punch = _HolePunch(libp2p_host, self._until_direct, self._on_punch_ended)
         self._punched: set[str] = set()
         self._unpunchable: set[str] = set()
         self._news = trio.Event()
         self._scope = trio.CancelScope()
         self.changed: Callable[[], None] = lambda: None
         """Called when `addresses` change."""
+        self.ask_addresses: Callable[[str], Awaitable[tuple[str, ...]]] = _nowhere
+        """Asks a connected peer where it listens; direct addresses only."""
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -90,8 +96,13 @@ class Traversal:
             await self._news.wait()
         return path
 
+    async def _until_direct(self, peer: str) -> None:
+        while self.path(peer) in (None, "relayed"):
+            await self._news.wait()
+
     async def run(self) -> None:
         """Hold a place at every relay, answer circuits and punch holes, until cancelled."""
+        self._host.get_network().register_notifee(_OnConnected(self._announce))
         with self._scope:
             async with background_trio_service(self._punch), trio.open_nursery() as nursery:
                 if self._relays:
@@ -121,20 +132,20 @@ class Traversal:
     async def _hold_place(self, relay: str) -> None:
         failures = 0
         while True:
-            held_s, connection = await self._reserve(relay)
-            if connection is None:
+            place, connection = await self._reserve(relay)
+            if place is None:
                 self._set_reserved(relay, False)
                 await trio.sleep(_RETRY_S[min(failures, len(_RETRY_S) - 1)])
                 failures += 1
                 continue
             failures = 0
             self._set_reserved(relay, True)
-            with trio.move_on_after(min(held_s / 2, _REFRESH_MAX_S)):
+            with trio.move_on_after(min(place.held_s / 2, _REFRESH_MAX_S)):
                 await connection.event_closed.wait()
                 self._set_reserved(relay, False)
 
-    async def _reserve(self, relay: str) -> tuple[float, Connection | None]:
-        """For how long we now hold a place, and the connection that it hangs on; None if we got none."""
+    async def _reserve(self, relay: str) -> tuple[circuit.Place | None, Connection]:
+        """The place we now hold, None if we got none, and the connection that it hangs on."""
         bare, relay_id = split_address(relay)
         reason = f"no answer within {_STEP_S:g} s"
         with trio.move_on_after(_STEP_S):
@@ -145,7 +156,7 @@ class Traversal:
             except (DialError, *LOST) as error:
                 reason = str(error)
         self._events.emit("relay_failed", relay=relay, reason=reason)
-        return 0.0, None
+        return None, None
 
     def _set_reserved(self, relay: str, reserved: bool) -> None:
         if reserved == (relay in self._reserved):
@@ -177,11 +188,15 @@ class Traversal:
             nursery.cancel_scope.cancel()
 
     async def _seek_direct(self, peer_id: ID) -> None:
-        """Punch until there is a direct connection. The side that was called does it, so that the two never collide."""
+        """Dial back, then punch. The side that was called does it, so that the two never collide."""
+        peer = str(peer_id)
+        with trio.move_on_after(_DIAL_BACK_S), suppress(DialError):  # it may be behind NAT, as we are
+            await self._dialer.dial(peer, await self.ask_addresses(peer))
         for pause_s in _PUNCH_AFTER_S:
             await trio.sleep(pause_s)
-            if self.path(str(peer_id)) != "relayed" or await self._punch.initiate_hole_punch(peer_id):
+            if self.path(peer) != "relayed" or await self._punch.initiate_hole_punch(peer_id):
                 return
+            self._on_punch_ended(peer, "relayed")
 
     def _on_punch_ended(self, peer: str, path: Path) -> None:
         self._punched.discard(peer)
@@ -189,46 +204,75 @@ class Traversal:
         if path != "direct":
             (self._punched if path == "hole-punched" else self._unpunchable).add(peer)
         self._events.emit("hole_punch_ended", peer=peer, path=path)
+        self._announce()
+
+    def _announce(self) -> None:
         self._news.set()
         self._news = trio.Event()
 
 
 class _HolePunch(DCUtRProtocol):
-    """The library's DCUtR, told when to begin (it would poll all connections) and reporting how each attempt ends."""
+    """The library's DCUtR exchanges addresses and agrees on the moment. When to begin, whom to dial and for how long is
+    ours: it would poll all connections, and try for half a minute what a NAT decides in the first seconds.
+    """
 
-    def __init__(self, host: Any, ended: Callable[[str, Path], None]) -> None:
-        super().__init__(host, dial_timeout=_DIAL_BACK_S)
+    def __init__(
+        self, host: Any, until_direct: Callable[[str], Awaitable[None]], ended: Callable[[str, Path], None]
+    ) -> None:
+        super().__init__(host, dial_timeout=_PUNCH_S)
+        self._until_direct = until_direct
         self._ended = ended
-
-    async def initiate_hole_punch(self, peer_id: ID) -> bool:
-        direct = await super().initiate_hole_punch(peer_id)
-        if not direct:
-            self._ended(str(peer_id), "relayed")
-        return direct
-
-    async def _handle_dcutr_stream(self, stream: INetStream) -> None:
-        peer_id = stream.muxed_conn.peer_id
-        await super()._handle_dcutr_stream(stream)
-        if not await self._verify_direct_connection(peer_id):
-            self._ended(str(peer_id), "relayed")
-
-    async def _try_unilateral_upgrade(self, peer_id: ID) -> bool:
-        direct = await super()._try_unilateral_upgrade(peer_id)
-        if direct:
-            self._ended(str(peer_id), "direct")
-        return direct
-
-    async def _perform_hole_punch(self, peer_id: ID, addrs: list[Multiaddr], as_responder: bool = False) -> bool:
-        punched = await super()._perform_hole_punch(peer_id, addrs, as_responder)
-        if punched:
-            self._ended(str(peer_id), "hole-punched")
-        return punched
 
     def is_under_way(self, peer: str) -> bool:
         return ID.from_base58(peer) in self._in_progress
 
+    async def _perform_hole_punch(self, peer_id: ID, addrs: list[Multiaddr], as_responder: bool = False) -> bool:
+        """Dial from our listening port (the one whose mapping both NATs expect) while the peer does the same."""
+        wanted = [address for address in addrs if not is_circuit(str(address))][:_PUNCH_ADDRESSES_MAX]
+        source = next(((ip, port) for family, ip, port in _local_tcp_listen_addrs(self.host) if family == 4), None)
+        punched = False
+        for _ in range(_PUNCH_ROUNDS):
+            if not wanted or punched:
+                break
+            async with trio.open_nursery() as nursery:
+                for address in wanted:
+                    nursery.start_soon(self._dial_peer, peer_id, address, source, as_responder)
+                with trio.move_on_after(_PUNCH_S):
+                    await self._until_direct(str(peer_id))
+                    punched = True
+                nursery.cancel_scope.cancel()
+        self._ended(str(peer_id), "hole-punched" if punched else "relayed")
+        return punched
+
+    async def _try_unilateral_upgrade(self, peer_id: ID) -> bool:
+        return False  # `Traversal` has tried that
+
     async def _auto_drive_loop(self) -> None:
         await trio.sleep_forever()
+
+
+class _OnConnected(INotifee):
+    """Tells of every new connection."""
+
+    def __init__(self, tell: Callable[[], None]) -> None:
+        self._tell = tell
+
+    async def connected(self, network: INetwork, conn: INetConn) -> None:
+        self._tell()
+
+    async def disconnected(self, network: INetwork, conn: INetConn) -> None: ...
+
+    async def opened_stream(self, network: INetwork, stream: INetStream) -> None: ...
+
+    async def closed_stream(self, network: INetwork, stream: INetStream) -> None: ...
+
+    async def listen(self, network: INetwork, multiaddr: Multiaddr) -> None: ...
+
+    async def listen_close(self, network: INetwork, multiaddr: Multiaddr) -> None: ...
+
+
+async def _nowhere(peer: str) -> tuple[str, ...]:
+    return ()
 
 
 @dataclass(frozen=True)
