@@ -107,7 +107,8 @@ class Host:
 
     @property
     def connected(self) -> frozenset[str]:
-        return self._connections.connected
+        """Peers with a live connection, not counting relays."""
+        return frozenset(peer for peer in self._connections.connected if not self.traversal.is_relay(peer))
 
     @property
     def bytes_up(self) -> int:
@@ -196,7 +197,7 @@ class Host:
         self.traversal.stop()
         self._lane.close()
         async with trio.open_nursery() as nursery:
-            for peer in self.connected:
+            for peer in self._connections.connected:
                 nursery.start_soon(self._connections.disconnect, peer)
 
     async def _on_stream(self, stream: Any) -> None:
@@ -216,6 +217,8 @@ class Host:
 
     async def _say_hello(self, peer_id: str) -> None:
         """Exchange addresses, so that each side can dial the other; one exchange at a time."""
+        if self.traversal.is_relay(peer_id):
+            return
         under_way = self._greeting.get(peer_id)
         if under_way is not None:
             await under_way.wait()

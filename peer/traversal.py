@@ -62,9 +62,10 @@ class Traversal:
     def __init__(self, libp2p_host: Any, dialer: Dialer, relays: tuple[str, ...], events: EventLog) -> None:
         self._host = libp2p_host
         self._dialer = dialer
-        self._relays = tuple(relay for relay in relays if split_address(relay))
+        self._relays = relays
         self._events = events
         self._reserved: list[str] = []
+        self._relay_ids = {split_address(relay)[1] for relay in relays}
         self._accepting = trio.CapacityLimiter(_ACCEPTS_AT_ONCE)
         self._punch = _HolePunch(libp2p_host, self._until_direct, self._on_punch_ended)
         self._punched: set[str] = set()
@@ -80,6 +81,10 @@ class Traversal:
     def addresses(self) -> tuple[str, ...]:
         """The circuit addresses under which we can be reached now, freshest first."""
         return tuple(f"{relay}/p2p-circuit" for relay in reversed(self._reserved))
+
+    def is_relay(self, peer: str) -> bool:
+        """Whether we know `peer` as a relay, which speaks none of our protocols."""
+        return peer in self._relay_ids
 
     def path(self, peer: str) -> Path | None:
         """The best path to a connected peer; None if it is not connected."""
@@ -118,6 +123,7 @@ class Traversal:
     async def dial(self, address: str, peer: str) -> Connection:
         """A connection to `peer` by a circuit address; DialError says which of relay and peer failed, and why."""
         relay, relay_id = split_address(address.removesuffix("/p2p-circuit"))
+        self._relay_ids.add(relay_id)
         if not self._dialer.live(relay_id):
             await self._dialer.dial(relay_id, (relay,))
         self._unpunchable.discard(peer)
