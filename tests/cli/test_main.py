@@ -47,7 +47,9 @@ def test_every_listed_command_exists_and_matches_its_module() -> None:
         assert command is not None and command.name == name
 
 
-@pytest.mark.parametrize("typed", ["jion", "join", "quickstart --peers many", "quickstart --peers 2", "status --nonsense"])
+@pytest.mark.parametrize(
+    "typed", ["jion", "join", "quickstart --peers many", "quickstart --peers 2", "status --nonsense"]
+)
 def test_unknown_commands_and_options_are_usage_errors(
     typed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
