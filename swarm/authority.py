@@ -91,7 +91,7 @@ class Authority:
         best = self._latest(standings)
         if best is None:
             return
-        alive = sorted({s.member for _, s in standings if best.has(s.member) and s.head.hash == best.hash})
+        alive = {s.member for _, s in standings if best.has(s.member)}  # who is a commit behind is about to catch up
         if len(alive) >= best.quorum:
             self._missing_since = None
             return

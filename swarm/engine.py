@@ -75,16 +75,20 @@ class Engine:
         self._serve()
 
     async def run(self) -> None:
+        height: Height | None = None
         async with trio.open_nursery() as lingering:
             while not self._run.rounds or self.head.round < self._run.rounds:
-                height = Height(self.head, self._post.me)
+                height = Height(self.head, self._post.me, height)
                 better: list[Sighting] = []
                 async with trio.open_nursery() as tasks:
                     round_ = Round(self._post, height, tasks, lingering)
                     round_.overtaken = self._look_again
                     self._round = round_
                     self._moved.notify()
-                    better += await self._live(round_)
+                    try:
+                        better += await self._live(round_)
+                    finally:
+                        round_.close()
                     tasks.cancel_scope.cancel()
                 if height.decided is not None:
                     await self._commit(round_, height.decided)
@@ -236,18 +240,24 @@ class Engine:
         await self._keeper.committed(head, results)
 
     async def _catch_up(self, height: Height, sighting: Sighting) -> None:
-        """Move to a head that others committed: by our own sealed result, by a change of term, or by fetching."""
+        """Move to a head that others committed: by our own sealed result, by a change of term, or by fetching. If that
+        fails we stay where we are, unless the state has moved on part of the way."""
         self.phase = "catching up"
-        head = sighting.head
-        try:
-            if height.sealed is not None and height.sealed.hash == head.hash:
-                self._post.state.commit(head.state_hash)
-            elif head.state_hash != self.head.state_hash:
-                await self._keeper.fetch(sighting, self.head)
-        except (NetworkError, ProtocolViolation) as error:
-            self._post.events.emit("catch_up_failed", round=head.round, reason=str(error))
-            await trio.sleep(KNOCK_EVERY_S)
-            return
+        state = self._post.state
+        while True:
+            head = sighting.head
+            try:
+                if height.sealed is not None and height.sealed.hash == head.hash:
+                    state.commit(head.state_hash)
+                elif head.state_hash != state.tree.root:
+                    await self._keeper.fetch(sighting, self.head)
+                break
+            except (NetworkError, ProtocolViolation) as error:
+                self._post.events.emit("catch_up_failed", round=head.round, reason=str(error))
+                await trio.sleep(KNOCK_EVERY_S)
+            if state.tree.root == self.head.state_hash:
+                return
+            sighting = await self.best_sighting() or sighting
         self.head, self.regroup = head, sighting.regroup
         await self._keeper.committed(head, [])
 

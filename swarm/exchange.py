@@ -24,11 +24,12 @@ from optim.merge import merge_part
 from peer import faults
 from peer.errors import NetworkError, ProtocolViolation, RemoteError
 from peer.events import EventLog
+from peer.identity import Signed
 from peer.rpc import Method, Rpc
 from peer.wire import allocate
 from swarm.messages import CONTRIBUTION, FETCH_RESULT, RESULT, Done, SliceOf
 from swarm.outer_state import OuterState
-from swarm.plan import Contribution, Roster, SliceMap
+from swarm.plan import Contribution, Roster, SliceMap, WorkPlan
 
 SENDS_PER_PEER: Final = 2  # keeps a link busy while one call waits for its answer, without crowding out other peers
 RETRY_PAUSE_S: Final = 0.25
@@ -48,9 +49,12 @@ class RoundSlices:
 @dataclass(frozen=True)
 class Merge:
     """What one attempt merges: the roster's contributors, in its order, with the weight of each in the mean (0: left
-    out by the gate), cut into slices, coded `up` on the way to the owner and `down` on the way back."""
+    out by the gate), cut into slices, coded `up` on the way to the owner and `down` on the way back. `plan` is the work
+    it completes, `signed_plan` that plan as its leader signed it: a later attempt may have replaced the peer's own."""
 
     round: int
+    plan: WorkPlan
+    signed_plan: Signed
     roster: Roster
     contributors: Sequence[Contribution]
     weights: Sequence[float]
@@ -96,8 +100,8 @@ def encode_slices(
 class Exchange:
     """One attempt's exchange, at one of its contributors.
 
-    `built` is set once the next state is complete here; `run()` goes on delivering to the others until all have theirs
-    or it is cancelled.
+    `built` is set once the next state is complete here, with `state_hash`; `run()` goes on delivering to the others
+    until all have theirs or it is cancelled.
     """
 
     def __init__(
@@ -114,6 +118,7 @@ class Exchange:
         self.key = merge.roster.hash
         self.results: dict[int, memoryview] = {}
         self.built = trio.Event()
+        self.state_hash = b""
         self._me = me
         self._state, self._slices, self._rpc = state, slices, rpc
         self._call_timeout_s = call_timeout_s
@@ -239,6 +244,7 @@ class Exchange:
         async with trio.open_nursery() as nursery:
             for index in self._indices:
                 nursery.start_soon(self._build, index)
+        self.state_hash = await trio.to_thread.run_sync(self._state.seal)
         self.built.set()
 
     async def _build(self, index: int) -> None:
@@ -268,6 +274,8 @@ class Exchange:
                     if error.code != "RoundDiscarded":  # that one: the order to exchange may not have reached it yet
                         return False
                     refusals += 1
+                except ProtocolViolation:
+                    return False
                 except NetworkError:
                     pass
                 await trio.sleep(RETRY_PAUSE_S)

@@ -9,8 +9,8 @@ import trio
 from peer.identity import Signed
 from swarm.ballot import Acceptor, VoteBox
 from swarm.chain import Head, Member
-from swarm.exchange import Exchange, RoundSlices
-from swarm.plan import Roster, WorkPlan
+from swarm.exchange import Exchange, Merge, RoundSlices
+from swarm.plan import WorkPlan
 
 
 class Changed:
@@ -39,20 +39,24 @@ class Changed:
 class Height:
     """`plan`/`contribution`: the work adopted and what came of it; `handed_in`: what the leader has collected;
     `exchanges`: by roster hash; `sealed`: the head that the next outer state stands for; `decided`: the committed
-    head."""
+    head.
 
-    def __init__(self, head: Head, me: Member) -> None:
-        self.head = head
+    `before`: the height left last. Where a peer comes back to the same head, because it could not fetch a better one,
+    its promises and votes stay, or the round could be decided twice."""
+
+    def __init__(self, head: Head, me: Member, before: Height | None = None) -> None:
+        same = before if before is not None and before.head == head else None
+        self.head: Head = head
         self.me = me
-        self.acceptor = Acceptor()
-        self.votes = VoteBox(head)
+        self.acceptor: Acceptor = same.acceptor if same else Acceptor()
+        self.votes: VoteBox = same.votes if same else VoteBox(head)
+        self.exchanges: dict[bytes, Exchange] = same.exchanges if same else {}
         self.plan: WorkPlan | None = None
         self.signed_plan: Signed | None = None
         self.planned_at = 0.0
         self.contribution: Signed | None = None
         self.handed_in: dict[Member, Signed] = {}
         self.slices = RoundSlices()
-        self.exchanges: dict[bytes, Exchange] = {}
         self.current: Exchange | None = None
         self.sealed: Head | None = None
         self.sealed_by: Exchange | None = None
@@ -63,7 +67,7 @@ class Height:
 
     def drop_work(self) -> None:
         """Forget the plan and everything computed under it."""
-        self.plan = self.signed_plan = self.contribution = None
+        self.plan = self.signed_plan = self.contribution = self.current = None
         self.handed_in = {}
         self.slices = RoundSlices()
         self.changed.notify()
@@ -73,6 +77,8 @@ class Height:
         self.stage_deadline = trio.current_time() + seconds
         self.changed.notify()
 
-    def roster_of(self, key: bytes) -> Roster | None:
-        exchange = self.exchanges.get(key)
-        return exchange.merge.roster if exchange else None
+    def merge_of_vote(self) -> Merge | None:
+        """What led to the head voted for."""
+        accepted = self.acceptor.accepted
+        exchange = self.exchanges.get(accepted.roster) if accepted is not None else None
+        return exchange.merge if exchange is not None else None

@@ -14,12 +14,12 @@ from typing import Any, Final
 import msgspec
 import trio
 
-from peer.errors import BarnraiseError, NetworkError, ProtocolViolation, RoundDiscarded, RoundError
+from peer.errors import BarnraiseError, ProtocolViolation, RoundDiscarded, RoundError
 from peer.identity import Signed, open_body, sign_body
 from swarm.ballot import Accepted, value_to_finish
 from swarm.chain import Head, Member
 from swarm.messages import EXCHANGE, FINISH, PREPARE, WORK, Exchange, Finish, Prepare, Promise, Work
-from swarm.plan import PLAN_KIND, Roster, WorkPlan, make_plan, open_contribution, share_slices
+from swarm.plan import PLAN_KIND, Roster, WorkPlan, check_plan, make_plan, open_contribution, share_slices
 from swarm.round import Round
 
 JOINER_GRACE_S: Final = 1.5  # how long a round may wait for those who want to join it
@@ -55,6 +55,7 @@ class Leader:
         self._height = round_.height
         self._knockers = knockers
         self._given_up: set[bytes] = set()  # plans that led to nothing
+        self._refused: set[str] = set()  # peers that did not take the plan
         self._blame_missing = False  # set when the last attempt ran out of time with nobody suspect
         self.ahead: Head | None = None
 
@@ -88,7 +89,7 @@ class Leader:
             try:
                 reply = await host.rpc.call(peer, PREPARE, ask, timeout_s=self._post.tempo.answer_s)
                 self._note(promises, reply.body, peer)
-            except NetworkError as error:
+            except BarnraiseError as error:
                 self._post.events.emit("prepare_unanswered", round=self._round.number, peer=peer, reason=str(error))
             waiting.discard(peer)
             if not waiting:
@@ -130,20 +131,21 @@ class Leader:
             plan = make_plan(height.head, attempt, speeds, spec.steps, spec.batch_size, spec.compute_s_max)
             signed = sign_body(post.identity, PLAN_KIND, plan)
         self._round.take_work(signed, wrap_up=False)
-        await self._broadcast(WORK, Work(signed), promises)
+        self._refused = await self._broadcast(WORK, Work(signed), promises)
 
     def _adoptable(self, promises: Promises) -> Signed | None:
         """The latest plan that a majority of the head's members can still complete."""
-        head = self._height.head
+        head, spec = self._height.head, self._post.spec
         best: tuple[int, Signed] | None = None
         for promise in promises.granted.values():
             if promise.plan is None:
                 continue
             try:
                 plan = open_body(promise.plan, PLAN_KIND, WorkPlan)
+                check_plan(plan, head, spec.batch_size, spec.steps, spec.compute_s_max)
             except ProtocolViolation:
                 continue
-            if plan.hash in self._given_up or plan.head != head.hash:
+            if plan.hash in self._given_up:
                 continue
             if head.leader(max(plan.attempt, 0)).peer != promise.plan.signer:
                 continue
@@ -171,7 +173,8 @@ class Leader:
             now = trio.current_time()
             for member in height.handed_in:
                 took.setdefault(member, now - height.planned_at)
-            waiting = [m for m in assigned if m not in height.handed_in and m.peer not in host.suspects]
+            away = self._refused | host.suspects
+            waiting = [m for m in assigned if m not in height.handed_in and m.peer not in away]
             if not waiting or now >= end:
                 break
             if not wrapped_up and len(took) > len(assigned) // 2:
@@ -264,27 +267,35 @@ class Leader:
         """Some member voted in an earlier attempt, which may have been decided: complete that one."""
         height = self._height
         for member, promise in promises.granted.items():
-            if promise.accepted == unfinished and promise.accepted_roster is not None and promise.plan is not None:
-                finish = Finish(attempt, unfinished, promise.plan, promise.accepted_roster, member.peer)
+            roster, plan = promise.accepted_roster, promise.accepted_plan
+            if promise.accepted == unfinished and roster is not None and plan is not None:
+                finish = Finish(attempt, unfinished, plan, roster, member.peer)
                 break
         else:
             raise AttemptFailed("nobody can say how to finish the earlier attempt")
         await self._round.begin_finish(finish, self._post.me.peer)
         await self._broadcast(FINISH, finish, promises)
-        await height.changed.until(lambda: height.decided is not None, self._post.tempo.exchange_s(0))
-        if height.decided is None:
-            raise AttemptFailed("the earlier attempt could not be finished")
+        until = trio.current_time() + self._post.tempo.exchange_s(0)
+        while height.decided is None:
+            if finish.holder in self._post.host.suspects and height.sealed != unfinished.head:
+                raise AttemptFailed(f"lost {finish.holder}, who held the result of the earlier attempt")
+            if height.acceptor.promised > attempt or trio.current_time() > until:
+                raise AttemptFailed("the earlier attempt could not be finished")
+            await height.changed.until(lambda: height.decided is not None, 0.25)
 
-    async def _broadcast(self, method: Any, body: msgspec.Struct, promises: Promises) -> None:
-        """Tell everybody who promised; whoever does not take it is found missing later."""
+    async def _broadcast(self, method: Any, body: msgspec.Struct, promises: Promises) -> set[str]:
+        """Tell everybody who promised; returns who did not take it."""
+        refused: set[str] = set()
 
         async def tell(peer: str) -> None:
             try:
                 await self._post.host.rpc.call(peer, method, body, timeout_s=self._post.tempo.answer_s)
             except BarnraiseError as error:
+                refused.add(peer)
                 self._post.events.emit("order_refused", round=self._round.number, peer=peer, reason=str(error))
 
         async with trio.open_nursery() as nursery:
             for member in promises.granted:
                 if member != self._post.me:
                     nursery.start_soon(tell, member.peer)
+        return refused

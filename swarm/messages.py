@@ -31,7 +31,8 @@ class Prepare(msgspec.Struct, frozen=True):
 class Promise(msgspec.Struct, frozen=True):
     """`granted` is false if a later attempt was promised, or if the two heads differ: then `head` tells which is ahead.
     `plan` (signed by its leader) and `contribution` are what this member already has for the round; `missing` are the
-    peers whose slices it still waits for."""
+    peers whose slices it still waits for. `accepted` is its vote, and what is needed to finish what it voted for: the
+    roster and the plan that led there."""
 
     granted: bool
     promised: int
@@ -42,6 +43,7 @@ class Promise(msgspec.Struct, frozen=True):
     contribution: Signed | None = None
     accepted: Accepted | None = None
     accepted_roster: Roster | None = None
+    accepted_plan: Signed | None = None
     missing: tuple[str, ...] = ()
     bandwidths: dict[str, float] = {}
 

@@ -235,6 +235,7 @@ class Participant:
             term=head.term,
             state_hash=head.state_hash.hex(),
             head=head.hash.hex(),
+            previous=head.previous.hex(),
             members=len(head.members),
             tokens=head.tokens,
             loss=self._trainer.loss,
@@ -254,7 +255,7 @@ class Participant:
         donors = list(sighting.holders)
         began = trio.current_time()
         near = mine.round >= 0 and head.round - mine.round <= ROUNDS_MAX
-        replayed = near and await replay(post, mine.state_hash, head.state_hash, donors)
+        replayed = near and await replay(post, post.state.tree.root, head.state_hash, donors)
         if not replayed:
             fetched = await fetch_state(
                 post.host.rpc,
@@ -289,8 +290,8 @@ class Participant:
         self._post.events.emit("run_finished", round=head.round, state_hash=head.state_hash.hex())
 
     async def _save(self, head: Head) -> None:
-        """Write a checkpoint, unless this head is on disk already."""
-        if head == self._saved_head or head.round < 0:
+        """Write a checkpoint, unless this head is on disk already or we were on our way to another."""
+        if head == self._saved_head or head.round < 0 or head.state_hash != self._post.state.tree.root:
             return
         tensors = {"theta": self._post.state.theta, "momentum": self._post.state.velocity}
         if await self._store.save(max(head.round, 0), msgspec.msgpack.encode(head), tensors, self._layout):

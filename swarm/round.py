@@ -14,9 +14,10 @@ import trio
 
 from optim.merge import contribution_weights
 from peer import faults
-from peer.errors import NetworkError, ProtocolViolation, RoundDiscarded
+from peer.errors import BarnraiseError, NetworkError, ProtocolViolation, RoundDiscarded
 from peer.identity import Signed, open_body
 from peer.rpc import Call, Reply
+from swarm.building import Building
 from swarm.chain import Head, Member
 from swarm.contribute import contribute
 from swarm.exchange import Exchange, Merge
@@ -50,9 +51,8 @@ class Round:
         self.cut = SliceMap(post.state.numel, post.spec.up, post.spec.down)
         self.overtaken: Callable[[], object] = lambda: None  # called when a peer seems to be further on
         self._work_scope: trio.CancelScope | None = None
-        self._exchange_scope: trio.CancelScope | None = None
-        self._exchange_over = trio.Event()
-        self._exchange_over.set()
+        self._building: Building | None = None
+        self._closed = False
 
     @property
     def number(self) -> int:
@@ -61,8 +61,15 @@ class Round:
     def phase(self, name: str) -> None:
         self.post.events.emit("phase_entered", round=self.number, phase=name)
 
+    @property
+    def over(self) -> bool:
+        """Whether it takes no more orders: calls are answered by tasks that know nothing of the round's end."""
+        return self._closed or self.height.decided is not None
+
     def spawn(self, task: Callable[..., Awaitable[object]], *arguments: object) -> None:
-        """Run a task that ends with the round."""
+        """Run a task that ends with the round; `RoundDiscarded` if that is over."""
+        if self.over:
+            raise RoundDiscarded("that round is over")
         self._tasks.start_soon(task, *arguments)
 
     # -- phase 1: promise, plan, compute ----------------------------------------------------------------------------
@@ -70,9 +77,9 @@ class Round:
     def promise(self, ask: Prepare, leader: str) -> Promise:
         """Answer the leader of an attempt."""
         height = self.height
-        self._check_leader(leader, ask.attempt)
+        self._check_order(leader, ask.attempt)
         granted = height.acceptor.promise(ask.attempt)
-        accepted = height.acceptor.accepted
+        merge = height.merge_of_vote()
         if granted:
             height.expect_progress_within(2 * self.post.tempo.answer_s)
         return Promise(
@@ -83,8 +90,9 @@ class Round:
             speed=self.post.trainer.speed,
             plan=height.signed_plan,
             contribution=height.contribution,
-            accepted=accepted,
-            accepted_roster=height.roster_of(accepted.roster) if accepted else None,
+            accepted=height.acceptor.accepted,
+            accepted_roster=merge.roster if merge else None,
+            accepted_plan=merge.signed_plan if merge else None,
             missing=height.current.missing() if height.current else (),
             bandwidths=self._bandwidths(),
         )
@@ -102,7 +110,7 @@ class Round:
             self.post.trainer.wrap_up()
         if height.plan == plan or (height.plan is not None and plan.attempt <= height.plan.attempt):
             return
-        self._check_leader(signed.signer, plan.attempt)
+        self._check_order(signed.signer, plan.attempt)
         check_plan(plan, height.head, spec.batch_size, spec.steps, spec.compute_s_max)
         if height.plan is not None:
             self.discard("a new plan replaced it")
@@ -112,7 +120,7 @@ class Round:
         self.post.events.emit("round_planned", round=self.number, members=len(plan.assignments))
         if not height.left_out:
             self._work_scope = trio.CancelScope()
-            self._tasks.start_soon(self._compute, plan, self._work_scope)
+            self.spawn(self._compute, plan, self._work_scope)
 
     def discard(self, reason: str) -> None:
         """Drop the round's work: outer weights stay, its samples stay unassigned, a new plan must come."""
@@ -145,7 +153,7 @@ class Round:
                         leader, HAND_IN, HandIn(height.contribution), timeout_s=self.post.tempo.answer_s
                     )
                 return
-            except NetworkError:
+            except BarnraiseError:
                 promised = height.acceptor.promised
                 await height.changed.until(lambda p=promised: height.acceptor.promised > p, VOTE_RETRY_S)  # type: ignore[misc]
 
@@ -165,12 +173,12 @@ class Round:
     async def begin_exchange(self, roster: Roster, leader: str) -> None:
         """Exchange slices as the roster says, and vote for the head that the result leads to."""
         height = self.height
-        self._check_leader(leader, roster.attempt)
+        self._check_order(leader, roster.attempt)
         if roster.hash in height.exchanges:
             return
-        if height.plan is None or height.plan.hash != roster.plan:
+        if height.plan is None or height.signed_plan is None or height.plan.hash != roster.plan:
             raise ProtocolViolation("the roster is for a plan this peer does not have")
-        merge = self.merge_of(roster, height.plan)
+        merge = self.merge_of(roster, height.plan, height.signed_plan)
         if not height.acceptor.promise(roster.attempt):
             raise RoundDiscarded("a later attempt was promised")
         size = self.payload_bytes()
@@ -178,60 +186,60 @@ class Round:
         if all(body.member != self.post.me for body in merge.contributors):
             height.left_out = True
             return
-        await self._stop_exchange()
+        building = await self._build_alone(roster.attempt)
         exchange = self._exchange_of(merge)
         height.exchanges[roster.hash] = height.current = exchange
         height.changed.notify()
         self.phase("exchange")
-        self._exchange_scope = trio.CancelScope()
-        self._exchange_over = trio.Event()
-        self._lingering.start_soon(self._run_exchange, exchange, self._exchange_scope, self._exchange_over)
-        self._tasks.start_soon(self._vote_when_built, exchange, roster.attempt)
+        self._lingering.start_soon(self._run_exchange, exchange, building)
+        self.spawn(self._vote_when_built, exchange, roster.attempt)
 
-    def merge_of(self, roster: Roster, plan: WorkPlan) -> Merge:
+    def merge_of(self, roster: Roster, plan: WorkPlan, signed_plan: Signed) -> Merge:
         """Check a roster and derive what it merges. `RoundDiscarded` if the gate lets nobody's update pass."""
         spec = self.post.spec
         bodies = open_roster(roster, self.height.head, plan, self.cut.count, spec.batch_size)
         weights = roster_weights(bodies, spec.seq_len)
         if not any(weights):
             raise RoundDiscarded("no contributor has a usable update")
-        return Merge(self.number, roster, bodies, weights, self.cut, spec.up, spec.down)
+        return Merge(self.number, plan, signed_plan, roster, bodies, weights, self.cut, spec.up, spec.down)
 
     async def begin_finish(self, finish: Finish, leader: str) -> None:
         """A later leader found that an earlier attempt may have been decided: complete that one."""
         height = self.height
-        self._check_leader(leader, finish.attempt)
+        self._check_order(leader, finish.attempt)
         if not height.acceptor.promise(finish.attempt):
             raise RoundDiscarded("a later attempt was promised")
         height.expect_progress_within(self.post.tempo.exchange_s(0) + 2 * self.post.tempo.answer_s)
-        self._tasks.start_soon(self._finish, finish)
+        if height.sealed == finish.accepted.head:
+            self.spawn(self._vote, finish.attempt, finish.accepted.head, finish.roster.hash)
+        else:
+            building = await self._build_alone(finish.attempt)
+            self.spawn(self._finish, finish, building)
 
-    async def _finish(self, finish: Finish) -> None:
-        height = self.height
-        wanted = finish.accepted.head
+    async def _finish(self, finish: Finish, building: Building) -> None:
         try:
-            if height.sealed != wanted:
+            with building.ends():
                 exchange = await self._complete(finish)
-                if await self._seal(exchange) != wanted:
-                    raise ProtocolViolation("the result leads to another head than was voted for")
+            if building.stopped:
+                return
+            if self._seal(exchange) != finish.accepted.head:
+                raise ProtocolViolation("the result leads to another head than was voted for")
         except (NetworkError, ProtocolViolation, RoundDiscarded) as error:
             self.post.events.emit("finish_failed", round=self.number, reason=str(error))
             return
-        await self._vote(finish.attempt, wanted, finish.roster.hash)
+        await self._vote(finish.attempt, finish.accepted.head, finish.roster.hash)
 
     async def _complete(self, finish: Finish) -> Exchange:
         """The exchange of an earlier attempt, with the next state built from its results."""
         height = self.height
-        await self._stop_exchange()
         known = height.exchanges.get(finish.roster.hash)
         if known is not None and known.built.is_set():
             await known.rebuild()
             return known
         plan = open_body(finish.plan, PLAN_KIND, WorkPlan)
-        exchange = self._exchange_of(self.merge_of(finish.roster, plan))
+        exchange = self._exchange_of(self.merge_of(finish.roster, plan, finish.plan))
         await exchange.fetch_from(finish.holder)
-        height.exchanges[exchange.key] = height.current = exchange
-        height.plan, height.signed_plan = plan, finish.plan
+        height.exchanges[exchange.key] = exchange
         return exchange
 
     def _exchange_of(self, merge: Merge) -> Exchange:
@@ -245,19 +253,17 @@ class Round:
         if self.height.current is not exchange:
             return
         self.post.tempo.note_exchange(trio.current_time() - began)
-        head = await self._seal(exchange)
-        if self.height.current is exchange:
-            self.phase("vote")
-            faults.reach("before_vote", self.number)
-            await self._vote(attempt, head, exchange.key)
+        head = self._seal(exchange)
+        self.phase("vote")
+        faults.reach("before_vote", self.number)
+        await self._vote(attempt, head, exchange.key)
 
-    async def _seal(self, exchange: Exchange) -> Head:
+    def _seal(self, exchange: Exchange) -> Head:
+        """The head that the next state, which that exchange has just built, stands for."""
         height, merge = self.height, exchange.merge
-        assert height.plan is not None
-        state_hash = await trio.to_thread.run_sync(self.post.state.seal)
         height.sealed_by = exchange
         height.sealed = next_head(
-            height.head, height.plan, merge.merged(), merge.contributors, self.post.spec.seq_len, state_hash
+            height.head, merge.plan, merge.merged(), merge.contributors, self.post.spec.seq_len, exchange.state_hash
         )
         self._check_decided()
         return height.sealed
@@ -289,7 +295,7 @@ class Round:
             reply: Reply[VoteSeen] = await self.post.host.rpc.call(
                 voter.peer, VOTE, vote, timeout_s=self.post.tempo.answer_s
             )
-        except NetworkError:
+        except BarnraiseError:
             return
         if reply.body.current not in (vote.choice, vote.head):
             self.overtaken()
@@ -338,25 +344,37 @@ class Round:
 
     def end(self) -> None:
         """After the commit: let a running exchange serve slower peers for a while."""
-        if self._exchange_scope is not None:
-            self._exchange_scope.deadline = trio.current_time() + LINGER_S
+        if self._building is not None:
+            self._building.scope.deadline = trio.current_time() + LINGER_S
+
+    def close(self) -> None:
+        """Take no more orders."""
+        self._closed = True
 
     async def abandon(self) -> None:
         """The round is overtaken: stop everything that touches the outer state."""
-        await self._stop_exchange()
+        self.close()
+        while self._building is not None and not self._building.over.is_set():
+            await self._building.stop()
 
-    async def _run_exchange(self, exchange: Exchange, scope: trio.CancelScope, over: trio.Event) -> None:
-        with scope, self.post.shelf.stepping_back():  # joiners get less of the link meanwhile
+    async def _run_exchange(self, exchange: Exchange, building: Building) -> None:
+        with building.ends(), self.post.shelf.stepping_back():  # joiners get less of the link meanwhile
             await exchange.run()
-        over.set()
 
-    async def _stop_exchange(self) -> None:
-        """Two exchanges must not build the same next state: wait until the one before has stopped."""
-        if self._exchange_scope is not None:
-            self._exchange_scope.cancel()
-        await self._exchange_over.wait()
+    async def _build_alone(self, attempt: int) -> Building:
+        """Begin to build the next state for `attempt`, when whatever else was building it has stopped."""
+        while self._building is not None and not self._building.over.is_set():
+            await self._building.stop()
+        height = self.height
+        if self.over or height.acceptor.promised > attempt:
+            raise RoundDiscarded("that attempt is over")
+        height.current = height.sealed = height.sealed_by = None
+        self._building = Building()
+        return self._building
 
-    def _check_leader(self, sender: str, attempt: int) -> None:
+    def _check_order(self, sender: str, attempt: int) -> None:
+        if self.over:
+            raise RoundDiscarded("that round is over")
         if attempt < 0 or self.height.head.leader(attempt).peer != sender:
             raise ProtocolViolation("a peer gave orders in an attempt that another leads")
 

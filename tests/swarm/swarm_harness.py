@@ -270,6 +270,19 @@ class Swarm:
         bugs = [(peer.name, fact.fields) for peer in everybody for fact in peer.all("bug")]
         assert not bugs, bugs
 
+    def check_chain(self) -> None:
+        """Each (term, round) has one head, and each head names the one before it in its term as its previous."""
+        heads: dict[tuple[int, int], tuple[str, str]] = {}
+        for peer in self.peers.values():
+            for fact in peer.facts:
+                if fact.name in ("round_committed", "head_adopted") and fact.fields["round"] > 0:
+                    place = (int(fact.fields["term"]), int(fact.fields["round"]))
+                    head = (str(fact.fields["head"]), str(fact.fields["previous"]))
+                    assert heads.setdefault(place, head) == head, f"two heads at (term, round) {place}"
+        for (term, number), (_, previous) in heads.items():
+            before = heads.get((term, number - 1))
+            assert before is None or previous == before[0], f"term {term} has a gap in its chain at round {number}"
+
     def story(self) -> str:
         everybody = [self.coordinator, *self.peers.values()]
         return "\n".join(f"== {peer.name}\n{peer.story(15)}" for peer in everybody)
