@@ -52,6 +52,16 @@ class RowCodec(ABC):
     def decode_rows(self, data: torch.Tensor, out: torch.Tensor, work: torch.Tensor) -> None:
         """data (R, b) uint8, only read -> out (R, m) fp32, finite. work (R, m) fp32: scratch."""
 
+    def chunk_sqnorm(self, data: torch.Tensor, values: torch.Tensor, wide: torch.Tensor) -> float:
+        """The squared norm of the chunk that `data` stands for, of the length of `values`, which is overwritten; `wide`:
+        fp64 scratch. A subclass may know a shorter way."""
+        self.decode(data, values.numel(), values)
+        total = 0.0
+        for piece in values.split(wide.numel()):
+            piece = wide[: piece.numel()].copy_(piece)
+            total += float(torch.dot(piece, piece))
+        return total
+
     @property
     def granule(self) -> int:
         return self.row
@@ -142,10 +152,7 @@ class _SquareMeter:
 
     def add(self, data: torch.Tensor, values: torch.Tensor) -> None:
         """`data` decodes to the length of `values`, which is overwritten."""
-        self._codec.decode(data, values.numel(), values)
-        for piece in values.split(self._wide.numel()):
-            wide = self._wide[: piece.numel()].copy_(piece)
-            self.total += float(torch.dot(wide, wide))
+        self.total += self._codec.chunk_sqnorm(data, values, self._wide)
 
 
 def _chunk(device: torch.device) -> int:
