@@ -113,7 +113,7 @@ class Group:
         weights = [1 / len(messages)] * len(messages)
         method = self.methods[group[0]]
         if self._up is None or isinstance(messages[0], Sparse):
-            self.bytes_up += _plain_bytes(messages[0])
+            self.bytes_up += _plain_bytes(method, messages[0])
             return method.merge(messages, weights)
         if not isinstance(method, Dense):
             raise ConfigError("only dense messages can be coded: leave codec out.")
@@ -145,10 +145,12 @@ def layout_of(tensors: Mapping[str, torch.Tensor]) -> FlatLayout:
     return FlatLayout(slots, offset)
 
 
-def _plain_bytes(message: torch.Tensor | Sparse) -> int:
-    if isinstance(message, Sparse):
-        return sum(index.numel() * 3 // 2 + value.numel() * 4 for index, value in message.parts)
-    return message.numel() * message.element_size()
+def _plain_bytes(method: Method[Any], message: torch.Tensor | Sparse) -> int:
+    """Bytes of a message that no codec has coded; dense ones count as fp32, whatever is computed in."""
+    if isinstance(method, Demo | SparseLoco):
+        return method.packing.size
+    assert isinstance(message, torch.Tensor)
+    return 4 * message.numel()
 
 
 Build = Callable[[FlatLayout, torch.Tensor, int, InnerSpec, Config], Method[Any]]

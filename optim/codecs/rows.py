@@ -53,8 +53,8 @@ class RowCodec(ABC):
         """data (R, b) uint8, only read -> out (R, m) fp32, finite. work (R, m) fp32: scratch."""
 
     def chunk_sqnorm(self, data: torch.Tensor, values: torch.Tensor, wide: torch.Tensor) -> float:
-        """The squared norm of the chunk that `data` stands for, of the length of `values`, which is overwritten; `wide`:
-        fp64 scratch. A subclass may know a shorter way."""
+        """The squared norm of the chunk that `data` stands for, of the length of `values`, which is overwritten;
+        `wide`: fp64 scratch. A subclass may know a shorter way."""
         self.decode(data, values.numel(), values)
         total = 0.0
         for piece in values.split(wide.numel()):

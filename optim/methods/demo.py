@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from optim.methods.interface import Method, Sparse, mean_over_senders
+from optim.methods.packing import SparsePacking
 from optim.tiles import Cosines, Tiling, top_k
 from peer.layout import FlatLayout
 
@@ -51,6 +52,11 @@ class Demo(Method[Sparse]):
             view.sub_(tiling.join(cosines.inverse(sent)).view(view.shape))
             parts.append((index, value))
         return Sparse(tuple(parts))
+
+    @property
+    def packing(self) -> SparsePacking:
+        sizes = [tiling.size for tiling in self._tilings]
+        return SparsePacking(sizes, [max(1, min(self.topk, elements)) for _, elements in sizes], None)
 
     def merge(self, messages: Sequence[Sparse], weights: Sequence[float]) -> torch.Tensor:
         """Flat (n,): the mean over senders, back from the cosine domain."""

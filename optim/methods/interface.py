@@ -86,11 +86,18 @@ def weighted_sum(vectors: Sequence[torch.Tensor], weights: Sequence[float]) -> t
     return total
 
 
+Quantized = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
 @dataclass(frozen=True)
 class Sparse:
-    """For each parameter in the layout's order, its tiles' chosen coefficients: (index, value), each (tiles, k)."""
+    """For each parameter in the layout's order, its tiles' chosen coefficients: (index, value), each (tiles, k).
+
+    `quantized`: where the values stand for levels[codes] + shift, (codes, levels, shift) of each parameter.
+    """
 
     parts: tuple[tuple[torch.Tensor, torch.Tensor], ...]
+    quantized: tuple[Quantized, ...] | None = None
 
 
 def mean_over_senders(

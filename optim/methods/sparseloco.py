@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
-from optim.methods.interface import Method, Sparse, mean_over_senders
+from optim.methods.interface import Method, Quantized, Sparse, mean_over_senders
+from optim.methods.packing import SparsePacking
 from optim.tiles import Tiling, top_k
 from peer.layout import FlatLayout
 
@@ -46,17 +47,22 @@ class SparseLoco(Method[Sparse]):
 
     def outgoing(self, local: torch.Tensor, gradient: torch.Tensor) -> Sparse:
         self.error.mul_(self.ef_decay).add_(self.theta - local)
-        parts = []
+        parts, quantized = [], []
         for view, tiling in zip(self.layout.views(self.error).values(), self._tilings, strict=True):
             tiles = tiling.cut(view)
-            k = max(2, min(self.topk, tiles.shape[1]))
-            index, value = top_k(tiles, k - k % 2)  # even: two 12-bit indices pack into three bytes
+            index, value = top_k(tiles, _kept(self.topk, tiles.shape[1]))
             if self.bins is not None:
-                value = dequantized(value, self.bins)
+                quantized.append(quantize(value, self.bins))
+                value = dequantize(quantized[-1], value.dtype)  # error feedback must see what the others will
             sent = torch.zeros_like(tiles).scatter_(1, index, value)
             view.sub_(tiling.join(sent).view(view.shape))
             parts.append((index, value))
-        return Sparse(tuple(parts))
+        return Sparse(tuple(parts), tuple(quantized) or None)
+
+    @property
+    def packing(self) -> SparsePacking:
+        sizes = [tiling.size for tiling in self._tilings]
+        return SparsePacking(sizes, [_kept(self.topk, elements) for _, elements in sizes], self.bins)
 
     def merge(self, messages: Sequence[Sparse], weights: Sequence[float]) -> torch.Tensor:
         if self.clip_norm:
@@ -73,7 +79,7 @@ class SparseLoco(Method[Sparse]):
         return {"error": self.error}
 
 
-def quantize(value: torch.Tensor, bins: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def quantize(value: torch.Tensor, bins: int) -> Quantized:
     """(q, levels, shift): uint8 codes below `bins`, the mean of what fell into each bin, and the mean of all, with
     levels in fp32 as they are sent; bins of equal width over +-3 standard deviations. Decodes to levels[q] + shift."""
     shift = value.mean()
@@ -88,10 +94,16 @@ def quantize(value: torch.Tensor, bins: int) -> tuple[torch.Tensor, torch.Tensor
     return q, torch.where(counts > 0, sums / counts, 0.0), shift
 
 
-def dequantized(value: torch.Tensor, bins: int) -> torch.Tensor:
-    """What the others will decode `value` to: error feedback must see this."""
-    q, levels, shift = quantize(value, bins)
-    return (levels[q.long()] + shift).to(value.dtype)
+def dequantize(quantized: Quantized, dtype: torch.dtype) -> torch.Tensor:
+    """In fp32, as the others do it, then `dtype`."""
+    q, levels, shift = quantized
+    return (levels[q.long()] + shift.float()).to(dtype)
+
+
+def _kept(topk: int, elements: int) -> int:
+    """Of a tile: an even number, at least 2, as in the source; or its only element."""
+    k = max(2, min(topk, elements))
+    return min(k - k % 2, elements)
 
 
 def clipped_to_median(messages: Sequence[Sparse]) -> list[Sparse]:
