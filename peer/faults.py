@@ -16,7 +16,8 @@ POINTS: Final = (
     "before_vote",
     "after_vote",
     "during_checkpoint",
-    "during_state_transfer",
+    "during_state_transfer",  # at a donor; "round" 0: asked for the list of chunks, 1: for a chunk
+    "during_fetch",  # at a joiner that has a part of the state
 )
 _SIGNALS: Final = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 

@@ -244,7 +244,7 @@ class _Fetch:
                 return 0.0
             donor.failures = 0
             board.deliver(ask)
-            faults.reach("during_state_transfer", 0)
+            faults.reach("during_fetch", 0)
         donor.standing = "gone" if reply.body.outcome == "gone" else "useful"
         return _pause_s(reply.body.retry_after_s) if reply.body.outcome == "busy" else 0.0
 

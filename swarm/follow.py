@@ -1,7 +1,8 @@
 """Finding out where the run stands: for joiners, for those who woke from a freeze, for those who missed a vote.
 
-No single peer is believed. A head counts if a majority of its own members stand at it, or if the authority signed it;
-among those, the latest term wins, then the one that most of its members back, then the later round.
+No single peer is believed. A head counts if a majority of its own members stand at it or have just gone on from it, or
+if the authority signed it; among those, the latest term wins, then the one that most of its members stand at, then the
+later round.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ ASKED_MAX: Final = 64
 
 @dataclass(frozen=True)
 class Sighting:
-    """A head that counts, the peers that stand at it, and the authority's signature of its term (None in term 0)."""
+    """A head that counts, the peers that stand at it or at the next one (these hold its state too), and the authority's
+    signature of its term (None in term 0)."""
 
     head: Head
     holders: tuple[str, ...]
@@ -43,6 +45,7 @@ def weigh(standings: Iterable[tuple[str, Standing]], authority: str, genesis: He
     """The heads that count, best first. `standings`: what each peer said, by authenticated peer id."""
     holders: dict[bytes, list[str]] = {}
     backers: dict[bytes, int] = {}
+    gone_on: dict[bytes, list[tuple[str, Standing]]] = {}
     seen: dict[bytes, Standing] = {}
     signed_heads: set[bytes] = set()
     for peer, standing in standings:
@@ -55,11 +58,14 @@ def weigh(standings: Iterable[tuple[str, Standing]], authority: str, genesis: He
         seen.setdefault(name, standing)
         holders.setdefault(name, []).append(peer)
         backers[name] = backers.get(name, 0) + head.has(standing.member)
-    counting = [
-        name
-        for name, standing in seen.items()
-        if standing.head == genesis or name in signed_heads or backers[name] >= standing.head.quorum
-    ]
+        gone_on.setdefault(head.previous, []).append((peer, standing))
+    counting = []
+    for name, standing in seen.items():
+        after = gone_on.get(name, [])
+        backed = backers[name] + sum(standing.head.has(s.member) for _, s in after)
+        if standing.head == genesis or name in signed_heads or backed >= standing.head.quorum:
+            counting.append(name)
+            holders[name] += [peer for peer, _ in after]
     counting.sort(key=lambda n: (seen[n].head.term, backers[n], seen[n].head.round), reverse=True)
     return [Sighting(seen[n].head, tuple(holders[n]), seen[n].regroup) for n in counting]
 

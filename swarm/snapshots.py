@@ -183,6 +183,7 @@ class SnapshotShelf:
         return snapshot
 
     async def _on_manifest(self, call: Call[AskManifest]) -> Piece | tuple[Piece, Buffer]:
+        faults.reach("during_state_transfer", 0)
         with self._lock:
             snapshot = self._find(call.body.state_hash)
             if snapshot is None or snapshot.tree is None:
@@ -191,7 +192,7 @@ class SnapshotShelf:
             return Piece("here"), b"".join(snapshot.tree.hashes)
 
     async def _on_chunk(self, call: Call[AskChunk]) -> Piece | tuple[Piece, Buffer]:
-        faults.reach("during_state_transfer", 0)
+        faults.reach("during_state_transfer", 1)
         with self._lock:
             snapshot = self._find(call.body.state_hash)
             if snapshot is None or snapshot.tree is None:

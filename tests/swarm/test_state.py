@@ -444,7 +444,7 @@ async def child_donors(*faults: str) -> AsyncIterator[list[ChildDonor]]:
 @pytest.mark.parametrize("fault", ["kill", "stop"])
 async def test_a_donor_that_dies_or_freezes_in_the_middle(joiner: Joiner, fault: str) -> None:
     """The fault fires when the donor is asked for a chunk; a corrupt donor stands beside it."""
-    async with child_donors(f"{fault}:during_state_transfer:0", "") as [bad, good], odd_donor(flipped) as liar:
+    async with child_donors(f"{fault}:during_state_transfer:1", "") as [bad, good], odd_donor(flipped) as liar:
         for child in (bad, good):
             joiner.host.book.add(child.peer, child.addresses)
         fetched = await joiner.fetch(bad.peer, joiner.know(liar), good.peer)
@@ -457,7 +457,7 @@ async def test_a_donor_that_dies_or_freezes_in_the_middle(joiner: Joiner, fault:
 
 @pytest.mark.process
 async def test_a_frozen_donor_alone_is_waited_for(joiner: Joiner) -> None:
-    async with child_donors("stop:during_state_transfer:0") as [donor]:
+    async with child_donors("stop:during_state_transfer:1") as [donor]:
         joiner.host.book.add(donor.peer, donor.addresses)
         stopped = trio.Event()
 
