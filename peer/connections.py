@@ -119,15 +119,20 @@ class Connections:
     async def _open_bulk(self, peer: str) -> Channel | None:
         """A channel that shares no connection with control calls: the TLS lane, else a second libp2p connection."""
         control = await self.connect(peer)
-        if self.traversal is not None and self.traversal.path(peer) != "direct":
-            return None  # to dial it again would be in vain, and take seconds to show it
         ip = _remote_ip(control)
-        if self.lane is not None and ip is not None:
+        if ip is None or not self._listens_at(peer, ip):
+            return None  # behind NAT: to dial it would be in vain, and take seconds to show it
+        if self.lane is not None:
             channel = await self.lane.channel(peer, ip)
             if channel is not None:
                 return channel
         connection = await self._bulk_connection(peer)
         return None if connection is None else await self._open_on(connection, peer)
+
+    def _listens_at(self, peer: str, ip: str) -> bool:
+        """Whether a peer announces the IP address at which we see it (or a name, which may stand for it)."""
+        hosts = (address.split("/")[1:3] for address in self._book.get(peer) if not is_circuit(address))
+        return any(host == ip or family.startswith("dns") for family, host in hosts)
 
     async def _run_dial(self, dial: Dial, peer: str, addresses: tuple[str, ...]) -> None:
         try:
