@@ -23,14 +23,15 @@ from swarm.follow import Sighting
 from swarm.ledger import count
 from swarm.outer_state import OuterState
 from swarm.plan import Assignment
-from swarm.replay import replay
 from swarm.post import Post, RoundSpec
+from swarm.replay import replay
 from swarm.snapshots import SnapshotShelf
 from swarm.tempo import Tempo
 from swarm.trainer import Work
 
 Deltas = Callable[[str, int, Assignment], torch.Tensor]
 BATCH, SEQ = 2, 8
+NESTEROV = DilocoOuter(0.7, 0.9, True)
 
 
 @dataclass
@@ -150,7 +151,7 @@ async def open_group(
     rounds: int = 3,
     min_peers: int = 3,
     steps: int = 4,
-    outer: DilocoOuter = DilocoOuter(0.7, 0.9, True),
+    outer: DilocoOuter = NESTEROV,
 ) -> AsyncIterator[Group]:
     """An authority that begins the run once `min_peers` knock."""
     theta = torch.randn(numel, generator=torch.Generator().manual_seed(0))
@@ -162,7 +163,7 @@ async def open_group(
     ):
         first = genesis("run", state.tree.root)
         spec = RoundSpec(steps, BATCH, SEQ, get_codec(codec), get_codec(codec), 60.0)
-        authority = Authority(host, first, None, min_peers, lambda: [], kept.append)
+        authority = Authority(host, first, None, min_peers, list, kept.append)
         nursery.start_soon(authority.run)
         yield Group(theta, host, authority, spec, outer, rounds, folder)
         nursery.cancel_scope.cancel()
