@@ -53,7 +53,7 @@ def test_bytes_like_objects_of_every_kind_decode_alike(codec: Codec) -> None:
 
 
 @ALL
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(cuts=st.lists(st.integers(0, CHUNK // ROW + 2), max_size=4), tail=st.integers(0, 300))
 def test_cut_at_granules_the_bytes_are_those_of_the_whole(codec: Codec, cuts: list[int], tail: int) -> None:
     numel = CHUNK + 2 * ROW + tail

@@ -93,6 +93,17 @@ def test_momentum_0_and_lr_1_is_federated_averaging() -> None:
     assert apart(ours, replayed(advance)) < CLOSE
 
 
+def test_one_worker_with_lr_1_is_its_inner_optimizer() -> None:
+    init = {n: torch.from_numpy(v) for n, v in initial().items()}
+    group = Group("diloco", init, 1, H=5, outer_lr=1.0, outer_momentum=0.0)
+    params, adam = initial(), AdamWReference()
+    for step in range(1, STEPS + 1):
+        grads = gradient(0, step, params)
+        group.step([{n: torch.from_numpy(g) for n, g in grads.items()}])
+        adam.step(params, grads)
+    assert apart([{n: v.numpy() for n, v in group.params(0).items()}], [params]) < CLOSE
+
+
 def streaming_by_formula(H: int, tau: int, alpha: float, against_mixed: bool = False) -> list[Arrays]:
     every = H // len(FRAGMENTS)
     theta, inner = initial(), [AdamWReference() for _ in range(K)]
