@@ -32,7 +32,7 @@ from swarm.charter import load_charter, save_charter, serve_charter, write_atomi
 from swarm.gate import Gate
 from swarm.home import Home
 from swarm.invite import ADDRESSES_MAX, Invite
-from swarm.manifest import PROTOCOL_VERSION, Manifest, open_manifest, sign_manifest
+from swarm.manifest import PROTOCOL_VERSION, Manifest, check_fit, open_manifest, sign_manifest
 from swarm.membership import MEMBERS, MemberRecord, Membership, Own, describe
 from swarm.reach import serve_reach
 from swarm.run_config import RunConfig
@@ -146,7 +146,7 @@ def _found_or_reopen(config: CoordinatorConfig, identity: Identity, events: Even
 
 def _found(path: Path, run: RunConfig, identity: Identity, events: EventLog) -> tuple[Signed, bytes, _State]:
     """Make the initial state, sign the manifest, keep both."""
-    tokenizer, tokenizer_name = read_tokenizer(run)
+    tokenizer, tokenizer_name, vocabulary = read_tokenizer(run)
     if run.pretrained is not None:
         model, tensors = load_pretrained(Path(run.pretrained.init))
         layout = FlatLayout.of(model)
@@ -159,6 +159,15 @@ def _found(path: Path, run: RunConfig, identity: Identity, events: EventLog) -> 
         layout = FlatLayout.of(model)
     velocity = torch.zeros_like(theta)
     state = _State(theta, velocity, hash_state([theta, velocity]))
+    if vocabulary > model.vocab_size:
+        raise ConfigError(
+            f"the tokenizer has {vocabulary} ids and the model only {model.vocab_size}: raise [model] vocab_size,"
+            " or name the tokenizer that belongs to the checkpoint."
+        )
+    try:
+        check_fit(model, run.data, tokenizer_name)
+    except ValueError as error:
+        raise ConfigError(f"RUN.toml does not fit the model: {error}; mend that field.") from error
     manifest = Manifest(
         protocol=PROTOCOL_VERSION,
         authority=identity.peer_id,

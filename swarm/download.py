@@ -45,10 +45,18 @@ async def download_head(invite: Invite, part_file: Path) -> Download:
         for attempt in range(TRIES):
             if attempt:
                 await trio.sleep(PAUSE_S)
-            sightings = await visitor.sightings(list(await visitor.members()))
+            records = await visitor.members()
+            sightings = await visitor.sightings(list(records))
             if not sightings:
                 continue
             best = sightings[0]
+            authority = records.get(visitor.manifest.authority)
+            if authority is not None and authority.round > best.head.round:
+                failure = NetworkError(
+                    f"nobody who holds round {authority.round} is there (only round {best.head.round} is):"
+                    " wait for a member, or export from one's --home."
+                )
+                continue
             try:
                 theta, donors = await _fetch_theta(visitor, best, size_bytes, part_file)
             except NetworkError as error:

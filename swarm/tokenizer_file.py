@@ -8,19 +8,20 @@ from typing import Final
 from blake3 import blake3
 
 from peer.errors import ConfigError
+from peer.tokenizer import ByteTokenizer, load_tokenizer
 from swarm.manifest import BYTES_TOKENIZER, TOKENIZER_BYTES_MAX
 from swarm.run_config import RunConfig
 
 FILE: Final = "tokenizer.json"
 
 
-def read_tokenizer(run: RunConfig) -> tuple[bytes, str]:
-    """The file's content (empty for bytes) and its name in the manifest. Raises ConfigError."""
+def read_tokenizer(run: RunConfig) -> tuple[bytes, str, int]:
+    """The file's content (empty for bytes), its name in the manifest, and how many ids it has. Raises ConfigError."""
     source = run.tokenizer.source
     if source == BYTES_TOKENIZER and run.pretrained is not None and (Path(run.pretrained.init) / FILE).is_file():
         source = run.pretrained.init
     if source == BYTES_TOKENIZER:
-        return b"", BYTES_TOKENIZER
+        return b"", BYTES_TOKENIZER, ByteTokenizer.vocab_size
     path = Path(source)
     if path.is_dir():
         path = path / FILE
@@ -30,4 +31,4 @@ def read_tokenizer(run: RunConfig) -> tuple[bytes, str]:
         content = path.read_bytes()
     except OSError as error:
         raise ConfigError(f"{path} cannot be read ({error.strerror}): mend [tokenizer] source.") from error
-    return content, blake3(content).hexdigest()
+    return content, blake3(content).hexdigest(), load_tokenizer(str(path)).vocab_size

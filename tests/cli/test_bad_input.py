@@ -14,7 +14,11 @@ import pytest
 from cli.coordinate import template
 from cli.main import main
 from cli.quickstart import run_toml
+from peer.config import ModelConfig
+from peer.hf import export_pretrained
 from peer.identity import Identity
+from peer.layout import init_flat
+from peer.tokenizer import ByteTokenizer
 from swarm.invite import Invite
 from swarm.run_config import parse_run_config
 
@@ -122,3 +126,22 @@ def test_quickstart_does_not_touch_a_folder_that_is_not_its_own(peer: Peer, tmp_
     (tmp_path / "thesis.tex").write_text("precious")
     assert "not empty and no quickstart's" in said(peer("quickstart", "--home", tmp_path), 2)
     assert (tmp_path / "thesis.tex").read_text() == "precious"
+
+
+def test_a_checkpoint_or_tokenizer_that_does_not_fit_the_run(peer: Peer, tmp_path: Path) -> None:
+    model = ModelConfig(hidden_size=16, layers=1, heads=2, kv_heads=1, intermediate_size=16, max_seq_len=64)
+    export_pretrained(tmp_path / "hub", model, init_flat(model, 0), ByteTokenizer())
+    text = template()
+    sized = text[text.index("vocab_size") : text.index("# [tokenizer]")]
+    path = tmp_path / "r.toml"
+    path.write_text(text.replace(sized, f'init = "{tmp_path / "hub"}"\n'))
+    sentence = said(peer("coordinate", path, "--home", tmp_path / "a"), 2)
+    assert "does not fit the model: seq_len is 128" in sentence
+    path.write_text(
+        text.replace("vocab_size = 256", "vocab_size = 100").replace(
+            '# [tokenizer]\n# source = "bytes"', f'[tokenizer]\nsource = "{tmp_path / "hub"}"'
+        )
+    )
+    assert "the tokenizer has 256 ids" in said(peer("coordinate", path, "--home", tmp_path / "b"), 2)
+    path.write_text(text.replace(sized, 'init = "nowhere"\n'))
+    assert "nowhere" in said(peer("coordinate", path, "--home", tmp_path / "c"), 6)
