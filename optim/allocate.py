@@ -2,8 +2,8 @@
 
 Layers differ in how much compression hurts them. Given for each layer the choices there are, with the bytes each takes
 and the squared error it makes, dynamic programming over (layer, error spent) finds the choice of fewest bytes whose
-errors sum to no more than the budget. The usual budget is the error of one choice used everywhere: the result is then as
-small or smaller, at no more error.
+errors sum to no more than the budget. The usual budget is the error of one choice used everywhere: the result is then
+as small or smaller, at no more error.
 """
 
 from __future__ import annotations
