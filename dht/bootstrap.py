@@ -138,9 +138,11 @@ class Bootstrap:
             interval_s = self._tuning.refresh_s if changed else min(2 * interval_s, self._tuning.refresh_max_s)
 
     async def _tend_cache(self) -> None:
+        interval_s = self._tuning.redial_min_s  # at first: whoever is killed young must find back too
         while True:
-            await trio.sleep(_jittered(self._tuning.cache_save_s))
+            await trio.sleep(_jittered(interval_s))
             self.save_cache()
+            interval_s = min(2 * interval_s, self._tuning.cache_save_s)
 
     def save_cache(self) -> None:
         """Write the peers that are alive, and behind them those of earlier lives, so that we find back without help."""

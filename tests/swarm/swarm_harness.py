@@ -220,10 +220,11 @@ class Swarm:
     def invite(self) -> Path:
         return self.coordinator.home / "invite"
 
-    def join(self, name: str, *options: str, fault: str = "") -> PeerProcess:
-        """Start a peer. `fault`: a BARNRAISE_FAULT such as "kill:before_vote:3"."""
+    def join(self, name: str, *options: str, fault: str = "", invite: Path | None = None) -> PeerProcess:
+        """Start a peer. `fault`: a BARNRAISE_FAULT such as "kill:before_vote:3"; `invite`: a file with another one than
+        the coordinator's."""
         listen = ("--listen", "/ip4/127.0.0.1/tcp/0")
-        arguments = ["join", str(self.invite), "--name", name, "--threads", "1", *listen, *options]
+        arguments = ["join", str(invite or self.invite), "--name", name, "--threads", "1", *listen, *options]
         self.peers[name] = self._start(name, arguments, fault)
         return self.peers[name]
 

@@ -1,4 +1,7 @@
-"""Scripted faults in a swarm of real processes: at most one round lost, one state hash, and nobody waits twice."""
+"""Scripted faults in a swarm of real processes: at most one round lost, one state hash, and nobody waits twice.
+
+`make test` strikes at every point once, by SIGKILL or SIGSTOP, in one swarm; tests/soak has all combinations and more.
+"""
 
 from __future__ import annotations
 
@@ -7,51 +10,43 @@ from pathlib import Path
 import pytest
 
 from peer.faults import POINTS
-from tests.swarm.swarm_harness import PeerProcess, Swarm, open_swarm
+from tests.swarm.fault_runs import Fault, Onlooker
+from tests.swarm.swarm_harness import open_swarm
 
-FREEZE_COSTS_S = 15.0
-
-
-async def settle(swarm: Swarm, healthy: list[PeerProcess], more: int = 2) -> None:
-    """Until all the healthy have committed `more` further rounds."""
-    await swarm.committed(max(peer.round for peer in healthy) + more, *healthy)
-
-
-async def strike(swarm: Swarm, healthy: list[PeerProcess], signal: str, point: str) -> None:
-    """One more peer joins, meets its fault, and the others go on."""
-    await settle(swarm, healthy, 1)
-    discarded = [len(peer.all("round_discarded")) for peer in healthy]
-    victim = swarm.join(f"{signal}-{point}", fault=f"{signal}:{point}:0")
-    if point == "during_state_transfer":
-        await victim.wait_for("round_committed")
-        swarm.join(f"{signal}-{point}-joiner")
-    if signal == "kill":
-        await victim.wait_exit(60.0)
-        victim.kill()
-    else:
-        await victim.wait_stopped()
-    struck_at = max(fact.at for peer in healthy for fact in peer.facts)
-    await settle(swarm, healthy)
-    for peer, before in zip(healthy, discarded, strict=True):
-        assert len(peer.all("round_discarded")) - before <= 1, peer.story()
-        assert peer.longest_pause(struck_at) <= FREEZE_COSTS_S, peer.story()
-    if signal == "stop":
-        first_pause_over = max(fact.at for peer in healthy for fact in peer.commits)
-        await settle(swarm, healthy, 3)
-        for peer in healthy:
-            assert peer.longest_pause(first_pause_over) <= 5.0, f"delayed again\n{peer.story()}"
-        victim.thaw()
-        await victim.until(lambda: victim.round >= healthy[0].round, "catching up after the thaw")
-        victim.kill()
-        await settle(swarm, healthy, 1)
-    swarm.check_agreement()
+OF_MEMBERS = (  # founders of the run, struck one after the other
+    Fault("kill", "before_send", 3),
+    Fault("kill", "during_exchange", 7),
+    Fault("stop", "before_vote", 11),
+    Fault("kill", "after_vote", 17),
+    Fault("kill", "during_checkpoint", 21),
+)
+OF_TRANSFER = (Fault("kill", "during_state_transfer"), Fault("kill", "during_fetch"))  # a donor and its joiner
+JOINS_WITHIN = 5  # rounds
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("signal", ["kill", "stop"])
-async def test_a_fault_at_any_point_of_the_protocol(tmp_path: Path, signal: str) -> None:
-    async with open_swarm(tmp_path, min_peers=3) as swarm:
+async def test_a_fault_at_any_point_of_the_protocol(tmp_path: Path) -> None:
+    assert {fault.point for fault in OF_MEMBERS + OF_TRANSFER} == set(POINTS)
+    async with open_swarm(tmp_path, min_peers=3 + len(OF_MEMBERS) + 1) as swarm:
         healthy = [swarm.join(f"p{i}") for i in range(3)]
+        victims = [swarm.join(fault.point, fault=str(fault)) for fault in OF_MEMBERS]
+        donor = swarm.join("donor", fault=str(OF_TRANSFER[0]))
         await swarm.committed(1, *healthy)
-        for point in POINTS:
-            await strike(swarm, healthy, signal, point)
+        for fault, victim in zip(OF_MEMBERS, victims, strict=True):
+            onlooker = Onlooker(swarm, healthy)
+            await fault.strikes(victim)
+            await onlooker.check_the_others_go_on([victim])
+        onlooker = Onlooker(swarm, healthy)
+        joiner = swarm.join("joiner", fault=str(OF_TRANSFER[1]))
+        await OF_TRANSFER[0].strikes(donor)
+        await OF_TRANSFER[1].strikes(joiner)
+        await onlooker.check_the_others_go_on([donor, joiner])
+
+        swarm.restart(joiner)
+        lives_before = joiner.mark()
+        fetched = await joiner.wait_for("state_fetched", since=lives_before)
+        first = await joiner.wait_for("round_committed", since=lives_before)
+        assert first.fields["round"] - fetched.fields["round"] <= JOINS_WITHIN, joiner.story()
+        await onlooker.more_rounds(1)
+        swarm.check_agreement()
+        swarm.check_chain()
