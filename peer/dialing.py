@@ -59,6 +59,7 @@ async def race(
     if not addresses:
         raise DialError(f"no address of {peer} is known: wait until it announces itself.", "unreachable")
     failures: dict[str, DialReason] = {}
+    told: dict[DialReason, str] = {}
     winner: Connection | None = None
 
     async with trio.open_nursery() as nursery:
@@ -68,8 +69,9 @@ async def race(
             with trio.move_on_after(timeout_s) as scope:
                 try:
                     connection = await attempt(address)
-                except DialError as error:
+                except DialError as error:  # which says it better than we could
                     failures[address] = error.reason
+                    told.setdefault(error.reason, str(error))
                 except LOST as error:
                     failures[address] = classify(error)
                 else:
@@ -89,7 +91,7 @@ async def race(
                 await failed.wait()
     if winner is not None:
         return winner
-    raise _dial_error(peer, failures)
+    raise _dial_error(peer, failures, told)
 
 
 def classify(error: BaseException) -> DialReason:
@@ -120,7 +122,9 @@ def _causes(error: BaseException, depth: int = 12) -> Iterator[BaseException]:
             yield from _causes(cause, depth - 1)
 
 
-def _dial_error(peer: str, failures: dict[str, DialReason]) -> DialError:
+def _dial_error(peer: str, failures: dict[str, DialReason], told: dict[DialReason, str]) -> DialError:
     worst = next(reason for reason in _TELLING if reason in failures.values())
+    if worst in told:
+        return DialError(told[worst], worst)
     places = ", ".join(address for address, reason in failures.items() if reason == worst)
     return DialError(f"cannot reach {peer} at {places}: {_SENTENCES[worst]}.", worst)

@@ -19,10 +19,10 @@ import subprocess
 import tempfile
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import trio
 from libp2p.exceptions import BaseLibp2pError
@@ -32,8 +32,9 @@ from multiaddr import Multiaddr
 from peer import circuit
 from peer.errors import ConfigError, ResourceError
 from peer.events import EventLog
-from peer.host import HostConfig, open_host
+from peer.host import Host, HostConfig, open_host
 from peer.identity import Identity
+from peer.libp2p_fixes import abort_connection
 
 _START_S: Final = 15.0
 _MORE_ADDRESSES_S: Final = 0.3
@@ -61,11 +62,14 @@ class Relay:
     """A running relay. Made by `open_relay`."""
 
     def __init__(self, peer_id: str, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
         self.peer_id: Final = peer_id
         self.pid: Final = process.pid
         self.addresses: tuple[str, ...] = ()
         """Full multiaddrs, as `--relay` takes them."""
         self._process = process
+        self._output = trio.lowlevel.FdStream(os.dup(process.stdout.fileno()))
+        self._lines = _Lines(self._output)
         self._said: deque[str] = deque(maxlen=20)
         self._ended = trio.Event()
 
@@ -74,25 +78,38 @@ class Relay:
         await self._ended.wait()
         raise ResourceError(f"the relay daemon ended ({self._last_words()}): start it again.")
 
-    async def _listen(self, output: trio.abc.ReceiveStream, task_status: Any) -> None:
-        """Take in what the daemon prints, for as long as it lives; `started` once it has named its addresses."""
-        lines = _Lines(output)
+    async def _hear_addresses(self) -> None:
+        """Wait until the daemon has named its addresses; ResourceError if it has not."""
+        found: list[str] = []
         with trio.move_on_after(_START_S):
-            while (line := await lines.next()) != "Peer Addrs:":
+            while (line := await self._lines.next()) != "Peer Addrs:":
                 if line is None:
                     raise ResourceError(f"the relay cannot start ({self._last_words()}): choose another --listen.")
                 self._said.append(line)
-        found: list[str] = []
         with trio.move_on_after(_MORE_ADDRESSES_S):  # it does not say how many there are
-            while (line := await lines.next()) is not None:
+            while (line := await self._lines.next()) is not None:
                 found.append(line)
         self.addresses = tuple(f"{line}/p2p/{self.peer_id}" for line in found if line.startswith("/"))
         if not self.addresses:
             raise ResourceError(f"the relay named no address ({self._last_words()}): choose another --listen.")
-        task_status.started()
-        while (line := await lines.next()) is not None:
+
+    async def _hear_the_rest(self) -> None:
+        while (line := await self._lines.next()) is not None:
             self._said.append(line)
         self._ended.set()
+
+    async def _stop(self) -> None:
+        """End the daemon. Cannot be cancelled."""
+        with trio.CancelScope(shield=True):
+            self._process.terminate()
+            try:
+                await trio.to_thread.run_sync(self._process.wait, _STOP_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                await trio.to_thread.run_sync(self._process.wait)
+            assert self._process.stdout is not None
+            self._process.stdout.close()
+            await self._output.aclose()
 
     def _last_words(self) -> str:
         return self._said[-1] if self._said else "it said nothing"
@@ -104,68 +121,83 @@ async def open_relay(config: RelayConfig) -> AsyncIterator[Relay]:
 
     Raises ConfigError for a bad address, ResourceError where the daemon is not installed or cannot start (port in use).
     """
-    daemon = find_daemon()
     for address in (*config.listen, *config.announce):
         if not address.startswith(("/ip4/", "/ip6/", "/dns")) or "/tcp/" not in address:
             raise ConfigError(f"{address} is not an address of TCP: use one like /ip4/0.0.0.0/tcp/4001.")
     if config.announce and config.listen[0].endswith("/tcp/0"):
         raise ConfigError("--announce names a fixed port: name the same one with --listen.")
+    daemon = find_daemon()
+    folder = Path(tempfile.mkdtemp(prefix="barnraise-relay-"))  # 0700; also keeps the socket's path short
+    failure: Exception | None = None
+    try:
+        relay = await _start_generous(daemon, config, folder)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(relay._hear_the_rest)
+                try:
+                    yield relay
+                except Exception as error:  # noqa: BLE001 - raised again below, outside the nursery that would wrap it
+                    failure = error
+                nursery.cancel_scope.cancel()
+        finally:
+            await relay._stop()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    if failure is not None:
+        raise failure
+
+
+async def _start_generous(daemon: Path, config: RelayConfig, folder: Path) -> Relay:
+    """A daemon that grants what we told it to.
+
+    It starts two relay services, one with our limits and one with go-libp2p's (2 minutes and 128 KiB a circuit). Which
+    of them comes last, and answers, is a race within it: so we ask, and start it again where the other has won.
+    """
     place = None
-    for _ in range(_STARTS_MAX):
-        async with _running(daemon, config) as relay:
-            # The daemon starts two relay services, one with our limits and one with go-libp2p's (2 minutes and 128 KiB
-            # a circuit). Which of them comes last, and answers, is a race within it: so we ask, and try again.
-            place = await _place_at(relay, config)
+    async with open_host(HostConfig(identity=Identity.generate(), events=EventLog(), bulk_port=None)) as asking:
+        for _ in range(_STARTS_MAX):
+            relay = _spawn(daemon, config, folder)
+            try:
+                await relay._hear_addresses()
+                place = await _place_at(relay, config, asking)
+            except BaseException:
+                await relay._stop()
+                raise
             if place.circuit_bytes in (0, _CIRCUIT_BYTES):
-                yield relay
-                return
+                return relay
+            await relay._stop()
     raise ResourceError(f"the relay daemon insists on its own limits ({place}): start it again.")
 
 
-@asynccontextmanager
-async def _running(daemon: Path, config: RelayConfig) -> AsyncIterator[Relay]:
-    folder = Path(tempfile.mkdtemp(prefix="barnraise-relay-"))  # 0700; also keeps the socket's path short
-    try:
-        key = folder / "key"
-        key.touch(mode=0o600)
-        key.write_bytes(_go_private_key(config.identity))
-        # Not trio's way: it forks in a short-lived thread, and the kernel reports the death of that thread.
-        process = subprocess.Popen(  # noqa: ASYNC220
-            _command(daemon, config, key, folder / "control"),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C is for us: we end it in good order
-            preexec_fn=_dies_with(os.getpid()),
-        )
-        relay = Relay(config.identity.peer_id, process)
-        assert process.stdout is not None
-        with closing(process.stdout):
-            output = trio.lowlevel.FdStream(os.dup(process.stdout.fileno()))
-            try:
-                async with trio.open_nursery() as nursery:
-                    await nursery.start(relay._listen, output)
-                    yield relay
-                    nursery.cancel_scope.cancel()
-            finally:
-                await _stop(process)
-                await trio.aclose_forcefully(output)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+def _spawn(daemon: Path, config: RelayConfig, folder: Path) -> Relay:
+    key = folder / "key"
+    key.touch(mode=0o600)
+    key.write_bytes(_go_private_key(config.identity))
+    # Not trio's way: it forks in a short-lived thread, and the kernel reports the death of that thread.
+    process = subprocess.Popen(
+        _command(daemon, config, key, folder / "control"),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,  # Ctrl-C is for us: we end it in good order
+        preexec_fn=_dies_with(os.getpid()),
+    )
+    return Relay(config.identity.peer_id, process)
 
 
-async def _place_at(relay: Relay, config: RelayConfig) -> circuit.Place:
+async def _place_at(relay: Relay, config: RelayConfig, asking: Host) -> circuit.Place:
     """What the relay grants to whoever asks."""
     address = config.listen[0] if config.announce else relay.addresses[0].removesuffix(f"/p2p/{relay.peer_id}")
     address = address.replace("/0.0.0.0/", "/127.0.0.1/").replace("/ip6/::/", "/ip6/::1/")
     peer_id = ID.from_base58(relay.peer_id)
-    async with open_host(HostConfig(identity=Identity.generate(), events=EventLog(), bulk_port=None)) as host:
-        try:
-            with trio.fail_after(_START_S):
-                await host.libp2p.get_network().dial_addr(Multiaddr(address), peer_id)
-                return await circuit.reserve(host.libp2p, peer_id)
-        except (BaseLibp2pError, trio.TooSlowError) as error:
-            raise ResourceError(f"the relay does not answer at {address}: choose another --listen.") from error
+    try:
+        with trio.fail_after(_START_S):
+            connection = await asking.libp2p.get_network().dial_addr(Multiaddr(address), peer_id)
+            place = await circuit.reserve(asking.libp2p, peer_id)
+            await abort_connection(connection)
+            return place
+    except (BaseLibp2pError, trio.TooSlowError) as error:
+        raise ResourceError(f"the relay does not answer at {address}: choose another --listen.") from error
 
 
 def find_daemon() -> Path:
@@ -203,16 +235,6 @@ def _dies_with(parent: int) -> Callable[[], None]:
             os._exit(1)
 
     return in_child
-
-
-async def _stop(process: subprocess.Popen[bytes]) -> None:
-    with trio.CancelScope(shield=True):
-        process.terminate()
-        try:
-            await trio.to_thread.run_sync(process.wait, _STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            await trio.to_thread.run_sync(process.wait)
 
 
 class _Lines:

@@ -1,76 +1,144 @@
+"""The relay daemon, and circuits through it on this machine (hole 11). Real NATs are in `tests/test_nat.py`."""
+
 from __future__ import annotations
 
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
+import msgspec
 import pytest
 import trio
-from libp2p.connection_types import ConnectionType
+from libp2p.exceptions import BaseLibp2pError
 from libp2p.peer.id import ID
-from libp2p.relay.circuit_v2 import CircuitV2Protocol, RelayLimits
-from libp2p.tools.anyio_service import background_trio_service
+from libp2p.peer.peerinfo import PeerInfo
+from multiaddr import Multiaddr
 
-from peer.errors import DialError
+from peer.errors import ConfigError, DialError, ResourceError
 from peer.events import EventLog
 from peer.host import Host, HostConfig, open_host
 from peer.identity import Identity
-from tests.peer.test_rpc import ECHO, Facts, Number, echo
+from peer.method import Call, Method
+from peer.relay import RelayConfig, find_daemon, open_relay
+from peer.traversal import probe
 
-LIMITS = RelayLimits(duration=3600, data=1 << 30, max_circuit_conns=8, max_reservations=8)
+_ROOT = Path(__file__).parents[2]
+_CLI = "from cli.main import main; main()"
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture
+def daemon() -> None:
+    try:
+        find_daemon()
+    except ResourceError as reason:
+        pytest.skip(str(reason))
+
+
+class Note(msgspec.Struct, frozen=True):
+    text: str
+
+
+ECHO: Method[Note, Note] = Method("test/echo", Note, Note)
+
+
+async def _echo(call: Call[Note]) -> Note:
+    return call.body
 
 
 @asynccontextmanager
-async def relay() -> AsyncIterator[Host]:
-    async with (
-        open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as host,
-        background_trio_service(CircuitV2Protocol(host.libp2p, limits=LIMITS, allow_hop=True)),
-    ):
+async def a_host(*relays: str) -> AsyncIterator[Host]:
+    config = HostConfig(identity=Identity.generate(), events=EventLog(), relays=relays)
+    placed = trio.Event()
+    async with open_host(config) as host:
+        host.rpc.serve(ECHO, _echo)
+        host.traversal.changed = placed.set
+        with trio.fail_after(10):
+            while relays and not host.traversal.addresses:
+                await placed.wait()
         yield host
 
 
-@asynccontextmanager
-async def hidden(relay_address: str) -> AsyncIterator[tuple[Host, str]]:
-    """A host that is known by its circuit address only, and that address."""
-    log = EventLog()
-    facts = Facts(log)
-    identity = Identity.generate()
-    async with open_host(HostConfig(identity=identity, events=log, relays=(relay_address,))) as host:
-        host.rpc.serve(ECHO, echo)
-        await facts.wait("relay_reserved")
-        yield host, f"{relay_address}/p2p-circuit/p2p/{identity.peer_id}"
+def _circuits(host: Host) -> list[str]:
+    return [address for address in host.addresses if "/p2p-circuit/" in address]
 
 
-async def test_a_peer_is_reached_through_its_relay() -> None:
-    async with relay() as r, hidden(r.addresses[0]) as (b, circuit):
-        assert circuit in b.addresses
-        async with open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as a:
-            with trio.fail_after(20):
-                await a.connect_address(circuit, timeout_s=10)
-            (connection,) = a.libp2p.get_network().get_connections(ID.from_base58(b.peer_id))[:1]
-            assert connection.get_connection_type() == ConnectionType.RELAYED
-            reply = await a.rpc.call(b.peer_id, ECHO, Number(1), bytes(1 << 20), timeout_s=10)
-            assert reply.payload.nbytes == 1 << 20
-            assert circuit.partition("/p2p/" + b.peer_id)[0] in a.book.get(b.peer_id)
+async def test_hole_11_a_peer_is_reached_by_its_circuit_address(daemon: None) -> None:
+    config = RelayConfig(Identity.generate(), ("/ip4/127.0.0.1/tcp/0",))
+    async with open_relay(config) as relay, a_host(relay.addresses[0]) as hidden, a_host() as caller:
+        peer_id = ID.from_base58(hidden.peer_id)
+        circuits = _circuits(hidden)
+        assert circuits == [f"{relay.addresses[0]}/p2p-circuit/p2p/{hidden.peer_id}"]
+        with pytest.raises(BaseLibp2pError):  # what the library makes of such an address
+            await caller.libp2p.connect(PeerInfo(peer_id, [Multiaddr(circuits[0])]))
+
+        caller.book.add(hidden.peer_id, circuits)
+        reply = await caller.rpc.call(hidden.peer_id, ECHO, Note("through the relay"), timeout_s=10)
+        assert reply.body == Note("through the relay")
+        assert relay.peer_id not in caller.connected
+        found = await probe(caller, hidden.peer_id, timeout_s=15)
+        assert found.kind == "public"  # no NAT here, so it dials back
 
 
-async def test_without_a_place_at_the_relay_the_dial_says_so() -> None:
-    async with relay() as r, open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as a:
-        absent = Identity.generate().peer_id
+async def test_a_peer_that_left_its_relay_is_told_apart_from_a_dead_relay(daemon: None) -> None:
+    async with a_host() as caller:
+        async with open_relay(RelayConfig(Identity.generate(), ("/ip4/127.0.0.1/tcp/0",))) as relay:
+            async with a_host(relay.addresses[0]) as hidden:
+                circuits = _circuits(hidden)
+            with pytest.raises(DialError, match="no place there any more"):
+                await caller.connect_address(circuits[0], timeout_s=10)
         with pytest.raises(DialError):
-            await a.connect_address(f"{r.addresses[0]}/p2p-circuit/p2p/{absent}", timeout_s=10)
+            await caller.connect_address(circuits[0], timeout_s=10)
 
 
-async def test_a_lost_relay_is_no_address_until_it_is_back() -> None:
-    log = EventLog()
-    facts = Facts(log)
-    async with open_host(HostConfig(identity=Identity.generate(), events=log)) as b:
-        assert not any("p2p-circuit" in address for address in b.addresses)
-    async with relay() as r:
-        config = HostConfig(identity=Identity.generate(), events=log, relays=r.addresses)
-        async with open_host(config) as b:
-            await facts.wait("relay_reserved")
-            await r.disconnect(b.peer_id)
-            await facts.wait("relay_lost")
-            with trio.fail_after(20):
-                while not any("p2p-circuit" in address for address in b.addresses):
-                    await trio.sleep(0.05)
+async def test_bad_addresses_and_missing_daemon_have_their_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
+    for config in (
+        RelayConfig(Identity.generate(), ("/ip4/0.0.0.0/udp/4001",)),
+        RelayConfig(Identity.generate(), ("/ip4/0.0.0.0/tcp/0",), ("/ip4/203.0.113.7/tcp/4001",)),
+    ):
+        monkeypatch.setattr("peer.relay.find_daemon", lambda: Path("/nonexistent"))
+        with pytest.raises(ConfigError):
+            async with open_relay(config):
+                pass
+    monkeypatch.undo()
+    monkeypatch.setattr("peer.relay.importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ResourceError, match=r"pip install barnraise\[relay\]"):
+        find_daemon()
+
+
+def _start(home: Path) -> tuple[subprocess.Popen[str], dict[str, object]]:
+    command = [sys.executable, "-c", _CLI, "relay", "--json", "--listen", "/ip4/127.0.0.1/tcp/0", "--home", str(home)]
+    process = subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    return process, json.loads(process.stdout.readline())
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_daemon_ends_with_its_parent_and_keeps_its_name(daemon: None, tmp_path: Path) -> None:
+    names = []
+    for death in (signal.SIGKILL, signal.SIGTERM):
+        process, told = _start(tmp_path)
+        with process:
+            (child,) = _children(process.pid)
+            watch = os.pidfd_open(child)
+            process.send_signal(death)
+            process.wait(timeout=10)
+        with os.fdopen(watch) as ended:
+            assert _readable(ended.fileno(), 5.0), "the daemon outlived its parent"
+        names.append(told["peer"])
+    assert names[0] == names[1]
+
+
+def _readable(fd: int, timeout_s: float) -> bool:
+    return bool(select.select([fd], [], [], timeout_s)[0])
