@@ -26,7 +26,7 @@ PROBE_S: Final = 15.0
 PROBED_MAX: Final = 4
 CLOCK_WARNING_S: Final = 5.0  # records live for 9 s
 STATE_COPIES_ON_DISK: Final = 4  # two checkpoints, one being written, one being fetched
-BYTES_PER_PARAMETER: Final = 40  # outer state twice, shelf, worker's weights, gradients and moments: fp32
+BYTES_PER_PARAMETER: Final = 60  # fp32: outer state twice, shelf, shared buffers, worker's weights, gradients, moments
 
 
 async def port_finding(ears: Ears) -> Finding:
