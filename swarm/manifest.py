@@ -23,7 +23,8 @@ BYTES_TOKENIZER: Final = "bytes"
 RUN_ID_BYTES: Final = 20
 
 _KIND: Final = "manifest"
-CodecName = Literal["fp32", "fp16", "int8", "int4"]
+# those of `optim.codecs` that need no error feedback, which rounds do not carry
+CodecName = Literal["fp32", "fp16", "bf16", "int8", "int8_6sigma", "int4", "nf4", "fp4_e3m0"]
 
 
 class RunRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
