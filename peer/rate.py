@@ -9,7 +9,7 @@ import trio
 
 _BURST_S = 0.25
 _TICK_S = 1e-3  # no sleep shorter than a clock can tell
-_SMOOTHING = 0.3
+_SMOOTHING = 0.1
 _PEERS_MAX = 4096
 _BULK_BYTES = 256 << 10  # below this a transfer measures latency, not bandwidth
 
@@ -99,10 +99,13 @@ class Meter:
         traffic.heard_at = trio.current_time()
 
     def transferred(self, peer: str, size_bytes: int, seconds: float) -> None:
-        """Fold one payload's speed into the peer's smoothed bandwidth (bytes/s)."""
+        """Fold one payload's speed into the peer's smoothed bandwidth (bytes/s).
+
+        Seconds a byte are what is averaged: a payload that lay in a buffer already seems fast beyond all measure.
+        """
         if size_bytes < _BULK_BYTES:
             return
         speed = size_bytes / max(seconds, 1e-4)
         traffic = self.traffic(peer)
         old = traffic.bandwidth
-        traffic.bandwidth = speed if old is None else old + _SMOOTHING * (speed - old)
+        traffic.bandwidth = speed if old is None else 1 / ((1 - _SMOOTHING) / old + _SMOOTHING / speed)

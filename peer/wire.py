@@ -25,6 +25,7 @@ from peer.rate import Meter
 
 PIECE_BYTES: Final = 1 << 20
 SMALL_BYTES: Final = 64 << 10  # header and payload up to this size leave in a single write
+_HUGE_PAGE: Final = 2 << 20
 _SIZE: Final = struct.Struct("!I")
 
 Buffer = bytes | bytearray | memoryview
@@ -50,17 +51,19 @@ class ReplyHeader(msgspec.Struct, frozen=True, array_like=True):
 
 
 def allocate(size_bytes: int) -> memoryview:
-    """A writable buffer of zeros. Big ones cost no memory before bytes arrive, and few page faults then.
+    """A writable buffer of zeros. Big ones cost no memory before bytes arrive, and few page faults then (whole huge
+    pages).
 
     Measured: filling 1 GB takes 0.60 s of CPU in bytearrays of 100 MB, 0.15 s in these.
     """
     if size_bytes < PIECE_BYTES or not hasattr(mmap, "MAP_PRIVATE"):
         return memoryview(bytearray(size_bytes))
-    pages = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    whole = -(-size_bytes // _HUGE_PAGE) * _HUGE_PAGE
+    pages = mmap.mmap(-1, whole, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel without huge pages
             pages.madvise(mmap.MADV_HUGEPAGE)
-    return memoryview(pages)
+    return memoryview(pages)[:size_bytes]
 
 
 class Channel(ABC):

@@ -25,8 +25,8 @@ from swarm.ledger import Range, contains, count, head_of, overlaps
 
 SLICE_VALUES_MAX: Final = 1 << 21  # 2 MiB at 8 bits: fine-grained enough to overlap send and merge, few enough calls
 SLICE_VALUES_MIN: Final = 1 << 14
-SLICES_WANTED: Final = 16  # a model smaller than that many full slices has smaller ones, so that all share the merging
-EQUAL_WITHIN: Final = 2.0  # links whose speeds differ by less than this share equally: measurements are noisy
+SLICES_WANTED: Final = 12  # a smaller model has smaller slices; 2, 3, 4 or 6 peers share that many evenly
+EQUAL_WITHIN: Final = 3.0  # links whose speeds differ by less than this share equally: measurements are noisy
 BOAST_MAX: Final = 4.0  # nobody counts as faster than this many times the median
 ROUND_TIME_SLACK: Final = 2.0  # a contributor may take this many times the expected compute time
 
