@@ -28,6 +28,8 @@ LOOPBACK: Final = ("--listen", "/ip4/127.0.0.1/tcp/0")
 START_S: Final = 90.0  # importing torch on a cold disk
 SILENCE_S: Final = 180.0  # without a commit: something is wrong that waiting does not mend
 COORDINATOR: Final = "coordinator"
+MARK: Final = ".barnraise-quickstart"
+LEFTOVERS: Final = ("run.toml", "report.json", "loss.png", "coordinator*", "peer-*")
 
 
 @click.command()
@@ -130,15 +132,17 @@ class _Run:
 
 
 def _prepare(home: Path, rounds: int) -> None:
-    """An empty folder with the run's RUN.toml; what an earlier quickstart left there is removed."""
-    config = home / "run.toml"
+    """A folder with the run's RUN.toml and our mark; what an earlier quickstart left there is removed, nothing else."""
+    mark = home / MARK
     try:
-        if home.exists() and any(home.iterdir()):
-            if not config.exists():
-                raise ConfigError(f"{home} is not empty and no quickstart's: choose another folder with --home.")
-            shutil.rmtree(home)
+        if home.exists() and any(home.iterdir()) and not mark.exists():
+            raise ConfigError(f"{home} is not empty and no quickstart's: choose another folder with --home.")
         home.mkdir(parents=True, exist_ok=True)
-        config.write_text(run_toml(rounds))
+        mark.touch()
+        for pattern in LEFTOVERS:
+            for path in home.glob(pattern):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        (home / "run.toml").write_text(run_toml(rounds))
     except OSError as error:
         raise ResourceError(f"cannot write to {home} ({error.strerror}): choose another folder with --home.") from error
 

@@ -13,7 +13,7 @@ import pytest
 
 from cli.coordinate import template
 from cli.main import main
-from cli.quickstart import run_toml
+from cli.quickstart import MARK, _prepare, run_toml
 from peer.config import ModelConfig
 from peer.hf import export_pretrained
 from peer.identity import Identity
@@ -123,9 +123,19 @@ def test_export_and_status_want_to_know_where_from(peer: Peer, tmp_path: Path) -
 
 
 def test_quickstart_does_not_touch_a_folder_that_is_not_its_own(peer: Peer, tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").write_text("precious")
+    precious = tmp_path / "run.toml"
+    precious.write_text(template())
     assert "not empty and no quickstart's" in said(peer("quickstart", "--home", tmp_path), 2)
-    assert (tmp_path / "thesis.tex").read_text() == "precious"
+    assert precious.read_text() == template()
+
+
+def test_quickstart_clears_up_after_an_earlier_one_and_nothing_else(tmp_path: Path) -> None:
+    _prepare(tmp_path / "q", 4)
+    (tmp_path / "q" / "peer-1").mkdir()
+    (tmp_path / "q" / "peer-1" / "events.jsonl").touch()
+    (tmp_path / "q" / "notes.txt").touch()
+    _prepare(tmp_path / "q", 6)
+    assert {path.name for path in (tmp_path / "q").iterdir()} == {MARK, "run.toml", "notes.txt"}
 
 
 def test_a_checkpoint_or_tokenizer_that_does_not_fit_the_run(peer: Peer, tmp_path: Path) -> None:
