@@ -11,6 +11,9 @@ BIN   := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 
 .PHONY: setup quickstart test soak lint bench clean
+ifneq ($(TORCH),)
+.PHONY: $(STAMP) # asked for another torch: install it, whatever is there
+endif
 
 setup: $(STAMP)
 
