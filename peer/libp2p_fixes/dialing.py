@@ -1,11 +1,13 @@
 """Dialling by peer id, as the library's own parts do it (the Kademlia routing above all; our calls use `peer.dialing`).
 
 Stock 0.8.1 tries the first TCP address of a peer and no other (hole 10), waits a quarter of a second even when a dial
-succeeds at once, and refuses for a minute to dial a peer again that could not be reached (hole 9).
+succeeds at once, and refuses for a minute to dial a peer again that could not be reached (hole 9). It stores a thousand
+addresses of whoever says to have them, comparing each with each, as often as it is told.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import trio
@@ -13,6 +15,7 @@ from libp2p.abc import INetConn
 from libp2p.network.exceptions import SwarmDialAllFailedError, SwarmException
 from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
+from libp2p.peer.peerdata import PeerData
 from libp2p.peer.peerstore import PeerStoreError
 from multiaddr import Multiaddr
 
@@ -20,13 +23,15 @@ from peer.dialing import race
 from peer.errors import DialError
 
 ADDRESSES_MAX: Final = 8
+KEPT_MAX: Final = 32
 _ATTEMPT_S: Final = 5.0
 _STAGGER_S: Final = 0.25
 
 
 def apply() -> None:
-    """Replace `Swarm.dial_peer`."""
+    """Replace `Swarm.dial_peer`; bound the addresses that are kept of a peer."""
     Swarm.dial_peer = dial_peer  # type: ignore[method-assign]
+    PeerData.add_addrs = _add_addresses  # type: ignore[method-assign]
 
 
 async def dial_peer(self: Swarm, peer_id: ID) -> list[INetConn]:
@@ -45,6 +50,12 @@ async def dial_peer(self: Swarm, peer_id: ID) -> list[INetConn]:
     finally:
         del self._ongoing_dials[peer_id]
         done.set()
+
+
+def _add_addresses(self: PeerData, addrs: Sequence[Multiaddr]) -> None:
+    """Keep the first `KEPT_MAX` addresses a peer tells, and of what it told before as many as there is room for."""
+    told = list(dict.fromkeys(addrs[:KEPT_MAX]))
+    self.addrs = [*told, *(known for known in self.addrs if known not in told)][:KEPT_MAX]
 
 
 async def _candidates(swarm: Swarm, peer_id: ID) -> list[str]:

@@ -16,6 +16,7 @@ from libp2p.exceptions import BaseLibp2pError
 from libp2p.network.config import ConnectionConfig
 from libp2p.peer.id import ID
 from libp2p.peer.peerinfo import PeerInfo
+from libp2p.peer.peerstore import PeerStoreError
 from libp2p.security.insecure.transport import PLAINTEXT_PROTOCOL_ID, InsecureTransport
 from multiaddr import Multiaddr
 
@@ -121,6 +122,20 @@ async def forged_identity(fixed: bool) -> str:
         if victim.get_network().get_connections(ID.from_pubkey(alice.public_key)):
             return "connected as Alice without Alice's key"
     return ""
+
+
+async def addresses_without_end(fixed: bool) -> str:
+    """As many addresses are kept of a peer as it cares to name."""
+    named = [Multiaddr(f"/ip4/203.0.113.7/tcp/{port}") for port in range(1, 901)]
+    async with running_host(fixed) as victim, running_host(fixed, announce_addrs=named) as attacker:
+        await connect(attacker, victim)
+        kept: list[Any] = []
+        with trio.move_on_after(3):
+            while len(kept) < 2:  # beside the one that was dialled
+                await trio.sleep(0.02)
+                with suppress(PeerStoreError):
+                    kept = victim.get_peerstore().addrs(attacker.get_id())
+    return f"{len(kept)} addresses of one peer are kept" if len(kept) > 100 else ""
 
 
 def _closed_port() -> int:

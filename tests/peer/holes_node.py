@@ -47,6 +47,7 @@ SCENARIOS = {
     "idle_sockets": Scenario(holes_in_swarm.idle_sockets),
     "streams_257": Scenario(holes_in_muxer.streams_257, virtual_time=True),
     "forged_identity": Scenario(holes_in_swarm.forged_identity),
+    "addresses_without_end": Scenario(holes_in_swarm.addresses_without_end),
     "endless_name": Scenario(holes_in_handlers.endless_name),
 }
 
