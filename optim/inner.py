@@ -23,7 +23,7 @@ NEWTON_SCHULZ: Final = (3.4445, -4.7750, 2.0315)
 class InnerSpec:
     """`momentum` and `newton_schulz_steps` are Muon's; what is not a matrix of a block gets AdamW with the rest."""
 
-    optimizer: Literal["adamw", "lion", "lamb", "muon"] = "adamw"
+    optimizer: Literal["adamw", "adamw8bit", "lion", "lamb", "muon"] = "adamw"
     lr: float = 1e-2
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
@@ -143,6 +143,11 @@ _KINDS: Final[dict[str, type[InnerOptimizer]]] = {"adamw": AdamW, "lion": Lion, 
 
 def build_inner(spec: InnerSpec, layout: FlatLayout, like: torch.Tensor) -> InnerOptimizer:
     """The optimizer `spec` names, with fresh state for vectors like `like`; `ConfigError` if there is none."""
+    if spec.optimizer == "adamw8bit":
+        from optim.inner_8bit import AdamW8bit  # not at the top: it imports this file, and bitsandbytes is heavy
+
+        return AdamW8bit(spec, layout, like)
     if spec.optimizer not in _KINDS:
-        raise ConfigError(f"there is no inner optimizer {spec.optimizer!r}: choose one of {', '.join(_KINDS)}.")
+        names = ", ".join([*_KINDS, "adamw8bit"])
+        raise ConfigError(f"there is no inner optimizer {spec.optimizer!r}: choose one of {names}.")
     return _KINDS[spec.optimizer](spec, layout, like)

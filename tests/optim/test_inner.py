@@ -53,6 +53,22 @@ def test_lion() -> None:
         assert apart([mine], [params]) < 1e-9
 
 
+def test_eight_bit_adamw_stays_near_adamw_and_keeps_bytes() -> None:
+    layout = layout_of({"w": torch.zeros(64, 128)})
+    start = torch.randn(layout.numel, generator=torch.Generator().manual_seed(0))
+    weights = {kind: start.clone() for kind in ("adamw", "adamw8bit")}
+    optimizers = {k: build_inner(InnerSpec(k, lr=1e-3), layout, w) for k, w in weights.items()}  # type: ignore[arg-type]
+    for seed in range(20):
+        g = torch.randn(layout.numel, generator=torch.Generator().manual_seed(seed + 1))
+        for kind, weight in weights.items():
+            optimizers[kind].step(weight, g)
+    moved = (weights["adamw"] - start).norm()
+    assert 0 < float((weights["adamw"] - weights["adamw8bit"]).norm() / moved) < 0.1
+    assert optimizers["adamw8bit"].state_dict()["state1"].dtype == torch.uint8
+    with pytest.raises(ConfigError, match="fp32 weights only"):
+        build_inner(InnerSpec("adamw8bit"), layout, start.double())
+
+
 def newton_schulz(x: np.ndarray) -> np.ndarray:
     """Through the singular values: the iteration is an odd polynomial of each."""
     u, s, v = np.linalg.svd(x, full_matrices=False)
