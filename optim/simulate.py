@@ -50,8 +50,8 @@ class Group:
             raise ConfigError(f"there is no method {algo!r}: choose one of {', '.join(ALGORITHMS)}.")
         self.layout = layout_of(init)
         theta = self._flat(init)
-        spec = InnerSpec(**(inner or {}))
         try:
+            spec = InnerSpec(**(inner or {}))
             self.methods: list[Method[Any]] = [ALGORITHMS[algo](self.layout, theta, K, spec, cfg) for _ in range(K)]
         except TypeError as error:
             raise ConfigError(f"method {algo!r} does not take these settings: {error}.") from None

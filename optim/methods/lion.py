@@ -8,12 +8,14 @@ from typing import Literal
 import torch
 
 from optim.methods.interface import Dense, weighted_sum
+from peer.errors import ConfigError
 from peer.layout import FlatLayout
 
 
 class DistributedLion(Dense):
     """u = sign(b1 * m + (1 - b1) * g); m <- b2 * m + (1 - b2) * g, mine alone; theta <- theta - lr * (D + wd * theta),
-    with D = sign(sum of u) for `vote` "majority", the mean of u for "average". A tie moves nothing."""
+    with D = sign(sum of u) for `vote` "majority" (or True), the mean of u for "average" (or False). A tie moves
+    nothing."""
 
     takes_gradients = True
 
@@ -25,10 +27,13 @@ class DistributedLion(Dense):
         b1: float = 0.9,
         b2: float = 0.99,
         wd: float = 0.0,
-        vote: Literal["majority", "average"] = "majority",
+        vote: Literal["majority", "average"] | bool = "majority",
     ) -> None:
         super().__init__(layout, theta)
-        self.lr, self.b1, self.b2, self.wd, self.vote = lr, b1, b2, wd, vote
+        if vote not in ("majority", "average", True, False):
+            raise ConfigError(f'vote is {vote!r}: choose "majority" or "average".')
+        self.lr, self.b1, self.b2, self.wd = lr, b1, b2, wd
+        self.majority = vote in ("majority", True)
         self.momentum = torch.zeros_like(theta)
 
     def sends(self, step: int) -> bool:
@@ -45,7 +50,7 @@ class DistributedLion(Dense):
 
     def incoming(self, merged: torch.Tensor | None, local: torch.Tensor) -> None:
         assert merged is not None
-        step = merged.sign() if self.vote == "majority" else merged.clone()
+        step = merged.sign() if self.majority else merged.clone()
         self.theta.sub_(step.add_(self.theta * self.wd).mul_(self.lr))
         local.copy_(self.theta)
 
