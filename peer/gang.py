@@ -29,6 +29,7 @@ from peer.tokenizer import BYTES
 __all__ = ["Gang", "GangConfig", "InnerResult", "open_gang"]
 
 _BACKOFF_MAX_S = 30.0
+_LISTEN_S = 1.0
 _STOP_SEND_S = 1.0
 
 
@@ -245,9 +246,14 @@ class Gang:
         """Dispatch what the worker says until it dies or hangs; returns the cause as a sentence without subject."""
         ticks, moved_at = -1, trio.current_time()
         while True:
-            with trio.move_on_after(self.config.silence_s) as patience:
-                message = await child.receive()
-            if patience.cancelled_caught:
+            quiet_s = 0.0  # counted in short waits: time in which we were frozen ourselves is not its silence
+            while quiet_s < self.config.silence_s:
+                with trio.move_on_after(_LISTEN_S) as patience:
+                    message = await child.receive()
+                if not patience.cancelled_caught:
+                    break
+                quiet_s += _LISTEN_S
+            else:
                 await child.destroy()
                 return f"it was silent for {self.config.silence_s:g} s and was killed"
             if message is None:

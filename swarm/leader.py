@@ -161,9 +161,9 @@ class Leader:
         assert plan is not None
         assigned = [a.member for a in plan.assignments if a.member in promises.granted]
         for member in assigned:
-            contribution = promises.granted[member].contribution
-            if contribution is not None and self._usable(contribution, plan):
-                height.handed_in[member] = contribution
+            promise = promises.granted[member]
+            if promise.plan == height.signed_plan and promise.contribution is not None:
+                height.handed_in[member] = promise.contribution
         took: dict[Member, float] = {}
         wrapped_up = False
         end = max(height.planned_at + plan.deadline_s, trio.current_time()) + WRAP_UP_WAIT_S

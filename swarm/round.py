@@ -163,6 +163,8 @@ class Round:
         if plan is None:
             raise ProtocolViolation("a contribution came before its plan")
         body = open_body(signed, CONTRIBUTION_KIND, Contribution)
+        if body.plan != plan.hash:
+            raise RoundDiscarded("that plan was replaced")
         if plan.of(body.member) is None or body.member.peer != signed.signer:
             raise ProtocolViolation("a contribution came from a peer that was not assigned any work")
         self.height.handed_in[body.member] = signed
