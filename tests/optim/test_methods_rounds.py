@@ -242,7 +242,7 @@ def test_unknown_names_and_settings_are_answered_in_a_sentence() -> None:
         simulated("diloco", H=5, topk=3)
     with pytest.raises(ConfigError, match="does not take these settings"):
         simulated("diloco", H=5, inner={"rate": 1e-3})
-    with pytest.raises(ConfigError, match="choose .majority. or"):
+    with pytest.raises(ConfigError, match=r"choose .majority. or"):
         simulated("lion", lr=1e-3, vote="most")
     with pytest.raises(ConfigError, match="inner optimizer"):
         simulated("diloco", H=5, inner={"optimizer": "sgd"})
