@@ -5,8 +5,8 @@ cancelled and with it the connection (7), never notices a dead link and cannot c
 to open a 257th stream. Here:
 
 - the read loop checks every frame against the window it was granted and ends the connection of a peer that overruns it;
-- one task per connection does all writing, so a caller may be cancelled anywhere and a frame always leaves whole;
-- control frames never wait for data, and are bounded; received data is bounded per stream, connection and process;
+- one task per connection does all writing (`outbox`), so a caller may be cancelled anywhere and a frame leaves whole;
+- received data is bounded per stream, connection and process, and so are the answers a peer makes us queue;
 - three unanswered pings end the connection; closing takes at most `GOODBYE_S`, whatever the peer does.
 
 Nothing here waits inside the read loop, so a peer that does not read cannot stop us from reading.
@@ -18,7 +18,6 @@ import inspect
 import logging
 import struct
 import weakref
-from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar, Final
 
@@ -31,7 +30,8 @@ from libp2p.stream_muxer import muxer_multistream
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamError
 from multiaddr import Multiaddr
 
-from peer.libp2p_fixes.yamux_stream import WINDOW_INITIAL, WINDOW_MAX, YamuxStream
+from peer.libp2p_fixes.outbox import Outbox
+from peer.libp2p_fixes.yamux_stream import WINDOW_INITIAL, YamuxStream
 
 logger = logging.getLogger(__name__)
 
@@ -42,9 +42,6 @@ _SYN, _ACK, _FIN, _RST = 1, 2, 4, 8
 STREAMS_OUT_MAX: Final = 256
 STREAMS_IN_MAX: Final = 1024  # more than a peer may open at once, because it frees its slot when its own side closes
 OPEN_WAIT_S: Final = 5.0
-OUTBOX_BYTES: Final = 4 * 65536
-SMALL_FRAME: Final = 4096
-QUEUED_FRAMES_MAX: Final = 8192
 GROWTH_MAX: Final = 32 << 20  # bytes of window beyond the initial, all streams of a connection together
 BUFFERED_MAX: Final = GROWTH_MAX + STREAMS_OUT_MAX * WINDOW_INITIAL  # what an honest peer can at most have us hold
 PROCESS_BUFFERED_MAX: Final = 512 << 20
@@ -91,14 +88,8 @@ class Yamux(IMuxedConn):
         self._closing = False
         self._buffered = 0
         self._growth_left = GROWTH_MAX
-        # Outgoing: control frames go first; data frames keep their order.
-        self._control: deque[bytes] = deque()
-        self._outbox: deque[bytes] = deque()
-        self._outbox_bytes = 0
-        self._writing = False
-        self._outbox_filled = trio.lowlevel.ParkingLot()
-        self._outbox_emptied = trio.lowlevel.ParkingLot()
-        self._drained = trio.lowlevel.ParkingLot()
+        self._still_coming = 0  # what the peer may have sent on streams that we have reset since
+        self.outbox = Outbox(self._on_overflow)
         self._heard = False
         self._ping_id = 0
         self._ping_sent_at = 0.0
@@ -175,37 +166,30 @@ class Yamux(IMuxedConn):
             return
         if not self._closing:
             self._closing = True
-            self._outbox.append(_HEADER.pack(0, _GO_AWAY, 0, 0, error_code))
-            self._outbox_filled.unpark_all()
+            self.outbox.put(_HEADER.pack(0, _GO_AWAY, 0, 0, error_code))
+            self.outbox.close()
             with trio.move_on_after(GOODBYE_S):
-                while self._writing or self._control or self._outbox:
-                    await self._drained.park()
+                await self.outbox.wait_drained()
             self._scope.cancel()
         await self.event_closed.wait()
 
     def abort(self) -> None:
         """End the connection now, without goodbye: even when a write to the peer is stuck."""
         self._closing = True
+        self.outbox.close()
         self._scope.cancel()
 
-    # -- what the streams call; none of these waits but wait_outbox -------------------------------------------------
-
-    def outbox_is_full_for(self, count: int) -> bool:
-        """Whether a frame of `count` bytes has to wait. Small ones may pass bulk that is waiting for room."""
-        return self._outbox_bytes >= (OUTBOX_BYTES if count > SMALL_FRAME else 2 * OUTBOX_BYTES)
-
-    async def wait_outbox(self) -> None:
-        await self._outbox_emptied.park()
+    # -- what the streams call; none of these waits ----------------------------------------------------------------
 
     def send_data(self, stream_id: int, body: memoryview) -> None:
         # The one copy on the way out: the caller may change its buffer once write() returns.
-        self._queue(b"".join((_HEADER.pack(0, _DATA, 0, stream_id, len(body)), body)))
+        self.outbox.put(b"".join((_HEADER.pack(0, _DATA, 0, stream_id, len(body)), body)))
 
     def send_fin(self, stream_id: int) -> None:
-        self._queue(_HEADER.pack(0, _WINDOW_UPDATE, _FIN, stream_id, 0))  # behind the stream's data
+        self.outbox.put(_HEADER.pack(0, _WINDOW_UPDATE, _FIN, stream_id, 0))  # behind the stream's data
 
     def send_reset(self, stream_id: int) -> None:
-        self._queue(_HEADER.pack(0, _WINDOW_UPDATE, _RST, stream_id, 0))
+        self.outbox.put(_HEADER.pack(0, _WINDOW_UPDATE, _RST, stream_id, 0))
 
     def send_window_update(self, stream_id: int, increment: int) -> None:
         self._send_control(_WINDOW_UPDATE, 0, stream_id, increment)
@@ -237,39 +221,17 @@ class Yamux(IMuxedConn):
         if stream.is_closed and self._streams.pop(stream.stream_id, None) is not None:
             self._growth_left += stream.window_target - WINDOW_INITIAL
             self._inbound_streams -= not stream.is_initiator
-
-    # -- sending -------------------------------------------------------------------------------------------------
-
-    def _queue(self, frame: bytes) -> None:
-        if self._append(self._outbox, frame):
-            self._outbox_bytes += len(frame)
+            self._still_coming += 0 if stream.got_fin else stream.recv_window
 
     def _send_control(self, kind: int, flags: int, stream_id: int, length: int) -> None:
-        self._append(self._control, _HEADER.pack(0, kind, flags, stream_id, length))
+        self.outbox.put_control(_HEADER.pack(0, kind, flags, stream_id, length))
 
-    def _append(self, queue: deque[bytes], frame: bytes) -> bool:
-        if len(queue) >= QUEUED_FRAMES_MAX:
-            logger.debug("dropping %s, which makes us answer but does not read the answers", self.peer_id)
-            self.abort()
-        if self._closing:
-            return False
-        queue.append(frame)
-        self._outbox_filled.unpark_all()
-        return True
+    def _on_overflow(self) -> None:
+        logger.debug("dropping %s, which makes us answer but does not read the answers", self.peer_id)
+        self.abort()
 
     async def _write_loop(self) -> None:
-        while True:
-            while not (self._control or self._outbox):
-                self._drained.unpark_all()
-                await self._outbox_filled.park()
-            batch = [*self._control, *self._outbox]
-            self._control.clear()
-            self._outbox.clear()
-            self._outbox_bytes = 0
-            self._outbox_emptied.unpark_all()
-            self._writing = True
-            await self.secured_conn.write(b"".join(batch) if len(batch) > 1 else batch[0])
-            self._writing = False
+        await self.outbox.run(self.secured_conn.write)
 
     # -- receiving -----------------------------------------------------------------------------------------------
 
@@ -316,11 +278,12 @@ class Yamux(IMuxedConn):
             if stream is not None:
                 stream.receive_window(length)
             return 0
-        # A stream that is gone here may still have a window's worth under way: that much is skipped.
-        allowed = WINDOW_MAX if stream is None else stream.recv_window
+        allowed = self._still_coming if stream is None else stream.recv_window
         if length > allowed:
             raise YamuxViolation(f"{length} bytes sent into a window of {allowed}")
-        if stream is not None:
+        if stream is None:
+            self._still_coming -= length  # and skip them
+        else:
             stream.recv_window -= length
         return length
 
@@ -335,18 +298,22 @@ class Yamux(IMuxedConn):
         if stream_id == 0 or stream_id % 2 == self._next_stream_id % 2 or stream_id in self._streams:
             raise YamuxViolation(f"SYN for stream {stream_id}")
         if self._inbound_streams >= STREAMS_IN_MAX or self._closing:
-            self._send_control(_WINDOW_UPDATE, _RST, stream_id, 0)
+            self._refuse(stream_id)
             return None
         stream = YamuxStream(stream_id, self, is_initiator=False)
         try:
             self._accepted_in.send_nowait(stream)
         except trio.WouldBlock:  # opened and closed faster than we take them up
-            self._send_control(_WINDOW_UPDATE, _RST, stream_id, 0)
+            self._refuse(stream_id)
             return None
         self._streams[stream_id] = stream
         self._inbound_streams += 1
         self._send_control(_WINDOW_UPDATE, _ACK, stream_id, 0)
         return stream
+
+    def _refuse(self, stream_id: int) -> None:
+        self._still_coming += WINDOW_INITIAL
+        self._send_control(_WINDOW_UPDATE, _RST, stream_id, 0)
 
     def _on_ping(self, flags: int, nonce: int) -> None:
         if flags & _SYN:
@@ -402,11 +369,7 @@ class Yamux(IMuxedConn):
         self.event_closed.set()
         for stream in list(self._streams.values()):
             stream.end_by_reset()
-        self._control.clear()
-        self._outbox.clear()
-        self._outbox_bytes = 0
-        self._outbox_emptied.unpark_all()
-        self._drained.unpark_all()
+        self.outbox.clear()
         with trio.move_on_after(GOODBYE_S):
             try:
                 await self.secured_conn.close()

@@ -69,8 +69,8 @@ class YamuxStream(IMuxedStream):
                 if not count:
                     await self._writable.park()
                     continue
-                if self.muxed_conn.outbox_is_full_for(count):
-                    await self.muxed_conn.wait_outbox()
+                if self.muxed_conn.outbox.is_full_for(count):
+                    await self.muxed_conn.outbox.wait_room()
                     continue
                 self.send_window -= count
                 self.muxed_conn.send_data(self.stream_id, view[:count])
