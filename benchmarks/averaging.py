@@ -124,8 +124,8 @@ def judge(figures: Figures, means: dict[str, Any]) -> Figures:
 
 
 def measure(options: argparse.Namespace, bits: int, means: dict[str, Any]) -> dict[str, Figures]:
-    """Both sides at one width, and the machine's limits. Of hivemind's codecs of that width the faster one is kept (with
-    a fault, where a round may take it a minute, only the first is tried)."""
+    """Both sides at one width, and the machine's limits. Of hivemind's codecs of that width the faster one is kept;
+    with a fault only the first is tried, as a round may take it a minute."""
     peers, numel = options.peers, options.params
     rounds = min(options.rounds, 4) if options.fault else options.rounds
     ideal = 2 * (peers - 1) * numel * bits / 8
