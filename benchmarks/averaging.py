@@ -200,6 +200,7 @@ def main() -> None:
     means = {"all": exact_mean(range(options.peers), options.params)}
     if options.fault:
         means["survivors"] = exact_mean(range(options.peers - 1), options.params)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("The benchmark was ended."))  # and so are its children
     report: dict[str, Any] = {"peers": options.peers, "params": options.params, "fault": options.fault}
     report |= {"cores": os.cpu_count(), "load": os.getloadavg()[0], "bits": {}}
     load = f"load {report['load']:.1f}"
