@@ -102,10 +102,11 @@ class Observer:
         return ()
 
 
-async def take_part(post: Post, observer: Observer, authority: Identity, rounds: int) -> None:
+async def take_part(post: Post, observer: Observer, authority: Identity, rounds: int, nursery: trio.Nursery) -> None:
     """Learn who is there, then run the engine to the end."""
     with trio.fail_after(START_S):
         line = await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)
+    nursery.start_soon(end_with_parent, nursery.cancel_scope)
     group: list[dict[str, Any]] = json.loads(line)["group"]
     for hello in group:
         post.host.book.add(hello["peer"], hello["addresses"])
@@ -115,6 +116,11 @@ async def take_part(post: Post, observer: Observer, authority: Identity, rounds:
     await Engine(post, RunFacts(first, authority.peer_id, rounds, len(group)), head, signed, observer).run()
 
 
+async def end_with_parent(everything: trio.CancelScope) -> None:
+    await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)
+    everything.cancel()
+
+
 async def main(number: int, numel: int, codec: str, rounds: int, folder: Path) -> None:
     torch.set_num_threads(1)
     authority = Identity.load_or_create(folder / "authority.key")
@@ -122,7 +128,7 @@ async def main(number: int, numel: int, codec: str, rounds: int, folder: Path) -
     coder = get_codec(codec)
     state = OuterState(torch.zeros(numel), torch.zeros(numel), DilocoOuter(lr=1.0, momentum=0.0))
     log = EventLog()
-    async with open_host(HostConfig(identity=identity, events=log)) as host:
+    async with open_host(HostConfig(identity=identity, events=log)) as host, trio.open_nursery() as nursery:
         me = Member(host.peer_id, secrets.token_hex(4))
         spec = RoundSpec(**SPEC, up=coder, down=coder)  # type: ignore[arg-type]
         shelf = SnapshotShelf(state.size_bytes, 8 << 20)
@@ -130,7 +136,7 @@ async def main(number: int, numel: int, codec: str, rounds: int, folder: Path) -
         post = Post(me, identity, host, state, shelf, NoTraining(delta_of(number, numel)), spec, Tempo(), log)
         observer = Observer(post, rounds, "BENCHMARK_SHELF" in os.environ, folder)
         print(json.dumps({"peer": me.peer, "session": me.session, "addresses": host.addresses}), flush=True)
-        await take_part(post, observer, authority, rounds)
+        await take_part(post, observer, authority, rounds, nursery)
         before = observer.before_last if observer.before_last is not None else torch.zeros(numel)
         report = {
             "peer": me.peer,
@@ -143,7 +149,7 @@ async def main(number: int, numel: int, codec: str, rounds: int, folder: Path) -
             "hash": save(before - state.theta, folder / f"ours-{number}"),
         }
         print(json.dumps(report), flush=True)
-        await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)  # others may still need us
+        await trio.sleep_forever()  # others may still need us
 
 
 if __name__ == "__main__":
