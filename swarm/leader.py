@@ -6,7 +6,7 @@ the others could not check: it collects, orders and repeats. It holds no lock, s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Final
@@ -207,8 +207,13 @@ class Leader:
         height, head, host = self._height, self._height.head, self._post.host
         plan = height.plan
         assert plan is not None
-        blamed = self._blamed(promises) if self._blame_missing else frozenset[str]()
-        members = sorted(m for m in contributions if m.peer not in blamed and m in promises.granted)
+        blamed: set[str] = set()
+        if self._blame_missing:
+            blamed = whom_to_blame({m.peer: p.missing for m, p in promises.granted.items()}) - {self._post.me.peer}
+        ready = sorted(m for m in contributions if m in promises.granted)
+        members = [m for m in ready if m.peer not in blamed]
+        if sum(head.has(m) for m in members) < head.quorum:
+            members = ready  # a round that may get stuck again is better than none
         if sum(head.has(m) for m in members) < head.quorum:
             raise AttemptFailed("too few members have handed in their work")
         cut = self._round.cut
@@ -252,17 +257,6 @@ class Leader:
             speeds.append(median(seen) if seen else 0.0)
         return speeds
 
-    def _blamed(self, promises: Promises) -> frozenset[str]:
-        """Whom the others waited for in the attempt that timed out; a peer that blames most of the group is left
-        out."""
-        blamed: set[str] = set()
-        for member, promise in promises.granted.items():
-            if len(promise.missing) > len(promises.granted) // 2:
-                blamed.add(member.peer)
-            else:
-                blamed.update(promise.missing)
-        return frozenset(blamed - {self._post.me.peer})
-
     async def _finish(self, attempt: int, unfinished: Accepted, promises: Promises) -> None:
         """Some member voted in an earlier attempt, which may have been decided: complete that one."""
         height = self._height
@@ -299,3 +293,19 @@ class Leader:
                 if member != self._post.me:
                     nursery.start_soon(tell, member.peer)
         return refused
+
+
+def whom_to_blame(missing: Mapping[str, Collection[str]]) -> set[str]:
+    """Who made an exchange run out of time. `missing`: whom each peer still waited for.
+
+    Whoever waited for somebody itself is excused: an owner cannot deliver what it did not get. A peer that blames most
+    of the group is to blame."""
+    waited = {peer for peer, others in missing.items() if others}
+    blamed: set[str] = set()
+    for peer, others in missing.items():
+        accused = set(others) - waited
+        if len(accused) > len(missing) // 2:
+            blamed.add(peer)
+        else:
+            blamed |= accused
+    return blamed or {peer for others in missing.values() for peer in others}  # they waited for each other
