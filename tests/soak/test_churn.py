@@ -21,7 +21,8 @@ from tests.swarm.swarm_harness import PeerProcess, Swarm, open_swarm
 STRIKE_EVERY_S = 2.0  # on average
 PEERS_MIN, PEERS_MAX = 2, 7  # alive and not frozen; alive
 FROZEN_MAX = 2
-FROZEN_S = (1.0, 20.0)
+FROZEN_S = (1.0, 15.0)
+REST_S = 10.0  # before the same peer is frozen again: at times it alone holds the run's state
 PAUSE_MAX_S = 60.0
 SAMPLE_EVERY_S = 2.0
 WARM_UP_SHARE = 0.15  # of the time: the peers the others come and go around have met everybody by then
@@ -59,6 +60,7 @@ class Churn:
     random: random.Random
     strikes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("kill", "start", "restart", "freeze"), 0))
     frozen: dict[PeerProcess, float] = field(default_factory=dict)
+    resting: dict[PeerProcess, float] = field(default_factory=dict)
 
     async def run(self) -> None:
         while True:
@@ -72,6 +74,7 @@ class Churn:
                 if trio.current_time() > until:
                     peer.thaw()
                     del self.frozen[peer]
+                    self.resting[peer] = trio.current_time() + REST_S
 
     def _strike(self) -> None:
         alive = list(self.swarm.living())
@@ -98,7 +101,10 @@ class Churn:
             self.frozen.pop(victim, None)
             victim.kill()
         else:
-            victim = self.random.choice(awake)
+            rested = [peer for peer in awake if self.resting.get(peer, 0.0) < trio.current_time()]
+            if not rested:
+                return
+            victim = self.random.choice(rested)
             victim.freeze()
             self.frozen[victim] = trio.current_time() + self.random.uniform(*FROZEN_S)
         self.strikes[strike] += 1
