@@ -23,46 +23,58 @@ from swarm.follow import ask_standings, open_regroup, weigh
 ROUND_TRIP_S: Final = 1.0
 KNOCK_LASTS_S: Final = 6.0
 GONE_AFTER_S: Final = 6.0  # a majority must be missing this long: a frozen machine may thaw, a link may come back
+LOST_AFTER_S: Final = 20.0  # before an earlier round is gone on from: somebody may come back with a later one
+
+
+class Memory:
+    """What an authority must not forget: its last signature (None before the run has begun) and the last head it saw
+    committed. This one lives as long as the process; the coordinator's is on disk."""
+
+    def __init__(self, signed: Signed | None = None, seen: Head | None = None) -> None:
+        self.signed = signed
+        self.seen = seen
+
+    def keep(self, signed: Signed) -> None:
+        self.signed = signed
+
+    def see(self, head: Head) -> None:
+        self.seen = head
 
 
 class Authority:
-    """`head` is the last head it signed or saw; `signed` its last signature (None before the run has begun), which
-    `keep` must make outlive this process."""
+    """`head` is the last head it signed or saw."""
 
     def __init__(
-        self,
-        host: Host,
-        genesis: Head,
-        signed: Signed | None,
-        min_peers: int,
-        known_peers: Callable[[], Iterable[str]],
-        keep: Callable[[Signed], None],
+        self, host: Host, genesis: Head, min_peers: int, known_peers: Callable[[], Iterable[str]], memory: Memory
     ) -> None:
-        self.signed = signed
-        self.head = open_regroup(signed, host.peer_id, genesis.run_id) if signed else genesis
+        self.head = open_regroup(memory.signed, host.peer_id, genesis.run_id) if memory.signed else genesis
+        if memory.seen is not None and memory.seen.height > self.head.height:
+            self.head = memory.seen
         self.me = Member(host.peer_id, "authority")
         self._genesis = genesis
         self._host, self._identity, self._events = host, host.identity, host.events
         self._min_peers = min_peers
         self._known_peers = known_peers
-        self._keep = keep
+        self._memory = memory
         self._knocks: dict[str, tuple[say.Knock, float]] = {}
         self._asked = trio.Event()
         self._missing_since: float | None = None
+        self._said_missing = -1
         host.rpc.serve(say.STANDING, self._on_standing)
         host.rpc.serve(say.KNOCK, self._on_knock)
         host.rpc.serve(say.NEED_REGROUP, self._on_need_regroup)
 
     @property
     def begun(self) -> bool:
-        return self.signed is not None
+        return self._memory.signed is not None
 
     def standing(self) -> say.Standing:
         """What the authority signed last: for peers that know nobody else yet."""
-        if self.signed is None:
+        signed = self._memory.signed
+        if signed is None:
             return say.Standing(self.head, self.me, "waiting for peers", None)
-        head = open_regroup(self.signed, self._identity.peer_id, self.head.run_id)
-        return say.Standing(head, self.me, "coordinating", self.signed)
+        head = open_regroup(signed, self._identity.peer_id, self.head.run_id)
+        return say.Standing(head, self.me, "coordinating", signed)
 
     async def run(self) -> None:
         """Watch over the run for ever."""
@@ -86,10 +98,12 @@ class Authority:
         peers.discard(self.me.peer)
         standings = await ask_standings(self._host.rpc, peers, timeout_s=3.0)
         counting = [s for s in weigh(standings, self.me.peer, self._genesis) if s.head.members]
-        if counting and counting[0].head.height >= self.head.height:
+        if counting and counting[0].head.height > self.head.height:
             self.head = counting[0].head
+            self._memory.see(self.head)
         best = self._latest(standings)
         if best is None:
+            self._say_who_is_missing()
             return
         alive = {s.member for _, s in standings if best.has(s.member)}  # who is a commit behind is about to catch up
         if len(alive) >= best.quorum:
@@ -99,7 +113,7 @@ class Authority:
         if self._missing_since is None:
             self._missing_since = now
             self._events.emit("majority_missing", round=best.round, alive=len(alive), members=len(best.members))
-        elif now - self._missing_since >= GONE_AFTER_S:
+        elif now - self._missing_since >= (GONE_AFTER_S if best.round >= self.head.round else LOST_AFTER_S):
             # Whoever stands at that head goes on: members first, and those that knock with its state.
             here = {s.member for _, s in standings if s.head.hash == best.hash}
             group = sorted(here | set(self._knocking_for(best)))
@@ -107,9 +121,20 @@ class Authority:
                 self._missing_since = None
                 await self._regroup(best, group)
 
+    def _say_who_is_missing(self) -> None:
+        """Newcomers wait, and nobody is there who could hand them the last commit."""
+        if self._knocking() and self._said_missing != self.head.round:
+            self._said_missing = self.head.round
+            members = [member.peer for member in self.head.members]
+            self._events.emit("members_away", round=self.head.round, members=members)
+
     def _latest(self, standings: Sequence[tuple[str, say.Standing]]) -> Head | None:
         """The head to go on from: of the latest signed term; among its heads the latest that somebody backs who was a
-        member of the head seen last, so that a stranger's boast does not count; else the latest of all."""
+        member of the head seen last, so that a stranger's boast does not count; else the latest of all.
+
+        A stranger cannot take the run back to an earlier round: that takes a peer that was a member of the head seen
+        last, in this life or (restarted from its checkpoint) an earlier one."""
+        members = {member.peer for member in self.head.members}
         heads: dict[bytes, tuple[bool, Head]] = {}
         for _, standing in standings:
             if not standing.head.members or standing.regroup is None:
@@ -120,6 +145,8 @@ class Authority:
                 continue
             if start.term != standing.head.term or start.round > standing.head.round:
                 continue
+            if standing.head.round < self.head.round and standing.member.peer not in members:
+                continue
             known = self.head.has(standing.member)
             name = standing.head.hash
             heads[name] = (known or heads.get(name, (False, None))[0], standing.head)
@@ -129,11 +156,12 @@ class Authority:
         """Sign a head of a new term over the same state, keep it, and tell its members."""
         term = max(head.term, self.head.term)
         fresh = head.regrouped(tuple(members), term + 1)
-        self.signed = sign_body(self._identity, say.REGROUP_KIND, fresh)
+        signed = sign_body(self._identity, say.REGROUP_KIND, fresh)
         self.head = fresh
-        self._keep(self.signed)
+        self._memory.keep(signed)
+        self._memory.see(fresh)
         self._events.emit("regrouped", term=fresh.term, round=fresh.round, members=len(fresh.members))
-        order = say.Regroup(self.signed, {m.peer: self._host.book.get(m.peer) for m in fresh.members})
+        order = say.Regroup(signed, {m.peer: self._host.book.get(m.peer) for m in fresh.members})
         async with trio.open_nursery() as nursery:
             for member in fresh.members:
                 nursery.start_soon(self._tell, member.peer, order)

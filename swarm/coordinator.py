@@ -25,9 +25,9 @@ from peer.host import Host, HostConfig, open_host
 from peer.identity import Identity, Signed
 from peer.layout import FlatLayout, init_flat
 from swarm.admission import TOKEN_DAYS, issue_token
-from swarm.authority import Authority
+from swarm.authority import Authority, Memory
 from swarm.bans import extend_bans, spread_bans
-from swarm.chain import genesis
+from swarm.chain import Head, genesis
 from swarm.charter import load_charter, save_charter, serve_charter, write_atomically
 from swarm.gate import Gate
 from swarm.home import Home
@@ -38,6 +38,8 @@ from swarm.reach import serve_reach
 from swarm.run_config import RunConfig
 from swarm.snapshots import SnapshotShelf
 from swarm.tokenizer_file import read_tokenizer
+
+Kept = TypeVar("Kept", Signed, Head)
 
 
 @dataclass(frozen=True)
@@ -101,10 +103,9 @@ class _Coordinator:
         self.authority = Authority(
             host,
             genesis(manifest.run_id, manifest.genesis),
-            _kept_regroup(home),
             manifest.run.min_peers,
             lambda: list(self.membership.view) if self.membership else [],
-            lambda signed: write_atomically(home.regroup, msgspec.msgpack.encode(signed)),
+            _HomeMemory(home),
         )
 
     def describe(self) -> MemberRecord:
@@ -202,12 +203,27 @@ def _reload(path: Path, manifest: Manifest, identity: Identity, events: EventLog
     return _State(loaded.theta, loaded.momentum, loaded.tree)
 
 
-def _kept_regroup(home: Home) -> Signed | None:
-    """The last regroup that this authority signed. CheckpointError if it cannot be read: guessing could fork the
+class _HomeMemory(Memory):
+    """What the authority must not forget, in its home. CheckpointError if it cannot be read: guessing could fork the
     run."""
-    if not home.regroup.exists():
+
+    def __init__(self, home: Home) -> None:
+        super().__init__(_read(home.regroup, Signed), _read(home.seen, Head))
+        self._home = home
+
+    def keep(self, signed: Signed) -> None:
+        super().keep(signed)
+        write_atomically(self._home.regroup, msgspec.msgpack.encode(signed))
+
+    def see(self, head: Head) -> None:
+        super().see(head)
+        write_atomically(self._home.seen, msgspec.msgpack.encode(head))
+
+
+def _read(path: Path, kind: type[Kept]) -> Kept | None:
+    if not path.exists():
         return None
     try:
-        return msgspec.msgpack.decode(home.regroup.read_bytes(), type=Signed)
+        return msgspec.msgpack.decode(path.read_bytes(), type=kind)
     except (OSError, msgspec.MsgspecError) as error:
-        raise CheckpointError(f"{home.regroup} is damaged ({error}): restore it from a backup.") from error
+        raise CheckpointError(f"{path} is damaged ({error}): restore it from a backup.") from error

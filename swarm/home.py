@@ -41,6 +41,11 @@ class Home:
         return self.path / "regroup.msgpack"
 
     @property
+    def seen(self) -> Path:
+        """The last head that a coordinator saw committed."""
+        return self.path / "seen.msgpack"
+
+    @property
     def addresses(self) -> Path:
         return self.path / "addresses.json"
 

@@ -14,8 +14,8 @@ from optim.codecs import get_codec
 from optim.outer import DilocoOuter
 from peer.events import Event, EventLog
 from peer.host import Host, HostConfig, open_host
-from peer.identity import Identity, Signed
-from swarm.authority import Authority
+from peer.identity import Identity
+from swarm.authority import Authority, Memory
 from swarm.chain import Head, Member, genesis
 from swarm.engine import Engine, RunFacts
 from swarm.fetch import fetch_state
@@ -156,14 +156,13 @@ async def open_group(
     """An authority that begins the run once `min_peers` knock."""
     theta = torch.randn(numel, generator=torch.Generator().manual_seed(0))
     state = OuterState(theta.clone(), torch.zeros_like(theta), outer)
-    kept: list[Signed] = []
     async with (
         open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as host,
         trio.open_nursery() as nursery,
     ):
         first = genesis("run", state.tree.root)
         spec = RoundSpec(steps, BATCH, SEQ, get_codec(codec), get_codec(codec), 60.0)
-        authority = Authority(host, first, None, min_peers, list, kept.append)
+        authority = Authority(host, first, min_peers, list, Memory())
         nursery.start_soon(authority.run)
         yield Group(theta, host, authority, spec, outer, rounds, folder)
         nursery.cancel_scope.cancel()
