@@ -24,7 +24,7 @@ from dht.records import (
 )
 from dht.router import PeerFault, Router
 from dht.storage import Storage, Stored
-from peer.errors import ProtocolViolation
+from peer.errors import MALFORMED, ProtocolViolation
 from peer.identity import Signed
 from peer.rpc import Buffer
 
@@ -47,7 +47,7 @@ def decode_held(payload: Buffer) -> list[Held]:
     """Raises ProtocolViolation."""
     try:
         return _decoder.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except MALFORMED as error:
         raise ProtocolViolation(f"Records that do not decode: {error}.") from error
 
 

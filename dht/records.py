@@ -27,7 +27,7 @@ from typing import Any, Final, Generic, TypeVar
 import msgspec
 
 from dht.key import record_key
-from peer.errors import BarnraiseError, ProtocolViolation
+from peer.errors import MALFORMED, BarnraiseError, ProtocolViolation
 from peer.identity import Identity, Signed, open_body, sign_body
 
 T = TypeVar("T")
@@ -111,7 +111,7 @@ class Schema(Generic[T]):
             raise OversizeRecord(f"A {self.name!r} record of {len(encoded)} bytes is over its cap of {self.size_max}.")
         try:
             return msgspec.msgpack.decode(encoded, type=self.type)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except MALFORMED as error:
             raise WrongSchema(f"A value is not of schema {self.name!r}: {error}.") from error
 
 

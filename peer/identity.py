@@ -18,7 +18,7 @@ from libp2p.crypto.ed25519 import Ed25519PrivateKey, create_new_key_pair
 from libp2p.crypto.keys import KeyPair, KeyType, PublicKey
 from libp2p.peer.id import ID
 
-from peer.errors import IdentityError, ProtocolViolation
+from peer.errors import MALFORMED, IdentityError, ProtocolViolation
 
 _SEED_BYTES = 32
 _SIGNATURE_BYTES = 64
@@ -147,7 +147,7 @@ def open_body(signed: Signed, kind: str, type_: type[Body], signer: str | None =
         raise ProtocolViolation(f"the signature of this {kind} by {signed.signer} is wrong.")
     try:
         return msgspec.msgpack.decode(signed.body, type=type_)
-    except msgspec.MsgspecError as error:
+    except MALFORMED as error:
         raise ProtocolViolation(f"this {kind} by {signed.signer} is malformed: {error}.") from error
 
 

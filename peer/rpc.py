@@ -17,7 +17,7 @@ from typing import Final, Protocol
 import msgspec
 import trio
 
-from peer.errors import ConnectionLost, DeadlineExceeded, NotAdmitted, ProtocolViolation, RemoteError
+from peer.errors import MALFORMED, ConnectionLost, DeadlineExceeded, NotAdmitted, ProtocolViolation, RemoteError
 from peer.events import EventLog
 from peer.limits import NetLimits
 from peer.method import Call, Gate, Handler, Method, Rep, Reply, Req
@@ -128,7 +128,7 @@ class Rpc:
                 )
             try:
                 answer = msgspec.msgpack.decode(header.body, type=method.reply)
-            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            except MALFORMED as error:
                 raise ProtocolViolation(f"{channel.peer} answered {method.name} with garbage: {error}.") from error
             reply = Reply(answer, await frames.receive_payload(header.payload_bytes))
             in_order = sent_all

@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 import trio
 
-from peer.errors import BarnraiseError, ConnectionLost, NotAdmitted, ProtocolViolation
+from peer.errors import MALFORMED, BarnraiseError, ConnectionLost, NotAdmitted, ProtocolViolation
 from peer.events import EventLog
 from peer.limits import ByteBudget, NetLimits
 from peer.method import Call, Gate, Handler, Method, admit_everybody
@@ -189,5 +189,5 @@ def _reply_header(outcome: Outcome) -> ReplyHeader:
 def _decode(raw: msgspec.Raw, type_: type[Any], name: str) -> Any:
     try:
         return msgspec.msgpack.decode(raw, type=type_)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except MALFORMED as error:
         raise ProtocolViolation(f"{name} with a malformed body: {error}") from error

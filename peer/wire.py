@@ -20,7 +20,7 @@ from typing import Final, TypeVar
 import msgspec
 import trio
 
-from peer.errors import ConnectionLost, ProtocolViolation
+from peer.errors import MALFORMED, ConnectionLost, ProtocolViolation
 from peer.rate import Meter
 
 PIECE_BYTES: Final = 1 << 20
@@ -140,7 +140,7 @@ class Frames:
         del self._ahead[: _SIZE.size + size]
         try:
             header = msgspec.msgpack.decode(encoded, type=type_)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except MALFORMED as error:
             raise ProtocolViolation(f"a header that is no {type_.__name__}: {error}") from error
         if header.payload_bytes < 0:
             raise ProtocolViolation(f"a payload of {header.payload_bytes} bytes")

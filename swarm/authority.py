@@ -18,7 +18,7 @@ from peer.identity import Signed, sign_body
 from peer.method import Call
 from swarm import messages as say
 from swarm.chain import Head, Member
-from swarm.follow import ask_standings, open_regroup, weigh
+from swarm.follow import Viewpoint, ask_standings, open_regroup, weigh
 
 ROUND_TRIP_S: Final = 1.0
 KNOCK_LASTS_S: Final = 6.0
@@ -97,10 +97,14 @@ class Authority:
         peers = {m.peer for m in self.head.members} | set(self._known_peers()) | set(self._knocking())
         peers.discard(self.me.peer)
         standings = await ask_standings(self._host.rpc, peers, timeout_s=3.0)
-        counting = [s for s in weigh(standings, self.me.peer, self._genesis) if s.head.members]
+        view = Viewpoint(self.me, self.head)
+        counting = [s for s in weigh(standings, self.me.peer, self._genesis, view) if s.head.members]
         if counting and counting[0].head.height > self.head.height:
             self.head = counting[0].head
             self._memory.see(self.head)
+        if counting and _gathered(counting[0].head, standings):
+            self._missing_since = None
+            return
         best = self._latest(standings)
         if best is None:
             self._say_who_is_missing()
@@ -129,13 +133,15 @@ class Authority:
             self._events.emit("members_away", round=self.head.round, members=members)
 
     def _latest(self, standings: Sequence[tuple[str, say.Standing]]) -> Head | None:
-        """The head to go on from: of the latest signed term; among its heads the latest that somebody backs who was a
-        member of the head seen last, so that a stranger's boast does not count; else the latest of all.
+        """The head to go on from: of the latest signed term; among its heads the one that most members of the head seen
+        last have committed, so that no single boast counts, and from there on to what one of them committed next; else
+        the latest of all.
 
         A stranger cannot take the run back to an earlier round: that takes a peer that was a member of the head seen
         last, in this life or (restarted from its checkpoint) an earlier one."""
         members = {member.peer for member in self.head.members}
-        heads: dict[bytes, tuple[bool, Head]] = {}
+        heads: dict[bytes, Head] = {}
+        known: dict[bytes, set[str]] = {}
         for _, standing in standings:
             if not standing.head.members or standing.regroup is None:
                 continue
@@ -147,10 +153,17 @@ class Authority:
                 continue
             if standing.head.round < self.head.round and standing.member.peer not in members:
                 continue
-            known = self.head.has(standing.member)
-            name = standing.head.hash
-            heads[name] = (known or heads.get(name, (False, None))[0], standing.head)
-        return max(heads.values(), key=lambda h: (h[1].term, h[0], h[1].round), default=(False, None))[1]
+            heads[standing.head.hash] = standing.head
+            if self.head.has(standing.member):
+                for committed in (standing.head.hash, standing.head.previous):
+                    known.setdefault(committed, set()).add(standing.member.peer)
+        best = max(heads.values(), key=lambda h: (h.term, len(known.get(h.hash, ())), h.round), default=None)
+        while best is not None:
+            following = [h for name, h in heads.items() if h.previous == best.hash and name in known]
+            if not following:
+                break
+            best = max(following, key=lambda h: len(known[h.hash]))
+        return best
 
     async def _regroup(self, head: Head, members: Sequence[Member]) -> None:
         """Sign a head of a new term over the same state, keep it, and tell its members."""
@@ -196,3 +209,8 @@ class Authority:
     async def _on_need_regroup(self, call: Call[say.AskHead]) -> say.Standing:
         self._asked.set()
         return self.standing()
+
+
+def _gathered(head: Head, standings: Sequence[tuple[str, say.Standing]]) -> bool:
+    """Whether a majority of its members stand at that head, so that they can go on from it."""
+    return len({s.member for _, s in standings if s.head == head and head.has(s.member)}) >= head.quorum

@@ -12,17 +12,24 @@ Pure: no clock, no sockets. Attempts are numbered from 0; -1 means none.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
 import msgspec
 
-from swarm.chain import Head, Member
+from swarm.chain import Count, Hash, Head, Member
 
 
 class Accepted(msgspec.Struct, frozen=True):
     """A vote cast: in `attempt`, for `head`, whose updates were merged by the exchange named `roster`."""
 
-    attempt: int
+    attempt: Count
     head: Head
-    roster: bytes
+    roster: Hash
+
+
+ATTEMPTS_KEPT: Final = 16  # of each voter: a round seldom takes more than two or three
 
 
 class Acceptor:
@@ -55,23 +62,38 @@ class VoteBox:
 
     def __init__(self, head: Head) -> None:
         self._head = head
-        self._votes: dict[tuple[int, bytes], set[Member]] = {}
+        self._votes: dict[Member, dict[int, bytes]] = {}
 
     def record(self, voter: Member, attempt: int, choice: bytes) -> None:
-        """Count a vote for the head named by hash `choice`; votes of non-members do not count."""
-        if self._head.has(voter):
-            self._votes.setdefault((attempt, choice), set()).add(voter)
+        """Count a vote for the head named by hash `choice`. Votes of non-members do not count, nor does a second one in
+        the same attempt; of a voter's earlier attempts the last few are kept."""
+        if not self._head.has(voter):
+            return
+        cast = self._votes.setdefault(voter, {})
+        cast.setdefault(attempt, choice)
+        if len(cast) > ATTEMPTS_KEPT:
+            del cast[min(cast)]
 
     @property
     def chosen(self) -> bytes | None:
         """Hash of the committed head, once one attempt has a majority for it."""
-        for (_, choice), voters in self._votes.items():
-            if len(voters) >= self._head.quorum:
-                return choice
-        return None
+        tally = Counter(vote for cast in self._votes.values() for vote in cast.items())
+        return next((choice for (_, choice), votes in tally.items() if votes >= self._head.quorum), None)
 
 
-def value_to_finish(reports: list[Accepted | None]) -> Accepted | None:
-    """What a leader must finish, given the promises of a majority: the vote of the highest attempt, if any was cast."""
-    cast = [report for report in reports if report is not None]
-    return max(cast, key=lambda accepted: accepted.attempt, default=None)
+def value_to_finish(reports: Sequence[Accepted | None], members: int) -> Accepted | None:
+    """What a leader must finish, given what those that promised have voted for (None: nothing), a majority of
+    `members`: the latest vote that may have been part of a majority.
+
+    A vote of attempt a may be joined by whoever has not reported, and by whoever voted in a later attempt, for its
+    report hides what it voted before; all others can no longer vote in a. So nobody who invents a vote of its own holds
+    up the round, unless as many are silent as make a majority with it.
+    """
+    cast = sorted((report for report in reports if report is not None), key=lambda report: report.attempt, reverse=True)
+    silent, quorum = members - len(reports), members // 2 + 1
+    for report in cast:
+        alike = sum(other.attempt == report.attempt and other.head == report.head for other in cast)
+        later = sum(other.attempt > report.attempt for other in cast)
+        if silent + alike + later >= quorum:
+            return report
+    return None

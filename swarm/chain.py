@@ -7,12 +7,18 @@ state."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 from blake3 import blake3
 
 from swarm.ledger import Ledger
+
+MEMBERS_MAX: Final = 4096
+HASH_BYTES: Final = 32
+Name = Annotated[str, msgspec.Meta(max_length=64)]
+Hash = Annotated[bytes, msgspec.Meta(max_length=HASH_BYTES)]
+Count = Annotated[int, msgspec.Meta(ge=-1, le=1 << 53)]  # -1 stands for "before the first"
 
 TRIES_PER_LEADER: Final = 8  # a leader whose attempt fails retries at once; only then does the next one take over
 
@@ -21,23 +27,23 @@ class Member(msgspec.Struct, frozen=True, order=True):
     """One life of one peer. A restarted peer has the same id and another session: it forgot what it promised,
     so it does not count as the member it was (see `swarm.ballot`)."""
 
-    peer: str
-    session: str
+    peer: Name
+    session: Name
 
 
 class Head(msgspec.Struct, frozen=True):
     """One committed state of a run. `inner_step` is the run's position in the learning-rate schedule,
     `tokens` the number of tokens trained on so far by all contributors together."""
 
-    run_id: str
-    term: int
-    round: int
-    previous: bytes
-    state_hash: bytes
-    members: tuple[Member, ...]
+    run_id: Name
+    term: Count
+    round: Count
+    previous: Hash
+    state_hash: Hash
+    members: Annotated[tuple[Member, ...], msgspec.Meta(max_length=MEMBERS_MAX)]
     ledger: Ledger
-    inner_step: int
-    tokens: int
+    inner_step: Count
+    tokens: Count
 
     @property
     def hash(self) -> bytes:
@@ -58,8 +64,8 @@ class Head(msgspec.Struct, frozen=True):
         return member in self.members
 
     def leader(self, attempt: int) -> Member:
-        """Who may lead attempt number `attempt` of the round after this head. No fixed host: the order starts at a
-        place that the head's own hash picks."""
+        """Who may lead attempt number `attempt` of the round after this head, which has members. No fixed host: the
+        order starts at a place that the head's own hash picks."""
         order = len(self.members)
         start = int.from_bytes(self.hash[:8], "big")
         return self.members[(start + attempt // TRIES_PER_LEADER) % order]

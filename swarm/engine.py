@@ -18,17 +18,17 @@ from peer.method import Call
 from peer.wire import Buffer
 from swarm import messages as say
 from swarm.chain import TRIES_PER_LEADER, Head, Member
-from swarm.follow import Sighting, ask_standings, open_regroup, weigh
+from swarm.follow import Sighting, Viewpoint, ask_standings, open_regroup, weigh
 from swarm.height import Changed, Height
+from swarm.knockers import Knockers
 from swarm.leader import Leader, NoMajority
 from swarm.post import Post
 from swarm.round import Round
 
 KNOCK_EVERY_S: Final = 1.0
-KNOCK_LASTS_S: Final = 10.0
 LOOK_AROUND_S: Final = 5.0  # a member whose round does not move looks whether the run is elsewhere
+LOOK_PAUSE_S: Final = 0.1  # after a look for nothing, then doubled: a burst of calls must not become a burst of polls
 KNOCK_BEHIND_MAX: Final = 2  # rounds: who is that near catches up by replay while its promise is waited for
-KNOCKERS_MAX: Final = 1024
 ASK_AUTHORITY_EVERY_S: Final = 1.5
 ADDRESSES_MAX: Final = 1024  # learnt from one message
 
@@ -68,7 +68,7 @@ class Engine:
         self._keeper = keeper
         self._run = run
         self._round: Round | None = None
-        self._knockers: dict[str, tuple[Member, float]] = {}
+        self._knockers = Knockers()
         self._moved = Changed()  # to another head
         self._look = trio.Event()  # set when somebody seems to be further on
         self._offer: Sighting | None = None  # a regroup that the authority pushed to us
@@ -186,6 +186,7 @@ class Engine:
     async def _look_around(self, round_: Round) -> Sighting:
         """Look where the run stands when somebody seems to be further on, and now and then anyway; returns what is."""
         head = round_.height.head
+        pause_s = LOOK_PAUSE_S
         while True:
             with trio.move_on_after(LOOK_AROUND_S):
                 await self._look.wait()
@@ -193,21 +194,22 @@ class Engine:
             best, self._offer = self._offer or await self.best_sighting(), None
             if best is not None and best.head.height > head.height and best.head.hash != head.hash:
                 return best
-            await trio.sleep(0.1)  # a burst of calls from further on must not become a burst of polls
+            await trio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LOOK_AROUND_S / 2)
 
     async def best_sighting(self) -> Sighting | None:
         """The head that counts most among all the peers we know of."""
         me = self._post.me.peer
         peers = [m.peer for m in self.head.members] + [self._run.authority] + list(self._keeper.known_peers())
         suspects = self._post.host.suspects
-        mine = (me, self.standing())
+        mine, view = (me, self.standing()), Viewpoint(self._post.me, self.head)
 
-        def weighed(standings: list[tuple[str, say.Standing]]) -> list[Sighting]:
-            return weigh([*standings, mine], self._run.authority, self._run.genesis)
+        def weighed(standings: list[tuple[str, say.Standing]], unheard: int = 0) -> list[Sighting]:
+            return weigh([*standings, mine], self._run.authority, self._run.genesis, view, unheard)
 
-        def enough(standings: list[tuple[str, say.Standing]]) -> bool:
+        def enough(standings: list[tuple[str, say.Standing]], unheard: int) -> bool:
             """A majority further on is worth following at once; whoever is frozen would hold up the answer."""
-            return any(s.head.height > self.head.height for s in weighed(standings)[:1])
+            return any(s.head.height > self.head.height for s in weighed(standings, unheard)[:1])
 
         others = [peer for peer in peers if peer != me and peer not in suspects]
         sightings = weighed(await ask_standings(self._post.host.rpc, others, enough=enough))
@@ -235,7 +237,7 @@ class Engine:
         self._post.state.commit(head.state_hash)
         self.head = head
         round_.end()
-        self._knockers = {p: k for p, k in self._knockers.items() if not head.has(k[0])}
+        self._knockers.settle(exchange.merge.plan, head)
         results = [exchange.results[i] for i in sorted(exchange.results)]
         await self._keeper.committed(head, results)
 
@@ -275,10 +277,7 @@ class Engine:
 
     def knockers(self) -> dict[str, Member]:
         """Who wants to be planned for."""
-        now = trio.current_time()
-        knocking = {peer: member for peer, (member, until) in sorted(self._knockers.items()) if until > now}
-        room = max(0, self._run.max_peers - len(self.head.members))
-        return dict(list(knocking.items())[:room])
+        return self._knockers.ready(self._run.max_peers - len(self.head.members))
 
     def _learn(self, addresses: Mapping[str, tuple[str, ...]]) -> None:
         for peer, known in list(addresses.items())[:ADDRESSES_MAX]:
@@ -308,7 +307,6 @@ class Engine:
         ask = call.body
         if ask.head.run_id != self.head.run_id:
             raise ProtocolViolation("a peer of another run asked for a promise")
-        self._learn(ask.addresses)
         if self._round is None or self._round.height.head.height < ask.head.height:
             with trio.move_on_after(0.3):  # usually we are about to commit that very head ourselves
                 await self._reach(ask.head)
@@ -319,7 +317,10 @@ class Engine:
         round_ = self._current()
         if round_.height.head.hash != ask.head.hash:
             return say.Promise(granted=False, promised=-1, head=self.head, member=self._post.me)
-        return round_.promise(ask, call.peer)
+        promise = await round_.promise_when_due(ask, call.peer)
+        if promise.granted:
+            self._learn(ask.addresses)
+        return promise
 
     async def _reach(self, head: Head) -> None:
         while self._round is None or self._round.height.head.height < head.height:
@@ -334,7 +335,7 @@ class Engine:
         return round_
 
     async def _on_work(self, call: Call[say.Work]) -> say.Done:
-        self._current().take_work(call.body.plan, call.body.wrap_up)
+        self._current().take_work(call.body.plan, call.body.wrap_up, call.peer)
         return say.Done()
 
     async def _on_hand_in(self, call: Call[say.HandIn]) -> say.Done:
@@ -377,15 +378,15 @@ class Engine:
             raise ProtocolViolation("a knock names another peer than its sender")
         self._post.host.book.add(call.peer, knock.addresses)
         near = knock.head == self.head.hash or 0 < self.head.round - knock.round <= KNOCK_BEHIND_MAX
-        if near and len(self._knockers) < KNOCKERS_MAX:
-            self._knockers[call.peer] = (knock.member, trio.current_time() + KNOCK_LASTS_S)
+        if near:
+            self._knockers.knock(knock.member)
         return self.standing()
 
     async def _on_regroup(self, call: Call[say.Regroup]) -> say.Standing:
         """The authority (or whoever passes its signature on) begins a new term."""
-        self._learn(call.body.addresses)
         head = open_regroup(call.body.signed, self._run.authority, self.head.run_id)
         if head.height > self.head.height:
+            self._learn(call.body.addresses)
             self._offer = Sighting(head, (call.peer,), call.body.signed)
             self._look.set()
         return self.standing()

@@ -37,15 +37,16 @@ SENDS_PER_PEER: Final = 2  # keeps a link busy while one call waits for its answ
 THREADS: Final = max(1, (os.cpu_count() or 2) // 2)  # for each kind of work: two on one core share its cache badly
 RETRY_PAUSE_S: Final = 0.25
 REFUSALS_MAX: Final = 8
+RESULT_SLACK: Final = 2.0  # more than any codec adds to a norm
 
 
 @dataclass
 class RoundSlices:
-    """One round's slices, over all of its attempts. `mine`: my encoded slices; `received`: others', by (index, peer);
-    `delivered`: (index, owner) pairs of mine that have arrived."""
+    """One round's slices, over all of its attempts. `mine`: my encoded slices; `received`: others', by (index, peer),
+    each with its blake3 hash; `delivered`: (index, owner) pairs of mine that have arrived."""
 
     mine: list[memoryview] = field(default_factory=list)
-    received: dict[tuple[int, str], memoryview] = field(default_factory=dict)
+    received: dict[tuple[int, str], tuple[bytes, memoryview]] = field(default_factory=dict)
     delivered: set[tuple[int, str]] = field(default_factory=set)
 
 
@@ -153,7 +154,8 @@ class Exchange:
                 holder, FETCH_RESULT, SliceOf(self.key, index), timeout_s=self._call_timeout_s, bulk=True
             )
             self._take_checked(index, reply.payload)
-        await self._build_all()
+            await trio.to_thread.run_sync(self._apply, index)  # what does not decode is the holder's fault
+        await self._seal()
 
     async def rebuild(self) -> None:
         """Build the next state again from results that are all here, after another attempt has overwritten it."""
@@ -164,14 +166,14 @@ class Exchange:
         body = next((c for c in self._merged if c.member.peer == peer), None)
         if body is None or index not in self._arrived:
             raise ProtocolViolation("a slice was sent that this exchange does not expect from that peer")
-        if (index, peer) in self._slices.received:
+        if self._has(index, body):
             return  # a retry after a lost answer
         if blake3(data).digest() != body.hashes[index]:
             raise ProtocolViolation("a slice differs from the hash its sender committed to")
         sqnorm = self.merge.up.decoded_sqnorm(data, self.merge.cut.size(index))
         if not isclose(sqnorm, body.sqnorms[index], rel_tol=1e-6):  # also refuses NaN
             raise ProtocolViolation("a slice has another norm than its sender committed to")
-        self._slices.received[index, peer] = data
+        self._slices.received[index, peer] = body.hashes[index], data
         self._check_arrived(index)
 
     def take_result(self, index: int, peer: str, data: memoryview) -> None:
@@ -181,26 +183,32 @@ class Exchange:
         self._take_checked(index, data)
 
     def missing(self) -> tuple[str, ...]:
-        """Contributors whose slices I, as an owner, still wait for; if none, owners whose results I still wait for."""
+        """Contributors whose slices I, as an owner, still wait for."""
         late = {
             body.member.peer
             for index in self._owned
             for body in self._merged
-            if index not in self.results and not self._has(index, body.member.peer)
+            if index not in self.results and not self._has(index, body)
         }
-        silent = {self.merge.owner(i) for i in self._indices if i not in self.results} - {self._me}
-        return tuple(sorted(late or silent))
+        return tuple(sorted(late))
+
+    def silent(self) -> tuple[str, ...]:
+        """Other owners whose results I still wait for."""
+        return tuple(sorted({self.merge.owner(i) for i in self._indices if i not in self.results} - {self._me}))
 
     def _clockwise(self) -> list[str]:
         """The other contributors, starting after me: at any moment every owner hears from somebody else."""
         here = self._peers.index(self._me)
         return self._peers[here + 1 :] + self._peers[:here]
 
-    def _has(self, index: int, peer: str) -> bool:
-        return peer == self._me or (index, peer) in self._slices.received
+    def _has(self, index: int, body: Contribution) -> bool:
+        """Whether the slice is here that it committed to in this attempt: another attempt may have been about
+        others."""
+        peer = body.member.peer
+        return peer == self._me or self._slices.received.get((index, peer), (b"",))[0] == body.hashes[index]
 
     def _check_arrived(self, index: int) -> None:
-        if all(self._has(index, body.member.peer) for body in self._merged):
+        if all(self._has(index, body) for body in self._merged):
             self._arrived[index].set()
 
     def _take_checked(self, index: int, data: memoryview) -> None:
@@ -244,8 +252,8 @@ class Exchange:
 
     def _merge(self, index: int) -> memoryview:
         encoded = [
-            self._slices.mine[index] if body.member.peer == self._me else self._slices.received[index, body.member.peer]
-            for body in self._merged
+            self._slices.mine[index] if peer == self._me else self._slices.received[index, peer][1]
+            for peer in (body.member.peer for body in self._merged)
         ]
         weights = [weight for weight in self.merge.weights if weight > 0]
         cut = self.merge.cut
@@ -255,6 +263,9 @@ class Exchange:
         async with trio.open_nursery() as nursery:
             for index in self._indices:
                 nursery.start_soon(self._build, index)
+        await self._seal()
+
+    async def _seal(self) -> None:
         self.state_hash = await trio.to_thread.run_sync(self._state.seal)
         self.built.set()
 
@@ -271,6 +282,14 @@ class Exchange:
                 self._came[index] = trio.Event()
 
     def _apply(self, index: int) -> None:
+        """Build one slice of the next state; `ProtocolViolation` if the result cannot be the mean of what was committed
+        to: it does not decode, or it is longer than all the contributions laid end to end."""
+        size = self.merge.cut.size(index)
+        bound = sum(
+            w * c.sqnorms[index] ** 0.5 for c, w in zip(self.merge.contributors, self.merge.weights, strict=True) if w
+        )
+        if self.merge.down.decoded_sqnorm(self.results[index], size) > (RESULT_SLACK * bound) ** 2:
+            raise ProtocolViolation("a result is larger than any mean of what was committed to")
         self._state.build(self.merge.cut.span(index), self.merge.down, self.results[index])
 
     async def _send(self, peer: str, method: Method[SliceOf, Done], message: SliceOf, data: memoryview) -> bool:

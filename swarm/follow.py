@@ -1,8 +1,9 @@
 """Finding out where the run stands: for joiners, for those who woke from a freeze, for those who missed a vote.
 
-No single peer is believed. A head counts if a majority of its own members stand at it or have just gone on from it, or
-if the authority signed it; among those, the latest term wins, then the one that most of its members stand at, then the
-later round.
+No single peer is believed. Whoever knows a group (its own head's members, or those of a later term that the authority
+signed) and hears enough of them to make a majority, goes where a majority of them went, and nowhere else. Who knows
+nobody, or whose group has dissolved, goes by numbers: a head counts if a majority of its own members has committed it.
+What the authority signed counts anyway.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import trio
 from peer.errors import BarnraiseError, ProtocolViolation
 from peer.identity import Signed, open_body
 from peer.rpc import Rpc
-from swarm.chain import Head
+from swarm.chain import Head, Member
 from swarm.messages import REGROUP_KIND, STANDING, AskHead, Standing
 
 POLL_S: Final = 4.0
@@ -33,6 +34,14 @@ class Sighting:
     regroup: Signed | None
 
 
+@dataclass(frozen=True)
+class Viewpoint:
+    """Who looks, and from which head."""
+
+    me: Member
+    head: Head
+
+
 def open_regroup(signed: Signed, authority: str, run_id: str) -> Head:
     """The head with which the authority began a term; `ProtocolViolation` if anybody else signed it."""
     head = open_body(signed, REGROUP_KIND, Head, signer=authority)
@@ -41,69 +50,91 @@ def open_regroup(signed: Signed, authority: str, run_id: str) -> Head:
     return head
 
 
-def weigh(standings: Iterable[tuple[str, Standing]], authority: str, genesis: Head) -> list[Sighting]:
-    """The heads that count, best first. `standings`: what each peer said, by authenticated peer id."""
-    holders: dict[bytes, list[str]] = {}
-    backers: dict[bytes, int] = {}
-    gone_on: dict[bytes, list[tuple[str, Standing]]] = {}
+def weigh(
+    standings: Iterable[tuple[str, Standing]],
+    authority: str,
+    genesis: Head,
+    view: Viewpoint | None = None,
+    unheard: int = 0,
+) -> list[Sighting]:
+    """The heads that count, best first. `standings`: what each peer said, by authenticated peer id; `unheard`: how many
+    may still answer."""
     seen: dict[bytes, Standing] = {}
-    signed_heads: set[bytes] = set()
+    there: dict[bytes, set[Member]] = {}
+    witnesses: dict[bytes, set[Member]] = {}  # who is there, or has gone on from there to the next
+    starts: dict[bytes, Head] = {}
+    voices = set()
     for peer, standing in standings:
         head = standing.head
         if head.run_id != genesis.run_id or standing.member.peer != peer:
             continue
-        if head != genesis and not _term_is_signed(standing, authority, signed_heads):
+        start = _start_of_term(standing, authority)
+        if head != genesis and start is None:
             continue
-        name = head.hash
-        seen.setdefault(name, standing)
-        holders.setdefault(name, []).append(peer)
-        backers[name] = backers.get(name, 0) + head.has(standing.member)
-        gone_on.setdefault(head.previous, []).append((peer, standing))
-    counting = []
-    for name, standing in seen.items():
-        after = gone_on.get(name, [])
-        backed = backers[name] + sum(standing.head.has(s.member) for _, s in after)
-        if standing.head == genesis or name in signed_heads or backed >= standing.head.quorum:
-            counting.append(name)
-            holders[name] += [peer for peer, _ in after]
-    counting.sort(key=lambda n: (seen[n].head.term, backers[n], seen[n].head.round), reverse=True)
-    return [Sighting(seen[n].head, tuple(holders[n]), seen[n].regroup) for n in counting]
+        if start is not None:
+            starts[start.hash] = start
+        voices.add(peer)
+        seen.setdefault(head.hash, standing)
+        there.setdefault(head.hash, set()).add(standing.member)
+        for committed in (head.hash, head.previous):
+            witnesses.setdefault(committed, set()).add(standing.member)
+    group = max([view.head, *starts.values()], key=lambda head: head.term) if view else genesis
+    known = {m.peer for m in group.members} - {view.me.peer if view else ""}
+    mine = int(view is not None and group.has(view.me))
+    if group.members and len(known & voices) + unheard + mine >= group.quorum:
+        enough = max(1, group.quorum - mine)
+        gone = {name: sum(m.peer in known for m in witnesses[name]) for name in seen}
+        believed = [n for n in seen if n in starts or seen[n].head in (group, genesis) or gone[n] >= enough]
+        believed.sort(key=lambda n: seen[n].head.height, reverse=True)
+    else:
+        backers = {name: sum(s.head.has(member) for member in witnesses[name]) for name, s in seen.items()}
+        signed = [name for name, s in seen.items() if name in starts or s.head == genesis]
+        counting = [name for name, s in seen.items() if name in signed or backers[name] >= s.head.quorum]
+        believed = [n for n in counting if not unheard or n in signed or 2 * backers[n] > len(voices) + unheard]
+        believed.sort(key=lambda n: _weight(seen[n].head, there[n], known), reverse=True)
+    return [Sighting(seen[n].head, tuple(sorted(m.peer for m in witnesses[n])), seen[n].regroup) for n in believed]
 
 
-def _term_is_signed(standing: Standing, authority: str, signed_heads: set[bytes]) -> bool:
+def _weight(head: Head, there: set[Member], known: set[str]) -> tuple[int, int, int, int]:
+    """By what heads compare where nobody speaks for a majority."""
+    return head.term, sum(m.peer in known for m in there), sum(head.has(m) for m in there), head.round
+
+
+def _start_of_term(standing: Standing, authority: str) -> Head | None:
+    """The head with which the authority began the term of that standing, if it did."""
     if standing.regroup is None:
-        return False
+        return None
     try:
         start = open_regroup(standing.regroup, authority, standing.head.run_id)
     except ProtocolViolation:
-        return False
-    if start.term != standing.head.term or start.round > standing.head.round:
-        return False
-    if start == standing.head:
-        signed_heads.add(start.hash)
-    return True
+        return None
+    return start if start.term == standing.head.term and start.round <= standing.head.round else None
 
 
 async def ask_standings(
     rpc: Rpc,
     peers: Iterable[str],
     timeout_s: float = POLL_S,
-    enough: Callable[[list[tuple[str, Standing]]], bool] = lambda answers: False,
+    enough: Callable[[list[tuple[str, Standing]], int], bool] = lambda answers, unheard: False,
 ) -> list[tuple[str, Standing]]:
-    """Ask peers where they stand, all at once; those who do not answer in time, or before it is `enough`, are left
-    out."""
+    """Ask peers where they stand, all at once; those who do not answer in time, or before it is `enough` (called with
+    the answers and the number of those still asked), are left out."""
     answers: list[tuple[str, Standing]] = []
+    asked = list(dict.fromkeys(peers))[:ASKED_MAX]
+    unheard = len(asked)
 
     async def ask(peer: str) -> None:
+        nonlocal unheard
         try:
-            reply = await rpc.call(peer, STANDING, AskHead(), timeout_s=timeout_s)
+            answers.append((peer, (await rpc.call(peer, STANDING, AskHead(), timeout_s=timeout_s)).body))
         except BarnraiseError:
             return
-        answers.append((peer, reply.body))
-        if enough(answers):
+        finally:
+            unheard -= 1
+        if enough(answers, unheard):
             nursery.cancel_scope.cancel()
 
     async with trio.open_nursery() as nursery:
-        for peer in list(dict.fromkeys(peers))[:ASKED_MAX]:
+        for peer in asked:
             nursery.start_soon(ask, peer)
     return answers

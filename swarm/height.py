@@ -77,6 +77,13 @@ class Height:
         self.stage_deadline = trio.current_time() + seconds
         self.changed.notify()
 
+    def remember(self, exchange: Exchange) -> None:
+        """Keep its results for others, besides those that led to the vote; of earlier attempts nothing is kept."""
+        voted = self.acceptor.accepted.roster if self.acceptor.accepted is not None else b""
+        for key in [key for key in self.exchanges if key != voted]:
+            del self.exchanges[key]
+        self.exchanges[exchange.key] = exchange
+
     def merge_of_vote(self) -> Merge | None:
         """What led to the head voted for."""
         accepted = self.acceptor.accepted

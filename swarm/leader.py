@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import median, median_low
 from typing import Any, Final
 
 import msgspec
@@ -42,6 +42,7 @@ class Promises:
     """Granted promises by member. `ahead` is a later head that somebody reported."""
 
     granted: dict[Member, Promise] = field(default_factory=dict)
+    refused: set[str] = field(default_factory=set)
     promised_later: int = -1
     ahead: Head | None = None
 
@@ -63,7 +64,8 @@ class Leader:
         """Returns when the round is decided; `AttemptFailed` otherwise."""
         height = self._height
         promises = await self._collect_promises(attempt)
-        unfinished = value_to_finish([p.accepted for m, p in promises.granted.items() if height.head.has(m)])
+        cast = [promise.accepted for member, promise in promises.granted.items() if height.head.has(member)]
+        unfinished = value_to_finish(cast, len(height.head.members))
         if unfinished is not None:
             await self._finish(attempt, unfinished, promises)
             return
@@ -105,6 +107,8 @@ class Leader:
         if members < head.quorum:
             if promises.ahead is not None or promises.promised_later > attempt:
                 raise AttemptFailed("others are further on")
+            if members + len(promises.refused) >= head.quorum:
+                raise AttemptFailed("others follow another leader")
             raise NoMajority(f"{members} of {len(head.members)} members answered, {head.quorum} are needed")
         return promises
 
@@ -118,6 +122,7 @@ class Leader:
         elif promise.granted:
             promises.granted[promise.member] = promise
         else:
+            promises.refused.add(peer)
             promises.promised_later = max(promises.promised_later, promise.promised)
 
     # -- compute -----------------------------------------------------------------------------------------------------
@@ -125,15 +130,15 @@ class Leader:
     async def _agree_on_work(self, attempt: int, promises: Promises) -> None:
         """Adopt the plan that a majority already works on, or make one; see that everybody has it."""
         height, spec, post = self._height, self._post.spec, self._post
-        signed = self._adoptable(promises)
+        signed = self._adoptable(attempt, promises)
         if signed is None:
             speeds = {m: p.speed for m, p in promises.granted.items()}
             plan = make_plan(height.head, attempt, speeds, spec.steps, spec.batch_size, spec.compute_s_max)
             signed = sign_body(post.identity, PLAN_KIND, plan)
-        self._round.take_work(signed, wrap_up=False)
+        self._round.take_work(signed, wrap_up=False, leader=post.me.peer)
         self._refused = await self._broadcast(WORK, Work(signed), promises)
 
-    def _adoptable(self, promises: Promises) -> Signed | None:
+    def _adoptable(self, attempt: int, promises: Promises) -> Signed | None:
         """The latest plan that a majority of the head's members can still complete."""
         head, spec = self._height.head, self._post.spec
         best: tuple[int, Signed] | None = None
@@ -145,7 +150,7 @@ class Leader:
                 check_plan(plan, head, spec.batch_size, spec.steps, spec.compute_s_max)
             except ProtocolViolation:
                 continue
-            if plan.hash in self._given_up:
+            if plan.hash in self._given_up or plan.attempt > attempt:
                 continue
             if head.leader(max(plan.attempt, 0)).peer != promise.plan.signer:
                 continue
@@ -183,21 +188,23 @@ class Leader:
                     wrapped_up = True
                     end = min(end, now + WRAP_UP_WAIT_S)
                     assert height.signed_plan is not None
-                    self._round.take_work(height.signed_plan, wrap_up=True)
+                    self._round.take_work(height.signed_plan, wrap_up=True, leader=self._post.me.peer)
                     await self._broadcast(WORK, Work(height.signed_plan, wrap_up=True), promises)
             await height.changed.wait(0.25)
         return {
             member: signed
             for member, signed in height.handed_in.items()
-            if member.peer not in host.suspects and self._usable(signed, plan)
+            if member.peer not in host.suspects and self._usable(member, signed, plan)
         }
 
-    def _usable(self, signed: Signed, plan: WorkPlan) -> bool:
+    def _usable(self, member: Member, signed: Signed, plan: WorkPlan) -> bool:
         cut = self._round.cut
         try:
-            open_contribution(signed, plan, cut.count, self._post.spec.batch_size)
+            body = open_contribution(signed, plan, cut.count, self._post.spec.batch_size)
+            if body.member != member:
+                raise ProtocolViolation("a contribution was handed in as another peer's")
         except ProtocolViolation as error:
-            self._post.events.emit("peer_struck", peer=signed.signer, reason=str(error))
+            self._post.events.emit("peer_struck", peer=member.peer, reason=str(error))
             return False
         return True
 
@@ -209,7 +216,8 @@ class Leader:
         assert plan is not None
         blamed: set[str] = set()
         if self._blame_missing:
-            blamed = whom_to_blame({m.peer: p.missing for m, p in promises.granted.items()}) - {self._post.me.peer}
+            waits = {member.peer: (p.missing, p.silent) for member, p in promises.granted.items()}
+            blamed = whom_to_blame(waits, attempt) - {self._post.me.peer}
         ready = sorted(m for m in contributions if m in promises.granted)
         members = [m for m in ready if m.peer not in blamed]
         if sum(head.has(m) for m in members) < head.quorum:
@@ -227,7 +235,8 @@ class Leader:
         try:
             await self._round.begin_exchange(roster, self._post.me.peer)
         except RoundDiscarded as error:
-            self._given_up.add(plan.hash)
+            if height.acceptor.promised <= attempt:
+                self._given_up.add(plan.hash)
             raise AttemptFailed(str(error)) from error
         self._round.spawn(self._broadcast, EXCHANGE, Exchange(roster), promises)
         until = trio.current_time() + self._post.tempo.exchange_s(self._round.payload_bytes())
@@ -246,7 +255,7 @@ class Leader:
             raise AttemptFailed("a later attempt has begun")
 
     def _measured(self, members: list[Member], promises: Promises) -> list[float]:
-        """Bytes/s to each member: the median of what the others measured, never what it says of itself."""
+        """Bytes/s to each member: the lower median of what the others measured, never what it says of itself."""
         speeds = []
         for member in members:
             seen = [
@@ -254,19 +263,20 @@ class Leader:
                 for m, p in promises.granted.items()
                 if m != member and 0 < p.bandwidths.get(member.peer, 0.0) < BANDWIDTH_MAX
             ]
-            speeds.append(median(seen) if seen else 0.0)
+            speeds.append(median_low(seen) if seen else 0.0)
         return speeds
 
     async def _finish(self, attempt: int, unfinished: Accepted, promises: Promises) -> None:
         """Some member voted in an earlier attempt, which may have been decided: complete that one."""
         height = self._height
-        for member, promise in promises.granted.items():
-            roster, plan = promise.accepted_roster, promise.accepted_plan
-            if promise.accepted == unfinished and roster is not None and plan is not None:
-                finish = Finish(attempt, unfinished, plan, roster, member.peer)
-                break
-        else:
+        ways = [
+            Finish(attempt, unfinished, promise.accepted_plan, promise.accepted_roster, member.peer)
+            for member, promise in sorted(promises.granted.items())
+            if promise.accepted == unfinished and promise.accepted_plan and promise.accepted_roster
+        ]
+        if not ways:
             raise AttemptFailed("nobody can say how to finish the earlier attempt")
+        finish = ways[attempt % len(ways)]  # should that one not have the results that it says it has, the next one may
         await self._round.begin_finish(finish, self._post.me.peer)
         await self._broadcast(FINISH, finish, promises)
         until = trio.current_time() + self._post.tempo.exchange_s(0)
@@ -295,17 +305,24 @@ class Leader:
         return refused
 
 
-def whom_to_blame(missing: Mapping[str, Collection[str]]) -> set[str]:
-    """Who made an exchange run out of time. `missing`: whom each peer still waited for.
+def whom_to_blame(waits: Mapping[str, tuple[Collection[str], Collection[str]]], turn: int) -> set[str]:
+    """Who made an exchange run out of time. `waits`: for each peer, whose slices it still waited for as an owner, and
+    which owners' results.
 
-    Whoever waited for somebody itself is excused: an owner cannot deliver what it did not get. A peer that blames most
-    of the group is to blame."""
-    waited = {peer for peer, others in missing.items() if others}
+    Of two of whom one waited for the other, either may be at fault: it did not send, or it lies. (An owner that gave no
+    results because it waited for slices itself is excused.) Whoever has most such quarrels goes first, until none is
+    left; where several have as many, which of them it is changes with `turn`."""
+    quarrels = {
+        frozenset((peer, other))
+        for peer, (missing, silent) in waits.items()
+        for other in (*missing, *(owner for owner in silent if owner in waits and not waits[owner][0]))
+        if other in waits and other != peer
+    }
     blamed: set[str] = set()
-    for peer, others in missing.items():
-        accused = set(others) - waited
-        if len(accused) > len(missing) // 2:
-            blamed.add(peer)
-        else:
-            blamed |= accused
-    return blamed or {peer for others in missing.values() for peer in others}  # they waited for each other
+    while quarrels:
+        order = sorted(waits.keys() - blamed)
+        first = turn % len(order)
+        worst = max(order[first:] + order[:first], key=lambda peer: sum(peer in pair for pair in quarrels))
+        blamed.add(worst)
+        quarrels = {pair for pair in quarrels if worst not in pair}
+    return blamed

@@ -9,7 +9,7 @@ import msgspec
 from peer.identity import Signed
 from peer.rpc import Method
 from swarm.ballot import Accepted
-from swarm.chain import Head, Member
+from swarm.chain import Count, Hash, Head, Member
 from swarm.plan import Roster
 
 SLICE_BYTES_MAX: Final = 9 << 20  # one slice at 32 bits a value, with room for scales
@@ -24,18 +24,18 @@ class Prepare(msgspec.Struct, frozen=True):
     dialled."""
 
     head: Head
-    attempt: int
+    attempt: Count
     addresses: dict[str, tuple[str, ...]]
 
 
 class Promise(msgspec.Struct, frozen=True):
     """`granted` is false if a later attempt was promised, or if the two heads differ: then `head` tells which is ahead.
-    `plan` (signed by its leader) and `contribution` are what this member already has for the round; `missing` are the
-    peers whose slices it still waits for. `accepted` is its vote, and what is needed to finish what it voted for: the
-    roster and the plan that led there."""
+    `plan` (signed by its leader) and `contribution` are what this member already has for the round; as an owner it
+    still waits for slices of the `missing`, and for results of the `silent`. `accepted` is its vote, and what is needed
+    to finish what it voted for: the roster and the plan that led there."""
 
     granted: bool
-    promised: int
+    promised: Count
     head: Head
     member: Member
     speed: float = 0.0
@@ -45,6 +45,7 @@ class Promise(msgspec.Struct, frozen=True):
     accepted_roster: Roster | None = None
     accepted_plan: Signed | None = None
     missing: tuple[str, ...] = ()
+    silent: tuple[str, ...] = ()
     bandwidths: dict[str, float] = {}
 
 
@@ -71,15 +72,15 @@ class SliceOf(msgspec.Struct, frozen=True):
     """The payload is one encoded slice: of the sender's pseudo-gradient, or (as a result) of the merged update.
     `key` is the hash of the attempt's roster."""
 
-    key: bytes
-    index: int
+    key: Hash
+    index: Count
 
 
 class Finish(msgspec.Struct, frozen=True):
     """Phase 2 of an attempt that must finish what an earlier one voted for; `holder` has the merged slices of `roster`,
     which was made under `plan`."""
 
-    attempt: int
+    attempt: Count
     accepted: Accepted
     plan: Signed
     roster: Roster
@@ -89,9 +90,9 @@ class Finish(msgspec.Struct, frozen=True):
 class Vote(msgspec.Struct, frozen=True):
     """The sender votes for the head named by hash `choice`."""
 
-    head: bytes
-    attempt: int
-    choice: bytes
+    head: Hash
+    attempt: Count
+    choice: Hash
     member: Member
 
 
@@ -118,8 +119,8 @@ class Knock(msgspec.Struct, frozen=True):
     """The sender, who listens at `addresses`, holds the state of the head named by hash `head`, of round `round`, and
     asks to be planned for."""
 
-    head: bytes
-    round: int
+    head: Hash
+    round: Count
     member: Member
     addresses: tuple[str, ...]
 

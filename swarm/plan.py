@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from statistics import median
+from statistics import median, median_low
 from typing import Final
 
 import msgspec
@@ -20,7 +20,7 @@ from blake3 import blake3
 from optim.codecs import Codec
 from peer.errors import ProtocolViolation
 from peer.identity import Signed, open_body
-from swarm.chain import Head, Member
+from swarm.chain import Count, Hash, Head, Member
 from swarm.ledger import Range, contains, count, head_of, overlaps
 
 SLICE_VALUES_MAX: Final = 1 << 21  # 2 MiB at 8 bits: fine-grained enough to overlap send and merge, few enough calls
@@ -28,6 +28,7 @@ SLICE_VALUES_MIN: Final = 1 << 14
 SLICES_WANTED: Final = 12  # a smaller model has smaller slices; 2, 3, 4 or 6 peers share that many evenly
 EQUAL_WITHIN: Final = 3.0  # links whose speeds differ by less than this share equally: measurements are noisy
 BOAST_MAX: Final = 4.0  # nobody counts as faster than this many times the median
+SPEED_MAX: Final = 1e9  # steps/s; whoever reports more, or NaN, is not believed
 ROUND_TIME_SLACK: Final = 2.0  # a contributor may take this many times the expected compute time
 
 CONTRIBUTION_KIND: Final = "contribution"
@@ -46,9 +47,9 @@ class WorkPlan(msgspec.Struct, frozen=True):
     """The compute half of a round: sent signed by the leader before anybody computes. `deadline_s` is the time from its
     receipt after which a contributor stops where it is."""
 
-    head: bytes
-    round: int
-    attempt: int
+    head: Hash
+    round: Count
+    attempt: Count
     assignments: tuple[Assignment, ...]
     deadline_s: float
 
@@ -65,13 +66,13 @@ class Contribution(msgspec.Struct, frozen=True):
     decoded values, float64) of each encoded slice of its pseudo-gradient. No slices at all if it did no work (`steps`
     = 0)."""
 
-    head: bytes
-    plan: bytes
+    head: Hash
+    plan: Hash
     member: Member
-    steps: int
-    samples: int
+    steps: Count
+    samples: Count
     loss: float
-    hashes: tuple[bytes, ...]
+    hashes: tuple[Hash, ...]
     sqnorms: tuple[float, ...]
 
     @property
@@ -83,9 +84,9 @@ class Roster(msgspec.Struct, frozen=True):
     """The exchange half of a round, for one attempt: whose updates are merged (`contributions`, in order of peer id)
     and which of them owns each slice (`owners[i]` indexes `contributions`)."""
 
-    head: bytes
-    plan: bytes
-    attempt: int
+    head: Hash
+    plan: Hash
+    attempt: Count
     contributions: tuple[Signed, ...]
     owners: tuple[int, ...]
 
@@ -130,12 +131,12 @@ def make_plan(
     Steps are proportional to speed so that all finish together (DyLU, arXiv 2401.09135): the fastest does `steps`.
     """
     ordered = sorted(members)
-    known = [speed for speed in members.values() if 0 < speed < math.inf]
-    usual = median(known) if known else 0.0
+    known = [speed for speed in members.values() if 0 < speed < SPEED_MAX]
+    usual = median_low(known) if known else 0.0
     fastest = min(max(known, default=0.0), BOAST_MAX * usual)  # whoever boasts does not starve the others
     counts = []
     for member in ordered:
-        speed = members[member] if 0 < members[member] < math.inf else usual
+        speed = members[member] if 0 < members[member] < SPEED_MAX else usual
         counts.append(min(steps, max(1, round(steps * speed / fastest))) if fastest > 0 else steps)
     expected = steps / fastest if fastest > 0 else compute_s_max
     handed = head.ledger.assign([n * batch_size for n in counts])
@@ -159,6 +160,8 @@ def check_plan(plan: WorkPlan, head: Head, batch_size: int, steps: int, compute_
         raise ProtocolViolation("the plan names a peer twice, or nobody")
     if any(not 0 < a.steps <= steps or count(a.ranges) != a.steps * batch_size for a in plan.assignments):
         raise ProtocolViolation("the plan assigns an impossible amount of work")
+    if any(first >= last for r in ranges.values() for first, last in r):
+        raise ProtocolViolation("the plan assigns an empty range of samples")
     if overlaps(ranges):
         raise ProtocolViolation("the plan assigns a sample twice")
     end = head.ledger.cursor + sum(count(r) for r in ranges.values())
@@ -206,6 +209,8 @@ def open_roster(roster: Roster, head: Head, plan: WorkPlan, slices: int, batch_s
     """Check a roster against the head and the plan; returns its contributions in order."""
     if roster.head != head.hash or roster.plan != plan.hash:
         raise ProtocolViolation("the roster is for another round or plan")
+    if len(roster.contributions) > len(plan.assignments):
+        raise ProtocolViolation("the roster names more peers than were assigned work")
     bodies = [open_contribution(signed, plan, slices, batch_size) for signed in roster.contributions]
     members = [body.member for body in bodies]
     if members != sorted(members) or len({m.peer for m in members}) != len(members):

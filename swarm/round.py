@@ -26,6 +26,7 @@ from swarm.messages import HAND_IN, VOTE, Done, Finish, HandIn, Prepare, Promise
 from swarm.plan import (
     CONTRIBUTION_KIND,
     PLAN_KIND,
+    ROUND_TIME_SLACK,
     Contribution,
     Roster,
     SliceMap,
@@ -38,6 +39,9 @@ from swarm.post import Post
 
 LINGER_S: Final = 20.0  # after a commit, slower peers may still be served the slices that they lack
 VOTE_RETRY_S: Final = 1.0
+STAGES_PER_LEADER: Final = 5  # promises, and plan and exchange twice: then the next one takes over, it may be the fault
+ATTEMPTS_AHEAD_MAX: Final = 1 << 20  # nobody skips more: numbers must not run out
+UNHURRIED: Final = 4.0  # times what the peer itself would take for the whole round's steps, it waits for the others
 
 
 class Round:
@@ -53,6 +57,7 @@ class Round:
         self._work_scope: trio.CancelScope | None = None
         self._building: Building | None = None
         self._closed = False
+        self._timed: set[tuple[str, object]] = set()  # what each leader was given time for
 
     @property
     def number(self) -> int:
@@ -74,14 +79,32 @@ class Round:
 
     # -- phase 1: promise, plan, compute ----------------------------------------------------------------------------
 
+    async def promise_when_due(self, ask: Prepare, leader: str) -> Promise:
+        """Answer the leader of an attempt; to one that interrupts another who still makes progress, as late as it can
+        wait for it, and then with a refusal. So nobody stops a round by always calling for the next attempt."""
+        with trio.move_on_after(0.8 * self.post.tempo.answer_s):
+            while not self.over and not self._is_due(ask.attempt):
+                await self.height.changed.wait(0.25)
+        return self.promise(ask, leader)
+
+    def _is_due(self, attempt: int) -> bool:
+        height, head = self.height, self.height.head
+        if not head.has(self.post.me) or attempt < 0:
+            return True  # its promise binds nobody, or is none
+        now_leads = head.leader(max(height.acceptor.promised, 0)).peer
+        late = now_leads in self.post.host.suspects or trio.current_time() > height.stage_deadline
+        return late or now_leads == head.leader(attempt).peer
+
     def promise(self, ask: Prepare, leader: str) -> Promise:
         """Answer the leader of an attempt."""
         height = self.height
         self._check_order(leader, ask.attempt)
-        granted = height.acceptor.promise(ask.attempt)
+        if ask.attempt > max(height.acceptor.promised, 0) + ATTEMPTS_AHEAD_MAX:
+            raise ProtocolViolation("a leader skipped an absurd number of attempts")
+        granted = (leader == self.post.me.peer or self._is_due(ask.attempt)) and height.acceptor.promise(ask.attempt)
         merge = height.merge_of_vote()
         if granted:
-            height.expect_progress_within(2 * self.post.tempo.answer_s)
+            self._give_time(leader, "promises", 2 * self.post.tempo.answer_s)
         return Promise(
             granted=granted,
             promised=height.acceptor.promised,
@@ -94,6 +117,7 @@ class Round:
             accepted_roster=merge.roster if merge else None,
             accepted_plan=merge.signed_plan if merge else None,
             missing=height.current.missing() if height.current else (),
+            silent=height.current.silent() if height.current else (),
             bandwidths=self._bandwidths(),
         )
 
@@ -102,25 +126,45 @@ class Round:
         measured = {m.peer: self.post.host.measured_bandwidth(m.peer) for m in self.height.head.members}
         return {peer: speed for peer, speed in measured.items() if speed}
 
-    def take_work(self, signed: Signed, wrap_up: bool) -> None:
-        """Begin to compute under a plan, or hand in what is ready (`wrap_up`)."""
+    def take_work(self, signed: Signed, wrap_up: bool, leader: str) -> None:
+        """Begin to compute under a plan, or hand in what is ready (`wrap_up`). `leader` leads the attempt promised
+        last; the plan may be one that an earlier leader has signed."""
         height, spec = self.height, self.post.spec
         plan = open_body(signed, PLAN_KIND, WorkPlan)
-        if wrap_up and height.plan == plan:
-            self.post.trainer.wrap_up()
+        self._check_order(leader, max(height.acceptor.promised, 0))
+        if height.plan == plan:
+            self._give_time(leader, plan.hash, 4 * self.post.tempo.answer_s)
+            if wrap_up:
+                self.post.trainer.wrap_up()
         if height.plan == plan or (height.plan is not None and plan.attempt <= height.plan.attempt):
             return
         self._check_order(signed.signer, plan.attempt)
+        if plan.attempt > height.acceptor.promised:
+            raise ProtocolViolation("a plan is for an attempt that was not announced")
         check_plan(plan, height.head, spec.batch_size, spec.steps, spec.compute_s_max)
         if height.plan is not None:
             self.discard("a new plan replaced it")
         height.plan, height.signed_plan, height.planned_at = plan, signed, trio.current_time()
         height.left_out = plan.of(self.post.me) is None
-        height.expect_progress_within(plan.deadline_s + 4 * self.post.tempo.answer_s)
+        self._give_time(leader, plan.hash, self._time_for(plan) + 4 * self.post.tempo.answer_s)
         self.post.events.emit("round_planned", round=self.number, members=len(plan.assignments))
         if not height.left_out:
             self._work_scope = trio.CancelScope()
             self.spawn(self._compute, plan, self._work_scope)
+
+    def _time_for(self, plan: WorkPlan) -> float:
+        """Seconds: the plan's deadline, or less where our own speed says that it asks for far too much."""
+        speed, steps = self.post.trainer.speed, self.post.spec.steps
+        usual = ROUND_TIME_SLACK * steps / speed + 5.0 if speed > 0 else plan.deadline_s
+        return min(plan.deadline_s, UNHURRIED * usual)
+
+    def _give_time(self, leader: str, stage: object, seconds: float) -> None:
+        """Let the leader make progress within that time before the next one takes over; once for each stage, and for
+        few stages, so that repeating itself buys it nothing."""
+        had = {(who, what) for who, what in self._timed if who == leader}
+        if (leader, stage) not in had and len(had) < STAGES_PER_LEADER:
+            self._timed.add((leader, stage))
+            self.height.expect_progress_within(seconds)
 
     def discard(self, reason: str) -> None:
         """Drop the round's work: outer weights stay, its samples stay unassigned, a new plan must come."""
@@ -134,6 +178,8 @@ class Round:
         with scope:
             self.phase("compute")
             contribution, slices = await contribute(self.post, plan, height.head.inner_step, self.cut)
+            left = height.planned_at + self._time_for(plan) - trio.current_time() + 4 * self.post.tempo.answer_s
+            height.stage_deadline = min(height.stage_deadline, trio.current_time() + left)  # now the speed is known
             height.contribution, height.slices.mine = contribution, slices
             height.changed.notify()
             self.phase("hand in")
@@ -179,18 +225,20 @@ class Round:
         if roster.hash in height.exchanges:
             return
         if height.plan is None or height.signed_plan is None or height.plan.hash != roster.plan:
-            raise ProtocolViolation("the roster is for a plan this peer does not have")
+            raise RoundDiscarded("the roster is for a plan this peer does not have")
+        self._check_promised(roster.attempt)
+        if any(exchange.merge.roster.attempt == roster.attempt for exchange in height.exchanges.values()):
+            raise ProtocolViolation("a leader gave two rosters in one attempt")
         merge = self.merge_of(roster, height.plan, height.signed_plan)
-        if not height.acceptor.promise(roster.attempt):
-            raise RoundDiscarded("a later attempt was promised")
-        size = self.payload_bytes()
-        height.expect_progress_within(self.post.tempo.exchange_s(size) + 2 * self.post.tempo.answer_s)
+        seconds = self.post.tempo.exchange_s(self.payload_bytes()) + 2 * self.post.tempo.answer_s
+        self._give_time(leader, roster.attempt, seconds)
         if all(body.member != self.post.me for body in merge.contributors):
             height.left_out = True
             return
         building = await self._build_alone(roster.attempt)
         exchange = self._exchange_of(merge)
-        height.exchanges[roster.hash] = height.current = exchange
+        height.remember(exchange)
+        height.current = exchange
         height.changed.notify()
         self.phase("exchange")
         self._lingering.start_soon(self._run_exchange, exchange, building)
@@ -209,9 +257,8 @@ class Round:
         """A later leader found that an earlier attempt may have been decided: complete that one."""
         height = self.height
         self._check_order(leader, finish.attempt)
-        if not height.acceptor.promise(finish.attempt):
-            raise RoundDiscarded("a later attempt was promised")
-        height.expect_progress_within(self.post.tempo.exchange_s(0) + 2 * self.post.tempo.answer_s)
+        self._check_promised(finish.attempt)
+        self._give_time(leader, finish.attempt, self.post.tempo.exchange_s(0) + 2 * self.post.tempo.answer_s)
         if height.sealed == finish.accepted.head:
             self.spawn(self._vote, finish.attempt, finish.accepted.head, finish.roster.hash)
         else:
@@ -241,7 +288,7 @@ class Round:
         plan = open_body(finish.plan, PLAN_KIND, WorkPlan)
         exchange = self._exchange_of(self.merge_of(finish.roster, plan, finish.plan))
         await exchange.fetch_from(finish.holder)
-        height.exchanges[exchange.key] = exchange
+        height.remember(exchange)
         return exchange
 
     def _exchange_of(self, merge: Merge) -> Exchange:
@@ -322,15 +369,20 @@ class Round:
 
     async def take_contribution(self, call: Call[SliceOf]) -> Done:
         """A contributor's slice; waits for the roster if the slice was faster."""
-        (await self._exchange_named(call.body.key)).take_contribution(call.body.index, call.peer, call.payload)
+        (await self._exchange_named(call.body.key, call.peer)).take_contribution(
+            call.body.index, call.peer, call.payload
+        )
         return Done()
 
     async def take_result(self, call: Call[SliceOf]) -> Done:
         """A merged slice from its owner."""
-        (await self._exchange_named(call.body.key)).take_result(call.body.index, call.peer, call.payload)
+        (await self._exchange_named(call.body.key, call.peer)).take_result(call.body.index, call.peer, call.payload)
         return Done()
 
-    async def _exchange_named(self, key: bytes) -> Exchange:
+    async def _exchange_named(self, key: bytes, sender: str) -> Exchange:
+        plan = self.height.plan
+        if plan is None or all(a.member.peer != sender for a in plan.assignments):
+            raise RoundDiscarded("the sender of a slice has no part in this round")  # no memory is held for strangers
         await self.height.changed.until(lambda: key in self.height.exchanges, self.post.tempo.answer_s)
         exchange = self.height.exchanges.get(key)
         if exchange is None:
@@ -374,10 +426,18 @@ class Round:
         self._building = Building()
         return self._building
 
+    def _check_promised(self, attempt: int) -> None:
+        """Orders of phase 2 are taken in the attempt promised last, and in no other."""
+        promised = self.height.acceptor.promised
+        if attempt < promised:
+            raise RoundDiscarded("a later attempt was promised")
+        if attempt > promised:
+            raise ProtocolViolation("a leader gave orders in an attempt that was not announced")
+
     def _check_order(self, sender: str, attempt: int) -> None:
         if self.over:
             raise RoundDiscarded("that round is over")
-        if attempt < 0 or self.height.head.leader(attempt).peer != sender:
+        if attempt < 0 or not self.height.head.members or self.height.head.leader(attempt).peer != sender:
             raise ProtocolViolation("a peer gave orders in an attempt that another leads")
 
 

@@ -111,6 +111,7 @@ class Group:
     rounds: int
     folder: object
     seats: list[Seat] = field(default_factory=list)
+    tempo: type[Tempo] = Tempo
 
     def genesis(self) -> Head:
         return self.authority._genesis
@@ -126,7 +127,7 @@ class Group:
             trainer = InventedTrainer(host.peer_id, deltas)
             shelf = SnapshotShelf(state.size_bytes, 8 << 20)
             me = Member(host.peer_id, secrets.token_hex(4))
-            post = Post(me, identity, host, state, shelf, trainer, self.spec, Tempo(), log)
+            post = Post(me, identity, host, state, shelf, trainer, self.spec, self.tempo(), log)
             shelf.publish(state.tree, [state.theta, state.velocity])
             shelf.serve(host.rpc)
             seat = Seat(host, post, self.folder / f"{host.peer_id}.part", shelf, self._addresses)  # type: ignore[operator]

@@ -42,7 +42,7 @@ def test_two_heads_are_never_both_chosen(schedule: list[tuple[int, set[int], lis
             promised = [acceptors[i] for i in hears if acceptors[i].promise(attempt)]
             if len(promised) < base.quorum:
                 continue
-            unfinished = value_to_finish([acceptor.accepted for acceptor in promised])
+            unfinished = value_to_finish([acceptor.accepted for acceptor in promised], len(MEMBERS))
             led[attempt] = unfinished.head if unfinished else candidate(base, b"from %d" % attempt)
         for i in voters:
             if acceptors[i].accept(attempt, led[attempt], b""):
