@@ -136,7 +136,7 @@ class Engine:
         floor = 0
         while height.decided is None:
             floor = max(floor, height.acceptor.promised)
-            attempt = head.next_attempt(floor, host.suspects)
+            attempt = height.awaited = head.next_attempt(floor, host.suspects)
             if head.leader(attempt) == self._post.me:
                 self.phase = "leading"
                 floor = attempt + 1

@@ -62,6 +62,7 @@ class Height:
         self.sealed_by: Exchange | None = None
         self.decided: Head | None = None
         self.left_out = False
+        self.awaited = 0  # the attempt that this peer leads or waits for
         self.stage_deadline = trio.current_time()
         self.changed = Changed()
 

@@ -91,7 +91,7 @@ class Round:
         height, head = self.height, self.height.head
         if not head.has(self.post.me) or attempt < 0:
             return True  # its promise binds nobody, or is none
-        now_leads = head.leader(max(height.acceptor.promised, 0)).peer
+        now_leads = head.leader(max(height.acceptor.promised, height.awaited)).peer
         late = now_leads in self.post.host.suspects or trio.current_time() > height.stage_deadline
         return late or now_leads == head.leader(attempt).peer
 

@@ -1,0 +1,111 @@
+"""Child of test_four_processes: one peer with invented pseudo-gradients, in a process of its own.
+
+    diloco_child.py NUMBER NUMEL ROUNDS FOLDER
+
+Prints where it is, reads the whole group from stdin, takes part in ROUNDS rounds, writes its final state to FOLDER and
+says so. All children hold the key of a throwaway authority (in FOLDER) and sign the head that the run begins with:
+Ed25519 is deterministic, so they sign the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+import trio
+from safetensors.torch import save_file
+
+from optim.codecs import get_codec
+from optim.outer import DilocoOuter
+from peer.events import EventLog
+from peer.host import HostConfig, open_host
+from peer.identity import Identity, sign_body
+from swarm.chain import Head, Member, genesis
+from swarm.engine import Engine, RunFacts
+from swarm.follow import Sighting
+from swarm.messages import REGROUP_KIND
+from swarm.outer_state import OuterState
+from swarm.plan import Assignment
+from swarm.post import Post, RoundSpec
+from swarm.snapshots import SnapshotShelf
+from swarm.tempo import Tempo
+from swarm.trainer import Work
+
+STEPS, BATCH, SEQ = 2, 1, 8
+
+
+def initial_theta(numel: int) -> torch.Tensor:
+    return torch.randn(numel, generator=torch.Generator().manual_seed(1))
+
+
+def delta_of(number: int, first_step: int, numel: int) -> torch.Tensor:
+    """The pseudo-gradient of peer `number` in the round whose first inner step is `first_step`."""
+    seed = 1000 * number + first_step
+    return torch.randn(numel, generator=torch.Generator().manual_seed(seed)) * (0.01 + 0.001 * number)
+
+
+class Invented:
+    speed = 1.0
+
+    def __init__(self, number: int, numel: int) -> None:
+        self._number, self._numel = number, numel
+
+    async def train(self, assignment: Assignment, first_step: int, deadline_s: float) -> Work:
+        await trio.lowlevel.checkpoint()
+        delta = delta_of(self._number, first_step, self._numel)
+        return Work(assignment.steps, assignment.steps * BATCH, 1.0, delta)
+
+    def wrap_up(self) -> None:
+        """There is nothing to end."""
+
+    def adopt(self, theta: torch.Tensor) -> None:
+        """There is nobody to train with it."""
+
+
+class Witness:
+    """The engine's Keeper: notes how many took part in each round."""
+
+    def __init__(self) -> None:
+        self.members: list[int] = []
+
+    async def committed(self, head: Head, results: list[memoryview]) -> None:
+        self.members.append(len(head.members))
+
+    async def fetch(self, sighting: Sighting, mine: Head) -> None:
+        raise AssertionError("nobody is left behind in this test")
+
+    def known_peers(self) -> Iterable[str]:
+        return ()
+
+
+async def main(number: int, numel: int, rounds: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    authority = Identity.load_or_create(folder / "authority.key")
+    identity, log, codec = Identity.generate(), EventLog(), get_codec("fp32")
+    theta = initial_theta(numel)
+    state = OuterState(theta, torch.zeros_like(theta), DilocoOuter(0.7, 0.9, True))
+    async with open_host(HostConfig(identity=identity, events=log)) as host:
+        me = Member(host.peer_id, secrets.token_hex(4))
+        print(json.dumps({"peer": me.peer, "session": me.session, "addresses": host.addresses}), flush=True)  # noqa: T201
+        group = json.loads(await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True))
+        for hello in group:
+            host.book.add(hello["peer"], hello["addresses"])
+        first = genesis("four processes", state.tree.root)
+        head = first.regrouped(tuple(Member(hello["peer"], hello["session"]) for hello in group), 1)
+        spec = RoundSpec(STEPS, BATCH, SEQ, codec, codec, 60.0)
+        shelf = SnapshotShelf(state.size_bytes, 9 << 20)
+        post = Post(me, identity, host, state, shelf, Invented(number, numel), spec, Tempo(), log)
+        witness = Witness()
+        facts = RunFacts(first, authority.peer_id, rounds, len(group))
+        await Engine(post, facts, head, sign_body(authority, REGROUP_KIND, head), witness).run()
+        save_file({"theta": state.theta, "momentum": state.velocity}, folder / f"{number}.safetensors")
+        report = {"members": witness.members, "state_hash": state.tree.root.hex(), "bytes_up": host.bytes_up}
+        print(json.dumps(report), flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    trio.run(main, int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))
