@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -48,6 +49,7 @@ def quickstart(peers: int, rounds: int, home: Path) -> None:
     Half-way one peer is killed (SIGKILL) and another one joins. Exit code 0 means that every invariant held: all peers
     ended every round with bit-identical weights, no round was lost for good, the held-out loss fell.
     """
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with Ctrl-C ignored
     began = time.time()
     _prepare(home, rounds)
     progress = Progress(f"quickstart: {peers} peers, {rounds} rounds, in {home}")

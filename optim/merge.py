@@ -87,7 +87,8 @@ def judge(tokens: Sequence[int], norms: Sequence[float], gate: Gate | None = Non
     for i in passed:
         bound = gate.norm_clip * pace * root[i]
         clip = bound / norms[i] if norms[i] > bound > 0 else 1.0
-        shares[i] = Share(counted[i] / total * clip)
+        weight = counted[i] / total * clip
+        shares[i] = Share(weight, "" if weight > 0 else "norm_high")  # so much longer that the clip rounds to nothing
     return tuple(shares)
 
 
