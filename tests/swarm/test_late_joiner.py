@@ -1,0 +1,79 @@
+"""A late joiner gets the state from several donors at once, although one dies and one lies, and then takes part."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+import trio
+
+from peer.method import Call
+from swarm.plan import Assignment
+from tests.swarm.group import Seat, open_group
+
+NUMEL = 2_000_000  # 16 MB of state, in chunks enough for all donors
+
+
+def deltas(peer: str, first_step: int, assignment: Assignment) -> torch.Tensor:
+    seed = sum(peer.encode()) * 1000 + first_step
+    return torch.randn(NUMEL, generator=torch.Generator().manual_seed(seed)) * 1e-2
+
+
+def instead(seat: Seat, answer: Any) -> None:
+    """From now on `answer(call, honest handler)` is what that donor says when asked for a chunk."""
+    methods = seat.host.rpc.server._methods
+    method, honest = methods["state.chunk"]
+    methods["state.chunk"] = (method, lambda call: answer(call, honest))
+
+
+async def corrupt(call: Call[Any], honest: Any) -> Any:
+    answer = await honest(call)
+    return (answer[0], bytes(len(answer[1]))) if isinstance(answer, tuple) else answer
+
+
+async def test_a_late_joiner_survives_a_dead_and_a_lying_donor(tmp_path: Path) -> None:
+    asked = trio.Event()
+
+    async def never(call: Call[Any], honest: Any) -> Any:
+        asked.set()
+        await trio.sleep_forever()
+
+    async with AsyncExitStack() as stack:
+        group = await stack.enter_async_context(open_group(tmp_path, NUMEL, rounds=7, min_peers=4))
+        seats = [await stack.enter_async_context(group.join(deltas)) for _ in range(3)]
+        late = await stack.enter_async_context(group.join(deltas))
+        instead(seats[2], corrupt)
+        gate, kill = trio.Event(), trio.CancelScope()
+
+        async def live_until_killed(task_status: trio.TaskStatus[Seat]) -> None:
+            with kill:
+                async with group.join(deltas) as seat:
+                    instead(seat, never)
+                    task_status.started(seat)
+                    await seat.engine.run()
+
+        with trio.fail_after(90):
+            async with trio.open_nursery() as nursery:
+                doomed = await nursery.start(live_until_killed)
+                for seat in seats:
+                    nursery.start_soon(seat.engine.run)
+                while seats[0].engine.head.round < 5:  # more than can be made up by replaying results
+                    await trio.sleep(0.02)
+                for seat in seats:
+                    seat.post.trainer.gate = gate  # type: ignore[attr-defined]
+                nursery.start_soon(late.engine.run)
+                await asked.wait()
+                kill.cancel()
+                while late.engine.head.round < 5:
+                    await trio.sleep(0.02)
+                gate.set()
+        final = seats[0].engine.head
+        assert final.round == 7 and all(seat.engine.head == final for seat in (*seats, late))
+        assert final.has(late.post.me) and not final.has(doomed.post.me)
+        assert torch.equal(late.post.state.theta, seats[0].post.state.theta)
+        struck = {event.fields["peer"] for event in late.seen("peer_struck")}
+        assert struck == {seats[2].host.peer_id}
+        gave = {seat.host.peer_id: late.host.bytes_by_peer[seat.host.peer_id].bytes_down for seat in seats[:2]}
+        assert all(received > NUMEL for received in gave.values()), gave
