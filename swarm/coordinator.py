@@ -100,7 +100,6 @@ class _Coordinator:
         self.membership: Membership | None = None
         self._host = host
         self._began = time.time()
-        self._name = manifest.run.name
         self.authority = Authority(
             host,
             genesis(manifest.run_id, manifest.genesis),
