@@ -24,7 +24,8 @@ from dht.records import (
 )
 from dht.router import PeerFault, Router
 from dht.storage import Storage, Stored
-from peer.errors import MALFORMED, ProtocolViolation
+from peer.decoding import MALFORMED
+from peer.errors import ProtocolViolation
 from peer.identity import Signed
 from peer.rpc import Buffer
 

@@ -27,7 +27,8 @@ from typing import Any, Final, Generic, TypeVar
 import msgspec
 
 from dht.key import record_key
-from peer.errors import MALFORMED, BarnraiseError, ProtocolViolation
+from peer.decoding import MALFORMED
+from peer.errors import BarnraiseError, ProtocolViolation
 from peer.identity import Identity, Signed, open_body, sign_body
 
 T = TypeVar("T")

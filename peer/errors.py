@@ -22,12 +22,7 @@ A peer's fault is one of these and never ends our process; anything else that es
 
 from __future__ import annotations
 
-from typing import ClassVar, Final, Literal
-
-import msgspec
-
-MALFORMED: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""All that msgspec raises on bytes from outside: wrong types, text that is no UTF-8, arrays nested without end."""
+from typing import ClassVar, Literal
 
 DialReason = Literal["refused", "timeout", "wrong_peer", "unreachable"]
 

@@ -18,7 +18,8 @@ from libp2p.crypto.ed25519 import Ed25519PrivateKey, create_new_key_pair
 from libp2p.crypto.keys import KeyPair, KeyType, PublicKey
 from libp2p.peer.id import ID
 
-from peer.errors import MALFORMED, IdentityError, ProtocolViolation
+from peer.decoding import MALFORMED
+from peer.errors import IdentityError, ProtocolViolation
 
 _SEED_BYTES = 32
 _SIGNATURE_BYTES = 64

@@ -17,7 +17,8 @@ from typing import Final, Protocol
 import msgspec
 import trio
 
-from peer.errors import MALFORMED, ConnectionLost, DeadlineExceeded, NotAdmitted, ProtocolViolation, RemoteError
+from peer.decoding import MALFORMED
+from peer.errors import ConnectionLost, DeadlineExceeded, NotAdmitted, ProtocolViolation, RemoteError
 from peer.events import EventLog
 from peer.limits import NetLimits
 from peer.method import Call, Gate, Handler, Method, Rep, Reply, Req

@@ -14,7 +14,8 @@ from typing import Any, Final
 import msgspec
 import trio
 
-from peer.errors import MALFORMED, BarnraiseError, ConnectionLost, NotAdmitted, ProtocolViolation
+from peer.decoding import MALFORMED
+from peer.errors import BarnraiseError, ConnectionLost, NotAdmitted, ProtocolViolation
 from peer.events import EventLog
 from peer.limits import ByteBudget, NetLimits
 from peer.method import Call, Gate, Handler, Method, admit_everybody

@@ -20,7 +20,8 @@ from typing import Final, TypeVar
 import msgspec
 import trio
 
-from peer.errors import MALFORMED, ConnectionLost, ProtocolViolation
+from peer.decoding import MALFORMED
+from peer.errors import ConnectionLost, ProtocolViolation
 from peer.rate import Meter
 
 PIECE_BYTES: Final = 1 << 20
