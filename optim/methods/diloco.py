@@ -74,7 +74,7 @@ class Streaming(Diloco):
             raise ConfigError(f"alpha is {alpha}: it must lie in [0, 1].")
         self.every = H // len(fragments)
         self.tau, self.alpha = tau, alpha
-        self.spans = [_spans(layout, fragment) for fragment in fragments]
+        self.spans = [fragment_spans(layout, fragment) for fragment in fragments]
         self.turn = 0
 
     def sends(self, step: int) -> bool:
@@ -154,7 +154,7 @@ class Eager(Diloco):
         return {"velocity": self.velocity, "sent_before": self._sent_before}
 
 
-def _spans(layout: FlatLayout, names: Sequence[str]) -> list[slice]:
+def fragment_spans(layout: FlatLayout, names: Sequence[str]) -> list[slice]:
     """The fragment's stretches of the flat vector, neighbours joined."""
     spans: list[slice] = []
     for slot in sorted(layout.slots[name] for name in names):

@@ -1,0 +1,1 @@
+"""How a run's groups agree on weights: one recipe a method, all on the round engine of `swarm`."""

@@ -1,0 +1,118 @@
+"""Messages that are vectors: coded by a codec on their way to the owner, averaged, coded once more on the way back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import torch
+
+from optim.codecs import Buffer, Codec
+from optim.codecs.interface import as_bytes
+from optim.merge import merge_part
+from optim.recipes.interface import Coding, Sent
+from peer.errors import ProtocolViolation
+
+SLICE_VALUES_MAX: Final = 1 << 21  # 2 MiB at 8 bits: fine-grained enough to overlap send and merge, few enough calls
+SLICE_VALUES_MIN: Final = 1 << 14
+SLICES_WANTED: Final = 12  # a smaller model has smaller slices; 2, 3, 4 or 6 peers share that many evenly
+RESULT_SLACK: Final = 2.0  # more than any codec adds to a norm
+CHUNK: Final = 1 << 16  # values; the update and a few pieces of state stay in one core's L2 cache
+
+
+class DenseCoding(Coding):
+    """Slices of equal length, cut at the codecs' granules: the same for every peer of a run.
+
+    `up` codes a contributor's slice, `down` the owner's result. `places` may have gaps between them: a message is what
+    lies at the places, one after the other.
+    """
+
+    def __init__(self, places: Sequence[slice], up: Codec, down: Codec) -> None:
+        self.places = tuple(places)
+        self.up, self.down = up, down
+        self.numel = sum(place.stop - place.start for place in places)
+        granule = math.lcm(up.granule, down.granule)
+        length = min(max(-(-self.numel // SLICES_WANTED), SLICE_VALUES_MIN), SLICE_VALUES_MAX)
+        self.length = -(-length // granule) * granule
+        self.count = -(-self.numel // self.length)
+
+    def span(self, index: int) -> slice:
+        """The slice's stretch of the message."""
+        return slice(index * self.length, min(self.numel, (index + 1) * self.length))
+
+    def size(self, index: int) -> int:
+        span = self.span(index)
+        return span.stop - span.start
+
+    def message_bytes(self, index: int) -> int:
+        return self.up.encoded_size(self.size(index))
+
+    def message_sqnorm(self, index: int, data: Buffer) -> float:
+        return self.up.decoded_sqnorm(data, self.size(index))
+
+    def merge(self, index: int, messages: Sequence[Buffer], weights: Sequence[float]) -> torch.Tensor:
+        return merge_part(self.up, messages, weights, self.size(index), self.down)
+
+    def result_bytes(self, index: int, senders: int) -> int:
+        return self.down.encoded_size(self.size(index))
+
+    def check_result(self, index: int, data: Buffer, sent: Sequence[Sent]) -> None:
+        """It may not be longer than all the contributions laid end to end."""
+        bound = sum(s.weight * s.sqnorm**0.5 for s in sent)
+        if self.down.decoded_sqnorm(data, self.size(index)) > (RESULT_SLACK * bound) ** 2:
+            raise ProtocolViolation("a result is larger than any mean of what was committed to")
+
+    def updates(self, index: int, data: Buffer) -> Iterator[tuple[slice, torch.Tensor]]:
+        numel = self.size(index)
+        encoded = as_bytes(data, self.down.encoded_size(numel))
+        step = CHUNK if CHUNK % self.down.granule == 0 else numel
+        values = torch.empty(min(step, numel))
+        for first in range(0, numel, step):
+            size, begin = min(step, numel - first), self.down.encoded_size(first)
+            piece = self.down.decode(encoded[begin : begin + self.down.encoded_size(size)], size, values[:size])
+            yield from self._placed(index * self.length + first, piece)
+
+    def _placed(self, first: int, piece: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
+        """Cut a piece of the message, which begins at its value `first`, at the ends of the places it belongs to."""
+        reached = 0  # values of the message before this place
+        for place in self.places:
+            begin, end = max(first, reached), min(first + len(piece), reached + place.stop - place.start)
+            if begin < end:
+                offset = place.start - reached
+                yield slice(begin + offset, end + offset), piece[begin - first : end - first]
+            reached += place.stop - place.start
+
+
+class Feedback:
+    """What a peer's messages left out so far, where a codec needs that; else nothing is kept.
+
+    One residual for each set of places (a fragment), so that what one left out comes back in the next of the same."""
+
+    def __init__(self) -> None:
+        self._residuals: dict[tuple[slice, ...], torch.Tensor] = {}
+
+    def encode(self, coding: DenseCoding, vector: torch.Tensor, out: Sequence[torch.Tensor]) -> list[float]:
+        """Error feedback (arXiv 1901.09847): send what was asked for plus what is owed, keep what the code lost."""
+        if not coding.up.needs_error_feedback:
+            return [coding.up.encode_with_sqnorm(vector[coding.span(i)], out[i])[1] for i in range(coding.count)]
+        owed = self._owed(coding)
+        wanted = owed + vector
+        sqnorms = []
+        for i in range(coding.count):
+            span = coding.span(i)
+            sqnorms.append(coding.up.encode_with_sqnorm(wanted[span], out[i])[1])
+            torch.sub(wanted[span], coding.up.decode(out[i], coding.size(i)), out=owed[span])
+        return sqnorms
+
+    def take_back(self, coding: DenseCoding, messages: Sequence[Buffer]) -> None:
+        """That message was not merged: all of it is owed again."""
+        if coding.up.needs_error_feedback:
+            owed = self._owed(coding)
+            for i, message in enumerate(messages):
+                owed[coding.span(i)] += coding.up.decode(message, coding.size(i))
+
+    def _owed(self, coding: DenseCoding) -> torch.Tensor:
+        if coding.places not in self._residuals:
+            self._residuals[coding.places] = torch.zeros(coding.numel)
+        return self._residuals[coding.places]
