@@ -18,13 +18,18 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 import trio
 
 from benchmarks.averaging_data import delta_of, save
 from benchmarks.tcp_bytes import sent_bytes
 from optim.codecs import get_codec
+from optim.config import Diloco
 from optim.outer import DilocoOuter
+from optim.recipes.diloco import DilocoRecipe
+from optim.recipes.interface import Turn
+from peer.config import InnerConfig
 from peer.events import EventLog
 from peer.host import HostConfig, open_host
 from peer.identity import Identity, sign_body
@@ -34,14 +39,15 @@ from swarm.fetch import fetch_state
 from swarm.follow import Sighting
 from swarm.messages import REGROUP_KIND
 from swarm.outer_state import OuterState
+from swarm.pace import Pace
 from swarm.plan import Assignment
-from swarm.post import Post, RoundSpec
+from swarm.post import Post
 from swarm.replay import replay
 from swarm.snapshots import SnapshotShelf
 from swarm.tempo import Tempo
 from swarm.trainer import Work
 
-SPEC = {"steps": 1, "batch_size": 1, "seq_len": 8, "compute_s_max": 60.0}
+PACE = Pace(Diloco(steps=1), InnerConfig(lr=1e-3, batch_size=1, total_steps=1), 8, 60.0)
 START_S = 60.0
 
 
@@ -53,7 +59,7 @@ class NoTraining:
     def __init__(self, delta: torch.Tensor) -> None:
         self._delta = delta
 
-    async def train(self, assignment: Assignment, first_step: int, deadline_s: float) -> Work:
+    async def train(self, assignment: Assignment, turn: Turn, deadline_s: float) -> Work:
         await trio.lowlevel.checkpoint()
         return Work(assignment.steps, assignment.steps, 1.0, self._delta)
 
@@ -62,6 +68,12 @@ class NoTraining:
 
     def adopt(self, theta: torch.Tensor) -> None:
         """There is nobody to train with it."""
+
+
+def diloco_state(numel: int, codec: str, outer: DilocoOuter) -> OuterState:
+    """All zero, with a DiLoCo recipe of its own."""
+    recipe = DilocoRecipe([[slice(0, numel)]], get_codec(codec), get_codec(codec), outer)
+    return OuterState([torch.zeros(numel), torch.zeros(numel)], recipe)
 
 
 class Observer:
@@ -88,15 +100,15 @@ class Observer:
         if head.round == self._rounds - 1:
             self.before_last = state.theta.clone()
         if self._publishes:
-            self._post.shelf.publish(state.tree, [state.theta, state.velocity], head.hash, results)
+            self._post.shelf.publish(state.tree, state.tensors, msgspec.msgpack.encode(head), results)
 
     async def fetch(self, sighting: Sighting, mine: Head) -> None:
         post, wanted, donors = self._post, sighting.head.state_hash, list(sighting.holders)
-        if await replay(post, mine.state_hash, wanted, donors):
+        if await replay(post, mine, wanted, donors):
             return
         file = self._folder / f"{post.me.peer}.part"
         fetched = await fetch_state(post.host.rpc, lambda: donors, wanted, post.state.size_bytes, file, post.events)
-        post.state.replace(fetched.theta, fetched.momentum, fetched.tree)
+        post.state.replace(fetched.tensors, fetched.tree)
 
     def known_peers(self) -> Iterable[str]:
         return ()
@@ -125,15 +137,13 @@ async def main(number: int, numel: int, codec: str, rounds: int, folder: Path) -
     torch.set_num_threads(1)
     authority = Identity.load_or_create(folder / "authority.key")
     identity = Identity.generate()
-    coder = get_codec(codec)
-    state = OuterState(torch.zeros(numel), torch.zeros(numel), DilocoOuter(lr=1.0, momentum=0.0))
+    state = diloco_state(numel, codec, DilocoOuter(lr=1.0, momentum=0.0))
     log = EventLog()
     async with open_host(HostConfig(identity=identity, events=log)) as host, trio.open_nursery() as nursery:
         me = Member(host.peer_id, secrets.token_hex(4))
-        spec = RoundSpec(**SPEC, up=coder, down=coder)  # type: ignore[arg-type]
         shelf = SnapshotShelf(state.size_bytes, 8 << 20)
         shelf.serve(host.rpc)
-        post = Post(me, identity, host, state, shelf, NoTraining(delta_of(number, numel)), spec, Tempo(), log)
+        post = Post(me, identity, host, state, shelf, NoTraining(delta_of(number, numel)), PACE, Tempo(), log)
         observer = Observer(post, rounds, "BENCHMARK_SHELF" in os.environ, folder)
         print(json.dumps({"peer": me.peer, "session": me.session, "addresses": host.addresses}), flush=True)
         await take_part(post, observer, authority, rounds, nursery)

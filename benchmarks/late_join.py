@@ -27,10 +27,10 @@ import trio
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.averaging_data import delta_of
-from benchmarks.averaging_peer import SPEC, NoTraining, Observer, take_part
+from benchmarks.averaging_peer import PACE, NoTraining, Observer, diloco_state, take_part
 from benchmarks.children import Child
-from optim.codecs import get_codec
 from optim.outer import DilocoOuter
+from optim.recipes.interface import Turn
 from peer.errors import NetworkError
 from peer.events import EventLog
 from peer.host import HostConfig, open_host
@@ -38,9 +38,8 @@ from peer.identity import Identity
 from swarm.chain import Member
 from swarm.fetch import fetch_state
 from swarm.follow import ask_standings
-from swarm.outer_state import OuterState
 from swarm.plan import Assignment
-from swarm.post import Post, RoundSpec
+from swarm.post import Post
 from swarm.snapshots import SnapshotShelf
 from swarm.tempo import Tempo
 from swarm.trainer import Work
@@ -57,23 +56,22 @@ class Pausing(NoTraining):
         self._pause_s = pause_s
         self.speed = 1 / pause_s
 
-    async def train(self, assignment: Assignment, first_step: int, deadline_s: float) -> Work:
+    async def train(self, assignment: Assignment, turn: Turn, deadline_s: float) -> Work:
         await trio.sleep(self._pause_s)
-        return await super().train(assignment, first_step, deadline_s)
+        return await super().train(assignment, turn, deadline_s)
 
 
 async def member(number: int, numel: int, pause_s: float, rounds: int, folder: Path) -> None:
     """One of the others, in a process of its own."""
     torch.set_num_threads(1)
     authority, identity = Identity.load_or_create(folder / "authority.key"), Identity.generate()
-    codec, log = get_codec("int8"), EventLog()
-    state = OuterState(torch.zeros(numel), torch.zeros(numel), DilocoOuter(lr=0.7, momentum=0.9))
+    log = EventLog()
+    state = diloco_state(numel, "int8", DilocoOuter(lr=0.7, momentum=0.9))
     async with open_host(HostConfig(identity=identity, events=log)) as host, trio.open_nursery() as nursery:
-        spec = RoundSpec(**SPEC, up=codec, down=codec)  # type: ignore[arg-type]
         shelf = SnapshotShelf(state.size_bytes, 9 << 20)
         shelf.serve(host.rpc)
         me, trainer = Member(host.peer_id, str(number)), Pausing(delta_of(number, numel), pause_s)
-        post = Post(me, identity, host, state, shelf, trainer, spec, Tempo(), log)
+        post = Post(me, identity, host, state, shelf, trainer, PACE, Tempo(), log)
         observer = Observer(post, rounds, True, folder)
         print(json.dumps({"peer": me.peer, "session": me.session, "addresses": host.addresses}), flush=True)
         await take_part(post, observer, authority, rounds, nursery)

@@ -105,8 +105,9 @@ class Streaming(MethodConfig, frozen=True, kw_only=True, tag="streaming"):
         self._within("fragments", 1, 1024)
         if self.steps % self.fragments:
             raise ValueError(f"steps is {self.steps}: it must be a multiple of fragments ({self.fragments})")
-        if not 0 <= self.tau < self.steps // self.fragments:
-            raise ValueError(f"tau is {self.tau}: it must lie in [0, {self.steps // self.fragments}), steps / fragments")
+        slot = self.steps // self.fragments
+        if not 0 <= self.tau < slot:
+            raise ValueError(f"tau is {self.tau}: it must be below steps / fragments ({slot})")
 
 
 class Eager(MethodConfig, frozen=True, kw_only=True, tag="eager"):
@@ -203,5 +204,9 @@ class Gossip(MethodConfig, frozen=True, kw_only=True, tag="gossip"):
 
 
 OuterConfig = Diloco | Streaming | Eager | Demo | SparseLoco | Lion | AllReduce | Gossip
+METHODS: Final = {
+    "diloco": Diloco, "streaming": Streaming, "eager": Eager, "demo": Demo,
+    "sparseloco": SparseLoco, "lion": Lion, "allreduce": AllReduce, "gossip": Gossip,
+}  # fmt: skip
 DENSE: Final = (Diloco, Streaming, Eager, AllReduce, Gossip)
 """Methods whose messages are vectors, which any codec carries; the others pack their own."""

@@ -26,7 +26,6 @@ from torch import Tensor
 from peer.checkpoint_file import (
     MANIFEST,
     TEMPORARY,
-    VECTORS,
     Loaded,
     describe,
     load_checkpoint,
@@ -103,7 +102,7 @@ class CheckpointStore:
         return sorted(found, key=lambda entry: entry.sequence)
 
     async def save(self, round: int, head: bytes, tensors: Mapping[str, Tensor], layout: FlatLayout) -> bool:
-        """Write a checkpoint of `tensors` ("theta" and "momentum", flat fp32, shape (P,)) as they are now.
+        """Write a checkpoint of `tensors` ("theta" and others, flat fp32, shape (P,)) as they are now.
 
         They are copied before the first await, at memory speed; hashing and writing happen in a thread.
         Returns whether a new checkpoint stands on disk. While an earlier save is still being written a new
@@ -115,10 +114,10 @@ class CheckpointStore:
             return False
         self._saving = True
         try:
-            for vector in VECTORS:
+            for vector, tensor in tensors.items():
                 if vector not in self._snapshot:
-                    self._snapshot[vector] = torch.empty_like(tensors[vector])
-                self._snapshot[vector].copy_(tensors[vector])
+                    self._snapshot[vector] = torch.empty_like(tensor)
+                self._snapshot[vector].copy_(tensor)
             return await trio.to_thread.run_sync(self._save_snapshot, round, head, layout)
         finally:
             self._saving = False

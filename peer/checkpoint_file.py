@@ -30,45 +30,50 @@ from peer.shards import Shard, fsync, plan_shards, read_shard, write_shard
 
 MANIFEST: Final = "manifest.msgpack"
 TEMPORARY: Final = ".tmp-"  # prefix of folders that are being written or deleted
-VECTORS: Final = ("theta", "momentum")
+VECTORS_MAX: Final = 8
 _KIND: Final = "checkpoint"
 _MANIFEST_BYTES_MAX: Final = 64 << 20
 _FLOAT_BYTES: Final = 4
 
 
 class CheckpointManifest(msgspec.Struct, frozen=True):
-    """What is signed. `head` is the caller's and opaque here; `tree` hashes theta, then momentum."""
+    """What is signed. `head` is the caller's and opaque here; `tree` hashes the `vectors`, theta first."""
 
     run_id: str
     round: int
     head: bytes
     layout: dict[str, Slot]
     numel: int
+    vectors: tuple[str, ...]
     shards: tuple[Shard, ...]
     tree: StateTree
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A verified checkpoint. theta, momentum: flat fp32, shape (P,); `tree.root` is the state hash."""
+    """A verified checkpoint. `tensors`: "theta" and what else the run's method shares, flat fp32, shape (P,), in the
+    order in which `tree` hashes them; `tree.root` is the state hash."""
 
     round: int
     head: bytes
-    theta: Tensor
-    momentum: Tensor
+    tensors: dict[str, Tensor]
     tree: StateTree
     layout: FlatLayout
     signer: str
     path: Path
 
+    @property
+    def theta(self) -> Tensor:
+        return self.tensors["theta"]
+
 
 def describe(
     run_id: str, round: int, head: bytes, tensors: Mapping[str, Tensor], layout: FlatLayout
 ) -> CheckpointManifest:
-    """Hash the state and plan its files. `tensors`: "theta" and "momentum", flat fp32, shape (P,)."""
-    tree = hash_state([tensors[vector] for vector in VECTORS])
-    shards = tuple(plan_shards(layout, VECTORS))
-    return CheckpointManifest(run_id, round, head, dict(layout.slots), layout.numel, shards, tree)
+    """Hash the state and plan its files. `tensors`: "theta" and others, flat fp32, shape (P,)."""
+    tree = hash_state(list(tensors.values()))
+    shards = tuple(plan_shards(layout, list(tensors)))
+    return CheckpointManifest(run_id, round, head, dict(layout.slots), layout.numel, tuple(tensors), shards, tree)
 
 
 def write_checkpoint(
@@ -76,7 +81,7 @@ def write_checkpoint(
 ) -> None:
     """Write the folder `path` atomically; OSError or SafetensorError may leave a `.tmp-` folder."""
     layout = FlatLayout(manifest.layout, manifest.numel)
-    views = {vector: layout.views(tensors[vector]) for vector in VECTORS}
+    views = {vector: layout.views(tensors[vector]) for vector in manifest.vectors}
     building = path.with_name(TEMPORARY + path.name)
     building.mkdir()
     for shard in manifest.shards:
@@ -100,17 +105,16 @@ def load_checkpoint(path: Path, run_id: str | None = None) -> Loaded:
     if run_id is not None and manifest.run_id != run_id:
         raise CheckpointError(f"{path} belongs to another run ({manifest.run_id}).")
     layout = FlatLayout(manifest.layout, manifest.numel)
-    vectors = {vector: torch.empty(manifest.numel) for vector in VECTORS}
+    vectors = {vector: torch.empty(manifest.numel) for vector in manifest.vectors}
     views = {vector: layout.views(flat) for vector, flat in vectors.items()}
     for shard in manifest.shards:
         read_shard(path, shard, views[shard.vector])
-    theta, momentum = vectors["theta"], vectors["momentum"]
-    tree = hash_state([theta, momentum])
+    tree = hash_state(list(vectors.values()))
     if tree.root != manifest.tree.root:
         raise CheckpointError(f"{path} is corrupt: its contents do not have the hash in its manifest.")
-    if not all(torch.isfinite(flat.norm()) for flat in (theta, momentum)):
+    if not all(torch.isfinite(flat.norm()) for flat in vectors.values()):
         raise CheckpointError(f"{path} holds values that are not finite.")
-    return Loaded(manifest.round, manifest.head, theta, momentum, tree, layout, signer, path)
+    return Loaded(manifest.round, manifest.head, vectors, tree, layout, signer, path)
 
 
 def _read_manifest(file: Path) -> tuple[CheckpointManifest, str]:
@@ -133,9 +137,11 @@ def _check(manifest: CheckpointManifest, file: Path) -> None:
             raise CheckpointError(f"{file} describes a layout with gaps.")
         offset += slot.numel
     held = sorted((shard.vector, name) for shard in manifest.shards for name in shard.names)
-    wanted = sorted((vector, name) for vector in VECTORS for name in manifest.layout)
-    size = len(VECTORS) * manifest.numel * _FLOAT_BYTES
+    wanted = sorted((vector, name) for vector in manifest.vectors for name in manifest.layout)
+    size = len(manifest.vectors) * manifest.numel * _FLOAT_BYTES
     if offset != manifest.numel or held != wanted or manifest.tree.size_bytes != size:
         raise CheckpointError(f"{file} does not describe a whole state.")
+    if "theta" not in manifest.vectors or len(manifest.vectors) > VECTORS_MAX:
+        raise CheckpointError(f"{file} holds no weights, or too many vectors.")
     if any(Path(shard.file).name != shard.file for shard in manifest.shards):
         raise CheckpointError(f"{file} names a file outside its folder.")

@@ -3,46 +3,86 @@
 from __future__ import annotations
 
 import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
 
+import torch
 import trio
+from blake3 import blake3
 
+from optim.recipes.interface import Coding, Turn
 from peer.errors import BarnraiseError, WorkerError
 from peer.identity import Signed, sign_body
-from swarm.exchange import encode_slices
-from swarm.plan import CONTRIBUTION_KIND, Contribution, SliceMap, WorkPlan
+from peer.wire import allocate
+from swarm.exchange import as_bytes
+from swarm.plan import CONTRIBUTION_KIND, Contribution, WorkPlan
 from swarm.post import Post
 from swarm.trainer import Work
 
 
-async def contribute(post: Post, plan: WorkPlan, first_step: int, cut: SliceMap) -> tuple[Signed, list[memoryview]]:
-    """Do this peer's part of `plan`. Returns the signed `Contribution` and its encoded slices.
+@dataclass(frozen=True)
+class Message:
+    """What a peer has to say in a round: its encoded slices, their blake3 hashes and squared norms."""
 
-    A worker that fails, or a pseudo-gradient that is not finite, makes a contribution of nothing: the peer stays in the
-    group, owns slices and votes.
-    """
-    assignment = plan.of(post.me)
-    assert assignment is not None
-    slices: list[memoryview] = []
-    hashes: list[bytes] = []
-    sqnorms: list[float] = []
-    work: Work | None = None
-    try:
-        work = await post.trainer.train(assignment, first_step, plan.deadline_s)
-        if work.steps:
-            slices, hashes, sqnorms = await trio.to_thread.run_sync(encode_slices, work.delta, cut, post.spec.up)
-    except WorkerError as error:
-        post.events.emit("worker_failed", round=plan.round, reason=str(error))
-    except BarnraiseError as error:
-        post.events.emit("update_unusable", round=plan.round, reason=str(error))
-    usable = work if slices else None
-    body = Contribution(
-        head=plan.head,
-        plan=plan.hash,
-        member=post.me,
-        steps=usable.steps if usable else 0,
-        samples=usable.samples if usable else 0,
-        loss=usable.loss if usable and math.isfinite(usable.loss) else 0.0,
-        hashes=tuple(hashes),
-        sqnorms=tuple(sqnorms),
-    )
-    return sign_body(post.identity, CONTRIBUTION_KIND, body), slices
+    turn: Turn
+    coding: Coding
+    slices: Sequence[memoryview]
+    hashes: tuple[bytes, ...]
+    sqnorms: tuple[float, ...]
+
+
+class Contributor:
+    """Makes a peer's contributions, one at a time, and sees to it that what a method keeps between its messages stays
+    true: what was in a message that was not merged is in the next one."""
+
+    def __init__(self, post: Post) -> None:
+        self._post = post
+        self._returned: deque[Message] = deque()
+
+    async def contribute(self, plan: WorkPlan, turn: Turn, coding: Coding) -> tuple[Signed, Message | None]:
+        """Do this peer's part of `plan`. Returns the signed `Contribution` and the message it commits to.
+
+        A worker that fails, or a product that is not finite, makes a contribution of nothing: the peer stays in the
+        group, owns slices and votes.
+        """
+        post = self._post
+        assignment = plan.of(post.me)
+        assert assignment is not None
+        work: Work | None = None
+        message: Message | None = None
+        try:
+            work = await post.trainer.train(assignment, turn, plan.deadline_s)
+            if work.steps:
+                message = await trio.to_thread.run_sync(self._encode, turn, coding, work.product)
+        except WorkerError as error:
+            post.events.emit("worker_failed", round=plan.round, reason=str(error))
+        except BarnraiseError as error:
+            post.events.emit("update_unusable", round=plan.round, reason=str(error))
+        usable = work if message else None
+        body = Contribution(
+            head=plan.head,
+            plan=plan.hash,
+            member=post.me,
+            steps=usable.steps if usable else 0,
+            samples=usable.samples if usable else 0,
+            loss=usable.loss if usable and math.isfinite(usable.loss) else 0.0,
+            hashes=message.hashes if message else (),
+            sqnorms=message.sqnorms if message else (),
+        )
+        return sign_body(post.identity, CONTRIBUTION_KIND, body), message
+
+    def give_back(self, message: Message) -> None:
+        """That message was not merged."""
+        self._returned.append(message)
+
+    def _encode(self, turn: Turn, coding: Coding, product: torch.Tensor) -> Message:
+        recipe = self._post.state.recipe
+        while self._returned:
+            lost = self._returned.popleft()
+            recipe.take_back(lost.turn, lost.coding, lost.slices)
+        sizes = [coding.message_bytes(index) for index in range(coding.count)]
+        room = torch.frombuffer(allocate(sum(sizes)), dtype=torch.uint8).split(sizes)
+        sqnorms = recipe.encode(turn, coding, product, room)
+        slices = [as_bytes(piece) for piece in room]
+        return Message(turn, coding, slices, tuple(blake3(s).digest() for s in slices), tuple(sqnorms))

@@ -17,6 +17,7 @@ import torch
 import trio
 
 from dht.node import open_node
+from optim.recipes.registry import build_recipe
 from peer.checkpoint import CheckpointStore
 from peer.chunks import StateTree, hash_state
 from peer.errors import CheckpointError, ConfigError
@@ -80,7 +81,7 @@ async def run_coordinator(config: CoordinatorConfig, ready: Callable[[Invite], N
             serve_charter(host.rpc, charter, tokenizer)
             serve_reach(host)
             shelf = SnapshotShelf(state.tree.size_bytes, 1 << 16)
-            shelf.publish(state.tree, [state.theta, state.velocity])
+            shelf.publish(state.tree, list(state.tensors.values()))
             shelf.serve(host.rpc)
             async with open_node(host, config.bootstrap, [MEMBERS], home.addresses, manifest.run_id) as node:
                 addresses = (*host.addresses, *config.bootstrap)[:ADDRESSES_MAX]
@@ -121,10 +122,9 @@ class _Coordinator:
 
 @dataclass(frozen=True)
 class _State:
-    """The run's initial outer state: theta, velocity flat fp32, shape (P,)."""
+    """The run's initial outer state: "theta" and what else the method shares, flat fp32, shape (P,)."""
 
-    theta: torch.Tensor
-    velocity: torch.Tensor
+    tensors: dict[str, torch.Tensor]
     tree: StateTree
 
 
@@ -158,8 +158,9 @@ def _found(path: Path, run: RunConfig, identity: Identity, events: EventLog) -> 
         assert run.model is not None
         model, theta = run.model, init_flat(run.model, run.run.seed)
         layout = FlatLayout.of(model)
-    velocity = torch.zeros_like(theta)
-    state = _State(theta, velocity, hash_state([theta, velocity]))
+    shared = build_recipe(run.outer, run.codec, layout, run.inner).shared
+    tensors_now = {"theta": theta, **{name: torch.zeros_like(theta) for name in shared}}
+    state = _State(tensors_now, hash_state(list(tensors_now.values())))
     if vocabulary > model.vocab_size:
         raise ConfigError(
             f"the tokenizer has {vocabulary} ids and the model only {model.vocab_size}: raise [model] vocab_size,"
@@ -185,7 +186,6 @@ def _found(path: Path, run: RunConfig, identity: Identity, events: EventLog) -> 
     first = genesis(manifest.run_id, manifest.genesis)
     store = CheckpointStore(Home(path).checkpoints, identity, manifest.run_id, events)
     store.prepare()
-    tensors_now = {"theta": theta, "momentum": velocity}
     if not trio.from_thread.run(store.save, 0, msgspec.msgpack.encode(first), tensors_now, layout):
         raise CheckpointError(f"the run's initial state cannot be written under {path}: free some space and try again.")
     charter = sign_manifest(identity, manifest)
@@ -200,7 +200,7 @@ def _reload(path: Path, manifest: Manifest, identity: Identity, events: EventLog
     loaded = store.load_latest()
     if loaded is None:
         raise CheckpointError(f"the run's initial state under {path} is gone or damaged: restore it from a backup.")
-    return _State(loaded.theta, loaded.momentum, loaded.tree)
+    return _State(loaded.tensors, loaded.tree)
 
 
 class _HomeMemory(Memory):

@@ -9,6 +9,7 @@ from typing import Final
 import trio
 from torch import Tensor
 
+from optim.recipes.registry import build_recipe
 from peer.errors import NetworkError
 from peer.layout import FlatLayout
 from swarm.chain import Head
@@ -40,7 +41,7 @@ async def download_head(invite: Invite, part_file: Path) -> Download:
     Raises NotAdmitted, DialError, and NetworkError if no head with a quorum is to be had.
     """
     async with visit(invite) as visitor:
-        size_bytes = 2 * 4 * FlatLayout.of(visitor.manifest.model).numel
+        vectors = _vectors(visitor.manifest)
         failure = NetworkError("no commit that a majority of its members stands by was found: try again later.")
         for attempt in range(TRIES):
             if attempt:
@@ -58,7 +59,7 @@ async def download_head(invite: Invite, part_file: Path) -> Download:
                 )
                 continue
             try:
-                theta, donors = await _fetch_theta(visitor, best, size_bytes, part_file)
+                theta, donors = await _fetch_theta(visitor, best, vectors, part_file)
             except NetworkError as error:
                 failure = error
                 continue
@@ -66,7 +67,14 @@ async def download_head(invite: Invite, part_file: Path) -> Download:
         raise failure
 
 
-async def _fetch_theta(visitor: Visitor, best: Sighting, size_bytes: int, part_file: Path) -> tuple[Tensor, int]:
-    rpc, root = visitor.host.rpc, best.head.state_hash
-    fetched = await fetch_state(rpc, lambda: best.holders, root, size_bytes, part_file, visitor.host.events)
-    return fetched.theta, len(fetched.donors)
+def _vectors(manifest: Manifest) -> int:
+    """How many vectors the run's state has."""
+    layout = FlatLayout.of(manifest.model)
+    return 1 + len(build_recipe(manifest.outer, manifest.codec, layout, manifest.inner).shared)
+
+
+async def _fetch_theta(visitor: Visitor, best: Sighting, vectors: int, part_file: Path) -> tuple[Tensor, int]:
+    rpc, root, events = visitor.host.rpc, best.head.state_hash, visitor.host.events
+    size_bytes = vectors * 4 * FlatLayout.of(visitor.manifest.model).numel
+    fetched = await fetch_state(rpc, lambda: best.holders, root, size_bytes, part_file, events, vectors)
+    return fetched.tensors[0], len(fetched.donors)

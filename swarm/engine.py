@@ -12,18 +12,20 @@ from typing import Final, Protocol
 
 import trio
 
+from optim.recipes.interface import Coding
 from peer.errors import BarnraiseError, NetworkError, ProtocolViolation, RoundDiscarded, RoundError
 from peer.identity import Signed
 from peer.method import Call
 from peer.wire import Buffer
 from swarm import messages as say
 from swarm.chain import TRIES_PER_LEADER, Head, Member
+from swarm.contribute import Contributor
 from swarm.follow import Sighting, Viewpoint, ask_standings, open_regroup, weigh
 from swarm.height import Changed, Height
 from swarm.knockers import Knockers
 from swarm.leader import Leader, NoMajority
 from swarm.post import Post
-from swarm.round import Round
+from swarm.round import Nurseries, Round
 
 KNOCK_EVERY_S: Final = 1.0
 LOOK_AROUND_S: Final = 5.0  # a member whose round does not move looks whether the run is elsewhere
@@ -69,6 +71,7 @@ class Engine:
         self._run = run
         self._round: Round | None = None
         self._knockers = Knockers()
+        self._contributor = Contributor(post)
         self._moved = Changed()  # to another head
         self._look = trio.Event()  # set when somebody seems to be further on
         self._offer: Sighting | None = None  # a regroup that the authority pushed to us
@@ -80,9 +83,10 @@ class Engine:
             while not self._run.rounds or self.head.round < self._run.rounds:
                 height = Height(self.head, self._post.me, height)
                 better: list[Sighting] = []
+                coding = await self._coding()
                 async with trio.open_nursery() as tasks:
-                    round_ = Round(self._post, height, tasks, lingering)
-                    round_.overtaken = self._look_again
+                    nurseries = Nurseries(tasks, lingering)
+                    round_ = Round(self._post, height, coding, self._contributor, nurseries, self._look_again)
                     self._round = round_
                     self._moved.notify()
                     try:
@@ -101,6 +105,11 @@ class Engine:
             self._round = None
             await self._serve_stragglers()
             lingering.cancel_scope.cancel()
+
+    async def _coding(self) -> Coding:
+        """How the messages of the next round are coded; where that depends on the state it takes a while."""
+        state = self._post.state
+        return await trio.to_thread.run_sync(state.recipe.coding, self._post.pace.turn(self.head), state.tensors)
 
     def _look_again(self) -> None:
         self._look.set()
@@ -236,7 +245,7 @@ class Engine:
         assert exchange is not None
         self._post.state.commit(head.state_hash)
         self.head = head
-        round_.end()
+        round_.end(head)
         self._knockers.settle(exchange.merge.plan, head)
         results = [exchange.results[i] for i in sorted(exchange.results)]
         await self._keeper.committed(head, results)
@@ -352,7 +361,7 @@ class Engine:
 
     async def _on_vote(self, call: Call[say.Vote]) -> say.VoteSeen:
         if self._round is not None and self._round.height.head.hash == call.body.head:
-            self._round.take_vote(call.body, call.peer)
+            self._round.voting.take(call.body, call.peer)
         elif call.body.head != self.head.previous:
             self._look.set()
         return say.VoteSeen(self.head.hash)

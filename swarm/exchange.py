@@ -21,31 +21,27 @@ import torch
 import trio
 from blake3 import blake3
 
-from optim.codecs import Codec
-from optim.merge import merge_part
+from optim.recipes.interface import Coding, Sent, Turn
 from peer import faults
 from peer.errors import NetworkError, ProtocolViolation, RemoteError
 from peer.events import EventLog
 from peer.identity import Signed
 from peer.rpc import Method, Rpc
-from peer.wire import allocate
 from swarm.messages import CONTRIBUTION, FETCH_RESULT, RESULT, Done, SliceOf
 from swarm.outer_state import OuterState
-from swarm.plan import Contribution, Roster, SliceMap, WorkPlan
+from swarm.plan import Contribution, Roster, WorkPlan
 
 SENDS_PER_PEER: Final = 2  # keeps a link busy while one call waits for its answer, without crowding out other peers
 THREADS: Final = max(1, (os.cpu_count() or 2) // 2)  # for each kind of work: two on one core share its cache badly
 RETRY_PAUSE_S: Final = 0.25
 REFUSALS_MAX: Final = 8
-RESULT_SLACK: Final = 2.0  # more than any codec adds to a norm
 
 
 @dataclass
 class RoundSlices:
-    """One round's slices, over all of its attempts. `mine`: my encoded slices; `received`: others', by (index, peer),
-    each with its blake3 hash; `delivered`: (index, owner) pairs of mine that have arrived."""
+    """One round's slices, over all of its attempts. `received`: others', by (index, peer), each with its blake3 hash;
+    `delivered`: (index, owner) pairs of mine that have arrived."""
 
-    mine: list[memoryview] = field(default_factory=list)
     received: dict[tuple[int, str], tuple[bytes, memoryview]] = field(default_factory=dict)
     delivered: set[tuple[int, str]] = field(default_factory=set)
 
@@ -53,18 +49,16 @@ class RoundSlices:
 @dataclass(frozen=True)
 class Merge:
     """What one attempt merges: the roster's contributors, in its order, with the weight of each in the mean (0: left
-    out by the gate), cut into slices, coded `up` on the way to the owner and `down` on the way back. `plan` is the work
-    it completes, `signed_plan` that plan as its leader signed it: a later attempt may have replaced the peer's own."""
+    out by the gate), as the `coding` of that `turn` has it. `plan` is the work it completes, `signed_plan` that plan as
+    its leader signed it: a later attempt may have replaced the peer's own."""
 
-    round: int
+    turn: Turn
     plan: WorkPlan
     signed_plan: Signed
     roster: Roster
     contributors: Sequence[Contribution]
     weights: Sequence[float]
-    cut: SliceMap
-    up: Codec
-    down: Codec
+    coding: Coding
 
     def owner(self, index: int) -> str:
         return self.contributors[self.roster.owners[index]].member.peer
@@ -73,32 +67,19 @@ class Merge:
         """The contributors that passed the gate."""
         return [c for c, weight in zip(self.contributors, self.weights, strict=True) if weight > 0]
 
-    def result_bytes(self, index: int) -> int:
-        return self.down.encoded_size(self.cut.size(index))
+    def sent(self, index: int) -> list[Sent]:
+        """What went into one slice's result, in order."""
+        return [
+            Sent(c.hashes[index], c.sqnorms[index], weight)
+            for c, weight in zip(self.contributors, self.weights, strict=True)
+            if weight > 0
+        ]
 
 
 def as_bytes(encoded: torch.Tensor) -> memoryview:
     """The bytes of a uint8 tensor, not copied."""
     array: Any = encoded.numpy()
     return memoryview(array)
-
-
-def encode_slices(
-    delta: torch.Tensor, cut: SliceMap, codec: Codec
-) -> tuple[list[memoryview], list[bytes], list[float]]:
-    """Encode a pseudo-gradient: the slices' bytes, their blake3 hashes, their squared norms as a decoder will see
-    them."""
-    encoded, hashes, sqnorms = [], [], []
-    room = torch.frombuffer(allocate(codec.encoded_size(cut.numel)), dtype=torch.uint8)
-    for index in range(cut.count):
-        begin = codec.encoded_size(cut.span(index).start)
-        piece = room[begin : begin + codec.encoded_size(cut.size(index))]
-        _, sqnorm = codec.encode_with_sqnorm(delta[cut.span(index)], piece)
-        view = as_bytes(piece)
-        encoded.append(view)
-        hashes.append(blake3(view).digest())
-        sqnorms.append(sqnorm)
-    return encoded, hashes, sqnorms
 
 
 class Exchange:
@@ -113,6 +94,7 @@ class Exchange:
         me: str,
         merge: Merge,
         state: OuterState,
+        mine: Sequence[memoryview],
         slices: RoundSlices,
         rpc: Rpc,
         call_timeout_s: float,
@@ -123,13 +105,13 @@ class Exchange:
         self.results: dict[int, memoryview] = {}
         self.built = trio.Event()
         self.state_hash = b""
-        self._me = me
+        self._me, self._mine = me, mine
         self._state, self._slices, self._rpc = state, slices, rpc
         self._call_timeout_s = call_timeout_s
         self._events = events
         self._peers = [c.member.peer for c in merge.contributors]
         self._merged = merge.merged()
-        self._indices = range(merge.cut.count)
+        self._indices = range(merge.coding.count)
         self._owned = [i for i in self._indices if merge.owner(i) == me]
         self._arrived = {i: trio.Event() for i in self._owned}  # every contribution to slice i
         self._came = {i: trio.Event() for i in self._indices}  # the result of slice i
@@ -138,7 +120,7 @@ class Exchange:
         self._builders = trio.CapacityLimiter(THREADS)
 
     async def run(self) -> None:
-        faults.reach("before_send", self.merge.round)
+        faults.reach("before_send", self.merge.turn.round)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._build_all)
             for peer in self._clockwise():
@@ -149,6 +131,7 @@ class Exchange:
 
     async def fetch_from(self, holder: str) -> None:
         """Instead of `run`: take the results from a peer that has them all, and build the next state."""
+        await trio.to_thread.run_sync(self._state.begin, self.merge.turn, self.merge.coding)
         for index in self._indices:
             reply = await self._rpc.call(
                 holder, FETCH_RESULT, SliceOf(self.key, index), timeout_s=self._call_timeout_s, bulk=True
@@ -170,7 +153,7 @@ class Exchange:
             return  # a retry after a lost answer
         if blake3(data).digest() != body.hashes[index]:
             raise ProtocolViolation("a slice differs from the hash its sender committed to")
-        sqnorm = self.merge.up.decoded_sqnorm(data, self.merge.cut.size(index))
+        sqnorm = self.merge.coding.message_sqnorm(index, data)
         if not isclose(sqnorm, body.sqnorms[index], rel_tol=1e-6):  # also refuses NaN
             raise ProtocolViolation("a slice has another norm than its sender committed to")
         self._slices.received[index, peer] = body.hashes[index], data
@@ -212,7 +195,7 @@ class Exchange:
             self._arrived[index].set()
 
     def _take_checked(self, index: int, data: memoryview) -> None:
-        if len(data) != self.merge.result_bytes(index):
+        if len(data) != self.merge.coding.result_bytes(index, len(self._merged)):
             raise ProtocolViolation("a result has the wrong size")
         if index not in self.results:
             self.results[index] = data
@@ -234,9 +217,9 @@ class Exchange:
         """In the same order at every contributor, so that the owner has the first slices complete early."""
         while left:
             index = left.popleft()
-            if await self._send(owner, CONTRIBUTION, SliceOf(self.key, index), self._slices.mine[index]):
+            if await self._send(owner, CONTRIBUTION, SliceOf(self.key, index), self._mine[index]):
                 self._slices.delivered.add((index, owner))
-            faults.reach("during_exchange", self.merge.round)
+            faults.reach("during_exchange", self.merge.turn.round)
 
     async def _own(self, index: int, nursery: trio.Nursery) -> None:
         """Merge one slice and send the result to everybody."""
@@ -244,7 +227,7 @@ class Exchange:
         try:
             result = await trio.to_thread.run_sync(self._merge, index, limiter=self._mergers)
         except ProtocolViolation as error:  # the mean does not fit the codec: no result, the attempt runs out of time
-            self._events.emit("merge_failed", round=self.merge.round, reason=str(error))
+            self._events.emit("merge_failed", round=self.merge.turn.round, reason=str(error))
             return
         self._take_checked(index, result)
         for peer in self._clockwise():
@@ -252,14 +235,14 @@ class Exchange:
 
     def _merge(self, index: int) -> memoryview:
         encoded = [
-            self._slices.mine[index] if peer == self._me else self._slices.received[index, peer][1]
+            self._mine[index] if peer == self._me else self._slices.received[index, peer][1]
             for peer in (body.member.peer for body in self._merged)
         ]
         weights = [weight for weight in self.merge.weights if weight > 0]
-        cut = self.merge.cut
-        return as_bytes(merge_part(self.merge.up, encoded, weights, cut.size(index), self.merge.down))
+        return as_bytes(self.merge.coding.merge(index, encoded, weights))
 
     async def _build_all(self) -> None:
+        await trio.to_thread.run_sync(self._state.begin, self.merge.turn, self.merge.coding)
         async with trio.open_nursery() as nursery:
             for index in self._indices:
                 nursery.start_soon(self._build, index)
@@ -283,14 +266,9 @@ class Exchange:
 
     def _apply(self, index: int) -> None:
         """Build one slice of the next state; `ProtocolViolation` if the result cannot be the mean of what was committed
-        to: it does not decode, or it is longer than all the contributions laid end to end."""
-        size = self.merge.cut.size(index)
-        bound = sum(
-            w * c.sqnorms[index] ** 0.5 for c, w in zip(self.merge.contributors, self.merge.weights, strict=True) if w
-        )
-        if self.merge.down.decoded_sqnorm(self.results[index], size) > (RESULT_SLACK * bound) ** 2:
-            raise ProtocolViolation("a result is larger than any mean of what was committed to")
-        self._state.build(self.merge.cut.span(index), self.merge.down, self.results[index])
+        to."""
+        self.merge.coding.check_result(index, self.results[index], self.merge.sent(index))
+        self._state.build(index, self.results[index])
 
     async def _send(self, peer: str, method: Method[SliceOf, Done], message: SliceOf, data: memoryview) -> bool:
         """Deliver one slice, again and again until it is taken (True), refused (False), or the attempt is cancelled."""

@@ -39,13 +39,12 @@ _PROGRESS_EVERY_S: Final = 1.0
 
 @dataclass(frozen=True)
 class Fetched:
-    """A state that arrived whole. theta, momentum: flat fp32, shape (P,); `tree` is theirs.
+    """A state that arrived whole. `tensors`: flat fp32, each of shape (P,); `tree` is theirs.
 
     `donors`: bytes taken from each; `resumed_bytes`: what an earlier attempt had left.
     """
 
-    theta: Tensor
-    momentum: Tensor
+    tensors: tuple[Tensor, ...]
     tree: StateTree
     donors: dict[str, int]
     resumed_bytes: int
@@ -59,9 +58,10 @@ async def fetch_state(
     size_bytes: int,
     part_file: Path,
     events: EventLog,
+    vectors: int = 2,
 ) -> Fetched:
-    """Fetch the state whose hash is `root`. `donors()` is asked again and again: peers may be added on the
-    way.
+    """Fetch the state whose hash is `root`, `vectors` vectors of one length. `donors()` is asked again and again:
+    peers may be added on the way.
 
     Verified chunks stay in `part_file` if this fails or is cancelled, and the next attempt goes on from them;
     it is removed at success. Raises NetworkError if no donor has the state (any more) or none delivers for a
@@ -73,15 +73,15 @@ async def fetch_state(
         fetch = _Fetch(rpc, donors, root, size_bytes, part, events)
         tree = await fetch.run()
         flat = await trio.to_thread.run_sync(part.load)
-        theta, momentum = flat.chunk(2)
-        arrived = await trio.to_thread.run_sync(hash_state, [theta, momentum])
+        tensors = flat.chunk(vectors)
+        arrived = await trio.to_thread.run_sync(hash_state, tensors)
         part.discard()
         if arrived.root != root:
             raise ResourceError(f"{part_file} reads back other bytes than were written: check that disk.")
     finally:
         part.close()
     taken = {donor.peer: donor.bytes for donor in fetch.donors.values() if donor.bytes}
-    return Fetched(theta, momentum, tree, taken, fetch.resumed_bytes, trio.current_time() - started)
+    return Fetched(tensors, tree, taken, fetch.resumed_bytes, trio.current_time() - started)
 
 
 class _Fetch:

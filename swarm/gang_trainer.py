@@ -6,6 +6,7 @@ from typing import Final
 
 import torch
 
+from optim.recipes.interface import Recipe, Turn
 from peer.errors import WorkerError
 from peer.events import EventLog
 from peer.gang import Gang
@@ -20,17 +21,18 @@ class GangTrainer:
     """Implements `swarm.trainer.Trainer`. Where `validate_round` is set, the held-out loss of the current outer weights
     is measured before the next inner steps (event `val_evaluated`)."""
 
-    def __init__(self, gang: Gang, events: EventLog) -> None:
+    def __init__(self, gang: Gang, recipe: Recipe, events: EventLog) -> None:
         self.speed = 0.0
         self.validate_round: int | None = None
         self.val_loss: float | None = None
         self.loss: float | None = None
         self._gang = gang
+        self._recipe = recipe
         self._events = events
 
-    async def train(self, assignment: Assignment, first_step: int, deadline_s: float) -> Work:
+    async def train(self, assignment: Assignment, turn: Turn, deadline_s: float) -> Work:
         await self.validate()
-        result = await self._gang.inner_steps(list(assignment.ranges), first_step, deadline_s, assignment.steps)
+        result = await self._gang.inner_steps(list(assignment.ranges), turn.step, deadline_s, assignment.steps)
         if result.steps and result.seconds > 0:
             speed = result.steps / result.seconds
             self.speed = SPEED_MEMORY * self.speed + (1 - SPEED_MEMORY) * speed if self.speed else speed

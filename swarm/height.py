@@ -9,6 +9,7 @@ import trio
 from peer.identity import Signed
 from swarm.ballot import Acceptor, VoteBox
 from swarm.chain import Head, Member
+from swarm.contribute import Message
 from swarm.exchange import Exchange, Merge, RoundSlices
 from swarm.plan import WorkPlan
 
@@ -37,9 +38,9 @@ class Changed:
 
 
 class Height:
-    """`plan`/`contribution`: the work adopted and what came of it; `handed_in`: what the leader has collected;
-    `exchanges`: by roster hash; `sealed`: the head that the next outer state stands for; `decided`: the committed
-    head.
+    """`plan`/`contribution`/`message`: the work adopted and what came of it; `handed_in`: what the leader has
+    collected; `exchanges`: by roster hash; `sealed`: the head that the next outer state stands for; `decided`: the
+    committed head.
 
     `before`: the height left last. Where a peer comes back to the same head, because it could not fetch a better one,
     its promises and votes stay, or the round could be decided twice."""
@@ -55,6 +56,7 @@ class Height:
         self.signed_plan: Signed | None = None
         self.planned_at = 0.0
         self.contribution: Signed | None = None
+        self.message: Message | None = None
         self.handed_in: dict[Member, Signed] = {}
         self.slices = RoundSlices()
         self.current: Exchange | None = None
@@ -68,7 +70,7 @@ class Height:
 
     def drop_work(self) -> None:
         """Forget the plan and everything computed under it."""
-        self.plan = self.signed_plan = self.contribution = self.current = None
+        self.plan = self.signed_plan = self.contribution = self.message = self.current = None
         self.handed_in = {}
         self.slices = RoundSlices()
         self.changed.notify()

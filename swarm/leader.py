@@ -129,25 +129,25 @@ class Leader:
 
     async def _agree_on_work(self, attempt: int, promises: Promises) -> None:
         """Adopt the plan that a majority already works on, or make one; see that everybody has it."""
-        height, spec, post = self._height, self._post.spec, self._post
+        height, post = self._height, self._post
         signed = self._adoptable(attempt, promises)
         if signed is None:
             speeds = {m: p.speed for m, p in promises.granted.items()}
-            plan = make_plan(height.head, attempt, speeds, spec.steps, spec.batch_size, spec.compute_s_max)
+            plan = make_plan(height.head, attempt, speeds, post.pace)
             signed = sign_body(post.identity, PLAN_KIND, plan)
         self._round.take_work(signed, wrap_up=False, leader=post.me.peer)
         self._refused = await self._broadcast(WORK, Work(signed), promises)
 
     def _adoptable(self, attempt: int, promises: Promises) -> Signed | None:
         """The latest plan that a majority of the head's members can still complete."""
-        head, spec = self._height.head, self._post.spec
+        head = self._height.head
         best: tuple[int, Signed] | None = None
         for promise in promises.granted.values():
             if promise.plan is None:
                 continue
             try:
                 plan = open_body(promise.plan, PLAN_KIND, WorkPlan)
-                check_plan(plan, head, spec.batch_size, spec.steps, spec.compute_s_max)
+                check_plan(plan, head, self._post.pace)
             except ProtocolViolation:
                 continue
             if plan.hash in self._given_up or plan.attempt > attempt:
@@ -198,9 +198,8 @@ class Leader:
         }
 
     def _usable(self, member: Member, signed: Signed, plan: WorkPlan) -> bool:
-        cut = self._round.cut
         try:
-            body = open_contribution(signed, plan, cut.count, self._post.spec.batch_size)
+            body = open_contribution(signed, plan, self._round.coding.count, self._post.pace.batch_size)
             if body.member != member:
                 raise ProtocolViolation("a contribution was handed in as another peer's")
         except ProtocolViolation as error:
@@ -224,13 +223,12 @@ class Leader:
             members = ready  # a round that may get stuck again is better than none
         if sum(head.has(m) for m in members) < head.quorum:
             raise AttemptFailed("too few members have handed in their work")
-        cut = self._round.cut
         roster = Roster(
             head=head.hash,
             plan=plan.hash,
             attempt=attempt,
             contributions=tuple(contributions[m] for m in members),
-            owners=share_slices(cut.count, self._measured(members, promises)),
+            owners=share_slices(self._round.coding.count, self._measured(members, promises)),
         )
         try:
             await self._round.begin_exchange(roster, self._post.me.peer)

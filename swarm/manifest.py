@@ -7,24 +7,23 @@ what every peer must agree on and nothing local: no paths but the data folder's,
 from __future__ import annotations
 
 from base64 import b32encode
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 from blake3 import blake3
 
+from optim.config import CodecConfig, OuterConfig
 from peer.config import DataConfig, InnerConfig, ModelConfig
 from peer.errors import NotAdmitted, ProtocolViolation
 from peer.identity import Identity, Signed, is_peer_id, open_body, sign_body
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
 MANIFEST_BYTES_MAX: Final = 64 << 10
 TOKENIZER_BYTES_MAX: Final = 64 << 20
 BYTES_TOKENIZER: Final = "bytes"
 RUN_ID_BYTES: Final = 20
 
 _KIND: Final = "manifest"
-# those of `optim.codecs` that need no error feedback, which rounds do not carry
-CodecName = Literal["fp32", "fp16", "bf16", "int8", "int8_6sigma", "int4", "nf4", "fp4_e3m0"]
 
 
 class RunRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -58,32 +57,6 @@ class TokenizerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """`source`: "bytes", or the path of a `tokenizer.json` or of a folder that holds one."""
 
     source: str = BYTES_TOKENIZER
-
-
-class OuterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The outer optimizer (DiLoCo, arXiv 2311.08105). `steps` is H: inner steps a round for the fastest
-    peer; slower ones do fewer in the same time."""
-
-    steps: int
-    method: Literal["diloco"] = "diloco"
-    lr: float = 0.7
-    momentum: float = 0.9
-    nesterov: bool = True
-
-    def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise ValueError(f"steps is {self.steps}: a round needs at least 1 inner step")
-        if not 0 < self.lr <= 10:
-            raise ValueError(f"lr is {self.lr}: it must lie between 0 and 10")
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum is {self.momentum}: it must lie in [0, 1)")
-
-
-class CodecConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How updates cross the wire: `up` to a slice's owner, `down` merged from it to everybody."""
-
-    up: CodecName = "int8"
-    down: CodecName = "int8"
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -1,34 +1,39 @@
-"""A peer's copy of the outer state: weights and outer momentum, changed only by a commit.
+"""A peer's copy of the outer state: weights and whatever else its method shares, changed only by a commit.
 
-The next state is built slice by slice in a second pair of buffers while results still arrive, hashed, voted on, and
-takes over by swapping the pairs. A round that is discarded leaves the current pair untouched."""
+The next state is built slice by slice in a second set of buffers while results still arrive, hashed, voted on, and
+takes over by swapping the sets. A round that is discarded leaves the current set untouched."""
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Sequence
 
 import torch
 
-from optim.codecs import Buffer, Codec
-from optim.codecs.interface import as_bytes
-from optim.outer import DilocoOuter
+from optim.codecs import Buffer
+from optim.recipes.interface import Coding, Recipe, Turn
 from peer.chunks import StateTree, hash_state
-
-CHUNK: Final = 1 << 16  # values; the update and four pieces of state stay in one core's L2 cache
 
 
 class OuterState:
-    """theta, velocity: flat fp32, shape (P,). `tree` is the hash tree of the current pair; its root is the state
-    hash."""
+    """`tensors`: [theta, *recipe.shared], each flat fp32, shape (P,). `tree` is the hash tree of the current set; its
+    root is the state hash."""
 
-    def __init__(self, theta: torch.Tensor, velocity: torch.Tensor, outer: DilocoOuter) -> None:
-        self.theta = theta
-        self.velocity = velocity
-        self.tree: StateTree = hash_state([theta, velocity])
-        self._outer = outer
-        self._next_theta = torch.empty_like(theta)
-        self._next_velocity = torch.empty_like(velocity)
+    def __init__(self, tensors: Sequence[torch.Tensor], recipe: Recipe) -> None:
+        if len(tensors) != 1 + len(recipe.shared):
+            raise ValueError(f"the method shares {1 + len(recipe.shared)} vectors, not {len(tensors)}")
+        self.tensors = list(tensors)
+        self.recipe = recipe
+        self.tree: StateTree = hash_state(self.tensors)
+        self._next = [torch.empty_like(tensor) for tensor in tensors]
         self._next_tree: StateTree | None = None
+        self._apart: tuple[slice, ...] = (slice(0, self.numel),)  # where the next set may differ from the current one
+        self._whole: torch.Tensor | None = None  # the merged update, for a method that steps on all of it at once
+        self._turn: Turn | None = None
+        self._coding: Coding | None = None
+
+    @property
+    def theta(self) -> torch.Tensor:
+        return self.tensors[0]
 
     @property
     def numel(self) -> int:
@@ -36,42 +41,55 @@ class OuterState:
 
     @property
     def size_bytes(self) -> int:
-        return 2 * 4 * self.theta.numel()
+        return len(self.tensors) * 4 * self.numel
 
-    def build(self, span: slice, codec: Codec, encoded: Buffer) -> None:
-        """Apply the outer step to one slice, into the next state, which must be sealed again after that. `encoded`:
-        this slice's merged pseudo-gradient; `ProtocolViolation` if it does not decode.
+    def named(self) -> dict[str, torch.Tensor]:
+        return dict(zip(("theta", *self.recipe.shared), self.tensors, strict=True))
 
-        A chunk at a time: the old state is read once, the new one is written once, the decoded update never leaves
-        the cache."""
+    def begin(self, turn: Turn, coding: Coding) -> None:
+        """Begin to build the state after that round, from the current one; forget one that was begun before."""
         self._next_tree = None
-        numel = span.stop - span.start
-        data = as_bytes(encoded, codec.encoded_size(numel))
-        step = CHUNK if CHUNK % codec.granule == 0 else numel
-        update = torch.empty(min(step, numel))
-        for first in range(0, numel, step):
-            size, begin = min(step, numel - first), codec.encoded_size(first)
-            piece = codec.decode(data[begin : begin + codec.encoded_size(size)], size, update[:size])
-            where = slice(span.start + first, span.start + first + size)
-            self._outer.step_into(
-                self._next_theta[where], self._next_velocity[where], self.theta[where], self.velocity[where], piece
-            )
+        self._turn, self._coding = turn, coding
+        if not self.recipe.elementwise and self._whole is None:
+            self._whole = torch.empty_like(self.theta)
+        if sum(place.stop - place.start for place in coding.places) < self.numel:
+            for place in self._apart:
+                for after, before in zip(self._next, self.tensors, strict=True):
+                    after[place] = before[place]
+        self._apart = coding.places
+
+    def build(self, index: int, result: Buffer) -> None:
+        """Apply one slice's merged update; `ProtocolViolation` if it does not decode.
+
+        A piece at a time: the old state is read once, the new one is written once, the decoded update never leaves
+        the cache."""
+        assert self._coding is not None and self._turn is not None
+        self._next_tree = None
+        for place, update in self._coding.updates(index, result):
+            if self._whole is not None:
+                self._whole[place] = update
+                continue
+            after, before = [t[place] for t in self._next], [t[place] for t in self.tensors]
+            self.recipe.step_into(self._turn, after, before, update)
 
     def seal(self) -> bytes:
         """Hash the complete next state: what members vote on. Every slice must have been built."""
-        self._next_tree = hash_state([self._next_theta, self._next_velocity])
+        if self._whole is not None:
+            assert self._turn is not None
+            self.recipe.step_into(self._turn, self._next, self.tensors, self._whole)
+        self._next_tree = hash_state(self._next)
         return self._next_tree.root
 
     def commit(self, state_hash: bytes) -> None:
         """Make the sealed next state current."""
         if self._next_tree is None or self._next_tree.root != state_hash:
             raise RuntimeError("only the sealed next state can be committed")
-        self.theta, self._next_theta = self._next_theta, self.theta
-        self.velocity, self._next_velocity = self._next_velocity, self.velocity
+        self.tensors, self._next = self._next, self.tensors
         self.tree, self._next_tree = self._next_tree, None
 
-    def replace(self, theta: torch.Tensor, velocity: torch.Tensor, tree: StateTree) -> None:
-        """Take over a state fetched from other peers; both vectors are copied."""
-        self.theta.copy_(theta)
-        self.velocity.copy_(velocity)
+    def replace(self, tensors: Sequence[torch.Tensor], tree: StateTree) -> None:
+        """Take over a state fetched from other peers; the vectors are copied."""
+        for mine, fetched in zip(self.tensors, tensors, strict=True):
+            mine.copy_(fetched)
         self.tree, self._next_tree = tree, None
+        self._apart = (slice(0, self.numel),)

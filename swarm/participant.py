@@ -17,8 +17,8 @@ import torch
 import trio
 
 from dht.node import Node, open_node
-from optim.codecs import get_codec
-from optim.outer import DilocoOuter
+from optim.recipes.interface import Recipe
+from optim.recipes.registry import build_recipe
 from peer.checkpoint import CheckpointStore
 from peer.errors import BarnraiseError, ProtocolViolation
 from peer.events import EventLog
@@ -38,9 +38,10 @@ from swarm.home import Home
 from swarm.invite import Invite
 from swarm.manifest import BYTES_TOKENIZER, Manifest, open_manifest
 from swarm.membership import MEMBERS, MemberRecord, Membership, Own, describe
+from swarm.messages import SLICE_BYTES_MAX
 from swarm.outer_state import OuterState
-from swarm.plan import slice_bytes_max
-from swarm.post import Post, RoundSpec
+from swarm.pace import Pace
+from swarm.post import Post
 from swarm.reach import serve_reach
 from swarm.replay import ROUNDS_MAX, replay
 from swarm.snapshots import SnapshotShelf
@@ -123,39 +124,32 @@ async def _assemble(config: JoinConfig, manifest: Manifest, host: Host, node: No
     home = Home(config.home)
     store = CheckpointStore(home.checkpoints, host.identity, manifest.run_id, host.events)
     store.prepare()
-    outer = DilocoOuter(manifest.outer.lr, manifest.outer.momentum, manifest.outer.nesterov)
+    recipe = build_recipe(manifest.outer, manifest.codec, gang.layout, manifest.inner)
     first = genesis(manifest.run_id, manifest.genesis)
-    state, head = await trio.to_thread.run_sync(_initial_state, store, manifest, outer, first)
-    spec = RoundSpec(
-        steps=manifest.outer.steps,
-        batch_size=manifest.inner.batch_size,
-        seq_len=manifest.data.seq_len,
-        up=get_codec(manifest.codec.up),
-        down=get_codec(manifest.codec.down),
-        compute_s_max=COMPUTE_S_MAX,
-    )
-    trainer = GangTrainer(gang, host.events)
+    state, head = await trio.to_thread.run_sync(_initial_state, store, manifest, recipe, first)
+    pace = Pace(manifest.outer, manifest.inner, manifest.data.seq_len, COMPUTE_S_MAX)
+    trainer = GangTrainer(gang, recipe, host.events)
     trainer.adopt(state.theta)
     me = Member(host.peer_id, secrets.token_hex(8))
     tempo = Tempo(manifest.run.patience_s)
-    shelf = SnapshotShelf(state.size_bytes, slice_bytes_max(spec.down))
-    post = Post(me, host.identity, host, state, shelf, trainer, spec, tempo, host.events)
+    shelf = SnapshotShelf(state.size_bytes, SLICE_BYTES_MAX)
+    post = Post(me, host.identity, host, state, shelf, trainer, pace, tempo, host.events)
     facts = RunFacts(first, manifest.authority, manifest.run.rounds, manifest.run.max_peers)
     return Participant(config, post, facts, head, node, store, gang.layout, trainer)
 
 
 def _initial_state(
-    store: CheckpointStore, manifest: Manifest, outer: DilocoOuter, first: Head
+    store: CheckpointStore, manifest: Manifest, recipe: Recipe, first: Head
 ) -> tuple[OuterState, Head]:
     """The last checkpoint, or the run's initial weights. Where these come out differently on this machine (or the run
     began from a checkpoint), a head before round 0 stands for "no state yet": it is fetched like any other."""
     loaded = store.load_latest()
-    if loaded is not None:
+    if loaded is not None and tuple(loaded.tensors) == ("theta", *recipe.shared):
         head = msgspec.msgpack.decode(loaded.head, type=Head)
         if head.state_hash == loaded.tree.root:
-            return OuterState(loaded.theta, loaded.momentum, outer), head
+            return OuterState(list(loaded.tensors.values()), recipe), head
     theta = init_flat(manifest.model, manifest.run.seed)
-    state = OuterState(theta, torch.zeros_like(theta), outer)
+    state = OuterState([theta, *(torch.zeros_like(theta) for _ in recipe.shared)], recipe)
     if state.tree.root == manifest.genesis:
         return state, first
     return state, msgspec.structs.replace(first, round=-1, state_hash=state.tree.root)
@@ -183,7 +177,7 @@ class Participant:
         self._saved_head = head
         self._round_began = trio.current_time()
         self._tasks: trio.Nursery | None = None
-        post.shelf.publish(post.state.tree, [post.state.theta, post.state.velocity], msgspec.msgpack.encode(head))
+        post.shelf.publish(post.state.tree, post.state.tensors, msgspec.msgpack.encode(head))
         post.shelf.serve(post.host.rpc)
         self.engine = Engine(post, facts, head, self._load_regroup(head), self)
         self.membership = Membership(node, post.host, head.run_id, self.describe, post.events)
@@ -223,8 +217,7 @@ class Participant:
     async def committed(self, head: Head, results: list[memoryview]) -> None:
         post = self._post
         encoded = msgspec.msgpack.encode(head)
-        buffers = [post.state.theta, post.state.velocity]
-        await trio.to_thread.run_sync(post.shelf.publish, post.state.tree, buffers, encoded, results)
+        await trio.to_thread.run_sync(post.shelf.publish, post.state.tree, post.state.tensors, encoded, results)
         self._trainer.adopt(post.state.theta)
         if head.members and head.members[0] == post.me:  # one peer measures for all
             self._trainer.validate_round = head.round
@@ -255,7 +248,7 @@ class Participant:
         donors = list(sighting.holders)
         began = trio.current_time()
         near = mine.round >= 0 and head.round - mine.round <= ROUNDS_MAX
-        replayed = near and await replay(post, post.state.tree.root, head.state_hash, donors)
+        replayed = near and await replay(post, mine, head.state_hash, donors)
         if not replayed:
             fetched = await fetch_state(
                 post.host.rpc,
@@ -264,9 +257,10 @@ class Participant:
                 post.state.size_bytes,
                 self._home.state_part,
                 post.events,
+                len(post.state.tensors),
             )
             donors = list(fetched.donors)
-            post.state.replace(fetched.theta, fetched.momentum, fetched.tree)
+            post.state.replace(fetched.tensors, fetched.tree)
         post.events.emit(
             "state_fetched",
             round=head.round,
@@ -293,8 +287,8 @@ class Participant:
         """Write a checkpoint, unless this head is on disk already or we were on our way to another."""
         if head == self._saved_head or head.round < 0 or head.state_hash != self._post.state.tree.root:
             return
-        tensors = {"theta": self._post.state.theta, "momentum": self._post.state.velocity}
-        if await self._store.save(max(head.round, 0), msgspec.msgpack.encode(head), tensors, self._layout):
+        named = self._post.state.named()
+        if await self._store.save(max(head.round, 0), msgspec.msgpack.encode(head), named, self._layout):
             self._saved_head = head
 
     def _keep_regroup(self) -> None:

@@ -3,32 +3,26 @@
 Everything here is a pure function of values that all members hold, so that whoever receives a plan or a roster can
 check every number in it instead of trusting the leader.
 
-The flat vector of P parameters is cut into *slices* of equal length. A slice is the unit that is encoded, hashed, sent,
-merged by its *owner*, and sent back to all (butterfly all-reduce with one owner a slice).
+The method cuts its messages into *slices*. A slice is the unit that is encoded, hashed, sent, merged by its *owner*,
+and sent back to all (butterfly all-reduce with one owner a slice).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from statistics import median, median_low
+from statistics import median
 from typing import Final
 
 import msgspec
 from blake3 import blake3
 
-from optim.codecs import Codec
 from peer.errors import ProtocolViolation
 from peer.identity import Signed, open_body
 from swarm.chain import Count, Hash, Head, Member
 from swarm.ledger import Range, contains, count, head_of, overlaps
+from swarm.pace import Pace
 
-SLICE_VALUES_MAX: Final = 1 << 21  # 2 MiB at 8 bits: fine-grained enough to overlap send and merge, few enough calls
-SLICE_VALUES_MIN: Final = 1 << 14
-SLICES_WANTED: Final = 12  # a smaller model has smaller slices; 2, 3, 4 or 6 peers share that many evenly
 EQUAL_WITHIN: Final = 3.0  # links whose speeds differ by less than this share equally: measurements are noisy
-BOAST_MAX: Final = 4.0  # nobody counts as faster than this many times the median
-SPEED_MAX: Final = 1e9  # steps/s; whoever reports more, or NaN, is not believed
 ROUND_TIME_SLACK: Final = 2.0  # a contributor may take this many times the expected compute time
 
 CONTRIBUTION_KIND: Final = "contribution"
@@ -95,70 +89,31 @@ class Roster(msgspec.Struct, frozen=True):
         return blake3(_ENCODER.encode(self)).digest()
 
 
-def slice_bytes_max(codec: Codec) -> int:
-    """The most bytes that any run's slice takes in that codec."""
-    size: int = codec.encoded_size(SLICE_VALUES_MAX + codec.granule)
-    return size
-
-
-class SliceMap:
-    """How a vector of `numel` values is cut: the same for every peer and round of a run."""
-
-    def __init__(self, numel: int, up: Codec, down: Codec) -> None:
-        granule: int = math.lcm(up.granule, down.granule)
-        length = min(max(-(-numel // SLICES_WANTED), SLICE_VALUES_MIN), SLICE_VALUES_MAX)
-        self.numel = numel
-        self.length = -(-length // granule) * granule
-        self.count = -(-numel // self.length)
-
-    def span(self, index: int) -> slice:
-        return slice(index * self.length, min(self.numel, (index + 1) * self.length))
-
-    def size(self, index: int) -> int:
-        return min(self.numel, (index + 1) * self.length) - index * self.length
-
-
-def make_plan(
-    head: Head,
-    attempt: int,
-    members: Mapping[Member, float],
-    steps: int,
-    batch_size: int,
-    compute_s_max: float,
-) -> WorkPlan:
-    """Assign a round's work. `members` maps each to its measured speed in inner steps a second, 0 if not yet known.
-
-    Steps are proportional to speed so that all finish together (DyLU, arXiv 2401.09135): the fastest does `steps`.
-    """
+def make_plan(head: Head, attempt: int, members: Mapping[Member, float], pace: Pace) -> WorkPlan:
+    """Assign a round's work. `members` maps each to its measured speed in inner steps a second, 0 if not yet known."""
+    counts, expected_s = pace.divide(head, members)
     ordered = sorted(members)
-    known = [speed for speed in members.values() if 0 < speed < SPEED_MAX]
-    usual = median_low(known) if known else 0.0
-    fastest = min(max(known, default=0.0), BOAST_MAX * usual)  # whoever boasts does not starve the others
-    counts = []
-    for member in ordered:
-        speed = members[member] if 0 < members[member] < SPEED_MAX else usual
-        counts.append(min(steps, max(1, round(steps * speed / fastest))) if fastest > 0 else steps)
-    expected = steps / fastest if fastest > 0 else compute_s_max
-    handed = head.ledger.assign([n * batch_size for n in counts])
+    handed = head.ledger.assign([counts[member] * pace.batch_size for member in ordered])
     return WorkPlan(
         head=head.hash,
         round=head.round + 1,
         attempt=attempt,
         assignments=tuple(
-            Assignment(member, ranges, n) for member, ranges, n in zip(ordered, handed, counts, strict=True)
+            Assignment(member, ranges, counts[member]) for member, ranges in zip(ordered, handed, strict=True)
         ),
-        deadline_s=min(compute_s_max, ROUND_TIME_SLACK * expected + 5.0),
+        deadline_s=min(pace.compute_s_max, ROUND_TIME_SLACK * expected_s + 5.0),
     )
 
 
-def check_plan(plan: WorkPlan, head: Head, batch_size: int, steps: int, compute_s_max: float) -> None:
+def check_plan(plan: WorkPlan, head: Head, pace: Pace) -> None:
     """Refuse a plan that does not follow from the head: `ProtocolViolation` says what is wrong with it."""
     ranges = {a.member.peer: a.ranges for a in plan.assignments}
     if plan.head != head.hash or plan.round != head.round + 1:
         raise ProtocolViolation("the plan is for another round")
     if len(ranges) != len(plan.assignments) or not plan.assignments:
         raise ProtocolViolation("the plan names a peer twice, or nobody")
-    if any(not 0 < a.steps <= steps or count(a.ranges) != a.steps * batch_size for a in plan.assignments):
+    pace.check(head, {a.member: a.steps for a in plan.assignments})
+    if any(count(a.ranges) != a.steps * pace.batch_size for a in plan.assignments):
         raise ProtocolViolation("the plan assigns an impossible amount of work")
     if any(first >= last for r in ranges.values() for first, last in r):
         raise ProtocolViolation("the plan assigns an empty range of samples")
@@ -167,7 +122,7 @@ def check_plan(plan: WorkPlan, head: Head, batch_size: int, steps: int, compute_
     end = head.ledger.cursor + sum(count(r) for r in ranges.values())
     if any(not contains([*head.ledger.returned, (head.ledger.cursor, end)], r) for r in ranges.values()):
         raise ProtocolViolation("the plan assigns samples that are not free")
-    if not 0 < plan.deadline_s <= compute_s_max:
+    if not 0 < plan.deadline_s <= pace.compute_s_max:
         raise ProtocolViolation("the plan's deadline is outside what the run's manifest allows")
 
 
@@ -227,7 +182,7 @@ def next_head(
     plan: WorkPlan,
     merged: Sequence[Contribution],
     everyone: Sequence[Contribution],
-    seq_len: int,
+    pace: Pace,
     state_hash: bytes,
 ) -> Head:
     """The head a completed exchange leads to. `merged` are the contributions that passed the gate; `everyone` stays."""
@@ -244,8 +199,8 @@ def next_head(
         state_hash=state_hash,
         members=tuple(body.member for body in everyone),
         ledger=head.ledger.settle([a.ranges for a in plan.assignments], consumed),
-        inner_step=head.inner_step + max((body.steps for body in merged), default=0),
-        tokens=head.tokens + seq_len * sum(body.samples for body in merged),
+        inner_step=head.inner_step + pace.advance(max((body.steps for body in merged), default=0)),
+        tokens=head.tokens + pace.seq_len * sum(body.samples for body in merged),
     )
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+import msgspec
 import trio
 
-from optim.codecs import Codec
+from peer.decoding import MALFORMED
 from peer.errors import BarnraiseError, ProtocolViolation
-from swarm.outer_state import OuterState
-from swarm.plan import SliceMap
+from swarm.chain import Head
+from swarm.messages import SLICE_BYTES_MAX
 from swarm.post import Post
 from swarm.state import AskResult, StateMethods
 
@@ -22,40 +23,44 @@ ROUNDS_MAX: Final = 4
 CALL_S: Final = 15.0
 
 
-async def replay(post: Post, mine: bytes, target: bytes, donors: Sequence[str]) -> bool:
-    """Bring the outer state from hash `mine` to `target`; False if no donor has the results (the state is then at
-    some commit on the way, or unchanged)."""
-    cut = SliceMap(post.state.numel, post.spec.up, post.spec.down)
+async def replay(post: Post, mine: Head, target: bytes, donors: Sequence[str]) -> bool:
+    """Bring the outer state from that of the head `mine` to the one with hash `target`; False if no donor has the
+    results (the state is then at some commit on the way, or unchanged)."""
     for donor in donors[:2]:
         try:
             for _ in range(ROUNDS_MAX):
-                if mine == target:
+                if mine.state_hash == target:
                     return True
-                mine = await _one_round(post, cut, mine, donor)
-            if mine == target:
+                mine = await _one_round(post, mine, donor)
+            if mine.state_hash == target:
                 return True
         except BarnraiseError as error:
             post.events.emit("replay_failed", peer=donor, reason=str(error))
     return False
 
 
-async def _one_round(post: Post, cut: SliceMap, mine: bytes, donor: str) -> bytes:
-    """Apply the result that leads on from state `mine`; returns the hash of the state it leads to."""
-    sizes = [post.spec.down.encoded_size(cut.size(i)) for i in range(cut.count)]
-    method = StateMethods.of(post.state.size_bytes, max(sizes)).result
-    leads_to = b""
-    for index in range(cut.count):
-        reply = await post.host.rpc.call(donor, method, AskResult(mine, index), timeout_s=CALL_S, bulk=True)
-        part = reply.body
-        if part.outcome != "here" or part.parts != cut.count or len(reply.payload) != sizes[index]:
+async def _one_round(post: Post, mine: Head, donor: str) -> Head:
+    """Apply the result that leads on from the state of `mine`; returns the head it leads to, which is as good as the
+    donor's word: only its state is proven."""
+    state, turn = post.state, post.pace.turn(mine)
+    method = StateMethods.of(state.size_bytes, SLICE_BYTES_MAX).result
+    coding = await trio.to_thread.run_sync(state.recipe.coding, turn, state.tensors)
+    await trio.to_thread.run_sync(state.begin, turn, coding)
+    leads_to, head = b"", b""
+    for index in range(coding.count):
+        call = AskResult(mine.state_hash, index)
+        reply = await post.host.rpc.call(donor, method, call, timeout_s=CALL_S, bulk=True)
+        if reply.body.outcome != "here" or reply.body.parts != coding.count:
             raise ProtocolViolation("the results of the rounds that were missed are not to be had there")
-        leads_to = part.leads_to
-        await trio.to_thread.run_sync(_apply, post.state, cut, index, reply.payload, post.spec.down)
-    if await trio.to_thread.run_sync(post.state.seal) != leads_to:
+        leads_to, head = reply.body.leads_to, reply.body.head
+        await trio.to_thread.run_sync(state.build, index, reply.payload)
+    if await trio.to_thread.run_sync(state.seal) != leads_to:
         raise ProtocolViolation("a donor's result does not lead to the state it names")
-    post.state.commit(leads_to)
-    return leads_to
-
-
-def _apply(state: OuterState, cut: SliceMap, index: int, data: memoryview, codec: Codec) -> None:
-    state.build(cut.span(index), codec, data)
+    try:
+        after = msgspec.msgpack.decode(head, type=Head)
+    except MALFORMED as error:
+        raise ProtocolViolation("a donor's result leads to a malformed head") from error
+    if after.state_hash != leads_to or after.round != turn.round:
+        raise ProtocolViolation("a donor's result leads to another head than it names")
+    state.commit(leads_to)
+    return after

@@ -8,52 +8,71 @@ change only when a majority of the last head's members voted for the same next h
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import trio
 
-from optim.merge import contribution_weights
+from optim.recipes.interface import Coding
 from peer import faults
 from peer.errors import BarnraiseError, NetworkError, ProtocolViolation, RoundDiscarded
 from peer.identity import Signed, open_body
-from peer.rpc import Call, Reply
+from peer.rpc import Call
 from swarm.building import Building
-from swarm.chain import Head, Member
-from swarm.contribute import contribute
+from swarm.chain import Head
+from swarm.contribute import Contributor
 from swarm.exchange import Exchange, Merge
 from swarm.height import Height
-from swarm.messages import HAND_IN, VOTE, Done, Finish, HandIn, Prepare, Promise, SliceOf, Vote, VoteSeen
+from swarm.messages import HAND_IN, Done, Finish, HandIn, Prepare, Promise, SliceOf
 from swarm.plan import (
     CONTRIBUTION_KIND,
     PLAN_KIND,
     ROUND_TIME_SLACK,
     Contribution,
     Roster,
-    SliceMap,
     WorkPlan,
     check_plan,
     next_head,
     open_roster,
 )
 from swarm.post import Post
+from swarm.voting import Voting
 
 LINGER_S: Final = 20.0  # after a commit, slower peers may still be served the slices that they lack
-VOTE_RETRY_S: Final = 1.0
+HAND_IN_RETRY_S: Final = 1.0
 STAGES_PER_LEADER: Final = 5  # promises, and plan and exchange twice: then the next one takes over, it may be the fault
 ATTEMPTS_AHEAD_MAX: Final = 1 << 20  # nobody skips more: numbers must not run out
 UNHURRIED: Final = 4.0  # times what the peer itself would take for the whole round's steps, it waits for the others
 
 
-class Round:
-    """The round after one head. The engine routes calls here; `height.decided` is set when it has committed."""
+@dataclass(frozen=True)
+class Nurseries:
+    """`tasks` ends with the round, `lingering` outlives it."""
 
-    def __init__(self, post: Post, height: Height, tasks: trio.Nursery, lingering: trio.Nursery) -> None:
+    tasks: trio.Nursery
+    lingering: trio.Nursery
+
+
+class Round:
+    """The round after one head. The engine routes calls here; `height.decided` is set when it has committed.
+    `overtaken` is called when a peer seems to be further on."""
+
+    def __init__(
+        self,
+        post: Post,
+        height: Height,
+        coding: Coding,
+        contributor: Contributor,
+        nurseries: Nurseries,
+        overtaken: Callable[[], object],
+    ) -> None:
         self.post = post
         self.height = height
-        self._tasks = tasks  # ends with the round
-        self._lingering = lingering  # outlives it
-        self.cut = SliceMap(post.state.numel, post.spec.up, post.spec.down)
-        self.overtaken: Callable[[], object] = lambda: None  # called when a peer seems to be further on
+        self.turn = post.pace.turn(height.head)
+        self.coding = coding
+        self.voting = Voting(post, height, nurseries.lingering, overtaken)
+        self._contributor = contributor
+        self._nurseries = nurseries
         self._work_scope: trio.CancelScope | None = None
         self._building: Building | None = None
         self._closed = False
@@ -61,7 +80,7 @@ class Round:
 
     @property
     def number(self) -> int:
-        return self.height.head.round + 1
+        return self.turn.round
 
     def phase(self, name: str) -> None:
         self.post.events.emit("phase_entered", round=self.number, phase=name)
@@ -75,7 +94,7 @@ class Round:
         """Run a task that ends with the round; `RoundDiscarded` if that is over."""
         if self.over:
             raise RoundDiscarded("that round is over")
-        self._tasks.start_soon(task, *arguments)
+        self._nurseries.tasks.start_soon(task, *arguments)
 
     # -- phase 1: promise, plan, compute ----------------------------------------------------------------------------
 
@@ -129,7 +148,7 @@ class Round:
     def take_work(self, signed: Signed, wrap_up: bool, leader: str) -> None:
         """Begin to compute under a plan, or hand in what is ready (`wrap_up`). `leader` leads the attempt promised
         last; the plan may be one that an earlier leader has signed."""
-        height, spec = self.height, self.post.spec
+        height = self.height
         plan = open_body(signed, PLAN_KIND, WorkPlan)
         self._check_order(leader, max(height.acceptor.promised, 0))
         if height.plan == plan:
@@ -141,7 +160,7 @@ class Round:
         self._check_order(signed.signer, plan.attempt)
         if plan.attempt > height.acceptor.promised:
             raise ProtocolViolation("a plan is for an attempt that was not announced")
-        check_plan(plan, height.head, spec.batch_size, spec.steps, spec.compute_s_max)
+        check_plan(plan, height.head, self.post.pace)
         if height.plan is not None:
             self.discard("a new plan replaced it")
         height.plan, height.signed_plan, height.planned_at = plan, signed, trio.current_time()
@@ -154,7 +173,7 @@ class Round:
 
     def _time_for(self, plan: WorkPlan) -> float:
         """Seconds: the plan's deadline, or less where our own speed says that it asks for far too much."""
-        speed, steps = self.post.trainer.speed, self.post.spec.steps
+        speed, steps = self.post.trainer.speed, self.post.pace.steps(self.height.head)
         usual = ROUND_TIME_SLACK * steps / speed + 5.0 if speed > 0 else plan.deadline_s
         return min(plan.deadline_s, UNHURRIED * usual)
 
@@ -170,6 +189,8 @@ class Round:
         """Drop the round's work: outer weights stay, its samples stay unassigned, a new plan must come."""
         if self._work_scope is not None:
             self._work_scope.cancel()
+        if self.height.message is not None:
+            self._contributor.give_back(self.height.message)
         self.height.drop_work()
         self.post.events.emit("round_discarded", round=self.number, reason=reason)
 
@@ -177,10 +198,10 @@ class Round:
         height = self.height
         with scope:
             self.phase("compute")
-            contribution, slices = await contribute(self.post, plan, height.head.inner_step, self.cut)
+            contribution, height.message = await self._contributor.contribute(plan, self.turn, self.coding)
             left = height.planned_at + self._time_for(plan) - trio.current_time() + 4 * self.post.tempo.answer_s
             height.stage_deadline = min(height.stage_deadline, trio.current_time() + left)  # now the speed is known
-            height.contribution, height.slices.mine = contribution, slices
+            height.contribution = contribution
             height.changed.notify()
             self.phase("hand in")
             await self._hand_in()
@@ -201,7 +222,7 @@ class Round:
                 return
             except BarnraiseError:
                 promised = height.acceptor.promised
-                await height.changed.until(lambda p=promised: height.acceptor.promised > p, VOTE_RETRY_S)  # type: ignore[misc]
+                await height.changed.until(lambda p=promised: height.acceptor.promised > p, HAND_IN_RETRY_S)  # type: ignore[misc]
 
     def take_hand_in(self, signed: Signed) -> None:
         """The leader's side of a hand-in; checked when the roster is made."""
@@ -241,17 +262,25 @@ class Round:
         height.current = exchange
         height.changed.notify()
         self.phase("exchange")
-        self._lingering.start_soon(self._run_exchange, exchange, building)
+        self._nurseries.lingering.start_soon(self._run_exchange, exchange, building)
         self.spawn(self._vote_when_built, exchange, roster.attempt)
 
     def merge_of(self, roster: Roster, plan: WorkPlan, signed_plan: Signed) -> Merge:
         """Check a roster and derive what it merges. `RoundDiscarded` if the gate lets nobody's update pass."""
-        spec = self.post.spec
-        bodies = open_roster(roster, self.height.head, plan, self.cut.count, spec.batch_size)
-        weights = roster_weights(bodies, spec.seq_len)
+        pace = self.post.pace
+        bodies = open_roster(roster, self.height.head, plan, self.coding.count, pace.batch_size)
+        weights = self._weights(bodies)
         if not any(weights):
             raise RoundDiscarded("no contributor has a usable update")
-        return Merge(self.number, plan, signed_plan, roster, bodies, weights, self.cut, spec.up, spec.down)
+        return Merge(self.turn, plan, signed_plan, roster, bodies, weights, self.coding)
+
+    def _weights(self, bodies: Sequence[Contribution]) -> tuple[float, ...]:
+        """Each contributor's share of the mean, from the work and the norms committed to: what every peer computes
+        alike."""
+        working = [body for body in bodies if body.steps > 0]
+        tokens = [body.samples * self.post.pace.seq_len for body in working]
+        weights = iter(self.post.state.recipe.weights(tokens, [body.norm for body in working]))
+        return tuple(next(weights) if body.steps > 0 else 0.0 for body in bodies)
 
     async def begin_finish(self, finish: Finish, leader: str) -> None:
         """A later leader found that an earlier attempt may have been decided: complete that one."""
@@ -260,7 +289,7 @@ class Round:
         self._check_promised(finish.attempt)
         self._give_time(leader, finish.attempt, self.post.tempo.exchange_s(0) + 2 * self.post.tempo.answer_s)
         if height.sealed == finish.accepted.head:
-            self.spawn(self._vote, finish.attempt, finish.accepted.head, finish.roster.hash)
+            self.spawn(self.voting.cast, finish.attempt, finish.accepted.head, finish.roster.hash)
         else:
             building = await self._build_alone(finish.attempt)
             self.spawn(self._finish, finish, building)
@@ -276,7 +305,7 @@ class Round:
         except (NetworkError, ProtocolViolation, RoundDiscarded) as error:
             self.post.events.emit("finish_failed", round=self.number, reason=str(error))
             return
-        await self._vote(finish.attempt, finish.accepted.head, finish.roster.hash)
+        await self.voting.cast(finish.attempt, finish.accepted.head, finish.roster.hash)
 
     async def _complete(self, finish: Finish) -> Exchange:
         """The exchange of an earlier attempt, with the next state built from its results."""
@@ -294,7 +323,9 @@ class Round:
     def _exchange_of(self, merge: Merge) -> Exchange:
         post = self.post
         timeout_s = post.tempo.exchange_s(self.payload_bytes())
-        return Exchange(post.me.peer, merge, post.state, self.height.slices, post.host.rpc, timeout_s, post.events)
+        height = self.height
+        mine = height.message.slices if height.message else ()
+        return Exchange(post.me.peer, merge, post.state, mine, height.slices, post.host.rpc, timeout_s, post.events)
 
     async def _vote_when_built(self, exchange: Exchange, attempt: int) -> None:
         began = trio.current_time()
@@ -305,65 +336,17 @@ class Round:
         head = self._seal(exchange)
         self.phase("vote")
         faults.reach("before_vote", self.number)
-        await self._vote(attempt, head, exchange.key)
+        await self.voting.cast(attempt, head, exchange.key)
 
     def _seal(self, exchange: Exchange) -> Head:
         """The head that the next state, which that exchange has just built, stands for."""
         height, merge = self.height, exchange.merge
         height.sealed_by = exchange
         height.sealed = next_head(
-            height.head, merge.plan, merge.merged(), merge.contributors, self.post.spec.seq_len, exchange.state_hash
+            height.head, merge.plan, merge.merged(), merge.contributors, self.post.pace, exchange.state_hash
         )
-        self._check_decided()
+        self.voting.count()
         return height.sealed
-
-    async def _vote(self, attempt: int, head: Head, roster: bytes) -> None:
-        """Vote, tell the group, and keep asking until the round is decided: an answer may show that others
-        committed."""
-        height, me = self.height, self.post.me
-        if not height.acceptor.accept(attempt, head, roster):
-            return
-        choice = head.hash
-        height.votes.record(me, attempt, choice)
-        vote = Vote(height.head.hash, attempt, choice, me)
-        while height.decided is None and height.acceptor.promised == attempt:
-            self._lingering.start_soon(self._send_votes, vote, head)  # goes out even if it decides the round here
-            self._check_decided()
-            await height.changed.until(lambda: height.decided is not None, VOTE_RETRY_S)
-
-    async def _send_votes(self, vote: Vote, head: Head) -> None:
-        voters = {m.peer: m for m in (*self.height.head.members, *head.members)}
-        async with trio.open_nursery() as nursery:
-            for peer, member in voters.items():
-                if peer != self.post.me.peer and peer not in self.post.host.suspects:
-                    nursery.start_soon(self._send_vote, member, vote)
-        faults.reach("after_vote", self.number)
-
-    async def _send_vote(self, voter: Member, vote: Vote) -> None:
-        try:
-            reply: Reply[VoteSeen] = await self.post.host.rpc.call(
-                voter.peer, VOTE, vote, timeout_s=self.post.tempo.answer_s
-            )
-        except BarnraiseError:
-            return
-        if reply.body.current not in (vote.choice, vote.head):
-            self.overtaken()
-        if reply.body.current == vote.choice:  # committed there: it has seen a majority, its own vote included
-            self.height.votes.record(voter, vote.attempt, vote.choice)
-            self._check_decided()
-
-    def take_vote(self, vote: Vote, sender: str) -> None:
-        if vote.member.peer != sender:
-            raise ProtocolViolation("a vote names another member than its sender")
-        self.height.votes.record(vote.member, vote.attempt, vote.choice)
-        self._check_decided()
-
-    def _check_decided(self) -> None:
-        height = self.height
-        chosen = height.votes.chosen
-        if chosen is not None and height.sealed is not None and height.sealed.hash == chosen:
-            height.decided = height.sealed
-            height.changed.notify()
 
     # -- slices ------------------------------------------------------------------------------------------------------
 
@@ -392,12 +375,17 @@ class Round:
     # -- small things ------------------------------------------------------------------------------------------------
 
     def payload_bytes(self) -> int:
-        """About what one exchange makes this peer send: up to twice the encoded vector."""
-        numel = self.post.state.numel
-        return self.post.spec.up.encoded_size(numel) + self.post.spec.down.encoded_size(numel)
+        """About what one exchange makes this peer send: its message, and as much again as an owner."""
+        members = max(1, len(self.height.head.members))
+        slices = range(self.coding.count)
+        return sum(self.coding.message_bytes(i) + self.coding.result_bytes(i, members) for i in slices)
 
-    def end(self) -> None:
+    def end(self, head: Head) -> None:
         """After the commit: let a running exchange serve slower peers for a while."""
+        merge = self.height.sealed_by.merge if self.height.sealed_by is not None else None
+        merged = merge is not None and head == self.height.sealed and self.post.me in {c.member for c in merge.merged()}
+        if self.height.message is not None and not merged:
+            self._contributor.give_back(self.height.message)
         if self._building is not None:
             self._building.scope.deadline = trio.current_time() + LINGER_S
 
@@ -439,11 +427,3 @@ class Round:
             raise RoundDiscarded("that round is over")
         if attempt < 0 or not self.height.head.members or self.height.head.leader(attempt).peer != sender:
             raise ProtocolViolation("a peer gave orders in an attempt that another leads")
-
-
-def roster_weights(bodies: Sequence[Contribution], seq_len: int) -> tuple[float, ...]:
-    """Each contributor's share of the mean, from the work and the norms committed to: what every peer computes
-    alike."""
-    working = [body for body in bodies if body.steps > 0]
-    weights = iter(contribution_weights([b.samples * seq_len for b in working], [b.norm for b in working]))
-    return tuple(next(weights) if body.steps > 0 else 0.0 for body in bodies)

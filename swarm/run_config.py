@@ -16,9 +16,10 @@ from typing import Any, Final
 
 import msgspec
 
+from optim.config import DENSE, METHODS, CodecConfig, OuterConfig
 from peer.config import DataConfig, InnerConfig, ModelConfig
 from peer.errors import ConfigError
-from swarm.manifest import CodecConfig, OuterConfig, RunRules, TokenizerConfig, check_fit
+from swarm.manifest import RunRules, TokenizerConfig, check_fit
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -79,10 +80,11 @@ def parse_run_config(text: str, name: str = "RUN.toml") -> RunConfig:
         raise _fault(name, text, ("pretrained",), "unknown section; write [model] init = ...")
     elif model is None:
         raise ConfigError(f"{name} has no section [model]: {_TEMPLATE_HINT}.")
+    method = _method(raw, name, text)
     try:
         config = msgspec.convert(raw, RunConfig)
     except msgspec.ValidationError as error:
-        path, what = _explain(str(error))
+        path, what = _explain(str(error), method)
         raise _fault(name, text, path, what) from error
     if config.model is not None:
         try:
@@ -91,6 +93,19 @@ def parse_run_config(text: str, name: str = "RUN.toml") -> RunConfig:
             field = str(error).split(" is ", 1)[0]
             raise _fault(name, text, ("data" if field == "seq_len" else "model", field), str(error)) from error
     return config
+
+
+def _method(raw: dict[str, Any], name: str, text: str) -> str:
+    """The outer section's method, filled in where it is left out: DiLoCo."""
+    outer = raw.get("outer")
+    if not isinstance(outer, dict):
+        return "diloco"
+    method = outer.setdefault("method", "diloco")
+    if method not in METHODS:
+        raise _fault(name, text, ("outer", "method"), f"method is {method!r}: choose one of {', '.join(METHODS)}")
+    if "codec" in raw and METHODS[method] not in DENSE:
+        raise _fault(name, text, ("codec",), f"method {method!r} packs its messages by itself: leave this section out")
+    return str(method)
 
 
 def _fault(name: str, text: str, path: tuple[str, ...], what: str) -> ConfigError:
@@ -102,29 +117,29 @@ def _fault(name: str, text: str, path: tuple[str, ...], what: str) -> ConfigErro
     return ConfigError(f"{where}: {field}: {what}; {_TEMPLATE_HINT}.")
 
 
-def _explain(message: str) -> tuple[tuple[str, ...], str]:
+def _explain(message: str, method: str) -> tuple[tuple[str, ...], str]:
     """msgspec's message as (path of the culprit, what is wrong with it)."""
     what, _, at = message.partition(" - at `$")
     path = tuple(re.findall(r"[A-Za-z_]\w*", at))
     if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", what):
         field = unknown[1]
-        known = _fields_at(path)
+        known = _fields_at(path, method)
         near = difflib.get_close_matches(field, known, n=1)
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
         return (*path, field), f"unknown field, {hint}"
     if missing := re.fullmatch(r"Object missing required field `(.*)`", what):
         return path, f"the {'field' if path else 'section'} {missing[1]} is missing"
     first_word = what.split(" ", 1)[0]
-    if first_word in _fields_at(path):  # our own checks begin with the field's name
+    if first_word in _fields_at(path, method):  # our own checks begin with the field's name
         return (*path, first_word), what
     return path, what[:1].lower() + what[1:].replace("`", "")
 
 
-def _fields_at(path: tuple[str, ...]) -> list[str]:
-    """Names allowed inside the section at `path`."""
+def _fields_at(path: tuple[str, ...], method: str) -> list[str]:
+    """Names allowed inside the section at `path`, of a run with that method."""
     sections: dict[str, Any] = {
         "run": RunRules, "model": ModelConfig, "pretrained": Pretrained, "tokenizer": TokenizerConfig,
-        "data": DataConfig, "inner": InnerConfig, "outer": OuterConfig, "codec": CodecConfig,
+        "data": DataConfig, "inner": InnerConfig, "outer": METHODS[method], "codec": CodecConfig,
     }  # fmt: skip
     if not path:
         return [name for name in sections if name != "pretrained"]

@@ -8,19 +8,20 @@ from typing import Protocol
 
 import torch
 
+from optim.recipes.interface import Turn
 from swarm.plan import Assignment
 
 
 @dataclass(frozen=True)
 class Work:
     """What a trainer did: `steps` inner steps on the first `samples` samples it was assigned, mean training `loss`
-    (nats a token), and `delta`, the pseudo-gradient: outer minus local weights, flat fp32, shape (P,). The buffer
-    stays valid until the next call of `train`."""
+    (nats a token), and `product`, what the method asked for at the round's places, flat fp32, shape (m,): outer minus
+    local weights, or the mean gradient. The buffer stays valid until the next call of `train`."""
 
     steps: int
     samples: int
     loss: float
-    delta: torch.Tensor
+    product: torch.Tensor
 
 
 class Trainer(Protocol):
@@ -28,10 +29,10 @@ class Trainer(Protocol):
 
     speed: float
 
-    async def train(self, assignment: Assignment, first_step: int, deadline_s: float) -> Work:
-        """Do the assigned inner steps from the current outer weights, the first of them being number `first_step` of
-        the run's schedule; stop at a step boundary when `deadline_s` is over. Cancelling it abandons the work. Raises
-        `WorkerError` if the compute worker failed."""
+    async def train(self, assignment: Assignment, turn: Turn, deadline_s: float) -> Work:
+        """Do the assigned inner steps, the first of them being number `turn.step` of the run's schedule; stop at a step
+        boundary when `deadline_s` is over. Cancelling it abandons the work. Raises `WorkerError` if the compute worker
+        failed."""
         ...
 
     def wrap_up(self) -> None:

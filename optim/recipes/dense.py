@@ -32,10 +32,10 @@ class DenseCoding(Coding):
         self.places = tuple(places)
         self.up, self.down = up, down
         self.numel = sum(place.stop - place.start for place in places)
-        granule = math.lcm(up.granule, down.granule)
-        length = min(max(-(-self.numel // SLICES_WANTED), SLICE_VALUES_MIN), SLICE_VALUES_MAX)
-        self.length = -(-length // granule) * granule
-        self.count = -(-self.numel // self.length)
+        granule: int = math.lcm(up.granule, down.granule)
+        length: int = min(max(-(-self.numel // SLICES_WANTED), SLICE_VALUES_MIN), SLICE_VALUES_MAX)
+        self.length: int = -(-length // granule) * granule
+        self.count: int = -(-self.numel // self.length)
 
     def span(self, index: int) -> slice:
         """The slice's stretch of the message."""
@@ -43,10 +43,11 @@ class DenseCoding(Coding):
 
     def size(self, index: int) -> int:
         span = self.span(index)
-        return span.stop - span.start
+        return int(span.stop - span.start)
 
     def message_bytes(self, index: int) -> int:
-        return self.up.encoded_size(self.size(index))
+        size: int = self.up.encoded_size(self.size(index))
+        return size
 
     def message_sqnorm(self, index: int, data: Buffer) -> float:
         return self.up.decoded_sqnorm(data, self.size(index))
@@ -90,7 +91,7 @@ class Feedback:
     One residual for each set of places (a fragment), so that what one left out comes back in the next of the same."""
 
     def __init__(self) -> None:
-        self._residuals: dict[tuple[slice, ...], torch.Tensor] = {}
+        self._residuals: dict[tuple[tuple[int, int], ...], torch.Tensor] = {}
 
     def encode(self, coding: DenseCoding, vector: torch.Tensor, out: Sequence[torch.Tensor]) -> list[float]:
         """Error feedback (arXiv 1901.09847): send what was asked for plus what is owed, keep what the code lost."""
@@ -113,6 +114,7 @@ class Feedback:
                 owed[coding.span(i)] += coding.up.decode(message, coding.size(i))
 
     def _owed(self, coding: DenseCoding) -> torch.Tensor:
-        if coding.places not in self._residuals:
-            self._residuals[coding.places] = torch.zeros(coding.numel)
-        return self._residuals[coding.places]
+        key = tuple((place.start, place.stop) for place in coding.places)
+        if key not in self._residuals:
+            self._residuals[key] = torch.zeros(coding.numel)
+        return self._residuals[key]

@@ -30,7 +30,7 @@ class DilocoRecipe(Recipe):
     def step_into(
         self, turn: Turn, after: Sequence[torch.Tensor], before: Sequence[torch.Tensor], update: torch.Tensor
     ) -> None:
-        self._outer.step_into(*after, *before, update)
+        self._outer.step_into(after[0], after[1], before[0], before[1], update)
 
     def encode(self, turn: Turn, coding: Coding, product: torch.Tensor, out: Sequence[torch.Tensor]) -> list[float]:
         assert isinstance(coding, DenseCoding)

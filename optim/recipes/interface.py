@@ -116,6 +116,7 @@ class Recipe(ABC):
         the worker made at the coding's places, (m,), only read. What the message leaves out is kept for the next one.
         `ProtocolViolation` if the product is not finite."""
 
+    @abstractmethod
     def take_back(self, turn: Turn, coding: Coding, messages: Sequence[Buffer]) -> None:
-        """My message of that round was not merged after all: keep what it held for the next one. A method without
-        memory does nothing."""
+        """My message of that round was not merged after all: a method with memory keeps what it held for the next
+        one."""

@@ -8,10 +8,13 @@ from optim.methods.diloco import fragment_spans, strided_fragments
 from optim.outer import DilocoOuter
 from optim.recipes.diloco import DilocoRecipe
 from optim.recipes.interface import Recipe
+from peer.config import InnerConfig
 from peer.layout import FlatLayout
 
 
-def build_recipe(method: config.OuterConfig, codec: config.CodecConfig, layout: FlatLayout) -> Recipe:
+def build_recipe(
+    method: config.OuterConfig, codec: config.CodecConfig, layout: FlatLayout, inner: InnerConfig
+) -> Recipe:
     """A peer's own copy of the run's method, with fresh private state."""
     up, down = get_codec(codec.up), get_codec(codec.down)
     if isinstance(method, config.Streaming):

@@ -62,7 +62,7 @@ def load_report(directory: Path) -> dict[str, object]:
     orphans = len(list(directory.glob(".tmp-*")))
     store.prepare()
     assert loaded is not None
-    whole = all(bool((flat == loaded.round).all()) for flat in (loaded.theta, loaded.momentum))
+    whole = all(bool((flat == loaded.round).all()) for flat in loaded.tensors.values())
     return {"round": loaded.round, "whole": whole, "skipped": skipped, "orphans": orphans}
 
 

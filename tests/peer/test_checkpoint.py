@@ -58,7 +58,7 @@ class Shop:
             loaded = self.store.load_latest()
         if loaded is not None:
             assert torch.equal(loaded.theta, some_state(loaded.round)["theta"])
-            assert torch.equal(loaded.momentum, some_state(loaded.round)["momentum"])
+            assert torch.equal(loaded.tensors["momentum"], some_state(loaded.round)["momentum"])
         return None if loaded is None else loaded.round
 
     def reasons(self, name: str) -> list[str]:
@@ -104,7 +104,7 @@ async def test_a_checkpoint_comes_back_bit_for_bit(shop: Shop) -> None:
     assert loaded is not None
     assert (loaded.round, loaded.head, loaded.layout) == (7, b"opaque head", LAYOUT)
     assert loaded.tree.root == hash_state([state["theta"], state["momentum"]]).root
-    assert torch.equal(loaded.theta, state["theta"]) and torch.equal(loaded.momentum, state["momentum"])
+    assert torch.equal(loaded.theta, state["theta"]) and torch.equal(loaded.tensors["momentum"], state["momentum"])
     assert loaded.signer == shop.identity.peer_id
 
 

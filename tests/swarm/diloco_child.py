@@ -20,7 +20,11 @@ import trio
 from safetensors.torch import save_file
 
 from optim.codecs import get_codec
+from optim.config import Diloco
 from optim.outer import DilocoOuter
+from optim.recipes.diloco import DilocoRecipe
+from optim.recipes.interface import Turn
+from peer.config import InnerConfig
 from peer.events import EventLog
 from peer.host import HostConfig, open_host
 from peer.identity import Identity, sign_body
@@ -29,8 +33,9 @@ from swarm.engine import Engine, RunFacts
 from swarm.follow import Sighting
 from swarm.messages import REGROUP_KIND
 from swarm.outer_state import OuterState
+from swarm.pace import Pace
 from swarm.plan import Assignment
-from swarm.post import Post, RoundSpec
+from swarm.post import Post
 from swarm.snapshots import SnapshotShelf
 from swarm.tempo import Tempo
 from swarm.trainer import Work
@@ -54,9 +59,9 @@ class Invented:
     def __init__(self, number: int, numel: int) -> None:
         self._number, self._numel = number, numel
 
-    async def train(self, assignment: Assignment, first_step: int, deadline_s: float) -> Work:
+    async def train(self, assignment: Assignment, turn: Turn, deadline_s: float) -> Work:
         await trio.lowlevel.checkpoint()
-        delta = delta_of(self._number, first_step, self._numel)
+        delta = delta_of(self._number, turn.step, self._numel)
         return Work(assignment.steps, assignment.steps * BATCH, 1.0, delta)
 
     def wrap_up(self) -> None:
@@ -87,7 +92,8 @@ async def main(number: int, numel: int, rounds: int, folder: Path) -> None:
     authority = Identity.load_or_create(folder / "authority.key")
     identity, log, codec = Identity.generate(), EventLog(), get_codec("fp32")
     theta = initial_theta(numel)
-    state = OuterState(theta, torch.zeros_like(theta), DilocoOuter(0.7, 0.9, True))
+    recipe = DilocoRecipe([[slice(0, numel)]], codec, codec, DilocoOuter(0.7, 0.9, True))
+    state = OuterState([theta, torch.zeros_like(theta)], recipe)
     async with open_host(HostConfig(identity=identity, events=log)) as host:
         me = Member(host.peer_id, secrets.token_hex(4))
         print(json.dumps({"peer": me.peer, "session": me.session, "addresses": host.addresses}), flush=True)  # noqa: T201
@@ -96,13 +102,13 @@ async def main(number: int, numel: int, rounds: int, folder: Path) -> None:
             host.book.add(hello["peer"], hello["addresses"])
         first = genesis("four processes", state.tree.root)
         head = first.regrouped(tuple(Member(hello["peer"], hello["session"]) for hello in group), 1)
-        spec = RoundSpec(STEPS, BATCH, SEQ, codec, codec, 60.0)
+        pace = Pace(Diloco(steps=STEPS), InnerConfig(lr=1e-3, batch_size=BATCH, total_steps=1), SEQ, 60.0)
         shelf = SnapshotShelf(state.size_bytes, 9 << 20)
-        post = Post(me, identity, host, state, shelf, Invented(number, numel), spec, Tempo(), log)
+        post = Post(me, identity, host, state, shelf, Invented(number, numel), pace, Tempo(), log)
         witness = Witness()
         facts = RunFacts(first, authority.peer_id, rounds, len(group))
         await Engine(post, facts, head, sign_body(authority, REGROUP_KIND, head), witness).run()
-        save_file({"theta": state.theta, "momentum": state.velocity}, folder / f"{number}.safetensors")
+        save_file(state.named(), folder / f"{number}.safetensors")
         report = {"members": witness.members, "state_hash": state.tree.root.hex(), "bytes_up": host.bytes_up}
         print(json.dumps(report), flush=True)  # noqa: T201
 

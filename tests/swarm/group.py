@@ -7,11 +7,16 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+import msgspec
 import torch
 import trio
 
 from optim.codecs import get_codec
+from optim.config import Diloco
 from optim.outer import DilocoOuter
+from optim.recipes.diloco import DilocoRecipe
+from optim.recipes.interface import Recipe, Turn
+from peer.config import InnerConfig
 from peer.events import Event, EventLog
 from peer.host import Host, HostConfig, open_host
 from peer.identity import Identity
@@ -22,8 +27,9 @@ from swarm.fetch import fetch_state
 from swarm.follow import Sighting
 from swarm.ledger import count
 from swarm.outer_state import OuterState
+from swarm.pace import Pace
 from swarm.plan import Assignment
-from swarm.post import Post, RoundSpec
+from swarm.post import Post
 from swarm.replay import replay
 from swarm.snapshots import SnapshotShelf
 from swarm.tempo import Tempo
@@ -32,6 +38,15 @@ from swarm.trainer import Work
 Deltas = Callable[[str, int, Assignment], torch.Tensor]
 BATCH, SEQ = 2, 8
 NESTEROV = DilocoOuter(0.7, 0.9, True)
+
+
+def diloco(numel: int, codec: str, outer: DilocoOuter = NESTEROV) -> Recipe:
+    return DilocoRecipe([[slice(0, numel)]], get_codec(codec), get_codec(codec), outer)
+
+
+def pace_of(steps: int, batch_size: int = BATCH, seq_len: int = SEQ, compute_s_max: float = 60.0) -> Pace:
+    """The pace of a run of invented gradients: H inner steps, no schedule to speak of."""
+    return Pace(Diloco(steps=steps), InnerConfig(lr=1e-3, batch_size=batch_size, total_steps=1), seq_len, compute_s_max)
 
 
 @dataclass
@@ -44,12 +59,12 @@ class InventedTrainer:
     gate: trio.Event | None = None
     theta: torch.Tensor | None = None
 
-    async def train(self, assignment: Assignment, first_step: int, deadline_s: float) -> Work:
+    async def train(self, assignment: Assignment, turn: Turn, deadline_s: float) -> Work:
         if self.gate is not None:
             await self.gate.wait()
         await trio.lowlevel.checkpoint()
         assert count(assignment.ranges) == assignment.steps * BATCH
-        return Work(assignment.steps, assignment.steps * BATCH, 1.0, self.deltas(self.peer, first_step, assignment))
+        return Work(assignment.steps, assignment.steps * BATCH, 1.0, self.deltas(self.peer, turn.step, assignment))
 
     def wrap_up(self) -> None:
         if self.gate is not None:
@@ -76,12 +91,12 @@ class Seat:
         state = self.post.state
         assert state.tree.root == head.state_hash
         self.heads.append(head)
-        self.shelf.publish(state.tree, [state.theta, state.velocity], b"", results)
+        self.shelf.publish(state.tree, state.tensors, msgspec.msgpack.encode(head), results)
         self.post.trainer.adopt(state.theta)
 
     async def fetch(self, sighting: Sighting, mine: Head) -> None:
         donors = list(sighting.holders)
-        if not await replay(self.post, mine.state_hash, sighting.head.state_hash, donors):
+        if not await replay(self.post, mine, sighting.head.state_hash, donors):
             fetched = await fetch_state(
                 self.host.rpc,
                 lambda: donors,
@@ -90,7 +105,7 @@ class Seat:
                 self.part_file,
                 self.post.events,  # type: ignore[arg-type]
             )
-            self.post.state.replace(fetched.theta, fetched.momentum, fetched.tree)
+            self.post.state.replace(fetched.tensors, fetched.tree)
 
     def known_peers(self) -> Iterable[str]:
         return self.others()
@@ -106,8 +121,8 @@ class Group:
     theta: torch.Tensor
     authority_host: Host
     authority: Authority
-    spec: RoundSpec
-    outer: DilocoOuter
+    pace: Pace
+    recipe: Callable[[], Recipe]
     rounds: int
     folder: object
     seats: list[Seat] = field(default_factory=list)
@@ -123,12 +138,12 @@ class Group:
         log = EventLog()
         async with open_host(HostConfig(identity=identity, events=log)) as host:
             await host.connect_address(self.authority_host.addresses[0], timeout_s=10)
-            state = OuterState(self.theta.clone(), torch.zeros_like(self.theta), self.outer)
+            state = OuterState([self.theta.clone(), torch.zeros_like(self.theta)], self.recipe())
             trainer = InventedTrainer(host.peer_id, deltas)
             shelf = SnapshotShelf(state.size_bytes, 8 << 20)
             me = Member(host.peer_id, secrets.token_hex(4))
-            post = Post(me, identity, host, state, shelf, trainer, self.spec, self.tempo(), log)
-            shelf.publish(state.tree, [state.theta, state.velocity])
+            post = Post(me, identity, host, state, shelf, trainer, self.pace, self.tempo(), log)
+            shelf.publish(state.tree, state.tensors)
             shelf.serve(host.rpc)
             seat = Seat(host, post, self.folder / f"{host.peer_id}.part", shelf, self._addresses)  # type: ignore[operator]
             facts = RunFacts(self.genesis(), self.authority.me.peer, self.rounds if rounds is None else rounds, 64)
@@ -156,14 +171,13 @@ async def open_group(
 ) -> AsyncIterator[Group]:
     """An authority that begins the run once `min_peers` knock."""
     theta = torch.randn(numel, generator=torch.Generator().manual_seed(0))
-    state = OuterState(theta.clone(), torch.zeros_like(theta), outer)
+    state = OuterState([theta.clone(), torch.zeros_like(theta)], diloco(numel, codec, outer))
     async with (
         open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as host,
         trio.open_nursery() as nursery,
     ):
         first = genesis("run", state.tree.root)
-        spec = RoundSpec(steps, BATCH, SEQ, get_codec(codec), get_codec(codec), 60.0)
         authority = Authority(host, first, min_peers, list, Memory())
         nursery.start_soon(authority.run)
-        yield Group(theta, host, authority, spec, outer, rounds, folder)
+        yield Group(theta, host, authority, pace_of(steps), lambda: diloco(numel, codec, outer), rounds, folder)
         nursery.cancel_scope.cancel()

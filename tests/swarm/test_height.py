@@ -7,11 +7,12 @@ import torch
 import trio
 
 from optim.codecs import get_codec
-from optim.outer import DilocoOuter
+from optim.recipes.interface import Turn
 from swarm.building import Building
 from swarm.chain import Member, genesis
 from swarm.height import Height
 from swarm.outer_state import OuterState
+from tests.swarm.group import diloco
 
 ME = Member("me", "s")
 HEAD = genesis("run", b"s0" * 16).regrouped((ME,), 1)
@@ -51,15 +52,17 @@ async def test_one_builder_at_a_time() -> None:
 
 def test_a_state_that_was_built_on_is_not_what_was_sealed() -> None:
     numel, codec = 64, get_codec("fp32")
-    state = OuterState(torch.zeros(numel), torch.zeros(numel), DilocoOuter(0.7, 0.9, True))
+    state = OuterState([torch.zeros(numel), torch.zeros(numel)], diloco(numel, "fp32"))
+    turn = Turn(1, 0, 1.0)
+    state.begin(turn, state.recipe.coding(turn, state.tensors))
     voted = codec.encode(torch.ones(numel)).numpy().data
     other = codec.encode(torch.full((numel,), 2.0)).numpy().data
-    state.build(slice(0, numel), codec, voted)
+    state.build(0, voted)
     sealed = state.seal()
-    state.build(slice(0, numel), codec, other)
+    state.build(0, other)
     with pytest.raises(RuntimeError):
         state.commit(sealed)
-    state.build(slice(0, numel), codec, voted)
+    state.build(0, voted)
     assert state.seal() == sealed
     state.commit(sealed)
     assert state.tree.root == sealed

@@ -5,14 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from optim.config import CodecConfig, Diloco
 from peer.config import DataConfig, InnerConfig, ModelConfig
 from peer.errors import NotAdmitted, ProtocolViolation
 from peer.identity import Identity, Signed, sign_body
 from swarm.manifest import (
     PROTOCOL_VERSION,
-    CodecConfig,
     Manifest,
-    OuterConfig,
     RunRules,
     open_manifest,
     sign_manifest,
@@ -29,7 +28,7 @@ def make_manifest(authority: str, **changes: object) -> Manifest:
         tokenizer="bytes",
         data=DataConfig(seq_len=64),
         inner=InnerConfig(lr=1e-3, batch_size=4, total_steps=100),
-        outer=OuterConfig(steps=10),
+        outer=Diloco(steps=10),
         codec=CodecConfig(),
         genesis=bytes(32),
     )
@@ -51,7 +50,7 @@ def test_run_id_is_32_characters_and_depends_on_every_rule(authority: Identity) 
     others = [
         make_manifest(authority.peer_id, created_at=1),
         make_manifest(authority.peer_id, genesis=b"\1" * 32),
-        make_manifest(authority.peer_id, outer=OuterConfig(steps=11)),
+        make_manifest(authority.peer_id, outer=Diloco(steps=11)),
         make_manifest(authority.peer_id, codec=CodecConfig(down="fp16")),
         make_manifest(Identity.generate().peer_id),
     ]

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from optim.codecs import get_codec
 from peer.errors import ProtocolViolation
 from peer.identity import Identity, Signed, sign_body
 from swarm.chain import Head, Member, genesis
@@ -20,7 +19,6 @@ from swarm.plan import (
     Assignment,
     Contribution,
     Roster,
-    SliceMap,
     WorkPlan,
     check_plan,
     make_plan,
@@ -29,6 +27,7 @@ from swarm.plan import (
     open_roster,
     share_slices,
 )
+from tests.swarm.group import pace_of
 
 replace = msgspec.structs.replace
 STEPS, BATCH, SLICES, COMPUTE_S = 10, 2, 5, 60.0
@@ -37,8 +36,9 @@ MEMBERS = tuple(Member(key.peer_id, "s") for key in KEYS)
 HEAD = replace(
     genesis("run", b"s" * 32).regrouped(MEMBERS, 1), ledger=Ledger(cursor=1000, returned=((10, 13), (40, 90)))
 )
+PACE = pace_of(STEPS, BATCH, 8, COMPUTE_S)
 SPEEDS = dict.fromkeys(MEMBERS, 1.0)
-PLAN = make_plan(HEAD, 0, SPEEDS, STEPS, BATCH, COMPUTE_S)
+PLAN = make_plan(HEAD, 0, SPEEDS, PACE)
 
 
 def contribution(index: int, plan: WorkPlan = PLAN, **changes: Any) -> Signed:
@@ -63,7 +63,7 @@ ROSTER = Roster(HEAD.hash, PLAN.hash, 0, tuple(contribution(i) for i in range(4)
 
 def refuse(plan: WorkPlan, reason: str, head: Head = HEAD) -> None:
     with pytest.raises(ProtocolViolation, match=reason):
-        check_plan(plan, head, BATCH, STEPS, COMPUTE_S)
+        check_plan(plan, head, PACE)
 
 
 def with_ranges(*ranges: tuple[int, int]) -> WorkPlan:
@@ -73,7 +73,7 @@ def with_ranges(*ranges: tuple[int, int]) -> WorkPlan:
 
 
 def test_an_honest_plan_passes_and_hands_out_returned_samples_first() -> None:
-    check_plan(PLAN, HEAD, BATCH, STEPS, COMPUTE_S)
+    check_plan(PLAN, HEAD, PACE)
     handed = [r for a in PLAN.assignments for r in a.ranges]
     assert contains(handed, HEAD.ledger.returned)
     assert count(handed) == 4 * STEPS * BATCH
@@ -120,22 +120,22 @@ odd = st.floats(allow_nan=True, allow_infinity=True)
 @given(st.lists(st.one_of(odd, st.floats(0.01, 100.0)), min_size=1, max_size=4), st.integers(0, 500))
 def test_whatever_speeds_are_reported_the_plan_passes_the_check(speeds: list[float], returned: int) -> None:
     head = replace(HEAD, ledger=Ledger(1000, ((0, returned),) if returned else ()))
-    plan = make_plan(head, 3, dict(zip(MEMBERS, speeds, strict=False)), STEPS, BATCH, COMPUTE_S)
-    check_plan(plan, head, BATCH, STEPS, COMPUTE_S)
+    plan = make_plan(head, 3, dict(zip(MEMBERS, speeds, strict=False)), PACE)
+    check_plan(plan, head, PACE)
     assert len(plan.assignments) == len(speeds)
 
 
 def test_steps_go_with_speed_so_that_all_finish_together() -> None:
-    plan = make_plan(HEAD, 0, dict(zip(MEMBERS, [4.0, 2.0, 2.0, 0.0], strict=True)), STEPS, BATCH, COMPUTE_S)
+    plan = make_plan(HEAD, 0, dict(zip(MEMBERS, [4.0, 2.0, 2.0, 0.0], strict=True)), PACE)
     assert [a.steps for a in plan.assignments] == [10, 5, 5, 5], "who has not been measured counts as usual"
     assert plan.deadline_s == pytest.approx(2 * STEPS / 4.0 + 5)
     assert [a.steps for a in PLAN.assignments] == [10] * 4
-    unknown = make_plan(HEAD, 0, dict.fromkeys(MEMBERS, 0.0), STEPS, BATCH, COMPUTE_S)
+    unknown = make_plan(HEAD, 0, dict.fromkeys(MEMBERS, 0.0), PACE)
     assert [a.steps for a in unknown.assignments] == [10] * 4 and unknown.deadline_s == COMPUTE_S
 
 
 def test_a_boast_does_not_starve_the_others() -> None:
-    honest = make_plan(HEAD, 0, dict(zip(MEMBERS, [1e8, 1.0, 1.0, 1.0], strict=True)), 100, BATCH, COMPUTE_S)
+    honest = make_plan(HEAD, 0, dict(zip(MEMBERS, [1e8, 1.0, 1.0, 1.0], strict=True)), pace_of(100, BATCH))
     assert min(a.steps for a in honest.assignments) >= 20
 
 
@@ -238,21 +238,6 @@ def test_shares_go_with_bandwidth_beyond_the_noise() -> None:
     assert share_slices(9, [0.0, 0.0, 0.0]) == (0, 0, 0, 1, 1, 1, 2, 2, 2)
 
 
-@given(
-    st.one_of(st.integers(1, 100_000), st.integers(10**6, 10**10)),
-    st.sampled_from(["fp32", "fp16", "int8", "int4"]),
-    st.sampled_from(["fp32", "fp16", "int8", "int4"]),
-)
-def test_slices_tile_the_vector_at_multiples_of_the_granule(numel: int, up: str, down: str) -> None:
-    cut = SliceMap(numel, get_codec(up), get_codec(down))
-    for index in {0, cut.count // 2, cut.count - 1}:
-        span = cut.span(index)
-        assert span.start % get_codec(up).granule == 0 == span.start % get_codec(down).granule
-        assert cut.size(index) == span.stop - span.start > 0
-        assert index + 1 == cut.count or cut.span(index + 1).start == span.stop
-    assert cut.span(cut.count - 1).stop == numel
-
-
 # -- the next head --------------------------------------------------------------------------------------------------
 
 
@@ -269,7 +254,7 @@ def test_the_next_head_gives_back_what_was_not_merged(steps: list[int], dropped:
         bodies.append(open_contribution(contribution(i, steps=n, samples=n * BATCH, **claims), PLAN, SLICES, BATCH))
     merged = [body for i, body in enumerate(bodies) if i not in dropped and body.steps]
     assume(merged)
-    after = next_head(HEAD, PLAN, merged, bodies, 8, b"t" * 32)
+    after = next_head(HEAD, PLAN, merged, bodies, PACE, b"t" * 32)
     assert after.previous == HEAD.hash and after.round == HEAD.round + 1 and after.term == HEAD.term
     assert after.members == MEMBERS
     assert after.inner_step == max(body.steps for body in merged)
@@ -277,7 +262,7 @@ def test_the_next_head_gives_back_what_was_not_merged(steps: list[int], dropped:
     consumed = count([(0, after.ledger.cursor)]) - count(after.ledger.returned)
     before = count([(0, HEAD.ledger.cursor)]) - count(HEAD.ledger.returned)
     assert consumed - before == BATCH * sum(body.steps for body in merged), "nothing is lost, nothing counts twice"
-    again = make_plan(after, 0, SPEEDS, STEPS, BATCH, COMPUTE_S)
+    again = make_plan(after, 0, SPEEDS, PACE)
     assert not overlaps({a.member.peer: a.ranges for a in again.assignments})
 
 

@@ -114,7 +114,7 @@ def flipped(right: bytes, index: int) -> tuple[Piece, Buffer]:
 
 
 def arrived_whole(fetched: Fetched) -> bool:
-    return torch.equal(fetched.theta, STATE[0]) and torch.equal(fetched.momentum, STATE[1])
+    return torch.equal(fetched.tensors[0], STATE[0]) and torch.equal(fetched.tensors[1], STATE[1])
 
 
 async def test_a_state_arrives_bit_for_bit_from_all_donors(joiner: Joiner) -> None:
@@ -145,7 +145,7 @@ async def test_small_states_come_from_two_donors_where_they_have_two_chunks(join
         fetched = await fetch_state(
             joiner.host.rpc, lambda: names, tree.root, tree.size_bytes, joiner.part_file, joiner.events
         )
-    assert torch.equal(fetched.theta, state[0]) and torch.equal(fetched.momentum, state[1])
+    assert torch.equal(fetched.tensors[0], state[0]) and torch.equal(fetched.tensors[1], state[1])
     assert len(fetched.donors) == min(2, len(tree.hashes))
 
 
