@@ -15,9 +15,11 @@ from optim.methods.allreduce import AllReduce
 from optim.methods.demo import Demo
 from optim.methods.diloco import Diloco, Eager, Streaming
 from optim.methods.gossip import Gossip
-from optim.methods.interface import Dense, Method, Sparse
+from optim.methods.interface import Dense, Method
 from optim.methods.lion import DistributedLion
+from optim.methods.packing import Sparse
 from optim.methods.powersgd import PowerSgd
+from optim.methods.sparse import SparseMethod
 from optim.methods.sparseloco import SparseLoco
 from optim.outer import DilocoOuter
 from peer.errors import ConfigError
@@ -147,7 +149,7 @@ def layout_of(tensors: Mapping[str, torch.Tensor]) -> FlatLayout:
 
 def _plain_bytes(method: Method[Any], message: torch.Tensor | Sparse) -> int:
     """Bytes of a message that no codec has coded; dense ones count as fp32, whatever is computed in."""
-    if isinstance(method, Demo | SparseLoco):
+    if isinstance(method, SparseMethod):
         return method.packing.size
     assert isinstance(message, torch.Tensor)
     return 4 * message.numel()

@@ -8,18 +8,49 @@ was sent. The mean of a coefficient is over those who sent it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
-from optim.methods.interface import Method, Sparse, mean_over_senders
-from optim.methods.packing import SparsePacking
-from optim.tiles import Cosines, Tiling, top_k
+from optim.methods.packing import Part, Quantized
+from optim.methods.sparse import Scheme, SparseMethod
+from optim.tiles import Cosines, Tiling
 from peer.layout import FlatLayout
 
 
-class Demo(Method[Sparse]):
-    """`lr` is inside delta and in the step, as in the reference. `wd`: decoupled, before the step."""
+@dataclass(frozen=True)
+class DemoScheme(Scheme):
+    """lr is inside delta and in the step, as in the reference. `wd`: decoupled, before the step, on all parameters."""
 
+    decay: float = 0.999
+    topk: int = 32
+    wd: float = 0.0
+    bins = None
+
+    def kept(self, elements: int) -> int:
+        return max(1, min(self.topk, elements))
+
+    def remember(self, memory: torch.Tensor, product: torch.Tensor, lr: float) -> None:
+        memory.mul_(self.decay).add_(product * lr)
+
+    def quantize(self, value: torch.Tensor) -> tuple[torch.Tensor, Quantized | None]:
+        return value, None
+
+    def coefficients(self, tiles: torch.Tensor, tiling: Tiling) -> torch.Tensor:
+        return Cosines(tiling, tiles.dtype).forward(tiles)
+
+    def values(self, coefficients: torch.Tensor, tiling: Tiling) -> torch.Tensor:
+        return tiling.join(Cosines(tiling, coefficients.dtype).inverse(coefficients))
+
+    def clipped(self, parts: Sequence[Part]) -> Sequence[Part]:
+        return parts
+
+    def step_into(self, after: torch.Tensor, before: torch.Tensor, update: torch.Tensor, lr: float) -> None:
+        torch.mul(before, 1 - lr * self.wd, out=after)
+        after.sub_(update.sign().mul_(lr))
+
+
+class Demo(SparseMethod):
     takes_gradients = True
 
     def __init__(
@@ -32,43 +63,10 @@ class Demo(Method[Sparse]):
         chunk: int = 64,
         wd: float = 0.0,
     ) -> None:
-        super().__init__(layout, theta)
-        self.lr, self.decay, self.topk, self.wd = lr, decay, topk, wd
-        self.delta = torch.zeros_like(theta)
-        self._tilings = [Tiling(slot.shape, chunk) for slot in layout.slots.values()]
-        self._cosines = [Cosines(tiling, theta.dtype) for tiling in self._tilings]
+        super().__init__(layout, theta, DemoScheme(decay, topk, wd), chunk, lr)
 
     def sends(self, step: int) -> bool:
         return True
 
-    def outgoing(self, local: torch.Tensor, gradient: torch.Tensor) -> Sparse:
-        self.delta.mul_(self.decay).add_(gradient * self.lr)
-        parts = []
-        deltas = self.layout.views(self.delta).values()
-        for view, tiling, cosines in zip(deltas, self._tilings, self._cosines, strict=True):
-            coefficients = cosines.forward(tiling.cut(view))
-            index, value = top_k(coefficients, self.topk)
-            sent = torch.zeros_like(coefficients).scatter_(1, index, value)
-            view.sub_(tiling.join(cosines.inverse(sent)).view(view.shape))
-            parts.append((index, value))
-        return Sparse(tuple(parts))
-
-    @property
-    def packing(self) -> SparsePacking:
-        sizes = [tiling.size for tiling in self._tilings]
-        return SparsePacking(sizes, [max(1, min(self.topk, elements)) for _, elements in sizes], None)
-
-    def merge(self, messages: Sequence[Sparse], weights: Sequence[float]) -> torch.Tensor:
-        """Flat (n,): the mean over senders, back from the cosine domain."""
-        means = mean_over_senders(messages, [tiling.size for tiling in self._tilings], weights)
-        return torch.cat([t.join(c.inverse(m)) for t, c, m in zip(self._tilings, self._cosines, means, strict=True)])
-
-    def incoming(self, merged: torch.Tensor | None, local: torch.Tensor) -> None:
-        assert merged is not None
-        if self.wd:
-            self.theta.mul_(1 - self.lr * self.wd)
-        self.theta.sub_(merged.sign() * self.lr)
-        local.copy_(self.theta)
-
     def state_dict(self) -> dict[str, torch.Tensor]:
-        return {"delta": self.delta}
+        return {"delta": self.memory}

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar, Generic, TypeVar
 
 import torch
@@ -84,34 +83,3 @@ def weighted_sum(vectors: Sequence[torch.Tensor], weights: Sequence[float]) -> t
     for vector, weight in zip(vectors[1:], weights[1:], strict=True):
         total.add_(vector * weight)
     return total
-
-
-Quantized = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-
-
-@dataclass(frozen=True)
-class Sparse:
-    """For each parameter in the layout's order, its tiles' chosen coefficients: (index, value), each (tiles, k).
-
-    `quantized`: where the values stand for levels[codes] + shift, (codes, levels, shift) of each parameter.
-    """
-
-    parts: tuple[tuple[torch.Tensor, torch.Tensor], ...]
-    quantized: tuple[Quantized, ...] | None = None
-
-
-def mean_over_senders(
-    messages: Sequence[Sparse], sizes: Sequence[tuple[int, int]], weights: Sequence[float]
-) -> list[torch.Tensor]:
-    """For each parameter, dense (tiles, elements): the weighted mean of a coefficient over those who SENT it, which is
-    up to K times the mean over everybody; where nobody sent, 0. `sizes`: (tiles, elements) of each parameter."""
-    merged = []
-    for p, (tiles, elements) in enumerate(sizes):
-        total = messages[0].parts[p][1].new_zeros(tiles, elements)
-        weight = torch.zeros_like(total)
-        for message, share in zip(messages, weights, strict=True):
-            index, value = message.parts[p]  # no index comes twice in a tile
-            total.scatter_add_(1, index, value * share)
-            weight.scatter_add_(1, index, torch.full_like(value, share))
-        merged.append(torch.where(weight > 0, total / weight, 0.0))
-    return merged

@@ -1,8 +1,8 @@
 """Sparse messages to exact bytes: what `demo` and `sparseloco` put on the wire.
 
-For each parameter, in the layout's order: the places of the chosen coefficients, in as few bits as a tile's size needs
-(12 for 64 x 64), then their values: fp32 each, or, quantized, fp32 shift, fp32 levels and a code of log2(bins) bits
-each.
+For each piece (a parameter, or a band of one), in order: the places of the chosen coefficients, in as few bits as a
+tile's size needs (12 for 64 x 64), then their values: fp32 each, or, quantized, fp32 shift, fp32 levels and a code of
+log2(bins) bits each.
 Every field starts at a whole byte; numbers are little-endian, bits fill a byte from the low end.
 """
 
@@ -10,17 +10,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import torch
 
 from optim.codecs.interface import Buffer, as_bytes
-from optim.methods.interface import Sparse
 from peer.errors import ProtocolViolation
+
+Part: TypeAlias = tuple[torch.Tensor, torch.Tensor]
+"""(index, value), each (tiles, k): the chosen coefficients of each tile of one piece, no index twice in a tile."""
+Quantized: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""(codes, levels, shift): values that stand for levels[codes] + shift."""
+
+
+@dataclass(frozen=True)
+class Sparse:
+    """A message: one part for each piece, in order, and where they are quantized what their values stand for."""
+
+    parts: tuple[Part, ...]
+    quantized: tuple[Quantized, ...] | None = None
 
 
 class SparsePacking:
-    """The format of one method's messages. `sizes`: (tiles, elements) of each parameter; `kept`: how many coefficients
+    """The format of one method's messages. `sizes`: (tiles, elements) of each piece; `kept`: how many coefficients
     of each of its tiles; `bins`: a power of 2, or None for fp32 values. The size is the same for every message."""
 
     def __init__(self, sizes: Sequence[tuple[int, int]], kept: Sequence[int], bins: int | None) -> None:

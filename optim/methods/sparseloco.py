@@ -4,25 +4,66 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median_low
+from typing import Final
 
 import torch
 
-from optim.methods.interface import Method, Quantized, Sparse, mean_over_senders
-from optim.methods.packing import SparsePacking
-from optim.tiles import Tiling, top_k
+from optim.exact import norm
+from optim.methods.packing import Part, Quantized
+from optim.methods.sparse import Scheme, SparseMethod
+from optim.tiles import Tiling
 from peer.layout import FlatLayout
 
-RANGE_IN_SIGMAS = 6
-CLIP_EPS = 1e-8
+RANGE_IN_SIGMAS: Final = 6
+CLIP_EPS: Final = 1e-8
 
 
-class SparseLoco(Method[Sparse]):
-    """Every H inner steps: error <- ef_decay * error + (theta - local); of each tile of it the k largest values are
-    sent, quantized, and leave it; theta <- theta - outer_lr * (mean over senders).
+@dataclass(frozen=True)
+class SparseLocoScheme(Scheme):
+    """error <- ef_decay * error + (theta - local); of each tile of it the k largest values are sent, quantized, and
+    leave it; theta <- theta - outer_lr * (mean over senders).
 
-    `bins`: levels a value is quantized to (4: 2 bits), by parameter; None: not quantized. `clip_norm`: each peer's
-    values of a parameter are shortened to the median peer's norm.
+    The quantizer's statistics, and the norms that `clip_norm` shortens to the median peer's, are a piece's own: a
+    parameter's, or a band's where the network cuts a large one.
     """
+
+    topk: int = 64
+    bins: int | None = 4
+    outer_lr: float = 0.4
+    ef_decay: float = 0.95
+    clip_norm: bool = True
+
+    def kept(self, elements: int) -> int:
+        """An even number, at least 2, as in the source; or a tile's only element."""
+        k = max(2, min(self.topk, elements))
+        return min(k - k % 2, elements)
+
+    def remember(self, memory: torch.Tensor, product: torch.Tensor, lr: float) -> None:
+        memory.mul_(self.ef_decay).add_(product)
+
+    def quantize(self, value: torch.Tensor) -> tuple[torch.Tensor, Quantized | None]:
+        if self.bins is None:
+            return value, None
+        quantized = quantize(value, self.bins)
+        return dequantize(quantized, value.dtype), quantized
+
+    def coefficients(self, tiles: torch.Tensor, tiling: Tiling) -> torch.Tensor:
+        return tiles
+
+    def values(self, coefficients: torch.Tensor, tiling: Tiling) -> torch.Tensor:
+        return tiling.join(coefficients)
+
+    def clipped(self, parts: Sequence[Part]) -> Sequence[Part]:
+        return clipped_to_median(parts) if self.clip_norm else parts
+
+    def step_into(self, after: torch.Tensor, before: torch.Tensor, update: torch.Tensor, lr: float) -> None:
+        torch.sub(before, update * self.outer_lr, out=after)
+
+
+class SparseLoco(SparseMethod):
+    """An exchange every H inner steps."""
 
     def __init__(
         self,
@@ -36,47 +77,14 @@ class SparseLoco(Method[Sparse]):
         ef_decay: float = 0.95,
         clip_norm: bool = True,
     ) -> None:
-        super().__init__(layout, theta)
-        self.every, self.topk, self.bins = H, topk, bins
-        self.outer_lr, self.ef_decay, self.clip_norm = outer_lr, ef_decay, clip_norm
-        self.error = torch.zeros_like(theta)
-        self._tilings = [Tiling(slot.shape, chunk) for slot in layout.slots.values()]
+        super().__init__(layout, theta, SparseLocoScheme(topk, bins, outer_lr, ef_decay, clip_norm), chunk, lr=0.0)
+        self.every = H
 
     def sends(self, step: int) -> bool:
         return step % self.every == 0
 
-    def outgoing(self, local: torch.Tensor, gradient: torch.Tensor) -> Sparse:
-        self.error.mul_(self.ef_decay).add_(self.theta - local)
-        parts, quantized = [], []
-        for view, tiling in zip(self.layout.views(self.error).values(), self._tilings, strict=True):
-            tiles = tiling.cut(view)
-            index, value = top_k(tiles, _kept(self.topk, tiles.shape[1]))
-            if self.bins is not None:
-                quantized.append(quantize(value, self.bins))
-                value = dequantize(quantized[-1], value.dtype)  # error feedback must see what the others will
-            sent = torch.zeros_like(tiles).scatter_(1, index, value)
-            view.sub_(tiling.join(sent).view(view.shape))
-            parts.append((index, value))
-        return Sparse(tuple(parts), tuple(quantized) or None)
-
-    @property
-    def packing(self) -> SparsePacking:
-        sizes = [tiling.size for tiling in self._tilings]
-        return SparsePacking(sizes, [_kept(self.topk, elements) for _, elements in sizes], self.bins)
-
-    def merge(self, messages: Sequence[Sparse], weights: Sequence[float]) -> torch.Tensor:
-        if self.clip_norm:
-            messages = clipped_to_median(messages)
-        means = mean_over_senders(messages, [tiling.size for tiling in self._tilings], weights)
-        return torch.cat([t.join(m) for t, m in zip(self._tilings, means, strict=True)])
-
-    def incoming(self, merged: torch.Tensor | None, local: torch.Tensor) -> None:
-        assert merged is not None
-        self.theta.sub_(merged * self.outer_lr)
-        local.copy_(self.theta)
-
     def state_dict(self) -> dict[str, torch.Tensor]:
-        return {"error": self.error}
+        return {"error": self.memory}
 
 
 def quantize(value: torch.Tensor, bins: int) -> Quantized:
@@ -100,18 +108,10 @@ def dequantize(quantized: Quantized, dtype: torch.dtype) -> torch.Tensor:
     return (levels[q.long()] + shift.float()).to(dtype)
 
 
-def _kept(topk: int, elements: int) -> int:
-    """Of a tile: an even number, at least 2, as in the source; or its only element."""
-    k = max(2, min(topk, elements))
-    return min(k - k % 2, elements)
-
-
-def clipped_to_median(messages: Sequence[Sparse]) -> list[Sparse]:
-    """Each message's values of each parameter, scaled by min(1, median norm / norm); the lower median of an even
-    number."""
-    columns = []
-    for p in range(len(messages[0].parts)):
-        norms = torch.stack([message.parts[p][1].norm() for message in messages])
-        factors = (norms.median() / (norms + CLIP_EPS)).clamp(max=1)
-        columns.append([(m.parts[p][0], m.parts[p][1] * factor) for m, factor in zip(messages, factors, strict=True)])
-    return [Sparse(tuple(column[i] for column in columns)) for i in range(len(messages))]
+def clipped_to_median(parts: Sequence[Part]) -> list[Part]:
+    """Each sender's values of one piece, scaled by min(1, median norm / norm); the lower median of an even number.
+    Norms are added up in a fixed order: everybody must scale alike."""
+    norms = [norm(value) for _, value in parts]
+    usual = median_low(norms)
+    factors = [min(1.0, usual / (length + CLIP_EPS)) for length in norms]
+    return [(index, value * factor) for (index, value), factor in zip(parts, factors, strict=True)]

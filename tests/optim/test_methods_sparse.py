@@ -185,7 +185,7 @@ def test_the_largest_divisor_is_taken(n: int, chunk: int, found: int) -> None:
 @pytest.mark.parametrize("shape", [(), (5,), (12, 8), (8, 3, 2)])
 def test_cutting_and_transforming_can_be_undone(shape: tuple[int, ...]) -> None:
     x = torch.randn(shape, dtype=torch.float64)
-    tiling = Tiling(shape, 4)
+    tiling = Tiling.of(shape, 4)
     cosines = Cosines(tiling, torch.float64)
     tiles = tiling.cut(x)
     assert tiles.shape == tiling.size
