@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -12,9 +13,28 @@ from peer.errors import ConfigError
 from peer.layout import FlatLayout
 
 
-class DistributedLion(Dense):
+@dataclass(frozen=True)
+class LionRule:
     """u = sign(b1 * m + (1 - b1) * g); m <- b2 * m + (1 - b2) * g, mine alone; theta <- theta - lr * (D + wd * theta),
-    with D = sign(sum of u) for `vote` "majority" (or True), the mean of u for "average" (or False). A tie moves
+    wd on all parameters. What simulation and network share."""
+
+    b1: float = 0.9
+    b2: float = 0.99
+    wd: float = 0.0
+
+    def vote(self, momentum: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+        """My vote; `momentum` takes in the gradient."""
+        ballot = (momentum * self.b1).add_(gradient * (1 - self.b1)).sign_()
+        momentum.mul_(self.b2).add_(gradient * (1 - self.b2))
+        return ballot
+
+    def step_into(self, after: torch.Tensor, before: torch.Tensor, decision: torch.Tensor, lr: float) -> None:
+        """Elementwise; `after` may be `before`."""
+        torch.sub(before, (before * self.wd).add_(decision).mul_(lr), out=after)
+
+
+class DistributedLion(Dense):
+    """D = sign(sum of u) for `vote` "majority" (or True), the mean of u for "average" (or False). A tie moves
     nothing."""
 
     takes_gradients = True
@@ -32,7 +52,7 @@ class DistributedLion(Dense):
         super().__init__(layout, theta)
         if vote not in ("majority", "average", True, False):
             raise ConfigError(f'vote is {vote!r}: choose "majority" or "average".')
-        self.lr, self.b1, self.b2, self.wd = lr, b1, b2, wd
+        self.lr, self.rule = lr, LionRule(b1, b2, wd)
         self.majority = vote in ("majority", True)
         self.momentum = torch.zeros_like(theta)
 
@@ -40,18 +60,16 @@ class DistributedLion(Dense):
         return True
 
     def outgoing(self, local: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-        message = (self.momentum * self.b1).add_(gradient * (1 - self.b1)).sign_()
-        self.momentum.mul_(self.b2).add_(gradient * (1 - self.b2))
-        return message
+        return self.rule.vote(self.momentum, gradient)
 
     def merge(self, messages: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
         """One peer, one vote: the sum is one of small integers, so that a tie is exactly 0."""
-        return weighted_sum(messages, [1.0] * len(messages)).div_(len(messages))
+        votes = weighted_sum(messages, [1.0] * len(messages))
+        return votes.sign_() if self.majority else votes.div_(len(messages))
 
     def incoming(self, merged: torch.Tensor | None, local: torch.Tensor) -> None:
         assert merged is not None
-        step = merged.sign() if self.majority else merged.clone()
-        self.theta.sub_(step.add_(self.theta * self.wd).mul_(self.lr))
+        self.rule.step_into(self.theta, self.theta, merged, self.lr)
         local.copy_(self.theta)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
