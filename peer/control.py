@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import msgspec
 
 from peer.config import DataConfig, InnerConfig, ModelConfig
+from peer.orders import InnerOrders
 
 _LENGTH = struct.Struct(">I")
 _FRAME_MAX = 16 << 20
@@ -34,13 +35,14 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
 
 
 class RunInner(msgspec.Struct, frozen=True, tag="inner"):
-    """Train from the outer weights on the samples of `ranges`, then leave outer minus local in delta."""
+    """Train on the samples of `ranges` as `orders` say."""
 
     id: int
     ranges: list[tuple[int, int]]
     first_step: int
     deadline_s: float
     steps: int | None
+    orders: InnerOrders
 
 
 class RunEvaluate(msgspec.Struct, frozen=True, tag="evaluate"):
@@ -57,9 +59,11 @@ class RunSample(msgspec.Struct, frozen=True, tag="sample"):
 
 
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
-    """End command `id` at its next step; means nothing once that command is done."""
+    """End command `id` at its next step, once it has made `after_steps`; means nothing once that command is done. Of
+    two for one command the smaller count holds."""
 
     id: int
+    after_steps: int = 0
 
 
 class InnerResult(msgspec.Struct, frozen=True):

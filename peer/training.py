@@ -12,8 +12,10 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -80,24 +82,48 @@ class Trainer:
         self._micro_batch_size = micro_batch_size or config.batch_size
         self._bf16 = uses_bf16(device, config)
         self._groups = self._build_groups()
+        self._gradient_sum: Tensor | None = None  # (P,), each sequence's gradient; only where gradients are asked for
+        self._sequences = 0
 
     def step(self, tokens: Tensor, step: int) -> StepOutcome:
-        """One AdamW step on tokens (B, T+1) at the run's inner step `step`."""
-        tokens = tokens.to(self.device.torch)
-        self.gradient.zero_()
-        loss = torch.zeros((), device=self.device.torch)
-        for part in tokens.split(self._micro_batch_size):
-            share = self._loss(part, self._forward) * (len(part) / len(tokens))
-            share.backward()
-            loss += share.detach()
-        norm = float(self.gradient.norm())  # one pass finds the norm and any NaN or Inf
-        value = float(loss)
-        if not (math.isfinite(value) and math.isfinite(norm)):
-            return StepOutcome(value, skipped=True)
+        """One step of the inner optimizer on tokens (B, T+1) at the run's inner step `step`."""
+        loss, norm = self._backward(tokens)
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            return StepOutcome(loss, skipped=True)
         if norm > self.config.clip_norm:
             self.gradient.mul_(self.config.clip_norm / norm)
         self._adamw(learning_rate(self.config, step))
-        return StepOutcome(value, skipped=False)
+        return StepOutcome(loss, skipped=False)
+
+    def begin_gradient(self) -> None:
+        """Forget what `add_gradient` gathered."""
+        if self._gradient_sum is None:
+            self._gradient_sum = torch.zeros_like(self.local)
+        self._gradient_sum.zero_()
+        self._sequences = 0
+
+    def add_gradient(self, tokens: Tensor) -> StepOutcome:
+        """Gather the gradient of tokens (B, T+1); weights and optimizer stay as they are."""
+        assert self._gradient_sum is not None
+        loss, norm = self._backward(tokens)
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            return StepOutcome(loss, skipped=True)
+        self._gradient_sum.add_(self.gradient, alpha=len(tokens))
+        self._sequences += len(tokens)
+        return StepOutcome(loss, skipped=False)
+
+    def mean_gradient(self, place: slice, out: Tensor) -> None:
+        """Of the sequences gathered since `begin_gradient`, into `out`; zero where there were none."""
+        assert self._gradient_sum is not None
+        torch.div(self._gradient_sum[place].cpu(), max(1, self._sequences), out=out)
+
+    @contextmanager
+    def holding(self, weights: Tensor) -> Iterator[None]:
+        """`weights` (P,) in place of the local ones, which come back afterwards."""
+        kept = self.local.clone()
+        self.local.copy_(weights)
+        yield
+        self.local.copy_(kept)
 
     def progress(self, step: int, outcome: StepOutcome, tokens_per_s: float, skipped: int) -> Progress:
         return Progress(step, outcome.loss, learning_rate(self.config, step), tokens_per_s, skipped)
@@ -122,6 +148,17 @@ class Trainer:
         """The inverse of `save_moments`: a respawned worker trains on warm."""
         self.moments.copy_(saved[:-1].view(2, -1))
         self.steps.fill_(float(saved[-1]))
+
+    def _backward(self, tokens: Tensor) -> tuple[float, float]:
+        """Mean loss of the batch, and the norm of its gradient, which is left in `gradient`."""
+        tokens = tokens.to(self.device.torch)
+        self.gradient.zero_()
+        loss = torch.zeros((), device=self.device.torch)
+        for part in tokens.split(self._micro_batch_size):
+            share = self._loss(part, self._forward) * (len(part) / len(tokens))
+            share.backward()
+            loss += share.detach()
+        return float(loss), float(self.gradient.norm())  # one pass finds the norm and any NaN or Inf
 
     def _loss(self, tokens: Tensor, forward: Callable[[Tensor], Tensor]) -> Tensor:
         with torch.autocast(self.device.torch.type, dtype=torch.bfloat16, enabled=self._bf16):
@@ -171,13 +208,15 @@ class Trainer:
 
 @dataclass
 class InnerRun:
-    """The bounds of one inner run: which samples, from which step, until when. `stopped` ends it early."""
+    """The bounds of one inner run: which samples, from which step, until when. `stopped(steps made)` ends it early.
+    `product` "gradient": the steps gather the trainer's mean gradient and move nothing."""
 
     numbers: Iterable[int]
     first_step: int
     deadline_s: float
     steps: int | None
-    stopped: Callable[[], bool]
+    stopped: Callable[[int], bool]
+    product: Literal["delta", "gradient"] = "delta"
     on_step: Callable[[int, StepOutcome, InnerResult], None] = field(default=lambda step, outcome, so_far: None)
 
 
@@ -191,7 +230,9 @@ def run_inner(trainer: Trainer, batch: Callable[[list[int]], Tensor], run: Inner
     numbers = iter(run.numbers)
     result = InnerResult(steps=0, sequences=0, tokens=0, loss=math.nan, seconds=0.0, skipped=0)
     total_loss = 0.0
-    while (run.steps is None or result.steps < run.steps) and not run.stopped():
+    if run.product == "gradient":
+        trainer.begin_gradient()
+    while (run.steps is None or result.steps < run.steps) and not run.stopped(result.steps):
         if time.monotonic() - started >= run.deadline_s:
             break
         chosen = list(itertools.islice(numbers, trainer.config.batch_size))
@@ -199,7 +240,7 @@ def run_inner(trainer: Trainer, batch: Callable[[list[int]], Tensor], run: Inner
             break
         tokens = batch(chosen)
         step = run.first_step + result.steps
-        outcome = trainer.step(tokens, step)
+        outcome = trainer.add_gradient(tokens) if run.product == "gradient" else trainer.step(tokens, step)
         if not outcome.skipped:
             total_loss += outcome.loss
         skipped = result.skipped + outcome.skipped

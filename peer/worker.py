@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import queue
-import select
 import signal
 import socket
 import sys
@@ -18,7 +16,6 @@ import threading
 import time
 from pathlib import Path
 
-import msgspec
 import torch
 
 from peer import control
@@ -28,72 +25,14 @@ from peer.device import resolve_device, uses_bf16
 from peer.errors import ConfigError
 from peer.generate import generate
 from peer.layout import FlatLayout
+from peer.orders import InnerOrders, Span
 from peer.tokenizer import load_tokenizer
 from peer.training import InnerRun, StepOutcome, Trainer, run_inner
+from peer.worker_link import ControlLink
 
-_BEAT_S = 1.0
 _PROGRESS_S = 0.5
 _PR_SET_PDEATHSIG = 1
 _NICE = 10
-
-
-class ControlLink:
-    """The worker's end of the control socket; commands wait in `commands`, stops in `stopped_ids`."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.commands: queue.SimpleQueue[control.Command] = queue.SimpleQueue()
-        self.ticks = 0
-        self._socket = sock
-        self._sending = threading.Lock()
-        self._stopped_id = -1
-        self._decoder = msgspec.msgpack.Decoder(control.ToWorker)
-        self._frames = control.Frames()
-
-    def receive_load(self) -> control.Load:
-        """Wait for the first message."""
-        bodies: list[bytes] = []
-        while not bodies:
-            bodies = self._receive()
-        message = self._decoder.decode(bodies[0])  # the parent says nothing more before the answer
-        assert isinstance(message, control.Load)
-        return message
-
-    def listen(self) -> None:
-        """Thread main: queue commands and send a beat every second, until the parent is gone."""
-        next_beat = time.monotonic()
-        while True:
-            wait_s = max(0.0, next_beat - time.monotonic())
-            readable, _, _ = select.select([self._socket], [], [], wait_s)
-            if readable:
-                for body in self._receive():
-                    message = self._decoder.decode(body)
-                    if isinstance(message, control.Stop):
-                        self._stopped_id = message.id
-                    else:
-                        assert not isinstance(message, control.Load)
-                        self.commands.put(message)
-            if time.monotonic() >= next_beat:
-                self.send(control.Beat(self.ticks))
-                next_beat = time.monotonic() + _BEAT_S
-
-    def is_stopped(self, command_id: int) -> bool:
-        return self._stopped_id >= command_id  # ids grow, and commands run in order
-
-    def send(self, message: control.FromWorker) -> None:
-        with self._sending:
-            try:
-                self._socket.sendall(control.frame(message))
-            except OSError:
-                os._exit(0)  # the parent is gone
-
-    def _receive(self) -> list[bytes]:
-        try:
-            data = self._socket.recv(1 << 16)
-        except OSError:
-            data = b""
-        if not data:
-            os._exit(0)  # the parent is gone: no clean-up of ours may keep an orphan alive
-        return list(self._frames.feed(data))
 
 
 class Worker:
@@ -120,6 +59,7 @@ class Worker:
         self._corpus = load_corpus(load.data, self._tokenizer, Path(load.directory))
         self._trainer = Trainer(load.model, load.inner, device, load.micro_batch_size)
         self._trainer.load_moments(self._moments)
+        self._has_local = False  # whether trainer.local holds anything to go on from
         link.send(
             control.Loaded(
                 device=device.name,
@@ -136,6 +76,7 @@ class Worker:
         while True:
             command = self._link.commands.get()
             self._tick()
+            self._link.forget_stops(command.id)
             if isinstance(command, control.RunInner):
                 self._link.send(control.InnerDone(command.id, self._inner(command)))
             elif isinstance(command, control.RunEvaluate):
@@ -144,7 +85,8 @@ class Worker:
                 self._link.send(control.Sampled(command.id, self._sample(command)))
 
     def _inner(self, command: control.RunInner) -> control.InnerResult:
-        self._trainer.local.copy_(self._outer)
+        orders = command.orders
+        self._begin(orders)
         reported_at, reported_tokens = time.monotonic(), 0
 
         def on_step(step: int, outcome: StepOutcome, so_far: control.InnerResult) -> None:
@@ -161,31 +103,60 @@ class Worker:
             first_step=command.first_step,
             deadline_s=command.deadline_s,
             steps=command.steps,
-            stopped=lambda: self._link.is_stopped(command.id),
+            stopped=lambda steps: self._link.is_stopped(command.id, steps),
+            product=orders.product,
             on_step=on_step,
         )
         result = run_inner(self._trainer, lambda numbers: self._corpus.batch(numbers, self._load.seed), run)
-        torch.sub(self._outer, self._trainer.local.cpu(), out=self._delta)
-        self._trainer.save_moments(self._moments)
+        self._capture(orders)
+        if orders.product == "delta":
+            self._trainer.save_moments(self._moments)
         return result
 
+    def _begin(self, orders: InnerOrders) -> None:
+        """The local weights before the first step. Reads the outer weights only where it must: while a tail runs, the
+        network process may write them."""
+        local = self._trainer.local
+        if orders.begin == "outer" or not self._has_local:
+            local.copy_(self._outer)
+            self._has_local = True
+            return
+        for start, stop in orders.mix:
+            mine, outer = local[start:stop], self._outer[start:stop]
+            if orders.alpha:
+                mine.mul_(orders.alpha).add_((outer * (1 - orders.alpha)).to(mine.device))
+            else:
+                mine.copy_(outer)
+
+    def _capture(self, orders: InnerOrders) -> None:
+        """Write the product at the wanted spans to the beginning of delta."""
+        everything: tuple[Span, ...] = ((0, len(self._delta)),)
+        at = 0
+        for start, stop in everything if orders.capture is None else orders.capture:
+            out = self._delta[at : at + stop - start]
+            if orders.product == "delta":
+                torch.sub(self._outer[start:stop], self._trainer.local[start:stop].cpu(), out=out)
+            else:
+                self._trainer.mean_gradient(slice(start, stop), out)
+            at += stop - start
+
     def _evaluate(self, command: control.RunEvaluate) -> float:
-        self._trainer.local.copy_(self._outer)
         batches = self._corpus.held_out_batches(self._load.inner.batch_size, command.max_batches)
-        return self._trainer.evaluate(batches, self._tick) / self._corpus.bytes_per_token
+        with self._trainer.holding(self._outer):
+            return self._trainer.evaluate(batches, self._tick) / self._corpus.bytes_per_token
 
     def _sample(self, command: control.RunSample) -> str:
-        self._trainer.local.copy_(self._outer)
         prompt = self._tokenizer.encode(command.prompt or "\n")
-        ids = generate(
-            self._trainer.model,
-            prompt,
-            vocab_size=self._tokenizer.vocab_size,
-            max_new_tokens=command.max_new_tokens,
-            temperature=command.temperature,
-            seed=command.seed,
-            on_token=self._tick,
-        )
+        with self._trainer.holding(self._outer):
+            ids = generate(
+                self._trainer.model,
+                prompt,
+                vocab_size=self._tokenizer.vocab_size,
+                max_new_tokens=command.max_new_tokens,
+                temperature=command.temperature,
+                seed=command.seed,
+                on_token=self._tick,
+            )
         return self._tokenizer.decode(ids)
 
     def _tick(self) -> None:

@@ -35,7 +35,7 @@ def _trainer(**changes: object) -> Trainer:
 
 
 def _run(trainer: Trainer, stop: int, **changes: object) -> InnerResult:
-    bounds: dict[str, object] = {"first_step": 0, "deadline_s": 60.0, "steps": None, "stopped": lambda: False}
+    bounds: dict[str, object] = {"first_step": 0, "deadline_s": 60.0, "steps": None, "stopped": lambda steps: False}
     return run_inner(trainer, _batch, InnerRun(numbers=range(stop), **{**bounds, **changes}))  # type: ignore[arg-type]
 
 
@@ -138,7 +138,7 @@ def test_it_consumes_samples_in_order_and_counts_them() -> None:
         taken.append(numbers)
         return _batch(numbers)
 
-    run = InnerRun(iter([3, 4, 9, 1, 2, 8]), 0, 60.0, None, stopped=lambda: False)
+    run = InnerRun(iter([3, 4, 9, 1, 2, 8]), 0, 60.0, None, stopped=lambda steps: False)
     result = run_inner(trainer, batch, run)
     assert taken == [[3, 4, 9, 1], [2, 8]]
     assert (result.steps, result.sequences, result.tokens) == (2, 6, 48)
@@ -150,7 +150,7 @@ def test_it_ends_at_the_first_bound() -> None:
     assert _run(_trainer(), 100, deadline_s=0.0).steps == 0
     assert math.isnan(_run(_trainer(), 100, deadline_s=0.0).loss)
     polls = iter([False, False, True])
-    assert _run(_trainer(), 100, stopped=lambda: next(polls)).steps == 2
+    assert _run(_trainer(), 100, stopped=lambda steps: next(polls)).steps == 2
 
 
 def test_bf16_and_compile_only_where_they_are_wanted() -> None:
