@@ -28,7 +28,6 @@ from optim.codecs import get_codec
 from optim.config import Diloco
 from optim.outer import DilocoOuter
 from optim.recipes.diloco import DilocoRecipe
-from optim.recipes.interface import Turn
 from peer.config import InnerConfig
 from peer.events import EventLog
 from peer.host import HostConfig, open_host
@@ -40,12 +39,11 @@ from swarm.follow import Sighting
 from swarm.messages import REGROUP_KIND
 from swarm.outer_state import OuterState
 from swarm.pace import Pace
-from swarm.plan import Assignment
 from swarm.post import Post
 from swarm.replay import replay
 from swarm.snapshots import SnapshotShelf
 from swarm.tempo import Tempo
-from swarm.trainer import Work
+from swarm.trainer import Order, Work
 
 PACE = Pace(Diloco(steps=1), InnerConfig(lr=1e-3, batch_size=1, total_steps=1), 8, 60.0)
 START_S = 60.0
@@ -59,14 +57,14 @@ class NoTraining:
     def __init__(self, delta: torch.Tensor) -> None:
         self._delta = delta
 
-    async def train(self, assignment: Assignment, turn: Turn, deadline_s: float) -> Work:
+    async def train(self, order: Order) -> Work:
         await trio.lowlevel.checkpoint()
-        return Work(assignment.steps, assignment.steps, 1.0, self._delta)
+        return Work(order.assignment.steps, order.assignment.steps, 1.0, self._delta)
 
     def wrap_up(self) -> None:
         """There is nothing to end."""
 
-    def adopt(self, theta: torch.Tensor) -> None:
+    def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None) -> None:
         """There is nobody to train with it."""
 
 

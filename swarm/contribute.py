@@ -18,7 +18,7 @@ from peer.wire import allocate
 from swarm.exchange import as_bytes
 from swarm.plan import CONTRIBUTION_KIND, Contribution, WorkPlan
 from swarm.post import Post
-from swarm.trainer import Work
+from swarm.trainer import Order, Work
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,8 @@ class Contributor:
         work: Work | None = None
         message: Message | None = None
         try:
-            work = await post.trainer.train(assignment, turn, plan.deadline_s)
+            order = Order(assignment, turn, coding.places, len(plan.assignments), plan.deadline_s)
+            work = await post.trainer.train(order)
             if work.steps:
                 message = await trio.to_thread.run_sync(self._encode, turn, coding, work.product)
         except WorkerError as error:

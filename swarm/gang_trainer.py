@@ -6,38 +6,41 @@ from typing import Final
 
 import torch
 
-from optim.recipes.interface import Recipe, Turn
+from optim.recipes.interface import Product
+from peer.control import InnerResult
 from peer.errors import WorkerError
 from peer.events import EventLog
 from peer.gang import Gang
-from swarm.plan import Assignment
-from swarm.trainer import Work
+from peer.orders import InnerOrders, Span
+from swarm.trainer import Order, Work
 
 SPEED_MEMORY: Final = 0.7  # of the smoothed speed; volunteers' machines have other things to do at times
 VALIDATION_BATCHES: Final = 8
 
 
 class GangTrainer:
-    """Implements `swarm.trainer.Trainer`. Where `validate_round` is set, the held-out loss of the current outer weights
-    is measured before the next inner steps (event `val_evaluated`)."""
+    """Implements `swarm.trainer.Trainer`. `product`: what the method asks of the worker. Where `validate_round` is set,
+    the held-out loss of the current outer weights is measured before the next inner steps (event `val_evaluated`)."""
 
-    def __init__(self, gang: Gang, recipe: Recipe, events: EventLog) -> None:
+    def __init__(self, gang: Gang, product: Product, events: EventLog) -> None:
         self.speed = 0.0
         self.validate_round: int | None = None
         self.val_loss: float | None = None
         self.loss: float | None = None
         self._gang = gang
-        self._recipe = recipe
+        self._product: Product = product
         self._events = events
 
-    async def train(self, assignment: Assignment, turn: Turn, deadline_s: float) -> Work:
+    async def run(self) -> None:
+        """What goes on besides `train`: nothing."""
+
+    async def train(self, order: Order) -> Work:
         await self.validate()
-        result = await self._gang.inner_steps(list(assignment.ranges), turn.step, deadline_s, assignment.steps)
-        if result.steps and result.seconds > 0:
-            speed = result.steps / result.seconds
-            self.speed = SPEED_MEMORY * self.speed + (1 - SPEED_MEMORY) * speed if self.speed else speed
-            self.loss = result.loss
-        return Work(result.steps, result.sequences, result.loss, self._gang.delta)
+        orders = InnerOrders(product=self._product, capture=spans_of(order.places))
+        ranges, steps = list(order.assignment.ranges), order.assignment.steps
+        result = await self._gang.inner_steps(ranges, order.turn.step, order.deadline_s, steps, orders=orders)
+        self._note(result)
+        return Work(result.steps, result.sequences, result.loss, self._delta(order.places))
 
     async def validate(self) -> None:
         """Measure the held-out loss if it is asked for; a worker that fails at it costs nothing but the number."""
@@ -54,5 +57,19 @@ class GangTrainer:
     def wrap_up(self) -> None:
         self._gang.stop_inner()
 
-    def adopt(self, theta: torch.Tensor) -> None:
+    def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None) -> None:
         self._gang.outer.copy_(theta)
+
+    def _delta(self, places: tuple[slice, ...]) -> torch.Tensor:
+        return self._gang.delta[: sum(place.stop - place.start for place in places)]
+
+    def _note(self, result: InnerResult) -> None:
+        """Speed and loss, as others will hear of them."""
+        if result.steps and result.seconds > 0:
+            speed = result.steps / result.seconds
+            self.speed = SPEED_MEMORY * self.speed + (1 - SPEED_MEMORY) * speed if self.speed else speed
+            self.loss = result.loss
+
+
+def spans_of(places: tuple[slice, ...]) -> tuple[Span, ...]:
+    return tuple((int(place.start), int(place.stop)) for place in places)

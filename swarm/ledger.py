@@ -15,10 +15,16 @@ Range = tuple[int, int]  # half-open: [first, last)
 
 
 class Ledger(msgspec.Struct, frozen=True):
-    """Every sample below `cursor` was trained on and committed, unless it lies in one of the `returned` ranges."""
+    """Every sample below `cursor` was trained on and committed, unless it lies in one of the `returned` ranges, or is
+    `promised` to a peer (by id) for the next round: one that trains on while an exchange is in flight must know what
+    on."""
 
     cursor: int = 0
     returned: tuple[Range, ...] = ()
+    promised: tuple[tuple[str, tuple[Range, ...]], ...] = ()
+
+    def promise(self, peer: str) -> tuple[Range, ...]:
+        return next((ranges for holder, ranges in self.promised if holder == peer), ())
 
     def assign(self, wanted: Sequence[int]) -> list[tuple[Range, ...]]:
         """Hand out `wanted[i]` samples to contributor i: returned ranges first, then fresh ones. Disjoint by
@@ -39,13 +45,22 @@ class Ledger(msgspec.Struct, frozen=True):
             handed.append(tuple(mine))
         return handed
 
-    def settle(self, assigned: Iterable[tuple[Range, ...]], consumed: Iterable[tuple[Range, ...]]) -> Ledger:
-        """The ledger after a commit that contains exactly the `consumed` samples of those `assigned`."""
-        handed = _union(r for ranges in assigned for r in ranges)
-        used = _union(r for ranges in consumed for r in ranges)
+    def settle(
+        self,
+        assigned: Iterable[tuple[Range, ...]],
+        consumed: Iterable[tuple[Range, ...]],
+        promised: Mapping[str, tuple[Range, ...]] | None = None,
+    ) -> Ledger:
+        """The ledger after a commit that contains exactly the `consumed` samples of those `assigned`, and begins the
+        next round with those `promised`. Promises of old that were not among those assigned are given back."""
+        promises = tuple(sorted((peer, ranges) for peer, ranges in (promised or {}).items() if ranges))
+        taken = _union(r for ranges in assigned for r in ranges)
+        handed = _union([*taken, *(r for _, ranges in promises for r in ranges)])
+        used = _union([*(r for ranges in consumed for r in ranges), *(r for _, ranges in promises for r in ranges)])
         cursor = max([self.cursor, *(last for _, last in handed)])
-        unhanded = _subtract(_union([*self.returned, (self.cursor, cursor)]), handed)
-        return Ledger(cursor, tuple(_union([*unhanded, *_subtract(handed, used)])))
+        broken = [r for _, ranges in self.promised for r in ranges]
+        unhanded = _subtract(_union([*self.returned, *broken, (self.cursor, cursor)]), handed)
+        return Ledger(cursor, tuple(_union([*unhanded, *_subtract(handed, used)])), promises)
 
 
 def head_of(ranges: Sequence[Range], count: int) -> tuple[Range, ...]:
@@ -57,6 +72,17 @@ def head_of(ranges: Sequence[Range], count: int) -> tuple[Range, ...]:
             taken.append((first, first + step))
             count -= step
     return tuple(taken)
+
+
+def tail_of(ranges: Sequence[Range], count: int) -> tuple[Range, ...]:
+    """What is left of `ranges` without their first `count` samples."""
+    left: list[Range] = []
+    for first, last in ranges:
+        step = min(count, last - first)
+        count -= step
+        if first + step < last:
+            left.append((first + step, last))
+    return tuple(left)
 
 
 def count(ranges: Iterable[Range]) -> int:

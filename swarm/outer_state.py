@@ -43,6 +43,11 @@ class OuterState:
     def size_bytes(self) -> int:
         return len(self.tensors) * 4 * self.numel
 
+    @property
+    def changed(self) -> tuple[slice, ...]:
+        """Where the last commit changed it."""
+        return self._apart
+
     def named(self) -> dict[str, torch.Tensor]:
         return dict(zip(("theta", *self.recipe.shared), self.tensors, strict=True))
 

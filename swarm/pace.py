@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median_low
 from typing import Final
 
-from optim.config import AllReduce, Diloco, OuterConfig, PerStep, Streaming
+from optim.config import AllReduce, Diloco, Eager, OuterConfig, PerStep, Streaming
 from optim.recipes.interface import Turn
 from optim.schedule import quadratic_steps
 from peer.config import InnerConfig
@@ -54,6 +54,15 @@ class Pace:
     def shared(self) -> bool:
         """Whether the steps are divided among the members, as a global batch is."""
         return isinstance(self.outer, AllReduce)
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether peers train on while an exchange is in flight."""
+        return isinstance(self.outer, Streaming | Eager)
+
+    def ahead(self, head: Head) -> int:
+        """How many steps of the next round a member may be promised in the plan of this one."""
+        return self.steps(head) if self.overlaps else 0
 
     def advance(self, steps: int) -> int:
         """By how much a round of so many steps moves the run along its inner schedule."""

@@ -40,6 +40,7 @@ from swarm.manifest import BYTES_TOKENIZER, Manifest, open_manifest
 from swarm.membership import MEMBERS, MemberRecord, Membership, Own, describe
 from swarm.messages import SLICE_BYTES_MAX
 from swarm.outer_state import OuterState
+from swarm.overlap import trainer_of
 from swarm.pace import Pace
 from swarm.post import Post
 from swarm.reach import serve_reach
@@ -128,8 +129,8 @@ async def _assemble(config: JoinConfig, manifest: Manifest, host: Host, node: No
     first = genesis(manifest.run_id, manifest.genesis)
     state, head = await trio.to_thread.run_sync(_initial_state, store, manifest, recipe, first)
     pace = Pace(manifest.outer, manifest.inner, manifest.data.seq_len, COMPUTE_S_MAX)
-    trainer = GangTrainer(gang, recipe, host.events)
-    trainer.adopt(state.theta)
+    trainer = trainer_of(gang, manifest.outer, recipe, host.events)
+    trainer.adopt(state.theta, None)
     me = Member(host.peer_id, secrets.token_hex(8))
     tempo = Tempo(manifest.run.patience_s)
     shelf = SnapshotShelf(state.size_bytes, SLICE_BYTES_MAX)
@@ -175,6 +176,7 @@ class Participant:
         self._joined_at = time.time()
         self._saved_at = trio.current_time()
         self._saved_head = head
+        self._adopted = head.state_hash
         self._round_began = trio.current_time()
         self._tasks: trio.Nursery | None = None
         post.shelf.publish(post.state.tree, post.state.tensors, msgspec.msgpack.encode(head))
@@ -188,6 +190,7 @@ class Participant:
             async with trio.open_nursery() as nursery:
                 self._tasks = nursery
                 nursery.start_soon(self.membership.run)
+                nursery.start_soon(self._trainer.run)
                 await self.engine.run()
                 await self._finish()
                 nursery.cancel_scope.cancel()
@@ -218,7 +221,7 @@ class Participant:
         post = self._post
         encoded = msgspec.msgpack.encode(head)
         await trio.to_thread.run_sync(post.shelf.publish, post.state.tree, post.state.tensors, encoded, results)
-        self._trainer.adopt(post.state.theta)
+        self._trainer.adopt(post.state.theta, self._changed(head, bool(results)))
         if head.members and head.members[0] == post.me:  # one peer measures for all
             self._trainer.validate_round = head.round
         now = trio.current_time()
@@ -268,6 +271,13 @@ class Participant:
             replayed=replayed,
             seconds=round(trio.current_time() - began, 3),
         )
+
+    def _changed(self, head: Head, by_commit: bool) -> tuple[slice, ...] | None:
+        """Where the weights changed on the way to `head`; None if the state was fetched, or replayed."""
+        if head.state_hash == self._adopted:
+            return ()
+        self._adopted = head.state_hash
+        return self._post.state.changed if by_commit else None
 
     # -- inside ------------------------------------------------------------------------------------------------------
 

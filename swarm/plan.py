@@ -30,11 +30,13 @@ PLAN_KIND: Final = "plan"
 
 
 class Assignment(msgspec.Struct, frozen=True):
-    """`steps` inner steps on the samples in `ranges` (see `swarm.ledger`)."""
+    """`steps` inner steps on the samples in `ranges` (see `swarm.ledger`); `ahead` is promised to the member for the
+    next round, so that it can train on while this one's exchange is in flight."""
 
     member: Member
     ranges: tuple[Range, ...]
     steps: int
+    ahead: tuple[Range, ...] = ()
 
 
 class WorkPlan(msgspec.Struct, frozen=True):
@@ -93,13 +95,19 @@ def make_plan(head: Head, attempt: int, members: Mapping[Member, float], pace: P
     """Assign a round's work. `members` maps each to its measured speed in inner steps a second, 0 if not yet known."""
     counts, expected_s = pace.divide(head, members)
     ordered = sorted(members)
-    handed = head.ledger.assign([counts[member] * pace.batch_size for member in ordered])
+    ranges = {member: head.ledger.promise(member.peer) for member in ordered}
+    fresh = [member for member in ordered if not ranges[member]]
+    eager = ordered if pace.overlaps else []
+    handed = head.ledger.assign([counts[member] * pace.batch_size for member in (*fresh, *eager)])
+    ranges.update(zip(fresh, handed, strict=False))
+    ahead = dict(zip(eager, handed[len(fresh) :], strict=True))
     return WorkPlan(
         head=head.hash,
         round=head.round + 1,
         attempt=attempt,
         assignments=tuple(
-            Assignment(member, ranges, counts[member]) for member, ranges in zip(ordered, handed, strict=True)
+            Assignment(member, ranges[member], count(ranges[member]) // pace.batch_size, ahead.get(member, ()))
+            for member in ordered
         ),
         deadline_s=min(pace.compute_s_max, ROUND_TIME_SLACK * expected_s + 5.0),
     )
@@ -115,12 +123,18 @@ def check_plan(plan: WorkPlan, head: Head, pace: Pace) -> None:
     pace.check(head, {a.member: a.steps for a in plan.assignments})
     if any(count(a.ranges) != a.steps * pace.batch_size for a in plan.assignments):
         raise ProtocolViolation("the plan assigns an impossible amount of work")
-    if any(first >= last for r in ranges.values() for first, last in r):
+    if any(count(a.ahead) > pace.ahead(head) * pace.batch_size for a in plan.assignments):
+        raise ProtocolViolation("the plan promises more work than a round has")
+    handed = {peer: r for peer, r in ranges.items() if not head.ledger.promise(peer)}
+    if any(ranges[peer] != promise for peer, promise in head.ledger.promised if peer in ranges):
+        raise ProtocolViolation("the plan breaks a promise of the last round")
+    handed |= {f"{a.member.peer} ahead": a.ahead for a in plan.assignments}
+    if any(first >= last for r in handed.values() for first, last in r):
         raise ProtocolViolation("the plan assigns an empty range of samples")
-    if overlaps(ranges):
+    if overlaps(handed):
         raise ProtocolViolation("the plan assigns a sample twice")
-    end = head.ledger.cursor + sum(count(r) for r in ranges.values())
-    if any(not contains([*head.ledger.returned, (head.ledger.cursor, end)], r) for r in ranges.values()):
+    end = head.ledger.cursor + sum(count(r) for r in handed.values())
+    if any(not contains([*head.ledger.returned, (head.ledger.cursor, end)], r) for r in handed.values()):
         raise ProtocolViolation("the plan assigns samples that are not free")
     if not 0 < plan.deadline_s <= pace.compute_s_max:
         raise ProtocolViolation("the plan's deadline is outside what the run's manifest allows")
@@ -191,6 +205,8 @@ def next_head(
         assignment = plan.of(body.member)
         assert assignment is not None
         consumed.append(head_of(assignment.ranges, body.samples))
+    staying = {body.member for body in everyone}
+    promised = {a.member.peer: a.ahead for a in plan.assignments if a.member in staying}
     return Head(
         run_id=head.run_id,
         term=head.term,
@@ -198,7 +214,7 @@ def next_head(
         previous=head.hash,
         state_hash=state_hash,
         members=tuple(body.member for body in everyone),
-        ledger=head.ledger.settle([a.ranges for a in plan.assignments], consumed),
+        ledger=head.ledger.settle([a.ranges for a in plan.assignments], consumed, promised),
         inner_step=head.inner_step + pace.advance(max((body.steps for body in merged), default=0)),
         tokens=head.tokens + pace.seq_len * sum(body.samples for body in merged),
     )

@@ -24,21 +24,34 @@ class Work:
     product: torch.Tensor
 
 
+@dataclass(frozen=True)
+class Order:
+    """What a round asks of a trainer: `assignment`, as the `turn` has it, the first inner step being number `turn.step`
+    of the run's schedule; the product is wanted at `places`. `peers` take part; compute ends at a step boundary when
+    `deadline_s` is over."""
+
+    assignment: Assignment
+    turn: Turn
+    places: tuple[slice, ...]
+    peers: int
+    deadline_s: float
+
+
 class Trainer(Protocol):
     """Trains one replica. `speed` is its measured rate in inner steps a second, 0 until known."""
 
     speed: float
 
-    async def train(self, assignment: Assignment, turn: Turn, deadline_s: float) -> Work:
-        """Do the assigned inner steps, the first of them being number `turn.step` of the run's schedule; stop at a step
-        boundary when `deadline_s` is over. Cancelling it abandons the work. Raises `WorkerError` if the compute worker
-        failed."""
+    async def train(self, order: Order) -> Work:
+        """Do the work from the weights last adopted. Cancelling it abandons the work. Raises `WorkerError` if the
+        compute worker failed."""
         ...
 
     def wrap_up(self) -> None:
         """Let a running `train` return after the step it is in."""
         ...
 
-    def adopt(self, theta: torch.Tensor) -> None:
-        """Take over new outer weights, flat fp32, shape (P,)."""
+    def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None) -> None:
+        """Take over new outer weights, flat fp32, shape (P,). `changed`: where a commit changed them; None: the state
+        was replaced, and whatever was trained from the old one is void."""
         ...

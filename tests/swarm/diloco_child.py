@@ -23,7 +23,6 @@ from optim.codecs import get_codec
 from optim.config import Diloco
 from optim.outer import DilocoOuter
 from optim.recipes.diloco import DilocoRecipe
-from optim.recipes.interface import Turn
 from peer.config import InnerConfig
 from peer.events import EventLog
 from peer.host import HostConfig, open_host
@@ -34,11 +33,10 @@ from swarm.follow import Sighting
 from swarm.messages import REGROUP_KIND
 from swarm.outer_state import OuterState
 from swarm.pace import Pace
-from swarm.plan import Assignment
 from swarm.post import Post
 from swarm.snapshots import SnapshotShelf
 from swarm.tempo import Tempo
-from swarm.trainer import Work
+from swarm.trainer import Order, Work
 
 STEPS, BATCH, SEQ = 2, 1, 8
 
@@ -59,15 +57,16 @@ class Invented:
     def __init__(self, number: int, numel: int) -> None:
         self._number, self._numel = number, numel
 
-    async def train(self, assignment: Assignment, turn: Turn, deadline_s: float) -> Work:
+    async def train(self, order: Order) -> Work:
+        assignment = order.assignment
         await trio.lowlevel.checkpoint()
-        delta = delta_of(self._number, turn.step, self._numel)
+        delta = delta_of(self._number, order.turn.step, self._numel)
         return Work(assignment.steps, assignment.steps * BATCH, 1.0, delta)
 
     def wrap_up(self) -> None:
         """There is nothing to end."""
 
-    def adopt(self, theta: torch.Tensor) -> None:
+    def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None) -> None:
         """There is nobody to train with it."""
 
 

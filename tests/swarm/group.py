@@ -15,7 +15,7 @@ from optim.codecs import get_codec
 from optim.config import Diloco
 from optim.outer import DilocoOuter
 from optim.recipes.diloco import DilocoRecipe
-from optim.recipes.interface import Recipe, Turn
+from optim.recipes.interface import Recipe
 from peer.config import InnerConfig
 from peer.events import Event, EventLog
 from peer.host import Host, HostConfig, open_host
@@ -33,7 +33,7 @@ from swarm.post import Post
 from swarm.replay import replay
 from swarm.snapshots import SnapshotShelf
 from swarm.tempo import Tempo
-from swarm.trainer import Work
+from swarm.trainer import Order, Work
 
 Deltas = Callable[[str, int, Assignment], torch.Tensor]
 BATCH, SEQ = 2, 8
@@ -59,18 +59,20 @@ class InventedTrainer:
     gate: trio.Event | None = None
     theta: torch.Tensor | None = None
 
-    async def train(self, assignment: Assignment, turn: Turn, deadline_s: float) -> Work:
+    async def train(self, order: Order) -> Work:
+        assignment = order.assignment
         if self.gate is not None:
             await self.gate.wait()
         await trio.lowlevel.checkpoint()
         assert count(assignment.ranges) == assignment.steps * BATCH
-        return Work(assignment.steps, assignment.steps * BATCH, 1.0, self.deltas(self.peer, turn.step, assignment))
+        delta = self.deltas(self.peer, order.turn.step, assignment)
+        return Work(assignment.steps, assignment.steps * BATCH, 1.0, delta)
 
     def wrap_up(self) -> None:
         if self.gate is not None:
             self.gate.set()
 
-    def adopt(self, theta: torch.Tensor) -> None:
+    def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None) -> None:
         self.theta = theta.clone()
 
 
@@ -92,7 +94,7 @@ class Seat:
         assert state.tree.root == head.state_hash
         self.heads.append(head)
         self.shelf.publish(state.tree, state.tensors, msgspec.msgpack.encode(head), results)
-        self.post.trainer.adopt(state.theta)
+        self.post.trainer.adopt(state.theta, None)
 
     async def fetch(self, sighting: Sighting, mine: Head) -> None:
         donors = list(sighting.holders)

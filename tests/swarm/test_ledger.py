@@ -38,6 +38,26 @@ def test_what_was_given_back_is_handed_out_before_fresh_samples(plan: list[list[
         ledger = ledger.settle(assigned, [head_of(r, d) for r, (_, d) in zip(assigned, contributors, strict=True)])
 
 
+rosters = st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=5, unique=True), min_size=1, max_size=8)
+
+
+@given(rosters, st.integers(1, 9))
+def test_promises_are_kept_or_given_back(present: list[list[int]], size: int) -> None:
+    """Each round its peers train on what they were promised, or on fresh samples, and are promised as many more."""
+    ledger, committed = Ledger(), []
+    for peers in present:
+        names = [str(peer) for peer in peers]
+        fresh = [name for name in names if not ledger.promise(name)]
+        handed = ledger.assign([size] * (len(fresh) + len(names)))
+        work = {name: ledger.promise(name) for name in names} | dict(zip(fresh, handed, strict=False))
+        ahead = dict(zip(names, handed[len(fresh) :], strict=True))
+        committed += [i for ranges in work.values() for i in samples(ranges)]
+        ledger = ledger.settle(work.values(), work.values(), ahead)
+    assert len(committed) == len(set(committed))
+    promised = [i for _, ranges in ledger.promised for i in samples(ranges)]
+    assert sorted(committed + promised + samples(ledger.returned)) == list(range(ledger.cursor))
+
+
 def test_a_discarded_round_leaves_the_ledger_as_it_was() -> None:
     ledger = Ledger(cursor=10, returned=((2, 4),))
     ledger.assign([5, 5])

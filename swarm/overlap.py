@@ -1,0 +1,183 @@
+"""The trainer of methods whose exchange overlaps compute: the worker trains on while a message is in flight.
+
+    train(r): [end the tail] [take in what round r-1 changed] steps left of round r -> capture --> message r in flight
+    tail:                                                          steps of round r+1, on samples promised for it
+
+A tail is `at_least` steps long and at most as long as the next round's work; only where an exchange takes longer than
+all of that does the worker wait.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+import msgspec
+import torch
+import trio
+
+from optim.config import OuterConfig, Streaming
+from optim.recipes.interface import Recipe
+from peer.control import InnerResult
+from peer.errors import WorkerError
+from peer.events import EventLog
+from peer.gang import Gang
+from peer.orders import InnerOrders
+from swarm.gang_trainer import GangTrainer, spans_of
+from swarm.ledger import Range, tail_of
+from swarm.trainer import Order, Work
+
+STOP_AGAIN_S: Final = 0.1
+NOTHING: Final = InnerResult(steps=0, sequences=0, tokens=0, loss=math.nan, seconds=0.0, skipped=0)
+
+
+class Taking(Protocol):
+    """How a method that overlaps takes in what its rounds change."""
+
+    at_least: int
+
+    def begin(self, fresh: bool) -> InnerOrders:
+        """What the next steps begin from. `fresh`: the state was replaced."""
+        ...
+
+    def captured(self, delta: torch.Tensor, peers: int) -> InnerOrders:
+        """My delta is on its way, to be merged with those of `peers`; returns what the tail begins from."""
+        ...
+
+    def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None) -> None:
+        """As `Trainer.adopt`."""
+        ...
+
+
+@dataclass
+class _Tail:
+    """Steps ahead, from number `first_step` on the samples `ranges`."""
+
+    ranges: tuple[Range, ...]
+    first_step: int
+    orders: InnerOrders
+    result: InnerResult = NOTHING
+    done: trio.Event = field(default_factory=trio.Event)
+
+
+class OverlapTrainer(GangTrainer):
+    """Implements `swarm.trainer.Trainer`; `run` must be running. Event `round_overlapped` says how long the worker had
+    nothing to do (`idle_s`) since it was captured from last."""
+
+    def __init__(self, gang: Gang, taking: Taking, events: EventLog) -> None:
+        super().__init__(gang, "delta", events)
+        self._taking = taking
+        self._fresh = True
+        self._tail: _Tail | None = None
+        self._tails, self._asked = trio.open_memory_channel[_Tail](1)
+        self._free_at: float | None = None  # when the worker's last command ended
+        self._idle_s = 0.0
+
+    async def run(self) -> None:
+        """Train on while messages are in flight."""
+        async for tail in self._asked:
+            try:
+                tail.result = await self._inner(tail.ranges, tail.first_step, math.inf, None, tail.orders)
+            except WorkerError as error:
+                self._events.emit("worker_failed", reason=str(error))
+            finally:
+                tail.done.set()
+
+    async def train(self, order: Order) -> Work:
+        work = order.assignment
+        await self._stop_tail(self._taking.at_least)
+        ahead = self._take_tail(order)
+        await self.validate()
+        orders = msgspec.structs.replace(self._taking.begin(self._fresh), capture=spans_of(order.places))
+        self._fresh = False
+        left, first_step = tail_of(work.ranges, ahead.sequences), order.turn.step + ahead.steps
+        result = await self._inner(left, first_step, order.deadline_s, work.steps - ahead.steps, orders)
+        delta = self._delta(order.places)
+        after = await trio.to_thread.run_sync(self._taking.captured, delta, order.peers)
+        self._events.emit(
+            "round_overlapped",
+            round=order.turn.round,
+            steps_ahead=ahead.steps,
+            steps=ahead.steps + result.steps,
+            idle_s=round(self._idle_s, 4),
+            busy_s=round(ahead.seconds + result.seconds, 4),
+        )
+        self._idle_s = 0.0
+        if work.ahead:
+            self._tail = _Tail(work.ahead, order.turn.step + work.steps, after)
+            await self._tails.send(self._tail)
+        return Work(ahead.steps + result.steps, ahead.sequences + result.sequences, _mean_loss(ahead, result), delta)
+
+    async def validate(self) -> None:
+        if self.validate_round is not None:
+            await self._stop_tail(0)
+            self._free_at = None  # it is at work, though not at training
+        await super().validate()
+
+    def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None) -> None:
+        self._fresh = self._fresh or changed is None
+        self._taking.adopt(theta, changed)
+
+    async def _inner(
+        self, ranges: Sequence[Range], first_step: int, deadline_s: float, steps: int | None, orders: InnerOrders
+    ) -> InnerResult:
+        if self._free_at is not None:
+            self._idle_s += trio.current_time() - self._free_at
+        result = await self._gang.inner_steps(list(ranges), first_step, deadline_s, steps, orders=orders)
+        self._free_at = trio.current_time()
+        self._note(result)
+        return result
+
+    async def _stop_tail(self, at_least: int) -> None:
+        while self._tail is not None and not self._tail.done.is_set():
+            self._gang.stop_inner(after_steps=at_least)
+            with trio.move_on_after(STOP_AGAIN_S):  # it may not have been running yet
+                await self._tail.done.wait()
+
+    def _take_tail(self, order: Order) -> InnerResult:
+        """What was done ahead of this round."""
+        tail, self._tail = self._tail, None
+        if tail is None:
+            return NOTHING
+        if self._fresh or tail.ranges != order.assignment.ranges:
+            self._events.emit("steps_ahead_void", round=order.turn.round, steps=tail.result.steps)
+            return NOTHING
+        return tail.result
+
+
+class TakesFragments:
+    """Streaming DiLoCo (arXiv 2501.18512): a fragment that moved is mixed in, local <- mix * local + (1 - mix) * outer,
+    `tau` steps after its delta was captured, or when it has arrived."""
+
+    def __init__(self, gang: Gang, tau: int, mix: float) -> None:
+        self.at_least = tau
+        self._gang = gang
+        self._mix = mix
+        self._changed: tuple[slice, ...] = ()
+
+    def begin(self, fresh: bool) -> InnerOrders:
+        changed, self._changed = self._changed, ()
+        if fresh:
+            return InnerOrders(begin="outer")
+        return InnerOrders(begin="local", mix=spans_of(changed), alpha=self._mix)
+
+    def captured(self, delta: torch.Tensor, peers: int) -> InnerOrders:
+        return InnerOrders(begin="local", capture=())
+
+    def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None) -> None:
+        self._gang.outer.copy_(theta)
+        self._changed = changed or ()
+
+
+def trainer_of(gang: Gang, outer: OuterConfig, recipe: Recipe, events: EventLog) -> GangTrainer:
+    """The trainer that a run's method asks for."""
+    if isinstance(outer, Streaming) and (outer.fragments > 1 or outer.tau or outer.mix):
+        return OverlapTrainer(gang, TakesFragments(gang, outer.tau, outer.mix), events)
+    return GangTrainer(gang, recipe.product, events)
+
+
+def _mean_loss(*results: InnerResult) -> float:
+    steps = [(r.steps - r.skipped, r.loss) for r in results if r.steps > r.skipped]
+    return sum(n * loss for n, loss in steps) / sum(n for n, _ in steps) if steps else math.nan
