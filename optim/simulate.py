@@ -8,8 +8,9 @@ from typing import Any, Final
 import torch
 
 from optim.codecs import get_codec
+from optim.codecs.interface import bytes_of
 from optim.feedback import ErrorFeedback
-from optim.inner import InnerSpec, build_inner
+from optim.large_batch import LargeBatchStep
 from optim.merge import merge_part
 from optim.methods.allreduce import AllReduce
 from optim.methods.demo import Demo
@@ -23,6 +24,7 @@ from optim.methods.sparse import SparseMethod
 from optim.methods.sparseloco import SparseLoco
 from optim.outer import DilocoOuter
 from peer.errors import ConfigError
+from peer.inner import InnerSpec, build_inner
 from peer.layout import FlatLayout, Slot
 
 Config = dict[str, Any]
@@ -112,17 +114,18 @@ class Group:
         return merged
 
     def _merge(self, group: Sequence[int], messages: Sequence[Any]) -> torch.Tensor:
+        """In the order of the messages' own bytes, as on the network: who sent which does not change a bit."""
         weights = [1 / len(messages)] * len(messages)
         method = self.methods[group[0]]
         if self._up is None or isinstance(messages[0], Sparse):
             self.bytes_up += _plain_bytes(method, messages[0])
-            return method.merge(messages, weights)
+            return method.merge(sorted(messages, key=_content), weights)
         if not isinstance(method, Dense):
             raise ConfigError("only dense messages can be coded: leave codec out.")
         numel = messages[0].numel()
         encoded = [self._encode(k, message.float()) for k, message in zip(group, messages, strict=True)]
         self.bytes_up += encoded[0].numel()
-        result = merge_part(self._up, encoded, weights, numel, self._down)
+        result = merge_part(self._up, sorted(encoded, key=bytes_of), weights, numel, self._down)
         return self._down.decode(result, numel).to(messages[0].dtype)
 
     def _encode(self, k: int, message: torch.Tensor) -> torch.Tensor:
@@ -147,6 +150,11 @@ def layout_of(tensors: Mapping[str, torch.Tensor]) -> FlatLayout:
     return FlatLayout(slots, offset)
 
 
+def _content(message: torch.Tensor | Sparse) -> bytes:
+    parts = [message] if isinstance(message, torch.Tensor) else [t for part in message.parts for t in part]
+    return b"".join(bytes_of(part) for part in parts)
+
+
 def _plain_bytes(method: Method[Any], message: torch.Tensor | Sparse) -> int:
     """Bytes of a message that no codec has coded; dense ones count as fp32, whatever is computed in."""
     if isinstance(method, SparseMethod):
@@ -166,7 +174,10 @@ def _outer(cfg: Config) -> Config:
 
 
 def _all_reduce(layout: FlatLayout, theta: torch.Tensor, K: int, spec: InnerSpec, cfg: Config) -> Method[Any]:
-    return AllReduce(layout, theta, lambda lay, like: build_inner(spec, lay, like), **cfg)
+    if spec.optimizer not in ("adamw", "lamb"):
+        raise ConfigError(f"allreduce steps with adamw or lamb, not with {spec.optimizer!r}.")
+    rule = LargeBatchStep(spec.optimizer, spec.betas, spec.eps, spec.weight_decay)
+    return AllReduce(layout, theta, rule, spec.lr, **cfg)
 
 
 ALGORITHMS: Final[Mapping[str, Build]] = {

@@ -85,6 +85,11 @@ def as_bytes(data: Buffer, size: int) -> torch.Tensor:
     return torch.from_numpy(np.asarray(_Unlocked(np.frombuffer(data, dtype=np.uint8))))
 
 
+def bytes_of(data: Buffer) -> bytes:
+    """A copy of it, to be compared with others."""
+    return data.numpy().tobytes() if isinstance(data, torch.Tensor) else bytes(data)
+
+
 def check_vector(x: torch.Tensor) -> torch.Tensor:
     """`x` itself, if it can be encoded: fp32, flat, contiguous."""
     if x.dtype != torch.float32 or x.dim() != 1 or not x.is_contiguous():

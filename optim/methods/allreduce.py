@@ -2,31 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
-from optim.inner import InnerOptimizer
+from optim.large_batch import LargeBatchStep
 from optim.methods.interface import Dense
 from peer.layout import FlatLayout
 
 
+class SharedOptimizer:
+    """AdamW's or LAMB's state, a function of the merged gradients alone, so that all peers hold the same."""
+
+    def __init__(self, rule: LargeBatchStep, lr: float, layout: FlatLayout, like: torch.Tensor) -> None:
+        self.rule, self.lr, self.layout, self.steps = rule, lr, layout, 0
+        self.mean, self.square = torch.zeros_like(like), torch.zeros_like(like)
+
+    def step(self, theta: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Move theta (n,) in place."""
+        self.steps += 1
+        state = [theta, self.mean, self.square]
+        self.rule.step_into(state, state, gradient, self.layout, self.steps, self.lr)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {"mean": self.mean, "square": self.square, "steps": torch.tensor(self.steps)}
+
+
 class AllReduce(Dense):
     """Peers add up gradients for `accumulate` steps each; their mean, over all peers and steps, makes one optimizer
-    step everywhere. Equal to one process with the whole batch. The optimizer's state is a function of the merged
-    gradients, so all peers hold the same."""
+    step everywhere. Equal to one process with the whole batch."""
 
     takes_gradients = True
 
     def __init__(
-        self,
-        layout: FlatLayout,
-        theta: torch.Tensor,
-        optimizer: Callable[[FlatLayout, torch.Tensor], InnerOptimizer],
-        accumulate: int = 1,
+        self, layout: FlatLayout, theta: torch.Tensor, rule: LargeBatchStep, lr: float, accumulate: int = 1
     ) -> None:
         super().__init__(layout, theta)
-        self.optimizer = optimizer(layout, theta)
+        self.optimizer = SharedOptimizer(rule, lr, layout, theta)
         self.accumulate = accumulate
         self.sum = torch.zeros_like(theta)
         self._added = 0

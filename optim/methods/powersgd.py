@@ -6,8 +6,8 @@ import math
 
 import torch
 
-from optim.inner import InnerOptimizer
 from optim.methods.interface import Dense
+from peer.inner import InnerOptimizer
 from peer.layout import FlatLayout
 
 EPS = 1e-8

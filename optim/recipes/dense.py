@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Final
 
 import torch
 
 from optim.codecs import Buffer, Codec
-from optim.codecs.interface import as_bytes
+from optim.codecs.interface import as_bytes, bytes_of
 from optim.merge import merge_part
 from optim.recipes.interface import Coding, Sent
 from peer.errors import ProtocolViolation
@@ -19,6 +20,11 @@ SLICE_VALUES_MIN: Final = 1 << 14
 SLICES_WANTED: Final = 12  # a smaller model has smaller slices; 2, 3, 4 or 6 peers share that many evenly
 RESULT_SLACK: Final = 2.0  # more than any codec adds to a norm
 CHUNK: Final = 1 << 16  # values; the update and a few pieces of state stay in one core's L2 cache
+
+
+def slice_length(numel: int) -> int:
+    """How long the slices of a message of so many values should be."""
+    return min(max(-(-numel // SLICES_WANTED), SLICE_VALUES_MIN), SLICE_VALUES_MAX)
 
 
 class DenseCoding(Coding):
@@ -37,6 +43,10 @@ class DenseCoding(Coding):
         self.length: int = -(-length // granule) * granule
         self.count: int = -(-self.numel // self.length)
 
+    def code(self, index: int) -> Codec:
+        """Of contributors' slices."""
+        return self.up
+
     def span(self, index: int) -> slice:
         """The slice's stretch of the message."""
         return slice(index * self.length, min(self.numel, (index + 1) * self.length))
@@ -46,14 +56,18 @@ class DenseCoding(Coding):
         return int(span.stop - span.start)
 
     def message_bytes(self, index: int) -> int:
-        size: int = self.up.encoded_size(self.size(index))
+        size: int = self.code(index).encoded_size(self.size(index))
         return size
 
     def message_sqnorm(self, index: int, data: Buffer) -> float:
-        return self.up.decoded_sqnorm(data, self.size(index))
+        return self.code(index).decoded_sqnorm(data, self.size(index))
 
     def merge(self, index: int, messages: Sequence[Buffer], weights: Sequence[float]) -> torch.Tensor:
-        return merge_part(self.up, messages, weights, self.size(index), self.down)
+        """Added up in the order of the messages' own bytes: the sum does not depend on who sent which."""
+        order = sorted(range(len(messages)), key=lambda i: (bytes_of(messages[i]), weights[i]))
+        return merge_part(
+            self.code(index), [messages[i] for i in order], [weights[i] for i in order], self.size(index), self.down
+        )
 
     def result_bytes(self, index: int, senders: int) -> int:
         return self.down.encoded_size(self.size(index))
@@ -96,7 +110,7 @@ class Feedback:
     def encode(self, coding: DenseCoding, vector: torch.Tensor, out: Sequence[torch.Tensor]) -> list[float]:
         """Error feedback (arXiv 1901.09847): send what was asked for plus what is owed, keep what the code lost."""
         if not coding.up.needs_error_feedback:
-            return [coding.up.encode_with_sqnorm(vector[coding.span(i)], out[i])[1] for i in range(coding.count)]
+            return [coding.code(i).encode_with_sqnorm(vector[coding.span(i)], out[i])[1] for i in range(coding.count)]
         owed = self._owed(coding)
         wanted = owed + vector
         sqnorms = []
@@ -118,3 +132,42 @@ class Feedback:
         if key not in self._residuals:
             self._residuals[key] = torch.zeros(coding.numel)
         return self._residuals[key]
+
+
+class Wire(ABC):
+    """How the vectors of a dense method cross, whatever the method does with their mean. `fragments`: of which one is
+    exchanged at a time. `encode` and `take_back` have this peer's memory."""
+
+    fragments: int
+
+    @abstractmethod
+    def coding(self, fragment: int, momentum: torch.Tensor) -> Coding:
+        """Of that fragment; a pure function. `momentum`: the shared state's, (P,), only read."""
+
+    @abstractmethod
+    def encode(self, coding: Coding, vector: torch.Tensor, out: Sequence[torch.Tensor]) -> list[float]:
+        """As `Recipe.encode`."""
+
+    @abstractmethod
+    def take_back(self, coding: Coding, messages: Sequence[Buffer]) -> None:
+        """As `Recipe.take_back`."""
+
+
+class DenseWire(Wire):
+    """One codec up, one down. `fragments`: the places of each."""
+
+    def __init__(self, fragments: Sequence[Sequence[slice]], up: Codec, down: Codec) -> None:
+        self.fragments = len(fragments)
+        self._codings = [DenseCoding(places, up, down) for places in fragments]
+        self._feedback = Feedback()
+
+    def coding(self, fragment: int, momentum: torch.Tensor) -> DenseCoding:
+        return self._codings[fragment]
+
+    def encode(self, coding: Coding, vector: torch.Tensor, out: Sequence[torch.Tensor]) -> list[float]:
+        assert isinstance(coding, DenseCoding)
+        return self._feedback.encode(coding, vector, out)
+
+    def take_back(self, coding: Coding, messages: Sequence[Buffer]) -> None:
+        assert isinstance(coding, DenseCoding)
+        self._feedback.take_back(coding, messages)

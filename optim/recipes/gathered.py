@@ -17,7 +17,7 @@ import torch
 from blake3 import blake3
 
 from optim.codecs import Buffer
-from optim.codecs.interface import as_bytes
+from optim.codecs.interface import as_bytes, bytes_of
 from optim.recipes.interface import Coding, Sent
 from peer.errors import ProtocolViolation
 
@@ -69,7 +69,7 @@ class GatheredCoding(Coding, Generic[M]):
     def updates(self, index: int, data: Buffer) -> Iterator[tuple[slice, torch.Tensor]]:
         """The sum is in the order of the messages' own bytes: it does not depend on who sent which."""
         messages, weights = self._split(index, data)
-        order = sorted(range(len(messages)), key=lambda i: (messages[i].numpy().tobytes(), weights[i]))
+        order = sorted(range(len(messages)), key=lambda i: (bytes_of(messages[i]), weights[i]))
         yield from self.mean(index, [self.unpack(index, messages[i]) for i in order], [weights[i] for i in order])
 
     def _split(self, index: int, data: Buffer) -> tuple[list[torch.Tensor], list[float]]:

@@ -20,7 +20,7 @@ from optim.methods.demo import DemoScheme
 from optim.methods.packing import Sparse
 from optim.methods.sparse import Scheme
 from optim.methods.sparseloco import SparseLocoScheme
-from optim.recipes.dense import CHUNK, SLICE_VALUES_MAX, SLICE_VALUES_MIN, SLICES_WANTED
+from optim.recipes.dense import CHUNK, SLICE_VALUES_MAX, slice_length
 from optim.recipes.gathered import GatheredCoding
 from optim.recipes.interface import Coding, Product, Recipe, Turn
 from optim.tiles import Piece, pieces
@@ -116,9 +116,8 @@ class SparseLocoRecipe(SparseRecipe):
 
 
 def cut_into_slices(whole: Sequence[Piece]) -> list[list[Piece]]:
-    """Runs of pieces, about `SLICES_WANTED` of them."""
-    total = sum(piece.tiling.numel for piece in whole)
-    length = min(max(-(-total // SLICES_WANTED), SLICE_VALUES_MIN), SLICE_VALUES_MAX)
+    """Runs of pieces of about one slice's length each."""
+    length = slice_length(sum(piece.tiling.numel for piece in whole))
     slices: list[list[Piece]] = []
     held = length  # by the last slice
     for piece in whole:
