@@ -18,7 +18,9 @@ import msgspec
 import torch
 import trio
 
-from optim.config import OuterConfig, Streaming
+from optim.config import Eager, OuterConfig, Streaming
+from optim.outer import DilocoOuter
+from optim.recipes.eager import EagerOffset
 from optim.recipes.interface import Recipe
 from peer.control import InnerResult
 from peer.errors import WorkerError
@@ -171,10 +173,39 @@ class TakesFragments:
         self._changed = changed or ()
 
 
+class TakesEagerly:
+    """Eager updates (arXiv 2502.12996): the worker starts every round from the shared weights, stepped by the deltas of
+    the round before the last, plus this peer's own offset, stepped by its fresh delta."""
+
+    at_least = 0
+
+    def __init__(self, gang: Gang, outer: DilocoOuter) -> None:
+        self._gang, self._outer = gang, outer
+        self._shared = gang.outer.clone()
+        self._offset = EagerOffset(gang.layout.numel, outer)
+
+    def begin(self, fresh: bool) -> InnerOrders:
+        return InnerOrders(begin="outer" if fresh else "local")
+
+    def captured(self, delta: torch.Tensor, peers: int) -> InnerOrders:
+        offset = self._offset.advance(delta, 1 / peers)
+        torch.add(self._shared, offset, out=self._gang.outer)
+        return InnerOrders(begin="outer", capture=())
+
+    def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None) -> None:
+        self._shared.copy_(theta)
+        if changed is None:
+            self._offset = EagerOffset(self._gang.layout.numel, self._outer)
+            self._gang.outer.copy_(theta)
+
+
 def trainer_of(gang: Gang, outer: OuterConfig, recipe: Recipe, events: EventLog) -> GangTrainer:
     """The trainer that a run's method asks for."""
     if isinstance(outer, Streaming) and (outer.fragments > 1 or outer.tau or outer.mix):
         return OverlapTrainer(gang, TakesFragments(gang, outer.tau, outer.mix), events)
+    if isinstance(outer, Eager):
+        taking = TakesEagerly(gang, DilocoOuter(outer.lr, outer.momentum, outer.nesterov))
+        return OverlapTrainer(gang, taking, events)
     return GangTrainer(gang, recipe.product, events)
 
 

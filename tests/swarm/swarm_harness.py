@@ -64,8 +64,7 @@ batch_size = 4
 total_steps = 2000
 warmup_steps = 10
 
-[outer]
-steps = {steps}
+{outer}
 """
 
 
@@ -343,12 +342,15 @@ class Swarm:
 
 
 @asynccontextmanager
-async def open_swarm(folder: Path, *, rounds: int = 0, min_peers: int = 2, steps: int = 20) -> AsyncIterator[Swarm]:
-    """A coordinator whose invite is ready. `steps`: inner steps a round; `rounds` 0 trains until the block is left."""
+async def open_swarm(
+    folder: Path, *, rounds: int = 0, min_peers: int = 2, steps: int = 20, outer: str = ""
+) -> AsyncIterator[Swarm]:
+    """A coordinator whose invite is ready. `steps`: inner steps a round; `rounds` 0 trains until the block is left.
+    `outer`: sections of RUN.toml for another method than DiLoCo."""
     text = folder / "text"
     text.mkdir()
     _write_text(text)
-    toml = RUN_TOML.format(rounds=rounds, min_peers=min_peers, steps=steps, text=text)
+    toml = RUN_TOML.format(rounds=rounds, min_peers=min_peers, outer=outer or f"[outer]\nsteps = {steps}", text=text)
     swarm = Swarm(folder, toml)
     try:
         async with trio.open_nursery() as nursery:
