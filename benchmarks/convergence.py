@@ -28,11 +28,11 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
-from optim.inner import AdamW, InnerSpec, build_inner  # noqa: E402
 from optim.methods.diloco import strided_fragments  # noqa: E402
 from optim.simulate import Group  # noqa: E402
 from peer.config import DataConfig, ModelConfig  # noqa: E402
 from peer.data import Corpus, load_corpus  # noqa: E402
+from peer.inner import AdamW, InnerSpec, build_inner  # noqa: E402
 from peer.layout import FlatLayout, init_flat  # noqa: E402
 from peer.model import Decoder, next_token_loss  # noqa: E402
 from peer.tokenizer import ByteTokenizer  # noqa: E402

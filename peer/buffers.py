@@ -1,4 +1,4 @@
-"""Flat fp32 vectors that the network process and its compute workers both map.
+"""Flat vectors that the network process and its compute workers both map.
 
 The memory has no name in any file system: a child gets it as an inherited descriptor. So nothing can be left behind in
 /dev/shm, not even by SIGKILL, and a container's small /dev/shm is no limit.
@@ -17,24 +17,22 @@ from torch import Tensor
 
 from peer.errors import ResourceError
 
-_FLOAT_BYTES = 4
-
 
 class SharedBuffer:
-    """`numel` fp32 values, zero at first, in `tensor` (1-D). Pass `fd` to a child, which calls `attach`.
+    """`numel` values, zero at first, in `tensor` (1-D). Pass `fd` to a child, which calls `attach`.
 
     `close` gives the descriptor back; the memory itself lives as long as any process still holds the tensor.
     """
 
-    def __init__(self, fd: int, numel: int) -> None:
+    def __init__(self, fd: int, numel: int, dtype: torch.dtype = torch.float32) -> None:
         self.fd = fd
         self.numel = numel
-        self.tensor: Tensor = torch.frombuffer(mmap.mmap(fd, numel * _FLOAT_BYTES), dtype=torch.float32)
+        self.tensor: Tensor = torch.frombuffer(mmap.mmap(fd, numel * dtype.itemsize), dtype=dtype)
 
     @classmethod
-    def create(cls, directory: Path, numel: int) -> SharedBuffer:
+    def create(cls, directory: Path, numel: int, dtype: torch.dtype = torch.float32) -> SharedBuffer:
         """`directory` holds the (at once unlinked) file where the system has no anonymous shared memory."""
-        size = numel * _FLOAT_BYTES
+        size = numel * dtype.itemsize
         fd = -1
         try:
             if sys.platform == "linux":
@@ -43,7 +41,7 @@ class SharedBuffer:
                 fd, path = tempfile.mkstemp(dir=directory)
                 os.unlink(path)
             os.truncate(fd, size)
-            return cls(fd, numel)
+            return cls(fd, numel, dtype)
         except OSError as error:
             if fd >= 0:
                 os.close(fd)
@@ -52,9 +50,9 @@ class SharedBuffer:
             ) from error
 
     @classmethod
-    def attach(cls, fd: int, numel: int) -> SharedBuffer:
+    def attach(cls, fd: int, numel: int, dtype: torch.dtype = torch.float32) -> SharedBuffer:
         """Map the memory behind an inherited descriptor; takes the descriptor over."""
-        return cls(fd, numel)
+        return cls(fd, numel, dtype)
 
     def close(self) -> None:
         if self.fd >= 0:

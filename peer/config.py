@@ -88,12 +88,18 @@ class InnerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     `schedule` "cosine" warms up linearly over `warmup_steps`, then falls to `min_lr_share * lr` at `total_steps` and
     stays there; "constant" only warms up. `dtype` "auto" is bf16 autocast where the device has it, else fp32.
+
+    `optimizer`: AdamW; "adamw8bit", AdamW with moments of a byte a value, needs bitsandbytes; Lion (arXiv 2302.06675)
+    wants a rate 3 to 10 times below AdamW's and betas near (0.9, 0.99); LAMB (1904.00962) is for large batches; Muon
+    orthogonalizes the blocks' matrices with `momentum` and `newton_schulz_steps`, and gives the rest to AdamW at the
+    same rate, which `muon_scale` "match_rms_adamw" (2502.16982) makes right for both. `weight_decay` is for matrices,
+    not for gains and biases. `eps` means nothing to Lion, `momentum` and what follows only to Muon.
     """
 
     lr: float
     batch_size: int
     total_steps: int
-    optimizer: Literal["adamw"] = "adamw"
+    optimizer: Literal["adamw", "adamw8bit", "lion", "lamb", "muon"] = "adamw"
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
     weight_decay: float = 0.1
@@ -103,6 +109,9 @@ class InnerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     min_lr_share: float = 0.1
     dtype: Literal["auto", "fp32", "bf16"] = "auto"
     compile: bool = False
+    momentum: float = 0.95
+    newton_schulz_steps: int = 5
+    muon_scale: Literal["original", "match_rms_adamw"] = "match_rms_adamw"
 
     def __post_init__(self) -> None:
         _positive(self, "lr", "batch_size", "total_steps", "eps", "clip_norm")
@@ -110,3 +119,7 @@ class InnerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             raise ValueError(f"betas is {list(self.betas)}: both must lie in [0, 1)")
         if self.weight_decay < 0 or not 0 <= self.warmup_steps <= self.total_steps or not 0 <= self.min_lr_share <= 1:
             raise ValueError("weight_decay >= 0, 0 <= warmup_steps <= total_steps and 0 <= min_lr_share <= 1 must hold")
+        if not 0.0 <= self.momentum < 1.0:
+            raise ValueError(f"momentum is {self.momentum}: it must lie in [0, 1)")
+        if not 1 <= self.newton_schulz_steps <= 20:
+            raise ValueError(f"newton_schulz_steps is {self.newton_schulz_steps}: it must lie between 1 and 20")

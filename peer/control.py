@@ -31,7 +31,7 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
     micro_batch_size: int | None
     outer_fd: int
     delta_fd: int
-    moments_fd: int
+    inner_state_fd: int
 
 
 class RunInner(msgspec.Struct, frozen=True, tag="inner"):

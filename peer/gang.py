@@ -29,8 +29,8 @@ class Gang:
     """Commands to the worker; from `open_gang`. One command runs at a time, in the order of the calls.
 
     `outer` and `delta` are flat fp32 vectors in the canonical order of `layout`. The caller writes `outer` (never
-    while a command runs that reads it) and reads `delta` after `inner_steps`. `moments` holds AdamW's state as of the
-    last `inner_steps` (2P + 1 values); write it before the first command to train on warm after a restart.
+    while a command runs that reads it) and reads `delta` after `inner_steps`. `inner_state` holds the inner optimizer's
+    state as of the last `inner_steps` (uint8, `peer.inner.state_bytes`); a worker that is started anew takes it up.
     """
 
     def __init__(self, config: GangConfig, buffers: GangBuffers) -> None:
@@ -38,7 +38,7 @@ class Gang:
         self.layout = FlatLayout.of(config.model)
         self.outer = buffers.outer.tensor
         self.delta = buffers.delta.tensor
-        self.moments = buffers.moments.tensor
+        self.inner_state = buffers.inner_state.tensor
         self._ids = itertools.count()
         self._pending: dict[int, Pending] = {}  # in the order of the calls
         self._supervisor = Supervisor(config, buffers, self._pending)
@@ -143,7 +143,7 @@ async def open_gang(config: GangConfig) -> AsyncIterator[Gang]:
     loads, ResourceError where there is no memory for the buffers.
     """
     config.directory.mkdir(parents=True, exist_ok=True)
-    with GangBuffers.open(config.directory, FlatLayout.of(config.model).numel) as buffers:
+    with GangBuffers.open(config) as buffers:
         gang = Gang(config, buffers)
         try:
             await gang._supervisor.start()

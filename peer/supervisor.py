@@ -7,6 +7,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
 import trio
 
 from peer import control
@@ -16,6 +17,8 @@ from peer.config import DataConfig, InnerConfig, ModelConfig
 from peer.device import usable_cores
 from peer.errors import ConfigError, WorkerError
 from peer.events import EventLog
+from peer.inner import InnerSpec, state_bytes
+from peer.layout import FlatLayout
 from peer.tokenizer import BYTES
 
 _BACKOFF_MAX_S = 30.0
@@ -52,15 +55,21 @@ class GangBuffers:
 
     outer: SharedBuffer
     delta: SharedBuffer
-    moments: SharedBuffer
+    inner_state: SharedBuffer
 
     @classmethod
     @contextmanager
-    def open(cls, directory: Path, numel: int) -> Iterator[GangBuffers]:
-        """For a model of `numel` parameters. The memory lives on while anybody holds one of the tensors."""
+    def open(cls, config: GangConfig) -> Iterator[GangBuffers]:
+        """Of the sizes `config` needs. The memory lives on while anybody holds one of the tensors."""
+        layout = FlatLayout.of(config.model)
+        kept = state_bytes(InnerSpec.of(config.inner), layout)
         with ExitStack() as stack:
-            sizes = (numel, numel, 2 * numel + 1)
-            yield cls(*(stack.enter_context(closing(SharedBuffer.create(directory, size))) for size in sizes))
+
+            def create(numel: int, dtype: torch.dtype) -> SharedBuffer:
+                return stack.enter_context(closing(SharedBuffer.create(config.directory, numel, dtype)))
+
+            weights = layout.numel, torch.float32
+            yield cls(create(*weights), create(*weights), create(kept, torch.uint8))
 
 
 @dataclass
@@ -124,11 +133,11 @@ class Supervisor:
         """Start a worker and wait until it has loaded. Raises WorkerError or ConfigError."""
         config = self._config
         started = trio.current_time()
-        outer_fd, delta_fd, moments_fd = self._buffers.outer.fd, self._buffers.delta.fd, self._buffers.moments.fd
+        buffers = self._buffers
         child = Child.start(
             config.directory / "worker.log",
             config.threads or usable_cores(),
-            (outer_fd, delta_fd, moments_fd),
+            (buffers.outer.fd, buffers.delta.fd, buffers.inner_state.fd),
         )
         load = control.Load(
             model=config.model,
@@ -139,9 +148,9 @@ class Supervisor:
             device=config.device,
             seed=config.seed,
             micro_batch_size=config.micro_batch_size,
-            outer_fd=outer_fd,
-            delta_fd=delta_fd,
-            moments_fd=moments_fd,
+            outer_fd=buffers.outer.fd,
+            delta_fd=buffers.delta.fd,
+            inner_state_fd=buffers.inner_state.fd,
         )
         try:
             answer = await handshake(child, load, config.load_timeout_s)

@@ -1,10 +1,10 @@
-"""The inner optimizer: plain AdamW training of the local weights between two outer steps.
+"""Training of the local weights between two outer steps.
 
 Shapes: B sequences, T = seq_len tokens, P parameters of the model (the length of every flat vector).
 
-Each inner run starts from the outer weights, but the optimizer's moments stay where they are: they are never reset and
-never averaged (DiLoCo, 2311.08105). The learning rate follows the run's global inner step, so that a late joiner trains
-at the rate of everybody else.
+As a rule an inner run starts from the outer weights, but the inner optimizer's state stays where it is: it is never
+reset and never averaged (DiLoCo, 2311.08105). The learning rate follows the run's global inner step, so that a late
+joiner trains at the rate of everybody else.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.optim.adamw import adamw
 
 from peer.config import InnerConfig, ModelConfig
 from peer.control import InnerResult, Progress
 from peer.device import Device, uses_bf16
+from peer.inner import InnerOptimizer, InnerSpec, build_inner
+from peer.inner_fused import FusedAdamW
 from peer.layout import FlatLayout
 from peer.model import Decoder, next_token_loss
 
@@ -49,20 +50,9 @@ class StepOutcome:
     skipped: bool
 
 
-@dataclass(frozen=True)
-class _Group:
-    """Parameters with one weight decay, each with its two moments and its count of steps."""
-
-    weight_decay: float
-    parameters: list[Tensor]
-    first: list[Tensor]
-    second: list[Tensor]
-    steps: list[Tensor]
-
-
 class Trainer:
-    """One device's model, gradient and AdamW state, each one flat vector of P fp32 values: `local`, `gradient`, and
-    the two rows of `moments`. `micro_batch_size` bounds the sequences that are on the device at once.
+    """One device's model, its gradient (both one flat vector of P fp32 values, `local` and `gradient`) and its inner
+    `optimizer`. `micro_batch_size` bounds the sequences that are on the device at once.
     """
 
     def __init__(
@@ -70,18 +60,17 @@ class Trainer:
     ) -> None:
         self.config = config
         self.device = device
-        size = FlatLayout.of(model).numel
-        self.local = torch.zeros(size, device=device.torch)
+        layout = FlatLayout.of(model)
+        self.local = torch.zeros(layout.numel, device=device.torch)
         self.gradient = torch.zeros_like(self.local)
-        self.moments = torch.zeros(2, size, device=device.torch)
-        self.steps = torch.zeros(len(FlatLayout.of(model).slots), device=device.torch)  # AdamW's, one a parameter
+        build = FusedAdamW if config.optimizer == "adamw" else build_inner
+        self.optimizer: InnerOptimizer = build(InnerSpec.of(config), layout, self.local)
         self.model = Decoder(model, self.local)
         self.model.bind_gradients(self.gradient)
         self.compiled = config.compile and device.compile
         self._forward: Callable[[Tensor], Tensor] = torch.compile(self.model) if self.compiled else self.model
         self._micro_batch_size = micro_batch_size or config.batch_size
         self._bf16 = uses_bf16(device, config)
-        self._groups = self._build_groups()
         self._gradient_sum: Tensor | None = None  # (P,), each sequence's gradient; only where gradients are asked for
         self._sequences = 0
 
@@ -92,7 +81,9 @@ class Trainer:
             return StepOutcome(loss, skipped=True)
         if norm > self.config.clip_norm:
             self.gradient.mul_(self.config.clip_norm / norm)
-        self._adamw(learning_rate(self.config, step))
+        self.optimizer.lr = learning_rate(self.config, step)
+        with torch.no_grad():
+            self.optimizer.step(self.local, self.gradient)
         return StepOutcome(loss, skipped=False)
 
     def begin_gradient(self) -> None:
@@ -139,16 +130,6 @@ class Trainer:
                 on_batch()
         return total / sequences
 
-    def save_moments(self, out: Tensor) -> None:
-        """Both moments and the count of steps into `out` (2P + 1 values)."""
-        out[:-1].copy_(self.moments.flatten())
-        out[-1] = self.steps[0]
-
-    def load_moments(self, saved: Tensor) -> None:
-        """The inverse of `save_moments`: a respawned worker trains on warm."""
-        self.moments.copy_(saved[:-1].view(2, -1))
-        self.steps.fill_(float(saved[-1]))
-
     def _backward(self, tokens: Tensor) -> tuple[float, float]:
         """Mean loss of the batch, and the norm of its gradient, which is left in `gradient`."""
         tokens = tokens.to(self.device.torch)
@@ -163,47 +144,6 @@ class Trainer:
     def _loss(self, tokens: Tensor, forward: Callable[[Tensor], Tensor]) -> Tensor:
         with torch.autocast(self.device.torch.type, dtype=torch.bfloat16, enabled=self._bf16):
             return next_token_loss(forward(tokens[:, :-1]), tokens)
-
-    @torch.no_grad()
-    def _adamw(self, lr: float) -> None:
-        """torch.optim.AdamW's own kernel on our flat vectors. Building the class itself would import torch._dynamo:
-        1.5 s and 100 MB for each worker, before its first step."""
-        for group in self._groups:
-            adamw(
-                group.parameters,
-                [parameter.grad for parameter in group.parameters if parameter.grad is not None],
-                group.first,
-                group.second,
-                [],
-                group.steps,
-                fused=self.device.torch.type in ("cpu", "cuda"),
-                amsgrad=False,
-                beta1=self.config.betas[0],
-                beta2=self.config.betas[1],
-                lr=lr,
-                weight_decay=group.weight_decay,
-                eps=self.config.eps,
-                maximize=False,
-            )
-
-    def _build_groups(self) -> list[_Group]:
-        """Matrices decay, gains and biases do not."""
-        named: dict[str, Tensor] = dict(self.model.canonical_parameters())
-        first, second = (self.model.layout.views(row) for row in self.moments)
-        steps = dict(zip(named, self.steps.unbind(), strict=True))
-        groups = []
-        for decays in (True, False):
-            names = [name for name, parameter in named.items() if (parameter.dim() > 1) == decays]
-            groups.append(
-                _Group(
-                    weight_decay=self.config.weight_decay if decays else 0.0,
-                    parameters=[named[name] for name in names],
-                    first=[first[name] for name in names],
-                    second=[second[name] for name in names],
-                    steps=[steps[name] for name in names],
-                )
-            )
-        return groups
 
 
 @dataclass

@@ -24,6 +24,7 @@ from peer.data import load_corpus, sample_numbers
 from peer.device import resolve_device, uses_bf16
 from peer.errors import ConfigError
 from peer.generate import generate
+from peer.inner import InnerSpec, state_bytes
 from peer.layout import FlatLayout
 from peer.orders import InnerOrders, Span
 from peer.tokenizer import load_tokenizer
@@ -41,10 +42,11 @@ class Worker:
     def __init__(self, link: ControlLink, load: control.Load) -> None:
         self._link = link
         self._load = load
-        numel = FlatLayout.of(load.model).numel
-        self._outer = SharedBuffer.attach(load.outer_fd, numel).tensor
-        self._delta = SharedBuffer.attach(load.delta_fd, numel).tensor
-        self._moments = SharedBuffer.attach(load.moments_fd, 2 * numel + 1).tensor
+        layout = FlatLayout.of(load.model)
+        kept = state_bytes(InnerSpec.of(load.inner), layout)
+        self._outer = SharedBuffer.attach(load.outer_fd, layout.numel).tensor
+        self._delta = SharedBuffer.attach(load.delta_fd, layout.numel).tensor
+        self._inner_state = SharedBuffer.attach(load.inner_state_fd, kept, torch.uint8).tensor
         self._tokenizer = load_tokenizer(load.tokenizer)
         if self._tokenizer.vocab_size > load.model.vocab_size:
             raise ConfigError(
@@ -58,7 +60,7 @@ class Worker:
         device = resolve_device(load.device)
         self._corpus = load_corpus(load.data, self._tokenizer, Path(load.directory))
         self._trainer = Trainer(load.model, load.inner, device, load.micro_batch_size)
-        self._trainer.load_moments(self._moments)
+        self._trainer.optimizer.load(self._inner_state)
         self._has_local = False  # whether trainer.local holds anything to go on from
         link.send(
             control.Loaded(
@@ -110,7 +112,7 @@ class Worker:
         result = run_inner(self._trainer, lambda numbers: self._corpus.batch(numbers, self._load.seed), run)
         self._capture(orders)
         if orders.product == "delta":
-            self._trainer.save_moments(self._moments)
+            self._trainer.optimizer.save(self._inner_state)
         return result
 
     def _begin(self, orders: InnerOrders) -> None:

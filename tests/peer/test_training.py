@@ -14,7 +14,8 @@ from peer.control import InnerResult
 from peer.device import Device, resolve_device
 from peer.errors import ConfigError
 from peer.generate import generate
-from peer.layout import init_flat
+from peer.inner import InnerSpec, state_bytes
+from peer.layout import FlatLayout, init_flat
 from peer.model import Decoder, next_token_loss
 from peer.training import InnerRun, StepOutcome, Trainer, learning_rate, run_inner
 
@@ -88,30 +89,65 @@ def test_a_non_finite_step_changes_nothing_and_is_counted() -> None:
     trainer = _trainer()
     trainer.step(_batch([0, 1, 2, 3]), 0)
     trainer.local[5] = math.nan
-    before = (trainer.local.clone(), trainer.moments.clone())
+    before = (trainer.local.clone(), trainer.optimizer.state.clone())
     result = _run(trainer, 8)
     assert (result.steps, result.skipped) == (2, 2) and math.isnan(result.loss)
     assert torch.equal(trainer.local.nan_to_num(7), before[0].nan_to_num(7))
-    assert torch.equal(trainer.moments, before[1])
+    assert torch.equal(trainer.optimizer.state, before[1]) and trainer.optimizer.steps == 1
     trainer.local[5] = 0.0
     assert _run(trainer, 8).skipped == 0
 
 
-def test_moments_survive_a_new_trainer_but_not_a_new_start() -> None:
-    """Restoring the weights, as every round does, leaves the moments; a respawned worker takes them over."""
-    one = _trainer()
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw8bit", "lion", "lamb", "muon"])
+def test_the_optimizers_state_survives_a_new_trainer_but_not_a_new_start(optimizer: str) -> None:
+    """Restoring the weights, as every round does, leaves it; a respawned worker takes it over, to the bit."""
+    model = msgspec.structs.replace(MODEL, vocab_size=256)  # 8-bit moments are for parameters of 4096 values and more
+    config = msgspec.structs.replace(INNER, optimizer=optimizer)
+    one, two, cold = (Trainer(model, config, CPU) for _ in range(3))
+    for trainer in (one, two, cold):
+        init_flat(model, seed=0, out=trainer.local)
     _run(one, 40)
-    saved = torch.zeros(2 * one.local.numel() + 1)
-    one.save_moments(saved)
-    two = _trainer()
-    two.load_moments(saved)
-    init_flat(MODEL, seed=0, out=one.local)
-    _run(one, 20, first_step=10)
-    _run(two, 20, first_step=10)
-    assert torch.equal(one.local, two.local)
-    cold = _trainer()
-    _run(cold, 20, first_step=10)
-    assert not torch.equal(one.local, cold.local)
+    layout = FlatLayout.of(model)
+    saved = torch.full((state_bytes(InnerSpec.of(config), layout),), 7, dtype=torch.uint8)
+    one.optimizer.save(saved)
+    two.optimizer.load(saved)
+    again = torch.zeros_like(saved)
+    two.optimizer.save(again)
+    used = one.optimizer.state.view(torch.uint8).numel()
+    assert torch.equal(saved[:used], again[:used]) and two.optimizer.steps == 10
+    assert 0 <= saved.numel() - used - 8 < 8  # no memory for nothing
+    init_flat(model, seed=0, out=one.local)
+    for trainer in (one, two, cold):
+        _run(trainer, 20, first_step=10)
+    assert torch.equal(one.local, two.local) and not torch.equal(one.local, cold.local)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw8bit", "lion", "lamb", "muon"])
+def test_matrices_decay_gains_do_not(optimizer: str) -> None:
+    """Where the gradient is zero, only decay moves: matrices shrink, gains stay."""
+    trainer = _trainer(optimizer=optimizer)
+    trainer.optimizer.step(trainer.local, torch.zeros_like(trainer.local))
+    start = trainer.model.layout.views(init_flat(MODEL, seed=0))
+    for name, parameter in trainer.model.canonical_parameters():
+        assert bool((parameter.abs() <= start[name].abs()).all())
+        assert torch.equal(parameter, start[name]) == (parameter.dim() == 1)
+
+
+def test_gradients_add_up_by_sequences_and_skip_what_is_not_finite() -> None:
+    trainer = _trainer()
+    _run(trainer, 7, product="gradient")  # batches of 4 and 3
+    gathered, whole = torch.empty_like(trainer.local), torch.empty_like(trainer.local)
+    trainer.mean_gradient(slice(None), gathered)
+    trainer.begin_gradient()
+    trainer.add_gradient(_batch(list(range(7))))
+    trainer.mean_gradient(slice(None), whole)
+    assert torch.allclose(gathered, whole, atol=1e-6) and float(whole.norm()) > 2 * INNER.clip_norm
+    assert torch.equal(trainer.local, init_flat(MODEL, seed=0)) and trainer.optimizer.steps == 0
+    good = whole.clone()
+    trainer.local[5] = math.nan
+    assert trainer.add_gradient(_batch([9])).skipped
+    trainer.mean_gradient(slice(None), whole)
+    assert torch.equal(whole, good)
 
 
 def test_the_schedule_follows_the_runs_step() -> None:
