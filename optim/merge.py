@@ -97,6 +97,12 @@ def contribution_weights(tokens: Sequence[int], norms: Sequence[float], gate: Ga
     return tuple(share.weight for share in judge(tokens, norms, gate))
 
 
+def gradient_weights(tokens: Sequence[int], norms: Sequence[float], gate: Gate | None = None) -> tuple[float, ...]:
+    """`contribution_weights` of mean gradients, whose norms FALL with work: from 1 (one direction) to 1 / sqrt(tokens)
+    (noise). The gate expects what sums of them do, norms that grow between sqrt(tokens) and tokens."""
+    return contribution_weights(tokens, [work * norm for work, norm in zip(tokens, norms, strict=True)], gate)
+
+
 def _plain_reason(tokens: int, norm: float) -> Reason:
     if not (math.isfinite(norm) and norm >= 0):
         return "not_finite"

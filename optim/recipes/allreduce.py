@@ -9,6 +9,7 @@ import torch
 
 from optim.codecs import Buffer
 from optim.large_batch import LargeBatchStep
+from optim.merge import gradient_weights
 from optim.recipes.dense import Wire
 from optim.recipes.interface import Coding, Product, Recipe, Turn
 from peer.layout import FlatLayout
@@ -33,6 +34,9 @@ class AllReduceRecipe(Recipe):
         self, turn: Turn, after: Sequence[torch.Tensor], before: Sequence[torch.Tensor], update: torch.Tensor
     ) -> None:
         self.rule.step_into(after, before, update, self._layout, turn.round, turn.lr)
+
+    def weights(self, tokens: Sequence[int], norms: Sequence[float]) -> tuple[float, ...]:
+        return gradient_weights(tokens, norms)
 
     def encode(self, turn: Turn, coding: Coding, product: torch.Tensor, out: Sequence[torch.Tensor]) -> list[float]:
         return self._wire.encode(coding, product, out)

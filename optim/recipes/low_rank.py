@@ -128,7 +128,7 @@ class LowRankWire(Wire):
     def __init__(self, layout: FlatLayout, fragments: Sequence[Sequence[str]], rank: int) -> None:
         self.fragments = len(fragments)
         self._codings = [LowRankCoding(layout, names, rank) for names in fragments]
-        self._errors: dict[tuple[slice, ...], torch.Tensor] = {}
+        self._errors: dict[LowRankCoding, torch.Tensor] = {}
         self._warm: dict[int, torch.Tensor] = {}  # by a block's start
 
     def coding(self, fragment: int, momentum: torch.Tensor) -> LowRankCoding:
@@ -169,7 +169,7 @@ class LowRankWire(Wire):
         return np.concatenate([x.reshape(-1).view(np.uint8) for x in (scale, *(i.numpy() for i in integers))])
 
     def _owed(self, coding: LowRankCoding) -> torch.Tensor:
-        return self._errors.setdefault(coding.places, torch.zeros(coding.numel))
+        return self._errors.setdefault(coding, torch.zeros(coding.numel))
 
 
 def _unpacked(block: Block, raw: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> Factors:

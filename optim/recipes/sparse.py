@@ -16,6 +16,7 @@ import torch
 from optim.codecs import Buffer
 from optim.codecs.rows import absmax
 from optim.exact import square_sum
+from optim.merge import gradient_weights
 from optim.methods.demo import DemoScheme
 from optim.methods.packing import Sparse
 from optim.methods.sparse import Scheme
@@ -104,6 +105,9 @@ class DemoRecipe(SparseRecipe):
 
     def __init__(self, layout: FlatLayout, scheme: DemoScheme, chunk: int) -> None:
         super().__init__(layout, scheme, chunk)
+
+    def weights(self, tokens: Sequence[int], norms: Sequence[float]) -> tuple[float, ...]:
+        return gradient_weights(tokens, norms)
 
 
 class SparseLocoRecipe(SparseRecipe):

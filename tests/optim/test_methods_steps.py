@@ -21,15 +21,15 @@ from tests.optim.trajectory import (
 )
 
 CLOSE = 1e-9
+LION = {"lr": 3e-3, "b1": 0.9, "b2": 0.99, "wd": 0.1}
 
 
 def mean(arrays: list[np.ndarray]) -> np.ndarray:
     return sum(arrays) / len(arrays)  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize("vote", ["majority", "average"])
-def test_lion(vote: str) -> None:
-    lr, b1, b2, wd = 3e-3, 0.9, 0.99, 0.1
+def lion_by_formula(vote: str) -> list[Arrays]:
+    lr, b1, b2, wd = LION["lr"], LION["b1"], LION["b2"], LION["wd"]
     moments = [{n: np.zeros(s) for n, s in SHAPES.items()} for _ in range(K)]
 
     def advance(step: int, workers: list[Arrays], grads: list[Arrays]) -> None:
@@ -40,8 +40,13 @@ def test_lion(vote: str) -> None:
                 m[n] = b2 * m[n] + (1 - b2) * g[n]
                 w[n] = w[n] - lr * (move + wd * w[n])
 
-    _, ours = simulated("lion", lr=lr, b1=b1, b2=b2, wd=wd, vote=vote)
-    assert apart(ours, replayed(advance)) < CLOSE
+    return replayed(advance)
+
+
+@pytest.mark.parametrize("vote", ["majority", "average"])
+def test_lion(vote: str) -> None:
+    _, ours = simulated("lion", **LION, vote=vote)
+    assert apart(ours, lion_by_formula(vote)) < CLOSE
 
 
 @pytest.mark.parametrize("workers", [2, 3, 6, 7])
@@ -53,8 +58,7 @@ def test_a_tie_of_votes_moves_nothing(workers: int) -> None:
     assert group.params(0)["w"].tolist() == [expected, -0.1, 0.0]
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
-def test_allreduce_is_one_process_with_the_whole_batch(optimizer: str) -> None:
+def allreduce_by_formula(optimizer: str) -> list[Arrays]:
     """Two micro-steps of four workers: the mean of eight gradients, one step."""
     reference, batch = AdamWReference(), []
 
@@ -74,8 +78,13 @@ def test_allreduce_is_one_process_with_the_whole_batch(optimizer: str) -> None:
         for w in workers[1:]:
             w.update({n: v.copy() for n, v in params.items()})
 
+    return replayed(advance)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
+def test_allreduce_is_one_process_with_the_whole_batch(optimizer: str) -> None:
     _, ours = simulated("allreduce", accumulate=2, inner={"optimizer": optimizer})
-    assert apart(ours, replayed(advance)) < CLOSE
+    assert apart(ours, allreduce_by_formula(optimizer)) < CLOSE
 
 
 def test_powersgd() -> None:
