@@ -10,6 +10,20 @@ from optim.methods.interface import Dense
 from peer.layout import FlatLayout
 
 
+def pair_step(
+    theta: torch.Tensor,
+    move: torch.Tensor,
+    delta: torch.Tensor,
+    apart: torch.Tensor,
+    constants: tuple[float, float, float],
+) -> None:
+    """One outer step of one peer, in place, on any stretch of its vectors. `delta`: the pair's mean of phi - local;
+    `apart`: this peer's phi less the pair's mean phi; `constants`: alpha, beta, gamma."""
+    alpha, beta, gamma = constants
+    move.mul_(alpha).sub_(delta * beta).sub_(apart * gamma)
+    theta.add_(move)
+
+
 class Gossip(Dense):
     """Every H inner steps a peer meets one other, drawn anew each time. With phi its outer weights,
     delta = phi - local, and means over the pair:
@@ -46,9 +60,7 @@ class Gossip(Dense):
     def incoming(self, merged: torch.Tensor | None, local: torch.Tensor) -> None:
         assert merged is not None
         delta, phi = merged.chunk(2)
-        apart = (self.theta - phi).mul_(self.gamma)
-        self.move.mul_(self.alpha).sub_(delta * self.beta).sub_(apart)
-        self.theta.add_(self.move)
+        pair_step(self.theta, self.move, delta, self.theta - phi, (self.alpha, self.beta, self.gamma))
         local.copy_(self.theta)
 
     def partners(self, exchange: int, peers: int) -> list[list[int]]:

@@ -1,0 +1,158 @@
+"""A message of a gossip run, phi and delta, to bytes and back; what a pair makes of its two messages.
+
+Both halves are cut into the same slices; delta is coded by the run's `up` codec, phi by its `down` codec. A peer sees
+its own message as its partner does, decoded: so both compute the same mean to the bit, their pulls on each other are
+equal and opposite, and where both hold the same phi the codec moves neither.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from blake3 import blake3
+
+from optim.codecs import Codec
+from optim.methods.gossip import pair_step
+from optim.methods.interface import weighted_sum
+from optim.recipes.dense import DenseCoding, Feedback
+from swarm.gossip.messages import Half
+
+HALF_EACH = (0.5, 0.5)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """One half of a message: encoded slices (uint8) and their blake3 hashes."""
+
+    slices: tuple[memoryview, ...]
+    hashes: tuple[bytes, ...]
+
+
+@dataclass(frozen=True)
+class Message:
+    """What one peer brings to a meeting."""
+
+    phi: Packed
+    delta: Packed
+
+
+@dataclass(frozen=True)
+class Compared:
+    """L2 norms: of both peers' phi and delta, and of the difference between the two phi, all as decoded."""
+
+    my_phi: float
+    my_delta: float
+    phi: float
+    delta: float
+    distance: float
+
+    @property
+    def relative_distance(self) -> float:
+        """Of the two phi, to the length of ours."""
+        return self.distance / self.my_phi if self.my_phi else self.distance
+
+
+class PairCoding:
+    """Of vectors with `numel` values. Everything here blocks; `pack_delta` and `take_back` have a memory (error
+    feedback), and are called one after the other."""
+
+    def __init__(self, numel: int, up: Codec, down: Codec) -> None:
+        self._cut = DenseCoding([slice(0, numel)], up, down)
+        self._feedback = Feedback()
+
+    @property
+    def count(self) -> int:
+        """Slices in each half."""
+        return self._cut.count
+
+    def size(self, half: Half, index: int) -> int:
+        """Bytes of a slice, exactly."""
+        size: int = self._codec(half).encoded_size(self._cut.size(index))
+        return size
+
+    def total(self, half: Half) -> int:
+        """Bytes of a half."""
+        return sum(self.size(half, index) for index in range(self.count))
+
+    def pack_phi(self, theta: torch.Tensor) -> Packed:
+        """theta: (P,). `ProtocolViolation` if it does not fit the codec."""
+        out = self._room("phi")
+        for index, piece in enumerate(out):
+            self._cut.down.encode(theta[self._cut.span(index)], piece)
+        return _packed(out)
+
+    def pack_delta(self, delta: torch.Tensor) -> Packed:
+        """delta: (P,), only read. `ProtocolViolation` if it is not finite."""
+        out = self._room("delta")
+        self._feedback.encode(self._cut, delta, out)
+        return _packed(out)
+
+    def take_back(self, delta: Packed) -> None:
+        """That delta was not met with: a codec with error feedback owes it again."""
+        self._feedback.take_back(self._cut, delta.slices)
+
+    def compare(self, mine: Message, theirs: Message) -> Compared:
+        """`ProtocolViolation` if a slice of theirs does not decode."""
+        sums = [0.0] * 5
+        for index in range(self.count):
+            my_phi, phi = self._phi(mine, index), self._phi(theirs, index)
+            size = self._cut.size(index)
+            sums[0] += _sqnorm(my_phi)
+            sums[1] += self._cut.up.decoded_sqnorm(mine.delta.slices[index], size)
+            sums[2] += _sqnorm(phi)
+            sums[3] += self._cut.up.decoded_sqnorm(theirs.delta.slices[index], size)
+            sums[4] += _sqnorm(my_phi.sub_(phi))
+        return Compared(*map(math.sqrt, sums))
+
+    def step(
+        self,
+        theta: torch.Tensor,
+        move: torch.Tensor,
+        mine: Message,
+        theirs: Message,
+        constants: tuple[float, float, float],
+    ) -> None:
+        """The outer step of NoLoCo with the pair's means, in place. `constants`: alpha, beta, gamma."""
+        for index, (delta, phi) in enumerate(self.means(mine, theirs)):
+            span = self._cut.span(index)
+            apart = self._phi(mine, index).sub_(phi)
+            pair_step(theta[span], move[span], delta, apart, constants)
+
+    def means(self, mine: Message, theirs: Message) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """The pair's mean delta and mean phi, slice after slice: the same bits on both sides, for of two floats the sum
+        does not depend on the order."""
+        for index in range(self.count):
+            deltas = [self._delta(message, index) for message in (mine, theirs)]
+            phis = [self._phi(message, index) for message in (mine, theirs)]
+            yield weighted_sum(deltas, HALF_EACH), weighted_sum(phis, HALF_EACH)
+
+    def _phi(self, message: Message, index: int) -> torch.Tensor:
+        return self._cut.down.decode(message.phi.slices[index], self._cut.size(index))
+
+    def _delta(self, message: Message, index: int) -> torch.Tensor:
+        return self._cut.up.decode(message.delta.slices[index], self._cut.size(index))
+
+    def _codec(self, half: Half) -> Codec:
+        return self._cut.down if half == "phi" else self._cut.up
+
+    def _room(self, half: Half) -> list[torch.Tensor]:
+        return [torch.empty(self.size(half, index), dtype=torch.uint8) for index in range(self.count)]
+
+
+def step_alone(
+    theta: torch.Tensor, move: torch.Tensor, delta: torch.Tensor, constants: tuple[float, float, float]
+) -> None:
+    """The outer step of a peer that met itself: nothing was coded, so nothing was lost."""
+    pair_step(theta, move, delta, torch.zeros_like(theta), constants)
+
+
+def _packed(out: Sequence[torch.Tensor]) -> Packed:
+    views = tuple(memoryview(piece.numpy().data) for piece in out)
+    return Packed(views, tuple(blake3(view).digest() for view in views))
+
+
+def _sqnorm(x: torch.Tensor) -> float:
+    return float(torch.linalg.vector_norm(x, dtype=torch.float64)) ** 2

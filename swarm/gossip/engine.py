@@ -1,0 +1,218 @@
+"""A peer's life in a gossip run (NoLoCo, arXiv 2506.10911): train, meet one other peer, step; no rounds in common.
+
+Nothing is voted on and nobody leads. A peer that finds nobody to meet steps with its own delta and goes on; one that is
+too far behind the others takes over the weights of one of them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from random import Random
+from statistics import median
+from typing import Final
+
+import torch
+import trio
+
+from peer.errors import NetworkError, ProtocolViolation, WorkerError
+from peer.rpc import Call
+from swarm.chain import Head
+from swarm.gossip.coding import PairCoding, step_alone
+from swarm.gossip.corner import Corner, Rules, Trained
+from swarm.gossip.lending import Lending
+from swarm.gossip.letter import Letter
+from swarm.gossip.matchmaker import Matchmaker
+from swarm.gossip.meeting import Meeting
+from swarm.gossip.norms import Examiner
+from swarm.gossip.pairing import Seen, candidates, is_left_behind, round_after, round_after_alone, steps_for
+from swarm.gossip.replica import Replica
+from swarm.gossip.samples import draw
+from swarm.messages import STANDING, AskHead, Standing
+
+PATIENCE_MIN_S: Final = 3.0
+RETRY_S: Final = 1.0
+LOOK_S: Final = 0.25
+HISTORY: Final = 8
+
+
+class Engine:
+    """`run()` takes part until this peer's round is the run's last."""
+
+    def __init__(self, corner: Corner, rules: Rules, replica: Replica, coding: PairCoding) -> None:
+        self.phase = "joining"
+        self.replica = replica
+        self._corner, self._rules, self._coding = corner, rules, coding
+        self._lending = Lending(corner, rules, replica)
+        self._examiner = Examiner(coding, rules.steps)
+        self._compute_s: deque[float] = deque(maxlen=HISTORY)
+        self._random = Random()
+        self._heard: dict[str, int] = {}
+        corner.host.rpc.serve(STANDING, self._on_standing)
+
+    @property
+    def head(self) -> Head:
+        """What this peer publishes of itself."""
+        return self.replica.head(self._rules.run_id, self._rules.steps)
+
+    async def run(self) -> None:
+        corner = self._corner
+        async with trio.open_nursery() as tasks:
+            match = Matchmaker(corner.host, corner.tempo, corner.events, tasks, self._heard)
+            await self._gather()
+            while not self._rules.rounds or self.replica.round < self._rules.rounds:
+                if self._must_fetch():
+                    await self._catch_up()
+                else:
+                    await self._round(match)
+            self.phase, match.finished = "finished", True
+            await match.serve_partner()
+            tasks.cancel_scope.cancel()
+
+    def others(self) -> dict[str, Seen]:
+        """Live members but us, with the newest that is known of each."""
+        seen = dict(self._corner.keeper.others())
+        for peer, round_number in self._heard.items():
+            if peer in seen and round_number > seen[peer].round:
+                seen[peer] = Seen(round_number, seen[peer].speed)
+        for peer in self._corner.keeper.banned():
+            seen.pop(peer, None)
+        return seen
+
+    async def _gather(self) -> None:
+        """Wait for the run's first peers, unless it is under way."""
+        self.phase = "waiting for peers"
+        while self.replica.round <= 0:
+            others = self.others()
+            if len(others) + 1 >= self._rules.min_peers or any(seen.round > 0 for seen in others.values()):
+                return
+            await trio.sleep(LOOK_S)
+
+    # -- one round -----------------------------------------------------------------------------------------------------
+
+    async def _round(self, match: Matchmaker) -> None:
+        began = trio.current_time()
+        letter = Letter(self._coding, self.replica.theta)
+        match.open(letter, self.replica.round, began + (median(self._compute_s) if self._compute_s else 0.0))
+        meeting: Meeting | None = None
+        try:
+            work = await self._train_and_publish()
+            if work is not None and await self._seal(letter, work):
+                trained = trio.current_time()
+                self._compute_s.append(trained - began)
+                self.phase = "meeting"
+                self._examiner.begin(letter, work.steps)
+                meeting = await match.meet(self._partners, self._patience_s(), self._examiner)
+            else:
+                work = None
+        finally:
+            match.close()
+            with trio.CancelScope(shield=True):
+                await letter.close()
+        if work is None:
+            await trio.sleep(RETRY_S)
+            return
+        waited_s = trio.current_time() - trained
+        await self._step(letter, work, meeting)
+        self._report(work, meeting, trio.current_time() - began, waited_s)
+        await self._corner.keeper.stepped(self.head)
+
+    async def _train_and_publish(self) -> Trained | None:
+        self.phase = "training"
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._lending.publish)  # what we start from does not change while we train
+            work = await self._train()
+        return work
+
+    async def _train(self) -> Trained | None:
+        corner, rules, replica = self._corner, self._rules, self.replica
+        speed = corner.trainee.speed
+        steps = steps_for(speed, self.others(), rules.steps)
+        ((first, _),) = draw(rules.run_id, corner.me.peer, replica.turn, rules.steps * rules.batch_size)
+        replica.turn += 1  # whatever becomes of it, these samples are not drawn again
+        samples = ((first, first + steps * rules.batch_size),)
+        deadline_s = min(rules.compute_s_max, 2 * steps / speed + 5.0) if speed > 0 else rules.compute_s_max
+        try:
+            work = await corner.trainee.train(samples, replica.round * rules.steps, steps, deadline_s)
+        except WorkerError as error:
+            corner.events.emit("worker_failed", round=replica.round, reason=str(error))
+            return None
+        return work if work.steps else None
+
+    async def _seal(self, letter: Letter, work: Trained) -> bool:
+        """Whether the work can be shown to anybody."""
+        try:
+            await letter.seal(work.delta)
+        except ProtocolViolation as error:
+            self._corner.events.emit("update_unusable", round=self.replica.round, reason=str(error))
+            return False
+        self._examiner.norms.note_own(await trio.to_thread.run_sync(_norm, work.delta))
+        return True
+
+    def _partners(self) -> list[str]:
+        return candidates(self.others(), self.replica.round, (), self._random)
+
+    def _patience_s(self) -> float:
+        """As long as our own work takes: whoever is as fast as we are is ready by then."""
+        return max(PATIENCE_MIN_S, self._rules.patience_s, median(self._compute_s))
+
+    async def _step(self, letter: Letter, work: Trained, meeting: Meeting | None) -> None:
+        replica, constants, others = self.replica, self._rules.constants, self.others()
+        if meeting is None or meeting.theirs is None:
+            await letter.take_back()
+            await trio.to_thread.run_sync(step_alone, replica.theta, replica.move, work.delta, constants)
+            replica.round = round_after_alone(replica.round, others)
+        else:
+            mine, theirs = await letter.message(), meeting.theirs
+            await trio.to_thread.run_sync(self._coding.step, replica.theta, replica.move, mine, theirs, constants)
+            meeting.forget()
+            replica.round = round_after(replica.round, replica.round + meeting.terms.rounds_apart, others)
+        replica.tokens += work.samples * self._rules.seq_len
+        await trio.to_thread.run_sync(replica.rehash)
+        self._corner.trainee.adopt(replica.theta)
+
+    def _report(self, work: Trained, meeting: Meeting | None, seconds: float, waited_s: float) -> None:
+        compared = self._examiner.compared if meeting is not None else None
+        host = self._corner.host
+        self._corner.events.emit(
+            "gossip_alone" if meeting is None else "gossip_met",
+            round=self.replica.round,
+            partner="" if meeting is None else meeting.terms.partner,
+            rounds_apart=0 if meeting is None else meeting.terms.rounds_apart,
+            distance=None if compared is None else compared.relative_distance,
+            payload_bytes=0 if meeting is None else meeting.bytes_down,
+            members=len(self.others()) + 1,
+            state_hash=self.replica.tree.root.hex(),
+            steps=work.steps,
+            tokens=self.replica.tokens,
+            loss=work.loss,
+            bytes_up=host.bytes_up,
+            bytes_down=host.bytes_down,
+            seconds=round(seconds, 3),
+            waited_s=round(waited_s, 3),
+        )
+
+    # -- coming late, straying -----------------------------------------------------------------------------------------
+
+    def _must_fetch(self) -> bool:
+        mine = self.replica.round
+        return mine < 0 or self._examiner.strayed or is_left_behind(mine, self.others())
+
+    async def _catch_up(self) -> None:
+        self.phase = "catching up"
+        try:
+            await self._lending.fetch(self.others())
+        except (NetworkError, ProtocolViolation) as error:
+            self._corner.events.emit("catch_up_failed", round=self.replica.round, reason=str(error))
+            await trio.sleep(RETRY_S)
+            return
+        self._corner.trainee.adopt(self.replica.theta)
+        self._examiner = Examiner(self._coding, self._rules.steps)
+        await self._corner.keeper.stepped(self.head)
+
+    async def _on_standing(self, call: Call[AskHead]) -> Standing:
+        """For onlookers (`peer status`)."""
+        return Standing(self.head, self._corner.me, self.phase, None)
+
+
+def _norm(x: torch.Tensor) -> float:
+    return float(torch.linalg.vector_norm(x, dtype=torch.float64))

@@ -1,0 +1,131 @@
+"""Child of test_gossip_processes: one gossiping peer with an invented worker, in a process of its own.
+
+    gossip_child.py NUMBER NUMEL ROUNDS CODEC STEP FOLDER
+
+Prints where it is, reads the group's addresses from stdin, takes part in ROUNDS rounds, printing each of its rounds,
+writes its weights to FOLDER and says so. STEP is the length of its deltas relative to its weights.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import torch
+import trio
+from safetensors.torch import save_file
+
+from dht.node import Node, open_node
+from optim.codecs import get_codec
+from peer.events import Event, EventLog
+from peer.host import Host, HostConfig, open_host
+from peer.identity import Identity
+from swarm.chain import Head, Member
+from swarm.gossip.coding import PairCoding
+from swarm.gossip.corner import Corner, Rules, Trained
+from swarm.gossip.engine import Engine
+from swarm.gossip.pairing import Seen
+from swarm.gossip.replica import Replica
+from swarm.ledger import Range
+from swarm.membership import MEMBERS, MemberRecord, Membership, Own, describe
+from swarm.snapshots import SnapshotShelf
+from swarm.tempo import Tempo
+
+RUN, BATCH, STEPS, SEQ, PEERS = "gossip test", 1, 2, 8, 4
+COMPUTE_S = 0.1
+CONSTANTS = (0.5, 0.7, 0.6)
+
+
+def initial_theta(number: int, numel: int) -> torch.Tensor:
+    """Alike, but for a tenth of their length."""
+    common = torch.randn(numel, generator=torch.Generator().manual_seed(1))
+    return common + 0.1 * torch.randn(numel, generator=torch.Generator().manual_seed(100 + number))
+
+
+class Invented:
+    speed = 0.0
+
+    def __init__(self, number: int, numel: int, step: float) -> None:
+        self._generator = torch.Generator().manual_seed(number)
+        self._numel, self._step = numel, step
+        self.samples: list[Range] = []
+
+    async def train(self, samples: tuple[Range, ...], first_step: int, steps: int, deadline_s: float) -> Trained:
+        self.samples += samples
+        await trio.sleep(COMPUTE_S)  # what it stands for takes time, too
+        delta = torch.randn(self._numel, generator=self._generator) * self._step
+        return Trained(steps, steps * BATCH, 1.0, delta)
+
+    def adopt(self, theta: torch.Tensor) -> None:
+        """There is nobody to train with it."""
+
+
+class Neighbourhood:
+    """The engine's Keeper, with the real membership records."""
+
+    def __init__(self, host: Host, node: Node, events: EventLog) -> None:
+        self._host = host
+        self._began = time.time()
+        self.engine: Engine | None = None
+        self.membership = Membership(node, host, RUN, self._describe, events)
+
+    def others(self) -> Mapping[str, Seen]:
+        view = self.membership.view
+        return {peer: Seen(r.round, r.speed) for peer, r in view.items() if peer != self._host.peer_id}
+
+    def banned(self) -> Iterable[str]:
+        return ()
+
+    async def stepped(self, head: Head) -> None:
+        """There are no checkpoints here."""
+
+    def _describe(self) -> MemberRecord:
+        assert self.engine is not None
+        own = Own(session="", name="", role="full", phase=self.engine.phase, joined_at=self._began)
+        return describe(self._host, self.engine.head, own)
+
+
+def say(message: object) -> None:
+    print(json.dumps(message), flush=True)  # noqa: T201
+
+
+async def main(number: int, numel: int, rounds: int, codec_name: str, step: float, folder: Path) -> None:
+    torch.set_num_threads(1)
+    log, codec = EventLog(), get_codec(codec_name)
+    replica = Replica(initial_theta(number, numel), torch.zeros(numel))
+    coding = PairCoding(numel, codec, codec)
+    async with open_host(HostConfig(identity=Identity.generate(), events=log)) as host:
+        say({"peer": host.peer_id, "addresses": host.addresses})
+        group = json.loads(await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True))
+        addresses = [hello["addresses"][0] for hello in group if hello["peer"] != host.peer_id]
+        me = Member(host.peer_id, secrets.token_hex(4))
+        rules = Rules(RUN, b"", "", STEPS, BATCH, SEQ, rounds, PEERS, 60.0, 0.0, CONSTANTS)
+        shelf = SnapshotShelf(replica.size_bytes, 1 << 16)
+        shelf.serve(host.rpc)
+        trainee = Invented(number, numel, step)
+
+        def tell(event: Event) -> None:
+            if event.name in ("gossip_met", "gossip_alone", "meeting_failed", "peer_struck", "bug"):
+                say({"event": event.name, "at": event.at, **event.fields})
+
+        async with open_node(host, addresses, [MEMBERS], folder / f"{number}.json", RUN) as node:
+            keeper = Neighbourhood(host, node, log)
+            corner = Corner(me, host, trainee, keeper, Tempo(), shelf, folder / f"{number}.part", log)
+            keeper.engine = engine = Engine(corner, rules, replica, coding)
+            with log.subscribed(tell):
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(keeper.membership.run)
+                    await engine.run()
+                    nursery.cancel_scope.cancel()
+        save_file({"theta": replica.theta}, folder / f"{number}.safetensors")
+        message_bytes = coding.total("phi") + coding.total("delta")
+        say({"event": "end", "message_bytes": message_bytes, "samples": trainee.samples})
+
+
+if __name__ == "__main__":
+    _, number, numel, rounds, codec, step, folder = sys.argv
+    trio.run(main, int(number), int(numel), int(rounds), codec, float(step), Path(folder))

@@ -1,0 +1,102 @@
+"""Four real processes gossip over real sockets; one is killed in the middle and the others go on."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from contextlib import ExitStack
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.swarm.gossip_child import initial_theta
+
+PEERS, NUMEL, ROUNDS, KILLED_AT = 4, 200_000, 30, 10
+ROOT = Path(__file__).parents[2]
+Events = list[dict[str, Any]]
+
+
+def read_json(child: subprocess.Popen[str]) -> Any:
+    assert child.stdout is not None
+    line = child.stdout.readline()
+    assert line, f"a child ended with {child.wait(10)}"
+    return json.loads(line)
+
+
+def read_to_end(child: subprocess.Popen[str]) -> Events:
+    events = [read_json(child)]
+    while events[-1]["event"] != "end":
+        events.append(read_json(child))
+    return events
+
+
+def gossip(folder: Path, codec: str, step: float) -> list[Events]:
+    """The events of those that were not killed."""
+    command = [sys.executable, "-m", "tests.swarm.gossip_child"]
+    with ExitStack() as stack:
+        children = []
+        for i in range(PEERS):
+            arguments = [*command, str(i), str(NUMEL), str(ROUNDS), codec, str(step), str(folder)]
+            child = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+            children.append(stack.enter_context(child))
+            stack.callback(child.kill)
+        group = json.dumps([read_json(child) for child in children])
+        for child in children:
+            assert child.stdin is not None
+            child.stdin.write(group + "\n")
+            child.stdin.flush()
+        victim = children.pop()
+        while read_json(victim).get("round", 0) < KILLED_AT:
+            pass
+        victim.kill()
+        stories = [read_to_end(child) for child in children]
+        assert [child.wait(30) for child in children] == [0] * (PEERS - 1)
+        return stories
+
+
+def of(events: Events, *names: str) -> Events:
+    return [event for event in events if event["event"] in names]
+
+
+def spread(thetas: list[Any]) -> float:
+    """The largest relative distance between two replicas."""
+    return max(float((a - b).norm() / a.norm()) for a, b in combinations(thetas, 2))
+
+
+@pytest.mark.process
+def test_replicas_draw_together_where_nothing_is_learnt(tmp_path: Path) -> None:
+    stories = gossip(tmp_path, "int8", step=0.0)
+    for events in stories:
+        assert not of(events, "peer_struck", "bug"), events
+        rounds = of(events, "gossip_met", "gossip_alone")
+        met = of(events, "gossip_met")
+        assert rounds[-1]["round"] >= ROUNDS
+        assert len(met) >= 0.8 * len(rounds), [(e["event"], e["round"]) for e in rounds]
+        assert len({event["partner"] for event in met}) == PEERS - 1
+        # what crossed the wire is what the codec says
+        end = events[-1]
+        assert all(event["payload_bytes"] == end["message_bytes"] for event in met)
+        first, last = met[0], met[-1]
+        down = last["bytes_down"] - first["bytes_down"]
+        assert down <= 1.03 * end["message_bytes"] * (len(met) - 1), (down, end["message_bytes"], len(met))
+    before = spread([initial_theta(i, NUMEL) for i in range(PEERS - 1)])
+    after = spread([load_file(tmp_path / f"{i}.safetensors")["theta"] for i in range(PEERS - 1)])
+    assert after < 0.1 * before, (before, after)  # and no further than int8 can tell apart
+
+
+@pytest.mark.process
+def test_replicas_stay_close_while_they_learn(tmp_path: Path) -> None:
+    stories = gossip(tmp_path, "int8", step=0.01)
+    drawn = set()
+    for events in stories:
+        assert not of(events, "peer_struck", "bug"), events
+        distances = [event["distance"] for event in of(events, "gossip_met")]
+        assert max(distances[len(distances) // 2 :]) < 0.06  # a few deltas of 0.01
+        samples = [tuple(span) for span in events[-1]["samples"]]
+        assert len(set(samples)) == len(samples)
+        assert len(drawn & set(samples)) <= 2  # of about 30; two in 256 may fall together
+        drawn |= set(samples)
