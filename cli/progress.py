@@ -14,6 +14,8 @@ from rich.text import Text
 
 Fields = Mapping[str, Any]
 _NOTES: Final = 6
+_ROUNDS: Final = 64  # what a run of months remembers of its past
+_PEERS: Final = 1024
 
 
 @dataclass
@@ -53,9 +55,13 @@ class Saved:
 
 @dataclass
 class Progress:
-    """Folds events into rows, commits and notes. Feed it with `apply`; `render()` is the live view."""
+    """Folds events into rows, commits and notes. Feed it with `apply`; `render()` is the live view.
+
+    Commits, losses and discarded rounds are those of the last rounds only, unless it `keeps_all` for a report.
+    """
 
     title: str
+    keeps_all: bool = False
     rows: dict[str, Row] = field(default_factory=dict)
     commits: dict[str, dict[int, Commit]] = field(default_factory=dict)
     val_losses: dict[int, float] = field(default_factory=dict)  # round -> nats per byte or token, first report wins
@@ -107,6 +113,11 @@ class Progress:
             )
         return Group(table, *(Text(note, style="dim") for note in self.notes))
 
+    def _trim(self, by_round: dict[int, Any]) -> None:
+        """Forget the rounds longest in there."""
+        while len(by_round) > _ROUNDS and not self.keeps_all:
+            del by_round[next(iter(by_round))]
+
     # -- one method an event -----------------------------------------------------------------------------------------
 
     def _phase(self, row: Row, at: float, fields: Fields) -> None:
@@ -134,7 +145,9 @@ class Progress:
         row.members = int(fields.get("members") or row.members)
         self._numbers(row, at, fields)
         newest = number > max((r for seen in self.commits.values() for r in seen), default=0)
-        self.commits.setdefault(row.name, {})[number] = Commit(number, at, row.state_hash, fields)
+        commits = self.commits.setdefault(row.name, {})
+        commits[number] = Commit(number, at, row.state_hash, fields)
+        self._trim(commits)
         if newest:
             loss = f", loss {row.loss:.3f}" if row.loss is not None else ""
             self.note(f"round {number} committed by {row.members} members{loss}, state {row.state_hash[:8]}")
@@ -150,11 +163,13 @@ class Progress:
         number, reason = int(fields.get("round", 0)), str(fields.get("reason", ""))
         if number not in self.discarded:
             self.discarded[number] = reason
+            self._trim(self.discarded)
             self.note(f"round {number} discarded: {reason}")
 
     def _evaluated(self, row: Row, at: float, fields: Fields) -> None:
         row.val_loss = float(fields["loss"])
         self.val_losses.setdefault(int(fields["round"]), row.val_loss)
+        self._trim(self.val_losses)
 
     def _numbers(self, row: Row, at: float, fields: Fields) -> None:
         if fields.get("loss") is not None:
@@ -169,6 +184,8 @@ class Progress:
         peer = str(fields.get("peer", ""))
         if peer not in self.missed:
             self.missed.add(peer)
+            while len(self.missed) > _PEERS:
+                self.missed.pop()
             self.note(f"{self.names.get(peer, peer[-8:])} is no longer heard by {row.name}")
 
     def _recovered(self, row: Row, at: float, fields: Fields) -> None:
@@ -179,6 +196,8 @@ class Progress:
 
     def _joined(self, row: Row, at: float, fields: Fields) -> None:
         self.names[str(fields.get("peer", ""))] = str(fields.get("name", ""))
+        while len(self.names) > _PEERS:
+            del self.names[next(iter(self.names))]
 
     def _finished(self, row: Row, at: float, fields: Fields) -> None:
         row.phase = "finished"

@@ -52,7 +52,7 @@ def quickstart(peers: int, rounds: int, home: Path) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with Ctrl-C ignored
     began = time.time()
     _prepare(home, rounds)
-    progress = Progress(f"quickstart: {peers} peers, {rounds} rounds, in {home}")
+    progress = Progress(f"quickstart: {peers} peers, {rounds} rounds, in {home}", keeps_all=True)
     with children() as group, shown(progress) as redraw:
         story = _Run(home, rounds, group, progress, redraw).play(peers)
     report = judge(story, progress, rounds, began)

@@ -20,6 +20,7 @@ from dht.records import (
     Schema,
     WrongSchema,
     check_age,
+    is_expired,
     open_record,
 )
 from dht.router import PeerFault, Router
@@ -33,6 +34,7 @@ T = TypeVar("T")
 
 OPENED_MAX: Final = 4096
 NEWEST_MAX: Final = 8192
+SWEEP_S: Final = 10.0  # between two clearings of what has expired
 CHECKS_PER_TURN: Final = 32  # signatures checked before other tasks get their turn (54 us each)
 
 _encoder: Final = msgspec.msgpack.Encoder()
@@ -60,12 +62,15 @@ class Reader:
         self._storage = storage
         self._schemas = schemas
         self._opened: OrderedDict[Signed, Record] = OrderedDict()
+        self._next_sweep = 0.0
         self._newest_us: OrderedDict[tuple[bytes, str], int] = OrderedDict()
 
     async def get(self, schema: Schema[T], key: str) -> dict[str, Entry[T]]:
         """See `Node.get`."""
         digest = record_key(self._router.namespace, schema.name, key)
         now = trio.current_time()
+        if now >= self._next_sweep:
+            self._forget_expired(now)
         local = encode_held(self._storage.get(digest, now), now)
         stores = [peer for peer in await self._router.closest(digest) if peer != self._router.host.peer_id]
         replies = await self._fetch_from(stores, digest)
@@ -107,6 +112,13 @@ class Reader:
             if len(self._opened) > OPENED_MAX:
                 self._opened.popitem(last=False)
         return record
+
+    def _forget_expired(self, now: float) -> None:
+        """Drop checked records that every reader refuses by now: a member signs a new one every few seconds."""
+        self._next_sweep = now + SWEEP_S
+        clock_s = self._router.clock.now()
+        for signed in [signed for signed, record in self._opened.items() if is_expired(record, clock_s)]:
+            del self._opened[signed]
 
     def _is_newest(self, record: Record) -> bool:
         """False for a record that we have once seen replaced: no store can bring the past back."""

@@ -217,9 +217,14 @@ def check_delivery(record: Record, now_s: float) -> None:
 def check_age(record: Record, now_s: float) -> None:
     """A reader's clock check: not issued in the future, not past its time to live. Raises as `check_delivery` does."""
     age_s = now_s - record.body.issued_us / 1e6
-    if age_s > record.ttl_s + CLOCK_TOLERANCE_S:
+    if is_expired(record, now_s):
         raise ExpiredRecord(f"The record expired {age_s - record.ttl_s:.1f} s ago.")
     _check_not_future(age_s)
+
+
+def is_expired(record: Record, now_s: float) -> bool:
+    """Whether a reader whose clock shows `now_s` refuses it as past its time to live."""
+    return now_s - record.body.issued_us / 1e6 > record.ttl_s + CLOCK_TOLERANCE_S
 
 
 def _check_not_future(age_s: float) -> None:

@@ -18,6 +18,7 @@ from typing import Final
 import msgspec
 import trio
 
+from peer.cooldown import Cooldown
 from peer.errors import BarnraiseError, ConnectionLost
 from peer.libp2p_fixes.sockets import set_keepalive
 from peer.method import Call, Method
@@ -104,7 +105,7 @@ class BulkLane:
         self._handshakes = 0
         self._open: defaultdict[str, set[TlsSocket]] = defaultdict(set)
         self._idle: defaultdict[str, list[tuple[TlsSocket, float]]] = defaultdict(list)
-        self._retry_at: dict[str, float] = {}
+        self._failed = Cooldown(_RETRY_S)
 
     async def listen(self, ip: str, port: int) -> None:
         """Accept lane connections at `ip`; port 0 takes any free one. OSError if the port is taken."""
@@ -131,12 +132,12 @@ class BulkLane:
             if tls.is_idle():
                 return LaneChannel(peer, tls, lambda tls: self._release(peer, tls))
             self._forget(peer, tls)
-        if trio.current_time() < self._retry_at.get(peer, 0.0) or self._count(peer) >= _CONNECTIONS_PER_PEER:
+        if peer in self._failed or self._count(peer) >= _CONNECTIONS_PER_PEER:
             return None
         try:
             tls = await self._dial(peer, ip)
         except (OSError, BarnraiseError):
-            self._retry_at[peer] = trio.current_time() + _RETRY_S
+            self._failed.begin(peer)
             return None
         return LaneChannel(peer, tls, lambda tls: self._release(peer, tls))
 
@@ -145,7 +146,12 @@ class BulkLane:
         for tls in self._open.pop(peer, set()):
             tls.close()
         self._idle.pop(peer, None)
-        self._retry_at.pop(peer, None)
+        self._failed.end(peer)
+
+    def forget_idle(self, peer: str) -> None:
+        """Close the pooled connections with a peer that has gone; one with a call on it ends by itself."""
+        for tls, _ in self._idle.pop(peer, []):
+            self._forget(peer, tls)
 
     def close(self) -> None:
         for peer in list(self._open):

@@ -18,9 +18,11 @@ from multiaddr import Multiaddr
 from peer.addressbook import AddressBook, is_circuit
 from peer.bulk import BulkLane
 from peer.channel import LOST, StreamChannel
+from peer.cooldown import Cooldown
 from peer.dialing import Connection, Dial, race
 from peer.errors import ConnectionLost, DialError
 from peer.libp2p_fixes import abort_connection
+from peer.libp2p_fixes.forgetting import OnConnections
 from peer.limits import NetLimits
 from peer.traversal import Traversal
 from peer.wire import Channel
@@ -46,7 +48,8 @@ class Connections:
         self._dials: dict[tuple[str, tuple[str, ...]], Dial] = {}
         self._bulk: dict[str, Connection] = {}
         self._bulk_dials: dict[str, trio.Lock] = {}
-        self._bulk_refused_at: dict[str, float] = {}
+        self._bulk_refused = Cooldown(_BULK_RETRY_S)
+        self._network.register_notifee(OnConnections(lambda peer: None, self._on_gone))
 
     @property
     def connected(self) -> frozenset[str]:
@@ -116,6 +119,18 @@ class Connections:
         if self.lane is not None:
             self.lane.abort(peer)
 
+    def _on_gone(self, peer_id: ID) -> None:
+        """The last connection to a peer has ended: keep nothing of it."""
+        peer = str(peer_id)
+        self._bulk.pop(peer, None)
+        dialling = self._bulk_dials.get(peer)
+        if dialling is not None and not dialling.locked():
+            del self._bulk_dials[peer]
+        if self.lane is not None:
+            self.lane.forget_idle(peer)
+        if self.traversal is not None:
+            self.traversal.forget(peer_id)
+
     async def _open_bulk(self, peer: str) -> Channel | None:
         """A channel that shares no connection with control calls: the TLS lane, else a second libp2p connection."""
         control = await self.connect(peer)
@@ -175,14 +190,13 @@ class Connections:
             if connection is not None and not connection.is_closed:
                 return connection
             self._bulk.pop(peer, None)
-            refused_at = self._bulk_refused_at.get(peer)
-            if refused_at is not None and trio.current_time() < refused_at + _BULK_RETRY_S:
+            if peer in self._bulk_refused:
                 return None
             try:
                 direct = tuple(address for address in self._book.get(peer) if not is_circuit(address))
                 connection = self._bulk[peer] = await self._race(peer, direct)
             except DialError:
-                self._bulk_refused_at[peer] = trio.current_time()
+                self._bulk_refused.begin(peer)
                 return None
             return connection
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol
 
 import trio
-from libp2p.abc import INetConn, INetStream, INetwork, INotifee
 from libp2p.connection_types import ConnectionType
 from libp2p.peer.id import ID
 from libp2p.relay.circuit_v2.dcutr import DCUtRProtocol, _local_tcp_listen_addrs
@@ -27,6 +26,7 @@ from peer.channel import LOST
 from peer.dialing import Connection
 from peer.errors import DialError, DialReason
 from peer.events import EventLog
+from peer.libp2p_fixes.forgetting import OnConnections
 
 Path = Literal["direct", "hole-punched", "relayed"]
 
@@ -65,7 +65,8 @@ class Traversal:
         self._relays = relays
         self._events = events
         self._reserved: list[str] = []
-        self._relay_ids = {split_address(relay)[1] for relay in relays}
+        self._own_relays = frozenset(split_address(relay)[1] for relay in relays)
+        self._relay_ids = set(self._own_relays)
         self._accepting = trio.CapacityLimiter(_ACCEPTS_AT_ONCE)
         self._punch = _HolePunch(libp2p_host, self._until_direct, self._on_punch_ended)
         self._punched: set[str] = set()
@@ -107,7 +108,7 @@ class Traversal:
 
     async def run(self) -> None:
         """Hold a place at every relay, answer circuits and punch holes, until cancelled."""
-        self._host.get_network().register_notifee(_OnConnected(self._announce))
+        self._host.get_network().register_notifee(OnConnections(lambda peer: self._announce(), lambda peer: None))
         with self._scope:
             async with background_trio_service(self._punch), trio.open_nursery() as nursery:
                 if self._relays:
@@ -115,6 +116,14 @@ class Traversal:
                 for relay in self._relays:
                     nursery.start_soon(self._hold_place, relay)
                 await trio.sleep_forever()
+
+    def forget(self, peer: ID) -> None:
+        """A peer is no longer connected: how it was reached does not matter any more."""
+        self._punched.discard(str(peer))
+        self._unpunchable.discard(str(peer))
+        if str(peer) not in self._own_relays:
+            self._relay_ids.discard(str(peer))
+        self._punch.on_peer_disconnected(peer)
 
     def stop(self) -> None:
         """Give up our places: `run` returns."""
@@ -255,26 +264,6 @@ class _HolePunch(DCUtRProtocol):
 
     async def _auto_drive_loop(self) -> None:
         await trio.sleep_forever()
-
-
-class _OnConnected(INotifee):
-    """Tells of every new connection."""
-
-    def __init__(self, tell: Callable[[], None]) -> None:
-        self._tell = tell
-
-    async def connected(self, network: INetwork, conn: INetConn) -> None:
-        self._tell()
-
-    async def disconnected(self, network: INetwork, conn: INetConn) -> None: ...
-
-    async def opened_stream(self, network: INetwork, stream: INetStream) -> None: ...
-
-    async def closed_stream(self, network: INetwork, stream: INetStream) -> None: ...
-
-    async def listen(self, network: INetwork, multiaddr: Multiaddr) -> None: ...
-
-    async def listen_close(self, network: INetwork, multiaddr: Multiaddr) -> None: ...
 
 
 async def _nowhere(peer: str) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ As released, a remote peer can crash, hang, deafen or fill a py-libp2p node, or 
     dialing     every address is tried, at once; a peer that failed is dialled again as soon as one asks
     sockets     dead links are noticed by the kernel; a stuck connection can be dropped by force
     yamux       the receive window holds; a write waits as long as its caller lets it, and can be cancelled anywhere
+    forgetting  what is kept of a peer ends with its last connection
     throughput  the same bytes on the wire for a third of the CPU
 
 `apply_fixes()` patches the library once a process, before the first host is made; `harden(host)` completes each host.

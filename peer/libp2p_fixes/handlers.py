@@ -21,6 +21,8 @@ from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
 from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX
 from libp2p.utils.varint import read_varint_prefixed_bytes_limited
 
+from peer.libp2p_fixes.forgetting import forget_the_gone
+
 logger = logging.getLogger(__name__)
 
 PROTOCOL_NAME_BYTES_MAX: Final = 1024  # as in go-multistream
@@ -49,8 +51,9 @@ async def _read_name(reader: Reader) -> bytes:
 
 
 def harden(host: IHost) -> None:
-    """Contain what this host's stream handlers raise, and leave it Noise and Yamux only."""
+    """Contain what this host's stream handlers raise, leave it Noise and Yamux only, and let it forget who has gone."""
     network: Any = host.get_network()
+    forget_the_gone(network)
     _keep_only(network.upgrader.security_multistream, NOISE)
     _keep_only(network.upgrader.muxer_multistream, YAMUX)
     inner = network.common_stream_handler

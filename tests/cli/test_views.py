@@ -145,3 +145,18 @@ def test_ddp_equivalent_is_a_ring_of_fp32_gradients() -> None:
 def test_the_curve_is_a_picture(tmp_path: Path) -> None:
     draw_losses(tmp_path / "loss.png", {0: 5.5, 1: 3.0}, {1: 3.1}, {1: "killed"})
     assert (tmp_path / "loss.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.mark.parametrize("keeps_all", [False, True])
+def test_a_run_of_months_remembers_its_last_rounds_only(keeps_all: bool) -> None:
+    progress = Progress("a run", keeps_all)
+    for number in range(3000):
+        progress.apply("a", "round_committed", 1.0, {"round": number, "state_hash": "ab"})
+        progress.apply("a", "val_evaluated", 1.0, {"round": number, "loss": 2.0})
+        progress.apply("a", "round_discarded", 1.0, {"round": number, "reason": "why"})
+        progress.apply("a", "member_joined", 1.0, {"peer": f"peer {number}", "name": "b"})
+        progress.apply("a", "peer_suspect", 1.0, {"peer": f"peer {number}"})
+    kept = len(progress.commits["a"]), len(progress.val_losses), len(progress.discarded)
+    assert kept == ((3000, 3000, 3000) if keeps_all else (64, 64, 64))
+    assert max(progress.commits["a"]) == 2999
+    assert len(progress.names) <= 1024 and len(progress.missed) <= 1024

@@ -117,3 +117,18 @@ async def test_the_owner_learns_what_no_store_would_take() -> None:
         with pytest.raises(ValueError, match="not given to open_node"):
             await member.node.put(CARDS, "key", Card(1), ttl_s=9)
         assert await member.node.put(mine, member.id, Card(1), ttl_s=9) == 1
+
+
+async def test_records_read_long_ago_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dht.reader.SWEEP_S", 0.0)
+    ahead_s = 0.0
+    async with local_swarm() as swarm:
+        owner = await swarm.add(wall=lambda: time.time() + ahead_s)
+        for number in range(20):
+            await owner.node.put(CARDS, "key", Card(number), ttl_s=5)
+            assert (await owner.node.get(CARDS, "key"))[owner.id].value == Card(number)
+            ahead_s += 10
+        kept = owner.node._reader._opened
+        assert 1 <= len(kept) <= 4, "each refresh of a record stays in memory"
+        await owner.node.get(CARDS, "key")
+        assert len(kept) >= 1, "a fresh record is checked again at each reading"

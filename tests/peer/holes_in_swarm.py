@@ -138,6 +138,24 @@ async def addresses_without_end(fixed: bool) -> str:
     return f"{len(kept)} addresses of one peer are kept" if len(kept) > 100 else ""
 
 
+async def strangers_remembered(fixed: bool) -> str:
+    """Whoever was ever connected is kept in memory for good."""
+    async with running_host(fixed) as victim, running_host(fixed) as stays:
+        await connect(stays, victim)
+        for _ in range(5):
+            if not await serves(victim, fixed):
+                return "does not serve"
+        network, store = victim.get_network(), victim.get_peerstore()
+        kept: set[ID] = set()
+        with trio.move_on_after(3):
+            while len(network.connections) > 1 or len(kept) != 2:
+                await trio.sleep(0.02)
+                kept = {*store.peer_ids(), *store.peer_record_map, *network.auto_connector._recent_disconnects}
+        if not {victim.get_id(), stays.get_id()} <= kept:
+            return "a connected peer, or the host itself, was forgotten"
+    return f"{len(kept) - 2} peers that have gone are remembered" if len(kept) > 2 else ""
+
+
 def _closed_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -48,6 +48,7 @@ SCENARIOS = {
     "streams_257": Scenario(holes_in_muxer.streams_257, virtual_time=True),
     "forged_identity": Scenario(holes_in_swarm.forged_identity),
     "addresses_without_end": Scenario(holes_in_swarm.addresses_without_end),
+    "strangers_remembered": Scenario(holes_in_swarm.strangers_remembered),
     "endless_name": Scenario(holes_in_handlers.endless_name),
 }
 
