@@ -1,10 +1,11 @@
-"""The wiring: shares follow speeds, newcomers get one probe, failures cost weight at once and are forgiven by probing."""
+"""The wiring: shares follow speeds, newcomers get one probe, failures cost weight at once and probing restores it."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Mapping
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -135,7 +136,7 @@ def test_probes_of_a_dead_replica_become_rare() -> None:
             probes.append(now_s)
         else:
             wiring.succeeded("b", index, now_s + 0.05)
-    gaps = [b - a for a, b in zip(probes[:-1], probes[1:], strict=True)]
+    gaps = [b - a for a, b in pairwise(probes)]
     assert 15 <= len(probes) <= 40  # 1000 s: doubling gaps up to a minute
     assert max(gaps) <= 1.25 * wiring.config.probe_max_s + 1
     assert gaps[5] > 4 * gaps[0]
