@@ -10,8 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -20,15 +19,15 @@ import torch
 import trio
 
 from peer.buffers import SharedBuffer
-from peer.config import DataConfig, InnerConfig, ModelConfig
+from peer.config import DataConfig
 from peer.data import load_corpus
 from peer.device import resolve_device
 from peer.errors import ConfigError, WorkerError
-from peer.events import Event, EventLog
-from peer.gang import Gang, GangConfig, open_gang
+from peer.gang import Gang, open_gang
 from peer.layout import init_flat
 from peer.tokenizer import ByteTokenizer
 from peer.training import Trainer
+from tests.peer.gang_harness import ENDLESS, HOUR_S, INNER, MODEL, Log, gang_config, open_test_gang
 
 pytestmark = [
     pytest.mark.process,
@@ -36,59 +35,6 @@ pytestmark = [
         sys.platform != "linux", reason="process supervision is tested through Linux's /proc and pidfds"
     ),
 ]
-
-MODEL = ModelConfig(hidden_size=32, layers=2, heads=2, kv_heads=1, intermediate_size=48, max_seq_len=32)
-INNER = InnerConfig(lr=1e-2, batch_size=4, total_steps=1000, warmup_steps=5)
-ENDLESS = [(0, 10**9)]
-HOUR_S = 3600.0
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("text")
-    for k in range(20):
-        (folder / f"{k}.txt").write_text("".join(f"{k} bottles of beer on wall {line}.\n" for line in range(60)))
-    return folder
-
-
-class Log(EventLog):
-    """`wait_for` returns the next event of a name."""
-
-    async def wait_for(self, name: str) -> Event:
-        found: list[Event] = []
-        arrived = trio.Event()
-
-        def on_event(event: Event) -> None:
-            if event.name == name:
-                found.append(event)
-                arrived.set()
-
-        with self.subscribed(on_event):
-            await arrived.wait()
-        return found[0]
-
-
-def _config(directory: Path, text: Path, **changes: object) -> GangConfig:
-    values: dict[str, object] = {
-        "model": MODEL,
-        "data": DataConfig(source="folder", path=str(text), seq_len=32),
-        "inner": INNER,
-        "directory": directory,
-        "events": Log(),
-        "device": "cpu",
-        "threads": 1,
-        "silence_s": 10.0,
-    }
-    return GangConfig(**{**values, **changes})  # type: ignore[arg-type]
-
-
-@asynccontextmanager
-async def _gang(directory: Path, text: Path, **changes: object) -> AsyncIterator[tuple[Gang, Log]]:
-    config = _config(directory, text, **changes)
-    assert isinstance(config.events, Log)
-    async with open_gang(config) as gang:
-        init_flat(MODEL, seed=0, out=gang.outer) if config.model == MODEL else None
-        yield gang, config.events
 
 
 async def _gone(pidfd: int, timeout_s: float = 20.0) -> None:
@@ -116,7 +62,7 @@ async def _hit(gang: Gang, log: Log, strike: Callable[[int], None]) -> str:
 
 
 async def test_it_trains_evaluates_and_samples(tmp_path: Path, text: Path) -> None:
-    async with _gang(tmp_path, text) as (gang, log):
+    async with open_test_gang(tmp_path, text) as (gang, log):
         assert gang.loaded is not None and gang.loaded.windows > 100
         assert math.isclose(await gang.evaluate(), math.log(256), rel_tol=0.02)
 
@@ -166,7 +112,7 @@ async def _stop_after_progress(gang: Gang, log: Log) -> None:
 
 async def test_closing_leaves_no_process_and_no_descriptor(tmp_path: Path, text: Path) -> None:
     async def use_one() -> int:
-        async with _gang(tmp_path, text) as (gang, _):
+        async with open_test_gang(tmp_path, text) as (gang, _):
             assert gang.worker_pid is not None
             return os.pidfd_open(gang.worker_pid)
 
@@ -177,7 +123,7 @@ async def test_closing_leaves_no_process_and_no_descriptor(tmp_path: Path, text:
 
 
 async def test_a_killed_and_a_frozen_worker_are_replaced(tmp_path: Path, text: Path) -> None:
-    async with _gang(tmp_path, text, silence_s=5.0) as (gang, log):
+    async with open_test_gang(tmp_path, text, silence_s=5.0) as (gang, log):
         await gang.inner_steps([(0, 40)], 0, HOUR_S)
         first = gang.worker_pid
         words = await _hit(gang, log, lambda pid: os.kill(pid, signal.SIGKILL))
@@ -197,7 +143,7 @@ async def test_a_killed_and_a_frozen_worker_are_replaced(tmp_path: Path, text: P
 async def test_a_worker_out_of_memory_says_so(tmp_path: Path, text: Path) -> None:
     # buffers of megabytes: they come from the kernel, not from what the process has set aside
     inner = msgspec.structs.replace(INNER, batch_size=128)
-    async with _gang(tmp_path, text, inner=inner) as (gang, _):
+    async with open_test_gang(tmp_path, text, inner=inner) as (gang, _):
         used = int(Path(f"/proc/{gang.worker_pid}/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
         resource.prlimit(gang.worker_pid or 0, resource.RLIMIT_AS, (used, used))
         with pytest.raises(WorkerError, match=r"exited with code 1: .*(?i:alloc|memory)"):
@@ -209,7 +155,7 @@ async def test_a_worker_that_makes_no_step_is_replaced(tmp_path: Path, text: Pat
     """A step of several seconds stands for one that never ends: the process lives and beats, the count stays."""
     heavy = msgspec.structs.replace(MODEL, hidden_size=768, layers=2, intermediate_size=2048)
     inner = msgspec.structs.replace(INNER, batch_size=256)
-    async with _gang(tmp_path, text, model=heavy, inner=inner, stall_s=0.5) as (gang, _):
+    async with open_test_gang(tmp_path, text, model=heavy, inner=inner, stall_s=0.5) as (gang, _):
         with pytest.raises(WorkerError, match=r"no step for 0\.5 s"):
             await gang.inner_steps(ENDLESS, 0, HOUR_S)
 
@@ -217,14 +163,14 @@ async def test_a_worker_that_makes_no_step_is_replaced(tmp_path: Path, text: Pat
 async def test_what_cannot_work_is_said_at_once(tmp_path: Path, text: Path) -> None:
     missing = DataConfig(source="folder", path=str(tmp_path / "no"), seq_len=32)
     with pytest.raises(ConfigError, match="not a folder"):
-        async with open_gang(_config(tmp_path, text, data=missing)):
+        async with open_gang(gang_config(tmp_path, text, data=missing)):
             pass
     small = msgspec.structs.replace(MODEL, vocab_size=255)
     with pytest.raises(ConfigError, match=r"raise model\.vocab_size"):
-        async with open_gang(_config(tmp_path, text, model=small)):
+        async with open_gang(gang_config(tmp_path, text, model=small)):
             pass
     with pytest.raises(WorkerError, match="raise load_timeout_s"):
-        async with open_gang(_config(tmp_path, text, load_timeout_s=0.05)):
+        async with open_gang(gang_config(tmp_path, text, load_timeout_s=0.05)):
             pass
 
 
@@ -233,7 +179,7 @@ async def test_a_worker_that_cannot_come_back_is_tried_again(tmp_path: Path, tex
     own.mkdir()
     (own / "a.txt").write_text("some text to train on\n" * 500)
     data = DataConfig(source="folder", path=str(own), seq_len=32)
-    async with _gang(tmp_path, text, data=data) as (gang, log):
+    async with open_test_gang(tmp_path, text, data=data) as (gang, log):
         own.rename(tmp_path / "away")
         await _hit(gang, log, lambda pid: os.kill(pid, signal.SIGKILL))
         with pytest.raises(WorkerError, match="not a folder"):
@@ -247,7 +193,7 @@ async def test_a_worker_that_cannot_come_back_is_tried_again(tmp_path: Path, tex
 PARENT = """
 import sys, trio
 from pathlib import Path
-from peer.config import DataConfig, InnerConfig, ModelConfig
+from peer.config import DataConfig
 from peer.events import EventLog
 from peer.gang import GangConfig, open_gang
 

@@ -1,0 +1,16 @@
+"""What several files of tests/peer use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of text to train on, a few tens of kilobytes."""
+    folder = tmp_path_factory.mktemp("text")
+    for k in range(20):
+        (folder / f"{k}.txt").write_text("".join(f"{k} bottles of beer on wall {line}.\n" for line in range(60)))
+    return folder
