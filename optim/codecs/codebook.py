@@ -1,4 +1,8 @@
-"""INTELLECT-1's int8 (arXiv 2412.01152): uniform bins over mean +- 6 sigma, each decoded to the mean of its values."""
+"""INTELLECT-1's int8 (arXiv 2412.01152): uniform bins over mean +- 6 sigma, each decoded to the mean of its values.
+
+As the paper words it. Its code (PrimeIntellect-ai/prime, compression.cpp) makes the 256 bins span 6 sigma in all, 3 to
+each side of 0, and rounds to their middles: finer bins, but one and the same value for all that lies further out.
+"""
 
 from __future__ import annotations
 

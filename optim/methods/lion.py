@@ -34,8 +34,9 @@ class LionRule:
 
 
 class DistributedLion(Dense):
-    """D = sign(sum of u) for `vote` "majority" (or True), the mean of u for "average" (or False). A tie moves
-    nothing."""
+    """D = sign(sum of u) for `vote` "majority" (or True), the mean of u for "average" (or False). A tie moves nothing,
+    as the paper's formula has it; its authors' code (kyleliang919/distributed-lion-pytorch) sends one bit, in which 0
+    is -1, and a tie is -1 too."""
 
     takes_gradients = True
 
