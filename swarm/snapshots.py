@@ -2,57 +2,67 @@
 round.
 
 A commit copies the new state onto the shelf; joiners read that copy, so no round waits for a joiner and no
-commit tears what a joiner is reading. A snapshot that is being read stays while others take its place in a
-second buffer.
+commit tears what a joiner is reading. A snapshot whose readers make progress stays while others take its place in a
+second buffer. How fast joiners are served is `swarm.lending`'s part.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-import weakref
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Final
 
 import torch
-import trio
 from torch import Tensor
 
 from peer import faults
 from peer.chunks import StateBytes, StateTree
 from peer.errors import ProtocolViolation
 from peer.rpc import Buffer, Call, Rpc
+from swarm.lending import Lending, ShelfLimits
 from swarm.state import AskChunk, AskManifest, AskResult, Piece, ResultPart, StateMethods
 
-BUSY_RETRY_S: Final = 0.25
 
+class Lease:
+    """How long a snapshot is kept for those who read it. It is earned: by each chunk that a reader had not had yet.
 
-@dataclass(frozen=True)
-class ShelfLimits:
-    """What a donor spends on joiners. Rates in bytes per second, sizes in bytes."""
+    So a reader that dawdles, asks for the same again and again or has died holds a buffer for seconds, and one that
+    makes progress until it is done. Times are `time.monotonic`, since commits come from other threads than readers.
+    """
 
-    snapshots: int = 2
-    """Buffers of the size of the state: the last commits, or what joiners are still reading."""
-    results: int = 4
-    """Rounds whose merged results are kept, for those who missed only these."""
-    lease_s: float = 30.0
-    """A snapshot counts as being read this long after the last request."""
-    lease_min_s: float = 3.0
-    """Where all buffers are being read, one that nobody asked for this long gives way to a new commit."""
-    lease_max_s: float = 1800.0
-    """No snapshot is kept longer for its readers."""
-    rate: float | None = None
-    """While no exchange is going on; None: as fast as the link takes it (the host's upload cap applies)."""
-    rate_in_exchange: float = 32e6
-    """While a round's exchange needs the link and the cores."""
-    wait_max_s: float = 1.0
-    """A request that the rate would delay for longer is answered "busy"."""
-    lent_per_joiner: int = 32 << 20
-    lent_in_total: int = 256 << 20
-    """Copies that have not left yet: a joiner that asks and never reads costs this much memory, no more."""
+    def __init__(self) -> None:
+        self._until = self._began = float("-inf")
+        self._had: dict[str, set[int]] = {}
+
+    def is_on(self, limits: ShelfLimits) -> bool:
+        now = time.monotonic()
+        return now < self._until and now - self._began < limits.lease_max_s
+
+    def begin(self, limits: ShelfLimits) -> None:
+        """Somebody means to read; it counts once."""
+        if self._began == float("-inf"):
+            self._began = time.monotonic()
+            self._until = self._began + limits.lease_first_s
+
+    def earn(self, limits: ShelfLimits, reader: str, index: int, size_bytes: int) -> None:
+        """`reader` is being given a chunk."""
+        self.begin(limits)
+        if reader not in self._had and len(self._had) >= limits.lease_readers:
+            return
+        had = self._had.setdefault(reader, set())
+        if index not in had:
+            had.add(index)
+            now = time.monotonic()
+            earned_until = max(self._until, now) + size_bytes / limits.lease_rate
+            self._until = max(self._until, min(earned_until, now + limits.lease_s))
+
+    def extend(self, seconds: float) -> None:
+        """Time in which we held the readers back is no fault of theirs."""
+        if time.monotonic() - seconds < self._until:
+            self._until += seconds
 
 
 @dataclass(eq=False)
@@ -62,8 +72,7 @@ class _Snapshot:
     buffers: list[Tensor]
     bytes: StateBytes
     tree: StateTree | None = None
-    read_at: float = float("-inf")
-    first_read_at: float = float("-inf")
+    lease: Lease = field(default_factory=Lease)
 
 
 @dataclass(frozen=True)
@@ -71,25 +80,6 @@ class _Result:
     head: bytes
     leads_to: bytes
     parts: tuple[memoryview, ...]
-
-
-class _Loan(bytearray):
-    """Bytes on their way to a joiner. When the last view of it is gone, the transport is done with it."""
-
-
-class _Pace:
-    """Spaces serves so that their sum stays below a rate."""
-
-    def __init__(self) -> None:
-        self._free_at = 0.0
-
-    def wait_s(self) -> float:
-        """How long the next serve has to wait."""
-        return max(self._free_at - trio.current_time(), 0.0)
-
-    def spend(self, size_bytes: int, rate: float | None) -> None:
-        if rate is not None:
-            self._free_at = trio.current_time() + self.wait_s() + size_bytes / rate
 
 
 @dataclass
@@ -105,9 +95,7 @@ class SnapshotShelf:
         self._snapshots: list[_Snapshot] = []
         self._results: OrderedDict[bytes, _Result] = OrderedDict()
         self._newest: bytes | None = None
-        self._pace = _Pace()
-        self._exchanges = 0
-        self._lent: Counter[str] = Counter()
+        self._lending = Lending(self.limits)
 
     def publish(
         self, tree: StateTree, buffers: Sequence[Tensor], head: bytes = b"", parts: Sequence[Buffer] = ()
@@ -133,7 +121,7 @@ class SnapshotShelf:
             target.copy_(source)
         with self._lock:
             snapshot.tree = tree
-            snapshot.read_at = snapshot.first_read_at = float("-inf")
+            snapshot.lease = Lease()
 
     def serve(self, rpc: Rpc) -> None:
         """Answer joiners from now on."""
@@ -144,12 +132,15 @@ class SnapshotShelf:
 
     @contextmanager
     def stepping_back(self) -> Iterator[None]:
-        """Inside the block joiners get `rate_in_exchange`: the round comes first."""
-        self._exchanges += 1
+        """Inside the block joiners get a small share of the link: the round comes first."""
+        began = time.monotonic()
         try:
-            yield
+            with self._lending.stepping_back():
+                yield
         finally:
-            self._exchanges -= 1
+            with self._lock:
+                for snapshot in self._snapshots:
+                    snapshot.lease.extend(time.monotonic() - began)
 
     @property
     def state_hashes(self) -> tuple[bytes, ...]:
@@ -164,22 +155,15 @@ class SnapshotShelf:
         return None
 
     def _buffer_for(self, buffers: Sequence[Tensor]) -> _Snapshot | None:
-        """A buffer that may be overwritten: a new one, else the oldest nobody reads, else one whose reader dawdles."""
-        now, limits = time.monotonic(), self.limits
-        if len(self._snapshots) < limits.snapshots:
+        """A buffer that may be overwritten: a new one, else the oldest that nobody holds by a lease."""
+        if len(self._snapshots) < self.limits.snapshots:
             copies = [torch.empty_like(buffer) for buffer in buffers]
             self._snapshots.append(_Snapshot(copies, StateBytes(copies)))
             return self._snapshots[-1]
-        longest_unread = sorted(self._snapshots, key=lambda snapshot: snapshot.read_at)
-        for snapshot in longest_unread:
-            if now - snapshot.read_at > limits.lease_s or now - snapshot.first_read_at > limits.lease_max_s:
-                break
-        else:
-            snapshot = longest_unread[0]
-            if now - snapshot.read_at < limits.lease_min_s:
-                return None
-        self._snapshots.remove(snapshot)
-        self._snapshots.append(snapshot)  # in the order of publishing
+        snapshot = next((s for s in self._snapshots if not s.lease.is_on(self.limits)), None)
+        if snapshot is not None:
+            self._snapshots.remove(snapshot)
+            self._snapshots.append(snapshot)  # in the order of publishing
         return snapshot
 
     async def _on_manifest(self, call: Call[AskManifest]) -> Piece | tuple[Piece, Buffer]:
@@ -188,7 +172,7 @@ class SnapshotShelf:
             snapshot = self._find(call.body.state_hash)
             if snapshot is None or snapshot.tree is None:
                 return Piece("gone")
-            self._touch(snapshot)
+            snapshot.lease.begin(self.limits)
             return Piece("here"), b"".join(snapshot.tree.hashes)
 
     async def _on_chunk(self, call: Call[AskChunk]) -> Piece | tuple[Piece, Buffer]:
@@ -199,14 +183,14 @@ class SnapshotShelf:
                 return Piece("gone")
             if not 0 <= call.body.index < len(snapshot.tree.hashes):
                 raise ProtocolViolation(f"asked for chunk {call.body.index} of {len(snapshot.tree.hashes)}")
-            self._touch(snapshot)
             start, end = snapshot.tree.span(call.body.index)
-        loan = await self._turn(call.peer, end - start)
+        loan = await self._lending.turn(call.peer, end - start)
         if isinstance(loan, float):
             return Piece("busy", loan)
         with self._lock:  # its turn may have taken a while: look again
             if snapshot.tree is None or snapshot.tree.root != call.body.state_hash:
                 return Piece("gone")
+            snapshot.lease.earn(self.limits, call.peer, call.body.index, end - start)
             for piece in snapshot.bytes.pieces(start, end):
                 loan += piece
         return Piece("here"), loan
@@ -218,37 +202,8 @@ class SnapshotShelf:
         if not 0 <= call.body.index < len(result.parts):
             raise ProtocolViolation(f"asked for part {call.body.index} of {len(result.parts)}")
         part = result.parts[call.body.index]
-        loan = await self._turn(call.peer, part.nbytes)
+        loan = await self._lending.turn(call.peer, part.nbytes)
         if isinstance(loan, float):
             return ResultPart("busy", loan)
         loan += part
         return ResultPart("here", 0.0, len(result.parts), result.leads_to, result.head), loan
-
-    async def _turn(self, joiner: str, size_bytes: int) -> _Loan | float:
-        """Wait for this serve's turn: an empty loan to fill, or in how many seconds a busy donor should be
-        asked again."""
-        limits = self.limits
-        mine, all_lent = self._lent[joiner], self._lent.total()
-        if mine and mine + size_bytes > limits.lent_per_joiner:
-            return BUSY_RETRY_S
-        if all_lent and all_lent + size_bytes > limits.lent_in_total:
-            return BUSY_RETRY_S
-        wait_s = self._pace.wait_s()
-        if wait_s > limits.wait_max_s:
-            return max(wait_s - limits.wait_max_s, BUSY_RETRY_S)
-        loan = _Loan()
-        self._lent[joiner] += size_bytes
-        weakref.finalize(loan, self._returned, joiner, size_bytes).atexit = False
-        self._pace.spend(size_bytes, limits.rate_in_exchange if self._exchanges else limits.rate)
-        await trio.sleep(wait_s)
-        return loan
-
-    def _returned(self, joiner: str, size_bytes: int) -> None:
-        self._lent[joiner] -= size_bytes
-        if not self._lent[joiner]:
-            del self._lent[joiner]
-
-    def _touch(self, snapshot: _Snapshot) -> None:
-        snapshot.read_at = time.monotonic()
-        if snapshot.first_read_at == float("-inf"):
-            snapshot.first_read_at = snapshot.read_at

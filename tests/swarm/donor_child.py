@@ -15,7 +15,8 @@ from peer.chunks import hash_state
 from peer.events import EventLog
 from peer.host import HostConfig, open_host
 from peer.identity import Identity
-from swarm.snapshots import ShelfLimits, SnapshotShelf
+from swarm.lending import ShelfLimits
+from swarm.snapshots import SnapshotShelf
 
 
 def seeded_state(numel: int, seed: int) -> list[torch.Tensor]:

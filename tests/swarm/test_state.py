@@ -23,8 +23,9 @@ from peer.host import Host, HostConfig, open_host
 from peer.identity import Identity
 from peer.rpc import Buffer, Call, Method, Reply
 from swarm.fetch import Fetched, fetch_state
+from swarm.lending import ShelfLimits
 from swarm.part_file import PartFile
-from swarm.snapshots import ShelfLimits, SnapshotShelf
+from swarm.snapshots import SnapshotShelf
 from swarm.state import AskChunk, AskManifest, AskResult, Piece, ResultPart, StateMethods
 from tests.swarm.donor_child import seeded_state
 
@@ -324,21 +325,6 @@ async def test_commits_do_not_disturb_a_joiner_and_the_shelf_does_not_grow(joine
         assert len(shelf.state_hashes) == 2
 
 
-async def test_where_every_buffer_is_being_read_a_commit_waits_its_turn() -> None:
-    shelf = SnapshotShelf(TREE.size_bytes, 1 << 16, ShelfLimits(snapshots=1))
-    shelf.publish(TREE, STATE)
-    async with bare_host() as host, bare_host() as reader:
-        shelf.serve(host.rpc)
-        reader.book.add(host.peer_id, host.addresses)
-        await reader.rpc.call(host.peer_id, METHODS.chunk, AskChunk(TREE.root, 0), timeout_s=5)
-        newer = seeded_state(NUMEL, 8)
-        shelf.publish(hash_state(newer), newer)
-        assert shelf.state_hashes == (TREE.root,)
-        shelf.limits = ShelfLimits(snapshots=1, lease_s=0.0)
-        shelf.publish(hash_state(newer), newer)
-        assert shelf.state_hashes == (hash_state(newer).root,)
-
-
 async def test_a_joiner_that_asks_and_does_not_read_costs_bounded_memory() -> None:
     shelf = SnapshotShelf(TREE.size_bytes, 1 << 16, ShelfLimits(lent_per_joiner=TREE.chunk_size * 2))
     shelf.publish(TREE, STATE)
@@ -361,8 +347,10 @@ async def test_requests_outside_the_state_are_violations() -> None:
             assert caught.value.code == "ProtocolViolation"
 
 
-async def test_during_an_exchange_joiners_get_a_trickle(joiner: Joiner) -> None:
-    shelf = SnapshotShelf(TREE.size_bytes, 1 << 16, ShelfLimits(rate_in_exchange=2e6))
+async def test_during_an_exchange_joiners_get_a_trickle(joiner: Joiner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm.lending._TELLING_BYTES", 1 << 30)  # so that the speed stays what it was
+    monkeypatch.setattr("swarm.lending._SPEED_FIRST", 20e6)
+    shelf = SnapshotShelf(TREE.size_bytes, 1 << 16, ShelfLimits(share_in_exchange=0.1))
     shelf.publish(TREE, STATE)
     async with bare_host() as host:
         shelf.serve(host.rpc)
