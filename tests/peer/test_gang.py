@@ -193,7 +193,7 @@ async def test_a_worker_that_cannot_come_back_is_tried_again(tmp_path: Path, tex
 PARENT = """
 import sys, trio
 from pathlib import Path
-from peer.config import DataConfig
+from peer.config import DataConfig, InnerConfig, ModelConfig
 from peer.events import EventLog
 from peer.gang import GangConfig, open_gang
 
