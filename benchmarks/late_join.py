@@ -1,10 +1,14 @@
-"""What a late joiner's fetch costs the rounds of the others, in real processes on 127.0.0.1.
+"""What a late joiner costs the rounds of the others, in real processes on 127.0.0.1.
 
-    python benchmarks/late_join.py [--peers 3] [--params 8000000] [--compute 1.5] [--rounds 24] [--json FILE]
+    python benchmarks/late_join.py [--peers 3] [--params 8000000] [--compute 1.5] [--rounds 32] [--nice 19 0] [--json F]
 
-The members do rounds whose compute half is a pause of `--compute` seconds, as if a GPU did the work. In the middle of
-the run a joiner fetches the state of the current head (8 bytes a parameter) from all of them, again and again for as
-many rounds as were left alone before. `slowdown` compares the median round with and without it.
+The members do rounds whose compute half is a pause of `--compute` seconds, as if a GPU did the work. Every third round
+or so, at any moment of it, a joiner fetches the state of the head of that moment (8 bytes a parameter) from all of
+them, once, as a peer does that joins late. Rounds that a fetch overlaps are compared with the others of the same run.
+
+A volunteer's joiner has a machine of its own; here it shares the members' cores, and its decryption and hashing would
+count as theirs. So there is one run for each `--nice`: at 19 the joiner takes what the members leave, and what remains
+is what the donors do for it; at 0 it competes with them. `member_cpu_s` is what a donor itself spends on a round.
 """
 
 from __future__ import annotations
@@ -12,10 +16,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -30,22 +35,21 @@ from benchmarks.averaging_data import delta_of
 from benchmarks.averaging_peer import PACE, NoTraining, Observer, diloco_state, take_part
 from benchmarks.children import Child
 from optim.outer import DilocoOuter
-from optim.recipes.interface import Turn
 from peer.errors import NetworkError
 from peer.events import EventLog
 from peer.host import HostConfig, open_host
 from peer.identity import Identity
-from swarm.chain import Member
+from swarm.chain import Head, Member
 from swarm.fetch import fetch_state
 from swarm.follow import ask_standings
-from swarm.plan import Assignment
 from swarm.post import Post
 from swarm.snapshots import SnapshotShelf
 from swarm.tempo import Tempo
-from swarm.trainer import Work
+from swarm.trainer import Order, Work
 
 START_S, ROUND_S = 60.0, 60.0
 WARM_UP = 3  # rounds
+REST = 3  # rounds from one fetch to the next
 
 
 class Pausing(NoTraining):
@@ -56,9 +60,21 @@ class Pausing(NoTraining):
         self._pause_s = pause_s
         self.speed = 1 / pause_s
 
-    async def train(self, assignment: Assignment, turn: Turn, deadline_s: float) -> Work:
+    async def train(self, order: Order) -> Work:
         await trio.sleep(self._pause_s)
-        return await super().train(assignment, turn, deadline_s)
+        return await super().train(order)
+
+
+class Meter(Observer):
+    """Notes the CPU seconds of the process at each commit, too."""
+
+    def __init__(self, post: Post, rounds: int, publishes: bool, folder: Path) -> None:
+        super().__init__(post, rounds, publishes, folder)
+        self.cpu: list[float] = []
+
+    async def committed(self, head: Head, results: list[memoryview]) -> None:
+        await super().committed(head, results)
+        self.cpu.append(time.process_time())
 
 
 async def member(number: int, numel: int, pause_s: float, rounds: int, folder: Path) -> None:
@@ -72,74 +88,81 @@ async def member(number: int, numel: int, pause_s: float, rounds: int, folder: P
         shelf.serve(host.rpc)
         me, trainer = Member(host.peer_id, str(number)), Pausing(delta_of(number, numel), pause_s)
         post = Post(me, identity, host, state, shelf, trainer, PACE, Tempo(), log)
-        observer = Observer(post, rounds, True, folder)
+        observer = Meter(post, rounds, True, folder)
         print(json.dumps({"peer": me.peer, "session": me.session, "addresses": host.addresses}), flush=True)
         await take_part(post, observer, authority, rounds, nursery)
-        print(json.dumps({"seconds": observer.seconds}), flush=True)
+        print(json.dumps({"seconds": observer.seconds, "cpu": observer.cpu}), flush=True)
         await trio.sleep_forever()  # others may still need us; whoever started us ends us
 
 
-async def join(group: list[dict[str, Any]], numel: int, rounds: int, folder: Path) -> dict[str, Any]:
-    """Fetch from the round in the middle of the run on, and say when that was."""
+async def joiner(numel: int, rounds: int, nice: int, folder: Path) -> None:
+    """Fetch a state now and then until the run is over, and say when that was."""
+    torch.set_num_threads(1)
+    os.nice(nice)
+    line = await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)
+    group = json.loads(line)["group"]
     peers = [hello["peer"] for hello in group]
-    fetches: list[float] = []
-    began = donors = 0.0
+    dice = random.Random(1)
+    fetches: list[dict[str, float]] = []
+    next_round = WARM_UP + REST
     async with open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as host:
         for hello in group:
             host.book.add(hello["peer"], hello["addresses"])
-        while True:
-            await trio.sleep(0.2)
+        round_number = 0
+        while round_number < rounds - 1:
+            await trio.sleep(dice.uniform(0.1, 0.6))
             standings = await ask_standings(host.rpc, peers)
             head = max((s.head for _, s in standings), key=lambda h: h.round, default=None)
-            if head is None:
-                continue  # they are still starting
-            if head.round >= rounds - 1:
-                return {"began": began, "ended": time.monotonic(), "fetches": fetches, "donors": donors}
-            if head.round < rounds // 2:
+            round_number = head.round if head is not None else 0
+            if head is None or head.round < next_round:
                 continue
-            began = began or time.monotonic()
-            try:
-                got = await fetch_state(
-                    host.rpc, lambda: peers, head.state_hash, 8 * numel, folder / "joiner.part", host.events
-                )
-            except NetworkError:
-                continue  # the head has moved on
-            fetches.append(got.seconds)
-            donors = max(donors, len(got.donors))
+            began = time.monotonic()
+            with suppress(NetworkError):  # the head has moved on
+                file = folder / "joiner.part"
+                got = await fetch_state(host.rpc, lambda: peers, head.state_hash, 8 * numel, file, host.events)
+                fetches.append({"began": began, "ended": time.monotonic(), "donors": len(got.donors)})
+                next_round = head.round + REST
+        print(json.dumps({"fetches": fetches}), flush=True)
 
 
-def measure(peers: int, numel: int, pause_s: float, rounds: int) -> dict[str, Any]:
+def measure(peers: int, numel: int, pause_s: float, rounds: int, nice: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
-        children, group = [], []
+        children = []
         for number in range(peers):
-            child = Child("benchmarks.late_join", "--member", number, numel, pause_s, rounds, folder)
-            stack.callback(child.end)
-            children.append(child)
-            group.append(child.read(START_S))
-        for child in children:
+            children.append(Child("benchmarks.late_join", "--member", number, numel, pause_s, rounds, folder))
+            stack.callback(children[-1].end)
+        late = Child("benchmarks.late_join", "--joiner", numel, rounds, nice, folder)
+        stack.callback(late.end)
+        group = [child.read(START_S) for child in children]
+        for child in (*children, late):
             child.tell({"group": group})
-        joined = trio.run(join, group, numel, rounds, folder)
-        seconds = [child.read(rounds * ROUND_S)["seconds"] for child in children]
-    alone: list[float] = []
-    beside: list[float] = []
-    for commits in seconds:
-        for earlier, later in list(pairwise(commits))[WARM_UP:]:
-            if later < joined["began"]:
-                alone.append(later - earlier)
-            elif earlier > joined["began"] and later < joined["ended"]:
-                beside.append(later - earlier)
+        fetches = late.read(rounds * ROUND_S)["fetches"]
+        notes = [child.read(ROUND_S) for child in children]
+    costs: dict[bool, list[tuple[float, float]]] = {False: [], True: []}  # (wall, CPU) seconds of rounds, by overlap
+    for note in notes:
+        ends = list(zip(note["seconds"], note["cpu"], strict=True))
+        for (began, cpu_before), (ended, cpu_after) in list(pairwise(ends))[WARM_UP:]:
+            overlapped = any(fetch["began"] < ended and fetch["ended"] > began for fetch in fetches)
+            costs[overlapped].append((ended - began, cpu_after - cpu_before))
+    (alone, cpu_alone), (beside, cpu_beside) = (map(median, zip(*costs[kind], strict=True)) for kind in (False, True))
+    fetch_s = median(fetch["ended"] - fetch["began"] for fetch in fetches)
     return {
+        "joiner_nice": nice,
         "peers": peers,
         "params": numel,
-        "state_bytes": 8 * numel,
         "compute_s": pause_s,
-        "round_s_alone": median(alone),
-        "round_s_beside_a_fetch": median(beside),
-        "slowdown": median(beside) / median(alone) - 1,
-        "fetches": len(joined["fetches"]),
-        "fetch_s": median(joined["fetches"]) if joined["fetches"] else None,
-        "donors": joined["donors"],
+        "round_s_alone": alone,
+        "round_s_beside_a_fetch": beside,
+        "slowdown": beside / alone - 1,
+        "member_cpu_s_alone": cpu_alone,
+        "member_cpu_s_beside": cpu_beside,
+        "rounds_alone": len(costs[False]) // peers,
+        "rounds_beside": len(costs[True]) // peers,
+        "fetches": len(fetches),
+        "fetch_s": fetch_s,
+        "fetch_mb_s": 8e-6 * numel / fetch_s,
+        "donors": max(fetch["donors"] for fetch in fetches),
         "cores": os.cpu_count(),
     }
 
@@ -149,19 +172,24 @@ def main() -> None:
     parser.add_argument("--peers", type=int, default=3)
     parser.add_argument("--params", type=int, default=8_000_000)
     parser.add_argument("--compute", type=float, default=1.5, help="seconds that a round's training takes")
-    parser.add_argument("--rounds", type=int, default=24)
+    parser.add_argument("--rounds", type=int, default=32)
+    parser.add_argument("--nice", type=int, nargs="+", default=[19, 0], help="priorities of the joiner, a run for each")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    figures = measure(options.peers, options.params, options.compute, options.rounds)
-    for name, value in figures.items():
-        print(f"{name:24} {value:.3f}" if isinstance(value, float) else f"{name:24} {value}")
+    runs = [measure(options.peers, options.params, options.compute, options.rounds, nice) for nice in options.nice]
+    for name in runs[0]:
+        values = (f"{run[name]:>12.3f}" if isinstance(run[name], float) else f"{run[name]:>12}" for run in runs)
+        print(f"{name:24}", *values)
     if options.json:
-        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+        options.json.write_text(json.dumps(runs, indent=1) + "\n")
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--member"]:
         _, _, number, numel, pause, rounds, folder = sys.argv
         trio.run(member, int(number), int(numel), float(pause), int(rounds), Path(folder))
+    elif sys.argv[1:2] == ["--joiner"]:
+        _, _, numel, rounds, nice, folder = sys.argv
+        trio.run(joiner, int(numel), int(rounds), int(nice), Path(folder))
     else:
         main()
