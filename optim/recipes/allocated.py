@@ -22,7 +22,7 @@ from peer.errors import ConfigError
 
 CODES: Final = tuple(get_codec(name) for name in ("int8", "int4", "ternary"))
 USUAL: Final = get_codec("int4")
-SAMPLE_EVERY: Final = 8  # rows of a slice, of which one is judged
+ROWS_JUDGED: Final = 16  # of a slice, evenly spread: all of them would take seconds in a large model
 
 
 class AllocatedCoding(DenseCoding):
@@ -45,7 +45,8 @@ class AllocatedWire(DenseWire):
 
     def coding(self, fragment: int, momentum: torch.Tensor) -> DenseCoding:
         usual = self._codings[fragment]
-        vector = torch.cat([momentum[place] for place in usual.places])
+        parts = [momentum[place] for place in usual.places]
+        vector = parts[0] if len(parts) == 1 else torch.cat(parts)
         codes = choose([vector[usual.span(i)] for i in range(usual.count)], self._budget)
         return AllocatedCoding(usual.places, codes, self._down)
 
@@ -69,7 +70,8 @@ def choose(slices: Sequence[torch.Tensor], budget: float) -> list[Codec]:
 def _cost(code: Codec, values: torch.Tensor) -> tuple[int, float]:
     """(bytes of the slice, squared error of its sample in proportion). A ternary code is random: its expected error,
     s |x| - x^2 for a row's scale s, is everybody's. Sums are in a fixed order."""
-    rows = values.split(ROW)[::SAMPLE_EVERY]
+    rows = values.split(ROW)
+    rows = rows[:: max(1, len(rows) // ROWS_JUDGED)]
     error = 0.0
     for row in rows:
         if code.name == "ternary":

@@ -11,6 +11,7 @@ import torch
 
 from optim.codecs import Buffer, Codec
 from optim.codecs.interface import as_bytes, bytes_of
+from optim.codecs.rows import absmax
 from optim.merge import merge_part
 from optim.recipes.interface import Coding, Sent
 from peer.errors import ProtocolViolation
@@ -111,6 +112,7 @@ class Feedback:
         """Error feedback (arXiv 1901.09847): send what was asked for plus what is owed, keep what the code lost."""
         if not coding.up.needs_error_feedback:
             return [coding.code(i).encode_with_sqnorm(vector[coding.span(i)], out[i])[1] for i in range(coding.count)]
+        absmax(vector)  # finite: nothing else may enter what is owed
         owed = self._owed(coding)
         wanted = owed + vector
         sqnorms = []

@@ -53,14 +53,15 @@ def test_a_budget_that_nothing_meets_takes_the_most_exact_code() -> None:
 def test_members_choose_alike_and_from_the_fragment_whose_turn_it_is() -> None:
     """Whatever their random generators are up to, and wherever their threads add first."""
     half = N // 2
+    vector = torch.cat([momentum()[half:].flip(0), momentum()[half:]])
     wire = AllocatedWire([[slice(0, half)], [slice(half, N)]], get_codec("int8"), 1.0)
     torch.manual_seed(1)
-    first = wire.coding(1, momentum())
+    first = wire.coding(1, vector)
     torch.manual_seed(2)
-    second = wire.coding(1, momentum().clone())
+    second = wire.coding(1, vector.clone())
     names = [first.code(i).name for i in range(first.count)]
     assert names == [second.code(i).name for i in range(second.count)]
-    assert names != [wire.coding(0, momentum()).code(i).name for i in range(first.count)]
+    assert names != [wire.coding(0, vector).code(i).name for i in range(first.count)]
     assert first.places == (slice(half, N),)
 
 

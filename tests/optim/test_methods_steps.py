@@ -112,3 +112,27 @@ def test_powersgd() -> None:
         assert apart([{n: v.numpy() for n, v in group.gradient.items()}], [whole]) < CLOSE
     assert apart([{n: group.errors(k)[n].numpy() for n in q} for k in range(K)], errors) < CLOSE
     assert apart([{n: v.numpy() for n, v in group.params(k).items()} for k in range(K)], [params] * K) < CLOSE
+
+
+@pytest.mark.parametrize(
+    ("algo", "settings"),
+    [
+        ("diloco", {"H": 2}),
+        ("diloco", {"H": 2, "codec": "int4"}),
+        ("demo", {"lr": 1e-2, "topk": 3, "chunk": 4}),
+        ("sparseloco", {"H": 2, "topk": 4, "chunk": 4}),
+        ("lion", {"lr": 1e-2, "vote": "average"}),
+        ("allreduce", {}),
+        ("powersgd", {"rank": 2}),
+    ],
+)
+def test_which_worker_has_which_gradient_does_not_change_a_bit(algo: str, settings: dict[str, object]) -> None:
+    init = {n: torch.from_numpy(v) for n, v in initial().items()}
+    groups = [Group(algo, init, K, **settings) for _ in range(2)]  # type: ignore[arg-type]
+    order = [2, 0, 3, 1]
+    for step in range(1, 7):
+        grads = [{n: torch.from_numpy(g) for n, g in gradient(k, step, initial()).items()} for k in range(K)]
+        groups[0].step(grads)
+        groups[1].step([grads[k] for k in order])
+    assert all(torch.equal(p, groups[1].params(0)[n]) for n, p in groups[0].params(0).items())
+    assert not torch.equal(groups[0].params(0)["embed"], init["embed"])

@@ -135,9 +135,12 @@ def test_who_sent_what_does_not_change_a_bit(name: str, codec: config.CodecConfi
     assert not torch.equal(rounds[0].tensors[0], flat(initial()))
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_a_product_that_is_not_finite_is_refused_and_leaves_no_trace(name: str) -> None:
-    codec = config.CodecConfig()
+@pytest.mark.parametrize(
+    ("name", "codec"),
+    [(name, config.CodecConfig()) for name in METHODS]
+    + [("diloco", config.CodecConfig(up=up, rank=1)) for up in ("topk", "sign", "powersgd", "lgreco")],  # type: ignore
+)
+def test_a_product_that_is_not_finite_is_refused_and_leaves_no_trace(name: str, codec: config.CodecConfig) -> None:
     spoiled, clean = (build_recipe(METHODS[name], codec, LAYOUT, INNER) for _ in range(2))
     state = [torch.zeros(LAYOUT.numel)] * (1 + len(spoiled.shared))
     rounds = Rounds(lambda: clean, state[0], peers=1)
