@@ -116,15 +116,15 @@ class Group:
     def _merge(self, group: Sequence[int], messages: Sequence[Any]) -> torch.Tensor:
         """In the order of the messages' own bytes, as on the network: who sent which does not change a bit."""
         weights = [1 / len(messages)] * len(messages)
-        method = self.methods[group[0]]
+        method, counted = self.methods[group[0]], 0 in group  # every worker sends as much as the first
         if self._up is None or isinstance(messages[0], Sparse):
-            self.bytes_up += _plain_bytes(method, messages[0])
+            self.bytes_up += _plain_bytes(method, messages[0]) * counted
             return method.merge(sorted(messages, key=_content), weights)
         if not isinstance(method, Dense):
             raise ConfigError("only dense messages can be coded: leave codec out.")
         numel = messages[0].numel()
         encoded = [self._encode(k, message.float()) for k, message in zip(group, messages, strict=True)]
-        self.bytes_up += encoded[0].numel()
+        self.bytes_up += encoded[0].numel() * counted
         result = merge_part(self._up, sorted(encoded, key=bytes_of), weights, numel, self._down)
         return self._down.decode(result, numel).to(messages[0].dtype)
 
