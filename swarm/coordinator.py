@@ -17,7 +17,7 @@ import torch
 import trio
 
 from dht.node import open_node
-from optim.recipes.registry import build_recipe
+from optim.recipes.registry import shared_vectors
 from peer.checkpoint import CheckpointStore
 from peer.chunks import StateTree, hash_state
 from peer.errors import CheckpointError, ConfigError
@@ -158,7 +158,7 @@ def _found(path: Path, run: RunConfig, identity: Identity, events: EventLog) -> 
         assert run.model is not None
         model, theta = run.model, init_flat(run.model, run.run.seed)
         layout = FlatLayout.of(model)
-    shared = build_recipe(run.outer, run.codec, layout, run.inner).shared
+    shared = shared_vectors(run.outer, run.codec, layout, run.inner)
     tensors_now = {"theta": theta, **{name: torch.zeros_like(theta) for name in shared}}
     state = _State(tensors_now, hash_state(list(tensors_now.values())))
     if vocabulary > model.vocab_size:

@@ -9,7 +9,7 @@ from typing import Final
 import trio
 from torch import Tensor
 
-from optim.recipes.registry import build_recipe
+from optim.recipes.registry import shared_vectors
 from peer.errors import NetworkError
 from peer.layout import FlatLayout
 from swarm.chain import Head
@@ -70,7 +70,7 @@ async def download_head(invite: Invite, part_file: Path) -> Download:
 def _vectors(manifest: Manifest) -> int:
     """How many vectors the run's state has."""
     layout = FlatLayout.of(manifest.model)
-    return 1 + len(build_recipe(manifest.outer, manifest.codec, layout, manifest.inner).shared)
+    return 1 + len(shared_vectors(manifest.outer, manifest.codec, layout, manifest.inner))
 
 
 async def _fetch_theta(visitor: Visitor, best: Sighting, vectors: int, part_file: Path) -> tuple[Tensor, int]:

@@ -17,6 +17,7 @@ import torch
 import trio
 
 from dht.node import Node, open_node
+from optim.config import Gossip
 from optim.recipes.interface import Recipe
 from optim.recipes.registry import build_recipe
 from peer.checkpoint import CheckpointStore
@@ -34,6 +35,7 @@ from swarm.fetch import fetch_state
 from swarm.follow import Sighting, open_regroup
 from swarm.gang_trainer import GangTrainer
 from swarm.gate import Gate
+from swarm.gossip.participant import Premises, run_gossip
 from swarm.home import Home
 from swarm.invite import Invite
 from swarm.manifest import BYTES_TOKENIZER, Manifest, open_manifest
@@ -92,13 +94,16 @@ async def run_participant(config: JoinConfig) -> None:
             charter, tokenizer = await obtain_charter(host, config.invite, home.path)
             manifest = open_manifest(charter, config.invite.run_id)
             write_atomically(home.invite, f"{config.invite}\n".encode())
-            Gate(host.rpc, manifest, config.invite.token)
+            gate = Gate(host.rpc, manifest, config.invite.token)
             serve_charter(host.rpc, charter, tokenizer)
             serve_reach(host)
             async with (
                 open_node(host, config.invite.addresses, [MEMBERS], home.addresses, manifest.run_id) as node,
                 open_gang(_gang_config(config, manifest, events)) as gang,
             ):
+                if isinstance(manifest.outer, Gossip):
+                    await run_gossip(Premises(config.name, home, manifest, host, gate, node, gang))
+                    return
                 participant = await _assemble(config, manifest, host, node, gang)
                 await participant.run()
 

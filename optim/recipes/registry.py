@@ -55,6 +55,19 @@ def build_recipe(
             raise ValueError("gossip has an engine of its own")
 
 
+def shared_vectors(
+    method: config.OuterConfig, codec: config.CodecConfig, layout: FlatLayout, inner: InnerConfig
+) -> tuple[str, ...]:
+    """What a joiner takes over besides theta: the recipe's `shared`; nothing in gossip, where momentum is a peer's own.
+    `ConfigError` if the codec does not go with the method."""
+    if not isinstance(method, config.Gossip):
+        return build_recipe(method, codec, layout, inner).shared
+    get_codec(codec.down)
+    if codec.up in ("powersgd", "lgreco"):
+        raise ConfigError(f"gossip does not go with the codec {codec.up}: choose one that codes every value by itself.")
+    return ()
+
+
 def build_wire(codec: config.CodecConfig, layout: FlatLayout, fragments: Sequence[Sequence[str]]) -> Wire:
     """How vectors cross of which one fragment, the names of its parameters, is exchanged at a time."""
     if codec.up == "powersgd":
