@@ -17,6 +17,7 @@ from cli.live import event_line, follow, read_tails
 from cli.options import default_home, home_option, network_options, tied_option
 from cli.progress import Progress
 from cli.tail import EventTail
+from optim.config import Eager
 from peer.errors import ConfigError
 from peer.identity import Identity, is_peer_id
 from swarm.admission import TOKEN_DAYS
@@ -74,6 +75,8 @@ def coordinate(
         click.echo(_bound_invite(home, invite_for))
         return
     run = None if run_toml is None else read_run_config(run_toml)  # before the slow imports: a typo is told at once
+    if run is not None and isinstance(run.outer, Eager) and (caution := run.outer.caution(run.run.max_peers)):
+        click.echo(f"Warning: {caution}.", err=True)
     from swarm.coordinator import CoordinatorConfig
 
     _run(CoordinatorConfig(home, run, listen, announce, relays, bootstrap, banned), as_json, tied)

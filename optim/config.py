@@ -16,6 +16,8 @@ UpCodec = Literal[
 ]  # fmt: skip
 DownCodec = Literal["fp32", "fp16", "bf16", "int8", "int8_6sigma", "int4", "nf4", "fp4_e3m0"]
 STEPS_MAX: Final = 1_000_000
+EAGER_PEERS: Final = 8  # from here on, with more momentum than below, it diverged (algorithms.md)
+EAGER_MOMENTUM: Final = 0.5
 
 
 class CodecConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -124,6 +126,15 @@ class Eager(MethodConfig, frozen=True, kw_only=True, tag="eager"):
             raise ValueError(f"lr is {self.lr}: it must lie between 0 and 10")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum is {self.momentum}: it must lie in [0, 1)")
+
+    def caution(self, peers: int) -> str:
+        """Why that many peers should not use it; empty if there is nothing to say."""
+        if peers >= EAGER_PEERS and self.momentum > EAGER_MOMENTUM:
+            return (
+                f"eager updates are unstable with {peers} peers and momentum {self.momentum}: lower momentum to"
+                f" {EAGER_MOMENTUM}, have fewer than {EAGER_PEERS} peers, or use streaming"
+            )
+        return ""
 
 
 class Demo(PerStep, frozen=True, kw_only=True, tag="demo"):

@@ -60,6 +60,8 @@ OFFER: Final = Method("net/lane", OfferRequest, Offer, open=True)
 class LaneChannel(Channel):
     """One call over a lane connection; a finished one goes back to `done`."""
 
+    bulk = True
+
     def __init__(self, peer: str, tls: TlsSocket, done: Callable[[TlsSocket], None], ahead: bytes = b"") -> None:
         self.peer = peer
         self._tls = tls

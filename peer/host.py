@@ -116,6 +116,11 @@ class Host:
         return self._meter.bytes_up
 
     @property
+    def bulk_bytes_up(self) -> int:
+        """What of `bytes_up` went over the connections for payloads: exchanges and state transfers."""
+        return self._meter.bulk_bytes_up
+
+    @property
     def bytes_down(self) -> int:
         return self._meter.bytes_down
 

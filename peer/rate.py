@@ -77,6 +77,7 @@ class Meter:
     download: TokenBucket
     by_peer: dict[str, Traffic] = field(default_factory=dict)
     bytes_up: int = 0
+    bulk_bytes_up: int = 0
     bytes_down: int = 0
 
     def traffic(self, peer: str) -> Traffic:
@@ -88,8 +89,9 @@ class Meter:
             known = self.by_peer[peer] = Traffic()
         return known
 
-    def sent(self, peer: str, size_bytes: int) -> None:
+    def sent(self, peer: str, size_bytes: int, bulk: bool = False) -> None:
         self.bytes_up += size_bytes
+        self.bulk_bytes_up += size_bytes if bulk else 0
         self.traffic(peer).bytes_up += size_bytes
 
     def received(self, peer: str, size_bytes: int) -> None:

@@ -15,7 +15,7 @@ import struct
 import time
 from abc import ABC, abstractmethod
 from contextlib import suppress
-from typing import Final, TypeVar
+from typing import ClassVar, Final, TypeVar
 
 import msgspec
 import trio
@@ -70,10 +70,11 @@ def allocate(size_bytes: int) -> memoryview:
 class Channel(ABC):
     """The two-way byte stream of one call with an authenticated peer.
 
-    Exactly one of `finish` and `abandon` ends it; neither blocks.
+    Exactly one of `finish` and `abandon` ends it; neither blocks. `bulk`: a connection for payloads.
     """
 
     peer: str
+    bulk: ClassVar[bool] = False
 
     @abstractmethod
     async def send(self, data: Buffer) -> None:
@@ -117,17 +118,17 @@ class Frames:
             self._meter.upload.charge(payload.nbytes)
             frame += payload
             await self._channel.send(frame)
-            self._meter.sent(self._peer, len(frame))
+            self._meter.sent(self._peer, len(frame), self._channel.bulk)
             return
         await self._channel.send(frame)
-        self._meter.sent(self._peer, len(frame))
+        self._meter.sent(self._peer, len(frame), self._channel.bulk)
         started = time.perf_counter()
         step = self._meter.upload.piece_bytes(PIECE_BYTES)
         for start in range(0, payload.nbytes, step):
             piece = payload[start : start + step]
             await self._meter.upload.take(piece.nbytes)
             await self._channel.send(piece)
-            self._meter.sent(self._peer, piece.nbytes)
+            self._meter.sent(self._peer, piece.nbytes, self._channel.bulk)
         self._meter.transferred(self._peer, payload.nbytes, time.perf_counter() - started)
 
     async def receive_header(self, type_: type[Header]) -> Header:

@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cli.coordinate import template
+from optim.config import METHODS, Eager
 from peer.errors import ConfigError
 from swarm.run_config import parse_run_config, read_run_config
 
@@ -107,3 +109,46 @@ def test_any_edit_is_read_or_refused_with_one_sentence(position: int, replacemen
         parse_run_config(GOOD[:position] + replacement + GOOD[position + 1 :])
     except ConfigError as error:
         assert len(str(error).splitlines()) == 1
+
+
+# -- methods ----------------------------------------------------------------------------------------------------------
+
+
+def with_method(name: str) -> str:
+    """The template with the commented lines of that method written out in place of DiLoCo's."""
+    head, _, rest = template().partition("[outer]\n")
+    block = next(part for part in rest.split("\n\n") if f'# method = "{name}"' in part)
+    written = [line.removeprefix("# ") for line in block.splitlines()]
+    return f"{head}[outer]\n" + "\n".join(line.replace("# method", "method") for line in written)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_template_shows_every_method_and_its_defaults(name: str) -> None:
+    outer = parse_run_config(with_method(name)).outer
+    assert isinstance(outer, METHODS[name])
+    if name != "diloco":  # its settings are commented out one by one
+        needed = {"steps": outer.steps} | ({"batch": 64} if name == "allreduce" else {})
+        assert outer == METHODS[name](**needed)
+
+
+@pytest.mark.parametrize(
+    ("section", "said"),
+    [
+        ('method = "dilocco"\nsteps = 5', r"line 20: \[outer\] method: method is 'dilocco': choose one of diloco"),
+        ('method = "demo"\nfragments = 2', "unknown field"),
+        ('method = "streaming"\nsteps = 10\nfragments = 3', "must be a multiple of fragments"),
+        ('method = "lion"\n[codec]\nup = "int4"', "packs its messages by itself: leave this section out"),
+        ('steps = 5\n[codec]\ndown = "topk"', "topk"),
+        ('steps = 5\nschedule = "quadratic"', "alpha goes with schedule"),
+    ],
+)
+def test_a_wrong_method_is_told_with_line_field_and_remedy(section: str, said: str) -> None:
+    head = template().partition("[outer]\n")[0]
+    with pytest.raises(ConfigError, match=said if "line" not in said else said.replace("line 20", r"line \d+")):
+        parse_run_config(f"{head}[outer]\n{section}\n")
+
+
+def test_eager_updates_warn_where_they_diverge() -> None:
+    eager = Eager(steps=10, momentum=0.9)
+    assert eager.caution(4) == "" and "use streaming" in eager.caution(8)
+    assert Eager(steps=10).caution(64) == ""

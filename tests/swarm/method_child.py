@@ -1,0 +1,138 @@
+"""One of several processes that run rounds of any method with invented work; started by `test_methods.py`.
+
+    python -m tests.swarm.method_child NUMBER ROUNDS FOLDER   < {"outer": ..., "codec": ...}
+
+Says {"peer", "session", "addresses"}, reads the list of what all of them said, runs the rounds, and after each says
+{"round", "state_hash", "members", "bulk_bytes_up", "ideal_bytes"}: what it has sent in all, and what the coding of that
+round says the exchange among these members takes, all of them together.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+import torch
+import trio
+
+from optim.config import CodecConfig, OuterConfig
+from optim.recipes.registry import build_recipe
+from peer.config import InnerConfig, ModelConfig
+from peer.errors import NetworkError
+from peer.events import EventLog
+from peer.host import HostConfig, open_host
+from peer.identity import Identity, sign_body
+from peer.layout import FlatLayout
+from swarm.chain import Head, Member, genesis
+from swarm.engine import Engine, RunFacts
+from swarm.follow import Sighting
+from swarm.messages import REGROUP_KIND
+from swarm.outer_state import OuterState
+from swarm.pace import Pace
+from swarm.post import Post
+from swarm.replay import replay
+from swarm.snapshots import SnapshotShelf
+from swarm.tempo import Tempo
+from swarm.trainer import Order, Work
+
+MODEL = ModelConfig(
+    hidden_size=96, layers=5, heads=4, kv_heads=4, intermediate_size=256, max_seq_len=128, vocab_size=512
+)
+INNER = InnerConfig(lr=1e-3, batch_size=1, total_steps=1000)
+
+
+class Setup(msgspec.Struct):
+    outer: OuterConfig
+    codec: CodecConfig
+
+
+class Invented:
+    """Work of the size the method wants, different at every peer and in every round."""
+
+    speed = 1.0
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    async def train(self, order: Order) -> Work:
+        steps = order.assignment.steps
+        size = sum(place.stop - place.start for place in order.places)
+        generator = torch.Generator().manual_seed(1000 * self._number + order.turn.round)
+        return Work(steps, steps, 1.0, torch.randn(size, generator=generator).mul_(1e-3))
+
+    def wrap_up(self) -> None:
+        """There is nothing to end."""
+
+    def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None) -> None:
+        """There is nobody to train with it."""
+
+
+class Reporter:
+    """The engine's Keeper: says what each commit was. One that missed a commit replays it."""
+
+    def __init__(self, post: Post) -> None:
+        self._post = post
+
+    async def committed(self, head: Head, results: list[memoryview]) -> None:
+        post, members = self._post, len(head.members)
+        post.shelf.publish(post.state.tree, post.state.tensors, msgspec.msgpack.encode(head), results)
+        coding = post.state.recipe.coding(post.pace.turn(head), post.state.tensors)  # the same size every round
+        slices = range(coding.count)
+        messages = sum(coding.message_bytes(i) for i in slices)
+        down = sum(coding.result_bytes(i, members) for i in slices)
+        report = {
+            "round": head.round,
+            "state_hash": head.state_hash.hex(),
+            "members": members,
+            "bulk_bytes_up": post.host.bulk_bytes_up,
+            "ideal_bytes": (members - 1) * (messages + down),
+        }
+        say(report)
+
+    async def fetch(self, sighting: Sighting, mine: Head) -> None:
+        if not await replay(self._post, mine, sighting.head.state_hash, sighting.holders):
+            raise NetworkError("nobody can say what was missed")
+
+    def known_peers(self) -> Iterable[str]:
+        return ()
+
+
+def say(message: object) -> None:
+    print(json.dumps(message), flush=True)  # noqa: T201
+
+
+async def hear() -> str:
+    return await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)
+
+
+async def main(number: int, rounds: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    setup = msgspec.json.decode(await hear(), type=Setup)
+    layout = FlatLayout.of(MODEL)
+    recipe = build_recipe(setup.outer, setup.codec, layout, INNER)
+    theta = torch.randn(layout.numel, generator=torch.Generator().manual_seed(1)) * 0.02
+    state = OuterState([theta, *(torch.zeros_like(theta) for _ in recipe.shared)], recipe)
+    authority, identity, log = Identity.load_or_create(folder / "authority.key"), Identity.generate(), EventLog()
+    async with open_host(HostConfig(identity=identity, events=log)) as host:
+        me = Member(host.peer_id, secrets.token_hex(4))
+        say({"peer": me.peer, "session": me.session, "addresses": host.addresses})
+        group = json.loads(await hear())
+        for hello in group:
+            host.book.add(hello["peer"], hello["addresses"])
+        first = genesis("methods", state.tree.root)
+        head = first.regrouped(tuple(Member(hello["peer"], hello["session"]) for hello in group), 1)
+        pace, shelf = Pace(setup.outer, INNER, 8, 60.0), SnapshotShelf(state.size_bytes, 9 << 20)
+        shelf.publish(state.tree, state.tensors)
+        shelf.serve(host.rpc)
+        post = Post(me, identity, host, state, shelf, Invented(number), pace, Tempo(), log)
+        facts = RunFacts(first, authority.peer_id, rounds, len(group))
+        signed = sign_body(authority, REGROUP_KIND, head)
+        await Engine(post, facts, head, signed, Reporter(post)).run()
+
+
+if __name__ == "__main__":
+    trio.run(main, int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
