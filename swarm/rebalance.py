@@ -20,17 +20,21 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from blake3 import blake3
 
 from swarm.load import LoadView, PeerLoad, move_s
 
+ROUNDING: Final = 1e-9  # relative; a gain as small is an artefact of adding in another order
+
 
 @dataclass(frozen=True)
 class RebalanceConfig:
     """`horizon_s`: how long a gain is counted; peers come and go, so not for ever. `margin`: by how much the gain must
-    exceed the cost. `noise`: relative error of one measured speed, generously. `stay_s`: a peer that chose its stage less long ago
-    stays, unless a stage is empty. `peers_a_flight`: moves in flight at once, one for so many peers, at least one."""
+    exceed the cost. `noise`: relative error of one measured speed, generously. `stay_s`: a peer that chose its stage
+    less long ago stays, unless a stage is empty. `peers_a_flight`: moves in flight at once, one for so many peers and
+    at least one. More at once did not help on preemption traces: every mover is out for a while."""
 
     horizon_s: float = 600.0
     margin: float = 1.5
@@ -68,7 +72,7 @@ def decide(view: LoadView, config: RebalanceConfig | None = None) -> tuple[Move,
         return ()
     plan = _Plan(view, config)
     base = min(plan.throughputs)
-    noise = config.noise * plan.spread()
+    noise = max(config.noise * plan.spread(), ROUNDING * base)
     steps: list[Move] = []
     best, best_net = 0, 0.0
     gain_of_best, cost = 0.0, 0.0
@@ -176,7 +180,7 @@ class _Plan:
         levelling = (rich - poor) / (1 / source_work + 1 / target_work)  # the speed that would leave both equal
         at = bisect_left(movable, (levelling, -math.inf, ""))
         best: tuple[float, float, str] | None = None
-        best_level = poor
+        best_level = poor * (1.0 + ROUNDING)
         # Two candidates, one on each side: the poorer stage's level rises up to `levelling` and falls beyond it.
         below = next((m for m in reversed(movable[:at]) if self._holds(m, target)), None)
         if below is not None:  # of equally fast ones the first, which is the quickest to move

@@ -105,12 +105,12 @@ class SpotMarket:
     wanted: int = 400
     hours: float = 32.0
     zones: int = 8
-    tide_s: float = 3 * 3600.0
-    ebb: float = 0.3
-    last: float = 0.25
+    tide_s: float = 3600.0
+    ebb: float = 0.1
+    last: float = 0.15
     burst_s: float = 180.0
     life_s: float = 24 * 3600.0
-    loss_per_hour: float = 0.02
+    loss_per_hour: float = 0.03
     speed_spread: float = 0.0  # standard deviation of the logarithm of speeds; T4s are alike
     link_bytes_s: float = 25e6  # 200 Mbit/s
 

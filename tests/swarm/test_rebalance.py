@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from itertools import combinations, product
+from itertools import combinations, pairwise, product
 from random import Random
 
 import pytest
@@ -33,7 +33,8 @@ def even(*replicas: int, state_bytes: float = 1e9) -> LoadView:
 
 @st.composite
 def views(draw: st.DrawFn, stages_max: int = 5, peers_max: int = 24) -> LoadView:
-    stages = draw(st.lists(st.builds(StageCost, st.floats(0.5, 3.0), st.floats(0, 2e9)), min_size=2, max_size=stages_max))
+    costs = st.builds(StageCost, st.floats(0.5, 3.0), st.floats(0, 2e9))
+    stages = draw(st.lists(costs, min_size=2, max_size=stages_max))
     peers = draw(
         st.lists(
             st.tuples(st.integers(0, len(stages) - 1), st.floats(0.2, 3.0), st.floats(1e6, 1e8)), max_size=peers_max
@@ -143,7 +144,8 @@ def test_a_large_swarm_moves_several_at_once_within_its_allowance() -> None:
 
 def test_memory_decides_who_may_go_where() -> None:
     stages = [StageCost(1.0), StageCost(1.0, memory_bytes=8e9)]
-    peers = [load(i, 0, memory_bytes=4e9) for i in range(3)] + [load("big", 0, 0.9, memory_bytes=16e9), load("x", 1, 0.1)]
+    small = [load(i, 0, memory_bytes=4e9) for i in range(3)]
+    peers = [*small, load("big", 0, 0.9, memory_bytes=16e9), load("x", 1, 0.1)]
     (move,) = decide(LoadView.of(LATER_S, stages, peers))
     assert move.peer == "big"
     assert decide(LoadView.of(LATER_S, stages, [p for p in peers if p.peer != "big"])) == ()
@@ -152,7 +154,7 @@ def test_memory_decides_who_may_go_where() -> None:
     assert stage_for_joiner(LoadView.of(0.0, nowhere, []), load("j", -1, memory_bytes=1e9)) is None
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(views())
 def test_predicted_throughput_never_falls_and_no_stage_is_emptied(view: LoadView) -> None:
     moves = decide(view)
@@ -168,7 +170,7 @@ def test_predicted_throughput_never_falls_and_no_stage_is_emptied(view: LoadView
     assert min(during) >= min(before) - 1e-9  # the pipeline does not slow down while the mover downloads
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=60)
 @given(views(), st.booleans())
 def test_at_constant_speeds_moving_ends_and_nobody_returns(view: LoadView, hasty: bool) -> None:
     config = RebalanceConfig(stay_s=0.0, noise=0.0, margin=0.0) if hasty else RebalanceConfig()
@@ -275,9 +277,9 @@ def test_split_is_the_best_of_all_splits(
 
     def costs(bounds: tuple[int, ...]) -> tuple[float, float]:
         sums = []
-        for field, (first, last) in product(("compute", "memory_bytes"), zip(bounds[:-1], bounds[1:], strict=True)):
-            ends = (getattr(embedding, field) if first == 0 else 0) + (getattr(head, field) if last == len(blocks) else 0)
-            sums.append(sum(getattr(b, field) for b in blocks[first:last]) + ends)
+        for field, (first, last) in product(("compute", "memory_bytes"), pairwise(bounds)):
+            parts = [embedding] * (first == 0) + blocks[first:last] + [head] * (last == len(blocks))
+            sums.append(sum(getattr(part, field) for part in parts))
         return max(sums[:stages]), max(sums[stages:])
 
     every = [costs((0, *cuts, len(blocks))) for cuts in combinations(range(1, len(blocks)), stages - 1)]
@@ -288,7 +290,7 @@ def test_split_is_the_best_of_all_splits(
         return
     found = split_layers(blocks, stages, embedding, head, memory_max)
     assert found[0][0] == 0 and found[-1][1] == len(blocks)
-    assert all(a[1] == b[0] for a, b in zip(found[:-1], found[1:], strict=True))
+    assert all(a[1] == b[0] for a, b in pairwise(found))
     assert costs((0, *(last for _, last in found))) == min(allowed)
 
 
