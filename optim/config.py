@@ -24,8 +24,9 @@ class CodecConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """How vectors cross the wire: `up` to a slice's owner, `down` merged from it to everybody. What an owner left out
     nobody could add to the next round's result, for owners change: `down` takes no codec that needs error feedback.
 
-    `rank` is PowerSGD's. `lgreco` gives every slice int8, int4 or ternary bits so that the whole makes no more error
-    than `error_budget` times what int4 everywhere would make."""
+    `rank` is PowerSGD's, whose messages are passed on as they are: `down` is not used. `lgreco` gives every slice int8,
+    int4 or ternary bits so that the whole makes no more error than `error_budget` times what int4 everywhere would
+    make."""
 
     up: UpCodec = "int8"
     down: DownCodec = "int8"
@@ -139,7 +140,7 @@ class Eager(MethodConfig, frozen=True, kw_only=True, tag="eager"):
 
 class Demo(PerStep, frozen=True, kw_only=True, tag="demo"):
     """Decoupled momentum (2411.19870): the inner learning rate steps; the inner optimizer's other settings are not
-    used, but for its weight_decay."""
+    used, but for its weight_decay, on all parameters."""
 
     decay: float = 0.999
     topk: int = 32
@@ -175,7 +176,7 @@ class SparseLoco(MethodConfig, frozen=True, kw_only=True, tag="sparseloco"):
 
 class Lion(PerStep, frozen=True, kw_only=True, tag="lion"):
     """Distributed Lion (2404.00438): signs up, their majority or their mean down. Uses the inner lr and
-    weight_decay."""
+    weight_decay, on all parameters."""
 
     b1: float = 0.9
     b2: float = 0.99
@@ -189,7 +190,8 @@ class Lion(PerStep, frozen=True, kw_only=True, tag="lion"):
 
 class AllReduce(PerStep, frozen=True, kw_only=True, tag="allreduce"):
     """Synchronous large batches (DeDLOC, 2106.10207): all peers together go through `batch` sequences, then one step
-    of `optimizer` with the inner section's lr, betas, eps, weight_decay and clip_norm is made everywhere."""
+    of `optimizer` with the inner section's lr, betas, eps, weight_decay (of matrices) and clip_norm is made
+    everywhere."""
 
     batch: int
     optimizer: Literal["adamw", "lamb"] = "adamw"

@@ -44,8 +44,9 @@ def test_updates_land_where_the_message_was_taken_from() -> None:
     assert torch.equal(rebuilt, expected)
 
 
-def test_what_was_heard_and_what_is_owed_is_what_was_asked_for() -> None:
-    coding = DenseCoding([slice(0, 50_000)], get_codec("topk"), get_codec("fp32"))
+@pytest.mark.parametrize("up", ["topk", "sign"])
+def test_what_was_heard_and_what_is_owed_is_what_was_asked_for(up: str) -> None:
+    coding = DenseCoding([slice(0, 50_000)], get_codec(up), get_codec("fp32"))
     feedback, asked, heard, last = Feedback(), torch.zeros(50_000), torch.zeros(50_000), torch.zeros(50_000)
     for _ in range(5):
         vector = torch.randn(50_000)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 
@@ -66,6 +67,29 @@ def distance(build: Callable[[], Recipe], every: int, theirs: list[dict[str, obj
 
 def test_diloco(short_slices: None) -> None:
     assert distance(lambda: DilocoRecipe(wire(), DilocoOuter(0.7, 0.9)), 5, diloco_by_formula(5)) < CLOSE
+
+
+@pytest.mark.parametrize("up", ["fp32", "powersgd"])
+def test_streaming_steps_one_fragment_a_round(short_slices: None, up: str) -> None:
+    """Strided blocks, each with a momentum of its own; everything else stays as it is."""
+    codec = config.CodecConfig(up=up, down="fp32", rank=1)  # type: ignore[arg-type]
+    method = config.Streaming(steps=6, fragments=2, lr=0.4, momentum=0.9)
+    rounds = Rounds(lambda: build_recipe(method, codec, LAYOUT, INNER), flat(initial()))
+    fragments = [["embed", "blocks.0.w", "blocks.0.b"], ["blocks.1.w", "blocks.1.b"]]
+    theta, velocity = initial(), {n: np.zeros_like(v) for n, v in initial().items()}
+    for number in range(6):
+        products = [torch.randn(LAYOUT.numel).bfloat16().float() for _ in range(K)]
+        for product in products:
+            for view in LAYOUT.views(product).values():
+                if view.dim() == 2:  # of rank 1, so that PowerSGD loses nothing of it
+                    view.copy_(torch.outer(view[:, 0], view[0]))
+        rounds.exchange(products)
+        for n in fragments[number % 2]:
+            delta = sum(LAYOUT.views(p)[n].double().numpy() for p in products) / K
+            velocity[n] = 0.9 * velocity[n] + delta
+            theta[n] = theta[n] - 0.4 * (delta + 0.9 * velocity[n])
+        ours = {n: v.double().numpy() for n, v in LAYOUT.views(rounds.tensors[0]).items()}
+        assert apart([ours], [theta]) < (CLOSE if up == "fp32" else 2e-4)
 
 
 def test_demo(short_slices: None) -> None:
