@@ -13,33 +13,27 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
-import torch
 import trio
 
 from dht.node import open_node
-from optim.recipes.registry import shared_vectors
-from peer.checkpoint import CheckpointStore
-from peer.chunks import StateTree, hash_state
 from peer.errors import CheckpointError, ConfigError
 from peer.events import EventLog
-from peer.hf import load_pretrained
 from peer.host import Host, HostConfig, open_host
 from peer.identity import Identity, Signed
-from peer.layout import FlatLayout, init_flat
 from swarm.admission import TOKEN_DAYS, issue_token
 from swarm.authority import Authority, Memory
 from swarm.bans import extend_bans, spread_bans
 from swarm.chain import Head, genesis
-from swarm.charter import load_charter, save_charter, serve_charter, write_atomically
+from swarm.charter import load_charter, serve_charter, write_atomically
+from swarm.founding import Founded, found, reload
 from swarm.gate import Gate
 from swarm.home import Home
 from swarm.invite import ADDRESSES_MAX, Invite
-from swarm.manifest import PROTOCOL_VERSION, Manifest, check_fit, open_manifest, sign_manifest
+from swarm.manifest import Manifest, open_manifest
 from swarm.membership import MEMBERS, MemberRecord, Membership, Own, describe
 from swarm.reach import serve_reach
 from swarm.run_config import RunConfig
 from swarm.snapshots import SnapshotShelf
-from swarm.tokenizer_file import read_tokenizer
 
 Kept = TypeVar("Kept", Signed, Head)
 
@@ -120,20 +114,12 @@ class _Coordinator:
         return describe(self._host, self.authority.head, own)
 
 
-@dataclass(frozen=True)
-class _State:
-    """The run's initial outer state: "theta" and what else the method shares, flat fp32, shape (P,)."""
-
-    tensors: dict[str, torch.Tensor]
-    tree: StateTree
-
-
-def _found_or_reopen(config: CoordinatorConfig, identity: Identity, events: EventLog) -> tuple[Signed, bytes, _State]:
+def _found_or_reopen(config: CoordinatorConfig, identity: Identity, events: EventLog) -> Founded:
     kept = load_charter(config.home)
     if kept is None:
         if config.run is None:
             raise ConfigError(f"{config.home} holds no run yet: give a RUN.toml (`peer coordinate --init` writes one).")
-        return _found(config.home, config.run, identity, events)
+        return found(config.home, config.run, identity, events)
     charter, tokenizer = kept
     manifest = open_manifest(charter)
     if manifest.authority != identity.peer_id:
@@ -142,65 +128,7 @@ def _found_or_reopen(config: CoordinatorConfig, identity: Identity, events: Even
         raise ConfigError(
             f"{config.home} holds the run {manifest.run.name!r}: choose another folder with --home for a new one."
         )
-    return charter, tokenizer, _reload(config.home, manifest, identity, events)
-
-
-def _found(path: Path, run: RunConfig, identity: Identity, events: EventLog) -> tuple[Signed, bytes, _State]:
-    """Make the initial state, sign the manifest, keep both."""
-    tokenizer, tokenizer_name, vocabulary = read_tokenizer(run)
-    if run.pretrained is not None:
-        model, tensors = load_pretrained(Path(run.pretrained.init))
-        layout = FlatLayout.of(model)
-        theta = torch.empty(layout.numel)
-        for name, view in layout.views(theta).items():
-            view.copy_(tensors[name])
-    else:
-        assert run.model is not None
-        model, theta = run.model, init_flat(run.model, run.run.seed)
-        layout = FlatLayout.of(model)
-    shared = shared_vectors(run.outer, run.codec, layout, run.inner)
-    tensors_now = {"theta": theta, **{name: torch.zeros_like(theta) for name in shared}}
-    state = _State(tensors_now, hash_state(list(tensors_now.values())))
-    if vocabulary > model.vocab_size:
-        raise ConfigError(
-            f"the tokenizer has {vocabulary} ids and the model only {model.vocab_size}: raise [model] vocab_size,"
-            " or name the tokenizer that belongs to the checkpoint."
-        )
-    try:
-        check_fit(model, run.data, tokenizer_name)
-    except ValueError as error:
-        raise ConfigError(f"RUN.toml does not fit the model: {error}; mend that field.") from error
-    manifest = Manifest(
-        protocol=PROTOCOL_VERSION,
-        authority=identity.peer_id,
-        created_at=int(time.time()),
-        run=run.run,
-        model=model,
-        tokenizer=tokenizer_name,
-        data=run.data,
-        inner=run.inner,
-        outer=run.outer,
-        codec=run.codec,
-        genesis=state.tree.root,
-    )
-    first = genesis(manifest.run_id, manifest.genesis)
-    store = CheckpointStore(Home(path).checkpoints, identity, manifest.run_id, events)
-    store.prepare()
-    if not trio.from_thread.run(store.save, 0, msgspec.msgpack.encode(first), tensors_now, layout):
-        raise CheckpointError(f"the run's initial state cannot be written under {path}: free some space and try again.")
-    charter = sign_manifest(identity, manifest)
-    save_charter(path, charter, tokenizer)
-    return charter, tokenizer, state
-
-
-def _reload(path: Path, manifest: Manifest, identity: Identity, events: EventLog) -> _State:
-    """The initial state, from disk."""
-    store = CheckpointStore(Home(path).checkpoints, identity, manifest.run_id, events)
-    store.prepare()
-    loaded = store.load_latest()
-    if loaded is None:
-        raise CheckpointError(f"the run's initial state under {path} is gone or damaged: restore it from a backup.")
-    return _State(loaded.tensors, loaded.tree)
+    return charter, tokenizer, reload(config.home, manifest, identity, events)
 
 
 class _HomeMemory(Memory):
