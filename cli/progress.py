@@ -152,6 +152,18 @@ class Progress:
             loss = f", loss {row.loss:.3f}" if row.loss is not None else ""
             self.note(f"round {number} committed by {row.members} members{loss}, state {row.state_hash[:8]}")
 
+    def _met(self, row: Row, at: float, fields: Fields) -> None:
+        """A round of a gossip run: this peer's own, whoever else is how far."""
+        row.round = int(fields["round"])
+        row.state_hash = str(fields.get("state_hash", ""))
+        row.members = int(fields.get("members") or row.members)
+        self._numbers(row, at, fields)
+        partner, distance = str(fields.get("partner", "")), fields.get("distance")
+        with_whom = f"met {self.names.get(partner, partner[-8:])}" if partner else "met nobody"
+        apart = "" if distance is None else f", {float(distance):.1%} apart"
+        loss = "" if row.loss is None else f", loss {row.loss:.3f}"
+        self.note(f"{row.name} {with_whom} for round {row.round}{apart}{loss}")
+
     def _adopted(self, row: Row, at: float, fields: Fields) -> None:
         row.round = int(fields["round"])
         row.state_hash = str(fields.get("state_hash", ""))
@@ -216,6 +228,8 @@ _HANDLERS: Final[dict[str, Callable[[Progress, Row, float, Fields], None]]] = {
     "round_committed": Progress._committed,
     "round_discarded": Progress._discarded,
     "head_adopted": Progress._adopted,
+    "gossip_met": Progress._met,
+    "gossip_alone": Progress._met,
     "val_evaluated": Progress._evaluated,
     "progress": Progress._numbers,
     "majority_lost": Progress._problem,

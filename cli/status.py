@@ -16,7 +16,7 @@ from cli.progress import size_text
 from peer.errors import ConfigError
 
 if TYPE_CHECKING:
-    from swarm.view import SwarmStatus
+    from swarm.view import MemberStatus, SwarmStatus
 
 
 @click.command()
@@ -47,6 +47,13 @@ def _show(seen: SwarmStatus) -> None:
     console.print(f"[bold]{seen.name}[/bold]   run {seen.run_id}   {'open' if seen.open else 'by invitation'}")
     if seen.round is None:
         console.print("No commit that a majority stands by was found: the run has not begun, or most peers are away.")
+    elif seen.method == "gossip":
+        loss = "" if seen.val_loss is None else f", held-out loss {seen.val_loss:.3f} (of one peer)"
+        rounds = [peer.round for peer in seen.peers if peer.role == "full"]
+        console.print(
+            f"gossip: {seen.members} peers, each with weights of its own, at rounds {min(rounds)} to {max(rounds)}{of},"
+            f" {seen.tokens / 1e6:.1f} M tokens{loss}"
+        )
     else:
         state = "alive" if seen.quorum_alive else "[red]too few alive to go on[/red]"
         loss = "" if seen.val_loss is None else f", held-out loss {seen.val_loss:.3f}"
@@ -60,7 +67,7 @@ def _show(seen: SwarmStatus) -> None:
         table.add_column(column, justify="right" if right else "left", no_wrap=True)
     for peer in seen.peers:
         table.add_row(
-            peer.name[:16] + ("" if peer.in_head or peer.role != "full" else " +"),
+            peer.name[:16] + (" +" if _is_outside(seen, peer) else ""),
             peer.peer[-6:],
             str(peer.round),
             peer.phase,
@@ -71,5 +78,9 @@ def _show(seen: SwarmStatus) -> None:
             f"{peer.age_s:.0f} s",
         )
     console.print(table)
-    if any(not peer.in_head and peer.role == "full" for peer in seen.peers):
+    if any(_is_outside(seen, peer) for peer in seen.peers):
         console.print("+  not a member of the last commit: joining, or left behind")
+
+
+def _is_outside(seen: SwarmStatus, peer: MemberStatus) -> bool:
+    return seen.method != "gossip" and not peer.in_head and peer.role == "full"

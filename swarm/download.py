@@ -6,15 +6,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import trio
 from torch import Tensor
 
+from optim.config import Gossip
 from optim.recipes.registry import shared_vectors
 from peer.errors import NetworkError
 from peer.layout import FlatLayout
-from swarm.chain import Head
+from swarm.chain import Head, genesis
 from swarm.fetch import fetch_state
-from swarm.follow import Sighting
+from swarm.follow import POLL_S, Sighting
+from swarm.gossip.lending import find_donor
+from swarm.gossip.pairing import Seen
 from swarm.invite import Invite
 from swarm.manifest import Manifest
 from swarm.visit import Visitor, visit
@@ -41,6 +45,8 @@ async def download_head(invite: Invite, part_file: Path) -> Download:
     Raises NotAdmitted, DialError, and NetworkError if no head with a quorum is to be had.
     """
     async with visit(invite) as visitor:
+        if isinstance(visitor.manifest.outer, Gossip):
+            return await _download_replica(visitor, part_file)
         vectors = _vectors(visitor.manifest)
         failure = NetworkError("no commit that a majority of its members stands by was found: try again later.")
         for attempt in range(TRIES):
@@ -65,6 +71,17 @@ async def download_head(invite: Invite, part_file: Path) -> Download:
                 continue
             return Download(visitor.manifest, visitor.tokenizer, best.head, theta, donors)
         raise failure
+
+
+async def _download_replica(visitor: Visitor, part_file: Path) -> Download:
+    """In a gossip run there is no common state: the weights of one peer near the middle of the group."""
+    records = await visitor.members()
+    others = {peer: Seen(record.round) for peer, record in records.items() if record.role == "full"}
+    donor, place = await find_donor(visitor.host.rpc, others, POLL_S)
+    manifest = visitor.manifest
+    head = msgspec.structs.replace(genesis(manifest.run_id, place.state_hash), round=place.round)
+    theta, donors = await _fetch_theta(visitor, Sighting(head, (donor,), None), 1, part_file)
+    return Download(manifest, visitor.tokenizer, head, theta, donors)
 
 
 def _vectors(manifest: Manifest) -> int:

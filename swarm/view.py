@@ -7,6 +7,8 @@ from pathlib import Path
 
 import msgspec
 
+from optim.config import Gossip
+from swarm.gossip.pairing import Seen, group_round
 from swarm.invite import Invite
 from swarm.visit import Visitor, visit
 
@@ -33,7 +35,8 @@ class MemberStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 class SwarmStatus(msgspec.Struct, frozen=True, kw_only=True):
     """`round`, `state_hash` and `members` are those of the head that a majority of its members stands at; None and 0 if
-    no such head was found. `quorum_alive`: whether enough of its members answered to go on."""
+    no such head was found. `quorum_alive`: whether enough of its members answered to go on. With
+    `method` "gossip" there is no such head: `round` is where the middle of the members stands, `tokens` their sum."""
 
     run_id: str
     name: str
@@ -46,6 +49,7 @@ class SwarmStatus(msgspec.Struct, frozen=True, kw_only=True):
     members: int
     quorum: int
     quorum_alive: bool
+    method: str
     tokens: int
     val_loss: float | None
     peers: list[MemberStatus]
@@ -62,7 +66,7 @@ async def look(visitor: Visitor) -> SwarmStatus:
     manifest = visitor.manifest
     records = await visitor.members()
     sightings = await visitor.sightings(list(records))
-    best = sightings[0] if sightings else None
+    best = sightings[0] if sightings and not isinstance(manifest.outer, Gossip) else None
     head = best.head if best else None
     in_head = {member.peer for member in head.members} if head else set[str]()
     now = time.time()
@@ -87,19 +91,25 @@ async def look(visitor: Visitor) -> SwarmStatus:
     ]
     peers.sort(key=lambda status: (status.role != "full", status.name, status.peer))
     measured = [(record.round, record.val_loss) for record in records.values() if record.val_loss is not None]
+    if isinstance(manifest.outer, Gossip):
+        full = {peer: Seen(record.round) for peer, record in records.items() if record.role == "full"}
+        middle, members, tokens = group_round(full), len(full), sum(records[peer].tokens for peer in full)
+    else:
+        middle, members, tokens = (head.round, len(head.members), head.tokens) if head else (None, 0, 0)
     return SwarmStatus(
         run_id=manifest.run_id,
         name=manifest.run.name,
         open=manifest.run.open,
         rounds=manifest.run.rounds,
-        round=head.round if head else None,
+        round=middle,
         term=head.term if head else 0,
         state_hash=head.state_hash.hex() if head else "",
         head=head.hash.hex() if head else "",
-        members=len(head.members) if head else 0,
+        members=members,
         quorum=head.quorum if head else 0,
         quorum_alive=bool(best and head and len(in_head.intersection(best.holders)) >= head.quorum),
-        tokens=head.tokens if head else 0,
+        method=str(manifest.outer.__struct_config__.tag),
+        tokens=tokens,
         val_loss=max(measured)[1] if measured else None,
         peers=peers,
     )

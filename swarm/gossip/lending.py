@@ -6,18 +6,44 @@ against the hash which that peer named; of its round no more is believed than th
 
 from __future__ import annotations
 
-from random import Random
+from collections.abc import Mapping
+from random import choice, sample
+from statistics import median_low
+from typing import Final
 
 import msgspec
 import trio
 
 from peer.errors import BarnraiseError, NetworkError
-from peer.rpc import Call
+from peer.rpc import Call, Rpc
 from swarm.fetch import fetch_state
 from swarm.gossip.corner import Corner, Rules
 from swarm.gossip.messages import PLACE, AskPlace, Place
-from swarm.gossip.pairing import APART_MAX, Seen, candidates, group_round
+from swarm.gossip.pairing import APART_MAX, Seen, group_round
 from swarm.gossip.replica import Replica
+
+ASKED: Final = 5
+
+
+async def find_donor(rpc: Rpc, others: Mapping[str, Seen], answer_s: float) -> tuple[str, Place]:
+    """Somebody to fetch a state from, and which: of a few random peers, one whose round is near the middle of theirs.
+    Their answers count, not their records, for rounds may last less than a record. NetworkError if there is none."""
+    places: dict[str, Place] = {}
+
+    async def ask(peer: str) -> None:
+        try:
+            places[peer] = (await rpc.call(peer, PLACE, AskPlace(), timeout_s=answer_s)).body
+        except BarnraiseError:
+            return  # others will do
+
+    async with trio.open_nursery() as nursery:
+        for peer in sample(sorted(others), min(ASKED, len(others))):
+            nursery.start_soon(ask, peer)
+    lent = {peer: place for peer, place in places.items() if place.state_hash}
+    if not lent:
+        raise NetworkError("nobody lends its state at the moment: try again later.")
+    middle = median_low([place.round for place in lent.values()])
+    return choice([(peer, place) for peer, place in lent.items() if abs(place.round - middle) <= APART_MAX])
 
 
 class Lending:
@@ -25,7 +51,6 @@ class Lending:
 
     def __init__(self, corner: Corner, rules: Rules, replica: Replica) -> None:
         self._corner, self._rules, self._replica = corner, rules, replica
-        self._random = Random()
         self._place = Place(-1, b"")
         corner.host.rpc.serve(PLACE, self._on_place)
 
@@ -61,15 +86,7 @@ class Lending:
         middle = group_round(others)
         if middle is None or (middle <= APART_MAX and self._replica.round < 0):
             return self._rules.authority, Place(0, self._rules.genesis)
-        for peer in candidates(others, middle, (), self._random):
-            try:
-                reply = await self._corner.host.rpc.call(peer, PLACE, AskPlace(), timeout_s=self._corner.tempo.answer_s)
-            except BarnraiseError:
-                continue  # another will do
-            place = reply.body
-            if place.state_hash and abs(place.round - middle) <= APART_MAX:
-                return peer, place
-        raise NetworkError("nobody who is about as far as the others lends its state at the moment")
+        return await find_donor(self._corner.host.rpc, others, self._corner.tempo.answer_s)
 
     async def _on_place(self, call: Call[AskPlace]) -> Place:
         return self._place

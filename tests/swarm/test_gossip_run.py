@@ -1,0 +1,62 @@
+"""A gossip run as people start it: `peer coordinate`, `peer join`, `peer status`, `peer export`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import trio
+from safetensors.torch import load_file
+
+from tests.swarm.swarm_harness import REPO, PeerProcess, open_swarm
+
+OUTER = '[outer]\nmethod = "gossip"\nsteps = 10\n'
+
+
+async def met(peer: PeerProcess, more: int) -> None:
+    """Until it has met somebody so many times more."""
+    wanted = len(peer.all("gossip_met")) + more
+    await peer.until(lambda: len(peer.all("gossip_met")) >= wanted, f"meeting number {wanted}", 120)
+
+
+async def cli(*arguments: str) -> str:
+    done = await trio.run_process([sys.executable, "-m", "cli.main", *arguments], capture_stdout=True, cwd=REPO)
+    return str(done.stdout.decode())
+
+
+@pytest.mark.process
+async def test_peers_learn_by_gossip_come_late_and_go(tmp_path: Path) -> None:
+    async with open_swarm(tmp_path, outer=OUTER) as swarm:
+        peers = [swarm.join(f"p{i}") for i in range(2)]
+        for peer in peers:
+            await met(peer, 8)  # beyond what a newcomer could be apart
+        late = swarm.join("late")
+        await met(late, 2)
+        assert late.all("state_fetched"), late.story()
+
+        seen = json.loads(await cli("status", str(swarm.invite), "--json"))
+        assert seen["method"] == "gossip" and seen["members"] == 3 and seen["round"] >= 4
+        await cli("export", str(swarm.invite), "--out", str(tmp_path / "model"))
+        assert load_file(tmp_path / "model" / "model.safetensors")
+
+        peers[1].kill()
+        for peer in (peers[0], late):
+            await met(peer, 5)
+        losses = [fact.fields["loss"] for peer in peers for fact in peer.all("val_evaluated")]
+        assert min(losses[-3:]) < 0.7 * max(losses), losses
+        distances = [fact.fields["distance"] for fact in peers[0].all("gossip_met")]
+        assert max(distances) < 0.3
+
+        peers[0].interrupt()
+        assert await peers[0].wait_exit() == 130
+        assert peers[0].all("checkpoint_saved")
+        before = peers[0].all("gossip_met")[-1].fields["round"]
+        mark = peers[0].mark()
+        swarm.restart(peers[0])
+        again = await peers[0].wait_for("gossip_met", since=mark)
+        assert again.fields["round"] > before - 5
+        struck = [fact.fields for peer in swarm.peers.values() for fact in peer.all("peer_struck")]
+        assert not struck, struck
+        swarm.check_agreement()
