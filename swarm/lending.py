@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -33,12 +33,10 @@ class ShelfLimits:
     """Buffers of the size of the state: the last commits, or what joiners are still reading."""
     results: int = 4
     """Rounds whose merged results are kept, for those who missed only these."""
-    lease_s: float = 64.0
-    """A snapshot is kept for its readers this long at most after they last made progress."""
-    lease_first_s: float = 3.0
-    """For a reader that has only asked for the list of chunks."""
-    lease_rate: float = 128 << 10
-    """Progress is a chunk that this reader had not yet; it keeps the snapshot for its size divided by this."""
+    lease_pause_s: float = 3.0
+    """A snapshot is kept this long for a reader's next request."""
+    lease_rate: float = 64 << 10
+    """And while a chunk that the reader had not yet is on its way to it, if that is not slower than this."""
     lease_max_s: float = 1800.0
     """No snapshot is kept longer for its readers, nor for more of them than `lease_readers` at a time."""
     lease_readers: int = 16
@@ -53,6 +51,10 @@ class ShelfLimits:
     exchange begins."""
     lent_in_total: int = 256 << 20
     """Joiners that ask and never read cost this much memory, no more."""
+
+
+def _nothing() -> None:
+    """Nobody waits for the loan."""
 
 
 class Loan(bytearray):
@@ -104,9 +106,9 @@ class Lending:
         share = limits.share_in_exchange * self._speed
         return share if limits.rate is None else min(share, limits.rate)
 
-    async def turn(self, joiner: str, size_bytes: int) -> Loan | float:
+    async def turn(self, joiner: str, size_bytes: int, left: Callable[[], None] = _nothing) -> Loan | float:
         """Wait for this serve's turn: an empty loan to fill, or in how many seconds a busy donor should be asked
-        again."""
+        again. `left` is called, in any thread, when the transport is done with the loan."""
         limits = self.limits
         mine, all_lent = self._lent[joiner], self._lent.total()
         if mine and mine + size_bytes > limits.lent_per_joiner:
@@ -120,16 +122,17 @@ class Lending:
         loan = Loan()
         self._lent[joiner] += size_bytes
         began = time.monotonic() + wait_s
-        weakref.finalize(loan, self._returned, joiner, size_bytes, self._lent[joiner], began).atexit = False
+        weakref.finalize(loan, self._returned, joiner, size_bytes, self._lent[joiner], began, left).atexit = False
         pace.spend(size_bytes, self.rate)
         await trio.sleep(wait_s)
         return loan
 
-    def _returned(self, joiner: str, size_bytes: int, under_way: int, began: float) -> None:
+    def _returned(self, joiner: str, size_bytes: int, under_way: int, began: float, left: Callable[[], None]) -> None:
         """The transport is done with a loan. It may be the interpreter's end, or any thread: no trio here."""
         self._lent[joiner] -= size_bytes
         if not self._lent[joiner]:
             del self._lent[joiner]
+        left()
         if size_bytes >= _TELLING_BYTES:
             took_s = min(max(time.monotonic() - began, 1e-3), _LOAN_S_MAX)
             self._speed += _SMOOTHING * (under_way / took_s - self._speed)

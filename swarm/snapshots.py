@@ -27,37 +27,45 @@ from swarm.state import AskChunk, AskManifest, AskResult, Piece, ResultPart, Sta
 
 
 class Lease:
-    """How long a snapshot is kept for those who read it. It is earned: by each chunk that a reader had not had yet.
+    """How long a snapshot is kept for those who read it: while a chunk is on its way to one who had not had it, and for
+    a pause after it.
 
     So a reader that dawdles, asks for the same again and again or has died holds a buffer for seconds, and one that
     makes progress until it is done. Times are `time.monotonic`, since commits come from other threads than readers.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limits: ShelfLimits) -> None:
+        self._limits = limits
         self._until = self._began = float("-inf")
         self._had: dict[str, set[int]] = {}
+        self._on_their_way: dict[tuple[str, int], float] = {}  # each with the time after which it counts no more
 
-    def is_on(self, limits: ShelfLimits) -> bool:
+    @property
+    def is_on(self) -> bool:
         now = time.monotonic()
-        return now < self._until and now - self._began < limits.lease_max_s
+        held = now < self._until or any(now < until for until in tuple(self._on_their_way.values()))
+        return held and now - self._began < self._limits.lease_max_s
 
-    def begin(self, limits: ShelfLimits) -> None:
+    def begin(self) -> None:
         """Somebody means to read; it counts once."""
         if self._began == float("-inf"):
             self._began = time.monotonic()
-            self._until = self._began + limits.lease_first_s
+            self._until = self._began + self._limits.lease_pause_s
 
-    def earn(self, limits: ShelfLimits, reader: str, index: int, size_bytes: int) -> None:
+    def lend(self, reader: str, index: int, size_bytes: int) -> None:
         """`reader` is being given a chunk."""
-        self.begin(limits)
-        if reader not in self._had and len(self._had) >= limits.lease_readers:
+        self.begin()
+        if reader not in self._had and len(self._had) >= self._limits.lease_readers:
             return
         had = self._had.setdefault(reader, set())
         if index not in had:
             had.add(index)
-            now = time.monotonic()
-            earned_until = max(self._until, now) + size_bytes / limits.lease_rate
-            self._until = max(self._until, min(earned_until, now + limits.lease_s))
+            self._on_their_way[reader, index] = time.monotonic() + size_bytes / self._limits.lease_rate
+
+    def left(self, reader: str, index: int) -> None:
+        """The chunk has left. Takes no lock: the interpreter calls this when it sees fit."""
+        if time.monotonic() < self._on_their_way.pop((reader, index), float("-inf")):
+            self._until = max(self._until, time.monotonic() + self._limits.lease_pause_s)
 
     def extend(self, seconds: float) -> None:
         """Time in which we held the readers back is no fault of theirs."""
@@ -71,8 +79,8 @@ class _Snapshot:
 
     buffers: list[Tensor]
     bytes: StateBytes
+    lease: Lease
     tree: StateTree | None = None
-    lease: Lease = field(default_factory=Lease)
 
 
 @dataclass(frozen=True)
@@ -121,7 +129,7 @@ class SnapshotShelf:
             target.copy_(source)
         with self._lock:
             snapshot.tree = tree
-            snapshot.lease = Lease()
+            snapshot.lease = Lease(self.limits)
 
     def serve(self, rpc: Rpc) -> None:
         """Answer joiners from now on."""
@@ -158,9 +166,9 @@ class SnapshotShelf:
         """A buffer that may be overwritten: a new one, else the oldest that nobody holds by a lease."""
         if len(self._snapshots) < self.limits.snapshots:
             copies = [torch.empty_like(buffer) for buffer in buffers]
-            self._snapshots.append(_Snapshot(copies, StateBytes(copies)))
+            self._snapshots.append(_Snapshot(copies, StateBytes(copies), Lease(self.limits)))
             return self._snapshots[-1]
-        snapshot = next((s for s in self._snapshots if not s.lease.is_on(self.limits)), None)
+        snapshot = next((s for s in self._snapshots if not s.lease.is_on), None)
         if snapshot is not None:
             self._snapshots.remove(snapshot)
             self._snapshots.append(snapshot)  # in the order of publishing
@@ -172,7 +180,7 @@ class SnapshotShelf:
             snapshot = self._find(call.body.state_hash)
             if snapshot is None or snapshot.tree is None:
                 return Piece("gone")
-            snapshot.lease.begin(self.limits)
+            snapshot.lease.begin()
             return Piece("here"), b"".join(snapshot.tree.hashes)
 
     async def _on_chunk(self, call: Call[AskChunk]) -> Piece | tuple[Piece, Buffer]:
@@ -184,13 +192,14 @@ class SnapshotShelf:
             if not 0 <= call.body.index < len(snapshot.tree.hashes):
                 raise ProtocolViolation(f"asked for chunk {call.body.index} of {len(snapshot.tree.hashes)}")
             start, end = snapshot.tree.span(call.body.index)
-        loan = await self._lending.turn(call.peer, end - start)
+            lease, reader, index = snapshot.lease, call.peer, call.body.index
+        loan = await self._lending.turn(reader, end - start, lambda: lease.left(reader, index))
         if isinstance(loan, float):
             return Piece("busy", loan)
         with self._lock:  # its turn may have taken a while: look again
             if snapshot.tree is None or snapshot.tree.root != call.body.state_hash:
                 return Piece("gone")
-            snapshot.lease.earn(self.limits, call.peer, call.body.index, end - start)
+            lease.lend(reader, index, end - start)
             for piece in snapshot.bytes.pieces(start, end):
                 loan += piece
         return Piece("here"), loan

@@ -30,9 +30,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
     return clock
 
 
-async def read(shelf: SnapshotShelf, root: bytes, index: int, reader: str = "reader") -> None:
+async def read(shelf: SnapshotShelf, root: bytes, index: int, reader: str = "reader") -> memoryview:
+    """A chunk; it is on its way until nobody holds it any more."""
     answer = await shelf._on_chunk(Call(reader, AskChunk(root, index), memoryview(b"")))
     assert isinstance(answer, tuple)
+    return memoryview(answer[1])
 
 
 def commit(shelf: SnapshotShelf, seed: int) -> bytes | None:
@@ -46,12 +48,14 @@ def commit(shelf: SnapshotShelf, seed: int) -> bytes | None:
 async def test_a_reader_that_makes_progress_keeps_its_snapshot(clock: Time) -> None:
     shelf = SnapshotShelf(TREE.size_bytes, 1 << 16, ShelfLimits(snapshots=1))
     shelf.publish(TREE, STATE)
-    per_chunk_s = TREE.chunk_size / shelf.limits.lease_rate
-    for index in range(len(TREE.hashes) - 1):
-        await read(shelf, TREE.root, index)
-        clock.now += 0.9 * per_chunk_s
+    for index in range(len(TREE.hashes) - 1):  # the last one is shorter
+        chunk = await read(shelf, TREE.root, index)
+        clock.now += 0.9 * TREE.chunk_size / shelf.limits.lease_rate  # a thin link
         assert commit(shelf, 8) is None
-    clock.now += shelf.limits.lease_first_s + per_chunk_s * len(TREE.hashes)
+        chunk.release()
+        clock.now += 0.9 * shelf.limits.lease_pause_s  # and a slow disk
+        assert commit(shelf, 8) is None
+    clock.now += 0.2 * shelf.limits.lease_pause_s
     assert commit(shelf, 8)
 
 
@@ -69,27 +73,36 @@ async def test_readers_that_dawdle_do_not_hold_both_buffers(clock: Time) -> None
         if commit(shelf, 9):
             break
         clock.now += 0.1
-    assert clock.now - began <= shelf.limits.lease_first_s + TREE.chunk_size / shelf.limits.lease_rate + 0.1
+    assert clock.now - began <= shelf.limits.lease_pause_s + 0.2
 
 
-async def test_a_quick_reader_that_dies_holds_a_buffer_for_a_minute_at_most(clock: Time) -> None:
-    shelf = SnapshotShelf(TREE.size_bytes, 1 << 16, ShelfLimits(snapshots=1, lease_rate=10.0))
+async def test_readers_that_never_read_do_not_hold_both_buffers(clock: Time) -> None:
+    shelf = SnapshotShelf(TREE.size_bytes, 1 << 16, ShelfLimits())
+    shelf.publish(TREE, STATE)
+    other = commit(shelf, 8)
+    assert other is not None
+    unread = [await read(shelf, root, 0, reader) for root, reader in ((TREE.root, "one"), (other, "two"))]
+    assert commit(shelf, 9) is None
+    clock.now += shelf.limits.lease_pause_s + TREE.chunk_size / shelf.limits.lease_rate
+    assert commit(shelf, 9)
+    del unread
+
+
+async def test_readers_that_are_done_hold_nothing(clock: Time) -> None:
+    shelf = SnapshotShelf(TREE.size_bytes, 1 << 16, ShelfLimits(snapshots=1))
     shelf.publish(TREE, STATE)
     for index in range(len(TREE.hashes)):
         await read(shelf, TREE.root, index)
-    clock.now += shelf.limits.lease_s - 1
-    assert commit(shelf, 8) is None
-    clock.now += 2
+    clock.now += shelf.limits.lease_pause_s
     assert commit(shelf, 8)
 
 
 async def test_many_names_of_one_reader_hold_no_buffer_for_ever(clock: Time) -> None:
     shelf = SnapshotShelf(TREE.size_bytes, 1 << 16, ShelfLimits(snapshots=1))
     shelf.publish(TREE, STATE)
-    names = 3 * shelf.limits.lease_readers
-    for number in range(names):
+    for number in range(3 * shelf.limits.lease_readers):
         await read(shelf, TREE.root, 0, f"reader {number}")
-        clock.now += TREE.chunk_size / shelf.limits.lease_rate
+        clock.now += 0.9 * shelf.limits.lease_pause_s
     assert commit(shelf, 8)
 
 
@@ -100,7 +113,7 @@ async def test_an_exchange_costs_a_reader_no_lease(clock: Time) -> None:
     with shelf.stepping_back():
         clock.now += 500
     assert commit(shelf, 8) is None
-    clock.now += shelf.limits.lease_s
+    clock.now += shelf.limits.lease_pause_s
     assert commit(shelf, 8)
     with shelf.stepping_back():  # nobody reads it: nothing to extend
         clock.now += 500
