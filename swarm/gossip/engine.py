@@ -11,7 +11,6 @@ from random import Random
 from statistics import median
 from typing import Final
 
-import torch
 import trio
 
 from peer.errors import NetworkError, ProtocolViolation, WorkerError
@@ -71,8 +70,10 @@ class Engine:
     def others(self) -> dict[str, Seen]:
         """Live members but us, with the newest that is known of each."""
         seen = dict(self._corner.keeper.others())
+        for peer in self._heard.keys() - seen.keys():
+            del self._heard[peer]
         for peer, round_number in self._heard.items():
-            if peer in seen and round_number > seen[peer].round:
+            if round_number > seen[peer].round:
                 seen[peer] = Seen(round_number, seen[peer].speed)
         for peer in self._corner.keeper.banned():
             seen.pop(peer, None)
@@ -141,11 +142,10 @@ class Engine:
     async def _seal(self, letter: Letter, work: Trained) -> bool:
         """Whether the work can be shown to anybody."""
         try:
-            await letter.seal(work.delta)
+            self._examiner.norms.note_own(await letter.seal(work.delta))
         except ProtocolViolation as error:
             self._corner.events.emit("update_unusable", round=self.replica.round, reason=str(error))
             return False
-        self._examiner.norms.note_own(await trio.to_thread.run_sync(_norm, work.delta))
         return True
 
     def _partners(self) -> list[str]:
@@ -212,7 +212,3 @@ class Engine:
     async def _on_standing(self, call: Call[AskHead]) -> Standing:
         """For onlookers (`peer status`)."""
         return Standing(self.head, self._corner.me, self.phase, None)
-
-
-def _norm(x: torch.Tensor) -> float:
-    return float(torch.linalg.vector_norm(x, dtype=torch.float64))

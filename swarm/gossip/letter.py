@@ -34,10 +34,12 @@ class Letter:
                 self._phi = await trio.to_thread.run_sync(self.coding.pack_phi, self._theta)
             return self._phi
 
-    async def seal(self, delta: torch.Tensor) -> None:
-        """The work is done. `ProtocolViolation` if `delta` is not finite: then the letter is of no use."""
+    async def seal(self, delta: torch.Tensor) -> float:
+        """The work is done; returns the norm of delta as others see it. `ProtocolViolation` if `delta` is not finite:
+        then the letter is of no use."""
         self._delta = await trio.to_thread.run_sync(self.coding.pack_delta, delta)
         self.sealed.set()
+        return await trio.to_thread.run_sync(self.coding.delta_norm, self._delta)
 
     async def half(self, which: Half) -> Packed:
         """Waits until it is there. `RoundDiscarded` if it never will be."""
