@@ -32,12 +32,15 @@ class Outbox:
         self._drained = trio.lowlevel.ParkingLot()
 
     def is_full_for(self, count: int) -> bool:
-        """Whether a data frame of `count` bytes has to wait. Small ones may pass bulk that is waiting for room."""
-        return self._data_bytes >= (DATA_BYTES if count > SMALL_FRAME else 2 * DATA_BYTES)
+        """Whether a data frame of `count` bytes has to wait. Small ones may pass bulk that is waiting for room. A
+        closed outbox, which drops them, is never full: else who asks and waits in a loop would do so for ever."""
+        return not self._closed and self._data_bytes >= (DATA_BYTES if count > SMALL_FRAME else 2 * DATA_BYTES)
 
     async def wait_room(self) -> None:
         """Return when there may be room, or the outbox is closed."""
-        if not self._closed:
+        if self._closed:
+            await trio.lowlevel.checkpoint()
+        else:
             await self._emptied.park()
 
     def put(self, frame: bytes) -> None:
@@ -70,8 +73,9 @@ class Outbox:
             await self._drained.park()
 
     def close(self) -> None:
-        """Take no more frames; what is queued may still leave."""
+        """Take no more frames; what is queued may still leave. Whoever waits for room waits no longer."""
         self._closed = True
+        self._emptied.unpark_all()
 
     def clear(self) -> None:
         """Drop everything and wake whoever waits."""

@@ -17,6 +17,7 @@ from libp2p.security.noise.io import NoiseTransportReadWriter
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamClosed, MuxedStreamEOF, MuxedStreamReset
 from noise.connection import Keypair, NoiseConnection
 
+from peer.libp2p_fixes.outbox import DATA_BYTES, Outbox
 from peer.libp2p_fixes.throughput import NoiseTransport
 from peer.libp2p_fixes.yamux import STREAMS_IN_MAX, STREAMS_OUT_MAX, Yamux
 from peer.libp2p_fixes.yamux_stream import WINDOW_INITIAL, YamuxStream
@@ -271,6 +272,26 @@ async def test_data_under_way_to_a_stream_that_we_reset_is_skipped_up_to_its_win
         await left.write(HEADER.pack(0, DATA, 0, 1, 1) + b"x")
         with trio.fail_after(2):
             await listener.event_closed.wait()
+
+
+async def test_nobody_waits_for_room_in_a_closed_outbox(autojump_clock: trio.testing.MockClock) -> None:
+    """Nothing empties it, and whoever asks in a loop must let the others run."""
+    outbox = Outbox(lambda: None)
+    outbox.put(bytes(DATA_BYTES))
+    assert outbox.is_full_for(65536)
+
+    async def wait() -> None:
+        while outbox.is_full_for(65536):
+            await outbox.wait_room()
+
+    with trio.fail_after(1):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait)
+            await trio.testing.wait_all_tasks_blocked()
+            outbox.close()
+        await wait()
+    with trio.testing.assert_checkpoints():
+        await outbox.wait_room()
 
 
 def _handshaken() -> tuple[NoiseConnection, NoiseConnection]:
