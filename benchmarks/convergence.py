@@ -35,7 +35,6 @@ from peer.layout import FlatLayout
 PICTURE = Path(__file__).resolve().parent / "convergence.png"
 FOUR_BITS = {"codec": "int4", "codec_down": "int4"}
 EIGHT_BITS = {"codec": "int8", "codec_down": "int8"}  # NoLoCo sends the weights too: 4 bits would change those
-ONE_BIT = {"codec": "sign", "codec_down": "int4"}
 OUTER = {"outer_lr": 0.7, "outer_momentum": 0.9}
 MILDER = {"outer_lr": 0.3, "outer_momentum": 0.5}
 STREAM = {"H": 60, "tau": 2, **OUTER, **FOUR_BITS}
@@ -55,7 +54,6 @@ def runs() -> dict[str, Run]:
         H20: Run("diloco", {"H": 20, **OUTER, **FOUR_BITS}),
         H60_FP32: Run("diloco", {"H": 60, **OUTER}),
         H60: Run("diloco", {"H": 60, **OUTER, **FOUR_BITS}),
-        "DiLoCo H=60 1-bit": Run("diloco", {"H": 60, **OUTER, **ONE_BIT}),
         STREAMING: Run("streaming", {"fragments": quarters, "alpha": 0.0, **STREAM}),
         STREAMING_MIXED: Run("streaming", {"fragments": quarters, "alpha": 0.5, **STREAM}),
         "eager H=20 lr .3 m .5 4-bit": Run("eager", {"H": 20, **MILDER, **FOUR_BITS}),
@@ -125,11 +123,12 @@ def draw(rows: Sequence[Row], file: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(11, 6.5))
-    colours = pyplot.get_cmap("tab20").colors
+    colours = pyplot.get_cmap("tab20")
     for number, one in enumerate(sorted((r for r in rows if r["sent"]), key=lambda r: r["loss"]), start=1):
         megabytes, losses = [sent / 1e6 for _, sent, _ in one["curve"]], [loss for _, _, loss in one["curve"]]
-        label = f"{number:2}  {one['method']}: {one['loss']:.3f}, {one['saves']:.0f}x fewer bytes"
-        colour = colours[(number - 1) % len(colours)]
+        saves = f", {one['saves']:.0f}x fewer bytes" if one["saves"] >= 2 else ""
+        label = f"{number:2}  {one['method']}: {one['loss']:.3f}{saves}"
+        colour = colours(number - 1)
         axes.plot(megabytes, losses, "-", color=colour, linewidth=1.3, alpha=0.8)
         axes.plot(megabytes[-1:], losses[-1:], "o", color=colour, markersize=7, label=label)
         axes.annotate(f"{number}", (megabytes[-1], losses[-1]), xytext=(5, -9), textcoords="offset points", fontsize=9)

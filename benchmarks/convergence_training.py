@@ -34,7 +34,7 @@ WORKERS, BATCH, SEQ, WARM_STEPS, RAMP_STEPS = 8, 8, 32, 480, 50
 EVALUATIONS = 5  # points of a run's curve
 HELD_OUT = (128, 8)  # windows a batch, batches
 MODEL = ModelConfig(hidden_size=64, layers=2, heads=2, kv_heads=2, intermediate_size=176, max_seq_len=SEQ)
-INNER = {"lr": 1e-3, "betas": (0.9, 0.95), "weight_decay": 0.1}
+INNER: dict[str, Any] = {"lr": 1e-3, "betas": (0.9, 0.95), "weight_decay": 0.1}
 
 
 @dataclass(frozen=True)
@@ -131,12 +131,8 @@ def _warm_group(run: Run, warm: dict[str, torch.Tensor]) -> Group:
 
 
 def _loss(run: Run, group: Group, task: Task) -> float:
-    """Of what the method calls its weights: the shared ones, or, where there are none, each worker's, on average."""
-    if run.workers == 1:
-        return task.loss(group.local[0])
-    if group.methods[0].replicas_equal:
-        return task.loss(group.methods[0].theta)
-    return sum(task.loss(method.theta) for method in group.methods) / run.workers
+    """Of the shared weights; of the first worker's, where there are none."""
+    return task.loss(group.local[0] if run.workers == 1 else group.methods[0].theta)
 
 
 def _sent(run: Run, group: Group) -> int:
