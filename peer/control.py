@@ -13,13 +13,16 @@ import msgspec
 
 from peer.config import DataConfig, InnerConfig, ModelConfig
 from peer.orders import InnerOrders
+from peer.stage_messages import StageCommand, StageReply
+from peer.stage_spec import StageSpec
 
 _LENGTH = struct.Struct(">I")
 _FRAME_MAX = 16 << 20
 
 
 class Load(msgspec.Struct, frozen=True, tag="load"):
-    """First message to a worker: all it needs to know. `fds` are inherited descriptors."""
+    """First message to a worker: all it needs to know. `fds` are inherited descriptors. With a `stage` it computes that
+    one of a pipeline, and its vectors are as long as that stage's."""
 
     model: ModelConfig
     data: DataConfig
@@ -32,6 +35,8 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
     outer_fd: int
     delta_fd: int
     inner_state_fd: int
+    stage: StageSpec | None = None
+    slots_fd: int = -1
 
 
 class RunInner(msgspec.Struct, frozen=True, tag="inner"):
@@ -68,7 +73,8 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
 
 class InnerResult(msgspec.Struct, frozen=True):
     """What one call of inner_steps did. `sequences` is how many samples of the ranges it consumed, from their start;
-    `loss` the mean over the steps in nats a token (NaN without a step); `skipped` counts steps with a NaN or Inf."""
+    `loss` the mean over the steps in nats a token (NaN without a step); `skipped` counts steps with a NaN or Inf.
+    `seconds` went into the steps; `idle_s` is how long the worker had no command since its last inner_steps ended."""
 
     steps: int
     sequences: int
@@ -76,10 +82,12 @@ class InnerResult(msgspec.Struct, frozen=True):
     loss: float
     seconds: float
     skipped: int
+    idle_s: float = 0.0
 
 
 class Loaded(msgspec.Struct, frozen=True, tag="loaded"):
-    """The worker is ready. `windows` is the number of samples in one epoch of this machine's corpus."""
+    """The worker is ready. `windows` is the number of samples in one epoch of this machine's corpus; a stage's worker
+    reads none."""
 
     device: str
     bf16: bool
@@ -127,8 +135,8 @@ class Sampled(msgspec.Struct, frozen=True, tag="sampled"):
 
 
 Command = RunInner | RunEvaluate | RunSample
-ToWorker = Load | Command | Stop
-Reply = InnerDone | Evaluated | Sampled
+ToWorker = Load | Command | StageCommand | Stop
+Reply = InnerDone | Evaluated | Sampled | StageReply
 FromWorker = Loaded | Rejected | Beat | Progress | Reply
 
 _encoder = msgspec.msgpack.Encoder()

@@ -16,6 +16,7 @@ import threading
 import time
 from pathlib import Path
 
+import msgspec
 import torch
 
 from peer import control
@@ -27,6 +28,7 @@ from peer.generate import generate
 from peer.inner import InnerSpec, state_bytes
 from peer.layout import FlatLayout
 from peer.orders import InnerOrders, Span
+from peer.stage_worker import StageWorker
 from peer.tokenizer import load_tokenizer
 from peer.training import InnerRun, StepOutcome, Trainer, run_inner
 from peer.worker_link import ControlLink
@@ -62,6 +64,7 @@ class Worker:
         self._trainer = Trainer(load.model, load.inner, device, load.micro_batch_size)
         self._trainer.optimizer.load(self._inner_state)
         self._has_local = False  # whether trainer.local holds anything to go on from
+        self._idle_s = 0.0  # without a command, since the last inner run
         link.send(
             control.Loaded(
                 device=device.name,
@@ -76,7 +79,9 @@ class Worker:
     def run(self) -> None:
         """Serve commands for ever; the listener ends the process."""
         while True:
+            waits_since = time.monotonic()
             command = self._link.commands.get()
+            self._idle_s += time.monotonic() - waits_since
             self._tick()
             self._link.forget_stops(command.id)
             if isinstance(command, control.RunInner):
@@ -84,6 +89,7 @@ class Worker:
             elif isinstance(command, control.RunEvaluate):
                 self._link.send(control.Evaluated(command.id, self._evaluate(command)))
             else:
+                assert isinstance(command, control.RunSample)
                 self._link.send(control.Sampled(command.id, self._sample(command)))
 
     def _inner(self, command: control.RunInner) -> control.InnerResult:
@@ -113,7 +119,8 @@ class Worker:
         self._capture(orders)
         if orders.product == "delta":
             self._trainer.optimizer.save(self._inner_state)
-        return result
+        idle_s, self._idle_s = self._idle_s, 0.0
+        return msgspec.structs.replace(result, idle_s=idle_s)
 
     def _begin(self, orders: InnerOrders) -> None:
         """The local weights before the first step. Reads the outer weights only where it must: while a tail runs, the
@@ -189,7 +196,10 @@ def main() -> None:
     load = link.receive_load()
     threading.Thread(target=link.listen, name="control", daemon=True).start()
     try:
-        worker = Worker(link, load)
+        if load.stage is None:
+            worker: Worker | StageWorker = Worker(link, load)
+        else:
+            worker = StageWorker(link, load)
     except ConfigError as error:
         link.send(control.Rejected(str(error)))
         return

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import torch
+import trio
 
 from optim.recipes.interface import Product
 from peer.control import InnerResult
@@ -16,11 +18,15 @@ from swarm.trainer import Order, Work
 
 SPEED_MEMORY: Final = 0.7  # of the smoothed speed; volunteers' machines have other things to do at times
 VALIDATION_BATCHES: Final = 8
+VALIDATION_SHARE: Final = 0.03  # of the time, at most: all the others' exchange waits for whoever measures
+NOTHING: Final = InnerResult(steps=0, sequences=0, tokens=0, loss=math.nan, seconds=0.0, skipped=0)
 
 
 class GangTrainer:
     """Implements `swarm.trainer.Trainer`. `product`: what the method asks of the worker. Where `validate_round` is set,
-    the held-out loss of the current outer weights is measured before the next inner steps (event `val_evaluated`)."""
+    the held-out loss of the current outer weights is measured before inner steps, not too often (event
+    `val_evaluated`). Event `round_trained` says how long the worker made steps (`busy_s`) and how long it had nothing
+    to do (`idle_s`) since it was captured from last."""
 
     def __init__(self, gang: Gang, product: Product, events: EventLog) -> None:
         self.speed = 0.0
@@ -30,16 +36,18 @@ class GangTrainer:
         self._gang = gang
         self._product: Product = product
         self._events = events
+        self._validates_from = -math.inf
 
     async def run(self) -> None:
         """What goes on besides `train`: nothing."""
 
     async def train(self, order: Order) -> Work:
-        await self.validate()
+        await self._validate_if_due()
         orders = InnerOrders(product=self._product, capture=spans_of(order.places))
         ranges, steps = list(order.assignment.ranges), order.assignment.steps
         result = await self._gang.inner_steps(ranges, order.turn.step, order.deadline_s, steps, orders=orders)
         self._note(result)
+        self._say_trained(order, result)
         return Work(result.steps, result.sequences, result.loss, self._delta(order.places))
 
     async def validate(self) -> None:
@@ -47,11 +55,14 @@ class GangTrainer:
         round_number, self.validate_round = self.validate_round, None
         if round_number is None:
             return
+        began = trio.current_time()
         try:
             self.val_loss = await self._gang.evaluate(VALIDATION_BATCHES)
         except WorkerError as error:
             self._events.emit("worker_failed", round=round_number, reason=str(error))
             return
+        ended = trio.current_time()
+        self._validates_from = ended + (ended - began) / VALIDATION_SHARE
         self._events.emit("val_evaluated", round=round_number, loss=self.val_loss)
 
     def wrap_up(self) -> None:
@@ -59,6 +70,20 @@ class GangTrainer:
 
     def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None) -> None:
         self._gang.outer.copy_(theta)
+
+    async def _validate_if_due(self) -> None:
+        if trio.current_time() >= self._validates_from:
+            await self.validate()
+
+    def _say_trained(self, order: Order, result: InnerResult, ahead: InnerResult = NOTHING) -> None:
+        self._events.emit(
+            "round_trained",
+            round=order.turn.round,
+            steps_ahead=ahead.steps,
+            steps=ahead.steps + result.steps,
+            idle_s=round(ahead.idle_s + result.idle_s, 4),
+            busy_s=round(ahead.seconds + result.seconds, 4),
+        )
 
     def _delta(self, places: tuple[slice, ...]) -> torch.Tensor:
         return self._gang.delta[: sum(place.stop - place.start for place in places)]

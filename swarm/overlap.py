@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Protocol
 
 import msgspec
 import torch
@@ -26,13 +26,10 @@ from peer.control import InnerResult
 from peer.errors import WorkerError
 from peer.events import EventLog
 from peer.gang import Gang
-from peer.orders import InnerOrders
-from swarm.gang_trainer import GangTrainer, spans_of
+from peer.orders import InnerOrders, Span
+from swarm.gang_trainer import NOTHING, GangTrainer, spans_of
 from swarm.ledger import Range, tail_of
 from swarm.trainer import Order, Work
-
-STOP_AGAIN_S: Final = 0.1
-NOTHING: Final = InnerResult(steps=0, sequences=0, tokens=0, loss=math.nan, seconds=0.0, skipped=0)
 
 
 class Taking(Protocol):
@@ -61,12 +58,12 @@ class _Tail:
     first_step: int
     orders: InnerOrders
     result: InnerResult = NOTHING
+    begun: trio.Event = field(default_factory=trio.Event)
     done: trio.Event = field(default_factory=trio.Event)
 
 
 class OverlapTrainer(GangTrainer):
-    """Implements `swarm.trainer.Trainer`; `run` must be running. Event `round_overlapped` says how long the worker had
-    nothing to do (`idle_s`) since it was captured from last."""
+    """Implements `swarm.trainer.Trainer`; `run` must be running."""
 
     def __init__(self, gang: Gang, taking: Taking, events: EventLog) -> None:
         super().__init__(gang, "delta", events)
@@ -74,12 +71,13 @@ class OverlapTrainer(GangTrainer):
         self._fresh = True
         self._tail: _Tail | None = None
         self._tails, self._asked = trio.open_memory_channel[_Tail](1)
-        self._free_at: float | None = None  # when the worker's last command ended
-        self._idle_s = 0.0
+        self._hurried = False  # asked to end the round that is being trained
+        self._training = False  # a round, not ahead of one
 
     async def run(self) -> None:
         """Train on while messages are in flight."""
         async for tail in self._asked:
+            tail.begun.set()
             try:
                 tail.result = await self._inner(tail.ranges, tail.first_step, math.inf, None, tail.orders)
             except WorkerError as error:
@@ -88,25 +86,25 @@ class OverlapTrainer(GangTrainer):
                 tail.done.set()
 
     async def train(self, order: Order) -> Work:
+        self._hurried, self._training = False, True
+        try:
+            return await self._train(order)
+        finally:
+            self._training = False
+
+    async def _train(self, order: Order) -> Work:
         work = order.assignment
         await self._stop_tail(self._taking.at_least)
         ahead = self._take_tail(order)
-        await self.validate()
+        await self._validate_if_due()
         orders = msgspec.structs.replace(self._taking.begin(self._fresh), capture=spans_of(order.places))
         self._fresh = False
         left, first_step = tail_of(work.ranges, ahead.sequences), order.turn.step + ahead.steps
-        result = await self._inner(left, first_step, order.deadline_s, work.steps - ahead.steps, orders)
+        steps = 0 if self._hurried else work.steps - ahead.steps
+        result = await self._inner(left, first_step, order.deadline_s, steps, orders)
         delta = self._delta(order.places)
         after = await trio.to_thread.run_sync(self._taking.captured, delta, order.peers)
-        self._events.emit(
-            "round_overlapped",
-            round=order.turn.round,
-            steps_ahead=ahead.steps,
-            steps=ahead.steps + result.steps,
-            idle_s=round(self._idle_s, 4),
-            busy_s=round(ahead.seconds + result.seconds, 4),
-        )
-        self._idle_s = 0.0
+        self._say_trained(order, result, ahead)
         if work.ahead:
             self._tail = _Tail(work.ahead, order.turn.step + work.steps, after)
             await self._tails.send(self._tail)
@@ -115,8 +113,13 @@ class OverlapTrainer(GangTrainer):
     async def validate(self) -> None:
         if self.validate_round is not None:
             await self._stop_tail(0)
-            self._free_at = None  # it is at work, though not at training
         await super().validate()
+
+    def wrap_up(self) -> None:
+        """Steps ahead of the next round go on: they hold up nobody."""
+        self._hurried = True
+        if self._training:
+            self._gang.stop_inner()
 
     def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None) -> None:
         self._fresh = self._fresh or changed is None
@@ -125,18 +128,15 @@ class OverlapTrainer(GangTrainer):
     async def _inner(
         self, ranges: Sequence[Range], first_step: int, deadline_s: float, steps: int | None, orders: InnerOrders
     ) -> InnerResult:
-        if self._free_at is not None:
-            self._idle_s += trio.current_time() - self._free_at
         result = await self._gang.inner_steps(list(ranges), first_step, deadline_s, steps, orders=orders)
-        self._free_at = trio.current_time()
         self._note(result)
         return result
 
     async def _stop_tail(self, at_least: int) -> None:
-        while self._tail is not None and not self._tail.done.is_set():
-            self._gang.stop_inner(after_steps=at_least)
-            with trio.move_on_after(STOP_AGAIN_S):  # it may not have been running yet
-                await self._tail.done.wait()
+        if self._tail is not None:
+            await self._tail.begun.wait()
+            self._gang.stop_inner(after_steps=0 if self._hurried else at_least)
+            await self._tail.done.wait()
 
     def _take_tail(self, order: Order) -> InnerResult:
         """What was done ahead of this round."""
@@ -157,20 +157,21 @@ class TakesFragments:
         self.at_least = tau
         self._gang = gang
         self._mix = mix
-        self._changed: tuple[slice, ...] = ()
+        self._changed: tuple[Span, ...] = ()
 
     def begin(self, fresh: bool) -> InnerOrders:
         changed, self._changed = self._changed, ()
         if fresh:
             return InnerOrders(begin="outer")
-        return InnerOrders(begin="local", mix=spans_of(changed), alpha=self._mix)
+        return InnerOrders(begin="local", mix=changed, alpha=self._mix)
 
     def captured(self, delta: torch.Tensor, peers: int) -> InnerOrders:
         return InnerOrders(begin="local", capture=())
 
     def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None) -> None:
         self._gang.outer.copy_(theta)
-        self._changed = changed or ()
+        # a peer that had no part in a round has two commits to take in at once
+        self._changed = () if changed is None else tuple(sorted({*self._changed, *spans_of(changed)}))
 
 
 class TakesEagerly:

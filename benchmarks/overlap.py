@@ -1,0 +1,390 @@
+"""How well Streaming DiLoCo hides its exchanges: beside DiLoCo, with real peers, each behind a link of 100 Mbit/s.
+
+    python benchmarks/overlap.py [--peers 4] [--fragments 4] [--mbit 100] [--cycles 6] [--only METHOD] [--json FILE]
+
+Every peer is a `peer join` in a network namespace of its own; tbf shapes its link in both directions (root). Both
+methods train the same model on the same text with the same H, codec and outer step; a *cycle* is H inner steps: one
+round of DiLoCo, one round of each fragment of Streaming DiLoCo. The first `WARM_UP` cycles are not counted.
+
+- idle: the time in which a worker had no command (it measures that itself, from when a capture ends to when its next
+  steps begin), as a share of the whole; `not stepping` counts captures, mixing, evaluation and delays of start as well.
+- peak: the most that one peer sent within any window as long as DiLoCo's exchange takes, from the counters of its
+  network interface: the bandwidth that it needs if it is to be done in that time.
+
+Exits with 1 if a bar is missed: idle below 3 percent, largest exchange and peak 1/F of DiLoCo's (and what F fragments
+of whole blocks differ in size).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from operator import itemgetter
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.shaped_lan import HUB_IP, Lan, Unavailable, sent_over_link, shaped_lan
+from cli.tail import EventTail
+from optim.config import CodecConfig, Diloco, Streaming
+from optim.recipes.interface import Turn
+from optim.recipes.registry import build_recipe
+from peer.config import InnerConfig, ModelConfig
+from peer.layout import FlatLayout
+
+ROOT = Path(__file__).parents[1]
+WARM_UP = 2  # cycles: speeds become known, windows grow
+SAMPLE_S = 0.01
+ROUND_S, START_S = 60.0, 90.0
+IDLE_MAX = 0.03
+SLACK = 1.05  # of 1/F, for headers, pings and what else a peer says
+TEXT_BYTES = 1_000_000
+MODEL = ModelConfig(
+    vocab_size=256, hidden_size=256, layers=8, heads=4, kv_heads=2, intermediate_size=640, max_seq_len=64
+)
+INNER = InnerConfig(lr=2e-3, batch_size=4, total_steps=2000, warmup_steps=10)
+RUN_TOML = """
+[run]
+name = "overlap"
+rounds = {rounds}
+min_peers = {peers}
+
+[model]
+vocab_size = {model.vocab_size}
+hidden_size = {model.hidden_size}
+layers = {model.layers}
+heads = {model.heads}
+kv_heads = {model.kv_heads}
+intermediate_size = {model.intermediate_size}
+max_seq_len = {model.max_seq_len}
+
+[data]
+seq_len = {model.max_seq_len}
+source = "folder"
+path = "{text}"
+
+[inner]
+lr = {inner.lr}
+batch_size = {inner.batch_size}
+total_steps = {inner.total_steps}
+warmup_steps = {inner.warmup_steps}
+
+[codec]
+up = "int8"
+down = "int8"
+
+[outer]
+{outer}
+lr = 0.4
+momentum = 0.9
+"""
+
+Figures = dict[str, Any]
+
+
+class Failed(Exception):
+    """One sentence about a run that came to no end."""
+
+
+@dataclass(eq=False)
+class Member:
+    """A peer in its own namespace: what it reports, and what it has sent over its link, (time, bytes)."""
+
+    process: subprocess.Popen[bytes]
+    tail: EventTail
+    events: list[tuple[float, str, dict[str, Any]]] = field(default_factory=list)
+    link: list[tuple[float, int]] = field(default_factory=list)
+
+    def poll(self) -> None:
+        self.events.extend(self.tail.poll())
+        self.link.append((time.time(), sent_over_link(self.process.pid)))
+
+    def sent(self, at: float) -> int:
+        """Bytes by then."""
+        return self.link[max(0, bisect_right(self.link, at, key=itemgetter(0)) - 1)][1]
+
+    def all(self, name: str) -> Iterator[tuple[float, dict[str, Any]]]:
+        return ((at, fields) for at, event, fields in self.events if event == name)
+
+    def rounds(self, name: str) -> dict[int, tuple[float, dict[str, Any]]]:
+        """The events of that name by their round, the last of each."""
+        return {fields["round"]: (at, fields) for at, fields in self.all(name)}
+
+
+def spawn(command: list[str], log: Path) -> subprocess.Popen[bytes]:
+    """It ends with its standard input (`--tied`), and so with us."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    with log.open("wb") as out:
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=out, stderr=out, env=environment, cwd=ROOT)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    assert process.stdin is not None
+    process.stdin.close()
+
+
+def run_swarm(lan: Lan, folder: Path, outer: str, rounds: int, peers: int) -> list[Member]:
+    """Train until every peer has committed that many rounds and measured the loss."""
+    folder.mkdir()
+    toml = folder / "run.toml"
+    text = folder.parent / "text"
+    toml.write_text(RUN_TOML.format(rounds=rounds, peers=peers, model=MODEL, inner=INNER, outer=outer, text=text))
+    program = [sys.executable, "-m", "cli.main"]
+    with ExitStack() as stack:
+
+        def start(place: list[str], name: str, *arguments: str) -> Member:
+            home = folder / name
+            command = [*place, *arguments, "--home", str(home), "--tied"]
+            process = spawn(command, folder / f"{name}.log")
+            stack.callback(end, process)
+            return Member(process, EventTail(home / "events.jsonl"))
+
+        listen = ("--listen", f"/ip4/{HUB_IP}/tcp/31337")
+        coordinator = start(lan.at_hub(*program), "coordinator", "coordinate", str(toml), *listen)
+        invite = folder / "coordinator" / "invite"
+        deadline = time.monotonic() + START_S
+        while not invite.exists():
+            if coordinator.process.poll() is not None or time.monotonic() > deadline:
+                raise Failed(f"the coordinator gave no invite{last_words(folder / 'coordinator.log')}")
+            time.sleep(SAMPLE_S)
+        members = []
+        for i in range(peers):
+            listen = ("--listen", f"/ip4/{lan.ip(i)}/tcp/31337")
+            place = lan.at_host(i, *program)
+            members.append(start(place, f"p{i}", "join", str(invite), "--threads", "1", *listen))
+        follow(members, folder)
+        return members
+
+
+def follow(members: Sequence[Member], folder: Path) -> None:
+    deadline = time.monotonic() + START_S + ROUND_S
+    heard = 0
+    while True:
+        for number, member in enumerate(members):
+            finished = any(True for _ in member.all("run_finished"))
+            if member.process.poll() is not None and not finished:
+                raise Failed(f"peer {number} ended early{last_words(folder / f'p{number}.log')}")
+            if not finished:
+                member.poll()
+        if all(any(True for _ in member.all("run_finished")) for member in members):
+            return
+        commits = sum(1 for member in members for _ in member.all("round_committed"))
+        if commits > heard:
+            heard, deadline = commits, time.monotonic() + ROUND_S
+        if time.monotonic() > deadline:
+            raise Failed(f"nobody has committed a round for {ROUND_S:g} s (after {commits} commits)")
+        time.sleep(SAMPLE_S)
+
+
+def last_words(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return f" (last words: {lines[-1].strip()})" if lines else ""
+
+
+def judge(members: Sequence[Member], first: int, rounds: int, a_cycle: int) -> Figures:
+    """Of the rounds from `first` to the last; `a_cycle` of them are a cycle."""
+    idle, busy, whole, steps, shares, exchanges = 0.0, 0.0, 0.0, 0, [], []
+    for member in members:
+        trained = member.rounds("round_trained")
+        counted = [r for r in range(first, rounds + 1) if r in trained and r - 1 in trained]
+        wall = sum(trained[r][0] - trained[r - 1][0] for r in counted)
+        rested = sum(trained[r][1]["idle_s"] for r in counted)
+        shares.append(rested / wall)
+        idle, whole = idle + rested, whole + wall
+        busy += sum(trained[r][1]["busy_s"] for r in counted)
+        steps += sum(trained[r][1]["steps"] for r in counted)
+        phases = {(f["round"], f["phase"]): at for at, f in member.all("phase_entered")}
+        exchanges += [phases[r, "vote"] - phases[r, "exchange"] for r in counted if (r, "vote") in phases]
+    commits = members[0].rounds("round_committed")
+    begin, last = commits[first - 1], commits[rounds]
+    cycles = (rounds - first + 1) / a_cycle
+    losses = sorted((at, f["loss"]) for member in members for at, f in member.all("val_evaluated"))
+    return {
+        "idle": idle / whole,
+        "idle_worst_peer": max(shares),
+        "not_stepping": 1 - busy / whole,
+        "busy_s": busy / len(members) / cycles,
+        "exchange_s": median(exchanges),
+        "exchange_bytes": largest_exchange(members, range(first, rounds + 1)),
+        "cycle_s": (last[0] - begin[0]) / cycles,
+        "tokens_per_s": (last[1]["tokens"] - begin[1]["tokens"]) / (last[0] - begin[0]),
+        "steps": steps / len(members),
+        "loss": losses[-1][1],
+        "void_tails": sum(1 for member in members for _ in member.all("steps_ahead_void")),
+        "discarded": sum(1 for member in members for _ in member.all("round_discarded")),
+    }
+
+
+def largest_exchange(members: Sequence[Member], rounds: Sequence[int]) -> float:
+    """Bytes that a peer sent, on average, from one exchange's begin to the next one's, at most."""
+    begins = {f["round"]: at for at, f in members[0].all("phase_entered") if f["phase"] == "exchange"}
+    spans = [(begins[r], begins[r + 1]) for r in rounds if r in begins and r + 1 in begins]
+    return max(sum(m.sent(end) - m.sent(begin) for m in members) / len(members) for begin, end in spans)
+
+
+def peak_bytes(members: Sequence[Member], first: int, window_s: float) -> int:
+    """The most that any peer sent within a window of that length, after the commit before round `first`."""
+    peak = 0
+    for member in members:
+        begin = member.rounds("round_committed")[first - 1][0]
+        link = [(at, sent) for at, sent in member.link if at >= begin]
+        oldest = 0
+        for at, sent in link:
+            while at - link[oldest][0] > window_s:
+                oldest += 1
+            peak = max(peak, sent - link[oldest][1])
+    return peak
+
+
+def least_bytes(config: Diloco | Streaming, peers: int) -> float:
+    """What a peer must send in the largest exchange of a cycle, as coded: what others own to them, its own to all."""
+    recipe = build_recipe(config, CodecConfig(), FlatLayout.of(MODEL), INNER)
+    nothing, sizes = torch.empty(0), []
+    for fragment in range(config.fragments if isinstance(config, Streaming) else 1):
+        coding = recipe.coding(Turn(fragment + 1, 0, 0.0), [nothing, nothing])
+        sizes.append(sum(coding.message_bytes(i) + coding.result_bytes(i, peers) for i in range(coding.count)))
+    return max(sizes) * (peers - 1) / peers
+
+
+def measure(options: argparse.Namespace) -> Figures:
+    steps, fragments, tau = options.steps, options.fragments, options.tau
+    outers: dict[str, tuple[int, Diloco | Streaming, str]] = {
+        "diloco": (1, Diloco(steps=steps), ""),
+        "streaming": (
+            fragments,
+            Streaming(steps=steps, fragments=fragments, tau=tau),
+            f'method = "streaming"\nfragments = {fragments}\ntau = {tau}\nmix = 0.5\n',
+        ),
+    }
+    report: Figures = {}
+    runs: dict[str, tuple[list[Member], int]] = {}
+    with tempfile.TemporaryDirectory() as name, shaped_lan(options.peers, options.mbit) as lan:
+        folder = Path(name)
+        write_text(folder / "text")
+        for method, (a_cycle, config, section) in outers.items():
+            if options.only not in (None, method):
+                continue
+            first, rounds = WARM_UP * a_cycle + 1, (WARM_UP + options.cycles) * a_cycle
+            members = run_swarm(lan, folder / method, f"{section}steps = {steps}", rounds, options.peers)
+            runs[method] = members, first
+            figures = report[method] = judge(members, first, rounds, a_cycle)
+            figures["least_bytes"] = least_bytes(config, options.peers)
+            figures["link_s"] = figures["least_bytes"] * 8e-6 / options.mbit
+    report["window_s"] = window_s = next(iter(report.values()))["exchange_s"]
+    for method, (members, first) in runs.items():
+        report[method]["peak_mbit"] = peak_bytes(members, first, window_s) * 8e-6 / window_s
+    return report
+
+
+def verdicts(report: Figures, fragments: int) -> list[tuple[bool, str]]:
+    ours, theirs = report["streaming"], report["diloco"]
+    share = ours["least_bytes"] / theirs["least_bytes"]
+    bound = share * SLACK
+    found = [(ours["idle"] < IDLE_MAX, f"streaming is idle {ours['idle']:.2%} of the time (bar: {IDLE_MAX:.0%})")]
+    for figure, words in (("exchange_bytes", "largest exchange"), ("peak_mbit", "peak bandwidth")):
+        ratio = ours[figure] / theirs[figure]
+        found.append(
+            (
+                ratio <= bound,
+                f"{words}: {ratio:.3f} of DiLoCo's (1/F {1 / fragments:.3f}, the largest fragment"
+                f" {share:.3f}, bar {bound:.3f})",
+            )
+        )
+    return found
+
+
+def print_table(report: Figures) -> None:
+    lines = [
+        ("worker idle, of the whole time", lambda f: f"{f['idle']:.2%}"),
+        ("  of the worst peer", lambda f: f"{f['idle_worst_peer']:.2%}"),
+        ("not stepping", lambda f: f"{f['not_stepping']:.2%}"),
+        ("largest exchange, MB sent a peer", lambda f: f"{f['exchange_bytes'] / 1e6:.2f}"),
+        ("  limit: as coded", lambda f: f"{f['least_bytes'] / 1e6:.2f}"),
+        ("peak bandwidth, Mbit/s", lambda f: f"{f['peak_mbit']:.1f}"),
+        ("seconds an exchange", lambda f: f"{f['exchange_s']:.3f}"),
+        ("  limit: the bytes on the link", lambda f: f"{f['link_s']:.3f}"),
+        ("seconds a cycle of H steps", lambda f: f"{f['cycle_s']:.2f}"),
+        ("  limit: its steps", lambda f: f"{f['busy_s']:.2f}"),
+        ("tokens/s", lambda f: f"{f['tokens_per_s']:.0f}"),
+        ("held-out loss, nats a byte", lambda f: f"{f['loss']:.4f}"),
+        ("steps a peer, counted", lambda f: f"{f['steps']:.0f}"),
+        ("tails void, rounds discarded", lambda f: f"{f['void_tails']}, {f['discarded']}"),
+    ]
+    sides = [side for side in ("diloco", "streaming") if side in report]
+    print(f"\n{'':36}" + "".join(f"{side:>14}" for side in sides))
+    for label, show in lines:
+        print(f"{label:36}" + "".join(f"{show(report[side]):>14}" for side in sides))
+    print(f"(peak: the busiest {report['window_s']:.3f} s)")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peers", type=int, default=4)
+    parser.add_argument("--fragments", type=int, default=4)
+    parser.add_argument("--mbit", type=float, default=100.0, help="of each link, each way")
+    parser.add_argument("--steps", type=int, default=12, help="H")
+    parser.add_argument("--tau", type=int, default=1)
+    parser.add_argument("--cycles", type=int, default=6, help="counted ones")
+    parser.add_argument("--only", choices=["diloco", "streaming"])
+    parser.add_argument("--json", type=Path, help="also write the results here")
+    options = parser.parse_args()
+    if options.peers < 2 or options.cycles < 2 or options.mbit <= 0 or options.fragments < 1:
+        parser.error("give at least 2 peers, 2 cycles, 1 fragment and a link that carries something")
+    try:
+        Streaming(steps=options.steps, fragments=options.fragments, tau=options.tau)
+    except ValueError as error:
+        parser.error(str(error))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("The benchmark was ended."))  # and so are its children
+    load = os.getloadavg()[0]
+    print(
+        f"{options.peers} peers at {options.mbit:g} Mbit/s each way, {FlatLayout.of(MODEL).numel:,} parameters,"
+        f" H {options.steps}, F {options.fragments}, tau {options.tau}, int8;"
+        f" {os.cpu_count()} cores (load {load:.1f} before we began)"
+    )
+    try:
+        report = measure(options)
+    except (Failed, Unavailable) as error:
+        sys.exit(f"The benchmark broke off: {error}")
+    print_table(report)
+    found = verdicts(report, options.fragments) if options.only is None else []
+    for passed, words in found:
+        print(f"{'ok  ' if passed else 'MISS'} {words}")
+    if options.json:
+        options.json.write_text(json.dumps({**vars(options), "json": None, "load": load, **report}, indent=2))
+    return 0 if all(passed for passed, _ in found) else 1
+
+
+def write_text(folder: Path) -> None:
+    """A little of the standard library: reading all of it would be most of the time."""
+    folder.mkdir()
+    size = 0
+    for source in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
+        if size < TEXT_BYTES:
+            shutil.copy(source, folder / f"{source.stem}.txt")
+            size += source.stat().st_size
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""A network of this machine's own in which every host has a slow link: namespaces on a bridge, each behind two token
+bucket filters of the kernel (tbf), one a direction (Linux, root).
+
+    lan 10.77.0.1 (bridge, not shaped) == host 0: 10.77.0.2, host 1: 10.77.0.3, ...
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+BURST_KB = 64  # what a link lets through at once
+QUEUE_MS = 50  # what waits before it at most, as in a home router
+HUB_IP = "10.77.0.1"
+
+
+class Unavailable(Exception):
+    """This machine cannot make such a network; str() says why and what to do."""
+
+
+class Lan:
+    """`hosts` shaped hosts and the hub; from `shaped_lan`."""
+
+    def __init__(self, hosts: int, mbit: float) -> None:
+        self._prefix = f"barnraise-lan-{os.getpid()}-"
+        self._hosts = hosts
+        self._shape = f"root tbf rate {mbit}mbit burst {BURST_KB}kb latency {QUEUE_MS}ms"
+        self._made: list[str] = []
+
+    def ip(self, host: int) -> str:
+        return f"10.77.0.{host + 2}"
+
+    def at_hub(self, *command: str) -> list[str]:
+        """`command`, to be run at the hub; the process keeps its id."""
+        return ["ip", "netns", "exec", f"{self._prefix}hub", *command]
+
+    def at_host(self, host: int, *command: str) -> list[str]:
+        return ["ip", "netns", "exec", f"{self._prefix}{host}", *command]
+
+    def build(self) -> None:
+        self._add("hub")
+        self._run("hub", "ip link add lan type bridge")
+        self._run("hub", f"ip address add {HUB_IP}/24 dev lan")
+        self._run("hub", "ip link set lan up")
+        for host in range(self._hosts):
+            self._add(str(host))
+            self._run(str(host), f"ip link add wan type veth peer name to-{host} netns {self._prefix}hub")
+            self._run(str(host), f"ip address add {self.ip(host)}/24 dev wan")
+            self._run(str(host), f"tc qdisc add dev wan {self._shape}")
+            self._run("hub", f"tc qdisc add dev to-{host} {self._shape}")
+            self._run("hub", f"ip link set dev to-{host} master lan up")
+            self._run(str(host), "ip link set wan up")
+
+    def remove(self) -> None:
+        for name in self._made:
+            subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
+
+    def _add(self, place: str) -> None:
+        name = self._prefix + place
+        _call(["ip", "netns", "add", name])
+        self._made.append(name)
+        self._run(place, "ip link set lo up")
+
+    def _run(self, place: str, command: str) -> None:
+        _call(["ip", "netns", "exec", self._prefix + place, *command.split()])
+
+
+@contextmanager
+def shaped_lan(hosts: int, mbit: float) -> Iterator[Lan]:
+    """A network that is gone after the block; end what runs in it before. `Unavailable` if this machine cannot."""
+    if os.geteuid() != 0:
+        raise Unavailable("network namespaces need root: run it as root, or in a container where you are")
+    missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
+    if missing:
+        raise Unavailable(f"{' and '.join(missing)} not installed: install iproute2")
+    lan = Lan(hosts, mbit)
+    try:
+        lan.build()
+        yield lan
+    except subprocess.CalledProcessError as error:
+        raise Unavailable(f"`{' '.join(error.cmd)}` fails: {error.stderr.strip()}") from error
+    finally:
+        lan.remove()
+
+
+def sent_over_link(pid: int) -> int:
+    """Bytes that have left the host where process `pid` runs over its link, as the kernel counts, headers included; 0
+    until the process is there."""
+    with open(f"/proc/{pid}/net/dev") as counters:
+        for line in counters:
+            name, _, figures = line.partition(":")
+            if name.strip() == "wan":
+                return int(figures.split()[8])
+    return 0
+
+
+def _call(command: list[str]) -> None:
+    subprocess.run(command, capture_output=True, text=True, check=True)

@@ -1,0 +1,229 @@
+"""Training while an exchange is in flight, with a real worker process, against the same steps made in this one."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+import trio
+import trio.testing
+
+from optim.config import CodecConfig, Streaming
+from optim.recipes.interface import Turn
+from optim.recipes.registry import build_recipe
+from peer.data import Corpus, load_corpus
+from peer.device import resolve_device
+from peer.events import Event
+from peer.gang import Gang
+from peer.layout import FlatLayout, init_flat
+from peer.tokenizer import ByteTokenizer
+from peer.training import Trainer
+from swarm.chain import Member
+from swarm.gang_trainer import GangTrainer
+from swarm.overlap import OverlapTrainer, TakesFragments, trainer_of
+from swarm.plan import Assignment
+from swarm.trainer import Order, Work
+from tests.peer.gang_harness import HOUR_S, INNER, MODEL, Log, open_test_gang
+
+pytestmark = pytest.mark.process
+
+BATCH = INNER.batch_size
+NUMEL = FlatLayout.of(MODEL).numel
+HALVES = (slice(0, NUMEL // 2), slice(NUMEL // 2, NUMEL))
+STEPS, TAU, MIX = 40, 3, 0.25
+MANY = 1_000_000
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("text")
+    for k in range(20):
+        (folder / f"{k}.txt").write_text("".join(f"{k} bottles of beer on wall {line}.\n" for line in range(60)))
+    return folder
+
+
+@dataclass
+class Scene:
+    """A trainer under test, what it reports, and a twin of its worker in this process."""
+
+    gang: Gang
+    trainer: GangTrainer
+    log: Log
+    events: list[Event]
+    corpus: Corpus
+    twin: Trainer
+
+    def new_outer(self, seed: int, changed: tuple[slice, ...] | None) -> torch.Tensor:
+        theta = init_flat(MODEL, seed=seed)
+        self.trainer.adopt(theta, changed)
+        return theta
+
+    async def train(self, number: int, place: slice, *, ahead: int = 0, steps: int = STEPS, first: int = 0) -> Work:
+        """Round `number`, on the samples that follow those of the round before; or from sample `first` on."""
+        begin = first or (number - 1) * STEPS * BATCH
+        end = begin + steps * BATCH
+        promised = ((end, end + ahead * BATCH),) if ahead else ()
+        assignment = Assignment(Member("me", "here"), ((begin, end),), steps, promised)
+        turn = Turn(number, (number - 1) * STEPS, INNER.lr)
+        return await self.trainer.train(Order(assignment, turn, (place,), 4, HOUR_S))
+
+    def steps(self, first: int, last: int) -> None:
+        """The twin makes the run's steps from `first` on, before `last`, each on its own samples."""
+        for step in range(first, last):
+            samples = list(range(step * BATCH, (step + 1) * BATCH))
+            self.twin.step(self.corpus.batch(samples, 0), step)
+
+    def mix(self, theta: torch.Tensor, place: slice) -> None:
+        self.twin.local[place] = MIX * self.twin.local[place] + (1 - MIX) * theta[place]
+
+    def check(self, work: Work, place: slice, steps: int = STEPS) -> None:
+        assert (work.steps, work.samples) == (steps, steps * BATCH)
+        assert torch.equal(work.product, self.gang.outer[place] - self.twin.local[place])
+
+    @property
+    def ahead(self) -> int:
+        """Steps of the last round that were made ahead of it."""
+        trained = [event for event in self.events if event.name == "round_trained"]
+        return int(trained[-1].fields["steps_ahead"])  # type: ignore[arg-type]
+
+    async def tail_over(self) -> None:
+        """The worker takes commands one after the other."""
+        await trio.testing.wait_all_tasks_blocked()
+        await self.gang.evaluate(1)
+
+
+@asynccontextmanager
+async def _scene(directory: Path, text: Path, outer: Streaming) -> AsyncIterator[Scene]:
+    torch.set_num_threads(1)  # like the worker: more would add up in another order
+    async with open_test_gang(directory, text) as (gang, log):
+        recipe = build_recipe(outer, CodecConfig(), gang.layout, INNER)
+        corpus = load_corpus(gang.config.data, ByteTokenizer())
+        twin, events = Trainer(MODEL, INNER, resolve_device("cpu")), list[Event]()
+        scene = Scene(gang, trainer_of(gang, outer, recipe, log), log, events, corpus, twin)
+        async with trio.open_nursery() as nursery:
+            with log.subscribed(events.append):
+                nursery.start_soon(scene.trainer.run)
+                scene.twin.local.copy_(scene.new_outer(0, None))
+                yield scene
+            nursery.cancel_scope.cancel()
+
+
+STREAMING = Streaming(steps=2 * STEPS, fragments=2, tau=TAU, mix=MIX)
+IN_TURN = Streaming(steps=STEPS, fragments=1, tau=0, mix=0.0)
+
+
+async def test_every_promised_sample_is_trained_on_once(tmp_path: Path, text: Path) -> None:
+    async with _scene(tmp_path, text, STREAMING) as scene:
+        assert isinstance(scene.trainer, OverlapTrainer)
+        work = await scene.train(1, HALVES[0], ahead=STEPS)
+        scene.steps(0, STEPS)
+        scene.check(work, HALVES[0])
+        assert scene.ahead == 0
+
+        # an exchange that takes no time: tau steps are made before its result is mixed in
+        theta = scene.new_outer(1, (HALVES[0],))
+        work = await scene.train(2, HALVES[1], ahead=STEPS)
+        assert TAU <= scene.ahead < STEPS
+        scene.steps(STEPS, STEPS + scene.ahead)
+        scene.mix(theta, HALVES[0])
+        scene.steps(STEPS + scene.ahead, 2 * STEPS)
+        scene.check(work, HALVES[1])
+
+        # one that takes longer than all the work there is; and a round that this peer had no part in
+        await scene.tail_over()
+        scene.new_outer(2, (HALVES[1],))
+        theta = scene.new_outer(3, (HALVES[0],))
+        work = await scene.train(3, HALVES[0])
+        assert scene.ahead == STEPS
+        scene.steps(2 * STEPS, 3 * STEPS)
+        scene.mix(theta, HALVES[1])
+        scene.mix(theta, HALVES[0])
+        scene.check(work, HALVES[0])
+
+
+async def test_steps_ahead_that_nobody_wants_are_told(tmp_path: Path, text: Path) -> None:
+    async with _scene(tmp_path, text, STREAMING) as scene:
+        await scene.train(1, HALVES[0], ahead=STEPS)
+        scene.steps(0, STEPS)
+        await scene.tail_over()
+        scene.steps(STEPS, 2 * STEPS)
+        theta = scene.new_outer(1, None)  # fetched: what was trained from the old weights is void
+        work = await scene.train(2, HALVES[1], ahead=STEPS)
+        assert [(e.name, e.fields["steps"]) for e in scene.events if "void" in e.name] == [("steps_ahead_void", STEPS)]
+        scene.twin.local.copy_(theta)
+        scene.steps(STEPS, 2 * STEPS)
+        scene.check(work, HALVES[1])
+
+        await scene.tail_over()
+        work = await scene.train(3, HALVES[0], first=MANY)  # a plan that breaks the promise
+        assert [e.fields["round"] for e in scene.events if e.name == "steps_ahead_void"] == [2, 3]
+        assert work.samples == STEPS * BATCH and scene.ahead == 0
+
+
+async def test_a_worker_that_dies_ahead_costs_what_it_did_ahead(tmp_path: Path, text: Path) -> None:
+    async with _scene(tmp_path, text, STREAMING) as scene:
+        await scene.train(1, HALVES[0], ahead=MANY)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(scene.log.wait_for, "worker_failed")
+            await trio.testing.wait_all_tasks_blocked()
+            assert scene.gang.worker_pid is not None
+            os.kill(scene.gang.worker_pid, signal.SIGKILL)
+        work = await scene.train(2, HALVES[1], steps=5)
+        assert (work.steps, scene.ahead) == (5, 0)
+
+
+async def test_being_hurried_ends_the_round_and_not_the_steps_ahead(tmp_path: Path, text: Path) -> None:
+    async with _scene(tmp_path, text, STREAMING) as scene:
+        await scene.train(1, HALVES[0], ahead=STEPS)
+        scene.trainer.wrap_up()  # for a round that it has handed in
+        await scene.tail_over()
+        await scene.train(2, HALVES[1])
+        assert scene.ahead == STEPS
+
+        works: list[Work] = []
+
+        async def endless() -> None:
+            works.append(await scene.train(3, HALVES[0], steps=MANY))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(endless)
+            await trio.testing.wait_all_tasks_blocked()
+            scene.trainer.wrap_up()
+        assert works[0].steps < MANY and works[0].samples == works[0].steps * BATCH
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+async def test_one_fragment_at_once_and_unmixed_is_diloco(tmp_path: Path, text: Path, overlaps: bool) -> None:
+    """To the bit, by the plain trainer, which such a run takes, and by the other one, given nothing ahead."""
+    everything = slice(0, NUMEL)
+    async with _scene(tmp_path, text, IN_TURN) as scene:
+        assert type(scene.trainer) is GangTrainer
+        if overlaps:
+            scene.trainer = OverlapTrainer(scene.gang, TakesFragments(scene.gang, tau=0, mix=0.0), scene.log)
+        for number in (1, 2, 3):
+            theta = scene.new_outer(number, None if number == 1 else (everything,))
+            work = await scene.train(number, everything)
+            scene.twin.local.copy_(theta)
+            scene.steps((number - 1) * STEPS, number * STEPS)
+            scene.check(work, everything)
+
+
+async def test_what_the_worker_did_not_do_is_measured(tmp_path: Path, text: Path) -> None:
+    """`idle_s` is the worker's own time without a command, `busy_s` that of its steps; evaluation is neither."""
+    async with _scene(tmp_path, text, STREAMING) as scene:
+        await scene.train(1, HALVES[0], ahead=STEPS)
+        await scene.tail_over()
+        rested_from = trio.current_time()
+        await trio.sleep(0.3)  # what is measured, not what is waited for
+        rested_s = trio.current_time() - rested_from
+        await scene.train(2, HALVES[1])
+        trained = [event.fields for event in scene.events if event.name == "round_trained"]
+        idle_s, busy_s = trained[-1]["idle_s"], trained[-1]["busy_s"]
+        assert isinstance(idle_s, float) and isinstance(busy_s, float)
+        assert rested_s - 0.05 < idle_s < rested_s + 1.0 and busy_s > 0
