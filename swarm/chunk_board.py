@@ -26,7 +26,7 @@ _FIRST_DEADLINE_S: Final = 30.0
 _DEADLINE_MIN_S: Final = 3.0
 _DEADLINE_MAX_S: Final = 120.0
 
-Standing = Literal["new", "useful", "lost", "gone", "bad"]
+Standing = Literal["new", "useful", "lost", "gone", "none", "bad"]  # "none": it lends no states at all
 
 
 @dataclass(eq=False)
@@ -47,8 +47,8 @@ class Donor:
 
     @property
     def banned(self) -> bool:
-        """Who sent wrong bytes once is not asked again in this fetch."""
-        return self.standing == "bad"
+        """Who sent wrong bytes once, or lends none, is not asked again in this fetch."""
+        return self.standing in ("none", "bad")
 
     @property
     def deadline_s(self) -> float:
@@ -87,7 +87,7 @@ class ChunkBoard:
 
     def take(self, donor: Donor, donors: Iterable[Donor]) -> Ask | None:
         """The next chunk for `donor`, one of `donors`; None if there is nothing for it to do now."""
-        index = self._next(donor, [d for d in donors if not d.resting and d.standing not in ("gone", "bad")])
+        index = self._next(donor, [d for d in donors if not d.resting and d.standing not in ("gone", "none", "bad")])
         if index is None:
             return None
         ask = Ask(index, donor, self._clock())

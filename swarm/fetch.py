@@ -20,6 +20,7 @@ from peer.chunks import StateTree, hash_state
 from peer.errors import NetworkError, ProtocolViolation, RemoteError, ResourceError
 from peer.events import EventLog
 from peer.rpc import Reply, Rpc
+from peer.serving import UNKNOWN_METHOD
 from swarm.chunk_board import Ask, ChunkBoard, Donor, Standing
 from swarm.part_file import PartFile
 from swarm.state import AskChunk, AskManifest, Piece, StateMethods
@@ -35,6 +36,10 @@ HOPELESS_FAILURES: Final = 4
 STALL_S: Final = 60.0
 _POLL_S: Final = 0.1
 _PROGRESS_EVERY_S: Final = 1.0
+
+
+class StateGone(NetworkError):
+    """All donors that could be reached answer that they do not hold the state (any more)."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +68,10 @@ async def fetch_state(
     """Fetch the state whose hash is `root`, `vectors` vectors of one length. `donors()` is asked again and again:
     peers may be added on the way.
 
-    Verified chunks stay in `part_file` if this fails or is cancelled, and the next attempt goes on from them;
-    it is removed at success. Raises NetworkError if no donor has the state (any more) or none delivers for a
-    minute, and ResourceError if the disk is full or read-only. Events: state_progress, peer_struck.
+    Verified chunks stay in `part_file` if this fails or is cancelled, and the next attempt goes on from them; it is
+    removed at success, and when nobody holds that state any more. Raises NetworkError if no donor has the state (any
+    more) or none delivers for a minute, and ResourceError if the disk is full or read-only. Events: state_progress,
+    peer_struck.
     """
     started = trio.current_time()
     part = await trio.to_thread.run_sync(PartFile, part_file, size_bytes)
@@ -78,6 +84,9 @@ async def fetch_state(
         part.discard()
         if arrived.root != root:
             raise ResourceError(f"{part_file} reads back other bytes than were written: check that disk.")
+    except StateGone:
+        part.discard()
+        raise
     finally:
         part.close()
     taken = {donor.peer: donor.bytes for donor in fetch.donors.values() if donor.bytes}
@@ -145,8 +154,8 @@ class _Fetch:
                     self._events.emit("state_progress", done_bytes=done, size_bytes=self._size_bytes)
             if any(_is_hope(donor) for donor in self.donors.values()):
                 hopeful_at = now
-            if now - hopeful_at > HOPELESS_S:
-                self._give_up(NetworkError(f"No peer can deliver the state: {self._excuses()}."))
+            if now - hopeful_at > HOPELESS_S or self._is_in_vain():
+                self._give_up(self._hopeless())
             elif now - progress_at > STALL_S:
                 self._give_up(NetworkError(f"No donor delivered anything for {STALL_S:g} s: {self._excuses()}."))
             await trio.sleep(_POLL_S)
@@ -155,12 +164,22 @@ class _Fetch:
         self._failure = error
         self._scope.cancel()
 
+    def _is_in_vain(self) -> bool:
+        """Whether only peers are known that lend no states, as the authority of a run where nobody trains."""
+        return bool(self.donors) and all(donor.standing == "none" for donor in self.donors.values())
+
+    def _hopeless(self) -> NetworkError:
+        standings = {donor.standing for donor in self.donors.values()}
+        kind = StateGone if "gone" in standings and standings <= {"gone", "none", "bad"} else NetworkError
+        return kind(f"No peer can deliver the state: {self._excuses()}.")
+
     def _excuses(self) -> str:
         texts: dict[Standing, str] = {
             "new": "do not answer",
             "useful": "have stopped answering",
             "lost": "cannot be reached",
             "gone": "do not hold it any more",
+            "none": "lend no state",
             "bad": "sent wrong bytes",
         }
         standings = [donor.standing for donor in self.donors.values()]
@@ -263,7 +282,8 @@ def _failed(donor: Donor, error: NetworkError | ProtocolViolation) -> None:
     if isinstance(error, ProtocolViolation):
         donor.standing = "bad"  # rpc has emitted the strike
     elif isinstance(error, RemoteError) and error.code != "Busy":
-        donor.standing = "gone"  # it answers, but will not serve us: another run, another version
+        # It answers, but will not serve us: another run, another version, or a coordinator.
+        donor.standing = "none" if error.code == UNKNOWN_METHOD else "gone"
     else:
         donor.standing = "lost"
     donor.failures += 1

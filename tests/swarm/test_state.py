@@ -22,7 +22,7 @@ from peer.events import Event, EventLog
 from peer.host import Host, HostConfig, open_host
 from peer.identity import Identity
 from peer.rpc import Buffer, Call, Method, Reply
-from swarm.fetch import Fetched, fetch_state
+from swarm.fetch import HOPELESS_S, Fetched, fetch_state
 from swarm.lending import ShelfLimits
 from swarm.part_file import PartFile
 from swarm.snapshots import SnapshotShelf
@@ -227,6 +227,43 @@ async def test_when_no_donor_has_the_state_the_error_says_so(joiner: Joiner) -> 
             await joiner.fetch(*hosts, root=bytes(32))
     with pytest.raises(NetworkError, match="no donor is known"):
         await joiner.fetch()
+
+
+async def test_peers_that_lend_no_states_are_not_waited_for(joiner: Joiner) -> None:
+    """As when only the authority's signed head is known, and the authority trains nothing."""
+    async with bare_host() as authority:
+        joiner.know(authority)
+        began = trio.current_time()
+        with pytest.raises(NetworkError, match="1 lend no state"):
+            await joiner.fetch(authority)
+        assert trio.current_time() - began < HOPELESS_S
+
+
+async def test_what_nobody_holds_any_more_leaves_no_file_behind(joiner: Joiner) -> None:
+    gone = False
+
+    def until_half(right: bytes, index: int) -> tuple[Piece, Buffer]:
+        nonlocal gone
+        gone = gone or index >= len(TREE.hashes) // 2
+        return (Piece("gone"), b"") if gone else (Piece("here"), right)
+
+    async with odd_donor(until_half) as donor:
+        with pytest.raises(NetworkError, match="1 do not hold it any more"):
+            await joiner.fetch(donor)
+        assert not joiner.part_file.exists()
+        async with donors(ShelfLimits()) as [other]:
+            assert arrived_whole(await joiner.fetch(donor, other))
+
+
+async def test_what_somebody_may_still_hold_is_kept(joiner: Joiner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm.fetch.HOPELESS_FAILURES", 1)
+    async with bare_host() as away:
+        joiner.know(away)
+    part = PartFile(joiner.part_file, TREE.size_bytes)
+    part.close()
+    with pytest.raises(NetworkError, match="1 cannot be reached"):
+        await joiner.fetch(away)
+    assert joiner.part_file.exists()
 
 
 async def test_a_donor_that_turns_up_during_the_fetch_is_used(joiner: Joiner) -> None:
