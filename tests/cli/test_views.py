@@ -160,3 +160,15 @@ def test_a_run_of_months_remembers_its_last_rounds_only(keeps_all: bool) -> None
     assert kept == ((3000, 3000, 3000) if keeps_all else (64, 64, 64))
     assert max(progress.commits["a"]) == 2999
     assert len(progress.names) <= 1024 and len(progress.missed) <= 1024
+
+
+def test_a_gossip_round_is_told_as_one_peers_own() -> None:
+    progress = Progress("a run")
+    progress.apply("a", "member_joined", 1.0, {"peer": "12D3KooWverylong", "name": "b"})
+    fields = {"round": 7, "partner": "12D3KooWverylong", "distance": 0.0213, "members": 3, "loss": 2.5}
+    progress.apply("a", "gossip_met", 2.0, {**fields, "state_hash": "abcdef0123"})
+    progress.apply("c", "gossip_alone", 3.0, {"round": 5, "partner": "", "distance": None, "state_hash": "0123"})
+    assert progress.round == 7
+    text = shown(progress)
+    for words in ("a met b for round 7, 2.1% apart, loss 2.500", "c met nobody for round 5", "abcdef01"):
+        assert words in text
