@@ -27,13 +27,15 @@ from benchmarks.tcp_bytes import sent_bytes
 from optim.codecs import get_codec
 from optim.config import Diloco
 from optim.outer import DilocoOuter
+from optim.recipes.dense import DenseWire
 from optim.recipes.diloco import DilocoRecipe
 from peer.config import InnerConfig
 from peer.events import EventLog
 from peer.host import HostConfig, open_host
 from peer.identity import Identity, sign_body
 from swarm.chain import Head, Member, genesis
-from swarm.engine import Engine, RunFacts
+from swarm.desk import RunFacts
+from swarm.engine import Engine
 from swarm.fetch import fetch_state
 from swarm.follow import Sighting
 from swarm.messages import REGROUP_KIND
@@ -70,7 +72,7 @@ class NoTraining:
 
 def diloco_state(numel: int, codec: str, outer: DilocoOuter) -> OuterState:
     """All zero, with a DiLoCo recipe of its own."""
-    recipe = DilocoRecipe([[slice(0, numel)]], get_codec(codec), get_codec(codec), outer)
+    recipe = DilocoRecipe(DenseWire([[slice(0, numel)]], get_codec(codec), get_codec(codec)), outer)
     return OuterState([torch.zeros(numel), torch.zeros(numel)], recipe)
 
 

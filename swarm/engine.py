@@ -6,23 +6,20 @@ head we do not have makes us look where the run stands, but only what `swarm.fol
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Final, Protocol
 
 import trio
 
 from optim.recipes.interface import Coding
-from peer.errors import BarnraiseError, NetworkError, ProtocolViolation, RoundDiscarded, RoundError
+from peer.errors import BarnraiseError, NetworkError, ProtocolViolation, RoundError
 from peer.identity import Signed
-from peer.method import Call
-from peer.wire import Buffer
 from swarm import messages as say
 from swarm.chain import TRIES_PER_LEADER, Head, Member
 from swarm.contribute import Contributor
-from swarm.follow import Sighting, Viewpoint, ask_standings, open_regroup, weigh
-from swarm.height import Changed, Height
-from swarm.knockers import Knockers
+from swarm.desk import Desk, Here, RunFacts
+from swarm.follow import Sighting, Viewpoint, ask_standings, weigh
+from swarm.height import Height
 from swarm.leader import Leader, NoMajority
 from swarm.post import Post
 from swarm.round import Nurseries, Round
@@ -30,9 +27,7 @@ from swarm.round import Nurseries, Round
 KNOCK_EVERY_S: Final = 1.0
 LOOK_AROUND_S: Final = 5.0  # a member whose round does not move looks whether the run is elsewhere
 LOOK_PAUSE_S: Final = 0.1  # after a look for nothing, then doubled: a burst of calls must not become a burst of polls
-KNOCK_BEHIND_MAX: Final = 2  # rounds: who is that near catches up by replay while its promise is waited for
 ASK_AUTHORITY_EVERY_S: Final = 1.5
-ADDRESSES_MAX: Final = 1024  # learnt from one message
 
 
 class Keeper(Protocol):
@@ -48,34 +43,16 @@ class Keeper(Protocol):
         """Peers of this run seen lately, besides the members of the current head."""
 
 
-@dataclass(frozen=True)
-class RunFacts:
-    """What an engine must know of the run: its genesis, who signs regroups, after how many rounds it ends (0: never),
-    how many peers may take part."""
-
-    genesis: Head
-    authority: str
-    rounds: int
-    max_peers: int
-
-
 class Engine:
     """`run()` takes part until the run's number of rounds is committed."""
 
     def __init__(self, post: Post, run: RunFacts, head: Head, regroup: Signed | None, keeper: Keeper) -> None:
-        self.head = head
-        self.regroup = regroup
-        self.phase = "joining"
+        self._here = here = Here(head, regroup)
         self._post = post
         self._keeper = keeper
         self._run = run
-        self._round: Round | None = None
-        self._knockers = Knockers()
         self._contributor = Contributor(post)
-        self._moved = Changed()  # to another head
-        self._look = trio.Event()  # set when somebody seems to be further on
-        self._offer: Sighting | None = None  # a regroup that the authority pushed to us
-        self._serve()
+        Desk(post, run, here).open()
 
     async def run(self) -> None:
         height: Height | None = None
@@ -87,8 +64,8 @@ class Engine:
                 async with trio.open_nursery() as tasks:
                     nurseries = Nurseries(tasks, lingering)
                     round_ = Round(self._post, height, coding, self._contributor, nurseries, self._look_again)
-                    self._round = round_
-                    self._moved.notify()
+                    self._here.round = round_
+                    self._here.moved.notify()
                     try:
                         better += await self._live(round_)
                     finally:
@@ -101,8 +78,8 @@ class Engine:
                     if height.plan is not None and better[0].head.term > self.head.term:
                         round_.discard("the group was regrouped")
                     await self._catch_up(height, better[0])
-            self.phase = "finished"
-            self._round = None
+            self._here.phase = "finished"
+            self._here.round = None
             await self._serve_stragglers()
             lingering.cancel_scope.cancel()
 
@@ -112,10 +89,24 @@ class Engine:
         return await trio.to_thread.run_sync(state.recipe.coding, self._post.pace.turn(self.head), state.tensors)
 
     def _look_again(self) -> None:
-        self._look.set()
+        self._here.look.set()
 
-    def standing(self) -> say.Standing:
-        return say.Standing(self.head, self._post.me, self.phase, self.regroup)
+    @property
+    def head(self) -> Head:
+        return self._here.head
+
+    @property
+    def regroup(self) -> Signed | None:
+        """The authority's signature of the head's term."""
+        return self._here.regroup
+
+    @property
+    def phase(self) -> str:
+        return self._here.phase
+
+    def _ready(self) -> dict[str, Member]:
+        """Who wants to be planned for."""
+        return self._here.knockers.ready(self._run.max_peers - len(self.head.members))
 
     # -- one head ----------------------------------------------------------------------------------------------------
 
@@ -141,13 +132,13 @@ class Engine:
         """A member's part: see to it that some attempt of the round is led, by itself if it comes to that."""
         height, head, host = round_.height, round_.height.head, self._post.host
         host.watch(m.peer for m in head.members if m != self._post.me)
-        leader = Leader(round_, self.knockers)
+        leader = Leader(round_, self._ready)
         floor = 0
         while height.decided is None:
             floor = max(floor, height.acceptor.promised)
             attempt = height.awaited = head.next_attempt(floor, host.suspects)
             if head.leader(attempt) == self._post.me:
-                self.phase = "leading"
+                self._here.phase = "leading"
                 floor = attempt + 1
                 try:
                     await leader.lead(attempt)
@@ -156,9 +147,9 @@ class Engine:
                 except (RoundError, ProtocolViolation) as error:
                     self._post.events.emit("attempt_failed", round=round_.number, attempt=attempt, reason=str(error))
                 if leader.ahead is not None:
-                    self._look.set()
+                    self._here.look.set()
             else:
-                self.phase = "training"
+                self._here.phase = "training"
                 await self._follow(height, attempt)
                 if height.acceptor.promised <= attempt:
                     floor = (attempt // TRIES_PER_LEADER + 1) * TRIES_PER_LEADER
@@ -175,7 +166,7 @@ class Engine:
     async def _knock(self, round_: Round) -> None:
         """A joiner's part: tell the members that we hold their head's state, until a round that has us is decided."""
         height, post = round_.height, self._post
-        self.phase = "knocking"
+        self._here.phase = "knocking"
         knock = say.Knock(height.head.hash, height.head.round, post.me, post.host.addresses)
         while height.decided is None:
             doors = [*(m.peer for m in height.head.members), self._run.authority]
@@ -190,7 +181,7 @@ class Engine:
         except BarnraiseError:
             return
         if reply.body.head.hash != knock.head:
-            self._look.set()
+            self._here.look.set()
 
     async def _look_around(self, round_: Round) -> Sighting:
         """Look where the run stands when somebody seems to be further on, and now and then anyway; returns what is."""
@@ -198,9 +189,9 @@ class Engine:
         pause_s = LOOK_PAUSE_S
         while True:
             with trio.move_on_after(LOOK_AROUND_S):
-                await self._look.wait()
-            self._look = trio.Event()
-            best, self._offer = self._offer or await self.best_sighting(), None
+                await self._here.look.wait()
+            self._here.look = trio.Event()
+            best, self._here.offer = self._here.offer or await self.best_sighting(), None
             if best is not None and best.head.height > head.height and best.head.hash != head.hash:
                 return best
             await trio.sleep(pause_s)
@@ -211,7 +202,7 @@ class Engine:
         me = self._post.me.peer
         peers = [m.peer for m in self.head.members] + [self._run.authority] + list(self._keeper.known_peers())
         suspects = self._post.host.suspects
-        mine, view = (me, self.standing()), Viewpoint(self._post.me, self.head)
+        mine, view = (me, self._here.standing(self._post.me)), Viewpoint(self._post.me, self.head)
 
         def weighed(standings: list[tuple[str, say.Standing]], unheard: int = 0) -> list[Sighting]:
             return weigh([*standings, mine], self._run.authority, self._run.genesis, view, unheard)
@@ -226,14 +217,14 @@ class Engine:
 
     async def _wait_for_majority(self, round_: Round, reason: str) -> None:
         """Too few members are left to go on: only the authority may regroup us. Wait, and say so."""
-        self.phase = "waiting for a majority"
+        self._here.phase = "waiting for a majority"
         self._post.events.emit("majority_lost", round=round_.number, reason=reason)
         try:
             reply = await self._post.host.rpc.call(
                 self._run.authority, say.NEED_REGROUP, say.AskHead(), timeout_s=self._post.tempo.answer_s
             )
             if reply.body.head.height > round_.height.head.height:
-                self._look.set()
+                self._here.look.set()
         except BarnraiseError as error:
             self._post.events.emit("authority_unreachable", round=round_.number, reason=str(error))
         await trio.sleep(ASK_AUTHORITY_EVERY_S)
@@ -244,16 +235,16 @@ class Engine:
         exchange = round_.height.sealed_by
         assert exchange is not None
         self._post.state.commit(head.state_hash)
-        self.head = head
+        self._here.head = head
         round_.end(head)
-        self._knockers.settle(exchange.merge.plan, head)
+        self._here.knockers.settle(exchange.merge.plan, head)
         results = [exchange.results[i] for i in sorted(exchange.results)]
         await self._keeper.committed(head, results)
 
     async def _catch_up(self, height: Height, sighting: Sighting) -> None:
         """Move to a head that others committed: by our own sealed result, by a change of term, or by fetching. If that
         fails we stay where we are, unless the state has moved on part of the way."""
-        self.phase = "catching up"
+        self._here.phase = "catching up"
         state = self._post.state
         while True:
             head = sighting.head
@@ -269,7 +260,7 @@ class Engine:
             if state.tree.root == self.head.state_hash:
                 return
             sighting = await self.best_sighting() or sighting
-        self.head, self.regroup = head, sighting.regroup
+        self._here.head, self._here.regroup = head, sighting.regroup
         await self._keeper.committed(head, [])
 
     async def _serve_stragglers(self) -> None:
@@ -281,121 +272,3 @@ class Engine:
                 if sum(s.head.hash == self.head.hash for _, s in standings) == len(others):
                     return
                 await trio.sleep(KNOCK_EVERY_S)
-
-    # -- calls from others -------------------------------------------------------------------------------------------
-
-    def knockers(self) -> dict[str, Member]:
-        """Who wants to be planned for."""
-        return self._knockers.ready(self._run.max_peers - len(self.head.members))
-
-    def _learn(self, addresses: Mapping[str, tuple[str, ...]]) -> None:
-        for peer, known in list(addresses.items())[:ADDRESSES_MAX]:
-            self._post.host.book.add(peer, known)
-
-    def _serve(self) -> None:
-        rpc = self._post.host.rpc
-        rpc.serve(say.PREPARE, self._on_prepare)
-        rpc.serve(say.WORK, self._on_work)
-        rpc.serve(say.HAND_IN, self._on_hand_in)
-        rpc.serve(say.EXCHANGE, self._on_exchange)
-        rpc.serve(say.FINISH, self._on_finish)
-        rpc.serve(say.VOTE, self._on_vote)
-        rpc.serve(say.CONTRIBUTION, self._on_contribution)
-        rpc.serve(say.RESULT, self._on_result)
-        rpc.serve(say.FETCH_RESULT, self._on_fetch)
-        rpc.serve(say.STANDING, self._on_standing)
-        rpc.serve(say.KNOCK, self._on_knock)
-        rpc.serve(say.REGROUP, self._on_regroup)
-
-    def _current(self) -> Round:
-        if self._round is None:
-            raise RoundDiscarded("this peer takes part in no round at the moment")
-        return self._round
-
-    async def _on_prepare(self, call: Call[say.Prepare]) -> say.Promise:
-        ask = call.body
-        if ask.head.run_id != self.head.run_id:
-            raise ProtocolViolation("a peer of another run asked for a promise")
-        if self._round is None or self._round.height.head.height < ask.head.height:
-            with trio.move_on_after(0.3):  # usually we are about to commit that very head ourselves
-                await self._reach(ask.head)
-            if self.head.height < ask.head.height:
-                self._look.set()
-                with trio.move_on_after(self._post.tempo.answer_s / 2):  # catching up by replay takes less
-                    await self._reach(ask.head)
-        round_ = self._current()
-        if round_.height.head.hash != ask.head.hash:
-            return say.Promise(granted=False, promised=-1, head=self.head, member=self._post.me)
-        promise = await round_.promise_when_due(ask, call.peer)
-        if promise.granted:
-            self._learn(ask.addresses)
-        return promise
-
-    async def _reach(self, head: Head) -> None:
-        while self._round is None or self._round.height.head.height < head.height:
-            await self._moved.wait(1.0)
-
-    def _named(self, head: bytes) -> Round:
-        """The round, if it is the one that the call is about."""
-        round_ = self._current()
-        if round_.height.head.hash != head:
-            self._look.set()
-            raise RoundDiscarded("that round is over, or not begun here")
-        return round_
-
-    async def _on_work(self, call: Call[say.Work]) -> say.Done:
-        self._current().take_work(call.body.plan, call.body.wrap_up, call.peer)
-        return say.Done()
-
-    async def _on_hand_in(self, call: Call[say.HandIn]) -> say.Done:
-        self._current().take_hand_in(call.body.contribution)
-        return say.Done()
-
-    async def _on_exchange(self, call: Call[say.Exchange]) -> say.Done:
-        await self._named(call.body.roster.head).begin_exchange(call.body.roster, call.peer)
-        return say.Done()
-
-    async def _on_finish(self, call: Call[say.Finish]) -> say.Done:
-        await self._named(call.body.roster.head).begin_finish(call.body, call.peer)
-        return say.Done()
-
-    async def _on_vote(self, call: Call[say.Vote]) -> say.VoteSeen:
-        if self._round is not None and self._round.height.head.hash == call.body.head:
-            self._round.voting.take(call.body, call.peer)
-        elif call.body.head != self.head.previous:
-            self._look.set()
-        return say.VoteSeen(self.head.hash)
-
-    async def _on_contribution(self, call: Call[say.SliceOf]) -> say.Done:
-        return await self._current().take_contribution(call)
-
-    async def _on_result(self, call: Call[say.SliceOf]) -> say.Done:
-        return await self._current().take_result(call)
-
-    async def _on_fetch(self, call: Call[say.SliceOf]) -> tuple[say.Done, Buffer]:
-        exchange = self._current().height.exchanges.get(call.body.key)
-        if exchange is None or call.body.index not in exchange.results:
-            raise RoundDiscarded("that result is not here")
-        return say.Done(), exchange.results[call.body.index]
-
-    async def _on_standing(self, call: Call[say.AskHead]) -> say.Standing:
-        return self.standing()
-
-    async def _on_knock(self, call: Call[say.Knock]) -> say.Standing:
-        knock = call.body
-        if knock.member.peer != call.peer:
-            raise ProtocolViolation("a knock names another peer than its sender")
-        self._post.host.book.add(call.peer, knock.addresses)
-        near = knock.head == self.head.hash or 0 < self.head.round - knock.round <= KNOCK_BEHIND_MAX
-        if near:
-            self._knockers.knock(knock.member)
-        return self.standing()
-
-    async def _on_regroup(self, call: Call[say.Regroup]) -> say.Standing:
-        """The authority (or whoever passes its signature on) begins a new term."""
-        head = open_regroup(call.body.signed, self._run.authority, self.head.run_id)
-        if head.height > self.head.height:
-            self._learn(call.body.addresses)
-            self._offer = Sighting(head, (call.peer,), call.body.signed)
-            self._look.set()
-        return self.standing()

@@ -30,7 +30,8 @@ from peer.layout import FlatLayout, init_flat
 from swarm.chain import Head, Member, genesis
 from swarm.charter import TOKENIZER_FILE, serve_charter, write_atomically
 from swarm.contact import obtain_charter
-from swarm.engine import Engine, RunFacts
+from swarm.desk import RunFacts
+from swarm.engine import Engine
 from swarm.fetch import fetch_state
 from swarm.follow import Sighting, open_regroup
 from swarm.gang_trainer import GangTrainer

@@ -24,10 +24,10 @@ from swarm.contribute import Contributor
 from swarm.exchange import Exchange, Merge
 from swarm.height import Height
 from swarm.messages import HAND_IN, Done, Finish, HandIn, Prepare, Promise, SliceOf
+from swarm.patience import Patience
 from swarm.plan import (
     CONTRIBUTION_KIND,
     PLAN_KIND,
-    ROUND_TIME_SLACK,
     Contribution,
     Roster,
     WorkPlan,
@@ -40,9 +40,7 @@ from swarm.voting import Voting
 
 LINGER_S: Final = 20.0  # after a commit, slower peers may still be served the slices that they lack
 HAND_IN_RETRY_S: Final = 1.0
-STAGES_PER_LEADER: Final = 5  # promises, and plan and exchange twice: then the next one takes over, it may be the fault
 ATTEMPTS_AHEAD_MAX: Final = 1 << 20  # nobody skips more: numbers must not run out
-UNHURRIED: Final = 4.0  # times what the peer itself would take for the whole round's steps, it waits for the others
 
 
 @dataclass(frozen=True)
@@ -72,11 +70,11 @@ class Round:
         self.coding = coding
         self.voting = Voting(post, height, nurseries.lingering, overtaken)
         self._contributor = contributor
+        self._patience = Patience(post, height)
         self._nurseries = nurseries
         self._work_scope: trio.CancelScope | None = None
         self._building: Building | None = None
         self._closed = False
-        self._timed: set[tuple[str, object]] = set()  # what each leader was given time for
 
     @property
     def number(self) -> int:
@@ -102,17 +100,9 @@ class Round:
         """Answer the leader of an attempt; to one that interrupts another who still makes progress, as late as it can
         wait for it, and then with a refusal. So nobody stops a round by always calling for the next attempt."""
         with trio.move_on_after(0.8 * self.post.tempo.answer_s):
-            while not self.over and not self._is_due(ask.attempt):
+            while not self.over and not self._patience.is_due(ask.attempt):
                 await self.height.changed.wait(0.25)
         return self.promise(ask, leader)
-
-    def _is_due(self, attempt: int) -> bool:
-        height, head = self.height, self.height.head
-        if not head.has(self.post.me) or attempt < 0:
-            return True  # its promise binds nobody, or is none
-        now_leads = head.leader(max(height.acceptor.promised, height.awaited)).peer
-        late = now_leads in self.post.host.suspects or trio.current_time() > height.stage_deadline
-        return late or now_leads == head.leader(attempt).peer
 
     def promise(self, ask: Prepare, leader: str) -> Promise:
         """Answer the leader of an attempt."""
@@ -120,10 +110,11 @@ class Round:
         self._check_order(leader, ask.attempt)
         if ask.attempt > max(height.acceptor.promised, 0) + ATTEMPTS_AHEAD_MAX:
             raise ProtocolViolation("a leader skipped an absurd number of attempts")
-        granted = (leader == self.post.me.peer or self._is_due(ask.attempt)) and height.acceptor.promise(ask.attempt)
+        due = leader == self.post.me.peer or self._patience.is_due(ask.attempt)
+        granted = due and height.acceptor.promise(ask.attempt)
         merge = height.merge_of_vote()
         if granted:
-            self._give_time(leader, "promises", 2 * self.post.tempo.answer_s)
+            self._patience.give(leader, "promises", 2 * self.post.tempo.answer_s)
         return Promise(
             granted=granted,
             promised=height.acceptor.promised,
@@ -152,7 +143,7 @@ class Round:
         plan = open_body(signed, PLAN_KIND, WorkPlan)
         self._check_order(leader, max(height.acceptor.promised, 0))
         if height.plan == plan:
-            self._give_time(leader, plan.hash, 4 * self.post.tempo.answer_s)
+            self._patience.give(leader, plan.hash, 4 * self.post.tempo.answer_s)
             if wrap_up:
                 self.post.trainer.wrap_up()
         if height.plan == plan or (height.plan is not None and plan.attempt <= height.plan.attempt):
@@ -165,25 +156,11 @@ class Round:
             self.discard("a new plan replaced it")
         height.plan, height.signed_plan, height.planned_at = plan, signed, trio.current_time()
         height.left_out = plan.of(self.post.me) is None
-        self._give_time(leader, plan.hash, self._time_for(plan) + 4 * self.post.tempo.answer_s)
+        self._patience.give(leader, plan.hash, self._patience.time_for(plan) + 4 * self.post.tempo.answer_s)
         self.post.events.emit("round_planned", round=self.number, members=len(plan.assignments))
         if not height.left_out:
             self._work_scope = trio.CancelScope()
             self.spawn(self._compute, plan, self._work_scope)
-
-    def _time_for(self, plan: WorkPlan) -> float:
-        """Seconds: the plan's deadline, or less where our own speed says that it asks for far too much."""
-        speed, steps = self.post.trainer.speed, self.post.pace.steps(self.height.head)
-        usual = ROUND_TIME_SLACK * steps / speed + 5.0 if speed > 0 else plan.deadline_s
-        return min(plan.deadline_s, UNHURRIED * usual)
-
-    def _give_time(self, leader: str, stage: object, seconds: float) -> None:
-        """Let the leader make progress within that time before the next one takes over; once for each stage, and for
-        few stages, so that repeating itself buys it nothing."""
-        had = {(who, what) for who, what in self._timed if who == leader}
-        if (leader, stage) not in had and len(had) < STAGES_PER_LEADER:
-            self._timed.add((leader, stage))
-            self.height.expect_progress_within(seconds)
 
     def discard(self, reason: str) -> None:
         """Drop the round's work: outer weights stay, its samples stay unassigned, a new plan must come."""
@@ -199,8 +176,8 @@ class Round:
         with scope:
             self.phase("compute")
             contribution, height.message = await self._contributor.contribute(plan, self.turn, self.coding)
-            left = height.planned_at + self._time_for(plan) - trio.current_time() + 4 * self.post.tempo.answer_s
-            height.stage_deadline = min(height.stage_deadline, trio.current_time() + left)  # now the speed is known
+            end = height.planned_at + self._patience.time_for(plan) + 4 * self.post.tempo.answer_s
+            height.stage_deadline = min(height.stage_deadline, end)  # now the speed is known
             height.contribution = contribution
             height.changed.notify()
             self.phase("hand in")
@@ -252,7 +229,7 @@ class Round:
             raise ProtocolViolation("a leader gave two rosters in one attempt")
         merge = self.merge_of(roster, height.plan, height.signed_plan)
         seconds = self.post.tempo.exchange_s(self.payload_bytes()) + 2 * self.post.tempo.answer_s
-        self._give_time(leader, roster.attempt, seconds)
+        self._patience.give(leader, roster.attempt, seconds)
         if all(body.member != self.post.me for body in merge.contributors):
             height.left_out = True
             return
@@ -287,7 +264,7 @@ class Round:
         height = self.height
         self._check_order(leader, finish.attempt)
         self._check_promised(finish.attempt)
-        self._give_time(leader, finish.attempt, self.post.tempo.exchange_s(0) + 2 * self.post.tempo.answer_s)
+        self._patience.give(leader, finish.attempt, self.post.tempo.exchange_s(0) + 2 * self.post.tempo.answer_s)
         if height.sealed == finish.accepted.head:
             self.spawn(self.voting.cast, finish.attempt, finish.accepted.head, finish.roster.hash)
         else:

@@ -22,13 +22,15 @@ from safetensors.torch import save_file
 from optim.codecs import get_codec
 from optim.config import Diloco
 from optim.outer import DilocoOuter
+from optim.recipes.dense import DenseWire
 from optim.recipes.diloco import DilocoRecipe
 from peer.config import InnerConfig
 from peer.events import EventLog
 from peer.host import HostConfig, open_host
 from peer.identity import Identity, sign_body
 from swarm.chain import Head, Member, genesis
-from swarm.engine import Engine, RunFacts
+from swarm.desk import RunFacts
+from swarm.engine import Engine
 from swarm.follow import Sighting
 from swarm.messages import REGROUP_KIND
 from swarm.outer_state import OuterState
@@ -91,7 +93,7 @@ async def main(number: int, numel: int, rounds: int, folder: Path) -> None:
     authority = Identity.load_or_create(folder / "authority.key")
     identity, log, codec = Identity.generate(), EventLog(), get_codec("fp32")
     theta = initial_theta(numel)
-    recipe = DilocoRecipe([[slice(0, numel)]], codec, codec, DilocoOuter(0.7, 0.9, True))
+    recipe = DilocoRecipe(DenseWire([[slice(0, numel)]], codec, codec), DilocoOuter(0.7, 0.9, True))
     state = OuterState([theta, torch.zeros_like(theta)], recipe)
     async with open_host(HostConfig(identity=identity, events=log)) as host:
         me = Member(host.peer_id, secrets.token_hex(4))

@@ -14,6 +14,7 @@ import trio
 from optim.codecs import get_codec
 from optim.config import Diloco
 from optim.outer import DilocoOuter
+from optim.recipes.dense import DenseWire
 from optim.recipes.diloco import DilocoRecipe
 from optim.recipes.interface import Recipe
 from peer.config import InnerConfig
@@ -22,7 +23,8 @@ from peer.host import Host, HostConfig, open_host
 from peer.identity import Identity
 from swarm.authority import Authority, Memory
 from swarm.chain import Head, Member, genesis
-from swarm.engine import Engine, RunFacts
+from swarm.desk import RunFacts
+from swarm.engine import Engine
 from swarm.fetch import fetch_state
 from swarm.follow import Sighting
 from swarm.ledger import count
@@ -41,7 +43,7 @@ NESTEROV = DilocoOuter(0.7, 0.9, True)
 
 
 def diloco(numel: int, codec: str, outer: DilocoOuter = NESTEROV) -> Recipe:
-    return DilocoRecipe([[slice(0, numel)]], get_codec(codec), get_codec(codec), outer)
+    return DilocoRecipe(DenseWire([[slice(0, numel)]], get_codec(codec), get_codec(codec)), outer)
 
 
 def pace_of(steps: int, batch_size: int = BATCH, seq_len: int = SEQ, compute_s_max: float = 60.0) -> Pace:

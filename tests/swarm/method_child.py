@@ -28,7 +28,8 @@ from peer.host import HostConfig, open_host
 from peer.identity import Identity, sign_body
 from peer.layout import FlatLayout
 from swarm.chain import Head, Member, genesis
-from swarm.engine import Engine, RunFacts
+from swarm.desk import RunFacts
+from swarm.engine import Engine
 from swarm.follow import Sighting
 from swarm.messages import REGROUP_KIND
 from swarm.outer_state import OuterState

@@ -98,7 +98,7 @@ async def test_votes_knocks_and_garbage_leave_nothing_behind(tmp_path: Path) -> 
                 knock = say.Knock(head.hash, head.round, Member(f"12D3KooWSomebody{i}", "s"), ())
                 nursery.start_soon(quietly, say.VOTE, vote)
                 nursery.start_soon(quietly, say.KNOCK, knock)
-        assert len(victim.engine._knockers._waiting) <= 1
+        assert len(victim.engine._here.knockers._waiting) <= 1
         assert sum(len(cast) for cast in round_of(victim).height.votes._votes.values()) <= 4 * ATTEMPTS_KEPT
         long_name = say.Knock(victim.engine.head.hash, 0, Member(liar.peer, "s" * 900_000), ())
         await quietly(say.KNOCK, long_name)
