@@ -1,9 +1,10 @@
 """Child of test_gossip_processes: one gossiping peer with an invented worker, in a process of its own.
 
-    gossip_child.py NUMBER NUMEL ROUNDS CODEC STEP FOLDER
+    gossip_child.py NUMBER NUMEL ROUNDS CODEC FOLDER
 
 Prints where it is, reads the group's addresses from stdin, takes part in ROUNDS rounds, printing each of its rounds,
-writes its weights to FOLDER and says so. STEP is the length of its deltas relative to its weights.
+writes its weights to FOLDER and says so. Its deltas are STEP times as long as its weights, and then die away as under a
+falling learning rate.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from swarm.tempo import Tempo
 
 RUN, BATCH, STEPS, SEQ, PEERS = "gossip test", 1, 2, 8, 4
 COMPUTE_S = 0.1
+STEP, CONSTANT_ROUNDS, DECAY = 0.01, 10, 0.7
 CONSTANTS = (0.5, 0.7, 0.6)
 
 
@@ -49,15 +51,16 @@ def initial_theta(number: int, numel: int) -> torch.Tensor:
 class Invented:
     speed = 0.0
 
-    def __init__(self, number: int, numel: int, step: float) -> None:
+    def __init__(self, number: int, numel: int) -> None:
         self._generator = torch.Generator().manual_seed(number)
-        self._numel, self._step = numel, step
+        self._numel = numel
         self.samples: list[Range] = []
 
     async def train(self, samples: tuple[Range, ...], first_step: int, steps: int, deadline_s: float) -> Trained:
         self.samples += samples
         await trio.sleep(COMPUTE_S)  # what it stands for takes time, too
-        delta = torch.randn(self._numel, generator=self._generator) * self._step
+        rate = STEP * DECAY ** max(0, first_step // STEPS - CONSTANT_ROUNDS)
+        delta = torch.randn(self._numel, generator=self._generator) * rate
         return Trained(steps, steps * BATCH, 1.0, delta)
 
     def adopt(self, theta: torch.Tensor) -> None:
@@ -93,7 +96,7 @@ def say(message: object) -> None:
     print(json.dumps(message), flush=True)  # noqa: T201
 
 
-async def main(number: int, numel: int, rounds: int, codec_name: str, step: float, folder: Path) -> None:
+async def main(number: int, numel: int, rounds: int, codec_name: str, folder: Path) -> None:
     torch.set_num_threads(1)
     log, codec = EventLog(), get_codec(codec_name)
     replica = Replica(initial_theta(number, numel), torch.zeros(numel))
@@ -106,7 +109,7 @@ async def main(number: int, numel: int, rounds: int, codec_name: str, step: floa
         rules = Rules(RUN, b"", "", STEPS, BATCH, SEQ, rounds, PEERS, 60.0, 0.0, CONSTANTS)
         shelf = SnapshotShelf(replica.size_bytes, 1 << 16)
         shelf.serve(host.rpc)
-        trainee = Invented(number, numel, step)
+        trainee = Invented(number, numel)
 
         def tell(event: Event) -> None:
             if event.name in ("gossip_met", "gossip_alone", "meeting_failed", "peer_struck", "bug"):
@@ -127,5 +130,5 @@ async def main(number: int, numel: int, rounds: int, codec_name: str, step: floa
 
 
 if __name__ == "__main__":
-    _, number, numel, rounds, codec, step, folder = sys.argv
-    trio.run(main, int(number), int(numel), int(rounds), codec, float(step), Path(folder))
+    _, number, numel, rounds, codec, folder = sys.argv
+    trio.run(main, int(number), int(numel), int(rounds), codec, Path(folder))

@@ -34,13 +34,13 @@ def read_to_end(child: subprocess.Popen[str]) -> Events:
     return events
 
 
-def gossip(folder: Path, codec: str, step: float) -> list[Events]:
+def gossip(folder: Path, codec: str) -> list[Events]:
     """The events of those that were not killed."""
     command = [sys.executable, "-m", "tests.swarm.gossip_child"]
     with ExitStack() as stack:
         children = []
         for i in range(PEERS):
-            arguments = [*command, str(i), str(NUMEL), str(ROUNDS), codec, str(step), str(folder)]
+            arguments = [*command, str(i), str(NUMEL), str(ROUNDS), codec, str(folder)]
             child = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
             children.append(stack.enter_context(child))
             stack.callback(child.kill)
@@ -68,8 +68,8 @@ def spread(thetas: list[Any]) -> float:
 
 
 @pytest.mark.process
-def test_replicas_draw_together_where_nothing_is_learnt(tmp_path: Path) -> None:
-    stories = gossip(tmp_path, "int8", step=0.0)
+def test_replicas_stay_close_and_draw_together_as_the_rate_falls(tmp_path: Path) -> None:
+    stories, drawn = gossip(tmp_path, "int8"), set[tuple[int, ...]]()
     for events in stories:
         assert not of(events, "peer_struck", "bug"), events
         rounds = of(events, "gossip_met", "gossip_alone")
@@ -83,20 +83,13 @@ def test_replicas_draw_together_where_nothing_is_learnt(tmp_path: Path) -> None:
         first, last = met[0], met[-1]
         down = last["bytes_down"] - first["bytes_down"]
         assert down <= 1.03 * end["message_bytes"] * (len(met) - 1), (down, end["message_bytes"], len(met))
+        # bounded while they learn, by a few deltas; they began a tenth of their length apart
+        distances = [event["distance"] for event in met if 5 <= event["round"] <= 12]
+        assert max(distances) < 0.1, distances
+        samples = [tuple(span) for span in end["samples"]]
+        assert len(set(samples)) == len(samples)
+        assert len(drawn & set(samples)) <= 2  # of about 30; one in 256 may fall together
+        drawn |= set(samples)
     before = spread([initial_theta(i, NUMEL) for i in range(PEERS - 1)])
     after = spread([load_file(tmp_path / f"{i}.safetensors")["theta"] for i in range(PEERS - 1)])
     assert after < 0.1 * before, (before, after)  # and no further than int8 can tell apart
-
-
-@pytest.mark.process
-def test_replicas_stay_close_while_they_learn(tmp_path: Path) -> None:
-    stories = gossip(tmp_path, "int8", step=0.01)
-    drawn = set()
-    for events in stories:
-        assert not of(events, "peer_struck", "bug"), events
-        distances = [event["distance"] for event in of(events, "gossip_met")]
-        assert max(distances[len(distances) // 2 :]) < 0.06  # a few deltas of 0.01
-        samples = [tuple(span) for span in events[-1]["samples"]]
-        assert len(set(samples)) == len(samples)
-        assert len(drawn & set(samples)) <= 2  # of about 30; two in 256 may fall together
-        drawn |= set(samples)
