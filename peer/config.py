@@ -28,7 +28,11 @@ class RopeScaling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A decoder of the Llama family. `attention_bias` puts biases on q, k and v (Qwen2), `qk_norm` an RMSNorm on each
-    head of q and k (Qwen3). `max_seq_len` is the longest context, in tokens."""
+    head of q and k (Qwen3). `max_seq_len` is the longest context, in tokens.
+
+    `shared_blocks`: so many consecutive blocks use the parameters of one (ALBERT's groups, arXiv 1909.11942); they are
+    named after the first of them. A pipeline cuts between groups only, so that every parameter lives in one stage.
+    """
 
     vocab_size: int = 256
     hidden_size: int
@@ -44,10 +48,13 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     qk_norm: bool = False
     attention_bias: bool = False
     tie_embeddings: bool = True
+    shared_blocks: int = 1
 
     def __post_init__(self) -> None:
         _positive(self, "vocab_size", "hidden_size", "layers", "heads", "kv_heads", "intermediate_size")
-        _positive(self, "max_seq_len", "rope_theta", "norm_eps")
+        _positive(self, "max_seq_len", "rope_theta", "norm_eps", "shared_blocks")
+        if self.layers % self.shared_blocks:
+            raise ValueError(f"shared_blocks is {self.shared_blocks}: it must divide layers ({self.layers})")
         if self.heads % self.kv_heads:
             raise ValueError(f"kv_heads is {self.kv_heads}: it must divide heads ({self.heads})")
         if self.head_dim is None and self.hidden_size % self.heads:

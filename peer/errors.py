@@ -12,6 +12,7 @@
     ├── IdentityError                     5  the key file cannot be used
     ├── ResourceError                     5  disk full, read-only folder, port in use
     ├── CheckpointError                   6  a checkpoint is missing, torn or corrupt
+    ├── StageRefused                      7  a stage refuses a micro-batch or a step, and is as before: .reason
     ├── WorkerError                       7  a compute worker crashed, hung or ran out of memory
     └── RoundError                        7
         ├── RoundDiscarded                7  this attempt or round ends without a commit
@@ -25,6 +26,20 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 DialReason = Literal["refused", "timeout", "wrong_peer", "unreachable"]
+StageReason = Literal[
+    "stage",
+    "epoch",
+    "shape",
+    "dtype",
+    "value",
+    "not_finite",
+    "duplicate",
+    "unknown",
+    "full",
+    "empty",
+    "no_weights",
+    "cancelled",
+]
 
 
 class BarnraiseError(Exception):
@@ -88,6 +103,22 @@ class CheckpointError(BarnraiseError):
 
 class WorkerError(BarnraiseError):
     exit_code = 7
+
+
+class StageRefused(BarnraiseError):
+    """A stage refuses what it was asked, and nothing of it has changed.
+
+    `reason`: "stage" another stage was meant; "epoch" too far from the stage's own; "shape", "dtype", "value" (token
+    ids outside the vocabulary), "not_finite": bad input, or input that the stage turns into NaN or Inf; "duplicate" the
+    id is held or was counted; "unknown" nothing is held under it; "full" too much is held: come back later; "empty"
+    there is no gradient to step by; "no_weights" none were imported since the worker began; "cancelled" by `drop`.
+    """
+
+    exit_code = 7
+
+    def __init__(self, message: str, reason: StageReason) -> None:
+        super().__init__(message)
+        self.reason: StageReason = reason
 
 
 class RoundError(BarnraiseError):

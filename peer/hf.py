@@ -71,7 +71,7 @@ def export_pretrained(folder: Path, config: ModelConfig, flat: Tensor, tokenizer
 
     The weights are renamed into place when complete. Raises ResourceError where the disk is full or read-only.
     """
-    weights = {name: view.detach() for name, view in FlatLayout.of(config).views(flat).items()}
+    weights = _unshared(config, {name: view.detach() for name, view in FlatLayout.of(config).views(flat).items()})
     partial = folder / (_WEIGHTS + ".part")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -85,6 +85,16 @@ def export_pretrained(folder: Path, config: ModelConfig, flat: Tensor, tokenizer
         raise ResourceError(
             f"cannot write the checkpoint to {folder} ({error}): free space or choose another"
         ) from error
+
+
+def _unshared(config: ModelConfig, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Every block with parameters of its own: Hugging Face's families cannot say that blocks share them."""
+    for index in range(config.layers):
+        at, own = (f"model.layers.{k}." for k in (index - index % config.shared_blocks, index))
+        if at != own:
+            shared = {name: value for name, value in weights.items() if name.startswith(at)}
+            weights.update({own + name.removeprefix(at): value.clone() for name, value in shared.items()})
+    return weights
 
 
 def model_config(raw: Mapping[str, Any]) -> ModelConfig:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -30,7 +31,8 @@ class Slot(NamedTuple):
 def parameter_shapes(config: ModelConfig, layers: range | None = None) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Hugging Face names and shapes of the stage that holds `layers` (None: the whole model), in canonical order.
 
-    The first stage holds the embedding, the last one the final norm and the head. A tied head is not a parameter.
+    The first stage holds the embedding, the last one the final norm and the head. A tied head is not a parameter, and
+    of blocks that share theirs only the first has any.
     """
     layers = range(config.layers) if layers is None else layers
     hidden, inter, dim = config.hidden_size, config.intermediate_size, config.head_size
@@ -38,6 +40,8 @@ def parameter_shapes(config: ModelConfig, layers: range | None = None) -> Iterat
     if layers.start == 0:
         yield "model.embed_tokens.weight", (config.vocab_size, hidden)
     for index in layers:
+        if index % config.shared_blocks:
+            continue
         at = f"model.layers.{index}."
         yield at + "input_layernorm.weight", (hidden,)
         for name, rows in (("q", q_rows), ("k", kv_rows), ("v", kv_rows)):
@@ -87,6 +91,39 @@ class FlatLayout:
         """32 bytes that are equal exactly when names, order and shapes are."""
         text = "".join(f"{name} {slot.shape}\n" for name, slot in self.slots.items())
         return hashlib.blake2b(text.encode(), digest_size=32).digest()
+
+
+def split_flat(config: ModelConfig, flat: Tensor, stages: Sequence[tuple[int, int]]) -> list[Tensor]:
+    """Each stage's flat vector, a view into the whole model's `flat` (1-D, any dtype).
+
+    `stages`: the blocks of each, (first, past the last), in order. The canonical order is that of the computation, so a
+    stage's vector is one stretch of the model's; nothing is copied, converted or reordered.
+    """
+    lengths = [FlatLayout.of(config, range(*stage)).numel for stage in stages]
+    if flat.shape != (sum(lengths),):
+        raise ValueError(f"the flat vector has shape {tuple(flat.shape)}, these stages need ({sum(lengths)},)")
+    return list(flat.split(lengths))
+
+
+def join_flat(config: ModelConfig, parts: Sequence[Tensor], stages: Sequence[tuple[int, int]]) -> Tensor:
+    """The whole model's flat vector of its stages': the inverse of `split_flat`, to the bit."""
+    for part, stage in zip(parts, stages, strict=True):
+        numel = FlatLayout.of(config, range(*stage)).numel
+        if part.shape != (numel,):
+            raise ValueError(f"the stage of blocks {stage} has shape {tuple(part.shape)}, its layout needs ({numel},)")
+    whole = torch.cat(list(parts))
+    if whole.shape != (FlatLayout.of(config).numel,):
+        raise ValueError(f"the stages {list(stages)} are not the whole model of {config.layers} blocks")
+    return whole
+
+
+def untie(config: ModelConfig, flat: Tensor) -> tuple[ModelConfig, Tensor]:
+    """The same model with a head of its own, a copy of the embedding: what a pipeline needs, since there the embedding
+    lies on the first stage and the head on the last. It computes the same; from the first step on the two part."""
+    if not config.tie_embeddings:
+        return config, flat
+    embedding = FlatLayout.of(config).views(flat)["model.embed_tokens.weight"]
+    return msgspec.structs.replace(config, tie_embeddings=False), torch.cat([flat, embedding.flatten()])
 
 
 def init_flat(config: ModelConfig, seed: int, out: Tensor | None = None, layers: range | None = None) -> Tensor:

@@ -128,7 +128,8 @@ class Decoder(nn.Module):
 
     `flat` is fp32, 1-D, as long as `FlatLayout.of(config, layers).numel`, on the device that is to compute. The first
     stage takes token ids (B, T) int64, any other the hidden state (B, T, C); the last one returns logits (B, T, V),
-    any other the hidden state. A tied head needs the embedding, so a tied model cannot be cut: ValueError.
+    any other the hidden state. A tied head needs the embedding, so a tied model cannot be cut: ValueError
+    (`peer.layout.untie` gives it a head of its own), nor can blocks that share their parameters be parted.
     """
 
     cos: Tensor
@@ -139,13 +140,15 @@ class Decoder(nn.Module):
         layers = range(config.layers) if layers is None else layers
         if not 0 <= layers.start < layers.stop <= config.layers or layers.step != 1:
             raise ValueError(f"{layers} is not a contiguous slice of {config.layers} layers")
+        if layers.start % config.shared_blocks or layers.stop % config.shared_blocks:
+            raise ValueError(f"{layers} cuts through blocks that share their parameters by {config.shared_blocks}")
         first, last = layers.start == 0, layers.stop == config.layers
         if config.tie_embeddings and not (first and last):
             raise ValueError("a model with tied embeddings is one stage: set tie_embeddings = false to cut it")
         self.config = config
         with torch.device("meta"):  # shapes only: the storage is `flat`
             self.embed_tokens = Embedding(config.vocab_size, config.hidden_size) if first else None
-            self.layers = nn.ModuleDict({str(index): Block(config) for index in layers})
+            self.layers = nn.ModuleDict({str(index): Block(config) for index in layers[:: config.shared_blocks]})
             self.norm = RMSNorm(config.hidden_size, config.norm_eps) if last else None
             untied = last and not config.tie_embeddings
             self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False) if untied else None
@@ -183,7 +186,8 @@ class Decoder(nn.Module):
             x = self.embed_tokens(x)  # (B, T) -> (B, T, C)
         cos, sin = self.cos[:length], self.sin[:length]
         for block in self.layers.values():
-            x = block(x, cos, sin)
+            for _ in range(self.config.shared_blocks):
+                x = block(x, cos, sin)
         if self.norm is None:
             return x
         x = self.norm(x)

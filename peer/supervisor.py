@@ -19,6 +19,8 @@ from peer.errors import ConfigError, WorkerError
 from peer.events import EventLog
 from peer.inner import InnerSpec, state_bytes
 from peer.layout import FlatLayout
+from peer.stage_slots import SlotArea
+from peer.stage_spec import StageSpec
 from peer.tokenizer import BYTES
 
 _BACKOFF_MAX_S = 30.0
@@ -31,7 +33,7 @@ class GangConfig:
 
     `threads` is per worker (None: every core this process may use), `micro_batch_size` the sequences that fit on the
     device at once (None: the whole batch). A worker silent for `silence_s` is hung (stopped, or swapped to death), and
-    so is one that makes no step for `stall_s` while it has a command.
+    so is one that makes no step for `stall_s` while it has a command. `stage`: of a pipeline, to compute that one.
     """
 
     model: ModelConfig
@@ -47,21 +49,34 @@ class GangConfig:
     silence_s: float = 15.0
     stall_s: float = 300.0
     load_timeout_s: float = 600.0
+    stage: StageSpec | None = None
+
+    @property
+    def layout(self) -> FlatLayout:
+        """Of what the worker computes: the whole model, or its stage."""
+        return FlatLayout.of(self.model, None if self.stage is None else self.stage.layers)
 
 
 @dataclass(frozen=True)
 class GangBuffers:
-    """The memory that the network process and its worker share."""
+    """The memory that the network process and its worker share; `slots` only where it computes a stage."""
 
     outer: SharedBuffer
     delta: SharedBuffer
     inner_state: SharedBuffer
+    slots: SharedBuffer | None = None
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """What the worker inherits."""
+        buffers = (self.outer, self.delta, self.inner_state, self.slots)
+        return tuple(buffer.fd for buffer in buffers if buffer is not None)
 
     @classmethod
     @contextmanager
     def open(cls, config: GangConfig) -> Iterator[GangBuffers]:
         """Of the sizes `config` needs. The memory lives on while anybody holds one of the tensors."""
-        layout = FlatLayout.of(config.model)
+        layout = config.layout
         kept = state_bytes(InnerSpec.of(config.inner), layout)
         with ExitStack() as stack:
 
@@ -69,7 +84,10 @@ class GangBuffers:
                 return stack.enter_context(closing(SharedBuffer.create(config.directory, numel, dtype)))
 
             weights = layout.numel, torch.float32
-            yield cls(create(*weights), create(*weights), create(kept, torch.uint8))
+            slots = None
+            if config.stage is not None:
+                slots = create(SlotArea.size_bytes(config.stage, config.model.hidden_size), torch.uint8)
+            yield cls(create(*weights), create(*weights), create(kept, torch.uint8), slots)
 
 
 @dataclass
@@ -124,7 +142,7 @@ class Supervisor:
             self.child, self._spawned = None, trio.Event()
             self._config.events.emit("worker_died", pid=child.pid, cause=cause)
             error = WorkerError(f"the compute worker was lost: {cause}; a new one is starting")
-            for pending in self._pending.values():
+            for pending in tuple(self._pending.values()):  # settling may remove it
                 if pending.sent:
                     pending.settle(error)
             await self._respawn()
@@ -137,7 +155,7 @@ class Supervisor:
         child = Child.start(
             config.directory / "worker.log",
             config.threads or usable_cores(),
-            (buffers.outer.fd, buffers.delta.fd, buffers.inner_state.fd),
+            buffers.fds,
         )
         load = control.Load(
             model=config.model,
@@ -151,6 +169,8 @@ class Supervisor:
             outer_fd=buffers.outer.fd,
             delta_fd=buffers.delta.fd,
             inner_state_fd=buffers.inner_state.fd,
+            stage=config.stage,
+            slots_fd=-1 if buffers.slots is None else buffers.slots.fd,
         )
         try:
             answer = await handshake(child, load, config.load_timeout_s)

@@ -12,6 +12,7 @@ import time
 import msgspec
 
 from peer import control
+from peer.stage_messages import StageCommand
 
 _BEAT_S = 1.0
 
@@ -20,7 +21,7 @@ class ControlLink:
     """Commands wait in `commands`; stops are noted as they come, even for commands that have not begun."""
 
     def __init__(self, sock: socket.socket) -> None:
-        self.commands: queue.SimpleQueue[control.Command] = queue.SimpleQueue()
+        self.commands: queue.SimpleQueue[control.Command | StageCommand] = queue.SimpleQueue()
         self.ticks = 0
         self._socket = sock
         self._sending = threading.Lock()

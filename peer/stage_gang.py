@@ -1,0 +1,241 @@
+"""The parent's side of a stage: micro-batches to its worker and back, many at a time, and steps of its weights.
+
+Supervision is the whole model's (`peer.gang`): a worker that crashes, hangs or is killed costs what it was computing
+and what it held (WorkerError), and another is started at once. That one has no weights until it is told to import
+them, and refuses micro-batches until then (StageRefused, "no_weights").
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+import trio
+from torch import Tensor
+
+from peer import control
+from peer.errors import StageRefused, WorkerError
+from peer.stage_checks import check_size
+from peer.stage_messages import (
+    DropDone,
+    DropMicroBatch,
+    ExportDone,
+    ExportProduct,
+    ImportWeights,
+    MicroBatchDone,
+    MoveDone,
+    Refusal,
+    RunBackward,
+    RunForward,
+    RunStep,
+    StageCommand,
+    TakeDone,
+    TakeGradient,
+)
+from peer.stage_slots import SlotArea
+from peer.stage_spec import MicroBatch, Moved, StageSpec, Taken
+from peer.supervisor import GangBuffers, GangConfig, Pending, Supervisor
+
+__all__ = ["MicroBatch", "MicroBatchDone", "Moved", "Slot", "StageGang", "StageSpec", "Taken", "open_stage_gang"]
+
+_Reply = TypeVar("_Reply")
+
+
+class Slot:
+    """A place in shared memory for one micro-batch (B, T); from `StageGang.slot`, and not to be touched while a call
+    that got it runs. The views are those of `SlotArea`, which tells what lies where."""
+
+    def __init__(self, area: SlotArea, number: int, free: Callable[[int], None]) -> None:
+        self.number = number
+        self._area = area
+        self._free = free
+        self._users = 1  # who opened it, and every command that the worker may still be at
+
+    def tokens(self, batch: int, length: int) -> Tensor:
+        return self._area.tokens(self.number, batch, length)
+
+    def targets(self, batch: int, length: int) -> Tensor:
+        return self._area.targets(self.number, batch, length)
+
+    def hidden(self, batch: int, length: int) -> Tensor:
+        return self._area.hidden(self.number, batch, length)
+
+    def losses(self, batch: int, length: int) -> Tensor:
+        return self._area.losses(self.number, batch, length)
+
+    def acquire(self) -> None:
+        self._users += 1
+
+    def release(self) -> None:
+        self._users -= 1
+        if not self._users:
+            self._free(self.number)
+
+
+@dataclass(kw_only=True)
+class _Pending(Pending):
+    """Stays until the worker has answered or is dead, also where its caller has given up: the slot is in use."""
+
+    inner: bool = False
+    settled: Callable[[], None]
+
+    def settle(self, result: control.Reply | WorkerError) -> None:
+        super().settle(result)
+        self.settled()
+
+
+class StageGang:
+    """Commands to the worker of stage `spec`; from `open_stage_gang`. Any number of calls at a time: backwards run
+    before forwards, and whatever takes or changes the state of the stage waits for all calls made before it.
+
+    `outer` and `delta` are this stage's flat fp32 vectors, in the order of `layout`: the whole model's cut by
+    `peer.layout.split_flat`. The caller writes `outer` (never during `import_weights` or `export`), and `delta` only
+    for `step(merged=True)`. `inner_state` is the inner optimizer's state as of the last `export`; a new worker takes it
+    up. Every call raises StageRefused, which changes nothing, or WorkerError, after which everything held and counted
+    by that worker is gone.
+    """
+
+    def __init__(self, config: GangConfig, spec: StageSpec, buffers: GangBuffers) -> None:
+        assert buffers.slots is not None
+        self.config, self.spec = config, spec
+        self.layout = config.layout
+        self.outer = buffers.outer.tensor
+        self.delta = buffers.delta.tensor
+        self.inner_state = buffers.inner_state.tensor
+        self._area = SlotArea(spec, config.model.hidden_size, buffers.slots.tensor)
+        self._ids = itertools.count()
+        self._pending: dict[int, Pending] = {}
+        self._supervisor = Supervisor(config, buffers, self._pending)
+        self._free_slots, self._slots = trio.open_memory_channel[int](spec.slots)
+        for number in range(spec.slots):
+            self._free_slots.send_nowait(number)
+
+    @property
+    def worker_pid(self) -> int | None:
+        """The live worker's process id; None while one is being started."""
+        return None if self._supervisor.child is None else self._supervisor.child.pid
+
+    @property
+    def queue_length(self) -> int:
+        """Commands without an answer."""
+        return len(self._pending)
+
+    @property
+    def free_slots(self) -> int:
+        return self._slots.statistics().current_buffer_used
+
+    @asynccontextmanager
+    async def slot(self) -> AsyncIterator[Slot]:
+        """A place for one micro-batch; waits for one, first come, first served. Its content is whatever was there."""
+        slot = Slot(self._area, await self._slots.receive(), self._free_slots.send_nowait)
+        try:
+            yield slot
+        finally:
+            slot.release()
+
+    async def forward(
+        self, micro_batch: MicroBatch, slot: Slot, batch: int, length: int, keep: bool = True
+    ) -> MicroBatchDone:
+        """As `Stage.forward`, on what the caller has written to the slot's `tokens` (first stage) or `hidden`, and
+        `targets` (last stage); the answer is in its `hidden` or `losses`. Cancelled, the micro-batch is dropped."""
+        check_size(self.spec, self.config.model, batch, length)
+
+        def build(id: int) -> StageCommand:
+            return RunForward(id, micro_batch, slot.number, batch, length, keep)
+
+        return await self._compute(micro_batch, slot, build)
+
+    async def backward(self, micro_batch: MicroBatch, slot: Slot, batch: int, length: int) -> MicroBatchDone:
+        """As `Stage.backward`, by the gradient in the slot's `hidden` (not on the last stage), over which the
+        gradient of the stage's input is written (not on the first). Cancelled, the micro-batch is dropped, unless it
+        is counted by then: `Taken.micro_batches` tells."""
+        check_size(self.spec, self.config.model, batch, length)
+        return await self._compute(
+            micro_batch, slot, lambda id: RunBackward(id, micro_batch, slot.number, batch, length)
+        )
+
+    async def drop(self, micro_batch_id: str) -> bool:
+        """Let go of a micro-batch, and have its calls that still wait refused ("cancelled"); whether there was one."""
+        return (await self._ask(lambda id: DropMicroBatch(id, micro_batch_id), DropDone)).found
+
+    async def take_gradient(self) -> Taken:
+        """The mean gradient over all tokens counted since the last taking, into `delta`."""
+        return (await self._ask(TakeGradient, TakeDone)).taken
+
+    async def step(
+        self, step: int, *, merged: bool = False, norm: float | None = None, epoch: int | None = None
+    ) -> Moved:
+        """As `Stage.step`: by the stage's own gradient, or by the `merged` one that the caller has left in `delta`."""
+        return (await self._ask(lambda id: RunStep(id, step, merged, norm, epoch), MoveDone)).moved
+
+    async def import_weights(self, epoch: int) -> Moved:
+        """Have the worker go on from `outer`, as the weights of `epoch`."""
+        return (await self._ask(lambda id: ImportWeights(id, epoch), MoveDone)).moved
+
+    async def export(self, product: Literal["delta", "weights"] = "delta") -> None:
+        """outer - local, or the local weights, into `delta`; and the optimizer's state into `inner_state`."""
+        await self._ask(lambda id: ExportProduct(id, product), ExportDone)
+
+    async def _compute(
+        self, micro_batch: MicroBatch, slot: Slot, build: Callable[[int], StageCommand]
+    ) -> MicroBatchDone:
+        try:
+            return await self._ask(build, MicroBatchDone, slot)
+        except trio.Cancelled:
+            with trio.CancelScope(shield=True):
+                if self._supervisor.child is not None:
+                    await self._supervisor.child.send(DropMicroBatch(next(self._ids), micro_batch.id))
+            raise
+
+    async def _ask(self, build: Callable[[int], StageCommand], kind: type[_Reply], slot: Slot | None = None) -> _Reply:
+        """The worker's answer. Raises StageRefused, WorkerError."""
+        child = await self._supervisor.ready()
+        id = next(self._ids)
+
+        def settled() -> None:
+            del self._pending[id]
+            if slot is not None:
+                slot.release()
+
+        if slot is not None:
+            slot.acquire()
+        pending = self._pending[id] = _Pending(settled=settled)
+        pending.sent = True  # from here on a worker that dies settles it
+        with trio.CancelScope(shield=True):  # half a message would be the end of the conversation
+            await child.send(build(id))
+        await pending.done.wait()
+        result = pending.result
+        if isinstance(result, WorkerError):
+            raise result
+        if isinstance(result, Refusal):
+            raise StageRefused(result.message, result.reason)
+        assert isinstance(result, kind)
+        return result
+
+
+@asynccontextmanager
+async def open_stage_gang(config: GangConfig) -> AsyncIterator[StageGang]:
+    """Start the worker of `config.stage` and keep one running for as long as the block lasts.
+
+    Raises ConfigError where the model cannot be cut so, or not computed on this machine; WorkerError where the worker
+    dies while it loads; ResourceError where there is no memory for the buffers.
+    """
+    spec = config.stage
+    assert spec is not None, "open_gang is for whole models"
+    spec.check(config.model)
+    config.directory.mkdir(parents=True, exist_ok=True)
+    with GangBuffers.open(config) as buffers:
+        gang = StageGang(config, spec, buffers)
+        try:
+            await gang._supervisor.start()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(gang._supervisor.run)
+                try:
+                    yield gang
+                finally:
+                    nursery.cancel_scope.cancel()
+        finally:
+            await gang._supervisor.close()

@@ -1,0 +1,48 @@
+"""In which order a stage's worker runs what it was asked.
+
+A backward goes before every forward: it frees memory, and somebody upstream waits for it. What changes or takes the
+state of the whole stage keeps its place: all that was asked before it runs before it, all that was asked after, after.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+from peer.stage_messages import RunBackward, RunForward, StageCommand
+
+_Entry = tuple[int, int, int, StageCommand]  # section, rank, number: no two are alike, so commands are never compared
+
+
+class StageQueue:
+    def __init__(self) -> None:
+        self._heap: list[_Entry] = []
+        self._section = 0
+        self._number = 0
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def push(self, command: StageCommand) -> None:
+        in_flight = isinstance(command, RunForward | RunBackward)
+        self._section += not in_flight  # such a command has a section of its own
+        self._number += 1
+        heapq.heappush(self._heap, (self._section, isinstance(command, RunForward), self._number, command))
+        self._section += not in_flight
+
+    def pop(self) -> StageCommand:
+        """The next command; IndexError if there is none."""
+        return heapq.heappop(self._heap)[-1]
+
+    def withdraw(self, micro_batch_id: str) -> list[RunForward | RunBackward]:
+        """Take out what waits for this micro-batch."""
+        found: list[RunForward | RunBackward] = []
+        kept: list[_Entry] = []
+        for entry in self._heap:
+            command = entry[-1]
+            if isinstance(command, RunForward | RunBackward) and command.micro_batch.id == micro_batch_id:
+                found.append(command)
+            else:
+                kept.append(entry)
+        heapq.heapify(kept)
+        self._heap = kept
+        return found

@@ -1,0 +1,44 @@
+"""The order in which a stage's worker runs its commands."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peer.stage_messages import RunBackward, RunForward, StageCommand, TakeGradient
+from peer.stage_queue import StageQueue
+from peer.stage_spec import MicroBatch
+
+
+def command(kind: str, id: int, name: str = "m") -> StageCommand:
+    micro_batch = MicroBatch(name, 0, 0)
+    if kind == "f":
+        return RunForward(id, micro_batch, 0, 1, 1, True)
+    return RunBackward(id, micro_batch, 0, 1, 1) if kind == "b" else TakeGradient(id)
+
+
+@given(st.text("fbt", max_size=30))
+def test_backward_first_but_nothing_passes_a_taking(kinds: str) -> None:
+    waiting = StageQueue()
+    for id, kind in enumerate(kinds):
+        waiting.push(command(kind, id))
+    wanted: list[int] = []
+    at = 0
+    for section in kinds.split("t"):
+        ids = range(at, at + len(section))
+        wanted += [id for id in ids if kinds[id] == "b"] + [id for id in ids if kinds[id] == "f"]
+        at += len(section) + 1
+        wanted += [at - 1] if at <= len(kinds) else []
+    assert [waiting.pop().id for _ in range(len(waiting))] == wanted
+    with pytest.raises(IndexError):
+        waiting.pop()
+
+
+def test_withdrawing() -> None:
+    waiting = StageQueue()
+    for id, (kind, name) in enumerate([("f", "a"), ("f", "b"), ("b", "c"), ("b", "a"), ("t", ""), ("f", "a")]):
+        waiting.push(command(kind, id, name))
+    assert sorted(found.id for found in waiting.withdraw("a")) == [0, 3, 5]
+    assert waiting.withdraw("a") == []
+    assert [waiting.pop().id for _ in range(len(waiting))] == [2, 1, 4]
