@@ -55,34 +55,38 @@ class LoadView:
     @staticmethod
     def of(now_s: float, stages: Sequence[StageCost], peers: Iterable[PeerLoad]) -> LoadView:
         """The view in its canonical order, by peer id."""
-        known = {load.peer: load for load in peers if 0 <= load.stage < len(stages)}
+        count = len(stages)
+        known = {load.peer: load for load in peers if 0 <= load.stage < count}
         return LoadView(now_s, tuple(stages), tuple(known[peer] for peer in sorted(known)))
 
     @cached_property
     def usual_speed(self) -> float:
         """The median of the known speeds; 1 if none is known."""
-        known = [load.speed for load in self.peers if _possible(load.speed)]
+        known = [load.speed for load in self.peers if 0 < load.speed < math.inf]
         return median_low(known) if known else 1.0
 
+    @cached_property
+    def speeds(self) -> list[float]:
+        """The speed of each of `peers` that is believed: the usual one for whoever has shown none."""
+        usual, most = self.usual_speed, BOAST_MAX * self.usual_speed
+        # The comparison is false for NaN too.
+        return [min(load.speed, most) if 0 < load.speed < math.inf else usual for load in self.peers]
+
     def speed(self, load: PeerLoad) -> float:
-        """The speed that is believed: the usual one for whoever has shown none."""
-        return min(load.speed, BOAST_MAX * self.usual_speed) if _possible(load.speed) else self.usual_speed
+        """The speed that is believed of one record, which need not be in the view."""
+        usual = self.usual_speed
+        return min(load.speed, BOAST_MAX * usual) if 0 < load.speed < math.inf else usual
 
     def in_flight(self, load: PeerLoad) -> bool:
         return load.ready_s > self.now_s
 
-    def throughputs(self, serving_only: bool = False) -> list[float]:
-        """Micro-batches a second of each stage, those in flight counted where they are going, or not at all."""
+    def throughputs(self) -> list[float]:
+        """Micro-batches a second of each stage, those in flight counted where they are going."""
         speeds: list[list[float]] = [[] for _ in self.stages]
-        for load in self.peers:
-            if not (serving_only and self.in_flight(load)):
-                speeds[load.stage].append(self.speed(load))
+        for load, speed in zip(self.peers, self.speeds, strict=True):
+            speeds[load.stage].append(speed)
         # fsum: exactly rounded, so that no order of addition can make two peers disagree.
         return [math.fsum(s) / stage.work for s, stage in zip(speeds, self.stages, strict=True)]
-
-
-def _possible(speed: float) -> bool:
-    return math.isfinite(speed) and speed > 0
 
 
 def move_s(load: PeerLoad, target: StageCost) -> float:

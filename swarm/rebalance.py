@@ -41,6 +41,12 @@ class RebalanceConfig:
     noise: float = 0.1
     stay_s: float = 300.0
     peers_a_flight: int = 256
+    period_min_s: float = 20.0
+
+    def period_s(self, peers: int) -> float:
+        """How often to read everybody's record and decide. Reading costs in proportion to the number of peers, and the
+        more there are, the less one of them matters: beyond a thousand the traffic of a peer stays what it is."""
+        return max(self.period_min_s, self.period_min_s * peers / 1000)
 
     def flights(self, peers: int) -> int:
         """How many peers may be on their way at once: one at a time in a swarm of fewer than 2 * `peers_a_flight`."""
@@ -140,17 +146,17 @@ class _Plan:
         urgent = min(self.throughputs) == 0.0
         # Who may move, by stage, the least useful first: (speed, seconds out at equal state size, peer).
         self._movable: list[list[tuple[float, float, str]]] = [[] for _ in view.stages]
-        for load in view.peers:
+        for load, speed in zip(view.peers, view.speeds, strict=True):
             settled = urgent or view.now_s - load.since_s >= config.stay_s
             if settled and not view.in_flight(load):
-                self._movable[load.stage].append((view.speed(load), -load.download_bytes_s, load.peer))
+                self._movable[load.stage].append((speed, -load.download_bytes_s, load.peer))
         for movable in self._movable:
             movable.sort()
 
     def spread(self) -> float:
         """How far the poorest stage's throughput is off if every speed is off by its own size, independently."""
         poorest = self._poorest()
-        speeds = (self.view.speed(load) for load in self.view.peers if load.stage == poorest)
+        speeds = (v for load, v in zip(self.view.peers, self.view.speeds, strict=True) if load.stage == poorest)
         return math.sqrt(math.fsum(speed * speed for speed in speeds)) / self.view.stages[poorest].work
 
     def _poorest(self) -> int:

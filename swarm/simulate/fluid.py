@@ -25,11 +25,13 @@ from swarm.simulate.trace import Life, Trace
 
 @dataclass(frozen=True)
 class FluidConfig:
-    """`lag_s`: from an announcement to everybody having read it. `expiry_s`: how long a record outlives its peer.
-    `speed_error`: relative error of a measured speed, drawn anew every `remeasure_s`."""
+    """`lag_s`: from an announcement to everybody having read it. `reread_s`: views of joiners may be older by so much,
+    which saves time with thousands of peers. `expiry_s`: how long a record outlives its peer. `speed_error`: relative
+    error of a measured speed, drawn anew every `remeasure_s`."""
 
     stages: tuple[StageCost, ...]
     lag_s: float = 5.0
+    reread_s: float = 0.0
     expiry_s: float = 30.0
     speed_error: float = 0.05
     remeasure_s: float = 300.0
@@ -48,6 +50,7 @@ class FluidReport:
     decisions: int = 0
     decision_cpu_s: float = 0.0
     records: int = 0  # published by all peers together: periodic ones and announcements
+    records_read: int = 0
     peer_seconds: float = 0.0
 
     def percent_of_optimal(self, first_s: float = 0.0, last_s: float = math.inf) -> float:
@@ -110,6 +113,7 @@ class _Fluid:
         self.serving: list[dict[str, float]] = [{} for _ in config.stages]  # true speeds of those with their state
         self.speeds = [0.0] * len(config.stages)
         self.optimum = Optimum([stage.work for stage in config.stages])
+        self.joiners_view: LoadView | None = None
         self.since_s = 0.0  # until when peer_seconds are counted
 
     def run(self) -> FluidReport:
@@ -124,15 +128,13 @@ class _Fluid:
                 self.clock.at(life.join_s, partial(self._join, life))
             if life.end_s <= self.trace.duration_s:
                 self.clock.at(life.end_s, partial(self._leave, life))
-        if math.isfinite(self.policy.period_s):
-            self.clock.after(self.policy.period_s, self._decide)
-        if math.isfinite(self.policy.publish_s):
+        period_s = self.policy.period_s(len(self.lives))
+        if math.isfinite(period_s):
+            self.clock.after(period_s, self._decide)
             self.clock.after(self.config.remeasure_s, self._remeasure)
         self._note()
         self.clock.run_until(self.trace.duration_s)
         self._count_peers()
-        if math.isfinite(self.policy.publish_s):
-            self.report.records += round(self.report.peer_seconds / self.policy.publish_s)
         return self.report
 
     # What happens
@@ -152,7 +154,10 @@ class _Fluid:
         self.report.joins += 1
         self.measured[life.peer] = self._measure(life)
         asking = PeerLoad(life.peer, -1, self.measured[life.peer], life.link_bytes_s, since_s=self.clock.now_s)
-        stage = self.policy.join(self._view(), asking)
+        self.report.records_read += len(self.seen)
+        if self.joiners_view is None or self.clock.now_s - self.joiners_view.now_s >= self.config.reread_s:
+            self.joiners_view = self._view()
+        stage = self.policy.join(self.joiners_view, asking)
         if stage is None:
             return
         self._go(life, replace(asking, stage=stage))
@@ -209,7 +214,9 @@ class _Fluid:
                 self.report.moves += 1
         if moves:
             self._note()
-        self.clock.after(self.policy.period_s, self._decide)
+        self.report.records += len(self.lives)
+        self.report.records_read += len(self.lives) * len(view.peers)
+        self.clock.after(self.policy.period_s(len(view.peers)), self._decide)
 
     def _remeasure(self) -> None:
         for peer, load in self.seen.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from random import Random
 from typing import Protocol
@@ -11,12 +12,11 @@ from swarm.rebalance import Move, RebalanceConfig, decide, stage_for_joiner
 
 
 class Policy(Protocol):
-    """`period_s`: how often `moves` is asked; `publish_s`: how often each peer publishes its load."""
+    """What a simulation asks. Each peer publishes its load once a period, and `moves` is asked as often."""
 
     name: str
-    period_s: float
-    publish_s: float
 
+    def period_s(self, peers: int) -> float: ...
     def join(self, view: LoadView, joiner: PeerLoad) -> int | None: ...
     def moves(self, view: LoadView) -> Sequence[Move]: ...
 
@@ -25,11 +25,12 @@ class NoRebalancing:
     """Joiners take a random stage and stay there."""
 
     name = "none"
-    period_s = float("inf")
-    publish_s = float("inf")
 
     def __init__(self, seed: int = 0) -> None:
         self._random = Random(seed)
+
+    def period_s(self, peers: int) -> float:
+        return math.inf
 
     def join(self, view: LoadView, joiner: PeerLoad) -> int | None:
         return self._random.randrange(len(view.stages))
@@ -46,7 +47,10 @@ class SwarmPeriodic:
 
     def __init__(self, period_s: float) -> None:
         self.name = f"every {period_s:.0f} s"
-        self.period_s = self.publish_s = period_s
+        self._period_s = period_s
+
+    def period_s(self, peers: int) -> float:
+        return self._period_s
 
     def join(self, view: LoadView, joiner: PeerLoad) -> int | None:
         throughputs = view.throughputs()
@@ -63,12 +67,15 @@ class SwarmPeriodic:
 
 
 class Barnraise:
-    """`swarm.rebalance`, decided every `period_s`."""
+    """`swarm.rebalance`."""
 
-    def __init__(self, config: RebalanceConfig | None = None, period_s: float = 20.0, name: str = "ours") -> None:
-        self.name = name
-        self.period_s = self.publish_s = period_s
+    name = "ours"
+
+    def __init__(self, config: RebalanceConfig | None = None) -> None:
         self.config = config or RebalanceConfig()
+
+    def period_s(self, peers: int) -> float:
+        return self.config.period_s(peers)
 
     def join(self, view: LoadView, joiner: PeerLoad) -> int | None:
         return stage_for_joiner(view, joiner)

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peer.errors import ConfigError
-from swarm.load import StageCost
-from swarm.rebalance import RebalanceConfig
+from swarm.load import LoadView, PeerLoad, StageCost
+from swarm.rebalance import RebalanceConfig, stage_for_joiner
 from swarm.simulate.clock import VirtualClock
 from swarm.simulate.fluid import FluidConfig, Optimum, simulate_fluid
 from swarm.simulate.pipeline import Fault, PipelineConfig, PipelineReport, simulate_pipeline
@@ -24,7 +24,7 @@ WORK_S = 0.3  # of a micro-batch at one stage, at speed 1
 
 
 def crew(*speeds: float, seconds: float = 120.0, link_bytes_s: float = 125e6) -> Trace:
-    """Peers that stay; they settle in stages 0, 1, 2, 0, 1, ... only if they are equal."""
+    """Peers that are there from the start and stay."""
     return Trace(seconds, tuple(Life(f"p{i:03d}", 0.0, None, v, link_bytes_s) for i, v in enumerate(speeds)))
 
 
@@ -38,10 +38,7 @@ def accounted(report: PipelineReport, in_flight: int = 32) -> bool:
 
 
 def stages_of(config: PipelineConfig, trace: Trace) -> dict[str, int]:
-    """Where peers settle: asked of the simulator itself, by killing all others of a trace is no option."""
-    from swarm.load import LoadView, PeerLoad
-    from swarm.rebalance import stage_for_joiner
-
+    """Where the peers of a trace settle, one after another."""
     loads: list[PeerLoad] = []
     for life in trace.lives:
         joiner = PeerLoad(life.peer, -1, life.speed, life.link_bytes_s)
