@@ -93,9 +93,10 @@ def _checked(path: Path, duration_s: float, lives: list[Life]) -> Trace:
 
 @dataclass(frozen=True)
 class SpotMarket:
-    """Parameters of `spot_trace`: what is said of preemptible T4 instances in SWARM's section on pre-training, where
-    400 were asked for over 32 hours, the number that ran swung widely, and they came and went in clusters. The
-    trace itself was never published: times, sizes and depths below are ours.
+    """Parameters of `spot_trace`: what we remember of the preemptible T4 instances in SWARM's section on pre-training
+    (arXiv 2301.11913): 400 asked for over 32 hours, their number swinging widely, coming and going in clusters. That
+    trace was never published. The values here are ours, chosen so that with six stages a run without rebalancing loses
+    as much as the paper's did (about 83 percent of the optimum overall, half of it in the last hour).
 
     `zones` each hold some of the `wanted` instances. A zone's capacity is redrawn every `tide_s` or so (exponential)
     between `ebb` and 1 of its share, sinking over the run as if the market tightened, to `last` of it at the end. If
