@@ -247,6 +247,7 @@ class Participant:
         )
         self._round_began = now
         self._keep_regroup()
+        self._home.state_part.unlink(missing_ok=True)  # of a fetch that has become needless
         if now - self._saved_at >= CHECKPOINT_EVERY_S and self._tasks is not None:
             self._saved_at = now
             self._tasks.start_soon(self._save, head)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from itertools import pairwise
 
 from optim import config
 from optim.codecs import get_codec
@@ -34,15 +34,14 @@ def build_recipe(
         raise ConfigError("demo, sparseloco and lion pack their own messages: leave the codec section out.")
     match method:
         case config.Diloco() | config.Eager():
-            return DilocoRecipe(build_wire(codec, layout, [list(layout.slots)]), _outer(method))
+            return DilocoRecipe(build_wire(codec, layout, 1), _outer(method))
         case config.Streaming():
-            fragments = strided_fragments(list(layout.slots), method.fragments)
-            return DilocoRecipe(build_wire(codec, layout, fragments), _outer(method))
+            return DilocoRecipe(build_wire(codec, layout, method.fragments), _outer(method))
         case config.AllReduce():
             rule = LargeBatchStep(
                 method.optimizer, inner.betas, inner.eps, inner.weight_decay, inner.clip_norm, matrices_only=True
             )
-            return AllReduceRecipe(layout, build_wire(codec, layout, [list(layout.slots)]), rule)
+            return AllReduceRecipe(layout, build_wire(codec, layout, 1), rule)
         case config.Demo():
             return DemoRecipe(layout, DemoScheme(method.decay, method.topk, inner.weight_decay), method.chunk)
         case config.SparseLoco():
@@ -68,15 +67,34 @@ def shared_vectors(
     return ()
 
 
-def build_wire(codec: config.CodecConfig, layout: FlatLayout, fragments: Sequence[Sequence[str]]) -> Wire:
-    """How vectors cross of which one fragment, the names of its parameters, is exchanged at a time."""
-    if codec.up == "powersgd":
-        in_order = [[name for name in layout.slots if name in fragment] for fragment in fragments]
-        return LowRankWire(layout, in_order, codec.rank)
-    places, down = [fragment_spans(layout, fragment) for fragment in fragments], get_codec(codec.down)
+def build_wire(codec: config.CodecConfig, layout: FlatLayout, fragments: int) -> Wire:
+    """How vectors cross, a fragment at a time."""
+    if codec.up == "powersgd":  # matrices stay whole
+        names = strided_fragments(list(layout.slots), fragments) if fragments > 1 else [list(layout.slots)]
+        return LowRankWire(layout, [[n for n in layout.slots if n in fragment] for fragment in names], codec.rank)
+    places, down = even_fragments(layout, fragments), get_codec(codec.down)
     if codec.up == "lgreco":
         return AllocatedWire(places, down, codec.error_budget)
     return DenseWire(places, get_codec(codec.up), down)
+
+
+def even_fragments(layout: FlatLayout, count: int) -> list[list[slice]]:
+    """Stretches of the flat vector: whole blocks, strided (2501.18512), and of what is no block's, embedding and head,
+    an equal share of the rows each. With an embedding of a third of the model's size in one fragment, the peak of
+    bandwidth, which is what fragments are for, would not fall."""
+    if count == 1:
+        return [[slice(0, layout.numel)]]
+    blocks = [name for name in layout.slots if any(part.isdigit() for part in name.split("."))]
+    fragments = [fragment_spans(layout, names) for names in strided_fragments(blocks, count)]
+    for name, slot in layout.slots.items():
+        if name in blocks:
+            continue
+        rows, width = slot.shape[0], slot.numel // slot.shape[0]
+        cuts = [slot.offset + width * (rows * i // count) for i in range(count + 1)]
+        for fragment, (first, last) in zip(fragments, pairwise(cuts), strict=True):
+            if first < last:
+                fragment.append(slice(first, last))
+    return [sorted(fragment, key=lambda span: int(span.start)) for fragment in fragments]
 
 
 def _outer(method: config.Diloco | config.Streaming | config.Eager) -> DilocoOuter:
