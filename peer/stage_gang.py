@@ -140,13 +140,14 @@ class StageGang:
         self, micro_batch: MicroBatch, slot: Slot, batch: int, length: int, keep: bool = True
     ) -> MicroBatchDone:
         """As `Stage.forward`, on what the caller has written to the slot's `tokens` (first stage) or `hidden`, and
-        `targets` (last stage); the answer is in its `hidden` or `losses`. Cancelled, the micro-batch is dropped."""
+        `targets` (last stage); the answer is in its `hidden` or `losses`. Cancelled, a micro-batch to keep is
+        dropped."""
         check_size(self.spec, self.config.model, batch, length)
 
         def build(id: int) -> StageCommand:
             return RunForward(id, micro_batch, slot.number, batch, length, keep)
 
-        return await self._compute(micro_batch, slot, build)
+        return await (self._compute(micro_batch, slot, build) if keep else self._ask(build, MicroBatchDone, slot))
 
     async def backward(self, micro_batch: MicroBatch, slot: Slot, batch: int, length: int) -> MicroBatchDone:
         """As `Stage.backward`, by the gradient in the slot's `hidden` (not on the last stage), over which the
