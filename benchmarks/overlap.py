@@ -1,6 +1,6 @@
 """How well Streaming DiLoCo hides its exchanges: beside DiLoCo, with real peers, each behind a link of 100 Mbit/s.
 
-    python benchmarks/overlap.py [--peers 4] [--fragments 4] [--mbit 100] [--steps 24] [--tau 1] [--cycles 5]
+    python benchmarks/overlap.py [--peers 4] [--fragments 4] [--mbit 100] [--steps 36] [--tau 1] [--cycles 4]
                                  [--only diloco | streaming] [--json FILE]
 
 Every peer is a `peer join` in a network namespace of its own; tbf shapes its link in both directions (root). Both
@@ -26,7 +26,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import torch
@@ -49,7 +49,7 @@ Figures = dict[str, Any]
 
 def judge(members: Sequence[Member], first: int, rounds: int, a_cycle: int) -> Figures:
     """Of the rounds from `first` to the last; `a_cycle` of them are a cycle."""
-    idle, busy, whole, steps, shares, exchanges = 0.0, 0.0, 0.0, 0, [], []
+    idle, busy, whole, steps, ran_out, shares, exchanges = 0.0, 0.0, 0.0, 0, [], [], []
     for member in members:
         trained = member.rounds("round_trained")
         counted = [r for r in range(first, rounds + 1) if r in trained and r - 1 in trained]
@@ -61,6 +61,7 @@ def judge(members: Sequence[Member], first: int, rounds: int, a_cycle: int) -> F
         idle, whole = idle + rested, whole + wall
         busy += sum(trained[r][1]["busy_s"] for r in counted)
         steps += sum(trained[r][1]["steps"] for r in counted)
+        ran_out += [trained[r][1]["steps_ahead"] == trained[r][1]["steps"] for r in counted]
         phases = {(f["round"], f["phase"]): at for at, f in member.all("phase_entered")}
         exchanges += [phases[r, "vote"] - phases[r, "exchange"] for r in counted if (r, "vote") in phases]
     commits = members[0].rounds("round_committed")
@@ -71,9 +72,10 @@ def judge(members: Sequence[Member], first: int, rounds: int, a_cycle: int) -> F
         "idle": idle / whole,
         "idle_worst_peer": max(shares),
         "not_stepping": 1 - busy / whole,
+        "ran_out": fmean(ran_out),
         "busy_s": busy / len(members) / cycles,
         "exchange_s": median(exchanges),
-        "exchange_bytes": largest_exchange(members, range(first, rounds + 1)),
+        "exchange_bytes": largest_exchange(members, range(first, rounds + 1), a_cycle),
         "cycle_s": (last[0] - begin[0]) / cycles,
         "tokens_per_s": (last[1]["tokens"] - begin[1]["tokens"]) / (last[0] - begin[0]),
         "steps": steps / len(members),
@@ -83,11 +85,16 @@ def judge(members: Sequence[Member], first: int, rounds: int, a_cycle: int) -> F
     }
 
 
-def largest_exchange(members: Sequence[Member], rounds: Sequence[int]) -> float:
-    """Bytes that a peer sent, on average, from one exchange's begin to the next one's, at most."""
+def largest_exchange(members: Sequence[Member], rounds: Sequence[int], a_cycle: int) -> float:
+    """Bytes that a peer sent, on average, from one exchange's begin to the next one's: the median of each of the
+    cycle's exchanges, the largest of these."""
     begins = {f["round"]: at for at, f in members[0].all("phase_entered") if f["phase"] == "exchange"}
-    spans = [(begins[r], begins[r + 1]) for r in rounds if r in begins and r + 1 in begins]
-    return max(sum(m.sent(end) - m.sent(begin) for m in members) / len(members) for begin, end in spans)
+    sizes: dict[int, list[float]] = {}
+    for r in rounds:
+        if r in begins and r + 1 in begins:
+            sent = sum(member.sent(begins[r + 1]) - member.sent(begins[r]) for member in members)
+            sizes.setdefault(r % a_cycle, []).append(sent / len(members))
+    return max(median(size) for size in sizes.values())
 
 
 def peak_bytes(members: Sequence[Member], first: int, window_s: float) -> int:
@@ -166,6 +173,7 @@ def print_table(report: Figures) -> None:
         ("worker idle, of the whole time", lambda f: f"{f['idle']:.2%}"),
         ("  of the worst peer", lambda f: f"{f['idle_worst_peer']:.2%}"),
         ("not stepping", lambda f: f"{f['not_stepping']:.2%}"),
+        ("rounds whose tail ran out of steps", lambda f: f"{f['ran_out']:.1%}"),
         ("largest exchange, MB sent a peer", lambda f: f"{f['exchange_bytes'] / 1e6:.2f}"),
         ("  limit: as coded", lambda f: f"{f['least_bytes'] / 1e6:.2f}"),
         ("peak bandwidth, Mbit/s", lambda f: f"{f['peak_mbit']:.1f}"),
@@ -190,9 +198,9 @@ def main() -> int:
     parser.add_argument("--peers", type=int, default=4)
     parser.add_argument("--fragments", type=int, default=4)
     parser.add_argument("--mbit", type=float, default=100.0, help="of each link, each way")
-    parser.add_argument("--steps", type=int, default=24, help="H")
+    parser.add_argument("--steps", type=int, default=36, help="H")
     parser.add_argument("--tau", type=int, default=1)
-    parser.add_argument("--cycles", type=int, default=5, help="counted ones")
+    parser.add_argument("--cycles", type=int, default=4, help="counted ones")
     parser.add_argument("--only", choices=["diloco", "streaming"])
     parser.add_argument("--json", type=Path, help="also write the results here")
     options = parser.parse_args()
