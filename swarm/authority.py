@@ -7,6 +7,7 @@ members are gone, so that two halves do not both go on.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
@@ -24,6 +25,7 @@ ROUND_TRIP_S: Final = 1.0
 KNOCK_LASTS_S: Final = 6.0
 GONE_AFTER_S: Final = 6.0  # a majority must be missing this long: a frozen machine may thaw, a link may come back
 LOST_AFTER_S: Final = 20.0  # before an earlier round is gone on from: somebody may come back with a later one
+BACK_S_MAX: Final = 120.0  # further than this no run is taken back for peers that were no members at the end
 
 
 class Memory:
@@ -60,6 +62,7 @@ class Authority:
         self._asked = trio.Event()
         self._missing_since: float | None = None
         self._said_missing = -1
+        self._recent: deque[tuple[float, Head]] = deque([(trio.current_time(), self.head)])
         host.rpc.serve(say.STANDING, self._on_standing)
         host.rpc.serve(say.KNOCK, self._on_knock)
         host.rpc.serve(say.NEED_REGROUP, self._on_need_regroup)
@@ -100,8 +103,7 @@ class Authority:
         view = Viewpoint(self.me, self.head)
         counting = [s for s in weigh(standings, self.me.peer, self._genesis, view) if s.head.members]
         if counting and counting[0].head.height > self.head.height:
-            self.head = counting[0].head
-            self._memory.see(self.head)
+            self._see(counting[0].head)
         if counting and _gathered(counting[0].head, standings):
             self._missing_since = None
             return
@@ -125,6 +127,25 @@ class Authority:
                 self._missing_since = None
                 await self._regroup(best, group)
 
+    def _see(self, head: Head) -> None:
+        now = trio.current_time()
+        self.head = head
+        self._memory.see(head)
+        self._recent.append((now, head))
+        while self._recent[0][0] < now - BACK_S_MAX:
+            self._recent.popleft()
+
+    def _may_take_back(self, standing: say.Standing) -> bool:
+        """Whether an earlier round may be gone on from for that peer: it was a member of the head seen last, in this
+        life or (restarted from its checkpoint) an earlier one; or it was a member, and stands where the run stood,
+        within the last minutes. The only ones to hold the last commit may be gone for good with it; but a stranger, or
+        somebody from long ago, cannot undo what others did."""
+        peer = standing.member.peer
+        if any(member.peer == peer for member in self.head.members):
+            return True
+        lately = {member.peer for _, head in self._recent for member in head.members}
+        return peer in lately and any(head == standing.head for _, head in self._recent)
+
     def _say_who_is_missing(self) -> None:
         """Newcomers wait, and nobody is there who could hand them the last commit."""
         if self._knocking() and self._said_missing != self.head.round:
@@ -135,11 +156,7 @@ class Authority:
     def _latest(self, standings: Sequence[tuple[str, say.Standing]]) -> Head | None:
         """The head to go on from: of the latest signed term; among its heads the one that most members of the head seen
         last have committed, so that no single boast counts, and from there on to what one of them committed next; else
-        the latest of all.
-
-        A stranger cannot take the run back to an earlier round: that takes a peer that was a member of the head seen
-        last, in this life or (restarted from its checkpoint) an earlier one."""
-        members = {member.peer for member in self.head.members}
+        the latest of all. Of earlier rounds only those to which somebody may take the run back."""
         heads: dict[bytes, Head] = {}
         known: dict[bytes, set[str]] = {}
         for _, standing in standings:
@@ -151,7 +168,7 @@ class Authority:
                 continue
             if start.term != standing.head.term or start.round > standing.head.round:
                 continue
-            if standing.head.round < self.head.round and standing.member.peer not in members:
+            if standing.head.round < self.head.round and not self._may_take_back(standing):
                 continue
             heads[standing.head.hash] = standing.head
             if self.head.has(standing.member):
@@ -170,9 +187,8 @@ class Authority:
         term = max(head.term, self.head.term)
         fresh = head.regrouped(tuple(members), term + 1)
         signed = sign_body(self._identity, say.REGROUP_KIND, fresh)
-        self.head = fresh
         self._memory.keep(signed)
-        self._memory.see(fresh)
+        self._see(fresh)
         self._events.emit("regrouped", term=fresh.term, round=fresh.round, members=len(fresh.members))
         order = say.Regroup(signed, {m.peer: self._host.book.get(m.peer) for m in fresh.members})
         async with trio.open_nursery() as nursery:

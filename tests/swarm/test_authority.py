@@ -18,8 +18,11 @@ from swarm.messages import REGROUP_KIND
 FIRST = genesis("run", b"0" * 32)
 
 
-async def regrouped_by(memory: Memory, standing: say.Standing, me: Identity, stranger: Identity) -> Head | None:
-    """What an authority with that memory signs anew when one peer, standing there, knocks and nobody else is alive."""
+async def regrouped_by(
+    memory: Memory, standing: say.Standing, me: Identity, stranger: Identity, seen_before: tuple[Head, ...] = ()
+) -> Head | None:
+    """What an authority with that memory, which has just seen those heads before the last, signs anew when one peer,
+    standing there, knocks and nobody else is alive."""
     before = memory.signed
     async with (
         open_host(HostConfig(identity=me, events=EventLog())) as host,
@@ -27,6 +30,8 @@ async def regrouped_by(memory: Memory, standing: say.Standing, me: Identity, str
         trio.open_nursery() as nursery,
     ):
         authority = Authority(host, FIRST, 1, lambda: [stranger.peer_id], memory)
+        for head in (*seen_before, authority.head):
+            authority._see(head)
         told = trio.Event()
 
         async def answer(call: object) -> say.Standing:
@@ -70,3 +75,23 @@ async def test_only_who_was_a_member_takes_a_run_back(monkeypatch: object) -> No
     same_round = say.Standing(later, Member(peer.peer_id, "fresh"), "knocking", signed)
     on = await regrouped_by(Memory(signed, seen=later), same_round, me, peer)
     assert on is not None and (on.term, on.round) == (2, 7)
+
+
+async def test_a_commit_lost_with_its_only_holder_is_gone_back_from(monkeypatch: object) -> None:
+    """It was regrouped alone, committed once more and died; another member of before stands at the regroup."""
+    monkeypatch.setattr(module, "GONE_AFTER_S", 0.2)  # type: ignore[attr-defined]
+    monkeypatch.setattr(module, "LOST_AFTER_S", 0.4)  # type: ignore[attr-defined]
+    me, peer = Identity.generate(), Identity.generate()
+    both, _ = begun(me, (Member("gone", "s"), Member(peer.peer_id, "s")))
+    alone = both.regrouped((Member("gone", "s"),), 2)
+    signed = sign_body(me, REGROUP_KIND, alone)
+    lost = msgspec.structs.replace(alone, round=1, previous=alone.hash)
+    survivor = say.Standing(alone, Member(peer.peer_id, "s"), "knocking", signed)
+
+    back = await regrouped_by(Memory(signed, seen=lost), survivor, me, peer, (both, alone))
+    assert back is not None and (back.term, back.round, back.members) == (3, 0, (survivor.member,))
+
+    stranger = Identity.generate()
+    claim = say.Standing(alone, Member(stranger.peer_id, "s"), "knocking", signed)
+    assert await regrouped_by(Memory(signed, seen=lost), claim, me, stranger, (both, alone)) is None
+    assert await regrouped_by(Memory(signed, seen=lost), survivor, me, peer) is None, "not from long ago either"
