@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -121,7 +122,8 @@ def commit_times(swarm: Swarm) -> list[float]:
 
 
 def longest_pause(times: list[float]) -> float:
-    return max((b - a for a, b in pairwise(times)), default=float("inf"))
+    """The one that is going on counts too."""
+    return max((b - a for a, b in pairwise([*times, time.time()])), default=float("inf"))
 
 
 def report(churn: Churn, weights: dict[str, Weight]) -> Iterator[str]:
