@@ -28,6 +28,8 @@ def every_error() -> Iterator[errors.BarnraiseError]:
             yield errors.DialError("a sentence: a remedy.", "refused")
         elif kind is errors.RemoteError:
             yield errors.RemoteError("Code", "a sentence: a remedy.")
+        elif kind is errors.StageRefused:
+            yield errors.StageRefused("a sentence: a remedy.", "full")
         else:
             yield kind("a sentence: a remedy.")
 
