@@ -80,6 +80,42 @@ def measure_ours(x: Any, repeat: int) -> dict[str, Figures]:
     return found
 
 
+def measure_low_rank(numel: int, repeat: int) -> dict[str, Figures]:
+    """PowerSGD's code needs matrices: one of 4096 columns, its error feedback on both sides of the time."""
+    import torch
+
+    from optim.recipes.low_rank import LowRankWire
+    from peer.layout import FlatLayout, Slot
+
+    found = {}
+    rows, columns = numel // 4096, 4096
+    x = heavy_tailed(rows * columns)
+    layout = FlatLayout({"matrix": Slot(0, (rows, columns), rows * columns)}, rows * columns)
+    for rank in (4, 16):
+        wire = LowRankWire(layout, [["matrix"]], rank)
+        coding = wire.coding(0, x)
+        out = [torch.empty(coding.message_bytes(i), dtype=torch.uint8) for i in range(coding.count)]
+        encode_s = least_cpu_s(lambda wire=wire, c=coding, out=out: wire.encode(c, x, out), repeat)
+
+        def decode(coding: Any = coding, out: Any = out) -> Any:
+            decoded = torch.empty_like(x)
+            for i, message in enumerate(out):
+                for place, values in coding.mean(i, [coding.unpack(i, message)], [1.0]):
+                    decoded[place] = values
+            return decoded
+
+        LowRankWire(layout, [["matrix"]], rank).encode(coding, x, out)  # a first message, as the error is said of
+        decode_s = least_cpu_s(decode, repeat)
+        size = sum(len(message) for message in out)
+        found[f"powersgd rank {rank}"] = figures(x, size, decode(), encode_s, decode_s) | {
+            "stated_bits_per_value": 8 * size / x.numel(),
+            "unbiased": False,
+            "needs_error_feedback": True,
+            "meets_bar": 4 * x.numel() / 1e9 / max(encode_s, decode_s) >= BAR_OTHERS[0],
+        }
+    return found
+
+
 def measure_copy(x: Any, repeat: int) -> Figures:
     import torch
 
@@ -170,7 +206,7 @@ def main() -> int:
     report = {
         "values": options.values,
         "memcpy": {"fp32": measure_copy(x, options.repeat)},
-        "barnraise": measure_ours(x, options.repeat),
+        "barnraise": measure_ours(x, options.repeat) | measure_low_rank(options.values, options.repeat),
         "bitsandbytes": measure_bitsandbytes(x, options.repeat),
         "hivemind": hivemind_in_its_process(options.values, options.repeat),
     }

@@ -74,11 +74,26 @@ class Factors(NamedTuple):
     q: torch.Tensor
     plain: torch.Tensor
 
-    def rows(self, block: Block, band: slice) -> torch.Tensor:
-        """Flat fp32: those rows of the matrix."""
+    def rows(self, block: Block, band: slice, weight: float) -> torch.Tensor:
+        """Flat float64: weight times those rows of the matrix, rounded once."""
         if not block.rank:
-            return self.plain[band.start * block.columns : band.stop * block.columns].float()
-        return torch.mm(self.p[band], self.q.T).mul_(self.scale).float().view(-1)
+            return self.plain[band.start * block.columns : band.stop * block.columns].double().mul_(weight)
+        return torch.mm(self.p[band], self.q.T).mul_(self.scale * weight).view(-1)
+
+    def square_sum(self) -> float:
+        """Of all values: |p q^T|^2 is the sum of (p^T p) * (q^T q), whose entries are exact; a matrix is never made."""
+        if not self.plain.numel():
+            gram = (self.p.T @ self.p).flatten().tolist(), (self.q.T @ self.q).flatten().tolist()
+            return self.scale * self.scale * math.fsum(a * b for a, b in zip(*gram, strict=True))
+        return square_sum(self.plain.float())
+
+    def add_to(self, values: torch.Tensor, block: Block, sign: int) -> None:
+        """values (numel,) fp32 <- values + sign * what this stands for, to the last bit or so."""
+        if not block.rank:
+            values.add_(self.plain, alpha=sign)
+            return
+        matrix = values.view(block.rows, block.columns)
+        matrix.addmm_(self.p.float(), self.q.T.float(), alpha=sign * self.scale)
 
 
 class LowRankCoding(GatheredCoding[list[Factors]]):
@@ -102,11 +117,7 @@ class LowRankCoding(GatheredCoding[list[Factors]]):
         return found
 
     def sqnorm(self, index: int, message: list[Factors]) -> float:
-        total = sum(
-            square_sum(factors.rows(block, band))
-            for block, factors in zip(self.slices[index], message, strict=True)
-            for band in block.bands()
-        )
+        total = sum(factors.square_sum() for factors in message)
         if not math.isfinite(total):
             raise ProtocolViolation("a low-rank message stands for values that are not finite")
         return total
@@ -114,10 +125,12 @@ class LowRankCoding(GatheredCoding[list[Factors]]):
     def mean(self, index: int, messages: Sequence[list[Factors]], weights: Sequence[float]) -> Iterator[Drawn]:
         for b, block in enumerate(self.slices[index]):
             for band in block.bands():
-                total = messages[0][b].rows(block, band).mul_(weights[0])
-                for message, weight in zip(messages[1:], weights[1:], strict=True):
-                    total.add_(message[b].rows(block, band).mul_(weight))
-                if not bool(torch.isfinite(total).all()):
+                shares = [m[b].rows(block, band, weight) for m, weight in zip(messages, weights, strict=True)]
+                total = shares[0]
+                for share in shares[1:]:
+                    total.add_(share)
+                total = total.float()
+                if not math.isfinite(float(total.sum())):
                     raise ProtocolViolation("the mean of what was sent is infinite")
                 yield slice(block.start + band.start * block.columns, block.start + band.stop * block.columns), total
 
@@ -188,10 +201,7 @@ def _unpacked(block: Block, raw: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> 
 
 def _add(owed: torch.Tensor, blocks: Sequence[Block], message: Sequence[Factors], sign: int) -> None:
     for block, factors in zip(blocks, message, strict=True):
-        for band in block.bands():
-            first = block.at + band.start * block.columns
-            rows = factors.rows(block, band)
-            owed[first : first + len(rows)] += rows if sign > 0 else -rows
+        factors.add_to(owed[block.span], block, sign)
 
 
 def _slices(layout: FlatLayout, names: Sequence[str], rank: int) -> list[list[Block]]:
