@@ -62,18 +62,12 @@ class PerStep(MethodConfig, kw_only=True, frozen=True):
     steps: int = 1
 
 
-class Diloco(MethodConfig, frozen=True, kw_only=True, tag="diloco"):
-    """DiLoCo (arXiv 2311.08105). momentum 0, lr 1: FedAvg, Local SGD.
-
-    `schedule` "quadratic" is the Quadratic Synchronization Rule (2310.14423): H = max(steps, (alpha / lr)^2) with the
-    inner learning rate `lr` of the round's start, so that rounds grow as the rate falls; `steps_max` bounds it."""
+class OuterStep(MethodConfig, frozen=True, kw_only=True):
+    """A method that ends a round with DiLoCo's outer step."""
 
     lr: float = 0.7
     momentum: float = 0.9
     nesterov: bool = True
-    schedule: Literal["constant", "quadratic"] = "constant"
-    alpha: float = 0.0
-    steps_max: int = 1000
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -81,12 +75,26 @@ class Diloco(MethodConfig, frozen=True, kw_only=True, tag="diloco"):
             raise ValueError(f"lr is {self.lr}: it must lie between 0 and 10")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum is {self.momentum}: it must lie in [0, 1)")
+
+
+class Diloco(OuterStep, frozen=True, kw_only=True, tag="diloco"):
+    """DiLoCo (arXiv 2311.08105). momentum 0, lr 1: FedAvg, Local SGD.
+
+    `schedule` "quadratic" is the Quadratic Synchronization Rule (2310.14423): H = max(steps, (alpha / lr)^2) with the
+    inner learning rate `lr` of the round's start, so that rounds grow as the rate falls; `steps_max` bounds it."""
+
+    schedule: Literal["constant", "quadratic"] = "constant"
+    alpha: float = 0.0
+    steps_max: int = 1000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if (self.schedule == "quadratic") != (self.alpha > 0):
             raise ValueError('alpha goes with schedule = "quadratic": set both or neither')
         self._within("steps_max", 1, STEPS_MAX)
 
 
-class Streaming(MethodConfig, frozen=True, kw_only=True, tag="streaming"):
+class Streaming(OuterStep, frozen=True, kw_only=True, tag="streaming"):
     """Streaming DiLoCo (2501.18512): `steps` is a full cycle, one of `fragments` is exchanged every steps / fragments
     inner steps; it is sent `tau` inner steps before it is taken in, while training goes on, and the local weights
     become mix * local + (1 - mix) * outer. The paper's mix is 0.5; on our small models 0 learns better (RESULTS.md)."""
@@ -95,15 +103,9 @@ class Streaming(MethodConfig, frozen=True, kw_only=True, tag="streaming"):
     tau: int = 1
     mix: float = 0.0
     lr: float = 0.4
-    momentum: float = 0.9
-    nesterov: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.lr <= 10:
-            raise ValueError(f"lr is {self.lr}: it must lie between 0 and 10")
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum is {self.momentum}: it must lie in [0, 1)")
         self._within("mix", 0, 1)
         self._within("fragments", 1, 1024)
         if self.steps % self.fragments:
@@ -113,20 +115,12 @@ class Streaming(MethodConfig, frozen=True, kw_only=True, tag="streaming"):
             raise ValueError(f"tau is {self.tau}: it must be below steps / fragments ({slot})")
 
 
-class Eager(MethodConfig, frozen=True, kw_only=True, tag="eager"):
+class Eager(OuterStep, frozen=True, kw_only=True, tag="eager"):
     """DiLoCo with eager updates (2502.12996): the exchange lasts a whole round, and a peer steps with its own fresh
     delta and the others' old ones. Unstable with many peers or much momentum."""
 
     lr: float = 0.3
     momentum: float = 0.5
-    nesterov: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.lr <= 10:
-            raise ValueError(f"lr is {self.lr}: it must lie between 0 and 10")
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum is {self.momentum}: it must lie in [0, 1)")
 
     def caution(self, peers: int) -> str:
         """Why that many peers should not use it; empty if there is nothing to say."""
@@ -165,8 +159,7 @@ class SparseLoco(MethodConfig, frozen=True, kw_only=True, tag="sparseloco"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.lr <= 10:
-            raise ValueError(f"lr is {self.lr}: it must lie between 0 and 10")
+        self._within("lr", 0, 10)
         self._within("ef_decay", 0, 1)
         self._within("topk", 2, 65536)
         self._within("chunk", 2, 256)

@@ -97,5 +97,5 @@ def even_fragments(layout: FlatLayout, count: int) -> list[list[slice]]:
     return [sorted(fragment, key=lambda span: int(span.start)) for fragment in fragments]
 
 
-def _outer(method: config.Diloco | config.Streaming | config.Eager) -> DilocoOuter:
+def _outer(method: config.OuterStep) -> DilocoOuter:
     return DilocoOuter(method.lr, method.momentum, method.nesterov)
