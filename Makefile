@@ -29,8 +29,9 @@ $(STAMP): pyproject.toml constraints.txt tools/check_system.sh
 quickstart: $(STAMP)
 	$(BIN)/peer quickstart --home $(HOME_DIR)
 
+# Two at a time, a file each: much of a test of processes is waiting for a deadline.
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 soak: $(STAMP)
 	$(BIN)/python -m pytest -m soak -s
