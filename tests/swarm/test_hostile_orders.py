@@ -32,8 +32,8 @@ class Junk(msgspec.Struct):
 
 
 def round_of(seat: Seat) -> Round:
-    assert seat.engine._round is not None
-    return seat.engine._round
+    assert seat.engine._here.round is not None
+    return seat.engine._here.round
 
 
 def not_led_by(peer: str, head: Head) -> int:

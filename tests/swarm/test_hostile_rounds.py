@@ -189,7 +189,7 @@ async def junk_in_promises(scene: Scene) -> None:
     text = Signed(utf8.body, identity.peer_id, identity.sign(b"barnraise/1/plan\0" + utf8.body))
 
     def lie(promise: Any) -> Any:
-        theirs = scene.honest[0].engine._round.height.contribution if scene.honest[0].engine._round else None
+        theirs = scene.honest[0].engine._here.round.height.contribution if scene.honest[0].engine._here.round else None
         return replace(promise, plan=text, contribution=theirs or broken)
 
     scene.liar.answers(say.PREPARE, lie)
