@@ -39,6 +39,7 @@ def test_fresh_addresses_come_first_and_relayed_ones_last() -> None:
         "",
         "/ip4/203.0.113.7/tcp/4001" + "/p2p-circuit" * 100,
     ],
+    ids=range(10),  # names the same in every process
 )
 def test_what_cannot_be_dialled_is_skipped(useless: str) -> None:
     book = AddressBook()

@@ -10,7 +10,7 @@ from swarm.lending import Lending, ShelfLimits
 from swarm.snapshots import SnapshotShelf
 from swarm.state import AskChunk, AskManifest
 from tests.swarm.donor_child import seeded_state
-from tests.swarm.test_state import NUMEL, STATE, TREE
+from tests.swarm.state_donors import NUMEL, STATE, TREE
 
 
 class Time:
