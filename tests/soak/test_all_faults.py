@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import trio
 
 from peer.faults import POINTS
 from tests.swarm.fault_runs import Fault, Onlooker
-from tests.swarm.swarm_harness import PeerProcess, open_swarm
+from tests.swarm.swarm_harness import PeerProcess, Swarm, open_swarm
 
 OF_JOINERS = "during_fetch"
 OF_DONORS = "during_state_transfer"
@@ -29,11 +30,21 @@ async def test_one_peer_is_struck(tmp_path: Path, signal: str, point: str) -> No
         victim = swarm.join("victim", fault=str(fault))
         if point == OF_DONORS:
             await victim.wait_for("round_committed")
-            swarm.join("joiner")
         await swarm.committed(1, *healthy)
         onlooker = Onlooker(swarm, healthy)
-        await fault.strikes(victim)
+        async with trio.open_nursery() as nursery:
+            if point == OF_DONORS:
+                nursery.start_soon(joiners_come, swarm)
+            await fault.strikes(victim)
+            nursery.cancel_scope.cancel()
         await onlooker.check_the_others_go_on([victim])
+
+
+async def joiners_come(swarm: Swarm) -> None:
+    """One after another: a small state may come from other donors than the victim."""
+    for number in range(5):
+        await swarm.join(f"joiner{number}").wait_for("head_adopted")
+    await trio.sleep_forever()
 
 
 @pytest.mark.parametrize(("signal", "phase"), LEADS)
