@@ -22,7 +22,6 @@ import trio
 from optim.config import CodecConfig, OuterConfig
 from optim.recipes.registry import build_recipe
 from peer.config import InnerConfig, ModelConfig
-from peer.errors import NetworkError
 from peer.events import EventLog
 from peer.host import HostConfig, open_host
 from peer.identity import Identity, sign_body
@@ -30,6 +29,7 @@ from peer.layout import FlatLayout
 from swarm.chain import Head, Member, genesis
 from swarm.desk import RunFacts
 from swarm.engine import Engine
+from swarm.fetch import fetch_state
 from swarm.follow import Sighting
 from swarm.messages import REGROUP_KIND
 from swarm.outer_state import OuterState
@@ -73,10 +73,11 @@ class Invented:
 
 
 class Reporter:
-    """The engine's Keeper: says what each commit was. One that missed a commit replays it."""
+    """The engine's Keeper: says what each commit was. One that missed commits replays or fetches them."""
 
-    def __init__(self, post: Post) -> None:
+    def __init__(self, post: Post, part_file: Path) -> None:
         self._post = post
+        self._part_file = part_file
 
     async def committed(self, head: Head, results: list[memoryview]) -> None:
         post, members = self._post, len(head.members)
@@ -95,8 +96,13 @@ class Reporter:
         say(report)
 
     async def fetch(self, sighting: Sighting, mine: Head) -> None:
-        if not await replay(self._post, mine, sighting.head.state_hash, sighting.holders):
-            raise NetworkError("nobody can say what was missed")
+        post, wanted, donors = self._post, sighting.head.state_hash, sighting.holders
+        if not await replay(post, mine, wanted, donors):
+            state, file, vectors = post.state, self._part_file, len(post.state.tensors)
+            fetched = await fetch_state(
+                post.host.rpc, lambda: donors, wanted, state.size_bytes, file, post.events, vectors
+            )
+            state.replace(fetched.tensors, fetched.tree)
 
     def known_peers(self) -> Iterable[str]:
         return ()
@@ -132,7 +138,7 @@ async def main(number: int, rounds: int, folder: Path) -> None:
         post = Post(me, identity, host, state, shelf, Invented(number), pace, Tempo(), log)
         facts = RunFacts(first, authority.peer_id, rounds, len(group))
         signed = sign_body(authority, REGROUP_KIND, head)
-        await Engine(post, facts, head, signed, Reporter(post)).run()
+        await Engine(post, facts, head, signed, Reporter(post, folder / f"{number}.part")).run()
 
 
 if __name__ == "__main__":
