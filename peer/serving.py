@@ -95,8 +95,7 @@ class Server:
             header = await frames.receive_header(RequestHeader)
         if patience.cancelled_caught:
             return False
-        if header.method not in self._methods:
-            self.strike(peer, f"called the unknown method {header.method[:64]!r}")
+        if header.method not in self._methods:  # no offence: we may only just be starting
             await self._refuse(frames, UNKNOWN_METHOD, f"this peer does not serve {header.method[:64]}")
             return False
         method, handler = self._methods[header.method]

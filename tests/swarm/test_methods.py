@@ -46,8 +46,11 @@ def tell(child: subprocess.Popen[str], message: object) -> None:
     child.stdin.flush()
 
 
+OFTEN = ("diloco powersgd", "streaming", "sparseloco", "lion majority")  # one of each kind; `make soak` runs them all
+
+
 @pytest.mark.process
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", [n if n in OFTEN else pytest.param(n, marks=pytest.mark.soak) for n in RUNS])
 def test_thirty_rounds_and_one_kill(name: str, tmp_path: Path) -> None:
     outer, codec = RUNS[name]
     Identity.load_or_create(tmp_path / "authority.key")
