@@ -173,7 +173,7 @@ def print_table(report: Figures) -> None:
         ("worker idle, of the whole time", lambda f: f"{f['idle']:.2%}"),
         ("  of the worst peer", lambda f: f"{f['idle_worst_peer']:.2%}"),
         ("not stepping", lambda f: f"{f['not_stepping']:.2%}"),
-        ("rounds whose tail ran out of steps", lambda f: f"{f['ran_out']:.1%}"),
+        ("rounds made wholly ahead", lambda f: f"{f['ran_out']:.1%}"),
         ("largest exchange, MB sent a peer", lambda f: f"{f['exchange_bytes'] / 1e6:.2f}"),
         ("  limit: as coded", lambda f: f"{f['least_bytes'] / 1e6:.2f}"),
         ("peak bandwidth, Mbit/s", lambda f: f"{f['peak_mbit']:.1f}"),

@@ -3,8 +3,8 @@
     train(r): [end the tail] [take in what round r-1 changed] steps left of round r -> capture --> message r in flight
     tail:                                                          steps of round r+1, on samples promised for it
 
-A tail is `at_least` steps long and at most as long as the next round's work; only where an exchange takes longer than
-all of that does the worker wait.
+A tail is `at_least` steps long and at most as long as what is promised for the next round, somewhat more than that
+round's work; only where an exchange takes longer than all of that does the worker wait.
 """
 
 from __future__ import annotations
@@ -100,13 +100,13 @@ class OverlapTrainer(GangTrainer):
         orders = msgspec.structs.replace(self._taking.begin(self._fresh), capture=spans_of(order.places))
         self._fresh = False
         left, first_step = tail_of(work.ranges, ahead.sequences), order.turn.step + ahead.steps
-        steps = 0 if self._hurried else work.steps - ahead.steps
+        steps = 0 if self._hurried else max(0, work.steps - ahead.steps)
         result = await self._inner(left, first_step, order.deadline_s, steps, orders)
         delta = self._delta(order.places)
         after = await trio.to_thread.run_sync(self._taking.captured, delta, order.peers)
         self._say_trained(order, result, ahead)
         if work.ahead:
-            self._tail = _Tail(work.ahead, order.turn.step + work.steps, after)
+            self._tail = _Tail(work.ahead, order.turn.step + ahead.steps + result.steps, after)
             await self._tails.send(self._tail)
         return Work(ahead.steps + result.steps, ahead.sequences + result.sequences, _mean_loss(ahead, result), delta)
 

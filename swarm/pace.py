@@ -17,6 +17,7 @@ from peer.training import learning_rate
 from swarm.chain import Head, Member
 
 BOAST_MAX: Final = 4.0  # nobody counts as faster than this many times the median
+SURPLUS: Final = 0.25  # of a round's steps; peers of one speed differ by less from round to round
 SPEED_MAX: Final = 1e9  # steps/s; whoever reports more, or NaN, is not believed
 
 
@@ -62,7 +63,7 @@ class Pace:
 
     def ahead(self, head: Head) -> int:
         """How many steps of the next round a member may be promised in the plan of this one."""
-        return self.steps(head) if self.overlaps else 0
+        return with_surplus(self.steps(head)) if self.overlaps else 0
 
     def advance(self, steps: int) -> int:
         """By how much a round of so many steps moves the run along its inner schedule."""
@@ -91,6 +92,12 @@ class Pace:
             raise ProtocolViolation("the plan assigns an impossible amount of work")
         if self.shared and sum(counts.values()) > max(steps, len(counts)):
             raise ProtocolViolation("the plan assigns more than the run's batch")
+
+
+def with_surplus(steps: int) -> int:
+    """What a member that trains ahead is promised for a round in which it is to make `steps`: where the others are a
+    little slower, it goes on instead of waiting for them."""
+    return steps + math.ceil(SURPLUS * steps)
 
 
 def _apportion(total: int, speeds: Mapping[Member, float]) -> dict[Member, int]:

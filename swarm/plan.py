@@ -20,7 +20,7 @@ from peer.errors import ProtocolViolation
 from peer.identity import Signed, open_body
 from swarm.chain import Count, Hash, Head, Member
 from swarm.ledger import Range, contains, count, head_of, overlaps
-from swarm.pace import Pace
+from swarm.pace import Pace, with_surplus
 
 EQUAL_WITHIN: Final = 3.0  # links whose speeds differ by less than this share equally: measurements are noisy
 ROUND_TIME_SLACK: Final = 2.0  # a contributor may take this many times the expected compute time
@@ -31,7 +31,8 @@ PLAN_KIND: Final = "plan"
 
 class Assignment(msgspec.Struct, frozen=True):
     """`steps` inner steps on the samples in `ranges` (see `swarm.ledger`); `ahead` is promised to the member for the
-    next round, so that it can train on while this one's exchange is in flight."""
+    next round, so that it can train on while this one's exchange is in flight. Ranges that were promised may hold more
+    than `steps` need: a member that waits for the others may use them up."""
 
     member: Member
     ranges: tuple[Range, ...]
@@ -98,15 +99,17 @@ def make_plan(head: Head, attempt: int, members: Mapping[Member, float], pace: P
     ranges = {member: head.ledger.promise(member.peer) for member in ordered}
     fresh = [member for member in ordered if not ranges[member]]
     eager = ordered if pace.overlaps else []
-    handed = head.ledger.assign([counts[member] * pace.batch_size for member in (*fresh, *eager)])
+    wanted = [counts[member] for member in fresh] + [with_surplus(counts[member]) for member in eager]
+    handed = head.ledger.assign([steps * pace.batch_size for steps in wanted])
     ranges.update(zip(fresh, handed, strict=False))
     ahead = dict(zip(eager, handed[len(fresh) :], strict=True))
+    steps = {member: min(counts[member], count(ranges[member]) // pace.batch_size) for member in ordered}
     return WorkPlan(
         head=head.hash,
         round=head.round + 1,
         attempt=attempt,
         assignments=tuple(
-            Assignment(member, ranges[member], count(ranges[member]) // pace.batch_size, ahead.get(member, ()))
+            Assignment(member, ranges[member], steps[member], ahead.get(member, ()))
             for member in ordered
         ),
         deadline_s=min(pace.compute_s_max, ROUND_TIME_SLACK * expected_s + 5.0),
@@ -121,7 +124,9 @@ def check_plan(plan: WorkPlan, head: Head, pace: Pace) -> None:
     if len(ranges) != len(plan.assignments) or not plan.assignments:
         raise ProtocolViolation("the plan names a peer twice, or nobody")
     pace.check(head, {a.member: a.steps for a in plan.assignments})
-    if any(count(a.ranges) != a.steps * pace.batch_size for a in plan.assignments):
+    needed = {a.member.peer: a.steps * pace.batch_size for a in plan.assignments}
+    surplus = {peer: count(r) - needed[peer] for peer, r in ranges.items()}
+    if any(more < 0 or (more and not head.ledger.promise(peer)) for peer, more in surplus.items()):
         raise ProtocolViolation("the plan assigns an impossible amount of work")
     if any(count(a.ahead) > pace.ahead(head) * pace.batch_size for a in plan.assignments):
         raise ProtocolViolation("the plan promises more work than a round has")
@@ -164,7 +169,7 @@ def open_contribution(signed: Signed, plan: WorkPlan, slices: int, batch_size: i
         raise ProtocolViolation("a contribution belongs to another plan")
     if body.member.peer != signed.signer:
         raise ProtocolViolation("a contribution is signed by another peer than it names")
-    if not 0 <= body.steps <= assignment.steps or body.samples != body.steps * batch_size:
+    if body.steps < 0 or body.samples != body.steps * batch_size or body.samples > count(assignment.ranges):
         raise ProtocolViolation("a contribution claims more work than was assigned")
     expected = slices if body.steps else 0
     if len(body.hashes) != expected or len(body.sqnorms) != expected or any(len(h) != 32 for h in body.hashes):

@@ -70,13 +70,15 @@ def spread(thetas: list[Any]) -> float:
 @pytest.mark.process
 def test_replicas_stay_close_and_draw_together_as_the_rate_falls(tmp_path: Path) -> None:
     stories, drawn = gossip(tmp_path, "int8"), set[tuple[int, ...]]()
+    survivors = {str(events[-1]["peer"]) for events in stories}
     for events in stories:
         assert not of(events, "peer_struck", "bug"), events
         rounds = of(events, "gossip_met", "gossip_alone")
         met = of(events, "gossip_met")
         assert rounds[-1]["round"] >= ROUNDS
         assert len(met) >= 0.8 * len(rounds), [(e["event"], e["round"]) for e in rounds]
-        assert len({event["partner"] for event in met}) == PEERS - 1
+        # the other survivors; who of them meets the one that is killed in its ten rounds is chance
+        assert survivors - {events[-1]["peer"]} <= {event["partner"] for event in met}
         # what crossed the wire is what the codec says
         end = events[-1]
         assert all(event["payload_bytes"] == end["message_bytes"] for event in met)

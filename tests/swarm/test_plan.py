@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from optim.config import Streaming
 from peer.errors import ProtocolViolation
 from peer.identity import Identity, Signed, sign_body
 from swarm.chain import Head, Member, genesis
@@ -111,6 +113,34 @@ def test_samples_must_be_free_distinct_and_real() -> None:
 @pytest.mark.parametrize("deadline_s", [0.0, -1.0, math.nan, math.inf, 60.1, 1e18])
 def test_deadlines_are_bounded_by_the_manifest(deadline_s: float) -> None:
     refuse(replace(PLAN, deadline_s=deadline_s), "deadline")
+
+
+AHEAD = dataclasses.replace(PACE, outer=Streaming(steps=4 * STEPS, fragments=4))
+
+
+@given(st.lists(st.floats(0.1, 10.0), min_size=4, max_size=4), st.lists(st.floats(0.1, 10.0), min_size=4, max_size=4))
+def test_who_trains_ahead_is_promised_more_than_it_has_to_do_and_may_use_it_up(
+    now: list[float], then: list[float]
+) -> None:
+    plan = make_plan(HEAD, 0, dict(zip(MEMBERS, now, strict=True)), AHEAD)
+    check_plan(plan, HEAD, AHEAD)
+    for a in plan.assignments:
+        assert count(a.ahead) >= 1.25 * a.steps * BATCH > 0
+    promised = tuple((a.member.peer, a.ahead) for a in plan.assignments)
+    head = replace(HEAD, ledger=Ledger(10_000, (), promised))
+    plan = make_plan(head, 0, dict(zip(MEMBERS, then, strict=True)), AHEAD)
+    check_plan(plan, head, AHEAD)
+    for i, a in enumerate(plan.assignments):
+        assert a.ranges == head.ledger.promise(a.member.peer) and a.steps <= STEPS
+        most = count(a.ranges) // BATCH
+        assert a.steps <= most
+        for steps, fits in ((most, True), (most + 1, False)):
+            signed = contribution(i, plan, steps=steps, samples=steps * BATCH)
+            if fits:
+                open_contribution(signed, plan, SLICES, BATCH)
+            else:
+                with pytest.raises(ProtocolViolation, match="more work"):
+                    open_contribution(signed, plan, SLICES, BATCH)
 
 
 odd = st.floats(allow_nan=True, allow_infinity=True)
