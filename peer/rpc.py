@@ -11,7 +11,7 @@ stream, writing, waiting, reading.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from typing import Final, Protocol
 
 import msgspec
@@ -63,6 +63,11 @@ class Rpc:
     def serve(self, method: Method[Req, Rep], handler: Handler[Req, Rep]) -> None:
         """Answer calls of `method` with `handler`, from now on."""
         self.server.add(method, handler)
+
+    def scope(self) -> AbstractContextManager[None]:
+        """Whatever is served inside the block is withdrawn at its end: handlers at work are cancelled, and callers get
+        RemoteError (code UnknownMethod), as from a peer that never served it."""
+        return self.server.scope()
 
     async def call(
         self,

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import traceback
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
@@ -40,6 +42,21 @@ class Outcome:
     payload: memoryview
 
 
+@dataclass(eq=False)
+class Served:
+    """A method and who answers it; `running`: the handlers at work."""
+
+    method: Method[Any, Any]
+    handler: Handler[Any, Any]
+    running: set[trio.CancelScope] = field(default_factory=set)
+    withdrawn: bool = False
+
+    def withdraw(self) -> None:
+        self.withdrawn = True
+        for running in tuple(self.running):
+            running.cancel()
+
+
 class Server:
     """The methods this host serves and everything that bounds them."""
 
@@ -48,14 +65,24 @@ class Server:
         self._limits = limits
         self._meter = meter
         self._events = events
-        self._methods: dict[str, tuple[Method[Any, Any], Handler[Any, Any]]] = {}
+        self._methods: dict[str, Served] = {}
         self._calls: Counter[str] = Counter()
         self._budget = ByteBudget(limits.payload_bytes_in_flight)
 
     def add(self, method: Method[Any, Any], handler: Handler[Any, Any]) -> None:
         if method.name in self._methods:
             raise ValueError(f"{method.name} is served already")
-        self._methods[method.name] = (method, handler)
+        self._methods[method.name] = Served(method, handler)
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """What is added inside the block is withdrawn at its end; handlers at work then are cancelled."""
+        before = set(self._methods)
+        try:
+            yield
+        finally:
+            for name in self._methods.keys() - before:
+                self._methods.pop(name).withdraw()
 
     def strike(self, peer: str, reason: str) -> None:
         """Record that `peer` broke the protocol."""
@@ -98,7 +125,8 @@ class Server:
         if header.method not in self._methods:  # no offence: we may only just be starting
             await self._refuse(frames, UNKNOWN_METHOD, f"this peer does not serve {header.method[:64]}")
             return False
-        method, handler = self._methods[header.method]
+        served = self._methods[header.method]
+        method = served.method
         if header.payload_bytes > method.request_payload_max:
             raise ProtocolViolation(
                 f"{method.name} with {header.payload_bytes} bytes, over the limit of {method.request_payload_max}"
@@ -114,15 +142,13 @@ class Server:
         with trio.move_on_after(min(header.timeout_ms / 1e3, self._limits.call_timeout_s)):
             async with self._budget.claim(peer, header.payload_bytes):
                 payload = await frames.receive_payload(header.payload_bytes, self._limits.payload_idle_s)
-                outcome = await self._run_watched(frames, method, handler, Call(peer, body, payload))
+                outcome = await self._run_watched(frames, served, Call(peer, body, payload))
                 if outcome is not None:
                     await frames.send(_reply_header(outcome), outcome.payload)
                     answered = True
         return answered
 
-    async def _run_watched(
-        self, frames: Frames, method: Method[Any, Any], handler: Handler[Any, Any], call: Call[Any]
-    ) -> Outcome | None:
+    async def _run_watched(self, frames: Frames, served: Served, call: Call[Any]) -> Outcome | None:
         """The handler's outcome, or None if the caller went away first (which cancels the handler)."""
         outcomes: list[Outcome] = []
         violations: list[ProtocolViolation] = []
@@ -136,7 +162,7 @@ class Server:
                 nursery.cancel_scope.cancel()
 
             nursery.start_soon(watch)
-            outcomes.append(await self.run(method, handler, call))
+            outcomes.append(await self.run(served, call))
             nursery.cancel_scope.cancel()
         for violation in violations:
             raise violation
@@ -146,10 +172,24 @@ class Server:
         """A call to ourselves: no gate, no frames."""
         if method.name not in self._methods:
             return Outcome(UNKNOWN_METHOD, f"this peer does not serve {method.name}", None, _NOTHING)
-        return await self.run(method, self._methods[method.name][1], call)
+        return await self.run(self._methods[method.name], call)
 
-    async def run(self, method: Method[Any, Any], handler: Handler[Any, Any], call: Call[Any]) -> Outcome:
-        """Run a handler; whatever it raises becomes an outcome. This is the rpc edge."""
+    async def run(self, served: Served, call: Call[Any]) -> Outcome:
+        """Run a handler, unless it is withdrawn meanwhile."""
+        method = served.method
+        outcome = Outcome(UNKNOWN_METHOD, f"this peer serves {method.name} no longer", None, _NOTHING)
+        if served.withdrawn:  # while its payload arrived
+            return outcome
+        with trio.CancelScope() as scope:
+            served.running.add(scope)
+            try:
+                outcome = await self._handle(method, served.handler, call)
+            finally:
+                served.running.discard(scope)
+        return outcome
+
+    async def _handle(self, method: Method[Any, Any], handler: Handler[Any, Any], call: Call[Any]) -> Outcome:
+        """What the handler answers or raises, as an outcome. This is the rpc edge."""
         try:
             answer = await handler(call)
         except ProtocolViolation as error:

@@ -166,6 +166,37 @@ async def test_an_unknown_method_is_an_error_and_the_connection_lives_on() -> No
         assert (await a.rpc.call(b.peer_id, ECHO, Number(1), b"x", timeout_s=5)).payload == b"x"
 
 
+async def test_what_was_served_in_a_scope_is_withdrawn_at_its_end() -> None:
+    async with hosts() as (a, b, facts), trio.open_nursery() as nursery:
+        begun, errors = trio.Event(), list[RemoteError]()
+
+        async def stall(call: Call[Number]) -> Number:
+            begun.set()
+            await trio.sleep_forever()
+            return call.body
+
+        async def call_it(caller: Host) -> None:
+            with pytest.raises(RemoteError) as caught:
+                await caller.rpc.call(b.peer_id, STALL, Number(1), timeout_s=20)
+            errors.append(caught.value)
+
+        with trio.fail_after(10):
+            with b.rpc.scope():
+                b.rpc.serve(STALL, stall)
+                nursery.start_soon(call_it, a)
+                await begun.wait()
+            while not errors:
+                await trio.lowlevel.checkpoint()
+            await call_it(a)
+            await call_it(b)
+            assert [error.code for error in errors] == ["UnknownMethod"] * 3
+            assert (await a.rpc.call(b.peer_id, ECHO, Number(1), b"x", timeout_s=5)).payload == b"x"
+        with b.rpc.scope():  # another life of the same method
+            b.rpc.serve(STALL, echo)
+            assert (await a.rpc.call(b.peer_id, STALL, Number(1), timeout_s=5)).body == Number(2)
+        assert "peer_struck" not in [event.name for event in facts]
+
+
 async def test_a_deadline_ends_the_call_and_cancels_the_handler() -> None:
     async with hosts() as (a, b, _):
         cancelled = trio.Event()
