@@ -23,7 +23,7 @@ from peer.identity import Identity, Signed
 from swarm.admission import TOKEN_DAYS, issue_token
 from swarm.authority import Authority, Memory
 from swarm.bans import extend_bans, spread_bans
-from swarm.chain import Head, genesis
+from swarm.chain import Head
 from swarm.charter import load_charter, serve_charter, write_atomically
 from swarm.founding import Founded, found, reload
 from swarm.gate import Gate
@@ -97,7 +97,7 @@ class _Coordinator:
         self._began = time.time()
         self.authority = Authority(
             host,
-            genesis(manifest.run_id, manifest.genesis),
+            manifest.first_head(),
             manifest.run.min_peers,
             lambda: list(self.membership.view) if self.membership else [],
             _HomeMemory(home),

@@ -21,7 +21,6 @@ from peer.events import EventLog
 from peer.hf import load_pretrained
 from peer.identity import Identity, Signed
 from peer.layout import FlatLayout, init_flat
-from swarm.chain import genesis
 from swarm.charter import save_charter
 from swarm.home import Home
 from swarm.manifest import PROTOCOL_VERSION, Manifest, check_fit, sign_manifest
@@ -79,9 +78,11 @@ def found(path: Path, run: RunConfig, identity: Identity, events: EventLog) -> F
         inner=run.inner,
         outer=run.outer,
         codec=run.codec,
-        genesis=state.tree.root,
+        pipeline=run.pipeline,
+        cuts=((0, model.layers),),
+        genesis=(state.tree.root,),
     )
-    first = genesis(manifest.run_id, manifest.genesis)
+    first = manifest.first_head()
     store = CheckpointStore(Home(path).checkpoints, identity, manifest.run_id, events)
     store.prepare()
     if not trio.from_thread.run(store.save, 0, msgspec.msgpack.encode(first), tensors_now, layout):

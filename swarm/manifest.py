@@ -7,21 +7,24 @@ what every peer must agree on and nothing local: no paths but the data folder's,
 from __future__ import annotations
 
 from base64 import b32encode
-from typing import Final
+from itertools import pairwise
+from typing import Final, Literal
 
 import msgspec
 from blake3 import blake3
 
-from optim.config import CodecConfig, OuterConfig
+from optim.config import AllReduce, CodecConfig, Diloco, OuterConfig, SparseLoco
 from peer.config import DataConfig, InnerConfig, ModelConfig
 from peer.errors import NotAdmitted, ProtocolViolation
 from peer.identity import Identity, Signed, is_peer_id, open_body, sign_body
+from swarm.chain import Head, genesis
 
-PROTOCOL_VERSION: Final = 2
+PROTOCOL_VERSION: Final = 3
 MANIFEST_BYTES_MAX: Final = 64 << 10
 TOKENIZER_BYTES_MAX: Final = 64 << 20
 BYTES_TOKENIZER: Final = "bytes"
 RUN_ID_BYTES: Final = 20
+STAGES_MAX: Final = 1024
 
 _KIND: Final = "manifest"
 
@@ -59,9 +62,33 @@ class TokenizerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     source: str = BYTES_TOKENIZER
 
 
+class PipelineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Into how many `stages` the model is cut; with 1 every peer holds all of it and the rest means nothing.
+
+    `micro_batch`: sequences that travel together, 0 for as many as [inner] batch_size. `activations`: how hidden states
+    and their gradients cross the wire ("none": fp32). `recompute`: a stage keeps only the input of a micro-batch that
+    waits for its gradient and computes the rest again: less memory, a third more work.
+    """
+
+    stages: int = 1
+    micro_batch: int = 0
+    activations: Literal["int8", "int4", "fp16", "none"] = "int8"
+    recompute: bool = False
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.stages <= STAGES_MAX:
+            raise ValueError(f"stages is {self.stages}: it must lie between 1 (no pipeline) and {STAGES_MAX}")
+        if not 0 <= self.micro_batch <= 1 << 20:
+            raise ValueError(f"micro_batch is {self.micro_batch}: give a number of sequences, or 0")
+
+
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The agreed rules of one run. `genesis` is the state hash of round 0, `tokenizer` "bytes" or the hex blake3 of the
-    run's tokenizer.json, `authority` the peer id that signs, `created_at` seconds since the Unix epoch."""
+    """The agreed rules of one run. `cuts` are the blocks of each stage, (first, past the last), and `genesis` the state
+    hash of round 0 of each; `tokenizer` is "bytes" or the hex blake3 of the run's tokenizer.json, `authority` the peer
+    id that signs, `created_at` seconds since the Unix epoch.
+
+    The replicas of one stage are a *group*: they have rounds, heads and a state of their own, under the group's id.
+    """
 
     protocol: int
     authority: str
@@ -73,21 +100,63 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     inner: InnerConfig
     outer: OuterConfig
     codec: CodecConfig
-    genesis: bytes
+    pipeline: PipelineConfig
+    cuts: tuple[tuple[int, int], ...]
+    genesis: tuple[bytes, ...]
 
     def __post_init__(self) -> None:
         if not is_peer_id(self.authority):
             raise ValueError("authority is not the id of an Ed25519 peer")
-        if len(self.genesis) != 32:
-            raise ValueError("genesis is not a hash of 32 bytes")
+        if len(self.genesis) != self.pipeline.stages or any(len(root) != 32 for root in self.genesis):
+            raise ValueError("genesis is not a hash of 32 bytes for each stage")
         if self.tokenizer != BYTES_TOKENIZER and len(self.tokenizer) != 64:
             raise ValueError("tokenizer is neither bytes nor a hash")
         check_fit(self.model, self.data, self.tokenizer)
+        check_pipeline(self.pipeline, self.model, self.inner, self.outer)
+        ends = [0, *(end for _, end in self.cuts)]
+        whole = [*pairwise(ends)] == [*self.cuts] and all(first < end for first, end in self.cuts)
+        if not whole or len(self.cuts) != self.pipeline.stages or ends[-1] != self.model.layers:
+            raise ValueError("cuts are not the blocks of each stage, one after the other")
+        if any(end % self.model.shared_blocks for end in ends):
+            raise ValueError("cuts part blocks that share their parameters")
 
     @property
     def run_id(self) -> str:
         """32 characters that name the run: base32 of a 160-bit hash of everything above."""
         return run_id_text(blake3(msgspec.msgpack.encode(self)).digest(RUN_ID_BYTES))
+
+    @property
+    def stages(self) -> int:
+        """How many stages, and so groups, there are; 1 if every peer holds the whole model."""
+        return len(self.cuts)
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """The group id of each stage: what the heads of its replicas call their run. Of one stage, the run's id."""
+        run_id = self.run_id
+        if self.stages == 1:
+            return (run_id,)
+        named = (blake3(f"{run_id}/{stage}".encode()).digest(RUN_ID_BYTES) for stage in range(self.stages))
+        return tuple(map(run_id_text, named))
+
+    def group_id(self, stage: int) -> str:
+        """The id of the group of `stage`."""
+        return self.groups[stage]
+
+    def first_head(self, stage: int = 0) -> Head:
+        """Round 0 of the group of `stage`."""
+        return genesis(self.group_id(stage), self.genesis[stage])
+
+    @property
+    def micro_batch(self) -> int:
+        """Sequences of one micro-batch."""
+        return micro_batch_of(self.pipeline, self.inner)
+
+    @property
+    def synchronous(self) -> bool:
+        """Whether the weights change at commits only (all replicas of a stage make one step together), not also in
+        between."""
+        return isinstance(self.outer, AllReduce)
 
 
 def check_fit(model: ModelConfig, data: DataConfig, tokenizer: str) -> None:
@@ -96,6 +165,33 @@ def check_fit(model: ModelConfig, data: DataConfig, tokenizer: str) -> None:
         raise ValueError(f"seq_len is {data.seq_len}: the model's max_seq_len is only {model.max_seq_len}")
     if tokenizer == BYTES_TOKENIZER and model.vocab_size < 256:
         raise ValueError(f"vocab_size is {model.vocab_size}: the byte tokenizer needs at least 256")
+
+
+def micro_batch_of(pipeline: PipelineConfig, inner: InnerConfig) -> int:
+    """Sequences of one micro-batch."""
+    return pipeline.micro_batch or inner.batch_size
+
+
+def check_pipeline(pipeline: PipelineConfig, model: ModelConfig, inner: InnerConfig, outer: OuterConfig) -> None:
+    """What a pipeline asks of the other sections; raises ValueError that begins with the field's name."""
+    if pipeline.stages == 1:
+        return
+    most = model.layers // model.shared_blocks
+    if pipeline.stages > most:
+        blocks = "blocks" if model.shared_blocks == 1 else f"blocks, {model.shared_blocks} of which share parameters,"
+        raise ValueError(f"stages is {pipeline.stages}: the model's {model.layers} {blocks} make at most {most} stages")
+    if model.tie_embeddings:
+        raise ValueError("tie_embeddings is true: a pipeline's head lies on other peers than its embedding; set false")
+    if not isinstance(outer, Diloco | SparseLoco | AllReduce):
+        method = outer.__struct_config__.tag
+        raise ValueError(f"method is {method!r}: with stages > 1 choose diloco, sparseloco or allreduce")
+    size = micro_batch_of(pipeline, inner)
+    whole, samples = "[inner] batch_size", inner.batch_size
+    if isinstance(outer, AllReduce):
+        whole, samples = "[outer] batch", outer.batch
+    if samples % size:
+        meaning = "" if pipeline.micro_batch else f" (as [inner] batch_size, {size})"
+        raise ValueError(f"micro_batch is {pipeline.micro_batch}{meaning}: it must divide {whole} ({samples})")
 
 
 def sign_manifest(identity: Identity, manifest: Manifest) -> Signed:

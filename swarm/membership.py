@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import msgspec
 import trio
@@ -20,6 +20,7 @@ from peer.errors import BarnraiseError
 from peer.events import EventLog
 from peer.host import Host
 from swarm.chain import Head
+from swarm.manifest import STAGES_MAX
 from swarm.version import VERSION
 
 TTL_S: Final = 9.0
@@ -29,15 +30,23 @@ ADDRESSES_MAX: Final = 8
 
 Text = Annotated[str, msgspec.Meta(max_length=128)]
 Address = Annotated[str, msgspec.Meta(max_length=256)]
+Stage = Annotated[int, msgspec.Meta(ge=-1, lt=STAGES_MAX)]
+Amount = Annotated[float, msgspec.Meta(ge=0.0, le=1e18)]  # no NaN, no infinity: others compute with it
+Role = Literal["full", "stage", "feeder", "coordinator"]
 
 
 class MemberRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What a peer publishes of itself. Shown to people; nothing here is trusted by rounds. `speed` in inner steps a
-    second, `at` seconds since the Unix epoch, bytes since the peer started."""
+    second, `at` seconds since the Unix epoch, bytes since the peer started.
+
+    Of a pipeline: the `stage` where it is or, if `ready_at` lies ahead, where it is going (-1: none, as feeders and the
+    coordinator), `source` the stage that it came from (-1: none), `since` when it chose, both times seconds since the
+    Unix epoch. `queue`: micro-batches that wait for it, `service_s`: seconds of its own work on one; both smoothed,
+    0 while not known, as are `download_bytes_s` (measured) and `memory_bytes` (what it has for a stage)."""
 
     session: Text
     name: Text
-    role: Text
+    role: Role
     version: Text
     addresses: Annotated[list[Address], msgspec.Meta(max_length=ADDRESSES_MAX)]
     term: int
@@ -54,20 +63,40 @@ class MemberRecord(msgspec.Struct, frozen=True, kw_only=True):
     bytes_down: int
     joined_at: float
     at: float
+    stage: Stage = -1
+    source: Stage = -1
+    queue: Amount = 0.0
+    service_s: Amount = 0.0
+    download_bytes_s: Amount = 0.0
+    memory_bytes: Amount = 0.0
+    since: Amount = 0.0
+    ready_at: Amount = 0.0
+
+    def moving(self, now: float) -> bool:
+        """Whether it is still on its way to its stage."""
+        return self.stage >= 0 and self.ready_at > now
 
 
 @dataclass(frozen=True, kw_only=True)
 class Own:
-    """What only a peer itself knows of what it publishes."""
+    """What only a peer itself knows of what it publishes: see `MemberRecord`."""
 
     session: str
     name: str
-    role: str
+    role: Role
     phase: str
     joined_at: float
     speed: float = 0.0
     loss: float | None = None
     val_loss: float | None = None
+    stage: int = -1
+    source: int = -1
+    queue: float = 0.0
+    service_s: float = 0.0
+    download_bytes_s: float = 0.0
+    memory_bytes: float = 0.0
+    since: float = 0.0
+    ready_at: float = 0.0
 
 
 def describe(host: Host, head: Head, own: Own) -> MemberRecord:
@@ -92,6 +121,14 @@ def describe(host: Host, head: Head, own: Own) -> MemberRecord:
         bytes_down=host.bytes_down,
         joined_at=own.joined_at,
         at=time.time(),
+        stage=own.stage,
+        source=own.source,
+        queue=own.queue,
+        service_s=own.service_s,
+        download_bytes_s=own.download_bytes_s,
+        memory_bytes=own.memory_bytes,
+        since=own.since,
+        ready_at=own.ready_at,
     )
 
 

@@ -9,7 +9,7 @@ import msgspec
 from peer.identity import Signed
 from peer.rpc import Method
 from swarm.ballot import Accepted
-from swarm.chain import Count, Hash, Head, Member
+from swarm.chain import Count, Hash, Head, Member, Name
 from swarm.plan import Roster
 
 SLICE_BYTES_MAX: Final = 9 << 20  # one slice at 32 bits a value, with room for scales
@@ -103,7 +103,9 @@ class VoteSeen(msgspec.Struct, frozen=True):
 
 
 class AskHead(msgspec.Struct, frozen=True):
-    pass
+    """Where do you stand in the group of that id (a head's `run_id`)? Empty: in the only one you are in."""
+
+    group: Name = ""
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -117,12 +119,13 @@ class Standing(msgspec.Struct, frozen=True):
 
 class Knock(msgspec.Struct, frozen=True):
     """The sender, who listens at `addresses`, holds the state of the head named by hash `head`, of round `round`, and
-    asks to be planned for."""
+    asks to be planned for in `group` (as in `AskHead`)."""
 
     head: Hash
     round: Count
     member: Member
     addresses: tuple[str, ...]
+    group: Name = ""
 
 
 class Regroup(msgspec.Struct, frozen=True):

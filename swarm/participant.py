@@ -27,7 +27,7 @@ from peer.gang import Gang, GangConfig, open_gang
 from peer.host import Host, HostConfig, open_host
 from peer.identity import Identity, Signed
 from peer.layout import FlatLayout, init_flat
-from swarm.chain import Head, Member, genesis
+from swarm.chain import Head, Member
 from swarm.charter import TOKENIZER_FILE, serve_charter, write_atomically
 from swarm.contact import obtain_charter
 from swarm.desk import RunFacts
@@ -132,7 +132,7 @@ async def _assemble(config: JoinConfig, manifest: Manifest, host: Host, node: No
     store = CheckpointStore(home.checkpoints, host.identity, manifest.run_id, host.events)
     store.prepare()
     recipe = build_recipe(manifest.outer, manifest.codec, gang.layout, manifest.inner)
-    first = genesis(manifest.run_id, manifest.genesis)
+    first = manifest.first_head()
     state, head = await trio.to_thread.run_sync(_initial_state, store, manifest, recipe, first)
     pace = Pace(manifest.outer, manifest.inner, manifest.data.seq_len, COMPUTE_S_MAX)
     trainer = trainer_of(gang, manifest.outer, recipe, host.events)
@@ -157,7 +157,7 @@ def _initial_state(
             return OuterState(list(loaded.tensors.values()), recipe), head
     theta = init_flat(manifest.model, manifest.run.seed)
     state = OuterState([theta, *(torch.zeros_like(theta) for _ in recipe.shared)], recipe)
-    if state.tree.root == manifest.genesis:
+    if state.tree.root == manifest.genesis[0]:
         return state, first
     return state, msgspec.structs.replace(first, round=-1, state_hash=state.tree.root)
 

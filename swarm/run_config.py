@@ -19,7 +19,7 @@ import msgspec
 from optim.config import DENSE, METHODS, CodecConfig, OuterConfig
 from peer.config import DataConfig, InnerConfig, ModelConfig
 from peer.errors import ConfigError
-from swarm.manifest import RunRules, TokenizerConfig, check_fit
+from swarm.manifest import PipelineConfig, RunRules, TokenizerConfig, check_fit, check_pipeline
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -28,6 +28,7 @@ else:
 
 CONFIG_BYTES_MAX: Final = 1 << 20
 _TEMPLATE_HINT: Final = "`peer coordinate --init` prints a template with every field"
+_SECTIONS: Final = {"seq_len": "data", "stages": "pipeline", "micro_batch": "pipeline", "method": "outer"}
 
 
 class Pretrained(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -47,6 +48,7 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     pretrained: Pretrained | None = None
     tokenizer: TokenizerConfig = TokenizerConfig()
     codec: CodecConfig = CodecConfig()
+    pipeline: PipelineConfig = PipelineConfig()
 
 
 def read_run_config(path: Path) -> RunConfig:
@@ -89,9 +91,10 @@ def parse_run_config(text: str, name: str = "RUN.toml") -> RunConfig:
     if config.model is not None:
         try:
             check_fit(config.model, config.data, config.tokenizer.source)
+            check_pipeline(config.pipeline, config.model, config.inner, config.outer)
         except ValueError as error:
             field = str(error).split(" is ", 1)[0]
-            raise _fault(name, text, ("data" if field == "seq_len" else "model", field), str(error)) from error
+            raise _fault(name, text, (_SECTIONS.get(field, "model"), field), str(error)) from error
     return config
 
 
@@ -140,6 +143,7 @@ def _fields_at(path: tuple[str, ...], method: str) -> list[str]:
     sections: dict[str, Any] = {
         "run": RunRules, "model": ModelConfig, "pretrained": Pretrained, "tokenizer": TokenizerConfig,
         "data": DataConfig, "inner": InnerConfig, "outer": METHODS[method], "codec": CodecConfig,
+        "pipeline": PipelineConfig,
     }  # fmt: skip
     if not path:
         return [name for name in sections if name != "pretrained"]

@@ -19,7 +19,6 @@ from peer.errors import ConfigError
 from peer.events import EventLog
 from peer.host import Host, HostConfig, open_host
 from peer.identity import Identity
-from swarm.chain import genesis
 from swarm.charter import MANIFEST_FILE, TOKENIZER_FILE
 from swarm.contact import obtain_charter
 from swarm.follow import Sighting, ask_standings, weigh
@@ -71,7 +70,7 @@ class Visitor:
 
     async def sightings(self, peers: list[str]) -> list[Sighting]:
         """The heads that count among these peers, best first (`swarm.follow`)."""
-        start = genesis(self.manifest.run_id, self.manifest.genesis)
+        start = self.manifest.first_head()
         return weigh(await ask_standings(self.host.rpc, peers), self.manifest.authority, start)
 
 

@@ -80,7 +80,7 @@ def _initial(store: CheckpointStore, manifest: Manifest) -> Replica:
         theta, move = loaded.tensors.values()
         return Replica.at(msgspec.msgpack.decode(loaded.head, type=Head), theta, move)
     theta = init_flat(manifest.model, manifest.run.seed)
-    known = hash_state([theta]).root == manifest.genesis
+    known = hash_state([theta]).root == manifest.genesis[0]
     return Replica(theta, torch.zeros_like(theta), 0 if known else -1)
 
 
@@ -200,7 +200,7 @@ def _rules(manifest: Manifest) -> Rules:
     assert isinstance(outer, Gossip)
     return Rules(
         run_id=manifest.run_id,
-        genesis=manifest.genesis,
+        genesis=manifest.genesis[0],
         authority=manifest.authority,
         steps=outer.steps,
         batch_size=manifest.inner.batch_size,

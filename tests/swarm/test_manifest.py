@@ -12,6 +12,7 @@ from peer.identity import Identity, Signed, sign_body
 from swarm.manifest import (
     PROTOCOL_VERSION,
     Manifest,
+    PipelineConfig,
     RunRules,
     open_manifest,
     sign_manifest,
@@ -30,7 +31,9 @@ def make_manifest(authority: str, **changes: object) -> Manifest:
         inner=InnerConfig(lr=1e-3, batch_size=4, total_steps=100),
         outer=Diloco(steps=10),
         codec=CodecConfig(),
-        genesis=bytes(32),
+        pipeline=PipelineConfig(),
+        cuts=((0, 1),),
+        genesis=(bytes(32),),
     )
     return msgspec.structs.replace(manifest, **changes)
 
@@ -49,7 +52,7 @@ def test_run_id_is_32_characters_and_depends_on_every_rule(authority: Identity) 
     manifest = make_manifest(authority.peer_id)
     others = [
         make_manifest(authority.peer_id, created_at=1),
-        make_manifest(authority.peer_id, genesis=b"\1" * 32),
+        make_manifest(authority.peer_id, genesis=(b"\1" * 32,)),
         make_manifest(authority.peer_id, outer=Diloco(steps=11)),
         make_manifest(authority.peer_id, codec=CodecConfig(down="fp16")),
         make_manifest(Identity.generate().peer_id),
@@ -95,7 +98,7 @@ def test_another_protocol_version_is_refused_before_its_fields_are_read(
 
 def test_rules_that_make_no_sense_are_refused_although_signed(authority: Identity) -> None:
     content = msgspec.msgpack.decode(msgspec.msgpack.encode(make_manifest(authority.peer_id)))
-    body = msgspec.msgpack.encode({**content, "genesis": b"short"})
+    body = msgspec.msgpack.encode({**content, "genesis": [b"short"]})
     signature = authority.sign(b"barnraise/1/manifest\0" + body)
     with pytest.raises(ProtocolViolation, match="genesis"):
         open_manifest(Signed(body, authority.peer_id, signature))
