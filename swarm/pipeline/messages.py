@@ -1,0 +1,139 @@
+"""What the peers of a pipeline say to each other about micro-batches.
+
+    PASS     stage s -> s+1    a hidden state forward; its gradient is the answer
+    SEEN     stage s -> s+1    who has counted these already? (before a retry)
+    COUNTED  within a group    what has this replica counted in this epoch? (its leader oversees)
+    REISSUE  any -> stage 0    issue these once more
+    TOKENS   stage 0 -> feeder the token ids of these samples
+
+Payload limits follow from the run's rules, so methods are made for them (`PipelineCalls`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+from peer.rpc import Method
+from swarm.chain import Name
+from swarm.messages import Done
+from swarm.pipeline.activations import ActivationCode
+from swarm.pipeline.rules import PipelineRules
+
+SPANS_MAX: Final = 4096
+TOKEN_BYTES: Final = 4
+FEED_SAMPLES_MAX: Final = 64  # in one TOKENS call
+
+Sample = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+Span = tuple[Sample, Sample]
+Spans = Annotated[tuple[Span, ...], msgspec.Meta(max_length=SPANS_MAX)]
+Epoch = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+Size = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+
+PassOutcome = Literal["done", "busy", "later", "elsewhere", "refused"]
+Cause = Literal["", "stale", "span", "shape", "value", "not_finite", "full", "early", "onward", "worker", "closing"]
+
+
+class Pass(msgspec.Struct, frozen=True):
+    """The payload is token ids, uint32 (batch, length + 1), then the coded hidden state (batch, length, C).
+
+    `group`: of the stage that is called. `epoch`: the issuer's when it issued it. `again`: it may have been counted
+    before, so ask who has it. `evaluate`: only the loss is wanted; nothing is counted, the answer has no payload.
+    """
+
+    group: Name
+    span: Span
+    epoch: Epoch
+    batch: Size
+    length: Size
+    again: bool = False
+    evaluate: bool = False
+
+
+class Passed(msgspec.Struct, frozen=True):
+    """The payload is the coded gradient of the hidden state, if `outcome` is "done" and it was no evaluation.
+
+    busy: no place now, or nobody further on had one in time. later: the replica has not reached that epoch, or its
+    worker is starting. elsewhere: it is not in that group (any more). refused: the input is wrong; `cause` says what.
+    `begun`: later stages were asked and may have counted it: what follows is a retry. `loss` in nats, summed over the
+    tokens. Seconds: `own_s` of compute, `queued_s` of waiting here, `downstream_s` of all that the later stages took,
+    `waited_s` of waiting here and in all later stages.
+    """
+
+    outcome: PassOutcome
+    cause: Cause = ""
+    reason: str = ""
+    retry_after_s: float = 0.0
+    begun: bool = False
+    loss: float = 0.0
+    own_s: float = 0.0
+    queued_s: float = 0.0
+    downstream_s: float = 0.0
+    waited_s: float = 0.0
+
+
+class AskSeen(msgspec.Struct, frozen=True):
+    """Which of these has the replica counted, or is at its backward, in work of `group` that is not merged yet?"""
+
+    group: Name
+    spans: Spans
+
+
+class Seen(msgspec.Struct, frozen=True):
+    counted: Annotated[tuple[bool, ...], msgspec.Meta(max_length=SPANS_MAX)]
+
+
+class AskCounted(msgspec.Struct, frozen=True):
+    group: Name
+    epoch: Epoch
+
+
+class Counted(msgspec.Struct, frozen=True):
+    """Empty where the replica is in another epoch."""
+
+    spans: Spans
+
+
+class Reissue(msgspec.Struct, frozen=True):
+    """Only for the epoch that the replica is in; later and earlier ones are ignored."""
+
+    group: Name
+    epoch: Epoch
+    spans: Spans
+
+
+class AskTokens(msgspec.Struct, frozen=True):
+    """The payload of the answer is uint32 (samples, T + 1)."""
+
+    run_id: Name
+    spans: Spans
+
+
+SEEN: Final = Method("pipeline.seen", AskSeen, Seen)
+COUNTED: Final = Method("pipeline.counted", AskCounted, Counted)
+REISSUE: Final = Method("pipeline.reissue", Reissue, Done)
+
+
+@dataclass(frozen=True)
+class PipelineCalls:
+    """The methods whose payload limits are the run's."""
+
+    pass_on: Method[Pass, Passed]
+    tokens: Method[AskTokens, Done]
+
+    @staticmethod
+    def of(rules: PipelineRules) -> PipelineCalls:
+        hidden = ActivationCode(rules.activations).size_bytes(rules.tokens * rules.hidden_size)
+        row = TOKEN_BYTES * (rules.seq_len + 1)
+        return PipelineCalls(
+            Method(
+                "pipeline.pass",
+                Pass,
+                Passed,
+                request_payload_max=rules.micro_batch * row + hidden,
+                reply_payload_max=hidden,
+            ),
+            Method("pipeline.tokens", AskTokens, Done, reply_payload_max=FEED_SAMPLES_MAX * row),
+        )
