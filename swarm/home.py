@@ -2,6 +2,9 @@
 
 identity.key   invite   manifest.msgpack   tokenizer.json   regroup.msgpack   addresses.json   events.jsonl
 worker.log   checkpoints/   state.part
+
+In a pipeline what belongs to a stage (regroup.msgpack, seen.msgpack, checkpoints/, state.part) lies in stage-0/,
+stage-1/ ... of its own.
 """
 
 from __future__ import annotations
@@ -21,6 +24,10 @@ class Home:
     """Paths under one peer's home."""
 
     path: Path
+
+    def of_stage(self, stage: int, stages: int) -> Home:
+        """Where that stage's files are, of so many stages: this home itself if there is only one."""
+        return self if stages == 1 else Home(self.path / f"stage-{stage}")
 
     @property
     def identity(self) -> Path:
