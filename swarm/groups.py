@@ -44,7 +44,7 @@ def state_bytes(manifest: Manifest, stage: int = 0) -> int:
 
 def open_store(home: Home, manifest: Manifest, stage: int, identity: Identity, events: EventLog) -> CheckpointStore:
     """Where `home` keeps that stage's checkpoints. They are named after its group, so that no stage loads another's."""
-    folder = home.of_stage(stage, manifest.stages).checkpoints
+    folder = home.stage(stage, manifest.stages).checkpoints
     return CheckpointStore(folder, identity, manifest.group_id(stage), events)
 
 

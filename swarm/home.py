@@ -25,7 +25,7 @@ class Home:
 
     path: Path
 
-    def of_stage(self, stage: int, stages: int) -> Home:
+    def stage(self, stage: int, stages: int) -> Home:
         """Where that stage's files are, of so many stages: this home itself if there is only one."""
         return self if stages == 1 else Home(self.path / f"stage-{stage}")
 
