@@ -1,0 +1,263 @@
+"""One hop of a micro-batch: to some live replica of the next stage, and back with the gradient.
+
+Deadlines nest: what is left of our own caller's must cover a second try elsewhere, so no call gets more than `SHARE` of
+it. Whoever fails, or answers garbage, is tried no more for this micro-batch, and what follows says that it may have been
+counted: then replicas are asked first who has it, and it goes there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import count
+from random import Random
+from typing import Final
+
+import msgspec
+import trio
+
+from peer.errors import NetworkError, ProtocolViolation, StageRefused
+from peer.host import Host
+from peer.rpc import Reply
+from swarm.ledger import Range
+from swarm.pipeline.messages import SEEN, AskSeen, Cause, Pass, Passed, PassOutcome, PipelineCalls
+from swarm.pipeline.rules import Load
+from swarm.wiring import Wiring
+
+SHARE: Final = 0.6  # of our caller's time, for one call
+LEAST_S: Final = 0.05  # with less left, no call is begun
+SEEN_S: Final = 0.5
+POLL_S: Final = 0.25  # replicas are looked up so often while there is none
+PAUSE_MIN_S: Final = 0.01
+GONE_S: Final = 30.0  # longer than any record says that somebody is where it is not
+REFUSALS_MAX: Final = 2  # two replicas that refuse an input are right about it
+
+Replicas = Callable[[], Mapping[str, Load]]
+Accept = Callable[[Reply[Passed]], Awaitable[None]]
+"""What is done with an answer; ProtocolViolation (it is garbage) and StageRefused (it cannot be used) mean a retry."""
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """It came back, after `tries` calls of which the last went to `peer`."""
+
+    passed: Passed
+    peer: str
+    tries: int
+
+
+@dataclass(frozen=True)
+class Undelivered:
+    """It did not, in time; what to tell our own caller."""
+
+    outcome: PassOutcome
+    cause: Cause
+    reason: str
+    begun: bool
+    tries: int
+
+
+@dataclass
+class _Attempt:
+    """What is known of one micro-batch on this hop. `strayed`: replicas that it is not given to again; `barred` of them
+    answered garbage, and get it not even if they have counted it."""
+
+    again: bool
+    until: float
+    tries: int = 0
+    refusals: int = 0
+    begun: bool = False
+    strayed: set[str] = field(default_factory=set)
+    barred: set[str] = field(default_factory=set)
+
+
+class Sender:
+    """Sends micro-batches to the replicas of `group` (stage `stage`), as `replicas` lists them at any time."""
+
+    def __init__(
+        self, host: Host, calls: PipelineCalls, group: str, stage: int, replicas: Replicas, wiring: Wiring | None = None
+    ) -> None:
+        self.wiring: Final = wiring or Wiring(Random(host.peer_id).getrandbits(32))
+        self.stage: Final = stage
+        self.retried = 0
+        """Calls that were made once more."""
+        self._host, self._calls, self._group, self._replicas = host, calls, group, replicas
+        self._known: dict[str, Load] = {}
+        self._gone: dict[str, tuple[float, float]] = {}  # not in the group: its record's time, when we learnt it
+        self._numbers = count()
+        self._stranded = 0
+
+    @property
+    def waiting(self) -> bool:
+        """Whether micro-batches wait because no replica of the stage is alive."""
+        return self._stranded > 0
+
+    async def send(
+        self, request: Pass, payload: memoryview, accept: Accept, until: float = math.inf
+    ) -> Delivered | Undelivered:
+        """Have `request` answered, and the answer accepted, by some replica before the time `until`."""
+        attempt = _Attempt(request.again, until, begun=False)
+        while True:
+            left_s = until - trio.current_time()
+            if left_s < LEAST_S:
+                return _too_late(self.stage, attempt)
+            self._look()
+            peer = await self._choose(request, attempt)
+            if peer is None:
+                await self._wait_for_replicas(attempt)
+                continue
+            if attempt.tries:
+                self.retried += 1
+            attempt.tries += 1
+            ended = await self._try(peer, request, payload, accept, attempt)
+            if ended is not None:
+                return ended
+
+    async def _try(
+        self, peer: str, request: Pass, payload: memoryview, accept: Accept, attempt: _Attempt
+    ) -> Delivered | Undelivered | None:
+        """One call; None: go on elsewhere."""
+        wiring, number = self.wiring, next(self._numbers)
+        timeout_s = min(wiring.deadline_s(peer), SHARE * (attempt.until - trio.current_time()))
+        request = msgspec.structs.replace(request, group=self._group, again=attempt.again)
+        wiring.sent(peer, number, trio.current_time())
+        answered_at = None
+        try:
+            reply = await self._call(peer, request, payload, timeout_s)
+            passed = reply.body
+            answered_at = trio.current_time()
+            if passed.outcome == "done":
+                await accept(reply)
+        except (NetworkError, ProtocolViolation, StageRefused) as error:
+            wiring.failed(peer, number, trio.current_time())
+            attempt.again = attempt.begun = True
+            attempt.strayed.add(peer)
+            if answered_at is not None:
+                attempt.barred.add(peer)
+                if isinstance(error, ProtocolViolation):
+                    self._host.rpc.server.strike(peer, f"{self._calls.pass_on.name}: its answer: {error}")
+            return None
+        except trio.Cancelled:
+            wiring.cancelled(peer, number)
+            raise
+        if passed.outcome == "done":
+            wiring.succeeded(peer, number, answered_at, _seconds(passed.downstream_s), _seconds(passed.queued_s))
+            return Delivered(passed, peer, attempt.tries)
+        attempt.begun |= passed.begun
+        attempt.again |= passed.begun
+        return await self._declined(peer, number, passed, attempt)
+
+    async def _declined(
+        self, peer: str, number: int, passed: Passed, attempt: _Attempt
+    ) -> Undelivered | None:
+        """`peer` answered that it has not done it."""
+        wiring, now = self.wiring, trio.current_time()
+        if passed.outcome == "elsewhere":
+            wiring.cancelled(peer, number)
+            self._gone[peer] = (self._known[peer].at if peer in self._known else 0.0, now)
+            return None
+        if passed.outcome == "refused":
+            wiring.cancelled(peer, number)
+            attempt.refusals += 1
+            attempt.strayed.add(peer)
+            if passed.cause == "stale" or attempt.refusals >= REFUSALS_MAX or not self._others(attempt):
+                return Undelivered("refused", passed.cause, passed.reason, attempt.begun, attempt.tries)
+            return None
+        wiring.declined(peer, number, now)
+        pause_s = wiring.pause_s(now)
+        if passed.outcome == "later" or not self._others_than(peer):
+            pause_s = max(pause_s, min(_seconds(passed.retry_after_s), 1.0))
+        await trio.sleep(min(max(PAUSE_MIN_S, pause_s), max(0.0, attempt.until - now)))
+        return None
+
+    async def _choose(self, request: Pass, attempt: _Attempt) -> str | None:
+        """Who has it already, if it may have been counted; else whom the wiring names. None if nobody is left."""
+        if attempt.again and not request.evaluate:
+            holder = await self._who_has(request.span, attempt)
+            if holder is not None:
+                return holder
+        chosen = self.wiring.choose(trio.current_time(), exclude=attempt.strayed)
+        if chosen is None and attempt.strayed and self.wiring.replicas:
+            attempt.strayed = set(attempt.barred) if attempt.barred.issuperset(self.wiring.replicas) else set()
+            attempt.barred = set()
+            await trio.sleep(min(POLL_S, max(0.0, attempt.until - trio.current_time())))  # all failed: one after another
+            chosen = self.wiring.choose(trio.current_time(), exclude=attempt.strayed)
+            if chosen is None:
+                attempt.strayed = set()
+                chosen = self.wiring.choose(trio.current_time())
+        return chosen
+
+    async def _who_has(self, span: Range, attempt: _Attempt) -> str | None:
+        """The first live replica to say that it has counted `span`; None if none does in time."""
+        holder: str | None = None
+        timeout_s = min(SEEN_S, 0.2 * (attempt.until - trio.current_time()))
+        async with trio.open_nursery() as nursery:
+
+            async def ask(peer: str) -> None:
+                nonlocal holder
+                try:
+                    seen = await self._host.rpc.call(peer, SEEN, AskSeen(self._group, (span,)), timeout_s=timeout_s)
+                except (NetworkError, ProtocolViolation):
+                    return
+                if seen.body.counted == (True,):
+                    holder = peer
+                    nursery.cancel_scope.cancel()
+
+            for peer in self.wiring.replicas:
+                if peer not in attempt.barred and peer not in self._host.suspects:
+                    nursery.start_soon(ask, peer)
+        return holder
+
+    async def _call(self, peer: str, request: Pass, payload: memoryview, timeout_s: float) -> Reply[Passed]:
+        """Raises as Rpc.call; DeadlineExceeded too when the heartbeat finds the peer dead or frozen meanwhile."""
+        return await self._host.rpc.call(peer, self._calls.pass_on, request, payload, timeout_s=timeout_s)
+
+    async def _wait_for_replicas(self, attempt: _Attempt) -> None:
+        self._stranded += 1
+        try:
+            if self._stranded == 1:
+                self._host.events.emit("pipeline_waiting", stage=self.stage)
+            while not self.wiring.replicas:
+                left_s = attempt.until - trio.current_time()
+                if left_s < LEAST_S:
+                    return
+                await trio.sleep(min(POLL_S, left_s))
+                self._look()
+        finally:
+            self._stranded -= 1
+            if not self._stranded and self.wiring.replicas:
+                self._host.events.emit("pipeline_resumed", stage=self.stage)
+
+    def _look(self) -> None:
+        """Bring the wiring up to date with the records."""
+        now = trio.current_time()
+        found = dict(self._replicas())
+        for peer, (at, since) in list(self._gone.items()):
+            if peer not in found or found[peer].at != at or now - since > GONE_S:
+                del self._gone[peer]
+            else:
+                del found[peer]
+        if found == self._known:
+            return
+        self.wiring.update(found, now)
+        for peer, load in found.items():
+            if self._known.get(peer) != load:
+                self.wiring.published(peer, load.queue, load.service_s, 0.0)
+        self._known = found
+
+    def _others(self, attempt: _Attempt) -> bool:
+        return any(peer not in attempt.strayed for peer in self.wiring.replicas)
+
+    def _others_than(self, peer: str) -> bool:
+        return any(other != peer for other in self.wiring.replicas)
+
+
+def _seconds(value: float) -> float:
+    """What a peer says, if it is a time at all."""
+    return value if math.isfinite(value) and value > 0 else 0.0
+
+
+def _too_late(stage: int, attempt: _Attempt) -> Undelivered:
+    reason = f"no replica of stage {stage} answered in time"
+    return Undelivered("busy", "onward", reason, attempt.begun, attempt.tries)
