@@ -14,7 +14,7 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +66,11 @@ class NoTraining:
     def wrap_up(self) -> None:
         """There is nothing to end."""
 
-    def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None) -> None:
+    def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None, head: Head) -> None:
         """There is nobody to train with it."""
+
+    async def gather(self, members: Sequence[str]) -> None:
+        await trio.sleep_forever()
 
 
 def diloco_state(numel: int, codec: str, outer: DilocoOuter) -> OuterState:

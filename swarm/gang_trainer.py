@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Final
 
 import torch
@@ -14,6 +15,7 @@ from peer.errors import WorkerError
 from peer.events import EventLog
 from peer.gang import Gang
 from peer.orders import InnerOrders, Span
+from swarm.chain import Head
 from swarm.trainer import Order, Work
 
 SPEED_MEMORY: Final = 0.7  # of the smoothed speed; volunteers' machines have other things to do at times
@@ -68,8 +70,11 @@ class GangTrainer:
     def wrap_up(self) -> None:
         self._gang.stop_inner()
 
-    def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None) -> None:
+    def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None, head: Head | None = None) -> None:
         self._gang.outer.copy_(theta)
+
+    async def gather(self, members: Sequence[str]) -> None:
+        await trio.sleep_forever()
 
     async def _validate_if_due(self) -> None:
         if trio.current_time() >= self._validates_from:

@@ -199,7 +199,7 @@ class Leader:
 
     def _usable(self, member: Member, signed: Signed, plan: WorkPlan) -> bool:
         try:
-            body = open_contribution(signed, plan, self._round.coding.count, self._post.pace.batch_size)
+            body = open_contribution(signed, plan, self._round.coding.count, self._height.head, self._post.pace)
             if body.member != member:
                 raise ProtocolViolation("a contribution was handed in as another peer's")
         except ProtocolViolation as error:

@@ -8,10 +8,13 @@ their peer died, was too slow or was left out of the commit. Those are handed ou
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Final
 
 import msgspec
 
 Range = tuple[int, int]  # half-open: [first, last)
+NUMBERS_END: Final = 1 << 53
 
 
 class Ledger(msgspec.Struct, frozen=True):
@@ -22,6 +25,10 @@ class Ledger(msgspec.Struct, frozen=True):
     cursor: int = 0
     returned: tuple[Range, ...] = ()
     promised: tuple[tuple[str, tuple[Range, ...]], ...] = ()
+
+    def is_free(self, ranges: Iterable[Range]) -> bool:
+        """Whether none of those samples was committed. What is promised is not free."""
+        return contains([*self.returned, (self.cursor, NUMBERS_END)], ranges)
 
     def promise(self, peer: str) -> tuple[Range, ...]:
         return next((ranges for holder, ranges in self.promised if holder == peer), ())
@@ -51,16 +58,17 @@ class Ledger(msgspec.Struct, frozen=True):
         consumed: Iterable[tuple[Range, ...]],
         promised: Mapping[str, tuple[Range, ...]] | None = None,
     ) -> Ledger:
-        """The ledger after a commit that contains exactly the `consumed` samples of those `assigned`, and begins the
-        next round with those `promised`. Promises of old that were not among those assigned are given back."""
+        """The ledger after a commit that contains exactly the `consumed` samples, which were `assigned` or free, and
+        begins the next round with those `promised`. Promises of old that were not among those assigned are given
+        back."""
         promises = tuple(sorted((peer, ranges) for peer, ranges in (promised or {}).items() if ranges))
-        taken = _union(r for ranges in assigned for r in ranges)
-        handed = _union([*taken, *(r for _, ranges in promises for r in ranges)])
-        used = _union([*(r for ranges in consumed for r in ranges), *(r for _, ranges in promises for r in ranges)])
+        ahead = [r for _, ranges in promises for r in ranges]
+        used = _union([*(r for ranges in consumed for r in ranges), *ahead])
+        handed = _union([*(r for ranges in assigned for r in ranges), *used])
         cursor = max([self.cursor, *(last for _, last in handed)])
         broken = [r for _, ranges in self.promised for r in ranges]
-        unhanded = _subtract(_union([*self.returned, *broken, (self.cursor, cursor)]), handed)
-        return Ledger(cursor, tuple(_union([*unhanded, *_subtract(handed, used)])), promises)
+        left = _union([*self.returned, *broken, (self.cursor, cursor), *handed])
+        return Ledger(cursor, tuple(_subtract(left, used)), promises)
 
 
 def head_of(ranges: Sequence[Range], count: int) -> tuple[Range, ...]:
@@ -94,6 +102,16 @@ def contains(outer: Iterable[Range], inner: Iterable[Range]) -> bool:
     return not _subtract(_union(inner), _union(outer))
 
 
+def union(ranges: Iterable[Range]) -> tuple[Range, ...]:
+    """All samples that lie in any of `ranges`, in order, in as few ranges as can be."""
+    return tuple(_union(ranges))
+
+
+def without(ranges: Iterable[Range], others: Iterable[Range]) -> tuple[Range, ...]:
+    """The samples of `ranges` that lie in none of `others`, in order."""
+    return tuple(_subtract(_union(ranges), _union(others)))
+
+
 def overlaps(assignments: Mapping[str, tuple[Range, ...]]) -> bool:
     """Whether any sample is handed to two contributors, or twice to one."""
     flat = [r for ranges in assignments.values() for r in ranges]
@@ -115,10 +133,13 @@ def _union(ranges: Iterable[Range]) -> list[Range]:
 def _subtract(ranges: Sequence[Range], holes: Sequence[Range]) -> list[Range]:
     """Both sorted and disjoint."""
     left: list[Range] = []
+    passed = 0  # holes that end before whatever is still to come
     for first, last in ranges:
-        for hole_first, hole_last in holes:
-            if hole_last <= first or hole_first >= last:
-                continue
+        while passed < len(holes) and holes[passed][1] <= first:
+            passed += 1
+        for hole_first, hole_last in islice(holes, passed, None):
+            if hole_first >= last:
+                break
             if hole_first > first:
                 left.append((first, hole_first))
             first = max(first, hole_last)

@@ -27,6 +27,7 @@ from peer.errors import WorkerError
 from peer.events import EventLog
 from peer.gang import Gang
 from peer.orders import InnerOrders, Span
+from swarm.chain import Head
 from swarm.gang_trainer import NOTHING, GangTrainer, spans_of
 from swarm.ledger import Range, tail_of
 from swarm.trainer import Order, Work
@@ -46,7 +47,7 @@ class Taking(Protocol):
         ...
 
     def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None) -> None:
-        """As `Trainer.adopt`."""
+        """As `Trainer.adopt`, which knows the head too."""
         ...
 
 
@@ -121,7 +122,7 @@ class OverlapTrainer(GangTrainer):
         if self._training:
             self._gang.stop_inner()
 
-    def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None) -> None:
+    def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None, head: Head | None = None) -> None:
         self._fresh = self._fresh or changed is None
         self._taking.adopt(theta, changed)
 

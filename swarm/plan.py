@@ -9,9 +9,9 @@ and sent back to all (butterfly all-reduce with one owner a slice).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from statistics import median
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 from blake3 import blake3
@@ -19,11 +19,13 @@ from blake3 import blake3
 from peer.errors import ProtocolViolation
 from peer.identity import Signed, open_body
 from swarm.chain import Count, Hash, Head, Member
-from swarm.ledger import Range, contains, count, head_of, overlaps
+from swarm.ledger import Range, contains, count, head_of, overlaps, union
 from swarm.pace import Pace, with_surplus
 
 EQUAL_WITHIN: Final = 3.0  # links whose speeds differ by less than this share equally: measurements are noisy
 ROUND_TIME_SLACK: Final = 2.0  # a contributor may take this many times the expected compute time
+RANGES_MAX: Final = 1 << 15  # of samples, in one contribution
+REACH_MAX: Final = 1 << 40  # samples: no contribution is further ahead of the ledger, or numbers would run out
 
 CONTRIBUTION_KIND: Final = "contribution"
 PLAN_KIND: Final = "plan"
@@ -32,12 +34,16 @@ PLAN_KIND: Final = "plan"
 class Assignment(msgspec.Struct, frozen=True):
     """`steps` inner steps on the samples in `ranges` (see `swarm.ledger`); `ahead` is promised to the member for the
     next round, so that it can train on while this one's exchange is in flight. Ranges that were promised may hold more
-    than `steps` need: a member that waits for the others may use them up."""
+    than `steps` need: a member that waits for the others may use them up.
+
+    In a pipeline only the first stage is assigned samples; `steps` bounds what another may claim. `anew`: the member is
+    to forget what it has counted since the last commit, since others have counted the same."""
 
     member: Member
     ranges: tuple[Range, ...]
     steps: int
     ahead: tuple[Range, ...] = ()
+    anew: bool = False
 
 
 class WorkPlan(msgspec.Struct, frozen=True):
@@ -61,7 +67,8 @@ class WorkPlan(msgspec.Struct, frozen=True):
 class Contribution(msgspec.Struct, frozen=True):
     """What a contributor commits to, signed, before it sends a byte: the blake3 hash and the squared norm (of the
     decoded values, float64) of each encoded slice of its pseudo-gradient. No slices at all if it did no work (`steps`
-    = 0)."""
+    = 0). `counted`, in a pipeline: the samples that are in it, in order; elsewhere they are the first of those
+    assigned."""
 
     head: Hash
     plan: Hash
@@ -71,6 +78,7 @@ class Contribution(msgspec.Struct, frozen=True):
     loss: float
     hashes: tuple[Hash, ...]
     sqnorms: tuple[float, ...]
+    counted: Annotated[tuple[Range, ...], msgspec.Meta(max_length=RANGES_MAX)] = ()
 
     @property
     def norm(self) -> float:
@@ -92,28 +100,35 @@ class Roster(msgspec.Struct, frozen=True):
         return blake3(_ENCODER.encode(self)).digest()
 
 
-def make_plan(head: Head, attempt: int, members: Mapping[Member, float], pace: Pace) -> WorkPlan:
-    """Assign a round's work. `members` maps each to its measured speed in inner steps a second, 0 if not yet known."""
+def make_plan(
+    head: Head, attempt: int, members: Mapping[Member, float], pace: Pace, anew: Collection[Member] = ()
+) -> WorkPlan:
+    """Assign a round's work. `members` maps each to its measured speed in inner steps a second, 0 if not yet known;
+    those in `anew` are to forget what they have."""
     counts, expected_s = pace.divide(head, members)
     ordered = sorted(members)
-    ranges = {member: head.ledger.promise(member.peer) for member in ordered}
-    fresh = [member for member in ordered if not ranges[member]]
-    eager = ordered if pace.overlaps else []
-    wanted = [counts[member] for member in fresh] + [with_surplus(counts[member]) for member in eager]
-    handed = head.ledger.assign([steps * pace.batch_size for steps in wanted])
-    ranges.update(zip(fresh, handed, strict=False))
-    ahead = dict(zip(eager, handed[len(fresh) :], strict=True))
-    steps = {member: min(counts[member], count(ranges[member]) // pace.batch_size) for member in ordered}
+    assignments = [Assignment(m, (), counts[m]) for m in ordered] if pace.stage else _assign(head, counts, pace)
     return WorkPlan(
         head=head.hash,
         round=head.round + 1,
         attempt=attempt,
-        assignments=tuple(
-            Assignment(member, ranges[member], steps[member], ahead.get(member, ()))
-            for member in ordered
-        ),
+        assignments=tuple(msgspec.structs.replace(a, anew=a.member in anew) for a in assignments),
         deadline_s=min(pace.compute_s_max, ROUND_TIME_SLACK * expected_s + 5.0),
     )
+
+
+def _assign(head: Head, counts: Mapping[Member, int], pace: Pace) -> list[Assignment]:
+    """Samples for each member's steps: those it was promised, or the next that are free."""
+    ordered = sorted(counts)
+    ranges = {member: head.ledger.promise(member.peer) for member in ordered}
+    fresh = [member for member in ordered if not ranges[member]]
+    eager = ordered if pace.overlaps else []
+    wanted = [counts[member] for member in fresh] + [with_surplus(counts[member]) for member in eager]
+    handed = head.ledger.assign([steps * pace.unit for steps in wanted])
+    ranges.update(zip(fresh, handed, strict=False))
+    ahead = dict(zip(eager, handed[len(fresh) :], strict=True))
+    steps = {member: min(counts[member], count(ranges[member]) // pace.unit) for member in ordered}
+    return [Assignment(m, ranges[m], steps[m], ahead.get(m, ())) for m in ordered]
 
 
 def check_plan(plan: WorkPlan, head: Head, pace: Pace) -> None:
@@ -124,11 +139,17 @@ def check_plan(plan: WorkPlan, head: Head, pace: Pace) -> None:
     if len(ranges) != len(plan.assignments) or not plan.assignments:
         raise ProtocolViolation("the plan names a peer twice, or nobody")
     pace.check(head, {a.member: a.steps for a in plan.assignments})
-    needed = {a.member.peer: a.steps * pace.batch_size for a in plan.assignments}
+    if not 0 < plan.deadline_s <= pace.compute_s_max:
+        raise ProtocolViolation("the plan's deadline is outside what the run's manifest allows")
+    if pace.stage:
+        if any(a.ranges or a.ahead for a in plan.assignments):
+            raise ProtocolViolation("the plan assigns samples to a stage that is assigned none")
+        return
+    needed = {a.member.peer: a.steps * pace.unit for a in plan.assignments}
     surplus = {peer: count(r) - needed[peer] for peer, r in ranges.items()}
     if any(more < 0 or (more and not head.ledger.promise(peer)) for peer, more in surplus.items()):
         raise ProtocolViolation("the plan assigns an impossible amount of work")
-    if any(count(a.ahead) > pace.ahead(head) * pace.batch_size for a in plan.assignments):
+    if any(count(a.ahead) > pace.ahead(head) * pace.unit for a in plan.assignments):
         raise ProtocolViolation("the plan promises more work than a round has")
     handed = {peer: r for peer, r in ranges.items() if not head.ledger.promise(peer)}
     if any(ranges[peer] != promise for peer, promise in head.ledger.promised if peer in ranges):
@@ -141,8 +162,6 @@ def check_plan(plan: WorkPlan, head: Head, pace: Pace) -> None:
     end = head.ledger.cursor + sum(count(r) for r in handed.values())
     if any(not contains([*head.ledger.returned, (head.ledger.cursor, end)], r) for r in handed.values()):
         raise ProtocolViolation("the plan assigns samples that are not free")
-    if not 0 < plan.deadline_s <= pace.compute_s_max:
-        raise ProtocolViolation("the plan's deadline is outside what the run's manifest allows")
 
 
 def share_slices(slices: int, bandwidths: Sequence[float]) -> tuple[int, ...]:
@@ -161,7 +180,7 @@ def share_slices(slices: int, bandwidths: Sequence[float]) -> tuple[int, ...]:
     return tuple(owners)
 
 
-def open_contribution(signed: Signed, plan: WorkPlan, slices: int, batch_size: int) -> Contribution:
+def open_contribution(signed: Signed, plan: WorkPlan, slices: int, head: Head, pace: Pace) -> Contribution:
     """Check one commitment against the plan; `ProtocolViolation` if it is forged, foreign or claims too much."""
     body = open_body(signed, CONTRIBUTION_KIND, Contribution)
     assignment = plan.of(body.member)
@@ -169,7 +188,11 @@ def open_contribution(signed: Signed, plan: WorkPlan, slices: int, batch_size: i
         raise ProtocolViolation("a contribution belongs to another plan")
     if body.member.peer != signed.signer:
         raise ProtocolViolation("a contribution is signed by another peer than it names")
-    if body.steps < 0 or body.samples != body.steps * batch_size or body.samples > count(assignment.ranges):
+    if pace.pipeline:
+        _check_counted(body, assignment, head, pace)
+    elif body.counted:
+        raise ProtocolViolation("a contribution names samples, which only a stage of a pipeline does")
+    elif body.steps < 0 or body.samples != body.steps * pace.batch_size or body.samples > count(assignment.ranges):
         raise ProtocolViolation("a contribution claims more work than was assigned")
     expected = slices if body.steps else 0
     if len(body.hashes) != expected or len(body.sqnorms) != expected or any(len(h) != 32 for h in body.hashes):
@@ -179,13 +202,28 @@ def open_contribution(signed: Signed, plan: WorkPlan, slices: int, batch_size: i
     return body
 
 
-def open_roster(roster: Roster, head: Head, plan: WorkPlan, slices: int, batch_size: int) -> list[Contribution]:
-    """Check a roster against the head and the plan; returns its contributions in order."""
+def _check_counted(body: Contribution, assignment: Assignment, head: Head, pace: Pace) -> None:
+    if body.counted != union(body.counted) or body.samples != count(body.counted):
+        raise ProtocolViolation("a contribution does not say which samples it is made of")
+    most = pace.most_steps(head)
+    if not 0 <= body.steps <= most or body.samples > most * pace.unit or (body.steps > 0) != (body.samples > 0):
+        raise ProtocolViolation("a contribution claims an impossible amount of work")
+    if not head.ledger.is_free(body.counted) or any(last > head.ledger.cursor + REACH_MAX for _, last in body.counted):
+        raise ProtocolViolation("a contribution counts samples that are not free")
+    batch = pace.batch(head)
+    given = assignment.ranges if batch is None else (batch,)
+    if not (batch is None and pace.stage) and not contains(given, body.counted):
+        raise ProtocolViolation("a contribution counts samples that this round is not about")
+
+
+def open_roster(roster: Roster, head: Head, plan: WorkPlan, slices: int, pace: Pace) -> list[Contribution]:
+    """Check a roster against the head and the plan; returns its contributions in order. Where some have counted the
+    same samples, `swarm.counted` tells which are merged."""
     if roster.head != head.hash or roster.plan != plan.hash:
         raise ProtocolViolation("the roster is for another round or plan")
     if len(roster.contributions) > len(plan.assignments):
         raise ProtocolViolation("the roster names more peers than were assigned work")
-    bodies = [open_contribution(signed, plan, slices, batch_size) for signed in roster.contributions]
+    bodies = [open_contribution(signed, plan, slices, head, pace) for signed in roster.contributions]
     members = [body.member for body in bodies]
     if members != sorted(members) or len({m.peer for m in members}) != len(members):
         raise ProtocolViolation("the roster is out of order or names a peer twice")
@@ -204,12 +242,13 @@ def next_head(
     pace: Pace,
     state_hash: bytes,
 ) -> Head:
-    """The head a completed exchange leads to. `merged` are the contributions that passed the gate; `everyone` stays."""
+    """The head a completed exchange leads to. `merged` are the contributions that passed the gate, no two of which have
+    counted the same; `everyone` stays."""
     consumed = []
     for body in merged:
         assignment = plan.of(body.member)
         assert assignment is not None
-        consumed.append(head_of(assignment.ranges, body.samples))
+        consumed.append(body.counted if pace.pipeline else head_of(assignment.ranges, body.samples))
     staying = {body.member for body in everyone}
     promised = {a.member.peer: a.ahead for a in plan.assignments if a.member in staying}
     return Head(
@@ -220,7 +259,7 @@ def next_head(
         state_hash=state_hash,
         members=tuple(body.member for body in everyone),
         ledger=head.ledger.settle([a.ranges for a in plan.assignments], consumed, promised),
-        inner_step=head.inner_step + pace.advance(max((body.steps for body in merged), default=0)),
+        inner_step=head.inner_step + pace.advance(head, max((body.steps for body in merged), default=0)),
         tokens=head.tokens + pace.seq_len * sum(body.samples for body in merged),
     )
 

@@ -244,8 +244,7 @@ class Round:
 
     def merge_of(self, roster: Roster, plan: WorkPlan, signed_plan: Signed) -> Merge:
         """Check a roster and derive what it merges. `RoundDiscarded` if the gate lets nobody's update pass."""
-        pace = self.post.pace
-        bodies = open_roster(roster, self.height.head, plan, self.coding.count, pace.batch_size)
+        bodies = open_roster(roster, self.height.head, plan, self.coding.count, self.post.pace)
         weights = self._weights(bodies)
         if not any(weights):
             raise RoundDiscarded("no contributor has a usable update")

@@ -3,12 +3,15 @@ here)."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from optim.recipes.interface import Turn
+from swarm.chain import Head
+from swarm.ledger import Range
 from swarm.plan import Assignment
 
 
@@ -16,12 +19,14 @@ from swarm.plan import Assignment
 class Work:
     """What a trainer did: `steps` inner steps on the first `samples` samples it was assigned, mean training `loss`
     (nats a token), and `product`, what the method asked for at the round's places, flat fp32, shape (m,): outer minus
-    local weights, or the mean gradient. The buffer stays valid until the next call of `train`."""
+    local weights, or the mean gradient. The buffer stays valid until the next call of `train`. A stage of a pipeline
+    names the samples that it `counted`, whoever was assigned them."""
 
     steps: int
     samples: int
     loss: float
     product: torch.Tensor
+    counted: tuple[Range, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,12 @@ class Trainer(Protocol):
         """Let a running `train` return after the step it is in."""
         ...
 
-    def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None) -> None:
-        """Take over new outer weights, flat fp32, shape (P,). `changed`: where a commit changed them; None: the state
-        was replaced, and whatever was trained from the old one is void."""
+    def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None, head: Head) -> None:
+        """Take over the outer weights of `head`, flat fp32, shape (P,). `changed`: where a commit changed them; None:
+        the state was replaced, and whatever was trained from the old one is void."""
+        ...
+
+    async def gather(self, members: Sequence[str]) -> None:
+        """The leader's part while `members` (peer ids) train: returns when all together have done what the round needs
+        and are to wrap up; never, where each knows by itself when it is done."""
         ...

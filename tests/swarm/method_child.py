@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import secrets
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -68,8 +68,11 @@ class Invented:
     def wrap_up(self) -> None:
         """There is nothing to end."""
 
-    def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None) -> None:
+    def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None, head: Head) -> None:
         """There is nobody to train with it."""
+
+    async def gather(self, members: Sequence[str]) -> None:
+        await trio.sleep_forever()
 
 
 class Reporter:

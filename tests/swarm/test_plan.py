@@ -137,10 +137,10 @@ def test_who_trains_ahead_is_promised_more_than_it_has_to_do_and_may_use_it_up(
         for steps, fits in ((most, True), (most + 1, False)):
             signed = contribution(i, plan, steps=steps, samples=steps * BATCH)
             if fits:
-                open_contribution(signed, plan, SLICES, BATCH)
+                open_contribution(signed, plan, SLICES, head, AHEAD)
             else:
                 with pytest.raises(ProtocolViolation, match="more work"):
-                    open_contribution(signed, plan, SLICES, BATCH)
+                    open_contribution(signed, plan, SLICES, head, AHEAD)
 
 
 odd = st.floats(allow_nan=True, allow_infinity=True)
@@ -174,13 +174,13 @@ def test_a_boast_does_not_starve_the_others() -> None:
 
 def refuse_contribution(signed: Signed, reason: str) -> None:
     with pytest.raises(ProtocolViolation, match=reason):
-        open_contribution(signed, PLAN, SLICES, BATCH)
+        open_contribution(signed, PLAN, SLICES, HEAD, PACE)
 
 
 def test_an_honest_contribution_passes_also_one_of_nothing() -> None:
-    assert open_contribution(contribution(1), PLAN, SLICES, BATCH).norm == pytest.approx(math.sqrt(SLICES))
-    open_contribution(contribution(1, steps=0, samples=0, hashes=(), sqnorms=()), PLAN, SLICES, BATCH)
-    open_contribution(contribution(1, steps=3, samples=6), PLAN, SLICES, BATCH)
+    assert open_contribution(contribution(1), PLAN, SLICES, HEAD, PACE).norm == pytest.approx(math.sqrt(SLICES))
+    open_contribution(contribution(1, steps=0, samples=0, hashes=(), sqnorms=()), PLAN, SLICES, HEAD, PACE)
+    open_contribution(contribution(1, steps=3, samples=6), PLAN, SLICES, HEAD, PACE)
 
 
 def test_forged_and_foreign_contributions_are_refused() -> None:
@@ -226,11 +226,11 @@ def test_slices_are_counted_and_norms_are_finite() -> None:
 
 def refuse_roster(roster: Roster, reason: str) -> None:
     with pytest.raises(ProtocolViolation, match=reason):
-        open_roster(roster, HEAD, PLAN, SLICES, BATCH)
+        open_roster(roster, HEAD, PLAN, SLICES, PACE)
 
 
 def test_an_honest_roster_passes() -> None:
-    assert [body.member for body in open_roster(ROSTER, HEAD, PLAN, SLICES, BATCH)] == list(MEMBERS)
+    assert [body.member for body in open_roster(ROSTER, HEAD, PLAN, SLICES, PACE)] == list(MEMBERS)
 
 
 def test_what_is_wrong_with_a_roster() -> None:
@@ -249,7 +249,7 @@ def test_what_is_wrong_with_a_roster() -> None:
 def test_newcomers_are_no_majority() -> None:
     lone = replace(HEAD, members=(Member("somebody else", "s"), *MEMBERS[:1]))
     with pytest.raises(ProtocolViolation, match="no majority"):
-        open_roster(replace(ROSTER, head=lone.hash), lone, PLAN, SLICES, BATCH)
+        open_roster(replace(ROSTER, head=lone.hash), lone, PLAN, SLICES, PACE)
 
 
 # -- slices ---------------------------------------------------------------------------------------------------------
@@ -281,7 +281,8 @@ def test_the_next_head_gives_back_what_was_not_merged(steps: list[int], dropped:
     for i, n in enumerate(steps):
         slices = SLICES if n else 0
         claims = {"hashes": (b"h" * 32,) * slices, "sqnorms": (1.0,) * slices}
-        bodies.append(open_contribution(contribution(i, steps=n, samples=n * BATCH, **claims), PLAN, SLICES, BATCH))
+        signed = contribution(i, steps=n, samples=n * BATCH, **claims)
+        bodies.append(open_contribution(signed, PLAN, SLICES, HEAD, PACE))
     merged = [body for i, body in enumerate(bodies) if i not in dropped and body.steps]
     assume(merged)
     after = next_head(HEAD, PLAN, merged, bodies, PACE, b"t" * 32)
