@@ -2,43 +2,50 @@
 
 Shapes: B sequences, T tokens, C hidden_size, P parameters of this stage (the length of its flat vectors).
 
-Gradients are those of the loss in nats summed over the tokens of a micro-batch, so that micro-batches of any size just
-add up; the mean over all tokens is taken once, at the end. Every call checks its input first and either does all or
-raises StageRefused and changes nothing.
+Every call checks its input first and either does all or raises StageRefused and changes nothing.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from contextlib import nullcontext
+from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.utils import get_total_norm
 
 from peer.config import InnerConfig, ModelConfig
-from peer.device import Device, uses_bf16
+from peer.device import Device
 from peer.errors import StageRefused
 from peer.inner import InnerOptimizer, InnerSpec, build_inner
 from peer.inner_fused import FusedAdamW
 from peer.layout import FlatLayout
-from peer.model import Decoder
 from peer.stage_checks import check_gradient, check_input, require_finite
-from peer.stage_spec import MicroBatch, Moved, StageSpec, Taken
-from peer.stage_store import ActivationStore, GraphSize, Held
+from peer.stage_compute import StageCompute
+from peer.stage_gradient import GradientSum
+from peer.stage_spec import MicroBatch, Moved, PassKey, StageSpec, Taken
+from peer.stage_store import ActivationStore, Held
 from peer.training import learning_rate
 
 
+@dataclass(frozen=True)
+class _Captured:
+    """The local weights as they were exported, and the ids whose gradients had gone into them."""
+
+    local: Tensor
+    learned: frozenset[str]
+
+
 class Stage:
-    """The blocks `spec.layers` of `model` on `device`, with `local` weights, summed `gradient` (both flat, P fp32) and
-    an inner `optimizer`.
+    """The blocks `spec.layers` of `model` on `device`, with `local` weights (flat, P fp32), the `gradient` gathered
+    for their next step, and an inner `optimizer`.
 
     Its weights have an `epoch`, a number the network gives: of target batches in synchronous mode, of outer commits in
     DiLoCo mode (inner steps leave it alone); None until weights are imported. A micro-batch more than `spec.staleness`
     epochs away from it, either way, is refused. One that went forward before the weights last changed, and is not
     too old, has its forward computed anew in the backward: its gradient is that of the weights at that time.
+
+    With `spec.previous` the weights of the epoch before are kept. A micro-batch of that epoch that is not counted is
+    then computed with those, also where one went forward in that epoch and comes backward in this.
 
     Not safe for threads. Raises ConfigError for a model that cannot be cut so.
     """
@@ -48,43 +55,40 @@ class Stage:
         self.model, self.inner, self.spec, self.device = model, inner, spec, device
         self.layout = FlatLayout.of(model, spec.layers)
         self.local = torch.zeros(self.layout.numel, device=device.torch)
-        self.gradient = torch.zeros_like(self.local)
         build = FusedAdamW if inner.optimizer == "adamw" else build_inner
         self.optimizer: InnerOptimizer = build(InnerSpec.of(inner), self.layout, self.local)
         self.epoch: int | None = None
         self.held = ActivationStore(spec.held_max, spec.held_max_bytes)
-        decoder = Decoder(model, self.local, spec.layers)
-        views = self.layout.views(self.gradient)
-        self._parameters = [parameter for _, parameter in decoder.canonical_parameters()]
-        self._gradients = [views[name] for name, _ in decoder.canonical_parameters()]
-        self.compiled = inner.compile and device.compile
-        self._decoder: Callable[[Tensor], Tensor] = torch.compile(decoder) if self.compiled else decoder
-        self._bf16 = uses_bf16(device, inner)
         self._graph_bytes: dict[torch.Size, int] = {}  # by the shape of the input: measured once
-        self._seen: dict[
-            str, int
-        ] = {}  # id -> epoch of micro-batches whose backward is done, while they may come again
-        self._counted: dict[str, int] = {}  # id -> epoch of those in `gradient`
-        self._tokens = 0  # of these
+        self._present = StageCompute(model, inner, device, spec, self.local, self._graph_bytes)
+        self._previous: StageCompute | None = None
+        if spec.previous:
+            flat = torch.zeros_like(self.local)
+            self._previous = StageCompute(model, inner, device, spec, flat, self._graph_bytes)
+        self._previous_epoch: int | None = None
+        self.gradient = GradientSum(self.layout, self._present.names, self.local)
+        self.compiled = self._present.compiled
+        self._captured: _Captured | None = None
+        self._seen: dict[str, int] = {}  # id -> epoch of the micro-batches learned from since the weights were imported
 
     def forward(self, micro_batch: MicroBatch, x: Tensor, targets: Tensor | None = None, keep: bool = True) -> Tensor:
         """The hidden state (B, T, C) for the next stage; of the last one each token's loss in nats, (B, T). fp32.
 
         `x`: token ids (B, T) int64 for the first stage, else the hidden state (B, T, C) fp32; copied. `targets` (B, T)
-        int64, the ids that follow, are for the last stage alone. `keep`: hold what the backward needs under the id;
-        without it (evaluation) the id means nothing. Raises StageRefused.
+        int64, the ids that follow, are for the last stage alone. `keep`: hold what the backward needs under the key of
+        the micro-batch; without it (evaluation) the key means nothing. Raises StageRefused.
         """
-        self._check(micro_batch)
+        epoch = self._check(micro_batch)
         check_input(self.spec, self.model, x, targets)
-        if keep and (micro_batch.id in self.held or micro_batch.id in self._seen):
-            raise StageRefused(f"micro-batch {micro_batch.id!r} has been here: it counts once a stage", "duplicate")
+        if keep:
+            self._check_new(micro_batch)
         x = x.detach().to(self.device.torch, copy=True)
-        held = Held(micro_batch, x, None if targets is None else targets.to(self.device.torch, copy=True))
-        with_graph = keep and not self.spec.recompute
+        held = Held(micro_batch, epoch, x, None if targets is None else targets.to(self.device.torch, copy=True))
+        with_graph = keep and not self.spec.recompute and (micro_batch.count or not self.spec.is_first)
         if keep:
             graph_bytes = self._graph_bytes.get(x.shape, 0) if with_graph else 0
             self.held.require_room(held.size_bytes + graph_bytes)
-        out = self._run(held, with_graph)
+        out = self._compute(held, micro_batch.count).run(held, with_graph)
         result = out.detach()
         require_finite(result, "the stage's output")
         if keep:
@@ -94,42 +98,43 @@ class Stage:
         return result
 
     def backward(self, micro_batch: MicroBatch, gradient: Tensor | None = None) -> Tensor | None:
-        """Count the micro-batch in `gradient` and let go of it; the gradient of its input (B, T, C), None on the first.
+        """The gradient of the micro-batch's input (B, T, C), None on the first stage; let go of it, and, if it is to be
+        counted, add it to `gradient`.
 
-        `gradient` (B, T, C) fp32 is that of what `forward` returned, None on the last stage. Raises StageRefused; the
-        micro-batch is then still held, for a better gradient.
+        `gradient` (B, T, C) fp32 is that of what `forward` returned, None on the last stage. One whose forward was to
+        be counted may end uncounted, but not the other way round. Raises StageRefused; the micro-batch is then still
+        held, for a better gradient.
         """
         self._check(micro_batch)
         held = self.held.find(micro_batch)
         check_gradient(self.spec, self.model, held.shape, gradient)
-        if held.out is None:
-            out = self._run(held, with_graph=True)
-        else:
-            out = held.out
-            self.held.forget_graph(held)  # it serves once
-        inputs = self._parameters if self.spec.is_first else [held.x, *self._parameters]
-        seed = torch.ones_like(out) if gradient is None else gradient.to(out.device)
-        gradients = torch.autograd.grad(out, inputs, seed)
-        if not math.isfinite(float(get_total_norm(gradients))):
-            raise StageRefused("the stage's gradients are not finite: send another gradient", "not_finite")
-        for total, one in zip(self._gradients, gradients[-len(self._parameters) :], strict=True):
-            total.add_(one)
-        self.held.remove(micro_batch.id)
-        self._seen[micro_batch.id] = micro_batch.epoch
-        self._counted[micro_batch.id] = micro_batch.epoch
-        self._tokens += held.shape.numel()
-        return None if self.spec.is_first else gradients[0]
+        out = held.out
+        self.held.forget_graph(held)  # it serves once
+        compute = self._compute(held, micro_batch.count)
+        of_input, of_weights = compute.gradients(held, out, gradient, of_weights=micro_batch.count)
+        self.held.remove(micro_batch.key)
+        if micro_batch.count:
+            self.gradient.add(micro_batch, held.shape.numel(), of_weights)
+            self._seen[micro_batch.id] = micro_batch.epoch
+        return of_input
 
-    def drop(self, id: str) -> bool:
+    def drop(self, key: PassKey) -> bool:
         """Let go of a micro-batch that awaits its backward; whether there was one."""
-        return self.held.remove(id)
+        return self.held.remove(key)
+
+    @torch.no_grad()
+    def read_gradient(self, out: Tensor) -> Taken:
+        """Write the mean gradient over the tokens counted since the last taking into `out` (P,), zero if there were
+        none; more may be added. Raises StageRefused ("no_weights")."""
+        self._require_weights()
+        return self.gradient.taken(float(self.gradient.mean(out).norm()))
 
     @torch.no_grad()
     def take_gradient(self, out: Tensor) -> Taken:
-        """Write the mean gradient over the tokens counted since the last taking into `out` (P,), zero if there were
-        none, and begin anew."""
-        torch.div(self.gradient.to(out.device), max(1, self._tokens), out=out)
-        return self._forget_gradient(float(out.norm()))
+        """As `read_gradient`, and begin anew."""
+        taken = self.read_gradient(out)
+        self.gradient.forget()
+        return taken
 
     @torch.no_grad()
     def step(
@@ -142,13 +147,12 @@ class Stage:
         on unlike machines end with unlike last bits: where they must not, step outside and `import_weights`.
         Raises StageRefused ("no_weights", "empty", "shape", "not_finite").
         """
-        if self.epoch is None:
-            raise _no_weights()
+        present = self._require_weights()
         own = gradient is None
         if gradient is None:
-            if not self._tokens:
+            if not self.gradient.tokens:
                 raise StageRefused("no micro-batch was counted since the last step: there is nothing to do", "empty")
-            gradient = self.gradient / self._tokens
+            gradient = self.gradient.mean()
         elif gradient.shape != self.local.shape:
             raise StageRefused(f"the gradient has shape {tuple(gradient.shape)}, not ({len(self.local)},)", "shape")
         else:
@@ -156,69 +160,117 @@ class Stage:
         norm = require_finite(gradient, "the gradient") if norm is None else norm
         if not math.isfinite(norm):
             raise StageRefused("the norm of the gradient is not finite", "not_finite")
-        taken = self._forget_gradient(norm).micro_batches if own else ()
+        taken = self.gradient.forget().micro_batches if own else ()
         if norm > self.inner.clip_norm:
             gradient.mul_(self.inner.clip_norm / norm)
+        epoch = present if epoch is None else epoch
+        self._keep_previous(epoch)
         self.optimizer.lr = learning_rate(self.inner, step)
         self.optimizer.step(self.local, gradient)
-        return self._moved(self.epoch if epoch is None else epoch, taken)
+        return self._moved(epoch, taken)
 
     @torch.no_grad()
-    def import_weights(self, weights: Tensor, epoch: int) -> Moved:
-        """Take `weights` (P,) over as those of `epoch`; the inner optimizer goes on. Raises StageRefused."""
+    def export(self, out: Tensor, outer: Tensor | None = None, capture: bool = False) -> None:
+        """Write `outer` - local, or (None) the local weights, into `out`, all (P,) on the CPU. `capture`: remember the
+        local weights for an import that rebases. Raises StageRefused ("no_weights")."""
+        self._require_weights()
+        if outer is None:
+            out.copy_(self.local)
+        else:
+            torch.sub(outer, self.local.cpu(), out=out)
+        if capture:
+            self._captured = _Captured(self.local.clone(), self._learned)
+
+    @torch.no_grad()
+    def import_weights(self, weights: Tensor, epoch: int, rebase: bool = False) -> Moved:
+        """Take `weights` (P,) over as those of `epoch`; the inner optimizer goes on. Raises StageRefused.
+
+        `rebase`: with what was learned since the last capture on top, weights + (local - captured), and the gradient
+        gathered so far stays; the capture is used up. Without a capture it means nothing. An id whose gradient has gone
+        into weights that are no more, or into the capture, may count again: whether it was merged is not known here.
+        """
         if weights.shape != self.local.shape:
             raise StageRefused(f"the weights have shape {tuple(weights.shape)}, not ({len(self.local)},)", "shape")
         require_finite(weights, "the weights")
-        self.local.copy_(weights)
-        return self._moved(epoch)
+        self._keep_previous(epoch)
+        captured, self._captured = self._captured if rebase else None, None
+        if captured is None:
+            self.local.copy_(weights)
+            learned = self._learned
+        else:
+            self.local.sub_(captured.local).add_(weights.to(self.device.torch))
+            learned = captured.learned
+        self._seen = {id: of for id, of in self._seen.items() if id not in learned}
+        return self._moved(epoch, gradient_stays=captured is not None)
 
-    def _moved(self, epoch: int, taken: tuple[str, ...] = ()) -> Moved:
+    def _keep_previous(self, epoch: int) -> None:
+        """The weights are about to become those of `epoch`."""
+        if self._previous is not None and self.epoch is not None and epoch > self.epoch:
+            self._previous.flat.copy_(self.local)
+            self._previous_epoch = self.epoch
+
+    def _moved(self, epoch: int, taken: tuple[str, ...] = (), gradient_stays: bool = False) -> Moved:
         """The weights are others now: graphs hold for them no more, and what is too far from `epoch` goes."""
         self.epoch = epoch
-        near = range(epoch - self.spec.staleness, epoch + self.spec.staleness + 1)
         self.held.forget_graphs()
-        expired = self.held.remove_outside(near)
-        self._seen = {id: of for id, of in self._seen.items() if of in near}
+        near = self._near
+        expired = self.held.remove_outside({*near, self._before})
         uncounted: tuple[str, ...] = ()
-        if any(of not in near for of in self._counted.values()):
-            uncounted = self._forget_gradient(0.0).micro_batches  # they are one sum: none can be kept
+        if not gradient_stays and any(of not in near for of in self.gradient.counted.values()):
+            uncounted = self.gradient.forget().micro_batches  # they are one sum: none can be kept
+        counted = self.gradient.counted
+        self._seen = {id: of for id, of in self._seen.items() if of in near or id in counted}
         return Moved(epoch, taken, expired, uncounted)
 
-    def _forget_gradient(self, norm: float) -> Taken:
-        taken = Taken(tuple(self._counted), self._tokens, norm)
-        self.gradient.zero_()
-        self._counted, self._tokens = {}, 0
-        return taken
+    @property
+    def _learned(self) -> frozenset[str]:
+        """The ids whose gradients have gone into the local weights."""
+        return frozenset(self._seen.keys() - self.gradient.counted.keys())
 
-    def _run(self, held: Held, with_graph: bool) -> Tensor:
-        """The stage's output for the kept input; the first graph of its shape is measured."""
-        size = GraphSize(self.local)
-        measured = size.measured() if with_graph and held.x.shape not in self._graph_bytes else nullcontext()
-        if with_graph and not self.spec.is_first:
-            held.x.requires_grad_()
-        bf16 = torch.autocast(self.device.torch.type, dtype=torch.bfloat16, enabled=self._bf16)
-        with torch.set_grad_enabled(with_graph), measured, bf16:
-            out = self._decoder(held.x)
-            if held.targets is not None:
-                losses = F.cross_entropy(out.flatten(0, 1).float(), held.targets.flatten(), reduction="none")
-                out = losses.view(held.shape)
-            out = out.float()
-        if with_graph:
-            self._graph_bytes.setdefault(held.x.shape, size.size_bytes)
-        return out
+    @property
+    def _near(self) -> range:
+        """The epochs whose micro-batches may count."""
+        epoch = self._require_weights()
+        return range(epoch - self.spec.staleness, epoch + self.spec.staleness + 1)
 
-    def _check(self, micro_batch: MicroBatch) -> None:
+    @property
+    def _before(self) -> int | None:
+        """The epoch before the stage's own, where its weights are kept."""
+        is_before = self._previous_epoch is not None and self._previous_epoch + 1 == self.epoch
+        return self._previous_epoch if is_before else None
+
+    def _compute(self, held: Held, count: bool) -> StageCompute:
+        """With the weights it went forward with, if it does not count and they are those before the present ones."""
+        if self._previous is not None and not count and held.weights_epoch == self._before:
+            return self._previous
+        return self._present
+
+    def _check(self, micro_batch: MicroBatch) -> int:
+        """The epoch of the weights for its forward. Raises StageRefused."""
         if micro_batch.stage != self.spec.index:
             raise StageRefused(f"this is stage {self.spec.index}, not {micro_batch.stage}: look it up again", "stage")
-        if self.epoch is None:
-            raise _no_weights()
-        if abs(micro_batch.epoch - self.epoch) > self.spec.staleness:
+        epoch = self._require_weights()
+        if not micro_batch.count and micro_batch.epoch == self._before:
+            return micro_batch.epoch
+        if micro_batch.epoch not in self._near:
             raise StageRefused(
-                f"micro-batch {micro_batch.id!r} is of epoch {micro_batch.epoch}, the stage in {self.epoch} and takes "
+                f"micro-batch {micro_batch.id!r} is of epoch {micro_batch.epoch}, the stage in {epoch} and takes "
                 f"{self.spec.staleness} more or less: catch up first",
                 "epoch",
             )
+        return epoch
 
+    def _check_new(self, micro_batch: MicroBatch) -> None:
+        """Raises StageRefused ("duplicate")."""
+        id = micro_batch.id
+        if micro_batch.count and (id in self._seen or self.held.is_to_count(id)):
+            raise StageRefused(f"micro-batch {id!r} has been here: it counts once a stage", "duplicate")
+        if micro_batch.key in self.held:
+            message = f"attempt {micro_batch.attempt} of micro-batch {id!r} awaits its backward: number this otherwise"
+            raise StageRefused(message, "duplicate")
 
-def _no_weights() -> StageRefused:
-    return StageRefused("the stage has no weights: import them first", "no_weights")
+    def _require_weights(self) -> int:
+        """Their epoch. Raises StageRefused ("no_weights")."""
+        if self.epoch is None:
+            raise StageRefused("the stage has no weights: import them first", "no_weights")
+        return self.epoch

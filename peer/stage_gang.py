@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 import trio
-from torch import Tensor
 
 from peer import control
 from peer.errors import StageRefused, WorkerError
@@ -35,44 +34,13 @@ from peer.stage_messages import (
     TakeDone,
     TakeGradient,
 )
-from peer.stage_slots import SlotArea
+from peer.stage_slots import Slot, SlotArea
 from peer.stage_spec import MicroBatch, Moved, StageSpec, Taken
 from peer.supervisor import GangBuffers, GangConfig, Pending, Supervisor
 
 __all__ = ["MicroBatch", "MicroBatchDone", "Moved", "Slot", "StageGang", "StageSpec", "Taken", "open_stage_gang"]
 
 _Reply = TypeVar("_Reply")
-
-
-class Slot:
-    """A place in shared memory for one micro-batch (B, T); from `StageGang.slot`, and not to be touched while a call
-    that got it runs. The views are those of `SlotArea`, which tells what lies where."""
-
-    def __init__(self, area: SlotArea, number: int, free: Callable[[int], None]) -> None:
-        self.number = number
-        self._area = area
-        self._free = free
-        self._users = 1  # who opened it, and every command that the worker may still be at
-
-    def tokens(self, batch: int, length: int) -> Tensor:
-        return self._area.tokens(self.number, batch, length)
-
-    def targets(self, batch: int, length: int) -> Tensor:
-        return self._area.targets(self.number, batch, length)
-
-    def hidden(self, batch: int, length: int) -> Tensor:
-        return self._area.hidden(self.number, batch, length)
-
-    def losses(self, batch: int, length: int) -> Tensor:
-        return self._area.losses(self.number, batch, length)
-
-    def acquire(self) -> None:
-        self._users += 1
-
-    def release(self) -> None:
-        self._users -= 1
-        if not self._users:
-            self._free(self.number)
 
 
 @dataclass(kw_only=True)
@@ -119,6 +87,12 @@ class StageGang:
         return None if self._supervisor.child is None else self._supervisor.child.pid
 
     @property
+    def generation(self) -> int:
+        """How many workers have been lost. When it has grown, all that was held, counted, learned and captured before
+        is gone, and weights must be imported anew; it grows before any call that was lost raises WorkerError."""
+        return self._supervisor.lost
+
+    @property
     def queue_length(self) -> int:
         """Commands without an answer."""
         return len(self._pending)
@@ -158,13 +132,18 @@ class StageGang:
             micro_batch, slot, lambda id: RunBackward(id, micro_batch, slot.number, batch, length)
         )
 
-    async def drop(self, micro_batch_id: str) -> bool:
-        """Let go of a micro-batch, and have its calls that still wait refused ("cancelled"); whether there was one."""
-        return (await self._ask(lambda id: DropMicroBatch(id, micro_batch_id), DropDone)).found
+    async def drop(self, micro_batch: MicroBatch) -> bool:
+        """Let go of this pass of a micro-batch (its id and attempt tell), and have its calls that still wait refused
+        ("cancelled"); whether there was anything. What is counted stays counted."""
+        return (await self._ask(lambda id: DropMicroBatch(id, micro_batch.key), DropDone)).found
+
+    async def read_gradient(self) -> Taken:
+        """The mean gradient over all tokens counted since the last taking, into `delta`; more may be added."""
+        return (await self._ask(lambda id: TakeGradient(id, forget=False), TakeDone)).taken
 
     async def take_gradient(self) -> Taken:
-        """The mean gradient over all tokens counted since the last taking, into `delta`."""
-        return (await self._ask(TakeGradient, TakeDone)).taken
+        """As `read_gradient`, and begin anew."""
+        return (await self._ask(lambda id: TakeGradient(id, forget=True), TakeDone)).taken
 
     async def step(
         self, step: int, *, merged: bool = False, norm: float | None = None, epoch: int | None = None
@@ -172,13 +151,14 @@ class StageGang:
         """As `Stage.step`: by the stage's own gradient, or by the `merged` one that the caller has left in `delta`."""
         return (await self._ask(lambda id: RunStep(id, step, merged, norm, epoch), MoveDone)).moved
 
-    async def import_weights(self, epoch: int) -> Moved:
-        """Have the worker go on from `outer`, as the weights of `epoch`."""
-        return (await self._ask(lambda id: ImportWeights(id, epoch), MoveDone)).moved
+    async def import_weights(self, epoch: int, *, rebase: bool = False) -> Moved:
+        """As `Stage.import_weights`, from `outer`."""
+        return (await self._ask(lambda id: ImportWeights(id, epoch, rebase), MoveDone)).moved
 
-    async def export(self, product: Literal["delta", "weights"] = "delta") -> None:
-        """outer - local, or the local weights, into `delta`; and the optimizer's state into `inner_state`."""
-        await self._ask(lambda id: ExportProduct(id, product), ExportDone)
+    async def export(self, product: Literal["delta", "weights"] = "delta", *, capture: bool = False) -> None:
+        """outer - local, or the local weights, into `delta`; and the optimizer's state into `inner_state`. `capture`:
+        the worker remembers the local weights for an import that rebases."""
+        await self._ask(lambda id: ExportProduct(id, product, capture), ExportDone)
 
     async def _compute(
         self, micro_batch: MicroBatch, slot: Slot, build: Callable[[int], StageCommand]
@@ -188,7 +168,7 @@ class StageGang:
         except trio.Cancelled:
             with trio.CancelScope(shield=True):
                 if self._supervisor.child is not None:
-                    await self._supervisor.child.send(DropMicroBatch(next(self._ids), micro_batch.id))
+                    await self._supervisor.child.send(DropMicroBatch(next(self._ids), micro_batch.key))
             raise
 
     async def _ask(self, build: Callable[[int], StageCommand], kind: type[_Reply], slot: Slot | None = None) -> _Reply:

@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from peer.errors import StageReason
-from peer.stage_spec import MicroBatch, Moved, Taken
+from peer.stage_spec import MicroBatch, Moved, PassKey, Taken
 
 
 class RunForward(msgspec.Struct, frozen=True, tag="stage_forward"):
@@ -36,16 +36,17 @@ class RunBackward(msgspec.Struct, frozen=True, tag="stage_backward"):
 
 
 class DropMicroBatch(msgspec.Struct, frozen=True, tag="stage_drop"):
-    """Let go of what is held of it, and refuse ("cancelled") what waits to be computed. Overtakes everything."""
+    """Let go of what is held of this pass, and refuse ("cancelled") what waits to be computed. Overtakes everything."""
 
     id: int
-    micro_batch_id: str
+    key: PassKey
 
 
 class TakeGradient(msgspec.Struct, frozen=True, tag="stage_take"):
-    """The mean gradient into delta."""
+    """The mean gradient into delta; and `forget` it."""
 
     id: int
+    forget: bool
 
 
 class RunStep(msgspec.Struct, frozen=True, tag="stage_step"):
@@ -59,25 +60,30 @@ class RunStep(msgspec.Struct, frozen=True, tag="stage_step"):
 
 
 class ImportWeights(msgspec.Struct, frozen=True, tag="stage_import"):
-    """From outer."""
+    """From outer; `rebase`: with what was learned since the last capture on top."""
 
     id: int
     epoch: int
+    rebase: bool
 
 
 class ExportProduct(msgspec.Struct, frozen=True, tag="stage_export"):
-    """Outer minus local, or the local weights, into delta; and the inner optimizer's state into its own place."""
+    """Outer minus local, or the local weights, into delta; and the inner optimizer's state into its own place.
+    `capture`: remember the local weights for an import that rebases."""
 
     id: int
     product: Literal["delta", "weights"]
+    capture: bool
 
 
 class MicroBatchDone(msgspec.Struct, frozen=True, tag="stage_done"):
-    """`loss`: of the last stage's forward, the mean in nats a token. `seconds` the device took, without waiting."""
+    """`loss`: of the last stage's forward, the mean in nats a token. `seconds` the device took, without waiting.
+    `counted`: this was a backward, and its gradient is in the stage's."""
 
     id: int
     seconds: float
     loss: float | None = None
+    counted: bool = False
 
 
 class DropDone(msgspec.Struct, frozen=True, tag="stage_dropped"):

@@ -7,10 +7,18 @@ state of the whole stage keeps its place: all that was asked before it runs befo
 from __future__ import annotations
 
 import heapq
+from typing import TypeGuard
 
 from peer.stage_messages import RunBackward, RunForward, StageCommand
+from peer.stage_spec import PassKey
 
 _Entry = tuple[int, int, int, StageCommand]  # section, rank, number: no two are alike, so commands are never compared
+
+
+def _belongs(command: StageCommand, key: PassKey) -> TypeGuard[RunForward | RunBackward]:
+    if isinstance(command, RunForward):
+        return command.keep and command.micro_batch.key == key
+    return isinstance(command, RunBackward) and command.micro_batch.key == key
 
 
 class StageQueue:
@@ -33,13 +41,13 @@ class StageQueue:
         """The next command; IndexError if there is none."""
         return heapq.heappop(self._heap)[-1]
 
-    def withdraw(self, micro_batch_id: str) -> list[RunForward | RunBackward]:
-        """Take out what waits for this micro-batch."""
+    def withdraw(self, key: PassKey) -> list[RunForward | RunBackward]:
+        """Take out what waits for this pass of a micro-batch; not a forward that keeps nothing."""
         found: list[RunForward | RunBackward] = []
         kept: list[_Entry] = []
         for entry in self._heap:
             command = entry[-1]
-            if isinstance(command, RunForward | RunBackward) and command.micro_batch.id == micro_batch_id:
+            if _belongs(command, key):
                 found.append(command)
             else:
                 kept.append(entry)

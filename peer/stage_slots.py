@@ -9,6 +9,8 @@ Shapes: B sequences, T tokens, C hidden_size.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -50,6 +52,37 @@ class SlotArea:
     def _view(self, slot: int, offset: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
         size_bytes = dtype.itemsize * torch.Size(shape).numel()
         return self._slots[slot, offset : offset + size_bytes].view(dtype).view(shape)
+
+
+class Slot:
+    """A place in shared memory for one micro-batch (B, T); from `StageGang.slot`, and not to be touched while a call
+    that got it runs. The views are those of `SlotArea`, which tells what lies where."""
+
+    def __init__(self, area: SlotArea, number: int, free: Callable[[int], None]) -> None:
+        self.number = number
+        self._area = area
+        self._free = free
+        self._users = 1  # who opened it, and every command that the worker may still be at
+
+    def tokens(self, batch: int, length: int) -> Tensor:
+        return self._area.tokens(self.number, batch, length)
+
+    def targets(self, batch: int, length: int) -> Tensor:
+        return self._area.targets(self.number, batch, length)
+
+    def hidden(self, batch: int, length: int) -> Tensor:
+        return self._area.hidden(self.number, batch, length)
+
+    def losses(self, batch: int, length: int) -> Tensor:
+        return self._area.losses(self.number, batch, length)
+
+    def acquire(self) -> None:
+        self._users += 1
+
+    def release(self) -> None:
+        self._users -= 1
+        if not self._users:
+            self._free(self.number)
 
 
 def _aligned(size_bytes: int) -> int:

@@ -19,6 +19,7 @@ class StageSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     activations may wait for their backward; beyond that a forward is refused ("full"), nothing is dropped for it.
     `recompute`: keep only a micro-batch's input and compute the rest anew in its backward.
     `staleness`: how many epochs a micro-batch may be away from the stage's own, either way (0: none).
+    `previous`: keep the weights of the epoch before, too, for micro-batches of that epoch that are not to be counted.
     """
 
     stages: tuple[tuple[int, int], ...]
@@ -29,6 +30,7 @@ class StageSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     held_max_bytes: int = 4 << 30
     recompute: bool = False
     staleness: int = 0
+    previous: bool = False
 
     def __post_init__(self) -> None:
         bounds = [0, *(bound for stage in self.stages for bound in stage)]
@@ -74,15 +76,27 @@ class StageSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
                 )
 
 
+PassKey = tuple[str, int]
+
+
 class MicroBatch(msgspec.Struct, frozen=True):
     """A micro-batch on its way through `stage`: `id` is the same on all stages, `epoch` that of the weights it is for.
 
-    An id counts once a stage as long as its epoch is within the stage's staleness.
+    With `count` its gradient is added to the stage's, once: an id is refused ("duplicate") while it is in what the
+    stage has learned since its weights were imported. Without, it only passes through, any number of times. Several
+    passes of one id may be under way at a time, each under an `attempt` number of its own.
     """
 
     id: str
     stage: int
     epoch: int
+    count: bool = True
+    attempt: int = 0
+
+    @property
+    def key(self) -> PassKey:
+        """Tells this pass through the stage from others of the same id."""
+        return (self.id, self.attempt)
 
 
 class Taken(msgspec.Struct, frozen=True):

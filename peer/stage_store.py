@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -10,15 +10,17 @@ import torch
 from torch import Tensor
 
 from peer.errors import StageRefused
-from peer.stage_spec import MicroBatch
+from peer.stage_spec import MicroBatch, PassKey
 
 
 @dataclass
 class Held:
     """Input `x`, token ids (B, T) or hidden state (B, T, C), and on the last stage `targets` (B, T). `out` is the root
-    of the autograd graph, None where the forward pass is to be computed anew; `graph_bytes` is what the graph keeps."""
+    of the autograd graph, None where the forward pass is to be computed anew; `graph_bytes` is what the graph keeps.
+    `weights_epoch`: that of the weights it went forward with."""
 
     micro_batch: MicroBatch
+    weights_epoch: int
     x: Tensor
     targets: Tensor | None
     out: Tensor | None = None
@@ -37,19 +39,23 @@ class Held:
 
 @dataclass
 class ActivationStore:
-    """At most `held_max` micro-batches and `held_max_bytes`, by id. Refuses what is too much, never drops on its own
-    account."""
+    """At most `held_max` micro-batches and `held_max_bytes`, by the key of their pass. Refuses what is too much, never
+    drops on its own account."""
 
     held_max: int
     held_max_bytes: int
     size_bytes: int = 0
-    _held: dict[str, Held] = field(default_factory=dict)
+    _held: dict[PassKey, Held] = field(default_factory=dict)
 
-    def __contains__(self, id: str) -> bool:
-        return id in self._held
+    def __contains__(self, key: PassKey) -> bool:
+        return key in self._held
 
     def __len__(self) -> int:
         return len(self._held)
+
+    def is_to_count(self, id: str) -> bool:
+        """Whether a pass of this micro-batch is held that is to be counted."""
+        return any(held.micro_batch.id == id and held.micro_batch.count for held in self._held.values())
 
     def require_room(self, size_bytes: int) -> None:
         """Raises StageRefused ("full") where another micro-batch of this size has no place."""
@@ -65,14 +71,16 @@ class ActivationStore:
     def add(self, held: Held) -> None:
         """Raises StageRefused ("full")."""
         self.require_room(held.size_bytes)
-        self._held[held.micro_batch.id] = held
+        self._held[held.micro_batch.key] = held
         self.size_bytes += held.size_bytes
 
     def find(self, micro_batch: MicroBatch) -> Held:
-        """Raises StageRefused ("unknown"; "epoch" where the forward was of another)."""
-        held = self._held.get(micro_batch.id)
-        if held is None:
-            raise StageRefused(f"no micro-batch {micro_batch.id!r} is held: send its forward again", "unknown")
+        """Raises StageRefused ("unknown", also for one to be counted whose forward was not; "epoch" where the forward
+        was of another)."""
+        held = self._held.get(micro_batch.key)
+        if held is None or (micro_batch.count and not held.micro_batch.count):
+            kind = "to be counted " if micro_batch.count else ""
+            raise StageRefused(f"no micro-batch {micro_batch.id!r} {kind}is held: send its forward again", "unknown")
         if held.micro_batch.epoch != micro_batch.epoch:
             raise StageRefused(
                 f"micro-batch {micro_batch.id!r} went forward in epoch {held.micro_batch.epoch}, "
@@ -81,9 +89,9 @@ class ActivationStore:
             )
         return held
 
-    def remove(self, id: str) -> bool:
+    def remove(self, key: PassKey) -> bool:
         """Whether there was one."""
-        held = self._held.pop(id, None)
+        held = self._held.pop(key, None)
         if held is None:
             return False
         self.size_bytes -= held.size_bytes
@@ -100,12 +108,12 @@ class ActivationStore:
         for held in self._held.values():
             self.forget_graph(held)
 
-    def remove_outside(self, epochs: range) -> tuple[str, ...]:
+    def remove_outside(self, epochs: Container[int | None]) -> tuple[str, ...]:
         """Remove the micro-batches of other epochs; their ids."""
-        others = tuple(id for id, held in self._held.items() if held.micro_batch.epoch not in epochs)
-        for id in others:
-            self.remove(id)
-        return others
+        others = [key for key, held in self._held.items() if held.micro_batch.epoch not in epochs]
+        for key in others:
+            self.remove(key)
+        return tuple(id for id, _ in others)
 
 
 class GraphSize:

@@ -99,11 +99,11 @@ class StageWorker:
                 self._queue.push(command)
 
     def _drop(self, command: DropMicroBatch) -> None:
-        withdrawn = self._queue.withdraw(command.micro_batch_id)
+        withdrawn = self._queue.withdraw(command.key)
         for waiting in withdrawn:
-            message = f"micro-batch {command.micro_batch_id!r} was dropped before its turn"
+            message = f"micro-batch {command.key[0]!r} was dropped before its turn"
             self._link.send(Refusal(waiting.id, message, "cancelled"))
-        held = self._stage.drop(command.micro_batch_id)
+        held = self._stage.drop(command.key)
         self._link.send(DropDone(command.id, held or bool(withdrawn)))
 
     def _serve(self, command: StageCommand) -> StageReply:
@@ -114,17 +114,15 @@ class StageWorker:
         if isinstance(command, RunBackward):
             return self._backward(command)
         if isinstance(command, TakeGradient):
-            return TakeDone(command.id, stage.take_gradient(self._delta))
+            take = stage.take_gradient if command.forget else stage.read_gradient
+            return TakeDone(command.id, take(self._delta))
         if isinstance(command, RunStep):
             gradient = self._delta if command.merged else None
             return MoveDone(command.id, stage.step(command.step, gradient, command.norm, command.epoch))
         if isinstance(command, ImportWeights):
-            return MoveDone(command.id, stage.import_weights(self._outer, command.epoch))
+            return MoveDone(command.id, stage.import_weights(self._outer, command.epoch, command.rebase))
         assert isinstance(command, ExportProduct)
-        if command.product == "delta":
-            torch.sub(self._outer, stage.local.cpu(), out=self._delta)
-        else:
-            self._delta.copy_(stage.local)
+        stage.export(self._delta, self._outer if command.product == "delta" else None, command.capture)
         stage.optimizer.save(self._inner_state)
         return ExportDone(command.id)
 
@@ -147,4 +145,4 @@ class StageWorker:
         gradient = self._stage.backward(command.micro_batch, None if self._stage.spec.is_last else place)
         if gradient is not None:
             place.copy_(gradient)
-        return MicroBatchDone(command.id, time.monotonic() - started)
+        return MicroBatchDone(command.id, time.monotonic() - started, counted=command.micro_batch.count)

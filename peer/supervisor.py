@@ -112,6 +112,7 @@ class Supervisor:
     def __init__(self, config: GangConfig, buffers: GangBuffers, pending: Mapping[int, Pending]) -> None:
         self.loaded: control.Loaded | None = None
         self.child: Child | None = None
+        self.lost = 0  # workers
         self._config = config
         self._buffers = buffers
         self._pending = pending
@@ -140,6 +141,7 @@ class Supervisor:
             assert self.child is not None
             child, cause = self.child, await self._serve(self.child)
             self.child, self._spawned = None, trio.Event()
+            self.lost += 1
             self._config.events.emit("worker_died", pid=child.pid, cause=cause)
             error = WorkerError(f"the compute worker was lost: {cause}; a new one is starting")
             for pending in tuple(self._pending.values()):  # settling may remove it

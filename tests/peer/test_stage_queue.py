@@ -15,7 +15,7 @@ def command(kind: str, id: int, name: str = "m") -> StageCommand:
     micro_batch = MicroBatch(name, 0, 0)
     if kind == "f":
         return RunForward(id, micro_batch, 0, 1, 1, True)
-    return RunBackward(id, micro_batch, 0, 1, 1) if kind == "b" else TakeGradient(id)
+    return RunBackward(id, micro_batch, 0, 1, 1) if kind == "b" else TakeGradient(id, True)
 
 
 @given(st.text("fbt", max_size=30))
@@ -39,6 +39,6 @@ def test_withdrawing() -> None:
     waiting = StageQueue()
     for id, (kind, name) in enumerate([("f", "a"), ("f", "b"), ("b", "c"), ("b", "a"), ("t", ""), ("f", "a")]):
         waiting.push(command(kind, id, name))
-    assert sorted(found.id for found in waiting.withdraw("a")) == [0, 3, 5]
-    assert waiting.withdraw("a") == []
+    assert sorted(found.id for found in waiting.withdraw(("a", 0))) == [0, 3, 5]
+    assert waiting.withdraw(("a", 0)) == []
     assert [waiting.pop().id for _ in range(len(waiting))] == [2, 1, 4]

@@ -34,8 +34,9 @@ HUGE = torch.full_like(X, 1e30)
 
 def state(stage: Stage) -> tuple[object, ...]:
     """All that a refusal must leave alone."""
-    bits = (stage.local.sum().item(), stage.gradient.sum().item(), stage.optimizer.steps)
-    return (*bits, stage.epoch, len(stage.held), tuple(stage._counted), stage._tokens, tuple(stage._seen))
+    gathered = (stage.gradient.flat.sum().item(), tuple(stage.gradient.counted), stage.gradient.tokens)
+    bits = (stage.local.sum().item(), *gathered, stage.optimizer.steps)
+    return (*bits, stage.epoch, len(stage.held), tuple(stage._seen), stage._captured)
 
 
 def refused(stage: Stage, reason: str, call: Callable[[], object]) -> None:
@@ -114,7 +115,7 @@ def test_the_gradient_after_a_refusal_is_that_without_it() -> None:
             struck[0].backward(MicroBatch("a", 0, 0), X.sign() * 1e17)
     for chain in (plain, struck):
         backward(chain, "a")
-    assert torch.equal(plain[0].gradient, struck[0].gradient)
+    assert torch.equal(plain[0].gradient.flat, struck[0].gradient.flat)
 
 
 def test_a_full_store_refuses_and_drops_nothing() -> None:
@@ -122,7 +123,7 @@ def test_a_full_store_refuses_and_drops_nothing() -> None:
     for name in "ab":
         forward(by_count, name, TOKENS)
     refused(by_count[0], "full", lambda: by_count[0].forward(MicroBatch("c", 0, 0), IDS))
-    assert by_count[0].drop("a") and not by_count[0].drop("a")
+    assert by_count[0].drop(("a", 0)) and not by_count[0].drop(("a", 0))
     by_count[0].forward(MicroBatch("c", 0, 0), IDS)
     refused(by_count[0], "unknown", lambda: by_count[0].backward(MicroBatch("a", 0, 0), X))
     backward(by_count, "b")
@@ -150,7 +151,7 @@ def test_epochs_and_what_is_too_old_for_a_new_one() -> None:
     refused(last, "epoch", lambda: last.forward(MicroBatch("far", 1, 3), X, TARGETS))
     moved = last.import_weights(weights, epoch=2)
     assert (moved.expired, moved.uncounted) == (("held",), ("done",))
-    assert not last.gradient.any()
+    assert not last.gradient.flat.any()
     refused(last, "epoch", lambda: last.backward(MicroBatch("held", 1, 0)))
     assert last.backward(MicroBatch("ahead", 1, 2)) is not None
     last.forward(MicroBatch("done", 1, 2), X, TARGETS)  # no longer the same: its epoch is over
