@@ -7,14 +7,20 @@ bucket filters of the kernel (tbf), one a direction (Linux, root).
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
+ROOT = Path(__file__).parents[1]
 BURST_KB = 64  # what a link lets through at once
 QUEUE_MS = 50  # what waits before it at most, as in a home router
 HUB_IP = "10.77.0.1"
+LINE_BURST_KB = 160  # a frame is 64 KiB: smaller ones would only cost more of our own work
+LINE_S = 10.0  # within which a delay line must be there
 
 
 class Unavailable(Exception):
@@ -24,10 +30,10 @@ class Unavailable(Exception):
 class Lan:
     """`hosts` shaped hosts and the hub; from `shaped_lan`."""
 
-    def __init__(self, hosts: int, mbit: float) -> None:
+    def __init__(self, hosts: int, mbit: float, burst_kb: int = BURST_KB) -> None:
         self._prefix = f"barnraise-lan-{os.getpid()}-"
         self._hosts = hosts
-        self._shape = f"root tbf rate {mbit}mbit burst {BURST_KB}kb latency {QUEUE_MS}ms"
+        self._shape = f"root tbf rate {mbit}mbit burst {burst_kb}kb latency {QUEUE_MS}ms"
         self._made: list[str] = []
 
     def ip(self, host: int) -> str:
@@ -47,12 +53,16 @@ class Lan:
         self._run("hub", "ip link set lan up")
         for host in range(self._hosts):
             self._add(str(host))
-            self._run(str(host), f"ip link add wan type veth peer name to-{host} netns {self._prefix}hub")
+            self._lay_cable(host)
             self._run(str(host), f"ip address add {self.ip(host)}/24 dev wan")
             self._run(str(host), f"tc qdisc add dev wan {self._shape}")
             self._run("hub", f"tc qdisc add dev to-{host} {self._shape}")
             self._run("hub", f"ip link set dev to-{host} master lan up")
             self._run(str(host), "ip link set wan up")
+
+    def _lay_cable(self, host: int) -> None:
+        """Makes `wan` at the host and `to-{host}` at the hub, its two ends."""
+        self._run(str(host), f"ip link add wan type veth peer name to-{host} netns {self._prefix}hub")
 
     def remove(self) -> None:
         for name in self._made:
@@ -68,15 +78,45 @@ class Lan:
         _call(["ip", "netns", "exec", self._prefix + place, *command.split()])
 
 
+class DelayedLan(Lan):
+    """The kernel at hand may have no netem: a cable is two TAP devices, and a process that carries frames between them
+    (`benchmarks.delay_line`), each way half of the delay late."""
+
+    def __init__(self, hosts: int, mbit: float, delay_ms: float) -> None:
+        super().__init__(hosts, mbit, LINE_BURST_KB)
+        self._delay_ms = delay_ms
+        self._lines: list[subprocess.Popen[bytes]] = []
+
+    def _lay_cable(self, host: int) -> None:
+        module = (sys.executable, "-m", "benchmarks.delay_line", f"{self._delay_ms / 2}", f"wan-{host}", f"to-{host}")
+        line = subprocess.Popen(self.at_hub(*module), cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._lines.append(line)
+        assert line.stdout is not None
+        ready, _, _ = select.select([line.stdout], [], [], LINE_S)
+        if not ready or line.stdout.readline() != b"ready\n":
+            raise Unavailable("no TAP device could be made: is there /dev/net/tun?")
+        self._run("hub", f"ip link set wan-{host} netns {self._prefix}{host} name wan")
+
+    def remove(self) -> None:
+        for line in self._lines:
+            line.kill()
+            line.wait()
+            for stream in (line.stdin, line.stdout):
+                assert stream is not None
+                stream.close()
+        super().remove()
+
+
 @contextmanager
-def shaped_lan(hosts: int, mbit: float) -> Iterator[Lan]:
-    """A network that is gone after the block; end what runs in it before. `Unavailable` if this machine cannot."""
+def shaped_lan(hosts: int, mbit: float, delay_ms: float = 0.0) -> Iterator[Lan]:
+    """A network that is gone after the block; end what runs in it before. A packet between two hosts arrives `delay_ms`
+    after it was sent, at least. `Unavailable` if this machine cannot."""
     if os.geteuid() != 0:
         raise Unavailable("network namespaces need root: run it as root, or in a container where you are")
     missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
     if missing:
         raise Unavailable(f"{' and '.join(missing)} not installed: install iproute2")
-    lan = Lan(hosts, mbit)
+    lan = Lan(hosts, mbit) if delay_ms == 0 else DelayedLan(hosts, mbit, delay_ms)
     try:
         lan.build()
         yield lan
