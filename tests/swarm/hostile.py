@@ -66,16 +66,16 @@ class Liar:
 
     def answers(self, method: Method[Any, Any], change: Callable[[Any], Any]) -> None:
         """From now on the answer to `method` is `change(honest answer)`, of whatever type."""
-        methods = self.seat.host.rpc.server._methods
-        _, honest = methods[method.name]
+        served = self.seat.host.rpc.server._methods[method.name]
+        honest = served.handler
 
         async def handle(call: Call[Any]) -> Any:
             return change(await honest(call))
 
-        reply = Method(
+        served.method = Method(
             method.name, method.request, msgspec.Struct, method.request_payload_max, method.reply_payload_max
         )
-        methods[method.name] = (reply, handle)
+        served.handler = handle
 
     def forge(self, signed: Signed, **changes: Any) -> Signed:
         """Its own contribution with other claims in it, properly signed."""

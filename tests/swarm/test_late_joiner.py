@@ -23,9 +23,9 @@ def deltas(peer: str, first_step: int, assignment: Assignment) -> torch.Tensor:
 
 def instead(seat: Seat, answer: Any) -> None:
     """From now on `answer(call, honest handler)` is what that donor says when asked for a chunk."""
-    methods = seat.host.rpc.server._methods
-    method, honest = methods["state.chunk"]
-    methods["state.chunk"] = (method, lambda call: answer(call, honest))
+    served = seat.host.rpc.server._methods["state.chunk"]
+    honest = served.handler
+    served.handler = lambda call: answer(call, honest)
 
 
 async def corrupt(call: Call[Any], honest: Any) -> Any:

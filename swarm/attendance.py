@@ -1,0 +1,244 @@
+"""A peer's way through a run: it takes a seat in a group, publishes what it does there, and moves to another stage when
+it is worth more there.
+
+Whoever moves says so at once, by publishing its new stage and when it expects to be at work: no messages, no votes
+(`swarm.rebalance`). The last replica of a stage stays. A stage that has lost all of its replicas is taken by the next
+decision; until then everybody else says what they wait for.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Final
+
+import msgspec
+import trio
+
+from peer.errors import BarnraiseError, ConfigError, NetworkError
+from swarm.chain import Head
+from swarm.ground import Ground
+from swarm.groups import open_store, stage_costs
+from swarm.load import PeerLoad
+from swarm.membership import MEMBERS, REFRESH_S, TTL_S, MemberRecord, Membership, Own, describe
+from swarm.moving import CHOOSING, Mover, at_work, ready_after_s, stage_to_take
+from swarm.seat import Seat, open_seat
+
+SETTLE_S: Final = 2 * REFRESH_S  # until all who choose now have read each other
+LATE_S: Final = 5.0  # who is not at work by the time it expected publishes that it takes so much longer
+PART_S: Final = 60.0  # after its own group's last commit a peer serves the other groups so long at most
+
+
+@dataclass(frozen=True)
+class _Place:
+    """The stage that this peer chose (-1: none yet), the one it came from, when, and when it expects to be at work;
+    Unix time."""
+
+    stage: int = -1
+    source: int = -1
+    since: float = 0.0
+    ready_at: float = 0.0
+
+
+class Attendance:
+    """`run()` takes part until the run is complete."""
+
+    def __init__(self, ground: Ground) -> None:
+        self._ground, self._manifest, self._host = ground, ground.manifest, ground.host
+        self._costs = stage_costs(ground.manifest)
+        self._joined_at = time.time()
+        self._place = _Place()
+        self._seat: Seat | None = None
+        self._phase = "starting"
+        self._missing: tuple[int, ...] = ()
+        self._memory_bytes = ground.config.memory_bytes or free_memory_bytes()
+        self._download_bytes_s = 0.0
+        run_id, events = ground.manifest.run_id, ground.host.events
+        self._membership = Membership(ground.node, ground.host, run_id, self._describe, events)
+
+    async def run(self) -> None:
+        """Raises what stands in the way of a seat: ConfigError, ResourceError, WorkerError, CheckpointError."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._membership.run)
+            await self._choose()
+            while await self._sit(self._place.stage):
+                pass
+            nursery.cancel_scope.cancel()
+
+    async def _sit(self, stage: int) -> bool:
+        """Take part in the group of `stage`: until the run is complete, or (true) until another stage needs us more."""
+        moves = False
+        async with open_seat(self._ground, stage, self._others) as seat:
+            self._seat = seat
+            try:
+                async with trio.open_nursery() as nursery:
+
+                    async def watch() -> None:
+                        nonlocal moves
+                        await self._until_needed_elsewhere()
+                        moves = True
+                        nursery.cancel_scope.cancel()
+
+                    if self._manifest.stages > 1:
+                        nursery.start_soon(watch)
+                    await seat.run(self._see_others_off)
+                    moves = False
+                    nursery.cancel_scope.cancel()
+            finally:
+                self._seat = None
+                self._download_bytes_s = seat.download_bytes_s or self._download_bytes_s
+        return moves
+
+    # -- choosing ----------------------------------------------------------------------------------------------------
+
+    async def _choose(self) -> None:
+        """Settle on a stage: the only one, the one that the user pinned, or the one that we are worth most in."""
+        stages, pinned = self._manifest.stages, self._ground.config.stage
+        if stages == 1 or pinned is not None:
+            self._go(pinned or 0)
+            return
+        self._phase = CHOOSING
+        kept = self._kept_stages()
+        await self._announce()
+        await trio.sleep(SETTLE_S)
+        with suppress(NetworkError):  # what was read by the way is nearly as new
+            await self._membership.read()
+        stage = stage_to_take(self._load(), self._others(), self._costs, time.time(), kept)
+        if stage is None:
+            least = min(cost.memory_bytes for cost in self._costs) / 2**30
+            raise ConfigError(
+                f"no stage fits into {self._memory_bytes / 2**30:.2f} GiB (the smallest needs {least:.2f} GiB):"
+                " free some memory, or join with --role feeder."
+            )
+        self._go(stage)
+        await self._announce()
+
+    def _kept_stages(self) -> list[int]:
+        """Those that this home has a checkpoint of, the latest first."""
+        latest = {}
+        for stage in range(self._manifest.stages):
+            store = open_store(self._ground.home, self._manifest, stage, self._host.identity, self._host.events)
+            if entries := store.list():
+                latest[stage] = entries[-1].path.stat().st_mtime
+        return sorted(latest, key=lambda stage: -latest[stage])
+
+    def _go(self, stage: int) -> None:
+        now, source = time.time(), self._place.stage
+        ready_at = now + ready_after_s(self._load(), self._costs[stage])
+        self._place = _Place(stage, source, now, ready_at)
+        self._phase = "starting"
+
+    def _load(self) -> PeerLoad:
+        fetched = self._download_bytes_s or math.inf
+        return PeerLoad(self._host.peer_id, -1, 0.0, download_bytes_s=fetched, memory_bytes=self._memory_bytes)
+
+    # -- moving ------------------------------------------------------------------------------------------------------
+
+    async def _until_needed_elsewhere(self) -> None:
+        """Watch everybody's load; return once this peer is to move, having said so."""
+        mover = Mover(self._host.peer_id, self._costs)
+        while True:
+            await trio.sleep(REFRESH_S)
+            self._note_missing()
+            if self._ground.config.stage is not None or self._is_arriving:
+                continue
+            move = mover.due(self._membership.view, time.time())
+            if move is not None and move.source == self._place.stage:
+                break
+        empty = move.target in self._missing
+        reason = "nobody serves it" if empty else "it is the slowest"
+        self._go(move.target)
+        self._host.events.emit(
+            "move_started", source=move.source, target=move.target, gain=round(move.gain, 4), reason=reason
+        )
+        await self._announce()
+
+    def _note_missing(self) -> None:
+        """Say which stages nobody serves: nothing can be trained until somebody does."""
+        now, records = time.time(), self._membership.view
+        missing = tuple(s for s in range(self._manifest.stages) if not at_work(s, records, now))
+        if missing != self._missing:
+            self._missing = missing
+            self._host.events.emit("stages_missing", stages=[str(stage) for stage in missing])
+
+    async def _see_others_off(self) -> None:
+        """Our group has made its last commit: serve the other groups until they have too, but not for ever."""
+        rounds = self._manifest.run.rounds
+        with trio.move_on_after(PART_S):
+            while True:
+                if all(r.round >= rounds for r in self._others().values() if r.role == "stage"):
+                    return
+                await trio.sleep(REFRESH_S)
+
+    # -- what others read --------------------------------------------------------------------------------------------
+
+    def _others(self) -> Mapping[str, MemberRecord]:
+        return {peer: record for peer, record in self._membership.view.items() if peer != self._host.peer_id}
+
+    @property
+    def _is_arriving(self) -> bool:
+        """Whether this peer is still on its way to its stage: it is no member of the group yet."""
+        return self._manifest.stages > 1 and (self._seat is None or not self._seat.is_member)
+
+    async def _announce(self) -> None:
+        """Publish at once what others decide by."""
+        try:
+            await self._ground.node.put(MEMBERS, self._manifest.run_id, self._describe(), TTL_S)
+        except BarnraiseError as error:
+            self._host.events.emit("membership_stale", reason=str(error))
+
+    def _describe(self) -> MemberRecord:
+        place, seat, now = self._place, self._seat, time.time()
+        if not self._is_arriving and place.ready_at > now:
+            place = self._place = replace(place, ready_at=now)
+            if place.source >= 0:
+                self._host.events.emit("move_finished", target=place.stage, seconds=round(now - place.since, 3))
+        pipelined = self._manifest.stages > 1
+        head = seat.engine.head if seat else self._nowhere
+        own = Own(
+            session=seat.session if seat else "",
+            name=self._ground.config.name,
+            role="stage" if pipelined else "full",
+            phase=self._told_phase,
+            joined_at=self._joined_at,
+            speed=seat.trainer.speed if seat else 0.0,
+            loss=seat.trainer.loss if seat else None,
+            val_loss=seat.trainer.val_loss if seat else None,
+        )
+        if pipelined:
+            queue, service_s = seat.load() if seat else (0.0, 0.0)
+            own = replace(
+                own,
+                stage=place.stage,
+                source=place.source,
+                queue=queue,
+                service_s=service_s,
+                download_bytes_s=self._download_bytes_s,
+                memory_bytes=self._memory_bytes,
+                since=place.since,
+                ready_at=max(place.ready_at, now + LATE_S) if self._is_arriving else place.ready_at,
+            )
+        return describe(self._host, head, own)
+
+    @property
+    def _told_phase(self) -> str:
+        if self._seat is None:
+            return self._phase
+        if self._missing and not self._is_arriving:
+            return f"waiting for stage {self._missing[0]}"
+        return self._seat.engine.phase
+
+    @property
+    def _nowhere(self) -> Head:
+        """The head of who has no state yet."""
+        first = self._manifest.first_head(max(self._place.stage, 0))
+        return msgspec.structs.replace(first, round=-1)
+
+
+def free_memory_bytes() -> float:
+    """What this machine could give to a worker now."""
+    return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))

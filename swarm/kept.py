@@ -1,0 +1,90 @@
+"""What a seat keeps on disk, and what it begins with: the group's last commit, with the authority's word for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+import torch
+import trio
+
+from optim.recipes.interface import Recipe
+from optim.recipes.registry import build_recipe
+from peer.checkpoint import CheckpointStore
+from peer.errors import BarnraiseError, ProtocolViolation
+from peer.identity import Signed
+from peer.layout import FlatLayout, init_flat
+from swarm.chain import Head
+from swarm.charter import write_atomically
+from swarm.follow import open_regroup
+from swarm.ground import Ground
+from swarm.groups import layout_of, open_store
+from swarm.home import Home
+from swarm.manifest import Manifest
+from swarm.outer_state import OuterState
+
+
+@dataclass
+class Kept:
+    """The `state`, and the `head` that it began with; `home` holds what is kept of it."""
+
+    ground: Ground
+    home: Home
+    layout: FlatLayout
+    store: CheckpointStore
+    state: OuterState
+    head: Head
+    _saved: Head = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._saved = self.head
+
+    @classmethod
+    async def open(cls, ground: Ground, stage: int) -> Kept:
+        """The last checkpoint, or the run's initial weights. Where these come out differently on this machine (or the
+        run began from a checkpoint), a head before round 0 stands for "no state yet": it is fetched like any other."""
+        manifest, host = ground.manifest, ground.host
+        home, layout = ground.home.stage(stage, manifest.stages), layout_of(manifest, stage)
+        store = open_store(ground.home, manifest, stage, host.identity, host.events)
+        store.prepare()
+        recipe = build_recipe(manifest.outer, manifest.codec, layout, manifest.inner)
+        state, head = await trio.to_thread.run_sync(_initial, store, manifest, stage, recipe)
+        return cls(ground, home, layout, store, state, head)
+
+    async def save(self, head: Head) -> None:
+        """Write a checkpoint, unless this head is on disk already or the state is on its way to another."""
+        if head == self._saved or head.round < 0 or head.state_hash != self.state.tree.root:
+            return
+        if await self.store.save(max(head.round, 0), msgspec.msgpack.encode(head), self.state.named(), self.layout):
+            self._saved = head
+
+    def save_regroup(self, regroup: Signed | None) -> None:
+        """Keep the authority's signature of the head's term."""
+        if regroup is not None:
+            try:
+                write_atomically(self.home.regroup, msgspec.msgpack.encode(regroup))
+            except BarnraiseError as error:
+                self.ground.host.events.emit("regroup_unsaved", reason=str(error))
+
+    def load_regroup(self) -> Signed | None:
+        """The authority's signature of the term of the head that was read from disk."""
+        try:
+            signed = msgspec.msgpack.decode(self.home.regroup.read_bytes(), type=Signed)
+            begun = open_regroup(signed, self.ground.manifest.authority, self.head.run_id)
+        except (OSError, msgspec.MsgspecError, ProtocolViolation):
+            return None
+        return signed if begun.term == self.head.term else None
+
+
+def _initial(store: CheckpointStore, manifest: Manifest, stage: int, recipe: Recipe) -> tuple[OuterState, Head]:
+    loaded = store.load_latest()
+    if loaded is not None and tuple(loaded.tensors) == ("theta", *recipe.shared):
+        head = msgspec.msgpack.decode(loaded.head, type=Head)
+        if head.state_hash == loaded.tree.root:
+            return OuterState(list(loaded.tensors.values()), recipe), head
+    first = manifest.first_head(stage)
+    theta = init_flat(manifest.model, manifest.run.seed, layers=range(*manifest.cuts[stage]))
+    state = OuterState([theta, *(torch.zeros_like(theta) for _ in recipe.shared)], recipe)
+    if state.tree.root == first.state_hash:
+        return state, first
+    return state, msgspec.structs.replace(first, round=-1, state_hash=state.tree.root)

@@ -1,0 +1,102 @@
+"""Which stage a peer takes, and when it moves to another: from everybody's records, alike for all who read alike.
+
+Pure. Joiners publish that they have not chosen yet, and look again a moment later: those that choose at the same time
+see each other and spread out by one rule (`swarm.rebalance.stages_for_joiners`). Moves are `swarm.rebalance.decide`'s;
+what is added here is that nobody leaves a stage without another replica that is at work.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final
+
+from swarm.load import LoadView, PeerLoad, StageCost, move_s
+from swarm.membership import REFRESH_S, MemberRecord
+from swarm.rebalance import Move, RebalanceConfig, decide, stages_for_joiners
+
+CHOOSING: Final = "choosing a stage"
+TAKE_PLACE_S: Final = 15.0  # to start a worker and be taken in by the group, besides the download
+
+
+def load_of(peer: str, record: MemberRecord, costs: Sequence[StageCost]) -> PeerLoad:
+    """What a record says, in the units of `swarm.rebalance`: work units a second, of what it did last."""
+    measured_at = record.source if record.moving(record.at) and record.source >= 0 else record.stage
+    known = record.service_s > 0 and 0 <= measured_at < len(costs)
+    return PeerLoad(
+        peer,
+        record.stage,
+        costs[measured_at].work / record.service_s if known else 0.0,
+        download_bytes_s=record.download_bytes_s or math.inf,
+        memory_bytes=record.memory_bytes or math.inf,
+        since_s=record.since,
+        ready_s=record.ready_at,
+        source=record.source if record.source >= 0 else None,
+    )
+
+
+def view_of(now_s: float, records: Mapping[str, MemberRecord], costs: Sequence[StageCost]) -> LoadView:
+    """Everybody who has a stage, at the time `now_s` that all agree on."""
+    loads = (load_of(peer, record, costs) for peer, record in records.items() if record.role == "stage")
+    return LoadView.of(now_s, costs, loads)
+
+
+def stage_to_take(
+    me: PeerLoad, records: Mapping[str, MemberRecord], costs: Sequence[StageCost], now_s: float, kept: Collection[int]
+) -> int | None:
+    """The stage of a joiner: one that nobody holds and that it has `kept` a state of; else where it is worth most,
+    among all that are choosing now. None if it has not the memory for any."""
+    view = view_of(now_s, records, costs)
+    taken = {load.stage for load in view.peers if load.peer != me.peer}
+    for stage in sorted(set(kept) - taken):
+        if costs[stage].memory_bytes <= me.memory_bytes:
+            return stage
+    view = LoadView.of(now_s, costs, (load for load in view.peers if load.peer != me.peer))
+    others = {
+        peer: load_of(peer, record, costs)
+        for peer, record in records.items()
+        if record.role == "stage" and record.stage < 0 and record.phase == CHOOSING
+    }
+    return stages_for_joiners(view, {**others, me.peer: me}.values()).get(me.peer)
+
+
+class Mover:
+    """Decides on the moves of `peer`, once a period by the clock of all (Unix time), so that all who read the same
+    records decide the same; while a stage is empty, with every reading."""
+
+    def __init__(self, peer: str, costs: Sequence[StageCost], config: RebalanceConfig | None = None) -> None:
+        self._peer = peer
+        self._costs = costs
+        self._config = config or RebalanceConfig()
+        self._decided = -1
+
+    def due(self, records: Mapping[str, MemberRecord], now_s: float) -> Move | None:
+        """The move that the peer should start now, if any."""
+        urgent = 0.0 in view_of(now_s, records, self._costs).throughputs()
+        period_s = REFRESH_S if urgent else self._config.period_s(len(records))
+        period = math.floor(now_s / period_s)
+        if not urgent and period == self._decided:
+            return None
+        self._decided = period
+        moves = decide(view_of(period * period_s, records, self._costs), self._config)
+        mine = next((move for move in moves if move.peer == self._peer), None)
+        return mine if mine is not None and has_deputy(self._peer, mine.source, records, now_s) else None
+
+
+def has_deputy(peer: str, stage: int, records: Mapping[str, MemberRecord], now_s: float) -> bool:
+    """Whether another replica is at work in that stage."""
+    return any(other != peer for other in at_work(stage, records, now_s))
+
+
+def at_work(stage: int, records: Mapping[str, MemberRecord], now_s: float) -> dict[str, MemberRecord]:
+    """Who serves `stage`: the replicas that have arrived there."""
+    return {
+        peer: record
+        for peer, record in records.items()
+        if record.role == "stage" and record.stage == stage and not record.moving(now_s)
+    }
+
+
+def ready_after_s(me: PeerLoad, target: StageCost) -> float:
+    """How long a peer that takes a stage now is expected to be out."""
+    return TAKE_PLACE_S + min(move_s(me, target), 3600.0)

@@ -1,0 +1,194 @@
+"""A peer's seat in one group: the state of a stage (or of the whole model), the worker that trains it, the engine that
+agrees on it with the others, and the folder that keeps it.
+
+A peer sits in one group at a time. Leaving saves the last commit, closes the worker and withdraws what was served; a
+move is to leave one seat and to take another.
+
+    async with open_seat(ground, stage, known) as seat:
+        await seat.run()
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Final
+
+import msgspec
+import trio
+
+from peer.gang import open_gang
+from swarm.chain import Head, Member
+from swarm.desk import RunFacts
+from swarm.engine import Engine
+from swarm.fetch import fetch_state
+from swarm.follow import Sighting
+from swarm.gang_trainer import GangTrainer
+from swarm.ground import Ground
+from swarm.kept import Kept
+from swarm.membership import MemberRecord
+from swarm.messages import SLICE_BYTES_MAX
+from swarm.overlap import trainer_of
+from swarm.pace import Pace
+from swarm.post import Post
+from swarm.replay import ROUNDS_MAX, replay
+from swarm.snapshots import SnapshotShelf
+from swarm.tempo import Tempo
+
+COMPUTE_S_MAX: Final = 3600.0
+CHECKPOINT_EVERY_S: Final = 10.0
+
+Known = Callable[[], Mapping[str, MemberRecord]]
+"""The records of everybody else in the run, by peer id."""
+
+
+@asynccontextmanager
+async def open_seat(ground: Ground, stage: int, known: Known) -> AsyncIterator[Seat]:
+    """A seat in the group of `stage`. Raises what stands in its way: ConfigError, ResourceError, WorkerError."""
+    manifest, events = ground.manifest, ground.host.events
+    with ground.host.rpc.scope():
+        async with open_gang(ground.gang()) as gang:
+            kept = await Kept.open(ground, stage)
+            yield Seat(ground, stage, kept, trainer_of(gang, manifest.outer, kept.state.recipe, events), known)
+
+
+class Seat:
+    """Keeps what the engine commits: shelf, checkpoints, the trainer's weights. Implements the engine's `Keeper`."""
+
+    def __init__(self, ground: Ground, stage: int, kept: Kept, trainer: GangTrainer, known: Known) -> None:
+        manifest, host = ground.manifest, ground.host
+        self.stage, self.trainer = stage, trainer
+        self._manifest, self._kept, self._known = manifest, kept, known
+        self.download_bytes_s = 0.0  # measured; 0 while unknown
+        self._saved_at = self._round_began = trio.current_time()
+        self._adopted = kept.head.state_hash
+        self._tasks: trio.Nursery | None = None
+        trainer.adopt(kept.state.theta, None)
+        me = Member(host.peer_id, secrets.token_hex(8))
+        shelf = SnapshotShelf(kept.state.size_bytes, SLICE_BYTES_MAX)
+        shelf.publish(kept.state.tree, kept.state.tensors, msgspec.msgpack.encode(kept.head))
+        shelf.serve(host.rpc)
+        pace = Pace(manifest.outer, manifest.inner, manifest.data.seq_len, COMPUTE_S_MAX)
+        tempo = Tempo(manifest.run.patience_s)
+        self._post = Post(me, host.identity, host, kept.state, shelf, trainer, pace, tempo, host.events)
+        rules = manifest.run
+        facts = RunFacts(manifest.first_head(stage), manifest.authority, rules.rounds, rules.max_peers)
+        self.engine = Engine(self._post, facts, kept.head, kept.load_regroup(), self)
+
+    async def run(self, stay: Callable[[], Awaitable[None]]) -> None:
+        """Take part until the run is complete, and then serve others until `stay` returns; leave the last commit on
+        disk, also when cancelled."""
+        try:
+            async with trio.open_nursery() as nursery:
+                self._tasks = nursery
+                nursery.start_soon(self.trainer.run)
+                await self.engine.run()
+                await self._finish()
+                await stay()
+                nursery.cancel_scope.cancel()
+        finally:
+            with trio.CancelScope(shield=True):
+                await self._kept.save(self.engine.head)
+
+    @property
+    def session(self) -> str:
+        return self._post.me.session
+
+    @property
+    def is_member(self) -> bool:
+        """Whether the group counts on this peer."""
+        return self.engine.head.has(self._post.me)
+
+    def load(self) -> tuple[float, float]:
+        """Micro-batches that wait here, and seconds of our own work on one."""
+        return 0.0, 0.0
+
+    # -- Keeper ------------------------------------------------------------------------------------------------------
+
+    def known_peers(self) -> list[str]:
+        return list(self._group())
+
+    async def committed(self, head: Head, results: list[memoryview]) -> None:
+        post = self._post
+        encoded = msgspec.msgpack.encode(head)
+        await trio.to_thread.run_sync(post.shelf.publish, post.state.tree, post.state.tensors, encoded, results)
+        self.trainer.adopt(post.state.theta, self._changed(head, bool(results)))
+        if head.members and head.members[0] == post.me:  # one peer measures for all
+            self.trainer.validate_round = head.round
+        now = trio.current_time()
+        post.events.emit(
+            "round_committed" if results else "head_adopted",
+            round=head.round,
+            term=head.term,
+            state_hash=head.state_hash.hex(),
+            head=head.hash.hex(),
+            previous=head.previous.hex(),
+            members=len(head.members),
+            tokens=head.tokens,
+            loss=self.trainer.loss,
+            bytes_up=post.host.bytes_up,
+            bytes_down=post.host.bytes_down,
+            seconds=round(now - self._round_began, 3),
+        )
+        self._round_began = now
+        self._kept.save_regroup(self.engine.regroup)
+        self._kept.home.state_part.unlink(missing_ok=True)  # of a fetch that has become needless
+        if now - self._saved_at >= CHECKPOINT_EVERY_S and self._tasks is not None:
+            self._saved_at = now
+            self._tasks.start_soon(self._kept.save, head)
+
+    async def fetch(self, sighting: Sighting, mine: Head) -> None:
+        """Catch up by replaying the last results if we missed only those, else by fetching the whole state."""
+        post, head = self._post, sighting.head
+        donors = list(sighting.holders)
+        began = trio.current_time()
+        near = mine.round >= 0 and head.round - mine.round <= ROUNDS_MAX
+        replayed = near and await replay(post, mine, head.state_hash, donors)
+        if not replayed:
+            fetched = await fetch_state(
+                post.host.rpc,
+                lambda: self._donors(sighting),
+                head.state_hash,
+                post.state.size_bytes,
+                self._kept.home.state_part,
+                post.events,
+                len(post.state.tensors),
+            )
+            donors = list(fetched.donors)
+            if fetched.seconds > 0:
+                self.download_bytes_s = sum(fetched.donors.values()) / fetched.seconds
+            post.state.replace(fetched.tensors, fetched.tree)
+        post.events.emit(
+            "state_fetched",
+            round=head.round,
+            donors=len(donors),
+            replayed=replayed,
+            seconds=round(trio.current_time() - began, 3),
+        )
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _group(self) -> dict[str, MemberRecord]:
+        """Who may know of the group's heads: its other members, joiners, and the authority."""
+        whole = self._manifest.stages == 1
+        return {p: r for p, r in self._known().items() if whole or r.stage == self.stage or r.role == "coordinator"}
+
+    def _changed(self, head: Head, by_commit: bool) -> tuple[slice, ...] | None:
+        """Where the weights changed on the way to `head`; None if the state was fetched, or replayed."""
+        if head.state_hash == self._adopted:
+            return ()
+        self._adopted = head.state_hash
+        return self._post.state.changed if by_commit else None
+
+    def _donors(self, sighting: Sighting) -> list[str]:
+        """Who was seen at that head, and whoever has published it since."""
+        published = [peer for peer, record in self._group().items() if record.head == sighting.head.hash]
+        return list(dict.fromkeys([*sighting.holders, *published]))
+
+    async def _finish(self) -> None:
+        head = self.engine.head
+        if head.members and head.members[0] == self._post.me:
+            self.trainer.validate_round = head.round
+            await self.trainer.validate()
+        self._post.events.emit("run_finished", round=head.round, state_hash=head.state_hash.hex())
