@@ -17,7 +17,7 @@ import torch
 import trio
 from torch import Tensor
 
-from peer.errors import ProtocolViolation
+from peer.errors import ProtocolViolation, StageRefused
 from peer.stage_gang import MicroBatch, MicroBatchDone, Slot, StageGang
 from swarm.ledger import Range
 from swarm.pipeline.activations import ActivationCode, new_payload, view_of
@@ -25,7 +25,7 @@ from swarm.pipeline.messages import TOKEN_BYTES
 from swarm.pipeline.rules import PipelineRules
 
 _KEPT_FOR_BACKWARDS: Final = 2  # slots that no forward may take: backwards would wait behind forwards for a place
-_SMOOTHING: Final = 0.1
+SMOOTHING: Final = 0.1
 
 
 @dataclass
@@ -118,18 +118,25 @@ class StageCompute:
         started = trio.current_time()
         payload = new_payload(self.payload_bytes(size))
         payload.numpy()[: size.token_bytes] = np.frombuffer(tokens.numpy().astype("<u4").data.cast("B"), np.uint8)
-        await self._code.encode(slot.hidden(*size.at), payload[size.token_bytes :])
+        await self._encode(slot.hidden(*size.at), payload[size.token_bytes :])
         times.own_s += trio.current_time() - started
         return view_of(payload)
 
-    async def backward(
-        self, slot: Slot, of: MicroBatch, size: Size, gradient: memoryview | None, times: Times
-    ) -> MicroBatchDone:
-        """By the coded `gradient` (None on the last stage); the slot then has the gradient of the input."""
-        if gradient is not None:
-            started = trio.current_time()
-            await self._code.decode(gradient, slot.hidden(*size.at))
-            times.own_s += trio.current_time() - started
+    @asynccontextmanager
+    async def backward_slot(self, times: Times) -> AsyncIterator[Slot]:
+        asked = trio.current_time()
+        async with self.gang.slot() as slot:
+            times.queued_s += trio.current_time() - asked
+            yield slot
+
+    async def take_gradient(self, slot: Slot, size: Size, gradient: memoryview, times: Times) -> None:
+        """Write the coded gradient of the stage's output into the slot."""
+        started = trio.current_time()
+        await self._code.decode(gradient, slot.hidden(*size.at))
+        times.own_s += trio.current_time() - started
+
+    async def backward(self, slot: Slot, of: MicroBatch, size: Size, times: Times) -> MicroBatchDone:
+        """By the gradient in the slot (on the last stage there is none); it then has the gradient of the input."""
         return await self._timed(self.gang.backward(of, slot, *size.at), times)
 
     async def gradient_out(self, slot: Slot, size: Size, times: Times) -> memoryview:
@@ -138,13 +145,13 @@ class StageCompute:
             return memoryview(b"")
         started = trio.current_time()
         payload = new_payload(self.gradient_bytes(size))
-        await self._code.encode(slot.hidden(*size.at), payload)
+        await self._encode(slot.hidden(*size.at), payload)
         times.own_s += trio.current_time() - started
         return view_of(payload)
 
     def served(self, times: Times) -> None:
         """A micro-batch went through."""
-        self.service_s += (times.own_s - self.service_s) * (_SMOOTHING if self.service_s else 1.0)
+        self.service_s += (times.own_s - self.service_s) * (SMOOTHING if self.service_s else 1.0)
 
     def read_tokens(self, payload: memoryview, size: Size) -> Tensor:
         """(B, T + 1) int64. Raises ProtocolViolation for ids outside the vocabulary."""
@@ -152,6 +159,12 @@ class StageCompute:
         if int(ids.max()) >= self._rules.vocab_size:
             raise ProtocolViolation(f"a token id of {ids.max()}, and the vocabulary has {self._rules.vocab_size}")
         return torch.from_numpy(ids.astype(np.int64))
+
+    async def _encode(self, x: Tensor, out: Tensor) -> None:
+        try:
+            await self._code.encode(x, out)
+        except ProtocolViolation as error:  # ours, and nobody's offence
+            raise StageRefused(str(error), "not_finite") from error
 
     async def _timed(self, call: Awaitable[MicroBatchDone], times: Times) -> MicroBatchDone:
         started = trio.current_time()

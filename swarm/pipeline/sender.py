@@ -1,14 +1,15 @@
 """One hop of a micro-batch: to some live replica of the next stage, and back with the gradient.
 
-Deadlines nest: what is left of our own caller's must cover a second try elsewhere, so no call gets more than `SHARE` of
-it. Whoever fails, or answers garbage, is tried no more for this micro-batch, and what follows says that it may have been
-counted: then replicas are asked first who has it, and it goes there.
+Deadlines nest: what is left of our own caller's must cover a second try elsewhere, so no call gets more than `SHARE`
+of it. Whoever fails, or answers garbage, gets this micro-batch again only when all others failed too, and what follows
+says that it may have been counted: then replicas are asked first who has it, and it goes there.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from random import Random
@@ -17,9 +18,10 @@ from typing import Final
 import msgspec
 import trio
 
-from peer.errors import NetworkError, ProtocolViolation, StageRefused
+from peer.errors import DeadlineExceeded, NetworkError, ProtocolViolation, RemoteError, StageRefused
 from peer.host import Host
 from peer.rpc import Reply
+from peer.serving import UNKNOWN_METHOD
 from swarm.ledger import Range
 from swarm.pipeline.messages import SEEN, AskSeen, Cause, Pass, Passed, PassOutcome, PipelineCalls
 from swarm.pipeline.rules import Load
@@ -28,14 +30,17 @@ from swarm.wiring import Wiring
 SHARE: Final = 0.6  # of our caller's time, for one call
 LEAST_S: Final = 0.05  # with less left, no call is begun
 SEEN_S: Final = 0.5
+SEEN_SHARE: Final = 0.2
 POLL_S: Final = 0.25  # replicas are looked up so often while there is none
 PAUSE_MIN_S: Final = 0.01
 GONE_S: Final = 30.0  # longer than any record says that somebody is where it is not
+FAILURES_MAX: Final = 2
 REFUSALS_MAX: Final = 2  # two replicas that refuse an input are right about it
 
 Replicas = Callable[[], Mapping[str, Load]]
 Accept = Callable[[Reply[Passed]], Awaitable[None]]
-"""What is done with an answer; ProtocolViolation (it is garbage) and StageRefused (it cannot be used) mean a retry."""
+"""What is done with an answer. ProtocolViolation (it is garbage) and StageRefused ("not_finite": it does no good) mean
+a retry; anything else ends `send`."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +65,8 @@ class Undelivered:
 
 @dataclass
 class _Attempt:
-    """What is known of one micro-batch on this hop. `strayed`: replicas that it is not given to again; `barred` of them
-    answered garbage, and get it not even if they have counted it."""
+    """What is known of one micro-batch on this hop. `strayed`: replicas it did not come back from. `failures` of each:
+    at `FAILURES_MAX` it is not followed there any more, even if it was counted there."""
 
     again: bool
     until: float
@@ -69,7 +74,7 @@ class _Attempt:
     refusals: int = 0
     begun: bool = False
     strayed: set[str] = field(default_factory=set)
-    barred: set[str] = field(default_factory=set)
+    failures: Counter[str] = field(default_factory=Counter)
 
 
 class Sender:
@@ -130,16 +135,20 @@ class Sender:
             if passed.outcome == "done":
                 await accept(reply)
         except (NetworkError, ProtocolViolation, StageRefused) as error:
+            if isinstance(error, RemoteError) and error.code == UNKNOWN_METHOD:
+                return await self._declined(peer, number, Passed("elsewhere"), attempt)
+            if isinstance(error, StageRefused) and error.reason != "not_finite":
+                wiring.cancelled(peer, number)  # our own stage's affair
+                raise
             wiring.failed(peer, number, trio.current_time())
             attempt.again = attempt.begun = True
             attempt.strayed.add(peer)
-            if answered_at is not None:
-                attempt.barred.add(peer)
-                if isinstance(error, ProtocolViolation):
-                    self._host.rpc.server.strike(peer, f"{self._calls.pass_on.name}: its answer: {error}")
+            attempt.failures[peer] += 1 if answered_at is None else FAILURES_MAX
+            if answered_at is not None and isinstance(error, ProtocolViolation):
+                self._host.rpc.server.strike(peer, f"{self._calls.pass_on.name}: its answer: {error}")
             return None
-        except trio.Cancelled:
-            wiring.cancelled(peer, number)
+        except BaseException:
+            wiring.cancelled(peer, number)  # so that it does not seem overdue for ever
             raise
         if passed.outcome == "done":
             wiring.succeeded(peer, number, answered_at, _seconds(passed.downstream_s), _seconds(passed.queued_s))
@@ -148,9 +157,7 @@ class Sender:
         attempt.again |= passed.begun
         return await self._declined(peer, number, passed, attempt)
 
-    async def _declined(
-        self, peer: str, number: int, passed: Passed, attempt: _Attempt
-    ) -> Undelivered | None:
+    async def _declined(self, peer: str, number: int, passed: Passed, attempt: _Attempt) -> Undelivered | None:
         """`peer` answered that it has not done it."""
         wiring, now = self.wiring, trio.current_time()
         if passed.outcome == "elsewhere":
@@ -178,40 +185,40 @@ class Sender:
             if holder is not None:
                 return holder
         chosen = self.wiring.choose(trio.current_time(), exclude=attempt.strayed)
-        if chosen is None and attempt.strayed and self.wiring.replicas:
-            attempt.strayed = set(attempt.barred) if attempt.barred.issuperset(self.wiring.replicas) else set()
-            attempt.barred = set()
-            await trio.sleep(min(POLL_S, max(0.0, attempt.until - trio.current_time())))  # all failed: one after another
-            chosen = self.wiring.choose(trio.current_time(), exclude=attempt.strayed)
-            if chosen is None:
-                attempt.strayed = set()
-                chosen = self.wiring.choose(trio.current_time())
+        if chosen is None and self.wiring.replicas:  # all have failed
+            await trio.sleep(min(POLL_S, max(0.0, attempt.until - trio.current_time())))
+            attempt.strayed.clear()
+            chosen = self.wiring.choose(trio.current_time())
         return chosen
 
     async def _who_has(self, span: Range, attempt: _Attempt) -> str | None:
         """The first live replica to say that it has counted `span`; None if none does in time."""
-        holder: str | None = None
-        timeout_s = min(SEEN_S, 0.2 * (attempt.until - trio.current_time()))
-        async with trio.open_nursery() as nursery:
-
-            async def ask(peer: str) -> None:
-                nonlocal holder
-                try:
-                    seen = await self._host.rpc.call(peer, SEEN, AskSeen(self._group, (span,)), timeout_s=timeout_s)
-                except (NetworkError, ProtocolViolation):
-                    return
-                if seen.body.counted == (True,):
-                    holder = peer
-                    nursery.cancel_scope.cancel()
-
-            for peer in self.wiring.replicas:
-                if peer not in attempt.barred and peer not in self._host.suspects:
-                    nursery.start_soon(ask, peer)
-        return holder
+        asked = [peer for peer in self.wiring.replicas if attempt.failures[peer] < FAILURES_MAX]
+        timeout_s = min(SEEN_S, SEEN_SHARE * (attempt.until - trio.current_time()))
+        return await who_has(self._host, self._group, span, asked, timeout_s)
 
     async def _call(self, peer: str, request: Pass, payload: memoryview, timeout_s: float) -> Reply[Passed]:
         """Raises as Rpc.call; DeadlineExceeded too when the heartbeat finds the peer dead or frozen meanwhile."""
-        return await self._host.rpc.call(peer, self._calls.pass_on, request, payload, timeout_s=timeout_s)
+        reply: Reply[Passed] | None = None
+        failure: NetworkError | ProtocolViolation | None = None
+        async with trio.open_nursery() as nursery:
+
+            async def watch() -> None:
+                nonlocal failure
+                await self._host.wait_suspect(peer)
+                failure = DeadlineExceeded(f"{peer} was found dead or frozen.")
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(watch)
+            try:
+                reply = await self._host.rpc.call(peer, self._calls.pass_on, request, payload, timeout_s=timeout_s)
+            except (NetworkError, ProtocolViolation) as error:
+                failure = error
+            nursery.cancel_scope.cancel()
+        if reply is not None:
+            return reply
+        assert failure is not None
+        raise failure
 
     async def _wait_for_replicas(self, attempt: _Attempt) -> None:
         self._stranded += 1
@@ -251,6 +258,27 @@ class Sender:
 
     def _others_than(self, peer: str) -> bool:
         return any(other != peer for other in self.wiring.replicas)
+
+
+async def who_has(host: Host, group: str, span: Range, peers: Iterable[str], timeout_s: float) -> str | None:
+    """The first of the live `peers` to say that it has counted `span`; None if none does in time."""
+    holder: str | None = None
+    async with trio.open_nursery() as nursery:
+
+        async def ask(peer: str) -> None:
+            nonlocal holder
+            try:
+                seen = await host.rpc.call(peer, SEEN, AskSeen(group, (span,)), timeout_s=timeout_s)
+            except (NetworkError, ProtocolViolation):
+                return
+            if seen.body.counted == (True,):
+                holder = peer
+                nursery.cancel_scope.cancel()
+
+        for peer in peers:
+            if peer not in host.suspects:
+                nursery.start_soon(ask, peer)
+    return holder
 
 
 def _seconds(value: float) -> float:

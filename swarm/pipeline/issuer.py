@@ -1,0 +1,129 @@
+"""A stage-0 replica issues the micro-batches it was given, so many at a time as keep its stage busy.
+
+By Little's law that is the time until an answer comes, without the waiting in queues, over the time its own stage takes
+for one: more would only lie in the queues of slower stages.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import trio
+
+from peer.events import EventLog
+from swarm.ledger import Range
+from swarm.pipeline.counting import spans_of
+from swarm.pipeline.feeder import TokenSource
+from swarm.pipeline.station import IssueResult, Station
+
+WINDOW_MIN: Final = 3
+PROGRESS_S: Final = 1.0
+
+
+@dataclass
+class Totals:
+    """Micro-batches since the issuer began. `retried`: calls made once more, by any that it issued; `abandoned`: given
+    up, with their round or as they were refused again and again."""
+
+    issued: int = 0
+    completed: int = 0
+    retried: int = 0
+    abandoned: int = 0
+
+
+class Issuer:
+    """Issues through `station`; `tokens` says what is in a micro-batch. `on_result` is told of each that ended."""
+
+    def __init__(self, station: Station, tokens: TokenSource, events: EventLog) -> None:
+        self.station: Final = station
+        self.totals: Final = Totals()
+        self.on_result: Callable[[IssueResult], None] = lambda result: None
+        self._tokens, self._events = tokens, events
+        self._window = trio.CapacityLimiter(WINDOW_MIN)
+        self._nursery: trio.Nursery | None = None
+        self._under_way: set[int] = set()
+        self._told_at = -math.inf
+
+    @property
+    def window(self) -> int:
+        """How many micro-batches are to be under way."""
+        station = self.station
+        service_s = station.load().service_s
+        wanted = math.ceil(station.unqueued_s / service_s) + 1 if service_s > 0 else 0
+        return max(WINDOW_MIN, min(station.rules.window_max, wanted))
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        """Inside the block the issuer issues again what it is asked to."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            self.station.on_reissue = self.reissue
+            try:
+                yield
+            finally:
+                self.station.on_reissue = lambda spans: None
+                self._nursery = None
+                nursery.cancel_scope.cancel()
+                self._tell(now=True)
+
+    async def issue(self, ranges: Iterable[Range], again: bool = False) -> None:
+        """Issue all micro-batches of `ranges`, and return when all have ended. Cancelled, those under way are given up.
+        `again`: they may have been counted before."""
+        async with trio.open_nursery() as nursery:
+            for span in spans_of(ranges, self.station.rules.micro_batch):
+                token = object()
+                await self._window.acquire_on_behalf_of(token)
+                nursery.start_soon(self._issue, span, again, token)
+        self._tell(now=True)
+
+    def reissue(self, spans: Iterable[Range]) -> None:
+        """Issue these once more, beside all else; those under way from here are left to it."""
+        for span in spans_of(spans, self.station.rules.micro_batch):
+            if self._nursery is not None and span[0] not in self._under_way:
+                self._under_way.add(span[0])
+                self._nursery.start_soon(self._reissue, span)
+
+    async def _reissue(self, span: Range) -> None:
+        token = object()
+        try:
+            await self._window.acquire_on_behalf_of(token)
+        except trio.Cancelled:
+            self._under_way.discard(span[0])
+            raise
+        await self._issue(span, True, token)
+
+    async def _issue(self, span: Range, again: bool, token: object) -> None:
+        totals, retried = self.totals, self.station.retried
+        ended = False
+        totals.issued += 1
+        self._under_way.add(span[0])
+        try:
+            tokens = await self._tokens((span,))
+            result = await self.station.issue(span, tokens, again)
+            totals.completed += result.done
+            ended = result.done
+            self.on_result(result)
+        finally:
+            totals.abandoned += not ended
+            self._under_way.discard(span[0])
+            self._window.release_on_behalf_of(token)
+            self._window.total_tokens = self.window
+            totals.retried += max(0, self.station.retried - retried) if not self._under_way else 0
+            self._tell()
+
+    def _tell(self, now: bool = False) -> None:
+        at = trio.current_time()
+        if now or at - self._told_at >= PROGRESS_S:
+            self._told_at = at
+            totals = self.totals
+            self._events.emit(
+                "pipeline_progress",
+                issued=totals.issued,
+                completed=totals.completed,
+                retried=totals.retried,
+                abandoned=totals.abandoned,
+            )

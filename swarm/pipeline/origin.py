@@ -1,0 +1,94 @@
+"""Stage 0's side: a micro-batch begins here, and ends here when its gradient has come back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import trio
+from torch import Tensor
+
+from peer.errors import DeadlineExceeded, StageRefused, WorkerError
+from peer.host import Host
+from swarm.ledger import Range
+from swarm.pipeline.messages import Cause
+from swarm.pipeline.rules import PipelineRules
+from swarm.pipeline.sender import SEEN_S, Undelivered, who_has
+from swarm.pipeline.stage_work import Errand, Returned, StageWork
+
+PAUSE_S: Final = 0.25  # before another try, where our own worker or epoch was in the way
+REFUSALS_MAX: Final = 4  # of its input: then there is something wrong with it that no retry mends
+EVALUATE_S: Final = 120.0
+
+
+@dataclass(frozen=True)
+class IssueResult:
+    """What became of a micro-batch. `done`: its gradient came back; else it was given up for `cause` ("stale": its
+    round is over; "not_finite", "value": it was refused again and again). `counted`: here, on stage 0. `loss` in nats
+    summed over its `tokens`; `tries`: calls it took in all."""
+
+    span: Range
+    done: bool
+    counted: bool
+    loss: float
+    tokens: int
+    seconds: float
+    tries: int
+    cause: Cause = ""
+
+
+class Origin:
+    """`mates`: the other replicas of stage 0, who may have counted what is issued once more."""
+
+    def __init__(self, host: Host, rules: PipelineRules, work: StageWork, mates: Callable[[], Sequence[str]]) -> None:
+        self._host, self._rules, self._work, self._mates = host, rules, work, mates
+
+    async def issue(self, span: Range, tokens: Tensor, again: bool) -> IssueResult:
+        """Until it is done, or there is no point in it any more. Cancelled, it is given up everywhere."""
+        work, counting = self._work, self._work.counting
+        started, epoch, tries, refusals = trio.current_time(), counting.epoch, 0, 0
+
+        def result(returned: Returned | None, cause: Cause = "") -> IssueResult:
+            seconds = trio.current_time() - started
+            loss, counted = (0.0, False) if returned is None else (returned.loss, returned.counted)
+            return IssueResult(span, returned is not None, counted, loss, self._rules.tokens, seconds, tries, cause)
+
+        while True:
+            errand = self._errand(span, tokens, again)
+            if again and counting.verdict(span, errand.epoch) == "count":
+                group = self._rules.groups[0]
+                errand.counts = await who_has(self._host, group, span, self._mates(), SEEN_S) is None
+            cause: Cause = "not_finite"
+            try:
+                outcome = await work.run(errand)
+                if isinstance(outcome, Returned):
+                    tries += outcome.tries
+                    return result(outcome)
+                tries += outcome.tries
+                cause = outcome.cause
+                refusals += cause != "stale"
+            except WorkerError:
+                tries += 1
+            except StageRefused as refused:
+                tries += 1
+                refusals += refused.reason in ("not_finite", "value", "shape", "dtype")
+            again = True  # later stages may have counted it
+            if counting.synchronous and counting.epoch != epoch:
+                return result(None, "stale")
+            if refusals >= REFUSALS_MAX:
+                return result(None, cause)
+            await trio.sleep(PAUSE_S)
+
+    async def evaluate(self, tokens: Tensor) -> float:
+        """Mean loss in nats a token. Raises DeadlineExceeded, StageRefused, WorkerError."""
+        errand = self._errand((0, len(tokens)), tokens, again=False)
+        errand.until = trio.current_time() + EVALUATE_S
+        returned = await self._work.evaluate(errand)
+        if isinstance(returned, Undelivered):
+            raise DeadlineExceeded(f"the evaluation did not come through: {returned.reason}.")
+        return returned.loss / (errand.size.batch * errand.size.length)
+
+    def _errand(self, span: Range, tokens: Tensor, again: bool) -> Errand:
+        size = self._work.compute.size(len(tokens), tokens.shape[1] - 1)
+        return Errand(span=span, epoch=self._work.counting.epoch, size=size, tokens=tokens, again=again)

@@ -1,0 +1,190 @@
+"""One replica's stage at work: what it serves to the stage before it, and what it asks of the stage after it.
+
+    async with station.open():
+        ...                       # serves; `moved` after each commit of the group
+
+Calls of an epoch that the group has not reached are held, those too old are refused. How many are under way is bounded,
+so that a slow replica says "busy" instead of hoarding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Final
+
+from torch import Tensor
+
+from peer.events import EventLog
+from peer.host import Host
+from peer.method import Call
+from peer.stage_gang import StageGang
+from swarm.chain import Head
+from swarm.ledger import Range
+from swarm.messages import Done
+from swarm.pipeline.compute import StageCompute
+from swarm.pipeline.counting import Counting
+from swarm.pipeline.desk import PassDesk
+from swarm.pipeline.messages import (
+    COUNTED,
+    REISSUE,
+    SEEN,
+    AskCounted,
+    AskSeen,
+    Counted,
+    PipelineCalls,
+    Reissue,
+    Seen,
+)
+from swarm.pipeline.origin import IssueResult, Origin
+from swarm.pipeline.rules import Load, PipelineRules
+from swarm.pipeline.sender import Sender
+from swarm.pipeline.stage_work import StageWork
+
+__all__ = ["IssueResult", "Station"]
+
+ReplicasOf = Callable[[int], Mapping[str, Load]]
+"""The live replicas of a stage, by peer id, ourselves left out or not; read anew for each micro-batch."""
+
+
+class Station:
+    """Stage `stage` of a run, on `gang`. `counting` is of this replica's group and moves only through the station."""
+
+    def __init__(
+        self,
+        stage: int,
+        rules: PipelineRules,
+        gang: StageGang,
+        host: Host,
+        counting: Counting,
+        replicas_of: ReplicasOf,
+        events: EventLog,
+    ) -> None:
+        self.stage: Final = stage
+        self.rules: Final = rules
+        self.counting: Final = counting
+        self._host, self._replicas_of, self._events = host, replicas_of, events
+        self._group = rules.groups[stage]
+        calls = PipelineCalls.of(rules)
+        sender = None
+        if stage + 1 < rules.stages:
+            sender = Sender(host, calls, rules.groups[stage + 1], stage + 1, lambda: replicas_of(stage + 1))
+        self._work = StageWork(stage, StageCompute(gang, rules), counting, sender)
+        self._work.on_lost = self._lost
+        self._desk = PassDesk(host, rules, self._work)
+        self._origin = Origin(host, rules, self._work, self._mates) if stage == 0 else None
+        self._calls = calls
+        self.on_reissue: Callable[[tuple[Range, ...]], None] = lambda spans: None
+        """Stage 0: asked to issue these once more, in the epoch that we are in (see `swarm.pipeline.issuer`)."""
+        self.on_lost: Callable[[], None] = lambda: None
+        """The worker was lost: nothing is counted any more, and weights must be imported."""
+
+    @property
+    def epoch(self) -> int:
+        return self.counting.epoch
+
+    @property
+    def later_epoch(self) -> int:
+        """The latest epoch of which a micro-batch has come: above `epoch`, the stage before has committed since."""
+        return self._desk.later_epoch
+
+    @property
+    def on_counted(self) -> Callable[[Range, int, float], None]:
+        """Called with (span, tokens, loss in nats summed over them) as each micro-batch is counted."""
+        return self._work.on_counted
+
+    @on_counted.setter
+    def on_counted(self, call: Callable[[Range, int, float], None]) -> None:
+        self._work.on_counted = call
+
+    @property
+    def on_later(self) -> Callable[[int], None]:
+        """Called with `later_epoch` whenever that grows."""
+        return self._desk.on_later
+
+    @on_later.setter
+    def on_later(self, call: Callable[[int], None]) -> None:
+        self._desk.on_later = call
+
+    @property
+    def waiting_for(self) -> int | None:
+        """The stage of which no replica is alive, while micro-batches wait for one."""
+        sender = self._work.sender
+        return sender.stage if sender is not None and sender.waiting else None
+
+    @property
+    def retried(self) -> int:
+        """Calls to the next stage that were made once more."""
+        return 0 if self._work.sender is None else self._work.sender.retried
+
+    @property
+    def answer_s(self) -> float:
+        """What a micro-batch takes from its arrival here to its gradient, smoothed; 0 until known."""
+        return self._work.answer_s
+
+    @property
+    def unqueued_s(self) -> float:
+        """The same without what it waited for devices, here and in later stages."""
+        return self._work.unqueued_s
+
+    def load(self) -> Load:
+        """For our record."""
+        compute = self._work.compute
+        return Load(float(compute.waiting), compute.service_s)
+
+    def moved(self, head: Head) -> tuple[Range, ...]:
+        """The group has committed `head`; to be called just before the worker is told to import its weights. Returns
+        what we have counted since the capture that others have got merged (see `Counting.reset`)."""
+        self._work.notice_loss()
+        conflicts = self.counting.reset(head)
+        self._desk.moved()
+        return conflicts
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        """Serve inside the block."""
+        rpc = self._host.rpc
+        with rpc.scope():
+            rpc.serve(SEEN, self._on_seen)
+            rpc.serve(COUNTED, self._on_counted)
+            if self._origin is None:
+                rpc.serve(self._calls.pass_on, self._desk.serve)
+            else:
+                rpc.serve(REISSUE, self._on_reissue)
+            try:
+                yield
+            finally:
+                await self._desk.close()
+
+    async def issue(self, span: Range, tokens: Tensor, again: bool = False) -> IssueResult:
+        """Stage 0: take `tokens` (micro_batch, seq_len + 1) int64 through all stages; retries for ever."""
+        assert self._origin is not None, "only stage 0 issues"
+        return await self._origin.issue(span, tokens, again)
+
+    async def evaluate(self, tokens: Tensor) -> float:
+        """Stage 0: the mean loss in nats a token of `tokens` (B, T + 1) int64, by all stages' present weights."""
+        assert self._origin is not None, "only stage 0 evaluates"
+        return await self._origin.evaluate(tokens)
+
+    def _mates(self) -> list[str]:
+        """The other replicas of our own stage."""
+        return [peer for peer in self._replicas_of(self.stage) if peer != self._host.peer_id]
+
+    def _lost(self, spans: tuple[Range, ...]) -> None:
+        self._events.emit("pipeline_lost", samples=sum(last - first for first, last in spans))
+        self.on_lost()
+
+    async def _on_seen(self, call: Call[AskSeen]) -> Seen:
+        if call.body.group != self._group:
+            return Seen(tuple(False for _ in call.body.spans))
+        return Seen(tuple([await self._work.settled(span) for span in call.body.spans]))
+
+    async def _on_counted(self, call: Call[AskCounted]) -> Counted:
+        self._work.notice_loss()
+        here = call.body.group == self._group and call.body.epoch == self.counting.epoch
+        return Counted(self.counting.counted if here else ())
+
+    async def _on_reissue(self, call: Call[Reissue]) -> Done:
+        if call.body.group == self._group and call.body.epoch == self.counting.epoch:
+            self.on_reissue(call.body.spans)
+        return Done()
