@@ -8,7 +8,7 @@ what is added here is that nobody leaves a stage without another replica that is
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from swarm.load import LoadView, PeerLoad, StageCost, move_s
@@ -42,14 +42,14 @@ def view_of(now_s: float, records: Mapping[str, MemberRecord], costs: Sequence[S
 
 
 def stage_to_take(
-    me: PeerLoad, records: Mapping[str, MemberRecord], costs: Sequence[StageCost], now_s: float, kept: Collection[int]
+    me: PeerLoad, records: Mapping[str, MemberRecord], costs: Sequence[StageCost], now_s: float, kept: Sequence[int]
 ) -> int | None:
-    """The stage of a joiner: one that nobody holds and that it has `kept` a state of; else where it is worth most,
+    """The stage of a joiner: the first that nobody holds of those it has `kept` a state of; else where it is worth most,
     among all that are choosing now. None if it has not the memory for any."""
     view = view_of(now_s, records, costs)
     taken = {load.stage for load in view.peers if load.peer != me.peer}
-    for stage in sorted(set(kept) - taken):
-        if costs[stage].memory_bytes <= me.memory_bytes:
+    for stage in kept:
+        if stage not in taken and costs[stage].memory_bytes <= me.memory_bytes:
             return stage
     view = LoadView.of(now_s, costs, (load for load in view.peers if load.peer != me.peer))
     others = {

@@ -1,0 +1,126 @@
+"""Which stage a peer takes, and whether it moves: pure functions of everybody's records."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarm.load import PeerLoad, StageCost
+from swarm.membership import REFRESH_S, MemberRecord
+from swarm.moving import CHOOSING, Mover, at_work, has_deputy, load_of, ready_after_s, stage_to_take, view_of
+from swarm.rebalance import RebalanceConfig
+
+NOW = 1_800_000_000.0
+COSTS = (StageCost(100.0, 1e6, 10.0), StageCost(100.0, 1e6, 10.0), StageCost(100.0, 1e6, 10.0))
+LONG_AGO = NOW - 10_000.0
+
+
+def record(stage: int, **changes: object) -> MemberRecord:
+    fields: dict[str, object] = {
+        "session": "s", "name": "n", "role": "stage", "version": "v", "addresses": [], "term": 1, "round": 1,
+        "head": b"h", "state_hash": b"s", "members": 1, "phase": "training", "speed": 1.0, "loss": None,
+        "val_loss": None, "tokens": 0, "bytes_up": 0, "bytes_down": 0, "joined_at": LONG_AGO, "at": NOW,
+        "stage": stage, "service_s": 0.1, "since": LONG_AGO, "ready_at": LONG_AGO,
+    }  # fmt: skip
+    return MemberRecord(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def newcomer(peer: str = "me", memory_bytes: float = math.inf) -> PeerLoad:
+    return PeerLoad(peer, -1, 0.0, memory_bytes=memory_bytes)
+
+
+def moves(records: dict[str, MemberRecord], now_s: float = NOW) -> dict[str, int]:
+    """Who would start to move, and where to, if everybody read these records."""
+    found = {peer: Mover(peer, COSTS).due(records, now_s) for peer in records}
+    return {peer: move.target for peer, move in found.items() if move is not None}
+
+
+def test_a_joiner_takes_the_poorest_stage() -> None:
+    records = {"a": record(0), "b": record(1), "c": record(2), "d": record(0), "e": record(2)}
+    assert stage_to_take(newcomer(), records, COSTS, NOW, kept=()) == 1
+
+
+@given(st.lists(st.text("abcdef", min_size=4, max_size=8), min_size=3, max_size=9, unique=True))
+def test_those_who_choose_at_the_same_time_spread_out(peers: list[str]) -> None:
+    records = {peer: record(-1, phase=CHOOSING, service_s=0.0) for peer in peers}
+    chosen = []
+    for peer in peers:
+        others = {other: seen for other, seen in records.items() if other != peer}
+        stage = stage_to_take(newcomer(peer), others, COSTS, NOW, kept=())
+        assert stage is not None
+        chosen.append(stage)
+    counts = [chosen.count(stage) for stage in range(3)]
+    assert max(counts) - min(counts) <= 1
+
+
+def test_a_restarted_peer_prefers_its_own_stage_while_nobody_else_holds_it() -> None:
+    records = {"a": record(0), "b": record(2, service_s=10.0)}
+    assert stage_to_take(newcomer(), records, COSTS, NOW, kept=(1,)) == 1
+    assert stage_to_take(newcomer(), records, COSTS, NOW, kept=(0,)) == 1, "its own is held: where it is worth most"
+    assert stage_to_take(newcomer(), {}, COSTS, NOW, kept=(2, 0)) == 2, "the one it held last"
+
+
+def test_a_stage_too_large_for_a_peer_is_not_taken() -> None:
+    costs = (StageCost(100.0, 0.0, 10.0), StageCost(100.0, 0.0, 99.0))
+    assert stage_to_take(newcomer(memory_bytes=50.0), {"a": record(0)}, costs, NOW, kept=(1,)) == 0
+    assert stage_to_take(newcomer(memory_bytes=5.0), {"a": record(0)}, costs, NOW, kept=()) is None
+
+
+def test_feeders_and_the_coordinator_are_no_replicas() -> None:
+    records = {"a": record(0), "f": record(-1, role="feeder"), "c": record(-1, role="coordinator")}
+    assert [load.peer for load in view_of(NOW, records, COSTS).peers] == ["a"]
+
+
+def test_an_empty_stage_is_taken_at_once_by_one_peer() -> None:
+    records = {"a": record(0), "b": record(0), "c": record(0), "d": record(1), "e": record(1)}
+    assert list(moves(records).values()) == [2]
+
+
+def test_the_last_replica_of_a_stage_stays() -> None:
+    assert moves({"a": record(0), "b": record(1)}) == {}
+    deputy_on_its_way = {"a": record(0), "x": record(0, ready_at=NOW + 60, source=1), "b": record(1)}
+    assert not has_deputy("a", 0, deputy_on_its_way, NOW)
+    assert "a" not in moves(deputy_on_its_way)
+
+
+def test_who_is_on_its_way_does_not_serve_yet_and_keeps_others_from_following() -> None:
+    records = {"a": record(0), "b": record(0), "c": record(1), "d": record(1)}
+    assert len(moves(records)) == 1
+    (mover, target), *_ = moves(records).items()
+    under_way = {**records, mover: record(target, source=records[mover].stage, since=NOW, ready_at=NOW + 30)}
+    assert at_work(2, under_way, NOW) == {} and moves(under_way) == {}
+    assert set(at_work(2, under_way, NOW + 31)) == {mover}
+
+
+def test_a_poor_stage_gets_a_peer_once_a_period_and_not_before_the_peers_have_settled() -> None:
+    rich = {f"a{i}": record(0) for i in range(6)}
+    records = {**rich, "b": record(1), **{f"c{i}": record(2) for i in range(4)}}
+    assert list(moves(records).values()) == [1]
+    (peer,) = moves(records)
+    mover = Mover(peer, COSTS)
+    period_s = RebalanceConfig().period_s(len(records))
+    began = math.ceil(NOW / period_s) * period_s
+    assert mover.due(records, began) is not None
+    assert mover.due(records, began + period_s / 2) is None, "decided already"
+    assert mover.due(records, began + period_s) is not None
+    fresh = {peer: record(seen.stage, since=NOW - 10) for peer, seen in records.items()}
+    assert moves(fresh) == {}
+
+
+def test_a_speed_is_of_the_stage_where_it_was_measured() -> None:
+    costs = (StageCost(100.0), StageCost(300.0))
+    assert load_of("a", record(1, service_s=0.5), costs).speed == 600.0
+    moving = record(1, service_s=0.5, source=0, ready_at=NOW + 5)
+    assert load_of("a", moving, costs).speed == 200.0
+    assert load_of("a", record(1, service_s=0.0), costs).speed == 0.0
+    assert load_of("a", record(-1, service_s=0.5), costs).speed == 0.0
+
+
+@pytest.mark.parametrize("rate, least, most", [(math.inf, 5.0, 60.0), (1e5, 15.0, 60.0)])
+def test_the_time_out_is_the_download_and_taking_place(rate: float, least: float, most: float) -> None:
+    me = PeerLoad("me", 0, 1.0, download_bytes_s=rate)
+    assert least <= ready_after_s(me, COSTS[0]) <= most
+    assert least > REFRESH_S
