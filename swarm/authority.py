@@ -1,4 +1,4 @@
-"""The authority's part in a run: it begins the run, and it regroups what is left where a majority was lost.
+"""The authority's part in a run: it begins each group, and it regroups what is left where a majority was lost.
 
 It holds no vote and no weights in training, so the run goes on without it. Whoever holds its key could fork the run;
 nobody else can. It never regroups while a majority of the last commit is alive, and it waits before it believes that
@@ -16,7 +16,6 @@ import trio
 from peer.errors import BarnraiseError, ProtocolViolation
 from peer.host import Host
 from peer.identity import Signed, sign_body
-from peer.method import Call
 from swarm import messages as say
 from swarm.chain import Head, Member
 from swarm.follow import Viewpoint, ask_standings, open_regroup, weigh
@@ -24,6 +23,7 @@ from swarm.follow import Viewpoint, ask_standings, open_regroup, weigh
 ROUND_TRIP_S: Final = 1.0
 KNOCK_LASTS_S: Final = 6.0
 GONE_AFTER_S: Final = 6.0  # a majority must be missing this long: a frozen machine may thaw, a link may come back
+DEAD_AFTER_S: Final = 0.5  # but who has hung up, cannot go on without the others, and is missed by them: only this long
 LOST_AFTER_S: Final = 20.0  # before an earlier round is gone on from: somebody may come back with a later one
 BACK_S_MAX: Final = 120.0  # further than this no run is taken back for peers that were no members at the end
 
@@ -44,10 +44,20 @@ class Memory:
 
 
 class Authority:
-    """`head` is the last head it signed or saw."""
+    """Of one group: of the whole run, or of the replicas of one stage. `head` is the last head it signed or saw.
+
+    It begins the group once that has a peer and the run has `min_peers`, those that take part `elsewhere`, in other
+    groups, included. `swarm.authority_desk` answers calls on its behalf.
+    """
 
     def __init__(
-        self, host: Host, genesis: Head, min_peers: int, known_peers: Callable[[], Iterable[str]], memory: Memory
+        self,
+        host: Host,
+        genesis: Head,
+        min_peers: int,
+        known_peers: Callable[[], Iterable[str]],
+        memory: Memory,
+        elsewhere: Callable[[], int] = lambda: 0,
     ) -> None:
         self.head = open_regroup(memory.signed, host.peer_id, genesis.run_id) if memory.signed else genesis
         if memory.seen is not None and memory.seen.height > self.head.height:
@@ -55,7 +65,7 @@ class Authority:
         self.me = Member(host.peer_id, "authority")
         self._genesis = genesis
         self._host, self._identity, self._events = host, host.identity, host.events
-        self._min_peers = min_peers
+        self._min_peers, self._elsewhere = min_peers, elsewhere
         self._known_peers = known_peers
         self._memory = memory
         self._knocks: dict[str, tuple[say.Knock, float]] = {}
@@ -63,13 +73,20 @@ class Authority:
         self._missing_since: float | None = None
         self._said_missing = -1
         self._recent: deque[tuple[float, Head]] = deque([(trio.current_time(), self.head)])
-        host.rpc.serve(say.STANDING, self._on_standing)
-        host.rpc.serve(say.KNOCK, self._on_knock)
-        host.rpc.serve(say.NEED_REGROUP, self._on_need_regroup)
 
     @property
     def begun(self) -> bool:
         return self._memory.signed is not None
+
+    @property
+    def group(self) -> str:
+        """The group's id."""
+        return self._genesis.run_id
+
+    @property
+    def peers(self) -> int:
+        """How many take part, or (before it has begun) wait to."""
+        return len(self.head.members) if self.begun else len(self._knocking_for(self.head))
 
     def standing(self) -> say.Standing:
         """What the authority signed last: for peers that know nobody else yet."""
@@ -92,14 +109,14 @@ class Authority:
 
     async def _begin(self) -> None:
         waiting = self._knocking_for(self.head)
-        if len(waiting) >= self._min_peers:
+        if waiting and len(waiting) + self._elsewhere() >= self._min_peers:
             await self._regroup(self.head, waiting)
 
     async def _watch(self) -> None:
         """Follow the run's head; where its majority is gone for `GONE_AFTER_S`, begin a new term with what is left."""
         peers = {m.peer for m in self.head.members} | set(self._known_peers()) | set(self._knocking())
         peers.discard(self.me.peer)
-        standings = await ask_standings(self._host.rpc, peers, timeout_s=3.0)
+        standings = await ask_standings(self._host.rpc, peers, timeout_s=3.0, group=self.group)
         view = Viewpoint(self.me, self.head)
         counting = [s for s in weigh(standings, self.me.peer, self._genesis, view) if s.head.members]
         if counting and counting[0].head.height > self.head.height:
@@ -119,13 +136,26 @@ class Authority:
         if self._missing_since is None:
             self._missing_since = now
             self._events.emit("majority_missing", round=best.round, alive=len(alive), members=len(best.members))
-        elif now - self._missing_since >= (GONE_AFTER_S if best.round >= self.head.round else LOST_AFTER_S):
+        elif now - self._missing_since >= self._patience_s(best, standings):
             # Whoever stands at that head goes on: members first, and those that knock with its state.
             here = {s.member for _, s in standings if s.head.hash == best.hash}
             group = sorted(here | set(self._knocking_for(best)))
             if group:
                 self._missing_since = None
                 await self._regroup(best, group)
+
+    def _patience_s(self, best: Head, standings: Sequence[tuple[str, say.Standing]]) -> float:
+        """How long a majority must be missing before the rest goes on from `best`.
+
+        Where the missing ones are too few to go on by themselves nothing can fork. If they have hung up on us, and some
+        member says that it waits for them too, they are dead and not just slow, or out of our sight."""
+        if best.round < self.head.round:
+            return LOST_AFTER_S
+        members = {s.member: s.phase for _, s in standings if best.has(s.member)}
+        missing = [member.peer for member in best.members if member not in members]
+        hung_up = not self._host.connected.intersection(missing)
+        missed = say.NO_MAJORITY in members.values()
+        return DEAD_AFTER_S if len(missing) < best.quorum and hung_up and missed else GONE_AFTER_S
 
     def _see(self, head: Head) -> None:
         now = trio.current_time()
@@ -211,20 +241,14 @@ class Authority:
         self._knocking()
         return sorted(knock.member for knock, _ in self._knocks.values() if knock.head == name)
 
-    async def _on_standing(self, call: Call[say.AskHead]) -> say.Standing:
-        return self.standing()
-
-    async def _on_knock(self, call: Call[say.Knock]) -> say.Standing:
-        if call.body.member.peer != call.peer:
-            raise ProtocolViolation("a knock names another peer than its sender")
-        self._host.book.add(call.peer, call.body.addresses)
+    def knock(self, knock: say.Knock) -> None:
+        """A peer asks to take part."""
         if len(self._knocks) < 1024:
-            self._knocks[call.peer] = (call.body, trio.current_time() + KNOCK_LASTS_S)
-        return self.standing()
+            self._knocks[knock.member.peer] = (knock, trio.current_time() + KNOCK_LASTS_S)
 
-    async def _on_need_regroup(self, call: Call[say.AskHead]) -> say.Standing:
+    def look(self) -> None:
+        """A member asks for a regroup: look at once."""
         self._asked.set()
-        return self.standing()
 
 
 def _gathered(head: Head, standings: Sequence[tuple[str, say.Standing]]) -> bool:

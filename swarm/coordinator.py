@@ -1,7 +1,7 @@
 """The run's owner: founds it, invites to it, holds its door open, begins it and regroups it. It does not train.
 
 Training goes on without it. What it needs to come back after a crash is in its home: key, manifest, initial state, and
-the last regroup that it signed.
+the last regroup that it signed; state and regroup of each stage, if the model is cut.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ from peer.host import Host, HostConfig, open_host
 from peer.identity import Identity, Signed
 from swarm.admission import TOKEN_DAYS, issue_token
 from swarm.authority import Authority, Memory
+from swarm.authority_desk import AuthorityDesk
 from swarm.bans import extend_bans, spread_bans
 from swarm.chain import Head
 from swarm.charter import load_charter, serve_charter, write_atomically
-from swarm.founding import Founded, found, reload
+from swarm.founding import Founded, InitialState, found, reload
 from swarm.gate import Gate
 from swarm.home import Home
 from swarm.invite import ADDRESSES_MAX, Invite
+from swarm.library import serve_shelves
 from swarm.manifest import Manifest, open_manifest
 from swarm.membership import MEMBERS, MemberRecord, Membership, Own, describe
 from swarm.reach import serve_reach
@@ -59,7 +61,7 @@ async def run_coordinator(config: CoordinatorConfig, ready: Callable[[Invite], N
     with home.locked():
         events = EventLog(home.events)
         identity = Identity.load_or_create(home.identity)
-        charter, tokenizer, state = await trio.to_thread.run_sync(_found_or_reopen, config, identity, events)
+        charter, tokenizer, states = await trio.to_thread.run_sync(_found_or_reopen, config, identity, events)
         manifest = open_manifest(charter)
         host_config = HostConfig(
             identity=identity, events=events, listen=config.listen, announce=config.announce, relays=config.relays
@@ -74,9 +76,7 @@ async def run_coordinator(config: CoordinatorConfig, ready: Callable[[Invite], N
                 gate.learn_bans(bans)
             serve_charter(host.rpc, charter, tokenizer)
             serve_reach(host)
-            shelf = SnapshotShelf(state.tree.size_bytes, 1 << 16)
-            shelf.publish(state.tree, list(state.tensors.values()))
-            shelf.serve(host.rpc)
+            serve_shelves(host.rpc, [_shelf(state) for state in states])
             async with open_node(host, config.bootstrap, [MEMBERS], home.addresses, manifest.run_id) as node:
                 addresses = (*host.addresses, *config.bootstrap)[:ADDRESSES_MAX]
                 coordinator = _Coordinator(config, manifest, host, home)
@@ -86,32 +86,54 @@ async def run_coordinator(config: CoordinatorConfig, ready: Callable[[Invite], N
                     nursery.start_soon(membership.run)
                     if bans is not None:
                         nursery.start_soon(spread_bans, gate, lambda: membership.view, identity.peer_id, events)
-                    nursery.start_soon(coordinator.authority.run)
+                    for authority in coordinator.authorities:
+                        nursery.start_soon(authority.run)
                     ready(Invite(manifest.run_id, identity.peer_id, addresses, token))
 
 
 class _Coordinator:
+    """One authority for each group; `membership` is set before they run."""
+
     def __init__(self, config: CoordinatorConfig, manifest: Manifest, host: Host, home: Home) -> None:
         self.membership: Membership | None = None
-        self._host = host
+        self._manifest, self._host, self._home = manifest, host, home
         self._began = time.time()
-        self.authority = Authority(
-            host,
-            manifest.first_head(),
-            manifest.run.min_peers,
-            lambda: list(self.membership.view) if self.membership else [],
-            _HomeMemory(home),
+        self.authorities = [self._authority(stage) for stage in range(manifest.stages)]
+        AuthorityDesk(host, self.authorities)
+
+    def _authority(self, stage: int) -> Authority:
+        return Authority(
+            self._host,
+            self._manifest.first_head(stage),
+            self._manifest.run.min_peers,
+            lambda: self._replicas(stage),
+            _HomeMemory(self._home.stage(stage, self._manifest.stages)),
+            lambda: sum(other.peers for number, other in enumerate(self.authorities) if number != stage),
         )
 
+    def _replicas(self, stage: int) -> list[str]:
+        """Who says that it belongs to that group."""
+        view = self.membership.view if self.membership else {}
+        whole = self._manifest.stages == 1
+        return [peer for peer, record in view.items() if whole or record.stage == stage]
+
     def describe(self) -> MemberRecord:
+        """Of a pipeline, with the head of the group that is furthest behind: all have come that far."""
+        last = min(self.authorities, key=lambda authority: authority.head.round)
         own = Own(
-            session=self.authority.me.session,
+            session=last.me.session,
             name="coordinator",
             role="coordinator",
-            phase=self.authority.standing().phase,
+            phase=last.standing().phase,
             joined_at=self._began,
         )
-        return describe(self._host, self.authority.head, own)
+        return describe(self._host, last.head, own)
+
+
+def _shelf(state: InitialState) -> SnapshotShelf:
+    shelf = SnapshotShelf(state.tree.size_bytes, 1 << 16)
+    shelf.publish(state.tree, list(state.tensors.values()))
+    return shelf
 
 
 def _found_or_reopen(config: CoordinatorConfig, identity: Identity, events: EventLog) -> Founded:

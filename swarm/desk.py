@@ -11,13 +11,13 @@ from typing import Final
 
 import trio
 
-from peer.errors import ProtocolViolation, RoundDiscarded
-from peer.identity import Signed
+from peer.errors import ProtocolViolation, RoundDiscarded, RoundError
+from peer.identity import Signed, open_body
 from peer.method import Call
 from peer.wire import Buffer
 from swarm import messages as say
 from swarm.chain import Head, Member
-from swarm.follow import Sighting, open_regroup
+from swarm.follow import Sighting
 from swarm.height import Changed
 from swarm.knockers import Knockers
 from swarm.post import Post
@@ -88,10 +88,14 @@ class Desk:
             raise RoundDiscarded("this peer takes part in no round at the moment")
         return self._here.round
 
+    def _check_group(self, group: str) -> None:
+        """A plain refusal: peers move between groups, and word of it takes a while."""
+        if group != self._here.head.run_id:
+            raise RoundError("this peer is in another group: look it up again")
+
     async def _on_prepare(self, call: Call[say.Prepare]) -> say.Promise:
         ask = call.body
-        if ask.head.run_id != self._here.head.run_id:
-            raise ProtocolViolation("a peer of another run asked for a promise")
+        self._check_group(ask.head.run_id)
         if self._here.round is None or self._here.round.height.head.height < ask.head.height:
             with trio.move_on_after(0.3):  # usually we are about to commit that very head ourselves
                 await self._reach(ask.head)
@@ -155,10 +159,14 @@ class Desk:
         return say.Done(), exchange.results[call.body.index]
 
     async def _on_standing(self, call: Call[say.AskHead]) -> say.Standing:
+        if call.body.group:
+            self._check_group(call.body.group)
         return self._here.standing(self._post.me)
 
     async def _on_knock(self, call: Call[say.Knock]) -> say.Standing:
         knock = call.body
+        if knock.group:
+            self._check_group(knock.group)
         if knock.member.peer != call.peer:
             raise ProtocolViolation("a knock names another peer than its sender")
         self._post.host.book.add(call.peer, knock.addresses)
@@ -169,7 +177,8 @@ class Desk:
 
     async def _on_regroup(self, call: Call[say.Regroup]) -> say.Standing:
         """The authority (or whoever passes its signature on) begins a new term."""
-        head = open_regroup(call.body.signed, self._run.authority, self._here.head.run_id)
+        head = open_body(call.body.signed, say.REGROUP_KIND, Head, signer=self._run.authority)
+        self._check_group(head.run_id)
         if head.height > self._here.head.height:
             self._learn(call.body.addresses)
             self._here.offer = Sighting(head, (call.peer,), call.body.signed)

@@ -167,9 +167,10 @@ class Engine:
         """A joiner's part: tell the members that we hold their head's state, until a round that has us is decided."""
         height, post = round_.height, self._post
         self._here.phase = "knocking"
-        knock = say.Knock(height.head.hash, height.head.round, post.me, post.host.addresses)
+        head = height.head
+        knock = say.Knock(head.hash, head.round, post.me, post.host.addresses, head.run_id)
         while height.decided is None:
-            doors = [*(m.peer for m in height.head.members), self._run.authority]
+            doors = [*(m.peer for m in head.members), self._run.authority]
             async with trio.open_nursery() as nursery:
                 for door in doors:
                     nursery.start_soon(self._knock_at, door, knock)
@@ -212,16 +213,17 @@ class Engine:
             return any(s.head.height > self.head.height for s in weighed(standings, unheard)[:1])
 
         others = [peer for peer in peers if peer != me and peer not in suspects]
-        sightings = weighed(await ask_standings(self._post.host.rpc, others, enough=enough))
+        sightings = weighed(await ask_standings(self._post.host.rpc, others, group=self.head.run_id, enough=enough))
         return sightings[0] if sightings else None
 
     async def _wait_for_majority(self, round_: Round, reason: str) -> None:
         """Too few members are left to go on: only the authority may regroup us. Wait, and say so."""
-        self._here.phase = "waiting for a majority"
+        self._here.phase = say.NO_MAJORITY
         self._post.events.emit("majority_lost", round=round_.number, reason=reason)
         try:
+            ask = say.AskHead(self.head.run_id)
             reply = await self._post.host.rpc.call(
-                self._run.authority, say.NEED_REGROUP, say.AskHead(), timeout_s=self._post.tempo.answer_s
+                self._run.authority, say.NEED_REGROUP, ask, timeout_s=self._post.tempo.answer_s
             )
             if reply.body.head.height > round_.height.head.height:
                 self._here.look.set()
@@ -268,7 +270,7 @@ class Engine:
         with trio.move_on_after(4 * self._post.tempo.answer_s):
             while True:
                 others = [m.peer for m in self.head.members if m != self._post.me]
-                standings = await ask_standings(self._post.host.rpc, others)
+                standings = await ask_standings(self._post.host.rpc, others, group=self.head.run_id)
                 if sum(s.head.hash == self.head.hash for _, s in standings) == len(others):
                     return
                 await trio.sleep(KNOCK_EVERY_S)

@@ -115,10 +115,12 @@ async def ask_standings(
     rpc: Rpc,
     peers: Iterable[str],
     timeout_s: float = POLL_S,
+    group: str = "",
     enough: Callable[[list[tuple[str, Standing]], int], bool] = lambda answers, unheard: False,
 ) -> list[tuple[str, Standing]]:
-    """Ask peers where they stand, all at once; those who do not answer in time, or before it is `enough` (called with
-    the answers and the number of those still asked), are left out."""
+    """Ask peers where they stand in `group` (see `AskHead`), all at once; those who do not answer in time, or before it
+    is `enough` (called with the answers and the number of those still asked), or are in another group, are left out.
+    """
     answers: list[tuple[str, Standing]] = []
     asked = list(dict.fromkeys(peers))[:ASKED_MAX]
     unheard = len(asked)
@@ -126,7 +128,7 @@ async def ask_standings(
     async def ask(peer: str) -> None:
         nonlocal unheard
         try:
-            answers.append((peer, (await rpc.call(peer, STANDING, AskHead(), timeout_s=timeout_s)).body))
+            answers.append((peer, (await rpc.call(peer, STANDING, AskHead(group), timeout_s=timeout_s)).body))
         except BarnraiseError:
             return
         finally:

@@ -1,4 +1,4 @@
-"""A run's beginning: its initial state, its manifest, both kept in the coordinator's home."""
+"""A run's beginning: its initial state, stage for stage, its manifest, both kept in the coordinator's home."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ from pathlib import Path
 import msgspec
 import torch
 import trio
+from torch import Tensor
 
 from optim.config import Gossip
 from optim.recipes.interface import Turn
 from optim.recipes.registry import build_recipe, shared_vectors
-from peer.checkpoint import CheckpointStore
 from peer.chunks import StateTree, hash_state
+from peer.config import ModelConfig
 from peer.errors import CheckpointError, ConfigError
 from peer.events import EventLog
-from peer.hf import load_pretrained
+from peer.hf import flatten, load_pretrained
 from peer.identity import Identity, Signed
-from peer.layout import FlatLayout, init_flat
+from peer.layout import FlatLayout, init_flat, split_flat, untie
 from swarm.charter import save_charter
+from swarm.groups import cut, layout_of, open_store
 from swarm.home import Home
-from swarm.manifest import PROTOCOL_VERSION, Manifest, check_fit, sign_manifest
+from swarm.manifest import PROTOCOL_VERSION, Manifest, check_fit, check_pipeline, sign_manifest
 from swarm.messages import SLICE_BYTES_MAX
 from swarm.run_config import RunConfig
 from swarm.tokenizer_file import read_tokenizer
@@ -31,33 +33,21 @@ from swarm.tokenizer_file import read_tokenizer
 
 @dataclass(frozen=True)
 class InitialState:
-    """The run's initial outer state: "theta" and what else the method shares, flat fp32, shape (P,)."""
+    """The initial outer state of one stage: "theta" and what else the method shares, flat fp32, shape (P,) of that
+    stage."""
 
-    tensors: dict[str, torch.Tensor]
+    tensors: dict[str, Tensor]
     tree: StateTree
 
 
-Founded = tuple[Signed, bytes, InitialState]
-"""The signed manifest, the tokenizer.json (or nothing) and the state of round 0."""
+Founded = tuple[Signed, bytes, list[InitialState]]
+"""The signed manifest, the tokenizer.json (or nothing) and each stage's state of round 0."""
 
 
 def found(path: Path, run: RunConfig, identity: Identity, events: EventLog) -> Founded:
     """Make the initial state, sign the manifest, keep both."""
     tokenizer, tokenizer_name, vocabulary = read_tokenizer(run)
-    if run.pretrained is not None:
-        model, tensors = load_pretrained(Path(run.pretrained.init))
-        layout = FlatLayout.of(model)
-        theta = torch.empty(layout.numel)
-        for name, view in layout.views(theta).items():
-            view.copy_(tensors[name])
-    else:
-        assert run.model is not None
-        model, theta = run.model, init_flat(run.model, run.run.seed)
-        layout = FlatLayout.of(model)
-    shared = shared_vectors(run.outer, run.codec, layout, run.inner)
-    tensors_now = {"theta": theta, **{name: torch.zeros_like(theta) for name in shared}}
-    _check_slices(run, layout, list(tensors_now.values()))
-    state = InitialState(tensors_now, hash_state(list(tensors_now.values())))
+    model, theta = _model(run)
     if vocabulary > model.vocab_size:
         raise ConfigError(
             f"the tokenizer has {vocabulary} ids and the model only {model.vocab_size}: raise [model] vocab_size,"
@@ -65,8 +55,17 @@ def found(path: Path, run: RunConfig, identity: Identity, events: EventLog) -> F
         )
     try:
         check_fit(model, run.data, tokenizer_name)
+        check_pipeline(run.pipeline, model, run.inner, run.outer)
     except ValueError as error:
         raise ConfigError(f"RUN.toml does not fit the model: {error}; mend that field.") from error
+    cuts = cut(run.pipeline.stages, model, run.outer, run.codec, run.inner, run.data.seq_len)
+    states = []
+    for blocks, part in zip(cuts, split_flat(model, theta, cuts), strict=True):
+        layout = FlatLayout.of(model, range(*blocks))
+        shared = shared_vectors(run.outer, run.codec, layout, run.inner)
+        tensors = {"theta": part, **{name: torch.zeros_like(part) for name in shared}}
+        _check_slices(run, layout, list(tensors.values()))
+        states.append(InitialState(tensors, hash_state(list(tensors.values()))))
     manifest = Manifest(
         protocol=PROTOCOL_VERSION,
         authority=identity.peer_id,
@@ -79,30 +78,46 @@ def found(path: Path, run: RunConfig, identity: Identity, events: EventLog) -> F
         outer=run.outer,
         codec=run.codec,
         pipeline=run.pipeline,
-        cuts=((0, model.layers),),
-        genesis=(state.tree.root,),
+        cuts=cuts,
+        genesis=tuple(state.tree.root for state in states),
     )
-    first = manifest.first_head()
-    store = CheckpointStore(Home(path).checkpoints, identity, manifest.run_id, events)
-    store.prepare()
-    if not trio.from_thread.run(store.save, 0, msgspec.msgpack.encode(first), tensors_now, layout):
-        raise CheckpointError(f"the run's initial state cannot be written under {path}: free some space and try again.")
+    for stage, state in enumerate(states):
+        store = open_store(Home(path), manifest, stage, identity, events)
+        store.prepare()
+        head = msgspec.msgpack.encode(manifest.first_head(stage))
+        if not trio.from_thread.run(store.save, 0, head, state.tensors, layout_of(manifest, stage)):
+            raise CheckpointError(
+                f"the run's initial state cannot be written under {path}: free some space and try again."
+            )
     charter = sign_manifest(identity, manifest)
     save_charter(path, charter, tokenizer)
-    return charter, tokenizer, state
+    return charter, tokenizer, states
 
 
-def reload(path: Path, manifest: Manifest, identity: Identity, events: EventLog) -> InitialState:
-    """The initial state, from disk."""
-    store = CheckpointStore(Home(path).checkpoints, identity, manifest.run_id, events)
-    store.prepare()
-    loaded = store.load_latest()
-    if loaded is None:
-        raise CheckpointError(f"the run's initial state under {path} is gone or damaged: restore it from a backup.")
-    return InitialState(loaded.tensors, loaded.tree)
+def reload(path: Path, manifest: Manifest, identity: Identity, events: EventLog) -> list[InitialState]:
+    """The initial state of each stage, from disk."""
+    states = []
+    for stage in range(manifest.stages):
+        store = open_store(Home(path), manifest, stage, identity, events)
+        store.prepare()
+        loaded = store.load_latest()
+        if loaded is None:
+            raise CheckpointError(f"the run's initial state under {path} is gone or damaged: restore it from a backup.")
+        states.append(InitialState(loaded.tensors, loaded.tree))
+    return states
 
 
-def _check_slices(run: RunConfig, layout: FlatLayout, state: Sequence[torch.Tensor]) -> None:
+def _model(run: RunConfig) -> tuple[ModelConfig, Tensor]:
+    """The model's shape and its initial weights, flat fp32; for a pipeline with a head of its own."""
+    if run.pretrained is None:
+        assert run.model is not None
+        return run.model, init_flat(run.model, run.run.seed)
+    model, tensors = load_pretrained(Path(run.pretrained.init))
+    theta = flatten(model, tensors)
+    return untie(model, theta) if run.pipeline.stages > 1 else (model, theta)
+
+
+def _check_slices(run: RunConfig, layout: FlatLayout, state: Sequence[Tensor]) -> None:
     """ConfigError if a merged slice would not fit a call once the group is as large as it may get."""
     if isinstance(run.outer, Gossip):
         return

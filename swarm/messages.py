@@ -150,3 +150,4 @@ REGROUP: Final = Method("run.regroup", Regroup, Standing)
 NEED_REGROUP: Final = Method("authority.need_regroup", AskHead, Standing)
 
 REGROUP_KIND: Final = "regroup"
+NO_MAJORITY: Final = "waiting for a majority"  # the phase of a member that cannot go on by itself

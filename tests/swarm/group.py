@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -22,6 +22,7 @@ from peer.events import Event, EventLog
 from peer.host import Host, HostConfig, open_host
 from peer.identity import Identity
 from swarm.authority import Authority, Memory
+from swarm.authority_desk import AuthorityDesk
 from swarm.chain import Head, Member, genesis
 from swarm.desk import RunFacts
 from swarm.engine import Engine
@@ -74,8 +75,11 @@ class InventedTrainer:
         if self.gate is not None:
             self.gate.set()
 
-    def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None) -> None:
+    def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None, head: Head) -> None:
         self.theta = theta.clone()
+
+    async def gather(self, members: Sequence[str]) -> None:
+        await trio.sleep_forever()
 
 
 @dataclass
@@ -96,7 +100,7 @@ class Seat:
         assert state.tree.root == head.state_hash
         self.heads.append(head)
         self.shelf.publish(state.tree, state.tensors, msgspec.msgpack.encode(head), results)
-        self.post.trainer.adopt(state.theta, None)
+        self.post.trainer.adopt(state.theta, None, head)
 
     async def fetch(self, sighting: Sighting, mine: Head) -> None:
         donors = list(sighting.holders)
@@ -182,6 +186,7 @@ async def open_group(
     ):
         first = genesis("run", state.tree.root)
         authority = Authority(host, first, min_peers, list, Memory())
+        AuthorityDesk(host, [authority])
         nursery.start_soon(authority.run)
         yield Group(theta, host, authority, pace_of(steps), lambda: diloco(numel, codec, outer), rounds, folder)
         nursery.cancel_scope.cancel()

@@ -11,6 +11,7 @@ from peer.identity import Identity, Signed, sign_body
 from swarm import authority as module
 from swarm import messages as say
 from swarm.authority import Authority, Memory
+from swarm.authority_desk import AuthorityDesk
 from swarm.chain import Head, Member, genesis
 from swarm.follow import open_regroup
 from swarm.messages import REGROUP_KIND
@@ -32,6 +33,7 @@ async def regrouped_by(
         authority = Authority(host, FIRST, 1, lambda: [stranger.peer_id], memory)
         for head in (*seen_before, authority.head):
             authority._see(head)
+        AuthorityDesk(host, [authority])
         told = trio.Event()
 
         async def answer(call: object) -> say.Standing:

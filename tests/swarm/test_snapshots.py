@@ -32,7 +32,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
 
 async def read(shelf: SnapshotShelf, root: bytes, index: int, reader: str = "reader") -> memoryview:
     """A chunk; it is on its way until nobody holds it any more."""
-    answer = await shelf._on_chunk(Call(reader, AskChunk(root, index), memoryview(b"")))
+    answer = await shelf.hand_out_chunk(Call(reader, AskChunk(root, index), memoryview(b"")))
     assert isinstance(answer, tuple)
     return memoryview(answer[1])
 
@@ -68,7 +68,7 @@ async def test_readers_that_dawdle_do_not_hold_both_buffers(clock: Time) -> None
     began = clock.now
     for _ in range(1000):
         for root, reader in ((TREE.root, "one"), (other, "two")):
-            await shelf._on_manifest(Call(reader, AskManifest(root), memoryview(b"")))
+            await shelf.hand_out_hashes(Call(reader, AskManifest(root), memoryview(b"")))
             await read(shelf, root, 0, reader)
         if commit(shelf, 9):
             break

@@ -69,13 +69,13 @@ async def test_a_joiner_that_asks_and_does_not_read_costs_bounded_memory() -> No
     shelf = SnapshotShelf(TREE.size_bytes, 1 << 16, ShelfLimits(lent_per_joiner=TREE.chunk_size * 2))
     shelf.publish(TREE, STATE)
     call = Call("joiner", AskChunk(TREE.root, 1), memoryview(b""))
-    held = [await shelf._on_chunk(call) for _ in range(3)]
+    held = [await shelf.hand_out_chunk(call) for _ in range(3)]
     outcomes = [answer[0].outcome if isinstance(answer, tuple) else answer.outcome for answer in held]
     assert outcomes == ["here", "here", "busy"]
-    other = await shelf._on_chunk(Call("other", call.body, call.payload))
+    other = await shelf.hand_out_chunk(Call("other", call.body, call.payload))
     assert isinstance(other, tuple)
     held.clear()
-    assert isinstance(await shelf._on_chunk(call), tuple)  # what has left is not counted any more
+    assert isinstance(await shelf.hand_out_chunk(call), tuple)  # what has left is not counted any more
 
 
 async def test_requests_outside_the_state_are_violations() -> None:
