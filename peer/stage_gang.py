@@ -2,7 +2,7 @@
 
 Supervision is the whole model's (`peer.gang`): a worker that crashes, hangs or is killed costs what it was computing
 and what it held (WorkerError), and another is started at once. That one has no weights until it is told to import
-them, and refuses micro-batches until then (StageRefused, "no_weights").
+them, and refuses all else until then (StageRefused, "no_weights"); `StageGang.generation` tells that it is another.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class StageGang:
     `outer` and `delta` are this stage's flat fp32 vectors, in the order of `layout`: the whole model's cut by
     `peer.layout.split_flat`. The caller writes `outer` (never during `import_weights` or `export`), and `delta` only
     for `step(merged=True)`. `inner_state` is the inner optimizer's state as of the last `export`; a new worker takes it
-    up. Every call raises StageRefused, which changes nothing, or WorkerError, after which everything held and counted
-    by that worker is gone.
+    up. Every call raises StageRefused, which changes nothing, or WorkerError, as a rule because the worker was lost:
+    then `generation` has grown.
     """
 
     def __init__(self, config: GangConfig, spec: StageSpec, buffers: GangBuffers) -> None:
@@ -75,6 +75,7 @@ class StageGang:
         self.inner_state = buffers.inner_state.tensor
         self._area = SlotArea(spec, config.model.hidden_size, buffers.slots.tensor)
         self._ids = itertools.count()
+        self._closing = False
         self._pending: dict[int, Pending] = {}
         self._supervisor = Supervisor(config, buffers, self._pending)
         self._free_slots, self._slots = trio.open_memory_channel[int](spec.slots)
@@ -121,20 +122,27 @@ class StageGang:
         def build(id: int) -> StageCommand:
             return RunForward(id, micro_batch, slot.number, batch, length, keep)
 
-        return await (self._compute(micro_batch, slot, build) if keep else self._ask(build, MicroBatchDone, slot))
+        if not keep:
+            return await self._ask(build, MicroBatchDone, slot)
+        return await self._compute(micro_batch, slot, build, counts=False)
 
     async def backward(self, micro_batch: MicroBatch, slot: Slot, batch: int, length: int) -> MicroBatchDone:
         """As `Stage.backward`, by the gradient in the slot's `hidden` (not on the last stage), over which the
-        gradient of the stage's input is written (not on the first). Cancelled, the micro-batch is dropped, unless it
-        is counted by then: `Taken.micro_batches` tells."""
+        gradient of the stage's input is written (not on the first); `counted` of the answer tells whether it is in the
+        stage's gradient now. Cancelled, the micro-batch is dropped; but if the worker is at one that counts, that is
+        waited for, and the call returns like any other: whoever sees it cancelled knows that it is not counted."""
         check_size(self.spec, self.config.model, batch, length)
-        return await self._compute(
-            micro_batch, slot, lambda id: RunBackward(id, micro_batch, slot.number, batch, length)
-        )
+
+        def build(id: int) -> StageCommand:
+            return RunBackward(id, micro_batch, slot.number, batch, length)
+
+        return await self._compute(micro_batch, slot, build, counts=micro_batch.count)
 
     async def drop(self, micro_batch: MicroBatch) -> bool:
         """Let go of this pass of a micro-batch (its id and attempt tell), and have its calls that still wait refused
         ("cancelled"); whether there was anything. What is counted stays counted."""
+        if self._supervisor.child is None:
+            return False  # it went with its worker
         return (await self._ask(lambda id: DropMicroBatch(id, micro_batch.key), DropDone)).found
 
     async def read_gradient(self) -> Taken:
@@ -161,19 +169,33 @@ class StageGang:
         await self._ask(lambda id: ExportProduct(id, product, capture), ExportDone)
 
     async def _compute(
-        self, micro_batch: MicroBatch, slot: Slot, build: Callable[[int], StageCommand]
+        self, micro_batch: MicroBatch, slot: Slot, build: Callable[[int], StageCommand], counts: bool
     ) -> MicroBatchDone:
+        """Drops the micro-batch where it is cancelled, unless it `counts` and has been counted."""
+        pending = await self._send(build, slot)
         try:
-            return await self._ask(build, MicroBatchDone, slot)
+            await pending.done.wait()
         except trio.Cancelled:
             with trio.CancelScope(shield=True):
                 if self._supervisor.child is not None:
                     await self._supervisor.child.send(DropMicroBatch(next(self._ids), micro_batch.key))
-            raise
+                if counts:
+                    await pending.done.wait()  # not for long: the drop overtakes all but the command under way
+            if not (isinstance(pending.result, MicroBatchDone) and pending.result.counted):
+                raise
+        return _answer(pending, MicroBatchDone)
 
     async def _ask(self, build: Callable[[int], StageCommand], kind: type[_Reply], slot: Slot | None = None) -> _Reply:
         """The worker's answer. Raises StageRefused, WorkerError."""
+        pending = await self._send(build, slot)
+        await pending.done.wait()
+        return _answer(pending, kind)
+
+    async def _send(self, build: Callable[[int], StageCommand], slot: Slot | None = None) -> _Pending:
+        """Raises WorkerError where no worker can be started."""
         child = await self._supervisor.ready()
+        if self._closing:
+            raise _closed()
         id = next(self._ids)
 
         def settled() -> None:
@@ -187,14 +209,30 @@ class StageGang:
         pending.sent = True  # from here on a worker that dies settles it
         with trio.CancelScope(shield=True):  # half a message would be the end of the conversation
             await child.send(build(id))
-        await pending.done.wait()
-        result = pending.result
-        if isinstance(result, WorkerError):
-            raise result
-        if isinstance(result, Refusal):
-            raise StageRefused(result.message, result.reason)
-        assert isinstance(result, kind)
-        return result
+        return pending
+
+    async def _supervise(self) -> None:
+        try:
+            await self._supervisor.run()
+        finally:  # a caller that is shielded from the cancellation would wait for ever
+            self._closing = True
+            for pending in tuple(self._pending.values()):  # settling removes it
+                pending.settle(_closed())
+
+
+def _answer(pending: Pending, kind: type[_Reply]) -> _Reply:
+    """Raises StageRefused, WorkerError."""
+    result = pending.result
+    if isinstance(result, WorkerError):
+        raise result
+    if isinstance(result, Refusal):
+        raise StageRefused(result.message, result.reason)
+    assert isinstance(result, kind)
+    return result
+
+
+def _closed() -> WorkerError:
+    return WorkerError("the stage is being closed: its worker answers no more")
 
 
 @asynccontextmanager
@@ -213,7 +251,7 @@ async def open_stage_gang(config: GangConfig) -> AsyncIterator[StageGang]:
         try:
             await gang._supervisor.start()
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(gang._supervisor.run)
+                nursery.start_soon(gang._supervise)
                 try:
                     yield gang
                 finally:

@@ -103,3 +103,25 @@ def _loss64(logits: Tensor, tokens: Tensor) -> Tensor:
 
 def relative(a: Tensor, b: Tensor) -> float:
     return float((a.double() - b.double()).norm() / b.double().norm())
+
+
+class ExactPass:
+    """One micro-batch through one stage with `weights` in float64, by plain autograd: `out`, and the gradients of its
+    input, None for token ids, and of the weights (flat) once `gradient` of its output is known (of losses: ones)."""
+
+    def __init__(self, stage: Stage, weights: Tensor, x: Tensor, targets: Tensor | None = None) -> None:
+        self._decoder = Decoder(stage.model, weights.double(), stage.spec.layers)
+        self._decoder.cos, self._decoder.sin = self._decoder.cos.double(), self._decoder.sin.double()
+        self._x = x if stage.spec.is_first else x.double().requires_grad_()
+        self.out = self._decoder(self._x)
+        if targets is not None:
+            self.out = -self.out.log_softmax(-1).gather(-1, targets[..., None])[..., 0]
+
+    def backward(self, gradient: Tensor | None = None) -> tuple[Tensor | None, Tensor]:
+        by_name = dict(self._decoder.canonical_parameters())
+        parameters = [by_name[name] for name in self._decoder.layout.slots]
+        inputs = [*parameters, *([self._x] if self._x.requires_grad else [])]
+        seed = torch.ones_like(self.out) if gradient is None else gradient.double()
+        gradients = torch.autograd.grad(self.out, inputs, seed, retain_graph=True)
+        flat = torch.cat([one.flatten() for one in gradients[: len(parameters)]])
+        return (gradients[-1] if self._x.requires_grad else None), flat

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
@@ -17,32 +15,15 @@ import trio.testing
 from torch import Tensor
 
 from peer.errors import ConfigError, StageRefused, WorkerError
-from peer.layout import init_flat, join_flat, split_flat
-from peer.stage_gang import MicroBatch, StageGang, open_stage_gang
-from tests.peer.gang_harness import Log, gang_config
-from tests.peer.stage_harness import INNER, MODEL, SPLITS, open_stages, relative, spec_of, token_batches, whole_gradient
+from peer.layout import init_flat, join_flat
+from peer.stage_gang import MicroBatch, StageGang
+from tests.peer.stage_gang_harness import STAGES, open_worker
+from tests.peer.stage_harness import MODEL, open_stages, relative, token_batches, whole_gradient
 
 pytestmark = [
     pytest.mark.process,
     pytest.mark.skipif(sys.platform != "linux", reason="process supervision is tested through Linux's /proc"),
 ]
-STAGES = SPLITS[2]
-
-
-@asynccontextmanager
-async def open_worker(directory: Path, index: int, **changes: object) -> AsyncIterator[tuple[StageGang, Log]]:
-    """The worker of one of two stages, with the start weights."""
-    model = changes.pop("model", MODEL)
-    silence_s = changes.pop("silence_s", 10.0)
-    spec = spec_of(STAGES, index, **changes)
-    folder = directory / str(index)
-    config = gang_config(folder, directory, model=model, inner=INNER, stage=spec, silence_s=silence_s)
-    assert isinstance(config.events, Log)
-    async with open_stage_gang(config) as gang:
-        if model == MODEL:
-            gang.outer.copy_(split_flat(MODEL, init_flat(MODEL, seed=0), STAGES)[index])
-            await gang.import_weights(epoch=0)
-        yield gang, config.events
 
 
 async def through(first: StageGang, last: StageGang, name: str, tokens: Tensor, losses: list[float]) -> None:
