@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import trio
@@ -15,6 +16,9 @@ from cli.options import default_home, home_option, network_options, read_invite,
 from cli.progress import Progress
 from cli.tail import EventTail
 from swarm.home import Home
+
+if TYPE_CHECKING:
+    from swarm.ground import Role
 
 
 @click.command()
@@ -30,6 +34,16 @@ from swarm.home import Home
 )
 @click.option("--upload-limit", type=click.FloatRange(0, min_open=True), metavar="MB/S", help="Never send faster.")
 @click.option("--download-limit", type=click.FloatRange(0, min_open=True), metavar="MB/S", help="Never receive faster.")
+@click.option(
+    "--role",
+    type=click.Choice(["auto", "full", "stage", "feeder"]),
+    default="auto",
+    show_default=True,
+    help="full: hold the whole model. In a pipeline: stage, hold a part of it, or feeder, only read training text for"
+    " others (no accelerator needed).",
+)
+@click.option("--stage", type=click.IntRange(0), help="Of a pipeline: hold this one, always.  [default: where needed]")
+@click.option("--memory-limit", type=click.FloatRange(0, min_open=True), metavar="GB", help="Take no larger stage.")
 @network_options(listen="/ip4/0.0.0.0/tcp/0")
 @click.option("--json", "as_json", is_flag=True, help="Print every event as a JSON line instead of a live view.")
 @tied_option
@@ -42,6 +56,9 @@ def join(
     data: Path | None,
     upload_limit: float | None,
     download_limit: float | None,
+    role: Role,
+    stage: int | None,
+    memory_limit: float | None,
     listen: tuple[str, ...],
     announce: tuple[str, ...],
     relays: tuple[str, ...],
@@ -53,7 +70,8 @@ def join(
     Ctrl-C leaves at the next safe moment and keeps the last commit; joining again with the same --home goes on from it.
     """
     opened = read_invite(invite)  # before the slow imports: a typo is told at once
-    from swarm.participant import JoinConfig, run_participant
+    from swarm.ground import JoinConfig
+    from swarm.participant import run_participant
 
     home = home or default_home(opened.run_id[:12])
     config = JoinConfig(
@@ -68,6 +86,9 @@ def join(
         threads=threads,
         upload_bytes_per_s=None if upload_limit is None else upload_limit * 1e6,
         download_bytes_per_s=None if download_limit is None else download_limit * 1e6,
+        role=role,
+        stage=stage,
+        memory_bytes=None if memory_limit is None else memory_limit * 1e9,
     )
     progress = Progress(f"run {opened.run_id}   home {home}")
     tail = EventTail(Home(config.home).events, from_end=True)

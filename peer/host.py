@@ -87,6 +87,7 @@ class Host:
         self.book: Final = AddressBook(config.limits.addresses_per_peer)
         self._connections = Connections(libp2p_host, self.book, config.limits, nursery)
         self.rpc: Final = Rpc(self.peer_id, self._connections, config.limits, self._meter, config.events)
+        self._watched: dict[str, frozenset[str]] = {}
         self._heartbeat = Heartbeat(self.rpc, self._connections, self._meter, config.limits, config.events)
         self.rpc.serve(HELLO, self._on_hello)
         self._lane = BulkLane(nursery, self._ask_for_lane, self.rpc.server.serve)
@@ -166,9 +167,10 @@ class Host:
     async def disconnect(self, peer_id: str) -> None:
         await self._connections.disconnect(peer_id)
 
-    def watch(self, peers: Iterable[str]) -> None:
-        """Heartbeat exactly these peers from now on."""
-        self._heartbeat.watch(frozenset(peers) - {self.peer_id})
+    def watch(self, peers: Iterable[str], cause: str = "") -> None:
+        """Heartbeat these peers from now on, and those watched for other causes; no others."""
+        self._watched[cause] = frozenset(peers) - {self.peer_id}
+        self._heartbeat.watch(frozenset().union(*self._watched.values()))
 
     @property
     def suspects(self) -> frozenset[str]:

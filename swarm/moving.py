@@ -44,8 +44,8 @@ def view_of(now_s: float, records: Mapping[str, MemberRecord], costs: Sequence[S
 def stage_to_take(
     me: PeerLoad, records: Mapping[str, MemberRecord], costs: Sequence[StageCost], now_s: float, kept: Sequence[int]
 ) -> int | None:
-    """The stage of a joiner: the first that nobody holds of those it has `kept` a state of; else where it is worth most,
-    among all that are choosing now. None if it has not the memory for any."""
+    """The stage of a joiner: the first that nobody holds of those it has `kept` a state of; else where it is worth
+    most, among all that are choosing now. None if it has not the memory for any."""
     view = view_of(now_s, records, costs)
     taken = {load.stage for load in view.peers if load.peer != me.peer}
     for stage in kept:

@@ -64,7 +64,7 @@ class Seat:
         self._saved_at = self._round_began = trio.current_time()
         self._adopted = kept.head.state_hash
         self._tasks: trio.Nursery | None = None
-        trainer.adopt(kept.state.theta, None)
+        trainer.adopt(kept.state.theta, None, kept.head)
         me = Member(host.peer_id, secrets.token_hex(8))
         shelf = SnapshotShelf(kept.state.size_bytes, SLICE_BYTES_MAX)
         shelf.publish(kept.state.tree, kept.state.tensors, msgspec.msgpack.encode(kept.head))
@@ -113,7 +113,7 @@ class Seat:
         post = self._post
         encoded = msgspec.msgpack.encode(head)
         await trio.to_thread.run_sync(post.shelf.publish, post.state.tree, post.state.tensors, encoded, results)
-        self.trainer.adopt(post.state.theta, self._changed(head, bool(results)))
+        self.trainer.adopt(post.state.theta, self._changed(head, bool(results)), head)
         if head.members and head.members[0] == post.me:  # one peer measures for all
             self.trainer.validate_round = head.round
         now = trio.current_time()
