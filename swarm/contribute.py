@@ -70,6 +70,7 @@ class Contributor:
             loss=usable.loss if usable and math.isfinite(usable.loss) else 0.0,
             hashes=message.hashes if message else (),
             sqnorms=message.sqnorms if message else (),
+            counted=usable.counted if usable else (),
         )
         return sign_body(post.identity, CONTRIBUTION_KIND, body), message
 

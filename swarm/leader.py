@@ -6,31 +6,27 @@ the others could not check: it collects, orders and repeats. It holds no lock, s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from statistics import median, median_low
+from statistics import median_low
 from typing import Any, Final
 
 import msgspec
 import trio
 
-from peer.errors import BarnraiseError, ProtocolViolation, RoundDiscarded, RoundError
+from peer.errors import BarnraiseError, ProtocolViolation, RoundDiscarded
 from peer.identity import Signed, open_body, sign_body
 from swarm.ballot import Accepted, value_to_finish
+from swarm.blame import whom_to_blame
 from swarm.chain import Head, Member
+from swarm.counted import all_counted, merged_of
+from swarm.harvest import AttemptFailed, HandedIn, Harvest
 from swarm.messages import EXCHANGE, FINISH, PREPARE, WORK, Exchange, Finish, Prepare, Promise, Work
-from swarm.plan import PLAN_KIND, Roster, WorkPlan, check_plan, make_plan, open_contribution, share_slices
+from swarm.plan import PLAN_KIND, Contribution, Roster, WorkPlan, check_plan, make_plan, share_slices
 from swarm.round import Round
 
 JOINER_GRACE_S: Final = 1.5  # how long a round may wait for those who want to join it
-WRAP_UP_FACTOR: Final = 1.5  # times the median compute time, then the slow are asked for what they have
-WRAP_UP_SLACK_S: Final = 2.0
 BANDWIDTH_MAX: Final = 1e12  # bytes/s; whoever reports more, or NaN, is not believed
-WRAP_UP_WAIT_S: Final = 8.0  # for them to finish their step, encode and hand in
-
-
-class AttemptFailed(RoundError):
-    """This attempt decides nothing; another one will."""
 
 
 class NoMajority(AttemptFailed):
@@ -57,6 +53,7 @@ class Leader:
         self._knockers = knockers
         self._given_up: set[bytes] = set()  # plans that led to nothing
         self._refused: set[str] = set()  # peers that did not take the plan
+        self._anew: set[Member] = set()  # those that have counted what others have, too
         self._blame_missing = False  # set when the last attempt ran out of time with nobody suspect
         self.ahead: Head | None = None
 
@@ -133,7 +130,7 @@ class Leader:
         signed = self._adoptable(attempt, promises)
         if signed is None:
             speeds = {m: p.speed for m, p in promises.granted.items()}
-            plan = make_plan(height.head, attempt, speeds, post.pace)
+            plan = make_plan(height.head, attempt, speeds, post.pace, self._anew)
             signed = sign_body(post.identity, PLAN_KIND, plan)
         self._round.take_work(signed, wrap_up=False, leader=post.me.peer)
         self._refused = await self._broadcast(WORK, Work(signed), promises)
@@ -159,57 +156,32 @@ class Leader:
                 best = (plan.attempt, promise.plan)
         return best[1] if best else None
 
-    async def _collect_contributions(self, attempt: int, promises: Promises) -> dict[Member, Signed]:
+    async def _collect_contributions(self, attempt: int, promises: Promises) -> dict[Member, HandedIn]:
         """Wait for the work of everybody who is alive, but not for ever: the slow hand in what they have."""
-        height, host = self._height, self._post.host
-        plan = height.plan
-        assert plan is not None
-        assigned = [a.member for a in plan.assignments if a.member in promises.granted]
-        for member in assigned:
-            promise = promises.granted[member]
+        height = self._height
+        for member, promise in promises.granted.items():
             if promise.plan == height.signed_plan and promise.contribution is not None:
                 height.handed_in[member] = promise.contribution
-        took: dict[Member, float] = {}
-        wrapped_up = False
-        end = max(height.planned_at + plan.deadline_s, trio.current_time()) + WRAP_UP_WAIT_S
-        while height.decided is None:
-            if height.acceptor.promised > attempt:
-                raise AttemptFailed("a later attempt has begun")
-            now = trio.current_time()
-            for member in height.handed_in:
-                took.setdefault(member, now - height.planned_at)
-            away = self._refused | host.suspects
-            waiting = [m for m in assigned if m not in height.handed_in and m.peer not in away]
-            if not waiting or now >= end:
-                break
-            if not wrapped_up and len(took) > len(assigned) // 2:
-                patience = WRAP_UP_FACTOR * median(took.values()) + WRAP_UP_SLACK_S
-                if now > height.planned_at + patience:
-                    wrapped_up = True
-                    end = min(end, now + WRAP_UP_WAIT_S)
-                    assert height.signed_plan is not None
-                    self._round.take_work(height.signed_plan, wrap_up=True, leader=self._post.me.peer)
-                    await self._broadcast(WORK, Work(height.signed_plan, wrap_up=True), promises)
-            await height.changed.wait(0.25)
-        return {
-            member: signed
-            for member, signed in height.handed_in.items()
-            if member.peer not in host.suspects and self._usable(member, signed, plan)
-        }
+        plan, signed = height.plan, height.signed_plan
+        assert plan is not None and signed is not None
 
-    def _usable(self, member: Member, signed: Signed, plan: WorkPlan) -> bool:
+        async def hurry() -> None:
+            self._round.take_work(signed, wrap_up=True, leader=self._post.me.peer)
+            await self._broadcast(WORK, Work(signed, wrap_up=True), promises)
+
+        assigned = [a.member for a in plan.assignments if a.member in promises.granted]
+        harvest = Harvest(self._post, height, self._round.coding.count, assigned, hurry)
+        gathering = trio.CancelScope()
+        self._round.spawn(harvest.gather, gathering)
         try:
-            body = open_contribution(signed, plan, self._round.coding.count, self._height.head, self._post.pace)
-            if body.member != member:
-                raise ProtocolViolation("a contribution was handed in as another peer's")
-        except ProtocolViolation as error:
-            self._post.events.emit("peer_struck", peer=member.peer, reason=str(error))
-            return False
-        return True
+            await harvest.wait(attempt, self._refused)
+        finally:
+            gathering.cancel()
+        return harvest.usable()
 
     # -- exchange ----------------------------------------------------------------------------------------------------
 
-    async def _exchange(self, attempt: int, contributions: dict[Member, Signed], promises: Promises) -> None:
+    async def _exchange(self, attempt: int, contributions: dict[Member, HandedIn], promises: Promises) -> None:
         height, head, host = self._height, self._height.head, self._post.host
         plan = height.plan
         assert plan is not None
@@ -223,11 +195,12 @@ class Leader:
             members = ready  # a round that may get stuck again is better than none
         if sum(head.has(m) for m in members) < head.quorum:
             raise AttemptFailed("too few members have handed in their work")
+        self._require_batch(plan, [contributions[m].body for m in members])
         roster = Roster(
             head=head.hash,
             plan=plan.hash,
             attempt=attempt,
-            contributions=tuple(contributions[m] for m in members),
+            contributions=tuple(contributions[m].signed for m in members),
             owners=share_slices(self._round.coding.count, self._measured(members, promises)),
         )
         try:
@@ -251,6 +224,20 @@ class Leader:
             await height.changed.until(lambda: height.decided is not None, 0.25)
         if height.decided is None:
             raise AttemptFailed("a later attempt has begun")
+
+    def _require_batch(self, plan: WorkPlan, bodies: list[Contribution]) -> None:
+        """A synchronous pipeline's round must be about its whole batch. Where it is not, because somebody who has
+        counted a part is gone, or two have counted the same, the plan is given up: under the next one the members go on
+        with what each has, but for those that are in the way of others."""
+        batch = self._post.pace.batch(self._height.head)
+        if batch is None:
+            return
+        kept = merged_of(bodies)
+        if all_counted([body for body, merged in zip(bodies, kept, strict=True) if merged], batch):
+            return
+        self._given_up.add(plan.hash)
+        self._anew = {body.member for body, merged in zip(bodies, kept, strict=True) if not merged}
+        raise AttemptFailed("not all of the batch was counted, once each: what is missing is issued again")
 
     def _measured(self, members: list[Member], promises: Promises) -> list[float]:
         """Bytes/s to each member: the lower median of what the others measured, never what it says of itself."""
@@ -301,26 +288,3 @@ class Leader:
                 if member != self._post.me:
                     nursery.start_soon(tell, member.peer)
         return refused
-
-
-def whom_to_blame(waits: Mapping[str, tuple[Collection[str], Collection[str]]], turn: int) -> set[str]:
-    """Who made an exchange run out of time. `waits`: for each peer, whose slices it still waited for as an owner, and
-    which owners' results.
-
-    Of two of whom one waited for the other, either may be at fault: it did not send, or it lies. (An owner that gave no
-    results because it waited for slices itself is excused.) Whoever has most such quarrels goes first, until none is
-    left; where several have as many, which of them it is changes with `turn`."""
-    quarrels = {
-        frozenset((peer, other))
-        for peer, (missing, silent) in waits.items()
-        for other in (*missing, *(owner for owner in silent if owner in waits and not waits[owner][0]))
-        if other in waits and other != peer
-    }
-    blamed: set[str] = set()
-    while quarrels:
-        order = sorted(waits.keys() - blamed)
-        first = turn % len(order)
-        worst = max(order[first:] + order[:first], key=lambda peer: sum(peer in pair for pair in quarrels))
-        blamed.add(worst)
-        quarrels = {pair for pair in quarrels if worst not in pair}
-    return blamed

@@ -11,6 +11,7 @@ from swarm.plan import ROUND_TIME_SLACK, WorkPlan
 from swarm.post import Post
 
 STAGES_PER_LEADER: Final = 5  # promises, and plan and exchange twice: then the next one takes over, it may be the fault
+LAST_ONES_S: Final = 20.0  # those who are slow are asked for what they have, encode it and hand it in
 UNHURRIED: Final = 4.0  # times what the peer itself would take for the whole round's steps, it waits for the others
 
 
@@ -40,7 +41,16 @@ class Patience:
         return late or now_leads == head.leader(attempt).peer
 
     def time_for(self, plan: WorkPlan) -> float:
-        """Seconds: the plan's deadline, or less where our own speed says that it asks for far too much."""
+        """Seconds: the plan's deadline, or less where our own speed says that it asks for far too much. In a pipeline
+        it says nothing of the kind, which stands still while a stage has no replica."""
+        if self._post.pace.pipeline:
+            return plan.deadline_s
         speed, steps = self._post.trainer.speed, self._post.pace.steps(self._height.head)
         usual = ROUND_TIME_SLACK * steps / speed + 5.0 if speed > 0 else plan.deadline_s
         return min(plan.deadline_s, UNHURRIED * usual)
+
+    def time_after_work(self, plan: WorkPlan) -> float:
+        """Seconds from the plan to the exchange, now that our own work is done and we know how long it took."""
+        if not self._post.pace.pipeline:
+            return self.time_for(plan)
+        return UNHURRIED * (trio.current_time() - self._height.planned_at) + LAST_ONES_S

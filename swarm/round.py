@@ -1,13 +1,13 @@
 """One round at one peer: plan -> compute -> exchange -> combine -> vote -> commit.
 
-A leader drives it (`swarm.leader`); this file is what every peer of the group, the leader included, answers to it. The
-work (`WorkPlan`) outlives a leader: its successor adopts it, so that a lost leader costs seconds, not a round. Weights
-change only when a majority of the last head's members voted for the same next head, which names the state hash.
+A leader drives it (`swarm.leader`); this file is what every peer of the group, the leader included, answers to it, the
+compute half being `swarm.stint`. Weights change only when a majority of the last head's members voted for the same next
+head, which names the state hash.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,7 +15,7 @@ import trio
 
 from optim.recipes.interface import Coding
 from peer import faults
-from peer.errors import BarnraiseError, NetworkError, ProtocolViolation, RoundDiscarded
+from peer.errors import NetworkError, ProtocolViolation, RoundDiscarded
 from peer.identity import Signed, open_body
 from peer.rpc import Call
 from swarm.building import Building
@@ -23,23 +23,15 @@ from swarm.chain import Head
 from swarm.contribute import Contributor
 from swarm.exchange import Exchange, Merge
 from swarm.height import Height
-from swarm.messages import HAND_IN, Done, Finish, HandIn, Prepare, Promise, SliceOf
+from swarm.merging import merge_of
+from swarm.messages import Done, Finish, Prepare, Promise, SliceOf
 from swarm.patience import Patience
-from swarm.plan import (
-    CONTRIBUTION_KIND,
-    PLAN_KIND,
-    Contribution,
-    Roster,
-    WorkPlan,
-    check_plan,
-    next_head,
-    open_roster,
-)
+from swarm.plan import PLAN_KIND, Roster, WorkPlan, next_head
 from swarm.post import Post
+from swarm.stint import Stint
 from swarm.voting import Voting
 
 LINGER_S: Final = 20.0  # after a commit, slower peers may still be served the slices that they lack
-HAND_IN_RETRY_S: Final = 1.0
 ATTEMPTS_AHEAD_MAX: Final = 1 << 20  # nobody skips more: numbers must not run out
 
 
@@ -72,7 +64,7 @@ class Round:
         self._contributor = contributor
         self._patience = Patience(post, height)
         self._nurseries = nurseries
-        self._work_scope: trio.CancelScope | None = None
+        self._stint = Stint(post, height, self.turn, coding, contributor, self._patience, self.spawn)
         self._building: Building | None = None
         self._closed = False
 
@@ -94,7 +86,7 @@ class Round:
             raise RoundDiscarded("that round is over")
         self._nurseries.tasks.start_soon(task, *arguments)
 
-    # -- phase 1: promise, plan, compute ----------------------------------------------------------------------------
+    # -- phase 1: promise, plan, compute -------------------------------------------------------------------------------
 
     async def promise_when_due(self, ask: Prepare, leader: str) -> Promise:
         """Answer the leader of an attempt; to one that interrupts another who still makes progress, as late as it can
@@ -141,78 +133,25 @@ class Round:
         last; the plan may be one that an earlier leader has signed."""
         height = self.height
         plan = open_body(signed, PLAN_KIND, WorkPlan)
+        if plan.head != height.head.hash:
+            raise RoundDiscarded("the plan is for another round, or another group's")
         self._check_order(leader, max(height.acceptor.promised, 0))
         if height.plan == plan:
-            self._patience.give(leader, plan.hash, 4 * self.post.tempo.answer_s)
-            if wrap_up:
-                self.post.trainer.wrap_up()
+            self._stint.go_on(plan, leader, wrap_up)
         if height.plan == plan or (height.plan is not None and plan.attempt <= height.plan.attempt):
             return
         self._check_order(signed.signer, plan.attempt)
         if plan.attempt > height.acceptor.promised:
             raise ProtocolViolation("a plan is for an attempt that was not announced")
-        check_plan(plan, height.head, self.post.pace)
-        if height.plan is not None:
-            self.discard("a new plan replaced it")
-        height.plan, height.signed_plan, height.planned_at = plan, signed, trio.current_time()
-        height.left_out = plan.of(self.post.me) is None
-        self._patience.give(leader, plan.hash, self._patience.time_for(plan) + 4 * self.post.tempo.answer_s)
-        self.post.events.emit("round_planned", round=self.number, members=len(plan.assignments))
-        if not height.left_out:
-            self._work_scope = trio.CancelScope()
-            self.spawn(self._compute, plan, self._work_scope)
+        self._stint.begin(plan, signed, leader)
 
     def discard(self, reason: str) -> None:
         """Drop the round's work: outer weights stay, its samples stay unassigned, a new plan must come."""
-        if self._work_scope is not None:
-            self._work_scope.cancel()
-        if self.height.message is not None:
-            self._contributor.give_back(self.height.message)
-        self.height.drop_work()
-        self.post.events.emit("round_discarded", round=self.number, reason=reason)
-
-    async def _compute(self, plan: WorkPlan, scope: trio.CancelScope) -> None:
-        height = self.height
-        with scope:
-            self.phase("compute")
-            contribution, height.message = await self._contributor.contribute(plan, self.turn, self.coding)
-            end = height.planned_at + self._patience.time_for(plan) + 4 * self.post.tempo.answer_s
-            height.stage_deadline = min(height.stage_deadline, end)  # now the speed is known
-            height.contribution = contribution
-            height.changed.notify()
-            self.phase("hand in")
-            await self._hand_in()
-
-    async def _hand_in(self) -> None:
-        """Give the contribution to the leader of the attempt promised last; a later leader asks for it by itself."""
-        height = self.height
-        assert height.contribution is not None
-        while height.current is None:
-            leader = height.head.leader(max(height.acceptor.promised, 0)).peer
-            try:
-                if leader == self.post.me.peer:
-                    self.take_hand_in(height.contribution)
-                else:
-                    await self.post.host.rpc.call(
-                        leader, HAND_IN, HandIn(height.contribution), timeout_s=self.post.tempo.answer_s
-                    )
-                return
-            except BarnraiseError:
-                promised = height.acceptor.promised
-                await height.changed.until(lambda p=promised: height.acceptor.promised > p, HAND_IN_RETRY_S)  # type: ignore[misc]
+        self._stint.discard(reason)
 
     def take_hand_in(self, signed: Signed) -> None:
-        """The leader's side of a hand-in; checked when the roster is made."""
-        plan = self.height.plan
-        if plan is None:
-            raise ProtocolViolation("a contribution came before its plan")
-        body = open_body(signed, CONTRIBUTION_KIND, Contribution)
-        if body.plan != plan.hash:
-            raise RoundDiscarded("that plan was replaced")
-        if plan.of(body.member) is None or body.member.peer != signed.signer:
-            raise ProtocolViolation("a contribution came from a peer that was not assigned any work")
-        self.height.handed_in[body.member] = signed
-        self.height.changed.notify()
+        """The leader's side of a hand-in."""
+        self._stint.take_hand_in(signed)
 
     # -- phase 2: exchange, vote, commit ----------------------------------------------------------------------------
 
@@ -227,7 +166,7 @@ class Round:
         self._check_promised(roster.attempt)
         if any(exchange.merge.roster.attempt == roster.attempt for exchange in height.exchanges.values()):
             raise ProtocolViolation("a leader gave two rosters in one attempt")
-        merge = self.merge_of(roster, height.plan, height.signed_plan)
+        merge = merge_of(self.post, height.head, self.coding, roster, height.plan, height.signed_plan)
         seconds = self.post.tempo.exchange_s(self.payload_bytes()) + 2 * self.post.tempo.answer_s
         self._patience.give(leader, roster.attempt, seconds)
         if all(body.member != self.post.me for body in merge.contributors):
@@ -241,22 +180,6 @@ class Round:
         self.phase("exchange")
         self._nurseries.lingering.start_soon(self._run_exchange, exchange, building)
         self.spawn(self._vote_when_built, exchange, roster.attempt)
-
-    def merge_of(self, roster: Roster, plan: WorkPlan, signed_plan: Signed) -> Merge:
-        """Check a roster and derive what it merges. `RoundDiscarded` if the gate lets nobody's update pass."""
-        bodies = open_roster(roster, self.height.head, plan, self.coding.count, self.post.pace)
-        weights = self._weights(bodies)
-        if not any(weights):
-            raise RoundDiscarded("no contributor has a usable update")
-        return Merge(self.turn, plan, signed_plan, roster, bodies, weights, self.coding)
-
-    def _weights(self, bodies: Sequence[Contribution]) -> tuple[float, ...]:
-        """Each contributor's share of the mean, from the work and the norms committed to: what every peer computes
-        alike."""
-        working = [body for body in bodies if body.steps > 0]
-        tokens = [body.samples * self.post.pace.seq_len for body in working]
-        weights = iter(self.post.state.recipe.weights(tokens, [body.norm for body in working]))
-        return tuple(next(weights) if body.steps > 0 else 0.0 for body in bodies)
 
     async def begin_finish(self, finish: Finish, leader: str) -> None:
         """A later leader found that an earlier attempt may have been decided: complete that one."""
@@ -291,7 +214,7 @@ class Round:
             await known.rebuild()
             return known
         plan = open_body(finish.plan, PLAN_KIND, WorkPlan)
-        exchange = self._exchange_of(self.merge_of(finish.roster, plan, finish.plan))
+        exchange = self._exchange_of(merge_of(self.post, height.head, self.coding, finish.roster, plan, finish.plan))
         await exchange.fetch_from(finish.holder)
         height.remember(exchange)
         return exchange

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.leader import whom_to_blame
+from swarm.blame import whom_to_blame
 
 TURNS = range(8)
 

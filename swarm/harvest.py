@@ -1,0 +1,101 @@
+"""The leader waits for a plan's work: for everybody who is alive, but not for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from statistics import median
+from typing import Final, NamedTuple
+
+import trio
+
+from peer.errors import ProtocolViolation, RoundError
+from peer.identity import Signed
+from swarm.chain import Member
+from swarm.height import Height
+from swarm.plan import Contribution, WorkPlan, open_contribution
+from swarm.post import Post
+
+WRAP_UP_FACTOR: Final = 1.5  # times the median compute time, then the slow are asked for what they have
+WRAP_UP_SLACK_S: Final = 2.0
+WRAP_UP_WAIT_S: Final = 8.0  # for them to finish their step, encode and hand in
+
+
+class AttemptFailed(RoundError):
+    """This attempt decides nothing; another one will."""
+
+
+class HandedIn(NamedTuple):
+    """A contribution as it was signed, and what it says."""
+
+    signed: Signed
+    body: Contribution
+
+
+class Harvest:
+    """Of one attempt: the contributions of those `assigned`. `hurry` asks all of them for what they have."""
+
+    def __init__(
+        self, post: Post, height: Height, slices: int, assigned: Sequence[Member], hurry: Callable[[], Awaitable[None]]
+    ) -> None:
+        assert height.plan is not None
+        self._post, self._height = post, height
+        self._slices = slices
+        self._assigned = assigned
+        self._hurry = hurry
+        self._plan: WorkPlan = height.plan
+        self._gathered = self._hurried = False
+        self._end = max(height.planned_at + self._plan.deadline_s, trio.current_time()) + WRAP_UP_WAIT_S
+
+    async def gather(self, scope: trio.CancelScope) -> None:
+        """Have all wrap up when together they have done what the round needs, in `scope`."""
+        with scope:
+            await self._post.trainer.gather([member.peer for member in self._assigned])
+            self._gathered = True
+            self._height.changed.notify()
+
+    async def wait(self, attempt: int, refused: Collection[str]) -> None:
+        """Until there is nobody left to wait for. `refused`: peers that did not take the plan. `AttemptFailed` if a
+        later attempt has begun."""
+        height = self._height
+        took: dict[Member, float] = {}
+        while height.decided is None:
+            if height.acceptor.promised > attempt:
+                raise AttemptFailed("a later attempt has begun")
+            now = trio.current_time()
+            for member in height.handed_in:
+                took.setdefault(member, now - height.planned_at)
+            away = {*refused, *self._post.host.suspects}
+            waiting = [m for m in self._assigned if m not in height.handed_in and m.peer not in away]
+            if not waiting or now >= self._end:
+                return
+            if not self._hurried and (self._gathered or self._is_late(now, list(took.values()))):
+                self._hurried = True
+                self._end = min(self._end, now + WRAP_UP_WAIT_S)
+                await self._hurry()
+                continue
+            await height.changed.wait(0.25)
+
+    def usable(self) -> dict[Member, HandedIn]:
+        """What has come and may be merged."""
+        found: dict[Member, HandedIn] = {}
+        for member, signed in self._height.handed_in.items():
+            if member.peer in self._post.host.suspects:
+                continue
+            try:
+                body = open_contribution(signed, self._plan, self._slices, self._height.head, self._post.pace)
+                if body.member != member:
+                    raise ProtocolViolation("a contribution was handed in as another peer's")
+            except ProtocolViolation as error:
+                self._post.events.emit("peer_struck", peer=member.peer, reason=str(error))
+                continue
+            found[member] = HandedIn(signed, body)
+        return found
+
+    def _is_late(self, now: float, took: Sequence[float]) -> bool:
+        """Whether most have handed in, and the others had as much time again as may be expected of them. In a pipeline
+        the stages after the first all stop at the same event; in a synchronous one whoever gathers says when."""
+        pace = self._post.pace
+        if pace.synchronous or len(took) <= len(self._assigned) // 2:
+            return False
+        factor = 1.0 if pace.stage else WRAP_UP_FACTOR
+        return now > self._height.planned_at + factor * median(took) + WRAP_UP_SLACK_S

@@ -1,0 +1,50 @@
+"""What an attempt merges: from a roster, which a leader sent, to contributions and their weights, as every member of
+the group derives them alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+from typing import Final
+
+from optim.merge import Gate, contribution_weights
+from optim.recipes.interface import Coding
+from peer.errors import RoundDiscarded
+from peer.identity import Signed
+from swarm.chain import Head
+from swarm.counted import all_counted, merged_of
+from swarm.exchange import Merge
+from swarm.plan import Contribution, Roster, WorkPlan, open_roster
+from swarm.post import Post
+
+# A synchronous pipeline's gradient is that of its batch exactly, however uneven the shares are: only what is an order
+# of magnitude longer than the others' is shortened.
+BATCH_GATE: Final = Gate(token_cap=inf, norm_band=inf, norm_clip=10.0)
+
+
+def merge_of(post: Post, head: Head, coding: Coding, roster: Roster, plan: WorkPlan, signed_plan: Signed) -> Merge:
+    """Check a roster and derive what it merges. `ProtocolViolation` if it is wrong; `RoundDiscarded` if nobody's update
+    may be merged, or a synchronous pipeline's batch would not be whole."""
+    bodies = open_roster(roster, head, plan, coding.count, post.pace)
+    weights = _weights(post, bodies)
+    merged = [body for body, weight in zip(bodies, weights, strict=True) if weight > 0]
+    if not merged:
+        raise RoundDiscarded("no contributor has a usable update")
+    batch = post.pace.batch(head)
+    if batch is not None and not all_counted(merged, batch):
+        raise RoundDiscarded("not all of the batch was counted")
+    return Merge(post.pace.turn(head), plan, signed_plan, roster, bodies, weights, coding)
+
+
+def _weights(post: Post, bodies: Sequence[Contribution]) -> tuple[float, ...]:
+    """Each contributor's share of the mean, from the work and the norms committed to."""
+    distinct = merged_of(bodies)
+    working = [body for body, kept in zip(bodies, distinct, strict=True) if kept and body.steps > 0]
+    tokens = [body.samples * post.pace.seq_len for body in working]
+    norms = [body.norm for body in working]
+    if post.pace.synchronous:
+        shares = contribution_weights(tokens, [n * norm for n, norm in zip(tokens, norms, strict=True)], BATCH_GATE)
+    else:
+        shares = post.state.recipe.weights(tokens, norms)
+    weights = iter(shares)
+    return tuple(next(weights) if kept and body.steps > 0 else 0.0 for body, kept in zip(bodies, distinct, strict=True))
