@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -27,7 +29,7 @@ def export(invite: str | None, home: Path | None, out: Path) -> None:
     """Write config.json, model.safetensors (fp32) and the tokenizer of a run's last commit to --out.
 
     From --home: its newest intact checkpoint, without network. From INVITE: the state that most members hold, fetched
-    from several of them.
+    from several of them. Where the model is cut into stages only INVITE gives the whole of it.
     """
     if (invite is None) == (home is None):
         raise ConfigError("say where to export from: either INVITE or --home DIR.")
@@ -48,41 +50,79 @@ def _from_swarm(text: str, out: Path) -> str:
     with TemporaryDirectory(prefix="barnraise-export-") as folder:
         found = run_until_stopped(lambda: download_head(invite, Path(folder) / "state.part"))
     write_model(out, found.manifest, found.tokenizer, found.theta)
-    return (
-        f"Round {found.head.round} of {found.manifest.run.name!r}, state {found.head.state_hash.hex()[:8]},"
-        f" fetched from {found.donors} peers and written to {out}."
-    )
+    places = [(head.round, head.state_hash) for head in found.heads]
+    return f"{_named(found.manifest, places)}, fetched from {found.donors} peers and written to {out}."
 
 
 def _from_home(home: Path, out: Path) -> str:
-    manifest, tokenizer, loaded = newest_checkpoint(home)
-    write_model(out, manifest, tokenizer, loaded.theta)
-    return f"Round {loaded.round} of {manifest.run.name!r}, state {loaded.tree.root.hex()[:8]}, written to {out}."
+    found = newest_model([home])
+    write_model(out, found.manifest, found.tokenizer, found.theta)
+    places = [(part.round, part.tree.root) for part in found.parts]
+    return f"{_named(found.manifest, places)}, written to {out}."
 
 
-def newest_checkpoint(home: Path) -> tuple[Manifest, bytes, Loaded]:
-    """The run, its tokenizer.json and the newest intact checkpoint of the peer that lives in `home`. CheckpointError if
-    there is none."""
-    from peer.checkpoint import CheckpointStore
+def _named(manifest: Manifest, places: list[tuple[int, bytes]]) -> str:
+    """Which commit it is: round and state hash, of each stage in order."""
+    states = ", ".join(root.hex()[:8] for _, root in places)
+    if len(places) == 1:
+        return f"Round {places[0][0]} of {manifest.run.name!r}, state {states}"
+    rounds = ", ".join(str(number) for number, _ in places)
+    return f"{manifest.run.name!r} put together of its {len(places)} stages at rounds {rounds}, states {states}"
+
+
+@dataclass(frozen=True)
+class KeptModel:
+    """What peers' homes hold of a run: the newest intact checkpoint of each stage."""
+
+    manifest: Manifest
+    tokenizer: bytes
+    parts: list[Loaded]
+
+    @property
+    def theta(self) -> Tensor:
+        """The outer weights of the whole model, flat fp32, shape (P,)."""
+        from peer.layout import join_flat
+
+        return join_flat(self.manifest.model, [part.theta for part in self.parts], self.manifest.cuts)
+
+
+def newest_model(homes: Sequence[Path]) -> KeptModel:
+    """The newest intact checkpoints of the peers of one run that live in `homes`, and its tokenizer.json. Where the
+    model is cut into stages it takes a home of each. CheckpointError if something is missing."""
     from peer.events import EventLog
     from peer.identity import Identity
     from swarm.charter import load_charter
+    from swarm.groups import open_store
     from swarm.home import Home
     from swarm.manifest import open_manifest
 
-    places = Home(home)
-    charter = load_charter(home)
-    if charter is None or not places.identity.exists():
-        raise CheckpointError(f"{home} is no peer's home: give the --home of `peer join`, or an INVITE.")
-    signed, tokenizer = charter
-    manifest = open_manifest(signed)
-    identity = Identity.load_or_create(places.identity)
-    loaded = CheckpointStore(places.checkpoints, identity, manifest.run_id, EventLog()).load_latest()
-    if loaded is None:
+    newest: dict[int, Loaded] = {}
+    for home in homes:
+        places, charter = Home(home), load_charter(home)
+        if charter is None or not places.identity.exists():
+            raise CheckpointError(f"{home} is no peer's home: give the --home of `peer join`, or an INVITE.")
+        manifest, tokenizer = open_manifest(charter[0]), charter[1]
+        identity = Identity.load_or_create(places.identity)
+        for stage in range(manifest.stages):
+            loaded = open_store(places, manifest, stage, identity, EventLog()).load_latest()
+            if loaded is not None and (stage not in newest or loaded.round > newest[stage].round):
+                newest[stage] = loaded
+    named = ", ".join(map(str, homes))
+    if not newest:
         raise CheckpointError(
-            f"{home} has no intact checkpoint yet: wait for a committed round, or export from an INVITE."
+            f"{named} has no intact checkpoint yet: wait for a committed round, or export from an INVITE."
         )
-    return manifest, tokenizer, loaded
+    missing = [str(stage) for stage in range(manifest.stages) if stage not in newest]
+    if missing:
+        raise CheckpointError(f"{named} holds nothing of stage {', '.join(missing)}: export from an INVITE.")
+    return KeptModel(manifest, tokenizer, [newest[stage] for stage in range(manifest.stages)])
+
+
+def newest_checkpoint(home: Path) -> tuple[Manifest, bytes, Loaded]:
+    """Of a run whose peers hold the whole model: the run, its tokenizer.json and the newest intact checkpoint of the
+    peer that lives in `home`. CheckpointError if there is none."""
+    found = newest_model([home])
+    return found.manifest, found.tokenizer, found.parts[0]
 
 
 def write_model(out: Path, manifest: Manifest, tokenizer: bytes, theta: Tensor) -> None:

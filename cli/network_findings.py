@@ -14,8 +14,8 @@ from cli.findings import Finding, State, disk_finding, failure, memory_finding
 from peer.addressbook import is_circuit
 from peer.errors import BarnraiseError, DialError
 from peer.host import Host, open_host
-from peer.layout import FlatLayout
 from peer.traversal import probe
+from swarm.groups import layout_of
 from swarm.invite import Invite
 from swarm.manifest import Manifest
 from swarm.reach import CONNECT_S, REACH, AskReach, Reach
@@ -54,7 +54,7 @@ async def swarm_findings(invite: Invite, home: Path, kept: Path | None, ears: Ea
             for finding in size_findings(visitor.manifest, home):
                 yield finding
             members = await visitor.members()
-            training = [peer for peer, record in members.items() if record.role == "full"]
+            training = [peer for peer, record in members.items() if record.role in ("full", "stage")]
             yield Finding("members", "ok", f"{len(training)} peers are training")
             yield clock_finding(visitor.node.clock_disagreement_s)
             yield await _reach_finding(visitor)
@@ -74,8 +74,8 @@ def clock_finding(others_ahead_s: float) -> Finding:
 
 
 def size_findings(manifest: Manifest, home: Path) -> tuple[Finding, Finding]:
-    """Whether the run's model fits on this machine's disk and in its memory."""
-    parameters = FlatLayout.of(manifest.model).numel
+    """Whether the run's model, or its largest stage, fits on this machine's disk and in its memory."""
+    parameters = max(layout_of(manifest, stage).numel for stage in range(manifest.stages))
     return (
         disk_finding(home, STATE_COPIES_ON_DISK * 8 * parameters),
         memory_finding(BYTES_PER_PARAMETER * parameters),

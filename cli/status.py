@@ -16,7 +16,7 @@ from cli.progress import size_text
 from peer.errors import ConfigError
 
 if TYPE_CHECKING:
-    from swarm.view import MemberStatus, SwarmStatus
+    from swarm.view import MemberStatus, StageStatus, SwarmStatus
 
 
 @click.command()
@@ -43,32 +43,83 @@ def status(invite: str | None, home: Path | None, as_json: bool) -> None:
 
 def _show(seen: SwarmStatus) -> None:
     console = Console(width=max(100, Console().width))
-    of = f" of {seen.rounds}" if seen.rounds else ""
     console.print(f"[bold]{seen.name}[/bold]   run {seen.run_id}   {'open' if seen.open else 'by invitation'}")
+    console.print(_summary(seen))
+    if seen.stages:
+        console.print(_stages(seen))
+        for peer in seen.peers:
+            if peer.ready_in_s > 0:
+                way = "joining" if peer.source < 0 else f"moving from stage {peer.source} to"
+                console.print(f"{peer.name} is {way} stage {peer.stage}, at work in about {peer.ready_in_s:.0f} s")
+        if feeders := [peer.name for peer in seen.peers if peer.role == "feeder"]:
+            console.print(f"fed by {', '.join(feeders)}")
+    console.print(_peers(seen))
+    if any(_is_outside(seen, peer) for peer in seen.peers):
+        console.print("+  not a member of the last commit: joining, or left behind")
+
+
+def _summary(seen: SwarmStatus) -> str:
+    """How far the run has come, in one sentence."""
+    of = f" of {seen.rounds}" if seen.rounds else ""
+    loss = "" if seen.val_loss is None else f", held-out loss {seen.val_loss:.3f}"
+    if seen.stages and seen.round is None:
+        missing = [str(stage.stage) for stage in seen.stages if stage.round is None]
+        return f"No commit that a majority stands by was found of stage {', '.join(missing)}: its peers are away."
     if seen.round is None:
-        console.print("No commit that a majority stands by was found: the run has not begun, or most peers are away.")
-    elif seen.method == "gossip":
-        loss = "" if seen.val_loss is None else f", held-out loss {seen.val_loss:.3f} (of one peer)"
+        return "No commit that a majority stands by was found: the run has not begun, or most peers are away."
+    if seen.stages:
+        stages = f"{len(seen.stages)} stages, all at round {seen.round}{of} or beyond"
+        return f"{stages}, {seen.tokens / 1e6:.1f} M tokens{loss}"
+    if seen.method == "gossip":
         rounds = [peer.round for peer in seen.peers if peer.role == "full"]
-        console.print(
+        return (
             f"gossip: {seen.members} peers, each with weights of its own, at rounds {min(rounds)} to {max(rounds)}{of},"
-            f" {seen.tokens / 1e6:.1f} M tokens{loss}"
+            f" {seen.tokens / 1e6:.1f} M tokens{loss}{' (of one peer)' if loss else ''}"
         )
-    else:
-        state = "alive" if seen.quorum_alive else "[red]too few alive to go on[/red]"
-        loss = "" if seen.val_loss is None else f", held-out loss {seen.val_loss:.3f}"
-        console.print(
-            f"round {seen.round}{of}, {seen.tokens / 1e6:.1f} M tokens{loss},"
-            f" state {seen.state_hash[:8]}, {seen.members} members (quorum {seen.quorum}: {state})"
-        )
+    return (
+        f"round {seen.round}{of}, {seen.tokens / 1e6:.1f} M tokens{loss},"
+        f" state {seen.state_hash[:8]}, {seen.members} members ({_quorum(seen)})"
+    )
+
+
+def _quorum(seen: SwarmStatus | StageStatus) -> str:
+    return f"quorum {seen.quorum}: {'alive' if seen.quorum_alive else '[red]too few alive to go on[/red]'}"
+
+
+def _stages(seen: SwarmStatus) -> Table:
+    """One line a stage of a pipeline."""
     table = Table()
-    for column in ("peer", "id", "round", "phase", "steps/s", "loss", "up / down", "state", "seen"):
-        right = column in ("round", "steps/s", "loss", "up / down", "seen")
+    for column in ("stage", "blocks", "round", "state", "replicas", "members", "queue", "s / micro-batch"):
+        right = column in ("stage", "round", "replicas", "queue", "s / micro-batch")
+        table.add_column(column, justify="right" if right else "left", no_wrap=True)
+    for stage in seen.stages:
+        replicas = str(stage.replicas) + (f" +{stage.arriving}" if stage.arriving else "")
+        table.add_row(
+            str(stage.stage),
+            f"{stage.first} to {stage.end - 1}",
+            "" if stage.round is None else str(stage.round),
+            stage.state_hash[:8],
+            replicas if stage.replicas else f"[red]{replicas}[/red]",
+            f"{stage.members} ({_quorum(stage)})",
+            "" if stage.queue is None else f"{stage.queue:.1f}",
+            "" if stage.service_s is None else f"{stage.service_s:.3g}",
+        )
+    return table
+
+
+def _peers(seen: SwarmStatus) -> Table:
+    """One line a peer."""
+    table = Table()
+    own = ("stage", "queue") if seen.stages else ()
+    for column in ("peer", "id", *own, "round", "phase", "steps/s", "loss", "up / down", "state", "seen"):
+        right = column in ("stage", "queue", "round", "steps/s", "loss", "up / down", "seen")
         table.add_column(column, justify="right" if right else "left", no_wrap=True)
     for peer in seen.peers:
+        stage = "" if peer.stage < 0 else str(peer.stage)
         table.add_row(
             peer.name[:16] + (" +" if _is_outside(seen, peer) else ""),
             peer.peer[-6:],
+            *((stage, f"{peer.queue:.1f}" if stage else "") if seen.stages else ()),
             str(peer.round),
             peer.phase,
             f"{peer.speed:.1f}" if peer.speed else "",
@@ -77,10 +128,8 @@ def _show(seen: SwarmStatus) -> None:
             peer.state_hash[:8],
             f"{peer.age_s:.0f} s",
         )
-    console.print(table)
-    if any(_is_outside(seen, peer) for peer in seen.peers):
-        console.print("+  not a member of the last commit: joining, or left behind")
+    return table
 
 
 def _is_outside(seen: SwarmStatus, peer: MemberStatus) -> bool:
-    return seen.method != "gossip" and not peer.in_head and peer.role == "full"
+    return seen.method != "gossip" and not peer.in_head and peer.role in ("full", "stage")

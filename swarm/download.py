@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -11,35 +12,48 @@ import trio
 from torch import Tensor
 
 from optim.config import Gossip
-from optim.recipes.registry import shared_vectors
 from peer.errors import NetworkError
-from peer.layout import FlatLayout
-from swarm.chain import Head, genesis
+from peer.layout import join_flat
+from swarm.chain import Head
 from swarm.fetch import fetch_state
 from swarm.follow import POLL_S, Sighting
 from swarm.gossip.lending import find_donor
 from swarm.gossip.pairing import Seen
+from swarm.groups import state_bytes, vectors_of
 from swarm.invite import Invite
 from swarm.manifest import Manifest
+from swarm.membership import MemberRecord
 from swarm.visit import Visitor, visit
 
 TRIES: Final = 5
 PAUSE_S: Final = 2.0
+APART_MAX: Final = 1  # rounds: stages of a pipeline commit one after the other, so they are this far apart anyway
 
 
 @dataclass(frozen=True)
 class Download:
-    """theta: outer weights, flat fp32, shape (P,), in the order of `FlatLayout.of(manifest.model)`."""
+    """theta: outer weights of the whole model, flat fp32, shape (P,), in the order of `FlatLayout.of(manifest.model)`;
+    `heads`: where they come from, one a stage, with one stage the run's; `donors`: how many peers gave them."""
 
     manifest: Manifest
     tokenizer: bytes
-    head: Head
+    heads: tuple[Head, ...]
     theta: Tensor
     donors: int
 
 
+@dataclass(frozen=True)
+class _Part:
+    """One stage's outer weights."""
+
+    head: Head
+    theta: Tensor
+    donors: frozenset[str]
+
+
 async def download_head(invite: Invite, part_file: Path) -> Download:
-    """The state of the head that a quorum stands at, from several of its holders at once.
+    """The state of the head that a quorum stands at, from several of its holders at once; of a pipeline, that of each
+    stage's group, where possible at most `APART_MAX` rounds apart, put together to the whole model.
 
     Rounds go on meanwhile: if the state is gone from all shelves before it has been fetched, the next head is tried.
     Raises NotAdmitted, DialError, and NetworkError if no head with a quorum is to be had.
@@ -47,30 +61,74 @@ async def download_head(invite: Invite, part_file: Path) -> Download:
     async with visit(invite) as visitor:
         if isinstance(visitor.manifest.outer, Gossip):
             return await _download_replica(visitor, part_file)
-        vectors = _vectors(visitor.manifest)
-        failure = NetworkError("no commit that a majority of its members stands by was found: try again later.")
+        download = _HeadDownload(visitor, part_file)
         for attempt in range(TRIES):
             if attempt:
                 await trio.sleep(PAUSE_S)
-            records = await visitor.members()
-            sightings = await visitor.sightings(list(records))
-            if not sightings:
-                continue
-            best = sightings[0]
-            authority = records.get(visitor.manifest.authority)
-            if authority is not None and authority.round > best.head.round:
-                failure = NetworkError(
-                    f"nobody who holds round {authority.round} is there (only round {best.head.round} is):"
-                    " wait for a member, or export from one's --home."
-                )
-                continue
-            try:
-                theta, donors = await _fetch_theta(visitor, best, vectors, part_file)
-            except NetworkError as error:
-                failure = error
-                continue
-            return Download(visitor.manifest, visitor.tokenizer, best.head, theta, donors)
-        raise failure
+            await download.advance()
+            if not download.wanted:
+                break
+        return download.result()
+
+
+class _HeadDownload:
+    """What has been fetched so far. A stage may have to be fetched again, because the others have gone on too far."""
+
+    def __init__(self, visitor: Visitor, part_file: Path) -> None:
+        self._visitor, self._part_file = visitor, part_file
+        self._parts: dict[int, _Part] = {}
+        self._failures: dict[int, NetworkError] = {}
+
+    @property
+    def wanted(self) -> list[int]:
+        """The stages still to be fetched."""
+        newest = max((part.head.round for part in self._parts.values()), default=0)
+        return [
+            stage
+            for stage in range(self._visitor.manifest.stages)
+            if stage not in self._parts or self._parts[stage].head.round < newest - APART_MAX
+        ]
+
+    async def advance(self) -> None:
+        """Try to fetch what is wanted, all of it at once."""
+        records = await self._visitor.members()
+        async with trio.open_nursery() as nursery:
+            for stage in self.wanted:
+                nursery.start_soon(self._try, stage, records)
+
+    def result(self) -> Download:
+        """The whole model. Raises the NetworkError of a stage that could not be had."""
+        manifest = self._visitor.manifest
+        for stage in range(manifest.stages):
+            if stage not in self._parts:
+                raise self._failures[stage]
+        parts = [self._parts[stage] for stage in range(manifest.stages)]
+        theta = join_flat(manifest.model, [part.theta for part in parts], manifest.cuts)
+        donors = frozenset[str]().union(*(part.donors for part in parts))
+        return Download(manifest, self._visitor.tokenizer, tuple(part.head for part in parts), theta, len(donors))
+
+    async def _try(self, stage: int, records: Mapping[str, MemberRecord]) -> None:
+        try:
+            self._parts[stage] = await self._fetch(stage, records)
+        except NetworkError as error:
+            self._failures[stage] = error
+
+    async def _fetch(self, stage: int, records: Mapping[str, MemberRecord]) -> _Part:
+        manifest = self._visitor.manifest
+        of = "" if manifest.stages == 1 else f" of stage {stage}"
+        sightings = await self._visitor.sightings(records, stage)
+        if not sightings:
+            raise NetworkError(f"no commit{of} that a majority of its members stands by was found: try again later.")
+        best = sightings[0]
+        authority = records.get(manifest.authority)
+        if authority is not None and authority.round > best.head.round:
+            raise NetworkError(
+                f"nobody who holds round {authority.round}{of} is there (only round {best.head.round} is):"
+                " wait for a member, or export from one's --home."
+            )
+        size_bytes, vectors = state_bytes(manifest, stage), len(vectors_of(manifest, stage))
+        file = self._part_file.with_name(f"{self._part_file.name}.{stage}")
+        return await _fetch_part(self._visitor, best, size_bytes, vectors, file)
 
 
 async def _download_replica(visitor: Visitor, part_file: Path) -> Download:
@@ -79,19 +137,12 @@ async def _download_replica(visitor: Visitor, part_file: Path) -> Download:
     others = {peer: Seen(record.round) for peer, record in records.items() if record.role == "full"}
     donor, place = await find_donor(visitor.host.rpc, others, POLL_S)
     manifest = visitor.manifest
-    head = msgspec.structs.replace(genesis(manifest.run_id, place.state_hash), round=place.round)
-    theta, donors = await _fetch_theta(visitor, Sighting(head, (donor,), None), 1, part_file)
-    return Download(manifest, visitor.tokenizer, head, theta, donors)
+    head = msgspec.structs.replace(manifest.first_head(), state_hash=place.state_hash, round=place.round)
+    part = await _fetch_part(visitor, Sighting(head, (donor,), None), state_bytes(manifest), 1, part_file)
+    return Download(manifest, visitor.tokenizer, (head,), part.theta, len(part.donors))
 
 
-def _vectors(manifest: Manifest) -> int:
-    """How many vectors the run's state has."""
-    layout = FlatLayout.of(manifest.model)
-    return 1 + len(shared_vectors(manifest.outer, manifest.codec, layout, manifest.inner))
-
-
-async def _fetch_theta(visitor: Visitor, best: Sighting, vectors: int, part_file: Path) -> tuple[Tensor, int]:
+async def _fetch_part(visitor: Visitor, best: Sighting, size_bytes: int, vectors: int, part_file: Path) -> _Part:
     rpc, root, events = visitor.host.rpc, best.head.state_hash, visitor.host.events
-    size_bytes = vectors * 4 * FlatLayout.of(visitor.manifest.model).numel
     fetched = await fetch_state(rpc, lambda: best.holders, root, size_bytes, part_file, events, vectors)
-    return fetched.tensors[0], len(fetched.donors)
+    return _Part(best.head, fetched.tensors[0], frozenset(fetched.donors))

@@ -7,12 +7,14 @@ the same home, and it publishes nothing.
 from __future__ import annotations
 
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
+
+import trio
 
 from dht.node import Node, open_node
 from peer.errors import ConfigError
@@ -68,10 +70,26 @@ class Visitor:
             self.host.book.add(peer, record.addresses)
         return records
 
-    async def sightings(self, peers: list[str]) -> list[Sighting]:
-        """The heads that count among these peers, best first (`swarm.follow`)."""
-        start = self.manifest.first_head()
-        return weigh(await ask_standings(self.host.rpc, peers), self.manifest.authority, start)
+    async def sightings(self, records: Mapping[str, MemberRecord], stage: int = 0) -> list[Sighting]:
+        """The heads of that stage's group that count among these peers, best first (`swarm.follow`)."""
+        manifest = self.manifest
+        ours = [p for p, record in records.items() if manifest.stages == 1 or record.stage == stage]
+        asked = ours if manifest.stages == 1 else [*ours, manifest.authority]
+        start = manifest.first_head(stage)
+        standings = await ask_standings(self.host.rpc, asked, group=start.run_id)
+        return weigh(standings, manifest.authority, start)
+
+    async def all_sightings(self, records: Mapping[str, MemberRecord]) -> list[list[Sighting]]:
+        """The `sightings` of each stage, asked for at once."""
+        found: list[list[Sighting]] = [[] for _ in range(self.manifest.stages)]
+
+        async def look(stage: int) -> None:
+            found[stage] = await self.sightings(records, stage)
+
+        async with trio.open_nursery() as nursery:
+            for stage in range(self.manifest.stages):
+                nursery.start_soon(look, stage)
+        return found
 
 
 def read_kept_invite(home: Path) -> Invite:
