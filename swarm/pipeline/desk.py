@@ -117,6 +117,7 @@ class PassDesk:
             queued_s=times.queued_s,
             downstream_s=returned.downstream_s,
             waited_s=times.queued_s + returned.waited_s,
+            retried=returned.retried,
         )
         return passed, gradient
 

@@ -26,7 +26,7 @@ PROGRESS_S: Final = 1.0
 
 @dataclass
 class Totals:
-    """Micro-batches since the issuer began. `retried`: calls made once more, by any that it issued; `abandoned`: given
+    """Micro-batches since the issuer began. `retried`: calls made once more, on any hop; `abandoned`: given
     up, with their round or as they were refused again and again."""
 
     issued: int = 0
@@ -97,7 +97,7 @@ class Issuer:
         await self._issue(span, True, token)
 
     async def _issue(self, span: Range, again: bool, token: object) -> None:
-        totals, retried = self.totals, self.station.retried
+        totals = self.totals
         ended = False
         totals.issued += 1
         self._under_way.add(span[0])
@@ -105,6 +105,7 @@ class Issuer:
             tokens = await self._tokens((span,))
             result = await self.station.issue(span, tokens, again)
             totals.completed += result.done
+            totals.retried += result.retried
             ended = result.done
             self.on_result(result)
         finally:
@@ -112,7 +113,6 @@ class Issuer:
             self._under_way.discard(span[0])
             self._window.release_on_behalf_of(token)
             self._window.total_tokens = self.window
-            totals.retried += max(0, self.station.retried - retried) if not self._under_way else 0
             self._tell()
 
     def _tell(self, now: bool = False) -> None:

@@ -59,7 +59,7 @@ class Passed(msgspec.Struct, frozen=True):
     worker is starting. elsewhere: it is not in that group (any more). refused: the input is wrong; `cause` says what.
     `begun`: later stages were asked and may have counted it: what follows is a retry. `loss` in nats, summed over the
     tokens. Seconds: `own_s` of compute, `queued_s` of waiting here, `downstream_s` of all that the later stages took,
-    `waited_s` of waiting here and in all later stages.
+    `waited_s` of waiting here and in all later stages. `retried`: calls that were made once more from here on.
     """
 
     outcome: PassOutcome
@@ -72,6 +72,7 @@ class Passed(msgspec.Struct, frozen=True):
     queued_s: float = 0.0
     downstream_s: float = 0.0
     waited_s: float = 0.0
+    retried: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)] = 0
 
 
 class AskSeen(msgspec.Struct, frozen=True):

@@ -26,7 +26,7 @@ EVALUATE_S: Final = 120.0
 class IssueResult:
     """What became of a micro-batch. `done`: its gradient came back; else it was given up for `cause` ("stale": its
     round is over; "not_finite", "value": it was refused again and again). `counted`: here, on stage 0. `loss` in nats
-    summed over its `tokens`; `tries`: calls it took in all."""
+    summed over its `tokens`; `retried`: calls that were made once more, on any hop."""
 
     span: Range
     done: bool
@@ -34,7 +34,7 @@ class IssueResult:
     loss: float
     tokens: int
     seconds: float
-    tries: int
+    retried: int
     cause: Cause = ""
 
 
@@ -47,12 +47,12 @@ class Origin:
     async def issue(self, span: Range, tokens: Tensor, again: bool) -> IssueResult:
         """Until it is done, or there is no point in it any more. Cancelled, it is given up everywhere."""
         work, counting = self._work, self._work.counting
-        started, epoch, tries, refusals = trio.current_time(), counting.epoch, 0, 0
+        started, epoch, retried, refusals = trio.current_time(), counting.epoch, 0, 0
 
         def result(returned: Returned | None, cause: Cause = "") -> IssueResult:
             seconds = trio.current_time() - started
             loss, counted = (0.0, False) if returned is None else (returned.loss, returned.counted)
-            return IssueResult(span, returned is not None, counted, loss, self._rules.tokens, seconds, tries, cause)
+            return IssueResult(span, returned is not None, counted, loss, self._rules.tokens, seconds, retried, cause)
 
         while True:
             errand = self._errand(span, tokens, again)
@@ -63,17 +63,16 @@ class Origin:
             try:
                 outcome = await work.run(errand)
                 if isinstance(outcome, Returned):
-                    tries += outcome.tries
+                    retried += outcome.retried
                     return result(outcome)
-                tries += outcome.tries
+                retried += max(0, outcome.tries - 1)
                 cause = outcome.cause
                 refusals += cause != "stale"
             except WorkerError:
-                tries += 1
+                cause = "worker"  # a new one is starting
             except StageRefused as refused:
-                tries += 1
                 refusals += refused.reason in ("not_finite", "value", "shape", "dtype")
-            again = True  # later stages may have counted it
+            again, retried = True, retried + 1  # later stages may have counted it
             if counting.synchronous and counting.epoch != epoch:
                 return result(None, "stale")
             if refusals >= REFUSALS_MAX:

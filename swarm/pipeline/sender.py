@@ -85,8 +85,6 @@ class Sender:
     ) -> None:
         self.wiring: Final = wiring or Wiring(Random(host.peer_id).getrandbits(32))
         self.stage: Final = stage
-        self.retried = 0
-        """Calls that were made once more."""
         self._host, self._calls, self._group, self._replicas = host, calls, group, replicas
         self._known: dict[str, Load] = {}
         self._gone: dict[str, tuple[float, float]] = {}  # not in the group: its record's time, when we learnt it
@@ -112,8 +110,6 @@ class Sender:
             if peer is None:
                 await self._wait_for_replicas(attempt)
                 continue
-            if attempt.tries:
-                self.retried += 1
             attempt.tries += 1
             ended = await self._try(peer, request, payload, accept, attempt)
             if ended is not None:

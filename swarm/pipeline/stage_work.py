@@ -51,14 +51,15 @@ class Errand:
 
 @dataclass(frozen=True)
 class Returned:
-    """It came back. `loss` in nats summed over its tokens; `gradient`: coded, that of its hidden state."""
+    """It came back. `loss` in nats summed over its tokens; `gradient`: coded, that of its hidden state. `retried`:
+    calls that were made once more, here and further on."""
 
     loss: float
     counted: bool
     gradient: memoryview = NOTHING
     downstream_s: float = 0.0
     waited_s: float = 0.0
-    tries: int = 1
+    retried: int = 0
 
 
 class StageWork:
@@ -124,7 +125,7 @@ class StageWork:
         delivered = await self.sender.send(_request(errand, evaluate=True), payload, _ignore, _give_up(errand.until))
         if isinstance(delivered, Undelivered):
             return delivered
-        return Returned(delivered.passed.loss, False, waited_s=delivered.passed.waited_s, tries=delivered.tries)
+        return Returned(delivered.passed.loss, False, waited_s=delivered.passed.waited_s)
 
     async def _turn(self, of: MicroBatch, errand: Errand) -> Returned:
         """The last stage: loss and gradient at once, in one slot."""
@@ -158,7 +159,8 @@ class StageWork:
         if isinstance(delivered, Undelivered):
             return delivered
         passed = delivered.passed
-        return Returned(passed.loss, counted, gradient, downstream_s, passed.waited_s, delivered.tries)
+        retried = passed.retried + delivered.tries - 1
+        return Returned(passed.loss, counted, gradient, downstream_s, passed.waited_s, retried)
 
     async def _backward(self, slot: Slot, of: MicroBatch, errand: Errand, loss: float) -> bool:
         """Whether it was counted."""

@@ -113,11 +113,6 @@ class Station:
         return sender.stage if sender is not None and sender.waiting else None
 
     @property
-    def retried(self) -> int:
-        """Calls to the next stage that were made once more."""
-        return 0 if self._work.sender is None else self._work.sender.retried
-
-    @property
     def answer_s(self) -> float:
         """What a micro-batch takes from its arrival here to its gradient, smoothed; 0 until known."""
         return self._work.answer_s

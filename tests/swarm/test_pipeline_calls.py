@@ -1,0 +1,227 @@
+"""Micro-batches through replicas over real sockets: the gradients are the whole model's, and nobody can spoil them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import trio
+import trio.testing
+
+from peer.errors import ConnectionLost
+from peer.events import Event
+from peer.layout import init_flat, join_flat
+from swarm.ledger import count
+from swarm.pipeline.activations import ActivationCode
+from swarm.pipeline.messages import Pass, Passed
+from swarm.pipeline.rules import PipelineRules
+from tests.peer.stage_harness import MODEL, SPLITS, relative, whole_gradient
+from tests.swarm.pipeline_harness import (
+    MICRO,
+    SEQ,
+    Replica,
+    Table,
+    head_at,
+    issue_all,
+    open_impostor,
+    open_replicas,
+    pass_to,
+    rules_of,
+    serving,
+    tokens_of,
+)
+
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(sys.platform != "linux", reason="stages run in worker processes, supervised through /proc"),
+]
+
+
+def spans(first: int, count: int) -> list[tuple[int, int]]:
+    return [(MICRO * k, MICRO * (k + 1)) for k in range(first, first + count)]
+
+
+async def gradient_of(stages: list[list[Replica]]) -> tuple[torch.Tensor, list[int]]:
+    """The mean gradient of the whole model over all that the replicas of each stage counted, and the micro-batches
+    each stage counted; then begun anew."""
+    sums, counted = [], []
+    for replicas in stages:
+        total, tokens, seen = torch.zeros_like(replicas[0].gang.delta), 0, []
+        for replica in replicas:
+            taken = await replica.gang.take_gradient()
+            total += replica.gang.delta * taken.tokens
+            tokens += taken.tokens
+            seen += taken.micro_batches
+        assert len(set(seen)) == len(seen), "counted twice"
+        counted.append(len(seen))
+        sums.append(total / tokens)
+    return join_flat(MODEL, sums, SPLITS[len(stages)]), counted
+
+
+async def test_gradients_are_those_of_the_whole_model(tmp_path: Path) -> None:
+    """S = 3 with 1, 2 and 2 replicas. fp32 exactly, then with coded activations: the mean error of a sum of 20."""
+    async with open_replicas(tmp_path, [1, 2, 2]) as stages:
+        for turn, (activations, bound) in enumerate((("none", 1e-5), ("fp16", 1e-3), ("int8", 0.05), ("int4", 0.6))):
+            mine = spans(20 * turn, 20)
+            loss, gradient = whole_gradient(MODEL, init_flat(MODEL, seed=0), [tokens_of(span) for span in mine])
+            async with serving(stages, rules_of(3, activations=activations)):
+                total = await issue_all(stages[0][0], mine)
+                measured, counted = await gradient_of(stages)
+                assert counted == [20, 20, 20]
+                assert total / (20 * MICRO * SEQ) == pytest.approx(loss, rel=max(bound, 1e-5))
+                assert relative(measured, gradient) < bound, activations
+                assert all(replica.station.counting.counted for replicas in stages for replica in replicas)
+                held_out = tokens_of((7, 9))
+                exact, _ = whole_gradient(MODEL, init_flat(MODEL, seed=0), [held_out])
+                assert await stages[0][0].station.evaluate(held_out) == pytest.approx(exact, rel=max(bound, 1e-5))
+
+
+async def test_bad_input_is_refused_and_disturbs_nothing(tmp_path: Path) -> None:
+    """Whoever sends nonsense is told so and struck; who only stands elsewhere is not."""
+    rules = rules_of(2, activations="int8", hold_s=0.2)
+    async with open_replicas(tmp_path, [1, 1]) as stages, serving(stages, rules) as table:
+        first, last = stages[0][0], stages[1][0]
+        tokens = tokens_of((0, MICRO)).numpy().astype("<u4").tobytes()
+        code = ActivationCode("int8")
+        coded = torch.empty(code.size_bytes(MICRO * SEQ * MODEL.hidden_size), dtype=torch.uint8)
+        await code.encode(torch.randn(MICRO, SEQ, MODEL.hidden_size), coded)
+        good = tokens + coded.numpy().tobytes()
+        nan = bytearray(good)
+        nan[len(tokens) : len(tokens) + 4] = b"\xff\xff\xff\xff"  # the first block's scale
+        async with open_impostor(rules, 0, table, None) as stranger:
+            offences = [
+                (good[:-1], {}, "refused", "shape"),
+                (b"", {}, "refused", "shape"),
+                (good, {"span": (1, 1 + MICRO)}, "refused", "shape"),
+                (good, {"span": (0, 2 * MICRO)}, "refused", "shape"),
+                (good, {"batch": 1}, "refused", "shape"),
+                (good, {"length": SEQ - 1}, "refused", "shape"),
+                (b"\xff" * len(tokens) + good[len(tokens) :], {}, "refused", "value"),
+                (bytes(nan), {}, "refused", "value"),
+            ]
+            for payload, changes, outcome, cause in offences:
+                answer = (await pass_to(stranger, rules, last, payload, **changes)).body
+                assert (answer.outcome, answer.cause) == (outcome, cause), answer
+            assert last.struck() == [stranger.peer_id] * len(offences)
+            with pytest.raises(ConnectionLost):  # no body of ours: not even an answer
+                await pass_to(stranger, rules, last, good, epoch=-1)
+            assert len(last.struck()) == len(offences) + 1
+            with pytest.raises(ValueError, match="bytes"):
+                await pass_to(stranger, rules, last, good + good)
+            del last.events[:]
+            for changes, outcome, cause in (
+                ({"group": rules.groups[0]}, "elsewhere", "closing"),
+                ({"epoch": 5}, "later", "early"),
+            ):
+                answer = (await pass_to(stranger, rules, last, good, **changes)).body
+                assert (answer.outcome, answer.cause) == (outcome, cause)
+            assert last.station.later_epoch == 5
+            last.station.moved(head_at(rules, 1, epoch=9))
+            answer = (await pass_to(stranger, rules, last, good, epoch=7)).body
+            assert (answer.outcome, answer.cause) == ("refused", "stale")
+            last.station.moved(head_at(rules, 1))
+            assert not last.struck()
+
+        # and nothing of it has left a trace
+        mine = spans(0, 4)
+        _, gradient = whole_gradient(MODEL, init_flat(MODEL, seed=0), [tokens_of(span) for span in mine])
+        await issue_all(first, mine)
+        measured, counted = await gradient_of(stages)
+        assert counted == [4, 4] and relative(measured, gradient) < 0.1
+        assert (last.gang.free_slots, last.gang.queue_length) == (last.gang.spec.slots, 0)
+
+
+async def test_garbage_gradients_cost_a_retry_and_a_strike(tmp_path: Path) -> None:
+    """Two impostors answer for the last stage, one with bytes that decode to NaN, one with too few. Every micro-batch
+    is counted once at the honest replica."""
+    rules = rules_of(2)
+    gradient = MICRO * SEQ * MODEL.hidden_size * 4
+
+    async def not_a_number(request: Pass, payload: memoryview) -> tuple[Passed, bytes]:
+        return Passed("done", loss=1.0), b"\xff" * gradient
+
+    async def too_short(request: Pass, payload: memoryview) -> tuple[Passed, bytes]:
+        return Passed("done", loss=1.0), b"\0" * (gradient - 4)
+
+    async with (
+        open_replicas(tmp_path, [1, 1]) as stages,
+        serving(stages, rules) as table,
+        open_impostor(rules, 1, table, not_a_number) as one,
+        open_impostor(rules, 1, table, too_short) as two,
+    ):
+        first = stages[0][0]
+        mine = spans(0, 12)
+        await issue_all(first, mine)
+        _, exact = whole_gradient(MODEL, init_flat(MODEL, seed=0), [tokens_of(span) for span in mine])
+        measured, counted = await gradient_of(stages)
+        assert counted == [12, 12] and relative(measured, exact) < 1e-5
+        assert set(first.struck()) == {one.peer_id, two.peer_id}
+
+
+async def test_a_slow_replica_gets_little_and_holds_nobody_up(tmp_path: Path) -> None:
+    """It takes one micro-batch at a time, slowly, and says busy to all others: work flows around it."""
+    rules = rules_of(2)
+    at_once, most, served = 0, 0, 0
+
+    async def slow(request: Pass, payload: memoryview) -> tuple[Passed, bytes]:
+        nonlocal at_once, most, served
+        if at_once >= 1:
+            return Passed("busy", "full", retry_after_s=0.5), b""
+        at_once, most, served = at_once + 1, max(most, at_once + 1), served + 1
+        try:
+            await trio.sleep(0.5)
+        finally:
+            at_once -= 1
+        return Passed("done", own_s=0.5), b"\0" * (MICRO * SEQ * MODEL.hidden_size * 4)
+
+    async with (
+        open_replicas(tmp_path, [1, 1]) as stages,
+        serving(stages, rules) as table,
+        open_impostor(rules, 1, table, slow),
+    ):
+        first, last = stages[0][0], stages[1][0]
+        await issue_all(first, spans(0, 60))
+        assert count(first.station.counting.counted) == 60 * MICRO
+        assert most == 1 and served + count(last.station.counting.counted) // MICRO == 60
+        assert 0 < served < 15
+        assert not first.struck()
+
+
+async def test_a_stage_without_replicas_is_waited_for(tmp_path: Path) -> None:
+    rules = rules_of(2)
+    async with open_replicas(tmp_path, [1, 1]) as stages:
+        first, last = stages[0][0], stages[1][0]
+        table: Table = {}
+        async with first.serving(rules, table), trio.open_nursery() as nursery:
+            waits = trio.Event()
+
+            def on_event(event: Event) -> None:
+                if event.name == "pipeline_waiting":
+                    waits.set()
+
+            with first.log.subscribed(on_event):
+                nursery.start_soon(issue_all, first, spans(0, 6))
+                await waits.wait()
+            assert first.station.waiting_for == 1
+            await nursery.start(_serve_until_counted, last, rules, table, 6)
+        assert [len(first.seen(name)) for name in ("pipeline_waiting", "pipeline_resumed")] == [1, 1]
+        assert first.station.waiting_for is None
+        assert (await gradient_of(stages))[1] == [6, 6]
+
+
+async def _serve_until_counted(
+    replica: Replica, rules: PipelineRules, table: Table, wanted: int, task_status: trio.TaskStatus[None]
+) -> None:
+    counted = trio.Event()
+    async with replica.serving(rules, table):
+        task_status.started()
+
+        def on_counted(span: tuple[int, int], tokens: int, loss: float) -> None:
+            if count(replica.station.counting.counted) == wanted * MICRO:
+                counted.set()
+
+        replica.station.on_counted = on_counted
+        await counted.wait()
+        await trio.testing.wait_all_tasks_blocked(0.2)  # the last answer leaves
