@@ -1,0 +1,44 @@
+"""A replica of stage STAGE of STAGES in a process of its own, for tests that kill, freeze or script it.
+
+    python -m tests.swarm.pipeline_child FOLDER STAGES STAGE ACTIVATIONS
+
+Says {"peer", "stage", "addresses"}, reads the table of all replicas and serves; then answers each line with what it has
+counted, and ends with its stdin.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import trio
+
+from tests.swarm.pipeline_harness import open_replica, rules_of
+
+
+async def read_line() -> str:
+    return await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)
+
+
+def say(**fields: Any) -> None:
+    print(json.dumps(fields), flush=True)  # noqa: T201
+
+
+async def main(folder: Path, stages: int, stage: int, activations: str) -> None:
+    torch.set_num_threads(1)
+    async with open_replica(folder, stages, stage) as replica:
+        say(peer=replica.peer, stage=stage, addresses=list(replica.host.addresses))
+        table = json.loads(await read_line())
+        async with replica.serving(rules_of(stages, activations=activations), table):
+            say(serving=True)
+            while await read_line():
+                taken = await replica.gang.read_gradient()
+                counted = [first for first, _ in replica.station.counting.counted]
+                say(counted=list(replica.station.counting.counted), taken=len(taken.micro_batches), begins=counted)
+
+
+if __name__ == "__main__":
+    trio.run(main, Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
