@@ -16,7 +16,7 @@ from cli.progress import size_text
 from peer.errors import ConfigError
 
 if TYPE_CHECKING:
-    from swarm.view import MemberStatus, StageStatus, SwarmStatus
+    from swarm.view import MemberStatus, SwarmStatus
 
 
 @click.command()
@@ -76,21 +76,22 @@ def _summary(seen: SwarmStatus) -> str:
             f"gossip: {seen.members} peers, each with weights of its own, at rounds {min(rounds)} to {max(rounds)}{of},"
             f" {seen.tokens / 1e6:.1f} M tokens{loss}{' (of one peer)' if loss else ''}"
         )
+    alive = "alive" if seen.quorum_alive else _bad_if(True, "too few alive to go on")
     return (
         f"round {seen.round}{of}, {seen.tokens / 1e6:.1f} M tokens{loss},"
-        f" state {seen.state_hash[:8]}, {seen.members} members ({_quorum(seen)})"
+        f" state {seen.state_hash[:8]}, {seen.members} members (quorum {seen.quorum}: {alive})"
     )
 
 
-def _quorum(seen: SwarmStatus | StageStatus) -> str:
-    return f"quorum {seen.quorum}: {'alive' if seen.quorum_alive else '[red]too few alive to go on[/red]'}"
+def _bad_if(bad: bool, text: str) -> str:
+    return f"[red]{text}[/red]" if bad else text
 
 
 def _stages(seen: SwarmStatus) -> Table:
     """One line a stage of a pipeline."""
     table = Table()
-    for column in ("stage", "blocks", "round", "state", "replicas", "members", "queue", "s / micro-batch"):
-        right = column in ("stage", "round", "replicas", "queue", "s / micro-batch")
+    for column in ("stage", "blocks", "round", "state", "replicas", "members", "queue", "s/micro-batch"):
+        right = column in ("stage", "round", "replicas", "queue", "s/micro-batch")
         table.add_column(column, justify="right" if right else "left", no_wrap=True)
     for stage in seen.stages:
         replicas = str(stage.replicas) + (f" +{stage.arriving}" if stage.arriving else "")
@@ -99,8 +100,8 @@ def _stages(seen: SwarmStatus) -> Table:
             f"{stage.first} to {stage.end - 1}",
             "" if stage.round is None else str(stage.round),
             stage.state_hash[:8],
-            replicas if stage.replicas else f"[red]{replicas}[/red]",
-            f"{stage.members} ({_quorum(stage)})",
+            _bad_if(not stage.replicas, replicas),
+            _bad_if(not stage.quorum_alive, f"{stage.members} (quorum {stage.quorum})" if stage.members else "none"),
             "" if stage.queue is None else f"{stage.queue:.1f}",
             "" if stage.service_s is None else f"{stage.service_s:.3g}",
         )

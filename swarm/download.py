@@ -111,19 +111,19 @@ class _HeadDownload:
         try:
             self._parts[stage] = await self._fetch(stage, records)
         except NetworkError as error:
-            self._failures[stage] = error
+            whole = self._visitor.manifest.stages == 1
+            self._failures[stage] = error if whole else NetworkError(f"stage {stage}: {error}")
 
     async def _fetch(self, stage: int, records: Mapping[str, MemberRecord]) -> _Part:
         manifest = self._visitor.manifest
-        of = "" if manifest.stages == 1 else f" of stage {stage}"
         sightings = await self._visitor.sightings(records, stage)
         if not sightings:
-            raise NetworkError(f"no commit{of} that a majority of its members stands by was found: try again later.")
+            raise NetworkError("no commit that a majority of its members stands by was found: try again later.")
         best = sightings[0]
         authority = records.get(manifest.authority)
         if authority is not None and authority.round > best.head.round:
             raise NetworkError(
-                f"nobody who holds round {authority.round}{of} is there (only round {best.head.round} is):"
+                f"nobody who holds round {authority.round} is there (only round {best.head.round} is):"
                 " wait for a member, or export from one's --home."
             )
         size_bytes, vectors = state_bytes(manifest, stage), len(vectors_of(manifest, stage))

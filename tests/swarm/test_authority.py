@@ -1,19 +1,21 @@
-"""The authority never takes a run back: not for a stranger, not after its own restart."""
+"""The authority never takes a run back: not for a stranger, not after its own restart. Each group has its own."""
 
 from __future__ import annotations
 
 import msgspec
+import pytest
 import trio
 
+from peer.errors import RemoteError
 from peer.events import EventLog
-from peer.host import HostConfig, open_host
+from peer.host import Host, HostConfig, open_host
 from peer.identity import Identity, Signed, sign_body
 from swarm import authority as module
 from swarm import messages as say
 from swarm.authority import Authority, Memory
 from swarm.authority_desk import AuthorityDesk
 from swarm.chain import Head, Member, genesis
-from swarm.follow import open_regroup
+from swarm.follow import ask_standings, open_regroup
 from swarm.messages import REGROUP_KIND
 
 FIRST = genesis("run", b"0" * 32)
@@ -97,3 +99,83 @@ async def test_a_commit_lost_with_its_only_holder_is_gone_back_from(monkeypatch:
     claim = say.Standing(alone, Member(stranger.peer_id, "s"), "knocking", signed)
     assert await regrouped_by(Memory(signed, seen=lost), claim, me, stranger, (both, alone)) is None
     assert await regrouped_by(Memory(signed, seen=lost), survivor, me, peer) is None, "not from long ago either"
+
+
+# -- groups -----------------------------------------------------------------------------------------------------------
+
+
+def first_of(group: str) -> Head:
+    return genesis(group, group.encode().ljust(32, b"."))
+
+
+async def test_each_group_begins_once_the_run_has_enough_peers(monkeypatch: object) -> None:
+    """Two peers suffice, whichever groups they are in; a group without a peer waits for its first."""
+    async with (
+        open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as host,
+        open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as one,
+        open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as two,
+        trio.open_nursery() as nursery,
+    ):
+        authorities: list[Authority] = []
+        for number, group in enumerate(("g0", "g1", "g2")):
+            others = [n for n in range(3) if n != number]
+            elsewhere = lambda others=others: sum(authorities[n].peers for n in others)  # noqa: E731
+            authorities.append(Authority(host, first_of(group), 2, list, Memory(), elsewhere))
+        AuthorityDesk(host, authorities)
+        for authority in authorities:
+            nursery.start_soon(authority.run)
+        for peer in (one, two):
+            await peer.connect_address(host.addresses[0], timeout_s=10)
+
+        async def knock(peer: Host, group: str) -> say.Standing:
+            first = first_of(group)
+            body = say.Knock(first.hash, 0, Member(peer.peer_id, "s"), peer.addresses, group)
+            return (await peer.rpc.call(host.peer_id, say.KNOCK, body, timeout_s=5)).body
+
+        async def begun(peer: Host, group: str) -> Head:
+            with trio.fail_after(10):
+                while not (standing := await knock(peer, group)).head.members:
+                    await trio.sleep(0.05)
+            assert standing.regroup is not None
+            assert open_regroup(standing.regroup, host.peer_id, group) == standing.head
+            return standing.head
+
+        assert not (await knock(one, "g0")).head.members
+        await trio.sleep(2 * module.ROUND_TRIP_S)
+        assert not (await knock(one, "g0")).head.members, "one peer of two"
+        await knock(two, "g2")
+        heads = [await begun(one, "g0"), await begun(two, "g2")]
+        assert [[m.peer for m in head.members] for head in heads] == [[one.peer_id], [two.peer_id]]
+        assert not authorities[1].begun
+        assert [m.peer for m in (await begun(two, "g1")).members] == [two.peer_id], "now its first peer will do"
+
+        with pytest.raises(RemoteError, match="no such group") as refused:
+            await knock(one, "g7")
+        assert refused.value.code == "RoundError", "no strike"
+        with pytest.raises(RemoteError, match="no such group"):
+            await one.rpc.call(host.peer_id, say.STANDING, say.AskHead(), timeout_s=5)  # which of three?
+        asked = await ask_standings(one.rpc, [host.peer_id], group="g2")
+        assert [standing.head.run_id for _, standing in asked] == ["g2"]
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("phase", [say.NO_MAJORITY, "training"])
+async def test_of_two_the_one_left_goes_on_soon_if_it_misses_the_other(phase: str, monkeypatch: object) -> None:
+    """The dead one is one of two: it cannot go on elsewhere. While its partner does not miss it, it may be the
+    authority alone that does not reach it."""
+    monkeypatch.setattr(module, "GONE_AFTER_S", 1000.0)  # type: ignore[attr-defined]
+    me, peer = Identity.generate(), Identity.generate()
+    start, signed = begun(me, (Member(peer.peer_id, "s"), Member("dead", "s")))
+    left = say.Standing(start, Member(peer.peer_id, "s"), phase, signed)
+    alone = await regrouped_by(Memory(signed, seen=start), left, me, peer)
+    assert (alone is not None and alone.members == (left.member,)) if phase == say.NO_MAJORITY else alone is None
+
+
+async def test_a_majority_that_hung_up_on_us_is_waited_for(monkeypatch: object) -> None:
+    """Three of four could go on without the one that is left."""
+    monkeypatch.setattr(module, "GONE_AFTER_S", 1000.0)  # type: ignore[attr-defined]
+    me, peer = Identity.generate(), Identity.generate()
+    dead = tuple(Member(f"dead{letter}", "s") for letter in "abc")
+    start, signed = begun(me, (Member(peer.peer_id, "s"), *dead))
+    left = say.Standing(start, Member(peer.peer_id, "s"), say.NO_MAJORITY, signed)
+    assert await regrouped_by(Memory(signed, seen=start), left, me, peer) is None

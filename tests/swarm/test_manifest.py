@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from optim.config import CodecConfig, Diloco
+from optim.config import AllReduce, CodecConfig, Diloco, Streaming
 from peer.config import DataConfig, InnerConfig, ModelConfig
 from peer.errors import NotAdmitted, ProtocolViolation
 from peer.identity import Identity, Signed, sign_body
@@ -119,3 +119,63 @@ def test_rules_that_make_no_sense_are_refused_although_signed(authority: Identit
 def test_run_rules_are_checked(rules: dict[str, object], word: str) -> None:
     with pytest.raises(ValueError, match=word):
         RunRules(**{"name": "x", **rules})
+
+
+# -- pipelines --------------------------------------------------------------------------------------------------------
+
+MODEL = ModelConfig(
+    hidden_size=32, layers=6, heads=2, kv_heads=1, intermediate_size=64, max_seq_len=64, tie_embeddings=False
+)
+THREE = {
+    "model": MODEL,
+    "pipeline": PipelineConfig(stages=3, micro_batch=2),
+    "cuts": ((0, 3), (3, 5), (5, 6)),
+    "genesis": (b"a" * 32, b"b" * 32, b"c" * 32),
+}
+
+
+def test_one_group_goes_by_the_runs_name_several_by_names_of_their_own(authority: Identity) -> None:
+    one = make_manifest(authority.peer_id)
+    assert (one.stages, one.groups) == (1, (one.run_id,))
+    assert one.first_head().state_hash == bytes(32)
+    three = make_manifest(authority.peer_id, **THREE)
+    assert three.stages == 3 and len({three.run_id, *three.groups}) == 4
+    assert all(len(group) == 32 and group.isalnum() for group in three.groups)
+    head = three.first_head(2)
+    assert (head.run_id, head.round, head.state_hash) == (three.group_id(2), 0, b"c" * 32)
+    assert open_manifest(sign_manifest(authority, three), three.run_id).groups == three.groups
+    assert set(three.groups).isdisjoint(make_manifest(authority.peer_id, **THREE, created_at=1).groups)
+
+
+def test_a_micro_batch_is_a_step_unless_it_is_said_otherwise(authority: Identity) -> None:
+    assert make_manifest(authority.peer_id, **THREE).micro_batch == 2
+    assert make_manifest(authority.peer_id, **THREE | {"pipeline": PipelineConfig(stages=3)}).micro_batch == 4
+    assert not make_manifest(authority.peer_id, **THREE).synchronous
+    assert make_manifest(authority.peer_id, **THREE, outer=AllReduce(batch=8)).synchronous
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"cuts": ((0, 3), (3, 6))}, "cuts"),
+        ({"cuts": ((0, 3), (3, 5), (4, 6))}, "cuts"),
+        ({"cuts": ((0, 3), (3, 3), (3, 6))}, "cuts"),
+        ({"cuts": ((0, 3), (3, 5), (5, 7))}, "cuts"),
+        ({"cuts": ((1, 3), (3, 5), (5, 6))}, "cuts"),
+        ({"genesis": (b"a" * 32, b"b" * 32)}, "genesis"),
+        ({"genesis": (b"a" * 32, b"b" * 32, b"c")}, "genesis"),
+        ({"model": msgspec.structs.replace(MODEL, shared_blocks=3)}, "stages is 3"),
+        ({"model": msgspec.structs.replace(MODEL, shared_blocks=2)}, "cuts part blocks"),
+        ({"model": msgspec.structs.replace(MODEL, tie_embeddings=True)}, "tie_embeddings is true"),
+        ({"outer": Streaming(steps=10)}, "method is 'streaming': with stages > 1"),
+        ({"outer": AllReduce(batch=7)}, r"micro_batch is 2: it must divide \[outer\] batch \(7\)"),
+        ({"pipeline": PipelineConfig(stages=3, micro_batch=3)}, "micro_batch is 3: it must divide"),
+    ],
+)
+def test_a_pipeline_that_cannot_be_is_refused_although_signed(
+    authority: Identity, changes: dict[str, object], word: str
+) -> None:
+    content = msgspec.to_builtins(make_manifest(authority.peer_id, **THREE), builtin_types=(bytes,))
+    content |= msgspec.to_builtins(changes, builtin_types=(bytes,))
+    with pytest.raises(ProtocolViolation, match=word):
+        open_manifest(sign_body(authority, "manifest", content))

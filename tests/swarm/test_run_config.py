@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from cli.coordinate import template
 from optim.config import METHODS, Eager
 from peer.errors import ConfigError
+from swarm.manifest import PipelineConfig
 from swarm.run_config import parse_run_config, read_run_config
 
 GOOD = """\
@@ -109,6 +110,47 @@ def test_any_edit_is_read_or_refused_with_one_sentence(position: int, replacemen
         parse_run_config(GOOD[:position] + replacement + GOOD[position + 1 :])
     except ConfigError as error:
         assert len(str(error).splitlines()) == 1
+
+
+# -- pipelines --------------------------------------------------------------------------------------------------------
+
+DEEP = GOOD.replace("layers = 1", "layers = 4\ntie_embeddings = false")
+
+
+def test_one_stage_is_the_default_and_the_template_says_so() -> None:
+    assert parse_run_config(GOOD).pipeline == PipelineConfig()
+    lines = template().partition("# [pipeline]\n")[2].splitlines()[:4]
+    section = "[pipeline]\n" + "\n".join(line.removeprefix("# ") for line in lines)
+    assert {line.split(" =")[0].removeprefix("# ") for line in lines} == set(PipelineConfig.__struct_fields__)
+    assert parse_run_config(f"{template()}\n{section}").pipeline == PipelineConfig()
+
+
+def test_a_pipeline_is_read() -> None:
+    config = parse_run_config(f'{DEEP}\n[pipeline]\nstages = 4\nmicro_batch = 2\nactivations = "int4"')
+    assert config.pipeline == PipelineConfig(stages=4, micro_batch=2, activations="int4")
+
+
+@pytest.mark.parametrize(
+    ("text", "section", "said"),
+    [
+        (DEEP, "stages = 5", r"line 27: \[pipeline\] stages: stages is 5: the model's 4 blocks make at most 4 stages"),
+        (DEEP, "stages = 0", r"line 27: \[pipeline\] stages: stages is 0: it must lie between 1"),
+        (DEEP, "stages = 2\nmicro_batch = 3", r"line 28: \[pipeline\] micro_batch: .* divide \[inner\] batch_size"),
+        (DEEP, "stages = 2\nmicro_batch = -1", r"line 28: \[pipeline\] micro_batch: micro_batch is -1"),
+        (DEEP, 'stages = 2\nactivations = "int2"', r"line 28: \[pipeline\] activations: .*int2"),
+        (DEEP, "stages = 2\nstage = 2", r"line 28: \[pipeline\] stage: unknown field, did you mean stages"),
+        (DEEP.replace("tie_embeddings = false", ""), "stages = 2", r"\[model\] tie_embeddings: .* set it to false"),
+        (DEEP.replace("[outer]", '[outer]\nmethod = "eager"'), "stages = 2", r"\[outer\] method: .*sparseloco"),
+        (
+            DEEP.replace("[outer]\nsteps = 10", '[outer]\nmethod = "allreduce"\nbatch = 6'),
+            "stages = 2",
+            r"\[pipeline\] micro_batch: micro_batch is 0 \(as \[inner\] batch_size, 4\): it must divide \[outer\]",
+        ),
+    ],
+)
+def test_a_wrong_pipeline_is_told_with_line_field_and_remedy(text: str, section: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        parse_run_config(f"{text}\n[pipeline]\n{section}\n")
 
 
 # -- methods ----------------------------------------------------------------------------------------------------------
