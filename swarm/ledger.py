@@ -26,9 +26,13 @@ class Ledger(msgspec.Struct, frozen=True):
     returned: tuple[Range, ...] = ()
     promised: tuple[tuple[str, tuple[Range, ...]], ...] = ()
 
+    @property
+    def free(self) -> tuple[Range, ...]:
+        """All samples that were neither committed nor promised."""
+        return (*self.returned, (self.cursor, NUMBERS_END))
+
     def is_free(self, ranges: Iterable[Range]) -> bool:
-        """Whether none of those samples was committed. What is promised is not free."""
-        return contains([*self.returned, (self.cursor, NUMBERS_END)], ranges)
+        return contains(self.free, ranges)
 
     def promise(self, peer: str) -> tuple[Range, ...]:
         return next((ranges for holder, ranges in self.promised if holder == peer), ())

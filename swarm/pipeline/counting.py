@@ -91,10 +91,13 @@ class Counting:
         """The worker has not."""
         self._at.discard(span[0])
 
-    def capture(self) -> tuple[Range, ...]:
-        """All that was counted so far goes into a contribution; these ranges. What is captured twice is in both."""
-        self._captured |= self._since
-        self._since = set()
+    def capture(self, ranges: Iterable[Range] | None = None) -> tuple[Range, ...]:
+        """All that was counted so far goes into a contribution, or (given `ranges`) what the worker says is in it; all
+        that is captured now. What is captured twice is in both."""
+        firsts = {first for first, _ in spans_of(ranges, self.micro_batch)} if ranges is not None else set(self._since)
+        self._captured |= firsts
+        self._since -= firsts
+        self._at -= firsts  # counted there, and its word on the way
         return self._ranges(self._captured)
 
     def reset(self, head: Head) -> tuple[Range, ...]:

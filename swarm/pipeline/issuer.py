@@ -65,45 +65,51 @@ class Issuer:
             try:
                 yield
             finally:
-                self.station.on_reissue = lambda spans: None
+                self.station.on_reissue = lambda spans, epoch: None
                 self._nursery = None
                 nursery.cancel_scope.cancel()
                 self._tell(now=True)
 
-    async def issue(self, ranges: Iterable[Range], again: bool = False) -> None:
+    async def issue(
+        self, ranges: Iterable[Range], again: bool = False, go_on: Callable[[], bool] = lambda: True
+    ) -> None:
         """Issue all micro-batches of `ranges`, and return when all have ended. Cancelled, those under way are given up.
-        `again`: they may have been counted before."""
+        `again`: they may have been counted before. No more are begun when `go_on()` is false."""
         async with trio.open_nursery() as nursery:
             for span in spans_of(ranges, self.station.rules.micro_batch):
                 token = object()
                 await self._window.acquire_on_behalf_of(token)
+                if not go_on():
+                    self._window.release_on_behalf_of(token)
+                    break
                 nursery.start_soon(self._issue, span, again, token)
         self._tell(now=True)
 
-    def reissue(self, spans: Iterable[Range]) -> None:
-        """Issue these once more, beside all else; those under way from here are left to it."""
+    def reissue(self, spans: Iterable[Range], epoch: int | None = None) -> None:
+        """Issue these once more, beside all else, for `epoch` (see `Origin.issue`); those under way from here are left
+        to it."""
         for span in spans_of(spans, self.station.rules.micro_batch):
             if self._nursery is not None and span[0] not in self._under_way:
                 self._under_way.add(span[0])
-                self._nursery.start_soon(self._reissue, span)
+                self._nursery.start_soon(self._reissue, span, epoch)
 
-    async def _reissue(self, span: Range) -> None:
+    async def _reissue(self, span: Range, epoch: int | None) -> None:
         token = object()
         try:
             await self._window.acquire_on_behalf_of(token)
         except trio.Cancelled:
             self._under_way.discard(span[0])
             raise
-        await self._issue(span, True, token)
+        await self._issue(span, True, token, epoch)
 
-    async def _issue(self, span: Range, again: bool, token: object) -> None:
+    async def _issue(self, span: Range, again: bool, token: object, epoch: int | None = None) -> None:
         totals = self.totals
         ended = False
         totals.issued += 1
         self._under_way.add(span[0])
         try:
             tokens = await self._tokens((span,))
-            result = await self.station.issue(span, tokens, again)
+            result = await self.station.issue(span, tokens, again, epoch)
             totals.completed += result.done
             totals.retried += result.retried
             ended = result.done

@@ -98,7 +98,7 @@ class Counted(msgspec.Struct, frozen=True):
 
 
 class Reissue(msgspec.Struct, frozen=True):
-    """Only for the epoch that the replica is in; later and earlier ones are ignored."""
+    """For the epoch that the replica is in, or, in a synchronous run, the one before; others are ignored."""
 
     group: Name
     epoch: Epoch

@@ -44,10 +44,13 @@ class Origin:
     def __init__(self, host: Host, rules: PipelineRules, work: StageWork, mates: Callable[[], Sequence[str]]) -> None:
         self._host, self._rules, self._work, self._mates = host, rules, work, mates
 
-    async def issue(self, span: Range, tokens: Tensor, again: bool) -> IssueResult:
-        """Until it is done, or there is no point in it any more. Cancelled, it is given up everywhere."""
+    async def issue(self, span: Range, tokens: Tensor, again: bool, epoch: int | None = None) -> IssueResult:
+        """Until it is done, or there is no point in it any more. Cancelled, it is given up everywhere. `epoch`: the one
+        that it is for, where a later stage of a synchronous run has not come as far as we."""
         work, counting = self._work, self._work.counting
-        started, epoch, retried, refusals = trio.current_time(), counting.epoch, 0, 0
+        started, retried, refusals = trio.current_time(), 0, 0
+        if epoch is None and counting.synchronous:
+            epoch = counting.epoch
 
         def result(returned: Returned | None, cause: Cause = "") -> IssueResult:
             seconds = trio.current_time() - started
@@ -55,8 +58,12 @@ class Origin:
             return IssueResult(span, returned is not None, counted, loss, self._rules.tokens, seconds, retried, cause)
 
         while True:
-            errand = self._errand(span, tokens, again)
-            if again and counting.verdict(span, errand.epoch) == "count":
+            errand = self._errand(span, tokens, again, epoch)
+            verdict = counting.verdict(span, errand.epoch)
+            if verdict == "stale":
+                return result(None, "stale")
+            errand.counts = verdict == "count"
+            if again and errand.counts:
                 group = self._rules.groups[0]
                 errand.counts = await who_has(self._host, group, span, self._mates(), SEEN_S) is None
             cause: Cause = "not_finite"
@@ -73,21 +80,20 @@ class Origin:
             except StageRefused as refused:
                 refusals += refused.reason in ("not_finite", "value", "shape", "dtype")
             again, retried = True, retried + 1  # later stages may have counted it
-            if counting.synchronous and counting.epoch != epoch:
-                return result(None, "stale")
             if refusals >= REFUSALS_MAX:
                 return result(None, cause)
             await trio.sleep(PAUSE_S)
 
     async def evaluate(self, tokens: Tensor) -> float:
         """Mean loss in nats a token. Raises DeadlineExceeded, StageRefused, WorkerError."""
-        errand = self._errand((0, len(tokens)), tokens, again=False)
+        errand = self._errand((0, len(tokens)), tokens, again=False, epoch=None)
         errand.until = trio.current_time() + EVALUATE_S
         returned = await self._work.evaluate(errand)
         if isinstance(returned, Undelivered):
             raise DeadlineExceeded(f"the evaluation did not come through: {returned.reason}.")
         return returned.loss / (errand.size.batch * errand.size.length)
 
-    def _errand(self, span: Range, tokens: Tensor, again: bool) -> Errand:
+    def _errand(self, span: Range, tokens: Tensor, again: bool, epoch: int | None) -> Errand:
         size = self._work.compute.size(len(tokens), tokens.shape[1] - 1)
-        return Errand(span=span, epoch=self._work.counting.epoch, size=size, tokens=tokens, again=again)
+        epoch = self._work.counting.epoch if epoch is None else epoch
+        return Errand(span=span, epoch=epoch, size=size, tokens=tokens, again=again)

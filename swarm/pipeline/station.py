@@ -37,7 +37,7 @@ from swarm.pipeline.messages import (
     Seen,
 )
 from swarm.pipeline.origin import IssueResult, Origin
-from swarm.pipeline.rules import Load, PipelineRules
+from swarm.pipeline.rules import STALENESS, Load, PipelineRules
 from swarm.pipeline.sender import Sender
 from swarm.pipeline.stage_work import StageWork
 
@@ -74,8 +74,8 @@ class Station:
         self._desk = PassDesk(host, rules, self._work)
         self._origin = Origin(host, rules, self._work, self._mates) if stage == 0 else None
         self._calls = calls
-        self.on_reissue: Callable[[tuple[Range, ...]], None] = lambda spans: None
-        """Stage 0: asked to issue these once more, in the epoch that we are in (see `swarm.pipeline.issuer`)."""
+        self.on_reissue: Callable[[tuple[Range, ...], int], None] = lambda spans, epoch: None
+        """Stage 0: asked to issue these once more, for that epoch (see `swarm.pipeline.issuer`)."""
         self.on_lost: Callable[[], None] = lambda: None
         """The worker was lost: nothing is counted any more, and weights must be imported."""
 
@@ -151,10 +151,13 @@ class Station:
             finally:
                 await self._desk.close()
 
-    async def issue(self, span: Range, tokens: Tensor, again: bool = False) -> IssueResult:
-        """Stage 0: take `tokens` (micro_batch, seq_len + 1) int64 through all stages; retries for ever."""
+    async def issue(
+        self, span: Range, tokens: Tensor, again: bool = False, epoch: int | None = None
+    ) -> IssueResult:
+        """Stage 0: take `tokens` (micro_batch, seq_len + 1) int64 through all stages; retries for ever. `epoch`: see
+        `Origin.issue`."""
         assert self._origin is not None, "only stage 0 issues"
-        return await self._origin.issue(span, tokens, again)
+        return await self._origin.issue(span, tokens, again, epoch)
 
     async def evaluate(self, tokens: Tensor) -> float:
         """Stage 0: the mean loss in nats a token of `tokens` (B, T + 1) int64, by all stages' present weights."""
@@ -180,6 +183,7 @@ class Station:
         return Counted(self.counting.counted if here else ())
 
     async def _on_reissue(self, call: Call[Reissue]) -> Done:
-        if call.body.group == self._group and call.body.epoch == self.counting.epoch:
-            self.on_reissue(call.body.spans)
+        behind = self.counting.epoch - call.body.epoch
+        if call.body.group == self._group and 0 <= behind <= (STALENESS if self.counting.synchronous else 0):
+            self.on_reissue(call.body.spans, call.body.epoch)
         return Done()

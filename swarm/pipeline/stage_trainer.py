@@ -1,0 +1,318 @@
+"""The trainer of a pipeline's stage: what rounds ask of a replica that works on whatever micro-batches come by.
+
+    commit of epoch e --adopt--> worker's weights, what may count --> station takes calls of epoch e
+    plan --train--> micro-batches (stage 0 issues its own) --> what the mode says is enough --> captured in a product
+
+The worker's weights are changed by one task (`run`), never by a round that may be cancelled. What a product is made of
+is what the worker says, not what we have heard of so far. This file is what the two modes have in common:
+`swarm.pipeline.local_steps` and `swarm.pipeline.synchronous`.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+import trio
+
+from peer.errors import BarnraiseError, StageRefused, WorkerError
+from peer.events import EventLog
+from peer.stage_gang import StageGang
+from swarm.chain import Head
+from swarm.height import Changed
+from swarm.ledger import Range, count, union, without
+from swarm.pace import Pace
+from swarm.pipeline.issuer import Issuer
+from swarm.pipeline.station import Station
+from swarm.trainer import Order, Work
+
+SPEED_MEMORY: Final = 0.7  # of the smoothed speed
+WATCH_S: Final = 0.5  # how often a lost worker is looked for, where nobody works with it
+VALIDATION_SHARE: Final = 0.03  # of the time, at most
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """What stage 0 measures the held-out loss on: `batches()`, each (B, T + 1) int64; `bytes_per_token` of the text."""
+
+    batches: Callable[[], Awaitable[Sequence[torch.Tensor]]]
+    bytes_per_token: float
+
+
+@dataclass(frozen=True)
+class Adoption:
+    """The outer weights of `head`. `replaced`: whatever was learned from others is void; `same`: they are the ones that
+    we have."""
+
+    theta: torch.Tensor
+    head: Head
+    replaced: bool
+    same: bool
+
+
+@dataclass(frozen=True)
+class StagePost:
+    """Where a stage is trained: its worker, its station, the run's pace; `issuer` on stage 0, and what is `held_out`
+    there. `first_round()`: the latest round that a replica of stage 0 says it has committed, which tells the others
+    that a round is over where no micro-batch will, at the end of the run."""
+
+    gang: StageGang
+    station: Station
+    pace: Pace
+    events: EventLog
+    issuer: Issuer | None = None
+    held_out: HeldOut | None = None
+    first_round: Callable[[], int] = lambda: 0
+
+
+class StageTrainer(ABC):
+    """Implements `swarm.trainer.Trainer`; `run` must be running. Its station must be open while a round trains."""
+
+    def __init__(self, post: StagePost) -> None:
+        self.speed = 0.0
+        self.loss: float | None = None
+        self.val_loss: float | None = None
+        self.validate_round: int | None = None
+        self.head: Head | None = None
+        self._post = post
+        self._gang, self._station, self._events = post.gang, post.station, post.events
+        self._counting = post.station.counting
+        self._adoption: Adoption | None = None
+        self._generation = -1  # of the worker that has the weights of `head`
+        self._lock = trio.Lock()  # one change of the worker's weights at a time
+        self._changed = Changed()
+        self._hurried = False
+        self._worked_on: bytes | None = None  # hash of the head after which something was issued
+        self._validates_from = -math.inf
+        self._station.on_counted = self._note_counted
+        self._station.on_later = lambda epoch: self._changed.notify()
+        self._station.on_lost = self._note_lost
+
+    # -- what rounds ask ---------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Keep the worker at what was adopted, through commits and losses; for ever."""
+        async with self._issuing():
+            while True:
+                await self._changed.until(self._is_due, WATCH_S)
+                try:
+                    async with self._lock:
+                        await self._catch_up()
+                except (WorkerError, StageRefused) as error:
+                    self._events.emit("worker_failed", reason=str(error))
+                    await trio.sleep(WATCH_S)
+
+    async def train(self, order: Order) -> Work:
+        try:
+            await self._changed.until(lambda: self._is_ready(order), math.inf)
+            if order.assignment.anew or not self._may_go_on(order):
+                async with self._alone():
+                    await self._begin_anew()
+            return await self._train(order)
+        finally:
+            self._hurried = False
+
+    def wrap_up(self) -> None:
+        self._hurried = True
+        self._changed.notify()
+
+    def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None, head: Head) -> None:
+        earlier = self._adoption
+        replaced = changed is None or (earlier is not None and earlier.replaced)
+        same = not replaced and changed == () and earlier is None and self.head is not None
+        self._adoption = Adoption(theta.clone(), head, replaced, same)  # the round after the next writes there
+        self._changed.notify()
+
+    async def gather(self, members: Sequence[str]) -> None:
+        await trio.sleep_forever()
+
+    async def validate(self) -> None:
+        """Stage 0: the held-out loss, by all stages' present weights, if it is asked for."""
+        number, self.validate_round = self.validate_round, None
+        held_out = self._post.held_out
+        if number is None or held_out is None or self._post.issuer is None:
+            return
+        began = trio.current_time()
+        losses: list[float] = []
+        try:
+            for batch in await held_out.batches():
+                losses.append(await self._station.evaluate(batch))
+        except BarnraiseError as error:
+            self._events.emit("evaluation_failed", round=number, reason=str(error))
+            return
+        ended = trio.current_time()
+        self._validates_from = ended + (ended - began) / VALIDATION_SHARE
+        self.val_loss = math.fsum(losses) / len(losses) / held_out.bytes_per_token
+        self._events.emit("val_evaluated", round=number, loss=self.val_loss)
+
+    # -- what the modes differ in ------------------------------------------------------------------------------------
+
+    @abstractmethod
+    async def _train(self, order: Order) -> Work:
+        """Until the mode says that it is enough, or `self._hurried`."""
+
+    @abstractmethod
+    def _may_go_on(self, order: Order) -> bool:
+        """Whether what was counted since the last commit may be part of the order's contribution."""
+
+    @abstractmethod
+    def _note_counted(self, span: Range, tokens: int, loss: float) -> None:
+        """The station has counted a micro-batch; `loss` in nats, summed over its tokens."""
+
+    @abstractmethod
+    def _note_lost(self) -> None:
+        """The worker was lost, and the station has forgotten what it had counted."""
+
+    @abstractmethod
+    def _clear(self) -> None:
+        """Forget what was counted, captured or not: it was thrown away."""
+
+    @abstractmethod
+    def _keeps(self, adoption: Adoption) -> bool:
+        """Whether what was learned since the capture stays, on top of the new weights."""
+
+    @abstractmethod
+    def _settle(self) -> None:
+        """A commit has made something of what was captured."""
+
+    def _may_step(self) -> bool:
+        """Whether the worker is to make an inner step."""
+        return False
+
+    async def _step(self) -> None:
+        """An inner step. WorkerError, StageRefused."""
+        raise AssertionError("weights change at commits only")
+
+    # -- the worker's weights ----------------------------------------------------------------------------------------
+
+    def _is_due(self) -> bool:
+        return self._adoption is not None or self._is_lost() or self._may_step()
+
+    def _is_lost(self) -> bool:
+        return self.head is not None and self._generation != self._gang.generation
+
+    def _is_ready(self, order: Order) -> bool:
+        here = self.head is not None and self.head.round + 1 == order.turn.round
+        return here and self._adoption is None and not self._is_lost()
+
+    async def _catch_up(self) -> None:
+        """What is due, whichever it is. WorkerError, StageRefused."""
+        if self._adoption is not None:
+            await self._take_over(self._adoption)
+        elif self._is_lost():
+            await self._recover()
+        elif self._may_step():
+            await self._step()
+        self._changed.notify()
+
+    async def _take_over(self, adoption: Adoption) -> None:
+        head = adoption.head
+        if head.round < 0:  # no state yet: it is about to be fetched
+            self._adoption = None if self._adoption is adoption else self._adoption
+            return
+        if not adoption.same:
+            await self._import(adoption)
+        self.head = head
+        if self._adoption is adoption:
+            self._adoption = None
+
+    async def _import(self, adoption: Adoption) -> None:
+        head, generation = adoption.head, self._gang.generation
+        keeps = self._keeps(adoption) and generation == self._generation
+        if not keeps:
+            await self._throw_away(head)
+        await trio.to_thread.run_sync(self._gang.outer.copy_, adoption.theta)
+        conflicts = self._station.moved(head)
+        self.head = head
+        await self._gang.import_weights(head.round, rebase=keeps)
+        self._generation = generation
+        self._settle()
+        if conflicts:
+            self._say_lost("counted elsewhere too", conflicts)
+            await self._begin_anew()
+
+    async def _recover(self) -> None:
+        """A new worker takes up the weights of the head."""
+        assert self.head is not None
+        generation = self._gang.generation
+        self._station.moved(self.head)
+        self._note_lost()
+        await self._gang.import_weights(self.head.round)
+        self._generation = generation
+
+    async def _begin_anew(self) -> None:
+        """Back to the weights of the head: what was counted since counts no more."""
+        if self.head is None or self._is_lost():
+            return  # it is about to be
+        await self._throw_away(self.head)
+        await self._gang.import_weights(self.head.round)
+
+    async def _throw_away(self, head: Head) -> None:
+        """All gradients, wherever they are. Lost is what has not been merged on the way to `head`."""
+        if self._generation == self._gang.generation:
+            await self._gang.take_gradient()
+        counted = self._counting.forget()
+        lost = without(counted, without(counted, head.ledger.free))
+        if lost:
+            self._say_lost("thrown away", lost)
+        self._clear()
+
+    def _say_lost(self, reason: str, ranges: Iterable[Range]) -> None:
+        self._events.emit("pipeline_lost", samples=count(ranges), reason=reason)
+
+    # -- for the modes -----------------------------------------------------------------------------------------------
+
+    def _ranges(self, ids: Iterable[str]) -> tuple[Range, ...]:
+        """The samples of micro-batches by the worker's names for them."""
+        size = self._counting.micro_batch
+        return union((first, first + size) for first in map(int, ids))
+
+    async def _issue(self, order: Order) -> None:
+        """Stage 0: take all that the order assigns through the pipeline, but for what is counted already; begin no more
+        when it is over."""
+        issuer, head = self._post.issuer, self.head
+        assert issuer is not None and head is not None
+        left = without(order.assignment.ranges, self._counting.counted)
+        fresh = without(left, [(0, head.ledger.cursor)]) if self._worked_on != head.hash else ()
+        self._worked_on = head.hash
+
+        def go_on() -> bool:
+            return not self._is_over(order)
+
+        async with trio.open_nursery() as nursery:
+            for ranges, again in ((without(left, fresh), True), (fresh, False)):
+                if ranges:
+                    nursery.start_soon(issuer.issue, ranges, again, go_on)
+
+    def _is_over(self, order: Order) -> bool:
+        return self._hurried
+
+    @asynccontextmanager
+    async def _alone(self) -> AsyncIterator[None]:
+        """Nobody else changes the worker's weights meanwhile, and what is begun ends, also where a round is given up:
+        we would not know what is in them."""
+        async with self._lock:
+            with trio.CancelScope(shield=True):
+                yield
+
+    def _note_speed(self, steps: int, seconds: float) -> None:
+        if steps and seconds > 0:
+            speed = steps / seconds
+            self.speed = SPEED_MEMORY * self.speed + (1 - SPEED_MEMORY) * speed if self.speed else speed
+
+    async def _validate_if_due(self) -> None:
+        if trio.current_time() >= self._validates_from:
+            await self.validate()
+
+    @asynccontextmanager
+    async def _issuing(self) -> AsyncIterator[None]:
+        if self._post.issuer is None:
+            yield
+            return
+        async with self._post.issuer.open():
+            yield

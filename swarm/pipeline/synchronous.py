@@ -1,0 +1,199 @@
+"""Synchronous batches (SWARM, arXiv 2301.11913; DeDLOC, 2106.10207): the replicas of a stage together count every
+sample of a round's batch exactly once; weights change at commits only.
+
+Which replica counts a sample is the wiring's affair, so nobody knows by itself when the batch is whole: the group's
+leader asks the members what they have, has issued again what is missing, and says when it is enough.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
+
+import trio
+
+from peer.errors import BarnraiseError
+from peer.events import EventLog
+from peer.host import Host
+from swarm.chain import Head
+from swarm.ledger import Range, contains, count, union
+from swarm.pace import Pace
+from swarm.pipeline.messages import COUNTED, REISSUE, SPANS_MAX, AskCounted, Reissue
+from swarm.pipeline.rules import PipelineRules
+from swarm.pipeline.stage_trainer import Adoption, StagePost, StageTrainer
+from swarm.trainer import Order, Work
+
+POLL_S: Final = 0.2
+ANSWER_S: Final = 1.0  # a member that takes longer is asked again
+STALL_S: Final = 2.0  # without any growth, what is missing is issued again
+STALL_FIRST_S: Final = 10.0  # the same while it is not known how long a micro-batch takes
+STALL_ANSWERS: Final = 4.0
+
+
+class Overseer:
+    """Sees to it that a round's batch is counted. `issuers()`: the replicas of stage 0; `issue_here` issues at this
+    peer, if it is one."""
+
+    def __init__(
+        self,
+        host: Host,
+        rules: PipelineRules,
+        pace: Pace,
+        issuers: Callable[[], Sequence[str]],
+        issue_here: Callable[[Sequence[Range], int], None] | None,
+        events: EventLog,
+    ) -> None:
+        self._host, self._rules, self._pace = host, rules, pace
+        self._issuers, self._issue_here = issuers, issue_here
+        self._events = events
+        self._turn = 0
+
+    async def gather(
+        self, head: Head, members: Sequence[str], mine: Callable[[], tuple[Range, ...]], answer_s: Callable[[], float]
+    ) -> None:
+        """Until the members, of whom we are one, have counted the whole batch of the round after `head`."""
+        batch = self._pace.batch(head)
+        assert batch is not None
+        wanted = set(range(*batch, self._rules.micro_batch))
+        have: dict[str, set[int]] = {}  # first samples of what each has counted
+        counted: set[int] = set()
+        grown_at = trio.current_time()
+        while True:
+            suspects = self._host.suspects
+            have = {peer: firsts for peer, firsts in have.items() if peer not in suspects}
+            have[self._host.peer_id] = self._firsts(mine(), batch)
+            others = [m for m in members if m != self._host.peer_id and m not in suspects]
+            await self._poll(head, others, have, batch)
+            now, before, counted = trio.current_time(), counted, set().union(*have.values())
+            if counted == wanted:
+                return
+            await self._reissue(head, before - counted, "counted by a peer or a worker that is gone")
+            if not counted <= before:
+                grown_at = now
+            usual_s = answer_s()
+            patience_s = max(STALL_S, STALL_ANSWERS * usual_s) if usual_s else STALL_FIRST_S
+            if now - grown_at > patience_s:
+                grown_at = now
+                await self._reissue(head, wanted - counted, "missing")
+            await trio.sleep(POLL_S)
+
+    async def _poll(self, head: Head, members: Sequence[str], have: dict[str, set[int]], batch: Range) -> None:
+        """What each has; of those who do not answer, what they had."""
+        ask = AskCounted(head.run_id, head.round)
+
+        async def poll(peer: str) -> None:
+            try:
+                reply = await self._host.rpc.call(peer, COUNTED, ask, timeout_s=ANSWER_S)
+                have[peer] = self._firsts(reply.body.spans, batch)
+            except BarnraiseError:
+                return
+
+        async with trio.open_nursery() as nursery:
+            for peer in members:
+                nursery.start_soon(poll, peer)
+
+    def _firsts(self, ranges: Iterable[Range], batch: Range) -> set[int]:
+        """The micro-batches of the batch that lie in `ranges`, which a peer may have made up."""
+        size = self._rules.micro_batch
+        firsts: set[int] = set()
+        for first, last in union(ranges):
+            begin = max(first, batch[0])
+            firsts.update(range(begin + -begin % size, min(last, batch[1]) - size + 1, size))
+        return firsts
+
+    async def _reissue(self, head: Head, firsts: set[int], reason: str) -> None:
+        """By the live replicas of stage 0, in turn."""
+        size = self._rules.micro_batch
+        spans = [(first, first + size) for first in sorted(firsts)]
+        issuers = [peer for peer in sorted(self._issuers()) if peer not in self._host.suspects]
+        if not spans or not issuers:
+            return
+        self._events.emit("pipeline_reissued", samples=count(spans), round=head.round + 1, reason=reason)
+        self._turn += 1
+        for k, peer in enumerate(issuers):
+            mine = tuple(spans[(k + self._turn) % len(issuers) :: len(issuers)][:SPANS_MAX])
+            if not mine:
+                continue
+            if peer == self._host.peer_id:
+                assert self._issue_here is not None
+                self._issue_here(mine, head.round)
+                continue
+            try:
+                request = Reissue(self._rules.groups[0], head.round, mine)
+                await self._host.rpc.call(peer, REISSUE, request, timeout_s=ANSWER_S)
+            except BarnraiseError as error:
+                self._events.emit("reissue_unanswered", peer=peer, reason=str(error))
+
+
+class Synchronous(StageTrainer):
+    """Implements `swarm.trainer.Trainer`. A round has no deadline of its own: a part of the batch is of no use."""
+
+    def __init__(self, post: StagePost, overseer: Overseer) -> None:
+        super().__init__(post)
+        self._overseer = overseer
+        self._losses: dict[int, tuple[int, float]] = {}  # of what was counted: first sample -> tokens, loss
+
+    async def gather(self, members: Sequence[str]) -> None:
+        await self._changed.until(lambda: self.head is not None and self._adoption is None, math.inf)
+        assert self.head is not None
+        await self._overseer.gather(
+            self.head, members, lambda: self._counting.counted, lambda: self._station.answer_s
+        )
+
+    async def _train(self, order: Order) -> Work:
+        await self._validate_if_due()
+        async with trio.open_nursery() as nursery:
+            if self._post.issuer is not None:
+                nursery.start_soon(self._issue_timed, order)
+            await self._changed.until(lambda: self._hurried, math.inf)
+            nursery.cancel_scope.cancel()  # what is still under way is counted by somebody
+        async with self._alone():
+            return await self._capture()
+
+    async def _issue_timed(self, order: Order) -> None:
+        began = trio.current_time()
+        await self._issue(order)
+        self._note_speed(order.assignment.steps, trio.current_time() - began)
+
+    async def _capture(self) -> Work:
+        """All that was counted since the last commit, in whatever plan; the worker goes on adding to it."""
+        head = self.head
+        assert head is not None
+        taken = await self._gang.read_gradient()
+        counted = self._ranges(taken.micro_batches)
+        batch = self._post.pace.batch(head)
+        assert batch is not None
+        if not contains([batch], counted):
+            self._say_lost("counted out of turn", counted)
+            await self._begin_anew()
+            return Work(0, 0, 0.0, self._gang.delta)
+        self._counting.capture(counted)
+        self.loss = self._mean_loss(self._losses) or self.loss
+        steps = len(taken.micro_batches)
+        return Work(steps, count(counted), self.loss or 0.0, self._gang.delta, counted)
+
+    def _mean_loss(self, losses: Mapping[int, tuple[int, float]]) -> float | None:
+        tokens = sum(tokens for tokens, _ in losses.values())
+        return math.fsum(loss for _, loss in losses.values()) / tokens if tokens else None
+
+    # -- what stays and what goes ------------------------------------------------------------------------------------
+
+    def _may_go_on(self, order: Order) -> bool:
+        return True
+
+    def _note_counted(self, span: Range, tokens: int, loss: float) -> None:
+        self._losses[span[0]] = (tokens, loss)
+
+    def _note_lost(self) -> None:
+        self._losses.clear()
+        self._changed.notify()
+
+    def _clear(self) -> None:
+        self._losses.clear()
+
+    def _keeps(self, adoption: Adoption) -> bool:
+        return False
+
+    def _settle(self) -> None:
+        """All of a batch is settled with its round."""
