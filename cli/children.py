@@ -47,6 +47,13 @@ class ChildPeer:
         self.process.wait()
         self.until = time.time()
 
+    def freeze(self) -> None:
+        """SIGSTOP, as a machine that swaps, or a laptop whose lid is closed."""
+        self.process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
     def last_words(self, lines: int = 3) -> str:
         """The end of its log, for an error message."""
         try:
@@ -92,6 +99,7 @@ class Children:
         """Ask every child to leave, wait, and kill what does not."""
         for child in self.living():
             child.process.send_signal(signal.SIGINT)
+            child.thaw()
         deadline = time.monotonic() + _LEAVE_S
         for child in self.peers.values():
             try:

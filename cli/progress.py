@@ -12,6 +12,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from cli.accounts import Accounts, Entry, Totals
+
 Fields = Mapping[str, Any]
 _NOTES: Final = 6
 _ROUNDS: Final = 64  # what a run of months remembers of its past
@@ -33,6 +35,9 @@ class Row:
     bytes_up: int = 0
     bytes_down: int = 0
     gone: str = ""  # why the process is no more
+    stage: int | None = None  # of a pipeline
+    queue: float = 0.0  # micro-batches that wait there
+    rate: float = 0.0  # micro-batches a second
 
 
 @dataclass
@@ -43,6 +48,23 @@ class Commit:
     at: float
     state_hash: str
     fields: Fields
+
+    @property
+    def stage(self) -> int | None:
+        """Of a pipeline."""
+        return self.fields.get("stage")
+
+
+@dataclass(frozen=True)
+class Move:
+    """A peer that changed its stage. `gain`: micro-batches a second that it expected of it."""
+
+    name: str
+    at: float
+    source: int
+    target: int
+    reason: str
+    gain: float
 
 
 @dataclass(frozen=True)
@@ -62,6 +84,7 @@ class Progress:
 
     title: str
     keeps_all: bool = False
+    stages: int = 1
     rows: dict[str, Row] = field(default_factory=dict)
     commits: dict[str, dict[int, Commit]] = field(default_factory=dict)
     val_losses: dict[int, float] = field(default_factory=dict)  # round -> nats per byte or token, first report wins
@@ -69,6 +92,9 @@ class Progress:
     notes: deque[str] = field(default_factory=lambda: deque(maxlen=_NOTES))
     saved: Saved | None = None
     names: dict[str, str] = field(default_factory=dict)  # peer id -> name
+    moves: list[Move] = field(default_factory=list)
+    accounts: Accounts = field(default_factory=Accounts)
+    reached: dict[int, int] = field(default_factory=dict)  # stage -> newest round
     missed: set[str] = field(default_factory=set)  # peer ids that somebody no longer hears
     say: Callable[[str], None] | None = None
     """Called with each milestone as a plain line, where there is no terminal to redraw."""
@@ -92,16 +118,21 @@ class Progress:
 
     @property
     def round(self) -> int:
-        """The newest round that any peer has committed."""
+        """The newest round that any peer has committed or, where `stages` are looked at, that all of them have."""
+        if self.stages > 1:
+            return min(self.reached.get(stage, 0) for stage in range(self.stages))
         return max((row.round for row in self.rows.values()), default=0)
 
     def render(self) -> RenderableType:
         table = Table(title=self.title, title_justify="left", expand=False)
-        for column in ("peer", "round", "members", "phase", "loss", "held-out", "up", "down", "state"):
+        pipelined = any(row.stage is not None for row in self.rows.values())
+        of_stage = ("stage", "mb/s", "queue") if pipelined else ()
+        for column in ("peer", *of_stage, "round", "members", "phase", "loss", "held-out", "up", "down", "state"):
             table.add_column(column, justify="left" if column in ("peer", "phase", "state") else "right")
         for row in self.rows.values():
             table.add_row(
                 row.name,
+                *(_of_stage(row) if pipelined else ()),
                 str(row.round),
                 str(row.members or ""),
                 Text(row.gone or row.phase, style="red" if row.gone else ""),
@@ -144,13 +175,54 @@ class Progress:
         row.state_hash = str(fields.get("state_hash", ""))
         row.members = int(fields.get("members") or row.members)
         self._numbers(row, at, fields)
+        stage = fields.get("stage")
         newest = number > max((r for seen in self.commits.values() for r in seen), default=0)
+        if stage is not None:
+            newest = number > self.reached.get(stage, 0)
+            self.reached[stage] = max(number, self.reached.get(stage, 0))
+            self._book(stage, fields)
         commits = self.commits.setdefault(row.name, {})
         commits[number] = Commit(number, at, row.state_hash, fields)
         self._trim(commits)
         if newest:
             loss = f", loss {row.loss:.3f}" if row.loss is not None else ""
-            self.note(f"round {number} committed by {row.members} members{loss}, state {row.state_hash[:8]}")
+            of = "" if stage is None else f" of stage {stage}"
+            self.note(f"round {number}{of} committed by {row.members} members{loss}, state {row.state_hash[:8]}")
+
+    def _book(self, stage: int, fields: Fields) -> None:
+        """What a commit of a stage has merged."""
+        if self.keeps_all:
+            merged = tuple(_ranges(text) for text in fields.get("counted") or ())
+            self.accounts.commit(stage, Entry(str(fields["head"]), str(fields["previous"]), merged))
+
+    def _seated(self, row: Row, at: float, fields: Fields) -> None:
+        row.stage = int(fields["stage"])
+        row.rate, row.queue = 0.0, 0.0
+
+    def _load(self, row: Row, at: float, fields: Fields) -> None:
+        row.queue, row.rate = float(fields["queue"]), float(fields["rate"])
+        row.phase = str(fields["phase"])
+
+    def _issued(self, row: Row, at: float, fields: Fields) -> None:
+        counters = {name: int(fields[name]) for name in ("issued", "completed", "retried", "abandoned")}
+        self.accounts.totals.setdefault(row.name, Totals()).note(counters)
+
+    def _moving(self, row: Row, at: float, fields: Fields) -> None:
+        move = Move(
+            row.name, at, int(fields["source"]), int(fields["target"]), str(fields["reason"]), float(fields["gain"])
+        )
+        self.moves.append(move)
+        if not self.keeps_all:
+            del self.moves[:-_ROUNDS]
+        row.phase = f"moving to stage {move.target}"
+        self.note(f"{row.name} moves from stage {move.source} to {move.target}: {move.reason}")
+
+    def _moved(self, row: Row, at: float, fields: Fields) -> None:
+        self.note(f"{row.name} is at work in stage {fields['target']} after {float(fields['seconds']):.0f} s")
+
+    def _missing(self, row: Row, at: float, fields: Fields) -> None:
+        stages = ", ".join(fields["stages"])
+        self.note(f"{row.name} waits for stage {stages}" if stages else f"{row.name} sees all stages served")
 
     def _met(self, row: Row, at: float, fields: Fields) -> None:
         """A round of a gossip run: this peer's own, whoever else is how far."""
@@ -165,6 +237,8 @@ class Progress:
         self.note(f"{row.name} {with_whom} for round {row.round}{apart}{loss}")
 
     def _adopted(self, row: Row, at: float, fields: Fields) -> None:
+        if fields.get("stage") is not None:
+            self._book(fields["stage"], fields)
         row.round = int(fields["round"])
         row.state_hash = str(fields.get("state_hash", ""))
         row.members = int(fields.get("members") or row.members)
@@ -241,6 +315,12 @@ _HANDLERS: Final[dict[str, Callable[[Progress, Row, float, Fields], None]]] = {
     "peer_recovered": Progress._recovered,
     "member_joined": Progress._joined,
     "run_finished": Progress._finished,
+    "seat_taken": Progress._seated,
+    "stage_load": Progress._load,
+    "pipeline_progress": Progress._issued,
+    "move_started": Progress._moving,
+    "move_finished": Progress._moved,
+    "stages_missing": Progress._missing,
     "bug": Progress._problem,
 }
 
@@ -257,6 +337,16 @@ def size_text(size_bytes: float) -> str:
 def console() -> Console:
     """Where people look: standard error, so that standard output stays for what scripts read."""
     return Console(stderr=True)
+
+
+def _of_stage(row: Row) -> tuple[str, str, str]:
+    return ("", "", "") if row.stage is None else (str(row.stage), f"{row.rate:.1f}", f"{row.queue:.0f}")
+
+
+def _ranges(text: str) -> tuple[tuple[int, int], ...]:
+    """"0-8,16-24" as ranges, the end not included."""
+    pairs = (piece.split("-") for piece in text.split(",") if piece)
+    return tuple((int(first), int(last)) for first, last in pairs)
 
 
 def _number(value: float | None) -> str:

@@ -1,7 +1,8 @@
-"""`peer quickstart`: a coordinator and several peers on this machine, one killed and one added half-way.
+"""`peer quickstart`: a coordinator and several peers on this machine, one killed and one added half-way; with --stages
+one is frozen for a while, too.
 
 The children are real processes that run `peer coordinate` and `peer join` as a user would; this process only starts
-them, reads their event streams, kills one, adds one, and at the end checks that every invariant held.
+them, reads their event streams, brings the faults about, and at the end checks that every invariant held.
 """
 
 from __future__ import annotations
@@ -10,31 +11,30 @@ import re
 import shutil
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 import click
 
-from cli.children import ChildPeer, Children, children
+from cli.children import children
 from cli.coordinate import template
-from cli.live import POLL_S, read_tails, shown
+from cli.course import Course
+from cli.live import shown
 from cli.progress import Progress, size_text
 from cli.report import Report, draw_losses, write_report
-from cli.verdict import Story, judge, train_losses
-from peer.errors import ConfigError, NetworkError, ResourceError, RoundError
-from swarm.home import Home
+from cli.story import Story, play_pipeline, play_whole
+from cli.verdict import judge, train_losses
+from peer.errors import ConfigError, ResourceError, RoundError
 
-LOOPBACK: Final = ("--listen", "/ip4/127.0.0.1/tcp/0")
-START_S: Final = 90.0  # importing torch on a cold disk
-SILENCE_S: Final = 180.0  # without a commit: something is wrong that waiting does not mend
-COORDINATOR: Final = "coordinator"
+SPARE: Final = 2  # one is killed and one is frozen, and every stage keeps a replica
+PIPELINE_STEPS: Final = 40
 MARK: Final = ".barnraise-quickstart"
 LEFTOVERS: Final = ("run.toml", "report.json", "loss.png", "coordinator*", "peer-*")
 
 
 @click.command()
 @click.option("--peers", type=click.IntRange(3, 16), default=4, show_default=True, help="How many peers train.")
+@click.option("--stages", type=click.IntRange(1, 8), default=1, show_default=True, help="Cut the model into so many.")
 @click.option("--rounds", type=click.IntRange(4, 10_000), default=12, show_default=True, help="Rounds to commit.")
 @click.option(
     "--home",
@@ -43,18 +43,25 @@ LEFTOVERS: Final = ("run.toml", "report.json", "loss.png", "coordinator*", "peer
     show_default=True,
     help="Folder for the peers' homes, logs, report.json and loss.png.",
 )
-def quickstart(peers: int, rounds: int, home: Path) -> None:
+def quickstart(peers: int, stages: int, rounds: int, home: Path) -> None:
     """Train a small language model on the text of Python's standard library with several peers on this machine.
 
     Half-way one peer is killed (SIGKILL) and another one joins. Exit code 0 means that every invariant held: all peers
     ended every round with bit-identical weights, no round was lost for good, the held-out loss fell.
+
+    With --stages no peer holds the whole model, and one peer more is frozen for a while (SIGSTOP). Then all replicas of
+    a stage must have ended every round alike, and every micro-batch must have counted exactly once at every stage.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with Ctrl-C ignored
     began = time.time()
-    _prepare(home, rounds)
-    progress = Progress(f"quickstart: {peers} peers, {rounds} rounds, in {home}", keeps_all=True)
+    if stages > 1 and peers < stages + SPARE:
+        raise ConfigError(f"{stages} stages need {stages + SPARE} peers here, as some will fail: raise --peers.")
+    _prepare(home, rounds, stages)
+    title = f"quickstart: {peers} peers, {rounds} rounds, in {home}"
+    progress = Progress(title if stages == 1 else f"{title}, {stages} stages", keeps_all=True, stages=stages)
     with children() as group, shown(progress) as redraw:
-        story = _Run(home, rounds, group, progress, redraw).play(peers)
+        play = play_whole if stages == 1 else play_pipeline
+        story = play(Course(home, rounds, group, progress, redraw), peers)
     report = judge(story, progress, rounds, began)
     write_report(home / "report.json", report)
     _draw(home, progress, story)
@@ -63,77 +70,7 @@ def quickstart(peers: int, rounds: int, home: Path) -> None:
         raise RoundError(f"an invariant did not hold: {'; '.join(report.broken_invariants)}. Read the logs in {home}.")
 
 
-class _Run:
-    """The run's course. Every wait ends by itself: with what it waited for or with an error that says what happened."""
-
-    def __init__(
-        self, home: Path, rounds: int, group: Children, progress: Progress, redraw: Callable[[], None]
-    ) -> None:
-        self._home = home
-        self._invite = Home(home / COORDINATOR).invite
-        self._rounds = rounds
-        self._group = group
-        self._progress = progress
-        self._redraw = redraw
-        self._heard = time.monotonic()
-        self._round = 0
-
-    def play(self, peers: int) -> Story:
-        self._group.start(COORDINATOR, self._home / COORDINATOR, self._coordinate(), threads=1)
-        self._wait(START_S, "the coordinator prints its invite", self._invite.exists)
-        started = [self._join(number) for number in range(1, peers + 1)]
-        turn = max(1, self._rounds // 3)
-        self._wait(None, f"round {turn} is committed", lambda: self._progress.round >= turn)
-        victim = started[1]
-        victim.kill()
-        self._progress.row(victim.name).gone = "killed"
-        self._progress.note(f"killed {victim.name} (SIGKILL)")
-        added = self._join(peers + 1)
-        self._progress.note(f"added {added.name}")
-        survivors = [child for child in (*started, added) if child is not victim]
-        self._wait(None, "all peers finish", lambda: not any(child.alive for child in survivors))
-        return Story(self._group.peers, [victim.name], [added.name], [child.name for child in survivors])
-
-    def _coordinate(self) -> list[str]:
-        return ["coordinate", str(self._home / "run.toml"), *LOOPBACK]
-
-    def _join(self, number: int) -> ChildPeer:
-        name = f"peer-{number}"
-        arguments = ["join", str(self._invite), "--name", name, "--device", "cpu", "--threads", "1", *LOOPBACK]
-        self._progress.row(name)
-        return self._group.start(name, self._home / name, arguments, threads=1)
-
-    def _wait(self, limit_s: float | None, what: str, done: Callable[[], bool]) -> None:
-        """Until `done()`; without a limit, as long as rounds go on."""
-        began = time.monotonic()
-        while not done():
-            self._look()
-            now = time.monotonic()
-            if limit_s is not None and now - began > limit_s:
-                raise RoundError(f"waited {limit_s:.0f} s until {what}, in vain: read the logs in {self._home}.")
-            if limit_s is None and now - max(self._heard, began) > SILENCE_S:
-                raise RoundError(f"no round was committed for {SILENCE_S:.0f} s: read the logs in {self._home}.")
-            time.sleep(POLL_S)
-        self._look()
-
-    def _look(self) -> None:
-        """Read what the children say and notice those that died."""
-        tails = {child.name: child.events for child in self._group.peers.values()}
-        read_tails(self._progress, tails)
-        if self._progress.round > self._round:
-            self._round, self._heard = self._progress.round, time.monotonic()
-        for child in self._group.peers.values():
-            if child.alive or child.until is not None:
-                continue
-            child.until = time.time()
-            if child.process.returncode != 0:
-                raise NetworkError(
-                    f"{child.name} ended with exit code {child.process.returncode}: {child.last_words()}"
-                )
-        self._redraw()
-
-
-def _prepare(home: Path, rounds: int) -> None:
+def _prepare(home: Path, rounds: int, stages: int = 1) -> None:
     """A folder with the run's RUN.toml and our mark; what an earlier quickstart left there is removed, nothing else."""
     mark = home / MARK
     try:
@@ -144,19 +81,26 @@ def _prepare(home: Path, rounds: int) -> None:
         for pattern in LEFTOVERS:
             for path in home.glob(pattern):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
-        (home / "run.toml").write_text(run_toml(rounds))
+        (home / "run.toml").write_text(run_toml(rounds, stages))
     except OSError as error:
         raise ResourceError(f"cannot write to {home} ({error.strerror}): choose another folder with --home.") from error
 
 
-def run_toml(rounds: int) -> str:
-    """The embedded example for that many rounds: the learning rate's schedule ends with them."""
+def run_toml(rounds: int, stages: int = 1) -> str:
+    """The embedded example for that many rounds: the learning rate's schedule ends with them. In a pipeline every stage
+    has two blocks, and rounds are shorter."""
     text = template()
     steps_found = re.search(r"^steps = (\d+)", text, re.MULTILINE)
     assert steps_found is not None
-    text = re.sub(r"^rounds = \d+", f"rounds = {rounds}", text, count=1, flags=re.MULTILINE)
-    total = rounds * int(steps_found[1])
-    return re.sub(r"^total_steps = \d+", f"total_steps = {total}", text, count=1, flags=re.MULTILINE)
+    steps = int(steps_found[1]) if stages == 1 else PIPELINE_STEPS
+    values = {"rounds": str(rounds), "total_steps": str(rounds * steps), "steps": str(steps)}
+    if stages > 1:
+        values["layers"] = str(2 * stages)
+        text = re.sub(r"^# tie_embeddings = true", "tie_embeddings = false", text, count=1, flags=re.MULTILINE)
+        text += f"\n[pipeline]\nstages = {stages}\n"
+    for name, value in values.items():
+        text = re.sub(rf"^{name} = \d+", f"{name} = {value}", text, count=1, flags=re.MULTILINE)
+    return text
 
 
 def _draw(home: Path, progress: Progress, story: Story) -> None:

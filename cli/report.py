@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from cli.accounts import MicroBatches
 from cli.progress import Commit
 from peer.errors import ResourceError
 
@@ -25,11 +26,36 @@ class PeerReport(msgspec.Struct, frozen=True, kw_only=True):
     state_hash: str
     bytes_up: int
     bytes_down: int
+    stage: int | None = None
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class StageReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a stage of a pipeline ended. `uncounted`: micro-batches that the first stage has merged and this one has
+    not, so that they did not train it."""
+
+    stage: int
+    round: int
+    state_hash: str
+    replicas: list[str]
+    uncounted: int
+
+
+class MoveReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A peer that changed its stage, `at` seconds after the start. `gain`: what it expected, micro-batches a second."""
+
+    peer: str
+    at: float
+    source: int
+    target: int
+    reason: str
+    gain: float
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """report.json. Losses in nats per byte on held-out files; `ddp_bytes_equivalent`: what each of as many peers would
-    have sent in an fp32 ring all-reduce of the gradients after every one of the same inner steps."""
+    have sent in an fp32 ring all-reduce of the gradients after every one of the same inner steps. What is said of
+    `stages`, `micro_batches`, `moves` and `frozen` peers is there for pipelines only; `state_hash` is then that of the
+    first stage, and `rounds_committed` those of all."""
 
     rounds_committed: int
     rounds_discarded: int
@@ -48,6 +74,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     sample: str
     wall_s: float
     broken_invariants: list[str]
+    stages: list[StageReport] = []
+    micro_batches: MicroBatches | None = None
+    moves: list[MoveReport] = []
+    frozen: list[str] = []
 
 
 def ddp_bytes(parameters: int, inner_steps: int, peers: int) -> int:
@@ -86,6 +116,39 @@ def broken_invariants(
         broken.append(f"the held-out loss did not fall ({first:.3f} -> {last:.3f})")
     if traffic_factor < TRAFFIC_FACTOR_MIN:
         broken.append(f"traffic is only {traffic_factor:.0f} times below that of an all-reduce every step")
+    return broken
+
+
+def broken_in_pipeline(
+    commits: Iterable[Commit],
+    ended: Mapping[str, int],
+    rounds: int,
+    faults: Mapping[str, Sequence[str]],
+    losses: Mapping[int, float],
+    books: MicroBatches,
+) -> list[str]:
+    """What did not hold in a pipeline, one sentence each. `ended`: the round in which each survivor ended; `faults`:
+    who was killed, frozen and added; `losses` by round."""
+    states: dict[tuple[int | None, int], set[str]] = {}
+    for commit in commits:
+        states.setdefault((commit.stage, commit.round), set()).add(commit.state_hash)
+    broken = [
+        f"after round {number} the replicas of stage {stage} held {len(hashes)} different states"
+        for (stage, number), hashes in sorted(states.items(), key=lambda item: (item[0][0] or 0, item[0][1]))
+        if len(hashes) > 1
+    ]
+    broken += [f"{name} ended at round {last} instead of {rounds}" for name, last in ended.items() if last != rounds]
+    broken += [f"no peer was {what}" for what, names in faults.items() if not names]
+    if len(losses) < 2:
+        broken.append("the loss was not measured at both ends")
+    elif not losses[max(losses)] < losses[min(losses)]:
+        broken.append(f"the loss did not fall ({losses[min(losses)]:.3f} -> {losses[max(losses)]:.3f})")
+    if books.double_counted:
+        broken.append(f"{books.double_counted} micro-batches were counted twice")
+    if books.lost:
+        broken.append(f"{books.lost} micro-batches were lost")
+    if not books.completed:
+        broken.append("no micro-batch came through")
     return broken
 
 

@@ -2,86 +2,62 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from cli.children import ChildPeer
+from cli.accounts import MicroBatches, audit
 from cli.progress import Progress
-from cli.report import PeerReport, Report, broken_invariants, ddp_bytes
+from cli.report import MoveReport, PeerReport, Report, StageReport, broken_in_pipeline, broken_invariants, ddp_bytes
+from cli.story import Story
 
 if TYPE_CHECKING:
-    from peer.checkpoint_file import Loaded
+    from cli.export import KeptModel
     from swarm.chain import Head
-    from swarm.manifest import Manifest
 
 PROMPT: Final = "def "
 SAMPLE_TOKENS: Final = 200
 
 
-@dataclass(frozen=True)
-class Story:
-    """Who was there and what befell them; lists hold child names."""
-
-    children: Mapping[str, ChildPeer]
-    killed: Sequence[str]
-    added: Sequence[str]
-    survivors: Sequence[str]
-
-
 def judge(story: Story, progress: Progress, rounds: int, began: float) -> Report:
     """The report, with every invariant that did not hold named in it. `began`: Unix time."""
-    manifest, loaded, head = _last_commit(story.children[story.survivors[0]].home)
-    trained = list(progress.commits)
-    rows = progress.rows
-    ddp = ddp_bytes(loaded.layout.numel, head.inner_step, len(story.survivors))
-    factor = ddp / max(1, *(rows[name].bytes_up for name in trained))
-    broken = broken_invariants(
-        progress.commits, story.survivors, rounds, story.killed, story.added, progress.val_losses, factor
-    )
-    if loaded.tree.root != head.state_hash:
-        broken.append("the checkpoint on disk is not the state that was committed")
-    final = {rows[name].state_hash for name in story.survivors} | {loaded.tree.root.hex()}
-    if len(final) > 1:
-        broken.append(f"the survivors ended with {len(final)} different states")
-    peers = {}
-    for name in (*story.survivors, *story.killed):
-        child, row = story.children[name], rows[name]
-        peers[_peer_id(child.home)] = PeerReport(
-            name=name,
-            joined=round(child.since - began, 3),
-            left=None if name in story.survivors or child.until is None else round(child.until - began, 3),
-            rounds=len(progress.commits.get(name, ())),
-            state_hash=row.state_hash,
-            bytes_up=row.bytes_up,
-            bytes_down=row.bytes_down,
-        )
-    ids = {report.name: peer for peer, report in peers.items()}
+    from cli.export import newest_model
+    from swarm.chain import Head
+
+    model = newest_model([story.children[name].home for name in story.survivors])
+    heads = [msgspec.msgpack.decode(part.head, type=Head) for part in model.parts]
+    ids = {name: _peer_id(story.children[name].home) for name in (*story.survivors, *story.killed)}
     losses = progress.val_losses
-    return Report(
-        rounds_committed=head.round,
+    parameters = sum(part.layout.numel for part in model.parts)
+    ddp = ddp_bytes(parameters, heads[0].inner_step, len(story.survivors))
+    factor = ddp / max(1, *(progress.rows[name].bytes_up for name in progress.commits))
+    report = Report(
+        rounds_committed=min(head.round for head in heads),
         rounds_discarded=len(progress.discarded),
-        peers=peers,
-        state_hash=head.state_hash.hex(),
-        val_loss_first=losses.get(min(losses, default=0), float("nan")),
-        val_loss_last=losses.get(max(losses, default=0), float("nan")),
+        peers={ids[name]: _peer(story, progress, name, began) for name in ids},
+        state_hash=heads[0].state_hash.hex(),
+        val_loss_first=losses.get(min(losses, default=0), math.nan),
+        val_loss_last=losses.get(max(losses, default=0), math.nan),
         val_losses={str(number): loss for number, loss in sorted(losses.items())},
-        tokens=head.tokens,
-        parameters=loaded.layout.numel,
-        inner_steps=head.inner_step,
+        tokens=heads[0].tokens,
+        parameters=parameters,
+        inner_steps=heads[0].inner_step,
         ddp_bytes_equivalent=ddp,
         traffic_factor=round(factor, 1),
         killed=[ids[name] for name in story.killed],
         added=[ids[name] for name in story.added],
-        sample=_sample(manifest, loaded),
+        sample=_sample(model),
         wall_s=round(time.time() - began, 1),
-        broken_invariants=broken,
+        broken_invariants=_broken_states(story, progress, model, heads),
     )
+    if len(heads) > 1:
+        return _judge_pipeline(report, story, progress, model, heads, rounds, began, ids)
+    broken = broken_invariants(progress.commits, story.survivors, rounds, story.killed, story.added, losses, factor)
+    return msgspec.structs.replace(report, broken_invariants=[*broken, *report.broken_invariants])
 
 
 def train_losses(progress: Progress) -> dict[int, float]:
@@ -94,12 +70,108 @@ def train_losses(progress: Progress) -> dict[int, float]:
     return {number: fmean(values) for number, values in sorted(by_round.items())}
 
 
-def _last_commit(home: Path) -> tuple[Manifest, Loaded, Head]:
-    from cli.export import newest_checkpoint
-    from swarm.chain import Head
+def _judge_pipeline(
+    report: Report,
+    story: Story,
+    progress: Progress,
+    model: KeptModel,
+    heads: list[Head],
+    rounds: int,
+    began: float,
+    ids: dict[str, str],
+) -> Report:
+    """What is to be said of a pipeline besides."""
+    unknown: list[str] = []
+    books, uncounted = _books(progress, model, heads, unknown)
+    faults = {"killed": story.killed, "frozen": story.frozen, "added": story.added}
+    commits = (commit for seen in progress.commits.values() for commit in seen.values())
+    ended = {name: max(progress.commits.get(name, {}), default=0) for name in story.survivors}
+    broken = broken_in_pipeline(commits, ended, rounds, faults, train_losses(progress), books)
+    rows = progress.rows
+    return msgspec.structs.replace(
+        report,
+        broken_invariants=[*broken, *unknown, *report.broken_invariants],
+        frozen=[ids[name] for name in story.frozen],
+        micro_batches=books,
+        stages=[
+            StageReport(
+                stage=stage,
+                round=head.round,
+                state_hash=head.state_hash.hex(),
+                replicas=[ids[name] for name in story.survivors if rows[name].stage == stage],
+                uncounted=uncounted[stage],
+            )
+            for stage, head in enumerate(heads)
+        ],
+        moves=[
+            MoveReport(
+                peer=ids[move.name],
+                at=round(move.at - began, 3),
+                source=move.source,
+                target=move.target,
+                reason=move.reason,
+                gain=move.gain,
+            )
+            for move in progress.moves
+        ],
+    )
 
-    manifest, _, loaded = newest_checkpoint(home)
-    return manifest, loaded, msgspec.msgpack.decode(loaded.head, type=Head)
+
+def _books(
+    progress: Progress, model: KeptModel, heads: list[Head], unknown: list[str]
+) -> tuple[MicroBatches, list[int]]:
+    """What was issued, and whether each stage merged it once; and how many of the first stage's each of them has not
+    merged. Adds to `unknown` the stages of which that cannot be told."""
+    accounts, size = progress.accounts, model.manifest.micro_batch
+    twice, lost, trained = 0, 0, []
+    for stage, head in enumerate(heads):
+        merged = accounts.merged(stage, model.manifest.first_head(stage).hash.hex(), head.hash.hex())
+        if merged is None:
+            unknown.append(f"nobody told of all the commits of stage {stage}")
+            merged = []
+        more, less = audit(merged, head.ledger.cursor, head.ledger.returned)
+        twice, lost = twice + more, lost + less
+        trained.append(head.tokens // model.manifest.data.seq_len)
+
+    def total(name: str) -> int:
+        return sum(totals.of(name) for totals in accounts.totals.values())
+
+    books = MicroBatches(
+        issued=total("issued"),
+        completed=total("completed"),
+        retried=total("retried"),
+        double_counted=-(-twice // size),
+        lost=-(-lost // size),
+    )
+    return books, [max(0, trained[0] - samples) // size for samples in trained]
+
+
+def _broken_states(story: Story, progress: Progress, model: KeptModel, heads: list[Head]) -> list[str]:
+    """Whether what is on disk, and what each survivor ended with, is what was committed."""
+    broken = []
+    for stage, (part, head) in enumerate(zip(model.parts, heads, strict=True)):
+        of = f" of stage {stage}" if len(heads) > 1 else ""
+        if part.tree.root != head.state_hash:
+            broken.append(f"the checkpoint{of} on disk is not the state that was committed")
+        rows = [progress.rows[name] for name in story.survivors]
+        final = {row.state_hash for row in rows if len(heads) == 1 or row.stage == stage} | {part.tree.root.hex()}
+        if len(final) > 1:
+            broken.append(f"the survivors{of} ended with {len(final)} different states")
+    return broken
+
+
+def _peer(story: Story, progress: Progress, name: str, began: float) -> PeerReport:
+    child, row = story.children[name], progress.rows[name]
+    return PeerReport(
+        name=name,
+        joined=round(child.since - began, 3),
+        left=None if name in story.survivors or child.until is None else round(child.until - began, 3),
+        rounds=len(progress.commits.get(name, ())),
+        state_hash=row.state_hash,
+        bytes_up=row.bytes_up,
+        bytes_down=row.bytes_down,
+        stage=row.stage,
+    )
 
 
 def _peer_id(home: Path) -> str:
@@ -109,7 +181,7 @@ def _peer_id(home: Path) -> str:
     return Identity.load_or_create(Home(home).identity).peer_id
 
 
-def _sample(manifest: Manifest, loaded: Loaded) -> str:
+def _sample(model: KeptModel) -> str:
     """What the trained model writes after "def "."""
     from peer.generate import generate
     from peer.model import Decoder
@@ -117,7 +189,7 @@ def _sample(manifest: Manifest, loaded: Loaded) -> str:
 
     tokenizer = ByteTokenizer()
     ids = generate(
-        Decoder(manifest.model, loaded.theta),
+        Decoder(model.manifest.model, model.theta),
         tokenizer.encode(PROMPT),
         vocab_size=tokenizer.vocab_size,
         max_new_tokens=SAMPLE_TOKENS,

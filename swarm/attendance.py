@@ -14,22 +14,27 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 import trio
 
 from peer.errors import BarnraiseError, ConfigError, NetworkError
 from swarm.chain import Head
+from swarm.fitting import rules_of
 from swarm.ground import Ground
 from swarm.groups import open_store, stage_costs
 from swarm.load import PeerLoad
 from swarm.membership import MEMBERS, REFRESH_S, TTL_S, MemberRecord, Membership, Own, describe
 from swarm.moving import CHOOSING, Mover, at_work, ready_after_s, stage_to_take
+from swarm.pipeline.feeder import serve_tokens
+from swarm.pipeline.rules import Load
 from swarm.seat import Seat, open_seat
+from swarm.texts import open_texts
 
 SETTLE_S: Final = 2 * REFRESH_S  # until all who choose now have read each other
 LATE_S: Final = 5.0  # who is not at work by the time it expected publishes that it takes so much longer
+WATCHED_MAX: Final = 64
 PART_S: Final = 60.0  # after its own group's last commit a peer serves the other groups so long at most
 
 
@@ -55,6 +60,7 @@ class Attendance:
         self._seat: Seat | None = None
         self._phase = "starting"
         self._missing: tuple[int, ...] = ()
+        self._passed = (0, trio.current_time())  # micro-batches counted at this seat, and when that was looked at
         self._memory_bytes = ground.config.memory_bytes or free_memory_bytes()
         self._download_bytes_s = 0.0
         run_id, events = ground.manifest.run_id, ground.host.events
@@ -64,9 +70,12 @@ class Attendance:
         """Raises what stands in the way of a seat: ConfigError, ResourceError, WorkerError, CheckpointError."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._membership.run)
-            await self._choose()
-            while await self._sit(self._place.stage):
-                pass
+            if self._ground.config.role == "feeder":
+                await self._feed()
+            else:
+                await self._choose()
+                while await self._sit(self._place.stage):
+                    pass
             nursery.cancel_scope.cancel()
 
     async def _sit(self, stage: int) -> bool:
@@ -74,6 +83,8 @@ class Attendance:
         moves = False
         async with open_seat(self._ground, stage, self._others) as seat:
             self._seat = seat
+            if self._manifest.stages > 1:
+                self._host.events.emit("seat_taken", stage=stage)
             try:
                 async with trio.open_nursery() as nursery:
 
@@ -92,6 +103,13 @@ class Attendance:
                 self._seat = None
                 self._download_bytes_s = seat.download_bytes_s or self._download_bytes_s
         return moves
+
+    async def _feed(self) -> None:
+        """Read text for those who issue micro-batches, until all stages have come to the run's end."""
+        texts = await open_texts(self._ground)
+        serve_tokens(self._host.rpc, rules_of(self._manifest), texts.read)
+        self._phase = "feeding"
+        await self._run_is_over()
 
     # -- choosing ----------------------------------------------------------------------------------------------------
 
@@ -144,6 +162,8 @@ class Attendance:
         while True:
             await trio.sleep(REFRESH_S)
             self._note_missing()
+            self._watch_next()
+            self._tell_load()
             if self._ground.config.stage is not None or self._is_arriving:
                 continue
             move = mover.due(self._membership.view, time.time())
@@ -165,19 +185,45 @@ class Attendance:
             self._missing = missing
             self._host.events.emit("stages_missing", stages=[str(stage) for stage in missing])
 
+    def _watch_next(self) -> None:
+        """So that calls to a replica of the next stage that dies or freezes are given up at once."""
+        following = at_work(self._place.stage + 1, self._others(), time.time())
+        self._host.watch(sorted(following)[:WATCHED_MAX], cause="next stage")
+
+    def _tell_load(self) -> None:
+        """For who looks on."""
+        seat, now = self._seat, trio.current_time()
+        if seat is not None:
+            passed, since = self._passed
+            self._passed = (seat.passed, now)
+            rate = (seat.passed - passed) / (now - since) if now > since else 0.0
+            queue = seat.load().queue
+            self._host.events.emit("stage_load", queue=queue, rate=round(rate, 2), phase=self._told_phase)
+
     async def _see_others_off(self) -> None:
         """Our group has made its last commit: serve the other groups until they have too, but not for ever."""
-        rounds = self._manifest.run.rounds
         with trio.move_on_after(PART_S):
-            while True:
-                if all(r.round >= rounds for r in self._others().values() if r.role == "stage"):
-                    return
-                await trio.sleep(REFRESH_S)
+            await self._run_is_over()
+
+    async def _run_is_over(self) -> None:
+        """Until all replicas that are there have seen the last round, and (of a pipeline) some are."""
+        rounds = self._manifest.run.rounds
+        while True:
+            seen = [r.round for r in self._others().values() if r.role == "stage"]
+            if rounds and all(number >= rounds for number in seen) and (seen or self._seat is not None):
+                return
+            await trio.sleep(REFRESH_S)
 
     # -- what others read --------------------------------------------------------------------------------------------
 
     def _others(self) -> Mapping[str, MemberRecord]:
         return {peer: record for peer, record in self._membership.view.items() if peer != self._host.peer_id}
+
+    @property
+    def _role(self) -> Literal["full", "stage", "feeder"]:
+        if self._manifest.stages == 1:
+            return "full"
+        return "feeder" if self._ground.config.role == "feeder" else "stage"
 
     @property
     def _is_arriving(self) -> bool:
@@ -202,7 +248,7 @@ class Attendance:
         own = Own(
             session=seat.session if seat else "",
             name=self._ground.config.name,
-            role="stage" if pipelined else "full",
+            role=self._role,
             phase=self._told_phase,
             joined_at=self._joined_at,
             speed=seat.trainer.speed if seat else 0.0,
@@ -210,13 +256,13 @@ class Attendance:
             val_loss=seat.trainer.val_loss if seat else None,
         )
         if pipelined:
-            queue, service_s = seat.load() if seat else (0.0, 0.0)
+            load = seat.load() if seat else Load()
             own = replace(
                 own,
                 stage=place.stage,
                 source=place.source,
-                queue=queue,
-                service_s=service_s,
+                queue=load.queue,
+                service_s=load.service_s,
                 download_bytes_s=self._download_bytes_s,
                 memory_bytes=self._memory_bytes,
                 since=place.since,

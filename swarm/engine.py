@@ -21,7 +21,6 @@ from swarm.desk import Desk, Here, RunFacts
 from swarm.follow import Sighting, Viewpoint, ask_standings, weigh
 from swarm.height import Height
 from swarm.leader import Leader, NoMajority
-from swarm.ledger import count
 from swarm.ledger import Range
 from swarm.post import Post
 from swarm.round import Nurseries, Round
@@ -245,11 +244,6 @@ class Engine:
         round_.end(head)
         self._here.knockers.settle(exchange.merge.plan, head)
         self.counted = tuple(body.counted for body in exchange.merge.merged())
-        if self._post.pace.pipeline:  # for whoever wants to know that nothing was counted twice
-            counted = [body.counted for body in exchange.merge.merged()]
-            left = count(head.ledger.returned)
-            stage = self._post.pace.stage
-            self._post.events.emit("samples_merged", round=head.round, stage=stage, counted=counted, returned=left)
         results = [exchange.results[i] for i in sorted(exchange.results)]
         await self._keeper.committed(head, results)
 

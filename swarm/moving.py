@@ -13,6 +13,7 @@ from typing import Final
 
 from swarm.load import LoadView, PeerLoad, StageCost, move_s
 from swarm.membership import REFRESH_S, MemberRecord
+from swarm.pipeline.rules import Load
 from swarm.rebalance import Move, RebalanceConfig, decide, stages_for_joiners
 
 CHOOSING: Final = "choosing a stage"
@@ -95,6 +96,12 @@ def at_work(stage: int, records: Mapping[str, MemberRecord], now_s: float) -> di
         for peer, record in records.items()
         if record.role == "stage" and record.stage == stage and not record.moving(now_s)
     }
+
+
+def replicas_of(stage: int, records: Mapping[str, MemberRecord], now_s: float) -> dict[str, Load]:
+    """The replicas of `stage` that micro-batches may be sent to, and how busy they are."""
+    serving = at_work(stage, records, now_s)
+    return {peer: Load(record.queue, record.service_s, record.at) for peer, record in serving.items()}
 
 
 def ready_after_s(me: PeerLoad, target: StageCost) -> float:

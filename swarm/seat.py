@@ -11,65 +11,68 @@ move is to leave one seat and to take another.
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Final
 
 import msgspec
 import trio
 
-from peer.gang import open_gang
+from swarm.archive import Archive, restore
 from swarm.chain import Head, Member
 from swarm.desk import RunFacts
 from swarm.engine import Engine
 from swarm.fetch import fetch_state
+from swarm.fitting import Fitting, Known, fitted, pace_of
 from swarm.follow import Sighting
-from swarm.gang_trainer import GangTrainer
 from swarm.ground import Ground
 from swarm.kept import Kept
+from swarm.ledger import Range
+from swarm.library import serve_shelves
 from swarm.membership import MemberRecord
 from swarm.messages import SLICE_BYTES_MAX
-from swarm.overlap import trainer_of
-from swarm.pace import Pace
+from swarm.pipeline.rules import Load
+from swarm.pipeline.station import Station
 from swarm.post import Post
 from swarm.replay import ROUNDS_MAX, replay
 from swarm.snapshots import SnapshotShelf
 from swarm.tempo import Tempo
 
-COMPUTE_S_MAX: Final = 3600.0
 CHECKPOINT_EVERY_S: Final = 10.0
-
-Known = Callable[[], Mapping[str, MemberRecord]]
-"""The records of everybody else in the run, by peer id."""
-
 
 @asynccontextmanager
 async def open_seat(ground: Ground, stage: int, known: Known) -> AsyncIterator[Seat]:
     """A seat in the group of `stage`. Raises what stands in its way: ConfigError, ResourceError, WorkerError."""
-    manifest, events = ground.manifest, ground.host.events
     with ground.host.rpc.scope():
-        async with open_gang(ground.gang()) as gang:
-            kept = await Kept.open(ground, stage)
-            yield Seat(ground, stage, kept, trainer_of(gang, manifest.outer, kept.state.recipe, events), known)
+        await restore(ground, stage, known())
+        kept = await Kept.open(ground, stage)
+        async with fitted(ground, stage, kept, known) as fitting:
+            yield Seat(ground, stage, kept, fitting, known)
 
 
 class Seat:
     """Keeps what the engine commits: shelf, checkpoints, the trainer's weights. Implements the engine's `Keeper`."""
 
-    def __init__(self, ground: Ground, stage: int, kept: Kept, trainer: GangTrainer, known: Known) -> None:
+    def __init__(self, ground: Ground, stage: int, kept: Kept, fitting: Fitting, known: Known) -> None:
         manifest, host = ground.manifest, ground.host
+        trainer, self._station = fitting
         self.stage, self.trainer = stage, trainer
         self._manifest, self._kept, self._known = manifest, kept, known
         self.download_bytes_s = 0.0  # measured; 0 while unknown
         self._saved_at = self._round_began = trio.current_time()
         self._adopted = kept.head.state_hash
         self._tasks: trio.Nursery | None = None
+        self.passed = 0
+        """Micro-batches that were counted at this seat."""
+        if self._station is not None:
+            self._count_at(self._station)
         trainer.adopt(kept.state.theta, None, kept.head)
         me = Member(host.peer_id, secrets.token_hex(8))
         shelf = SnapshotShelf(kept.state.size_bytes, SLICE_BYTES_MAX)
         shelf.publish(kept.state.tree, kept.state.tensors, msgspec.msgpack.encode(kept.head))
-        shelf.serve(host.rpc)
-        pace = Pace(manifest.outer, manifest.inner, manifest.data.seq_len, COMPUTE_S_MAX)
+        self._archive = Archive(ground, stage, known) if manifest.stages > 1 else None
+        serve_shelves(host.rpc, [shelf] if self._archive is None else [shelf, self._archive.lent])
+        pace = pace_of(manifest, stage)
         tempo = Tempo(manifest.run.patience_s)
         self._post = Post(me, host.identity, host, kept.state, shelf, trainer, pace, tempo, host.events)
         rules = manifest.run
@@ -83,6 +86,8 @@ class Seat:
             async with trio.open_nursery() as nursery:
                 self._tasks = nursery
                 nursery.start_soon(self.trainer.run)
+                if self._archive is not None:
+                    nursery.start_soon(self._archive.run)
                 await self.engine.run()
                 await self._finish()
                 await stay()
@@ -100,9 +105,9 @@ class Seat:
         """Whether the group counts on this peer."""
         return self.engine.head.has(self._post.me)
 
-    def load(self) -> tuple[float, float]:
-        """Micro-batches that wait here, and seconds of our own work on one."""
-        return 0.0, 0.0
+    def load(self) -> Load:
+        """How busy this replica of a stage is."""
+        return self._station.load() if self._station is not None else Load()
 
     # -- Keeper ------------------------------------------------------------------------------------------------------
 
@@ -130,6 +135,7 @@ class Seat:
             bytes_up=post.host.bytes_up,
             bytes_down=post.host.bytes_down,
             seconds=round(now - self._round_began, 3),
+            **self._of_stage(bool(results)),
         )
         self._round_began = now
         self._kept.save_regroup(self.engine.regroup)
@@ -168,6 +174,25 @@ class Seat:
         )
 
     # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _of_stage(self, merged: bool) -> dict[str, int | list[str]]:
+        """What an event says besides of a pipeline's commit: the samples of each contribution, as "first-end,..."."""
+        if self._station is None:
+            return {}
+        counted = self.engine.counted if merged else ()
+        return {
+            "stage": self.stage,
+            "counted": [",".join(f"{first}-{end}" for first, end in ranges) for ranges in counted],
+        }
+
+    def _count_at(self, station: Station) -> None:
+        tell = station.on_counted
+
+        def counted(span: Range, tokens: int, loss: float) -> None:
+            self.passed += 1
+            tell(span, tokens, loss)
+
+        station.on_counted = counted
 
     def _group(self) -> dict[str, MemberRecord]:
         """Who may know of the group's heads: its other members, joiners, and the authority."""

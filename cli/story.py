@@ -1,0 +1,73 @@
+"""What befalls the peers of a quickstart."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from cli.children import ChildPeer
+from cli.course import Course
+
+FREEZE_S: Final = 15.0  # longer than a group waits for whoever does not answer
+
+
+@dataclass(frozen=True)
+class Story:
+    """Who was there and what befell them; lists hold child names. `survivors` must see the run's end; of these the
+    `frozen` could do nothing for a while."""
+
+    children: Mapping[str, ChildPeer]
+    killed: Sequence[str]
+    added: Sequence[str]
+    survivors: Sequence[str]
+    frozen: Sequence[str] = ()
+
+
+def play_whole(course: Course, peers: int) -> Story:
+    """One peer is killed and another one joins."""
+    course.begin()
+    started = [course.join(number) for number in range(1, peers + 1)]
+    progress, turn = course.progress, max(1, course.rounds // 3)
+    course.wait(None, f"round {turn} is committed", lambda: progress.round >= turn)
+    victim = started[1]
+    course.kill(victim)
+    return _end(course, started, [victim], [course.add(peers + 1)])
+
+
+def play_pipeline(course: Course, peers: int) -> Story:
+    """One replica is killed, one of another stage is frozen and thaws later, and another peer joins."""
+    course.begin()
+    started = [course.join(number) for number in range(1, peers + 1)]
+    progress, turn = course.progress, max(1, course.rounds // 4)
+    course.wait(None, f"every stage has committed round {turn}", lambda: progress.round >= turn)
+    victim = course.spare(started)
+    course.kill(victim)
+    course.wait(None, "another round is committed", course.rounds_from_now(1))
+    sleeper = course.spare([child for child in started if child.alive and not course.is_mate(child, victim)])
+    sleeper.freeze()
+    progress.note(f"froze {sleeper.name} (SIGSTOP)")
+    added = course.add(peers + 1)
+    thaws_at = time.monotonic() + FREEZE_S
+    course.wait(None, "it is time to thaw", lambda: time.monotonic() > thaws_at)
+    sleeper.thaw()
+    progress.note(f"thawed {sleeper.name} (SIGCONT)")
+    return _end(course, started, [victim], [added], [sleeper])
+
+
+def _end(
+    course: Course,
+    started: Sequence[ChildPeer],
+    killed: Sequence[ChildPeer],
+    added: Sequence[ChildPeer],
+    frozen: Sequence[ChildPeer] = (),
+) -> Story:
+    """Wait until all that are left have seen the run's end."""
+    survivors = [child for child in (*started, *added) if child not in killed]
+    course.wait(None, "all peers finish", lambda: not any(child.alive for child in survivors))
+
+    def names(children: Sequence[ChildPeer]) -> list[str]:
+        return [child.name for child in children]
+
+    return Story(course.children, names(killed), names(added), names(survivors), names(frozen))

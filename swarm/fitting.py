@@ -1,0 +1,147 @@
+"""What trains at a seat: a worker with the whole model or, in a pipeline, one with a stage and its station."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Final, Protocol
+
+import trio
+from torch import Tensor
+
+from optim.config import AllReduce
+from peer.gang import open_gang
+from peer.stage_gang import open_stage_gang
+from peer.stage_spec import StageSpec
+from swarm.ground import Ground
+from swarm.kept import Kept
+from swarm.manifest import Manifest
+from swarm.membership import MemberRecord
+from swarm.moving import replicas_of
+from swarm.overlap import trainer_of
+from swarm.pace import Pace
+from swarm.pipeline.counting import Counting
+from swarm.pipeline.feeder import FedTokens
+from swarm.pipeline.issuer import Issuer
+from swarm.pipeline.local_steps import LocalSteps
+from swarm.pipeline.rules import STALENESS, Load, PipelineRules
+from swarm.pipeline.stage_trainer import HeldOut, StagePost, StageTrainer
+from swarm.pipeline.station import Station
+from swarm.pipeline.synchronous import Overseer, Synchronous
+from swarm.texts import Texts, open_texts
+from swarm.trainer import Trainer
+
+COMPUTE_S_MAX: Final = 3600.0
+
+Known = Callable[[], Mapping[str, MemberRecord]]
+"""The records of everybody else in the run, by peer id."""
+
+
+class SeatTrainer(Trainer, Protocol):
+    """A trainer that lives at a seat: `run` for as long as that. Losses in nats a token or (held out) a byte; where
+    `validate_round` is set it measures the held-out loss when it suits, or at once when told to `validate`."""
+
+    loss: float | None
+    val_loss: float | None
+    validate_round: int | None
+
+    async def run(self) -> None: ...
+
+    async def validate(self) -> None: ...
+
+
+Fitting = tuple[SeatTrainer, Station | None]
+"""What trains, and in a pipeline the station that it works with."""
+
+
+def pace_of(manifest: Manifest, stage: int) -> Pace:
+    """How much work the rounds of a stage's group have."""
+    inner, seq_len = manifest.inner, manifest.data.seq_len
+    return Pace(manifest.outer, inner, seq_len, COMPUTE_S_MAX, stage, manifest.stages, manifest.micro_batch)
+
+
+@asynccontextmanager
+async def fitted(ground: Ground, stage: int, kept: Kept, known: Known) -> AsyncIterator[Fitting]:
+    """Start the worker. Raises ConfigError, ResourceError, WorkerError."""
+    manifest, events = ground.manifest, ground.host.events
+    if manifest.stages > 1:
+        async with _fitted_with_stage(ground, stage, kept, known) as fitting:
+            yield fitting
+        return
+    async with open_gang(ground.gang()) as gang:
+        yield trainer_of(gang, manifest.outer, kept.state.recipe, events), None
+
+
+@asynccontextmanager
+async def _fitted_with_stage(ground: Ground, stage: int, kept: Kept, known: Known) -> AsyncIterator[Fitting]:
+    host, events = ground.host, ground.host.events
+    rules, pace = rules_of(ground.manifest), pace_of(ground.manifest, stage)
+
+    def replicas(of: int) -> dict[str, Load]:
+        return replicas_of(of, known(), time.time())
+
+    texts = await open_texts(ground) if stage == 0 else None
+    async with open_stage_gang(ground.gang(spec_of(ground.manifest, stage))) as gang:
+        samples = rules.round_samples if rules.synchronous else None
+        counting = Counting(kept.head, rules.micro_batch, samples, host.peer_id)
+        station = Station(stage, rules, gang, host, counting, replicas, events)
+        issuer, held_out = None, None
+        if texts is not None:
+            issuer = Issuer(station, FedTokens(host, rules, lambda: feeders(known()), texts.read), events)
+            held_out = _held_out(texts, rules.micro_batch)
+        post = StagePost(gang, station, pace, events, issuer, held_out, lambda: _first_round(known()))
+        trainer: StageTrainer
+        if rules.synchronous:
+            issue_here = None if issuer is None else issuer.reissue
+            trainer = Synchronous(post, Overseer(host, rules, pace, lambda: list(replicas(0)), issue_here, events))
+        else:
+            trainer = LocalSteps(post)
+        async with station.open():
+            yield trainer, station
+
+
+def rules_of(manifest: Manifest) -> PipelineRules:
+    """What the manifest of a pipeline fixes about its micro-batches."""
+    outer = manifest.outer
+    return PipelineRules(
+        run_id=manifest.run_id,
+        groups=manifest.groups,
+        micro_batch=manifest.micro_batch,
+        seq_len=manifest.data.seq_len,
+        hidden_size=manifest.model.hidden_size,
+        vocab_size=manifest.model.vocab_size,
+        activations=manifest.pipeline.activations,
+        synchronous=manifest.synchronous,
+        round_samples=outer.batch if isinstance(outer, AllReduce) else 0,
+    )
+
+
+def spec_of(manifest: Manifest, stage: int) -> StageSpec:
+    """What the worker of a stage is told."""
+    synchronous = manifest.synchronous
+    return StageSpec(
+        stages=manifest.cuts,
+        index=stage,
+        max_tokens=manifest.micro_batch * manifest.data.seq_len,
+        recompute=manifest.pipeline.recompute,
+        staleness=0 if synchronous else STALENESS,
+        previous=synchronous,
+    )
+
+
+def feeders(records: Mapping[str, MemberRecord]) -> list[str]:
+    """Who reads text for others."""
+    return [peer for peer, record in records.items() if record.role == "feeder"]
+
+
+def _held_out(texts: Texts, micro_batch: int) -> HeldOut:
+    async def batches() -> Sequence[Tensor]:
+        return await trio.to_thread.run_sync(texts.held_out, micro_batch)
+
+    return HeldOut(batches, texts.corpus.bytes_per_token)
+
+
+def _first_round(records: Mapping[str, MemberRecord]) -> int:
+    """The latest round that a replica of the first stage says it has committed."""
+    return max((r.round for r in records.values() if r.role == "stage" and r.stage == 0), default=0)
