@@ -178,6 +178,7 @@ def test_previous_weights_are_those_of_one_epoch_before_and_no_others() -> None:
         through = Pass(stage, 0, WEIGHTS[0][index], MicroBatch("a", index, 3, count=False))
         stage.import_weights(WEIGHTS[1][index], epoch=4)  # from 0: nobody has the weights of 3 here
         refused("epoch", through.forward)
+        refused("epoch", Pass(stage, 0, WEIGHTS[0][index], MicroBatch("a", index, 0, count=False)).forward)  # too old
         stage.step(0, torch.ones_like(stage.local), epoch=5)
         of_four = Pass(stage, 1, WEIGHTS[1][index], MicroBatch("b", index, 4, count=False))
         of_four.forward()
@@ -205,6 +206,16 @@ def test_with_staleness_what_counts_is_of_the_present_weights() -> None:
             given_up.backward(count=False)
             exact = counted.backward()
             assert relative(stage.gradient.flat, exact) < BOUND
+
+
+def test_what_counts_after_a_change_counts_with_the_new_weights() -> None:
+    """Also where those are still here that it went forward with."""
+    (stage,) = open_stages(SPLITS[1], previous=True, staleness=1)
+    forward([stage], "a", TOKENS)
+    new = init_flat(MODEL, seed=1)
+    stage.import_weights(new, epoch=1)
+    backward([stage], "a")
+    assert relative(stage.gradient.mean(), whole_gradient(MODEL, new, [TOKENS])[1]) < BOUND
 
 
 def test_evaluation_disturbs_nothing() -> None:

@@ -42,3 +42,11 @@ def test_withdrawing() -> None:
     assert sorted(found.id for found in waiting.withdraw(("a", 0))) == [0, 3, 5]
     assert waiting.withdraw(("a", 0)) == []
     assert [waiting.pop().id for _ in range(len(waiting))] == [2, 1, 4]
+
+
+def test_an_evaluation_and_another_attempt_are_not_withdrawn() -> None:
+    waiting = StageQueue()
+    waiting.push(RunForward(0, MicroBatch("a", 0, 0), 0, 1, 1, keep=False))
+    waiting.push(RunForward(1, MicroBatch("a", 0, 0, attempt=1), 0, 1, 1, keep=True))
+    assert waiting.withdraw(("a", 0)) == []
+    assert [found.id for found in waiting.withdraw(("a", 1))] == [1] and len(waiting) == 1
