@@ -107,6 +107,13 @@ class Engine:
     def phase(self) -> str:
         return self._here.phase
 
+    @property
+    def takes_part(self) -> bool:
+        """Whether the group counts on this peer: as a member, or as somebody whom the present plan takes in."""
+        round_, me = self._here.round, self._post.me
+        plan = round_.height.plan if round_ is not None else None
+        return self.head.has(me) or (plan is not None and plan.of(me) is not None)
+
     def _ready(self) -> dict[str, Member]:
         """Who wants to be planned for."""
         return self._here.knockers.ready(self._run.max_peers - len(self.head.members))

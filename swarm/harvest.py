@@ -93,9 +93,11 @@ class Harvest:
 
     def _is_late(self, now: float, took: Sequence[float]) -> bool:
         """Whether most have handed in, and the others had as much time again as may be expected of them. In a pipeline
-        the stages after the first all stop at the same event; in a synchronous one whoever gathers says when."""
+        the stages after the first all stop at the same event, which who has done nothing does not see; in a synchronous
+        one whoever gathers says when."""
         pace = self._post.pace
-        if pace.synchronous or len(took) <= len(self._assigned) // 2:
+        enough = 1 if pace.stage else len(self._assigned) // 2 + 1
+        if pace.synchronous or len(took) < enough:
             return False
         factor = 1.0 if pace.stage else WRAP_UP_FACTOR
         return now > self._height.planned_at + factor * median(took) + WRAP_UP_SLACK_S

@@ -102,8 +102,8 @@ class Seat:
 
     @property
     def is_member(self) -> bool:
-        """Whether the group counts on this peer."""
-        return self.engine.head.has(self._post.me)
+        """Whether the group counts on this peer, so that micro-batches may be sent to it."""
+        return self.engine.takes_part
 
     def load(self) -> Load:
         """How busy this replica of a stage is."""

@@ -108,6 +108,7 @@ class StageTrainer(ABC):
                     await trio.sleep(WATCH_S)
 
     async def train(self, order: Order) -> Work:
+        self._hurried = False  # a call to wrap up may have come when the round before had been handed in
         try:
             await self._changed.until(lambda: self._is_ready(order), math.inf)
             if order.assignment.anew or not self._may_go_on(order):
