@@ -233,9 +233,9 @@ class Sender:
                 self._host.events.emit("pipeline_resumed", stage=self.stage)
 
     def _look(self) -> None:
-        """Bring the wiring up to date with the records."""
-        now = trio.current_time()
-        found = dict(self._replicas())
+        """Bring the wiring up to date with the records, and with the heartbeat of those that it watches."""
+        now, suspects = trio.current_time(), self._host.suspects
+        found = {peer: load for peer, load in self._replicas().items() if peer not in suspects}
         for peer, (at, since) in list(self._gone.items()):
             if peer not in found or found[peer].at != at or now - since > GONE_S:
                 del self._gone[peer]
@@ -272,8 +272,7 @@ async def who_has(host: Host, group: str, span: Range, peers: Iterable[str], tim
                 nursery.cancel_scope.cancel()
 
         for peer in peers:
-            if peer not in host.suspects:
-                nursery.start_soon(ask, peer)
+            nursery.start_soon(ask, peer)
     return holder
 
 

