@@ -57,7 +57,8 @@ class _Pending(Pending):
 
 class StageGang:
     """Commands to the worker of stage `spec`; from `open_stage_gang`. Any number of calls at a time: backwards run
-    before forwards, and whatever takes or changes the state of the stage waits for all calls made before it.
+    before forwards, and whatever takes or changes the state of the stage waits for all calls made before it, but for a
+    step by its own gradient, which goes first.
 
     `outer` and `delta` are this stage's flat fp32 vectors, in the order of `layout`: the whole model's cut by
     `peer.layout.split_flat`. The caller writes `outer` (never during `import_weights` or `export`), and `delta` only

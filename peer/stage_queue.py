@@ -2,6 +2,7 @@
 
 A backward goes before every forward: it frees memory, and somebody upstream waits for it. What changes or takes the
 state of the whole stage keeps its place: all that was asked before it runs before it, all that was asked after, after.
+Only a step by the stage's own gradient goes first: it is asked for when enough is counted, and more would come in.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import heapq
 from typing import TypeGuard
 
-from peer.stage_messages import RunBackward, RunForward, StageCommand
+from peer.stage_messages import RunBackward, RunForward, RunStep, StageCommand
 from peer.stage_spec import PassKey
 
 _Entry = tuple[int, int, int, StageCommand]  # section, rank, number: no two are alike, so commands are never compared
@@ -19,6 +20,15 @@ def _belongs(command: StageCommand, key: PassKey) -> TypeGuard[RunForward | RunB
     if isinstance(command, RunForward):
         return command.keep and command.micro_batch.key == key
     return isinstance(command, RunBackward) and command.micro_batch.key == key
+
+
+def _rank(command: StageCommand) -> int | None:
+    """The lowest goes first; None: it keeps its place."""
+    if isinstance(command, RunForward):
+        return 1
+    if isinstance(command, RunBackward):
+        return 0
+    return -1 if isinstance(command, RunStep) and not command.merged else None
 
 
 class StageQueue:
@@ -31,11 +41,11 @@ class StageQueue:
         return len(self._heap)
 
     def push(self, command: StageCommand) -> None:
-        in_flight = isinstance(command, RunForward | RunBackward)
-        self._section += not in_flight  # such a command has a section of its own
+        rank = _rank(command)
+        self._section += rank is None  # such a command has a section of its own
         self._number += 1
-        heapq.heappush(self._heap, (self._section, isinstance(command, RunForward), self._number, command))
-        self._section += not in_flight
+        heapq.heappush(self._heap, (self._section, rank or 0, self._number, command))
+        self._section += rank is None
 
     def pop(self) -> StageCommand:
         """The next command; IndexError if there is none."""

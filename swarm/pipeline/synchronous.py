@@ -32,7 +32,7 @@ STALL_ANSWERS: Final = 4.0
 
 
 class Overseer:
-    """Sees to it that a round's batch is counted. `issuers()`: the replicas of stage 0; `issue_here` issues at this
+    """Sees to it that a round's batch is counted. `issuers()`: the live replicas of stage 0; `issue_here` issues at this
     peer, if it is one."""
 
     def __init__(
@@ -106,7 +106,8 @@ class Overseer:
         """By the live replicas of stage 0, in turn."""
         size = self._rules.micro_batch
         spans = [(first, first + size) for first in sorted(firsts)]
-        issuers = [peer for peer in sorted(self._issuers()) if peer not in self._host.suspects]
+        here = {self._host.peer_id} if self._issue_here is not None else set()
+        issuers = sorted({*self._issuers(), *here} - set(self._host.suspects))
         if not spans or not issuers:
             return
         self._events.emit("pipeline_reissued", samples=count(spans), round=head.round + 1, reason=reason)
@@ -115,8 +116,7 @@ class Overseer:
             mine = tuple(spans[(k + self._turn) % len(issuers) :: len(issuers)][:SPANS_MAX])
             if not mine:
                 continue
-            if peer == self._host.peer_id:
-                assert self._issue_here is not None
+            if peer == self._host.peer_id and self._issue_here is not None:
                 self._issue_here(mine, head.round)
                 continue
             try:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.stage_messages import RunBackward, RunForward, StageCommand, TakeGradient
+from peer.stage_messages import RunBackward, RunForward, RunStep, StageCommand, TakeGradient
 from peer.stage_queue import StageQueue
 from peer.stage_spec import MicroBatch
 
@@ -50,3 +50,13 @@ def test_an_evaluation_and_another_attempt_are_not_withdrawn() -> None:
     waiting.push(RunForward(1, MicroBatch("a", 0, 0, attempt=1), 0, 1, 1, keep=True))
     assert waiting.withdraw(("a", 0)) == []
     assert [found.id for found in waiting.withdraw(("a", 1))] == [1] and len(waiting) == 1
+
+
+def test_an_own_step_goes_first_and_a_merged_one_keeps_its_place() -> None:
+    waiting = StageQueue()
+    for id, kind in enumerate("tbf"):
+        waiting.push(command(kind, id))
+    waiting.push(RunStep(3, 0, False, None, None))
+    waiting.push(RunStep(4, 0, True, None, None))
+    waiting.push(command("b", 5))
+    assert [waiting.pop().id for _ in range(6)] == [0, 3, 1, 2, 4, 5]
