@@ -27,7 +27,7 @@ from cli.verdict import judge, train_losses
 from peer.errors import ConfigError, ResourceError, RoundError
 
 SPARE: Final = 2  # one is killed and one is frozen, and every stage keeps a replica
-PIPELINE_STEPS: Final = 20
+PIPELINE_STEPS: Final = 30
 MARK: Final = ".barnraise-quickstart"
 LEFTOVERS: Final = ("run.toml", "report.json", "loss.png", "coordinator*", "peer-*")
 

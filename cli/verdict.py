@@ -85,8 +85,9 @@ def _judge_pipeline(
     books, uncounted = _books(progress, model, heads, unknown)
     faults = {"killed": story.killed, "frozen": story.frozen, "added": story.added}
     commits = (commit for seen in progress.commits.values() for commit in seen.values())
-    ended = {name: max(progress.commits.get(name, {}), default=0) for name in story.survivors}
+    ended = {name: progress.rows[name].round for name in story.survivors}
     broken = broken_in_pipeline(commits, ended, rounds, faults, train_losses(progress), books)
+    broken += [f"{name} never took part in a commit" for name in story.added if not progress.commits.get(name)]
     rows = progress.rows
     return msgspec.structs.replace(
         report,
