@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,17 @@ class ChildFailed(Exception):
 class Child:
     """`python -m MODULE ARGUMENTS` in a process group of its own (daemons that it starts die and freeze with it)."""
 
-    def __init__(self, module: str, *arguments: object, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        module: str,
+        *arguments: object,
+        env: dict[str, str] | None = None,
+        place: Callable[..., list[str]] = lambda *command: [*command],
+    ) -> None:
+        """`place` wraps the command so that it runs elsewhere (`shaped_lan`)."""
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, *map(str, arguments)],
+            place(sys.executable, "-m", module, *map(str, arguments)),
             cwd=ROOT,  # -m: beside this file, `dht` would be the benchmark of that name
             env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
             stdin=subprocess.PIPE,

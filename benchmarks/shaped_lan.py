@@ -126,15 +126,21 @@ def shaped_lan(hosts: int, mbit: float, delay_ms: float = 0.0) -> Iterator[Lan]:
         lan.remove()
 
 
-def sent_over_link(pid: int) -> int:
-    """Bytes that have left the host where process `pid` runs over its link, as the kernel counts, headers included; 0
-    until the process is there."""
+def over_link(pid: int) -> tuple[int, int]:
+    """Bytes that have left the host where process `pid` runs over its link, and come in, as the kernel counts, headers
+    included; 0 until the process is there."""
     with open(f"/proc/{pid}/net/dev") as counters:
         for line in counters:
             name, _, figures = line.partition(":")
             if name.strip() == "wan":
-                return int(figures.split()[8])
-    return 0
+                received, sent = (int(figures.split()[column]) for column in (0, 8))
+                return sent, received
+    return 0, 0
+
+
+def sent_over_link(pid: int) -> int:
+    """The first of `over_link`."""
+    return over_link(pid)[0]
 
 
 def _call(command: list[str]) -> None:
