@@ -3,6 +3,8 @@ replicas stands in for the DHT."""
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -82,6 +84,10 @@ class Replica:
 
     def seen(self, name: str) -> list[Event]:
         return [event for event in self.events if event.name == name]
+
+    def kill_worker(self) -> None:
+        assert self.gang.worker_pid is not None
+        os.kill(self.gang.worker_pid, signal.SIGKILL)
 
     @asynccontextmanager
     async def serving(self, rules: PipelineRules, table: Table) -> AsyncIterator[Replica]:

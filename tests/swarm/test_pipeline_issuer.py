@@ -1,0 +1,126 @@
+"""Who issues micro-batches, with the text of feeders where there are any."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+import torch
+import trio
+
+from peer.errors import RemoteError
+from peer.host import Host
+from swarm.ledger import Range
+from swarm.messages import Done
+from swarm.pipeline.feeder import FedTokens, serve_tokens
+from swarm.pipeline.issuer import WINDOW_MIN, Issuer
+from swarm.pipeline.messages import FEED_SAMPLES_MAX, REISSUE, AskTokens, PipelineCalls, Reissue
+from swarm.pipeline.rules import PipelineRules
+from tests.peer.stage_harness import MODEL
+from tests.swarm.pipeline_harness import MICRO, SEQ, open_impostor, open_replicas, rules_of, serving, tokens_of
+
+RULES = rules_of(2)
+
+
+def read(spans: Sequence[Range]) -> torch.Tensor:
+    return torch.cat([tokens_of(span) for span in spans])
+
+
+class Local:
+    """The corpus of the one who asks; notes what it was asked for."""
+
+    def __init__(self) -> None:
+        self.read: list[Range] = []
+
+    def __call__(self, spans: Sequence[Range]) -> torch.Tensor:
+        self.read += spans
+        return read(spans)
+
+
+async def hosts(stack: AsyncExitStack, count: int) -> list[Host]:
+    found = [await stack.enter_async_context(open_impostor(RULES, 0, {}, None)) for _ in range(count)]
+    for one in found:
+        for other in found:
+            one.book.add(other.peer_id, other.addresses)
+    return found
+
+
+async def test_feeders_in_turn_and_local_text_where_they_fail() -> None:
+    async with AsyncExitStack() as stack:
+        me, good, gone, wrong_ids, too_few = await hosts(stack, 5)
+        serve_tokens(good.rpc, RULES, read)
+
+        def serve(host: Host, ids: torch.Tensor) -> None:
+            async def answer(call: object) -> tuple[Done, memoryview]:
+                return Done(), ids.numpy().astype("<u4").data
+
+            host.rpc.serve(PipelineCalls.of(RULES).tokens, answer)
+
+        serve(wrong_ids, torch.full((MICRO, SEQ + 1), MODEL.vocab_size))
+        serve(too_few, torch.zeros(MICRO, SEQ, dtype=torch.int64))
+        struck: list[str] = []
+        local, everybody = Local(), [host.peer_id for host in (good, gone, wrong_ids, too_few)]
+        source = FedTokens(me, RULES, lambda: everybody, local)
+        with me.events.subscribed(
+            lambda event: struck.append(str(event.fields["peer"])) if event.name == "peer_struck" else None
+        ):
+            for k in range(8):
+                span = (MICRO * k, MICRO * (k + 1))
+                assert torch.equal(await source((span,)), tokens_of(span))
+        assert sorted(struck) == sorted([wrong_ids.peer_id, too_few.peer_id])
+        assert len(local.read) == 3, "each bad feeder was asked once"
+        assert torch.equal(await FedTokens(me, RULES, list, local)(((4, 6),)), tokens_of((4, 6)))
+
+
+async def test_a_feeder_answers_no_nonsense() -> None:
+    async with AsyncExitStack() as stack:
+        me, feeder = await hosts(stack, 2)
+        serve_tokens(feeder.rpc, RULES, read)
+        method = PipelineCalls.of(RULES).tokens
+        for request in (
+            AskTokens("run", ()),
+            AskTokens("run", ((5, 5),)),
+            AskTokens("run", ((0, FEED_SAMPLES_MAX + 1),)),
+            AskTokens("another run", ((0, 2),)),
+        ):
+            with pytest.raises(RemoteError, match="samples at once"):
+                await me.rpc.call(feeder.peer_id, method, request, timeout_s=5)
+
+
+@pytest.mark.process
+@pytest.mark.skipif(sys.platform != "linux", reason="stages run in worker processes, supervised through /proc")
+async def test_an_issuer_takes_its_samples_through_and_reports(tmp_path: Path) -> None:
+    rules: PipelineRules = RULES
+    async with open_replicas(tmp_path, [1, 1]) as stages, serving(stages, rules):
+        first, last = stages[0][0], stages[1][0]
+
+        async def source(spans: Sequence[Range]) -> torch.Tensor:
+            return read(spans)
+
+        issuer = Issuer(first.station, source, first.log)
+        async with issuer.open():
+            await issuer.issue([(0, 40), (60, 64)])
+            assert first.station.counting.counted == last.station.counting.counted == ((0, 40), (60, 64))
+            assert WINDOW_MIN <= issuer.window <= rules.window_max
+            assert first.station.load().service_s > 0 and first.station.answer_s > 0
+
+            # A leader asks for two once more: one is counted everywhere already.
+            ended = trio.Event()
+            results: list[tuple[Range, bool]] = []
+
+            def on_result(result: object) -> None:
+                results.append((result.span, result.counted))  # type: ignore[attr-defined]
+                if len(results) == 2:
+                    ended.set()
+
+            issuer.on_result = on_result
+            request = Reissue(rules.groups[0], 0, ((38, 42),))
+            await last.host.rpc.call(first.peer, REISSUE, request, timeout_s=5)
+            await ended.wait()
+            assert sorted(results) == [((38, 40), False), ((40, 42), True)]
+        totals = first.seen("pipeline_progress")[-1].fields
+        assert totals == {"issued": 24, "completed": 24, "retried": 0, "abandoned": 0}
+        assert last.station.counting.counted == ((0, 42), (60, 64))
