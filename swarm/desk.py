@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
 import trio
 
 from peer.errors import ProtocolViolation, RoundDiscarded, RoundError
@@ -16,7 +17,7 @@ from peer.identity import Signed, open_body
 from peer.method import Call
 from peer.wire import Buffer
 from swarm import messages as say
-from swarm.chain import Head, Member
+from swarm.chain import Hash, Head, Member
 from swarm.follow import Sighting
 from swarm.height import Changed
 from swarm.knockers import Knockers
@@ -25,6 +26,12 @@ from swarm.round import Round
 
 KNOCK_BEHIND_MAX: Final = 2  # rounds: who is that near catches up by replay while its promise is waited for
 ADDRESSES_MAX: Final = 1024  # learnt from one message
+
+
+class _About(msgspec.Struct, frozen=True):
+    """What signed plans and contributions have in common."""
+
+    head: Hash
 
 
 @dataclass(frozen=True)
@@ -123,12 +130,19 @@ class Desk:
             raise RoundDiscarded("that round is over, or not begun here")
         return round_
 
+    def _about(self, signed: Signed) -> Round:
+        """The round of a signed plan or contribution; nobody's offence if it is one that we have left."""
+        try:
+            return self._named(msgspec.msgpack.decode(signed.body, type=_About).head)
+        except msgspec.MsgspecError as error:
+            raise ProtocolViolation("a plan or contribution names no head") from error
+
     async def _on_work(self, call: Call[say.Work]) -> say.Done:
-        self._current().take_work(call.body.plan, call.body.wrap_up, call.peer)
+        self._about(call.body.plan).take_work(call.body.plan, call.body.wrap_up, call.peer)
         return say.Done()
 
     async def _on_hand_in(self, call: Call[say.HandIn]) -> say.Done:
-        self._current().take_hand_in(call.body.contribution)
+        self._about(call.body.contribution).take_hand_in(call.body.contribution)
         return say.Done()
 
     async def _on_exchange(self, call: Call[say.Exchange]) -> say.Done:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import trio
 
 from peer.errors import RemoteError
 from peer.events import EventLog
@@ -15,7 +16,7 @@ from peer.identity import Identity, sign_body
 from peer.method import Method
 from swarm import messages as say
 from swarm.chain import Member, genesis
-from swarm.plan import Assignment
+from swarm.plan import PLAN_KIND, Assignment, WorkPlan
 from tests.swarm.group import open_group
 
 
@@ -38,10 +39,21 @@ async def test_calls_for_another_group_are_refused_without_a_strike(tmp_path: Pa
             (say.PREPARE, say.Prepare(elsewhere, 0, {})),
             (say.REGROUP, say.Regroup(sign_body(authority, say.REGROUP_KIND, elsewhere), {})),
         ]
+        plan = WorkPlan(elsewhere.hash, 1, 0, (), 1.0)
+        work = say.Work(sign_body(asker.identity, PLAN_KIND, plan), wrap_up=True)
         for method, ask in asks:
             with pytest.raises(RemoteError, match="in another group") as refused:
                 await asker.rpc.call(seat.host.peer_id, method, ask, timeout_s=5)
             assert refused.value.code == "RoundError"
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(seat.engine.run)  # now there is a round that it could be about
+            with trio.fail_after(10):
+                while seat.engine.phase != "knocking":
+                    await trio.sleep(0.02)
+            with pytest.raises(RemoteError) as refused:
+                await asker.rpc.call(seat.host.peer_id, say.WORK, work, timeout_s=5)
+            nursery.cancel_scope.cancel()
+        assert refused.value.code == "RoundDiscarded"
         assert not seat.seen("peer_struck")
         for name in ("", "run"):
             answer = await asker.rpc.call(seat.host.peer_id, say.STANDING, say.AskHead(name), timeout_s=5)
