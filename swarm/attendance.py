@@ -32,7 +32,7 @@ from swarm.pipeline.rules import Load
 from swarm.seat import Seat, open_seat
 from swarm.texts import open_texts
 
-SETTLE_S: Final = 2 * REFRESH_S  # until all who choose now have read each other
+SETTLE_S: Final = 1.5  # for what was published to be read by those who choose, too
 LATE_S: Final = 5.0  # who is not at work by the time it expected publishes that it takes so much longer
 WATCHED_MAX: Final = 64
 PART_S: Final = 60.0  # after its own group's last commit a peer serves the other groups so long at most

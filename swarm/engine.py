@@ -219,8 +219,13 @@ class Engine:
             return weigh([*standings, mine], self._run.authority, self._run.genesis, view, unheard)
 
         def enough(standings: list[tuple[str, say.Standing]], unheard: int) -> bool:
-            """A majority further on is worth following at once; whoever is frozen would hold up the answer."""
-            return any(s.head.height > self.head.height for s in weighed(standings, unheard)[:1])
+            """A majority further on is worth following at once; whoever is frozen would hold up the answer. What only
+            the authority remembers may be long past, and nobody has its state any more."""
+            return any(
+                s.head.height > self.head.height
+                and (s.head.state_hash == self.head.state_hash or set(s.holders) != {self._run.authority})
+                for s in weighed(standings, unheard)[:1]
+            )
 
         others = [peer for peer in peers if peer != me and peer not in suspects]
         sightings = weighed(await ask_standings(self._post.host.rpc, others, group=self.head.run_id, enough=enough))
