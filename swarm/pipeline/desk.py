@@ -84,7 +84,7 @@ class PassDesk:
             wait_s = compute.waiting * compute.service_s
             return Passed("busy", "full", "the queue is full", retry_after_s=wait_s), _NOTHING
         try:
-            returned = await (self._work.evaluate(errand) if request.evaluate else self._count(errand))
+            returned = await (self._work.evaluate(errand) if request.evaluate else self._work.run(errand))
         except ProtocolViolation as error:
             return self._refuse(peer, "value", error)
         except StageRefused as refused:
@@ -92,15 +92,6 @@ class PassDesk:
         except WorkerError as error:
             return Passed("later", "worker", str(error), WORKER_S, begun=True), _NOTHING
         return await self._answer(returned, errand)
-
-    async def _count(self, errand: Errand) -> Returned | Undelivered:
-        try:
-            return await self._work.run(errand)
-        except StageRefused as refused:
-            if refused.reason != "duplicate":
-                raise
-        errand.counts = False  # another copy is under way here, and it is that one which counts
-        return await self._work.run(errand)
 
     async def _answer(self, returned: Returned | Undelivered, errand: Errand) -> Answer:
         if isinstance(returned, Undelivered):

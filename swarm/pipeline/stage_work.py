@@ -17,7 +17,7 @@ import trio
 from torch import Tensor
 
 from peer import faults
-from peer.errors import WorkerError
+from peer.errors import StageRefused, WorkerError
 from peer.rpc import Reply
 from peer.stage_gang import MicroBatch, Slot
 from swarm.ledger import Range
@@ -97,6 +97,15 @@ class StageWork:
     async def run(self, errand: Errand) -> Returned | Undelivered:
         """Raises StageRefused and WorkerError (nothing was counted, but later stages may have: see `Sender`), and
         ProtocolViolation where the hidden state does not decode."""
+        try:
+            return await self._run(errand)
+        except StageRefused as refused:
+            if refused.reason != "duplicate":
+                raise
+        errand.counts = False  # another copy is under way here, and it is that one which counts
+        return await self._run(errand)
+
+    async def _run(self, errand: Errand) -> Returned | Undelivered:
         self.notice_loss()
         self.begun += 1
         faults.reach("pipeline_forward", self.begun)
