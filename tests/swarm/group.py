@@ -60,12 +60,15 @@ class InventedTrainer:
     deltas: Deltas
     speed: float = 10.0
     gate: trio.Event | None = None
+    waiting: bool = False  # at the gate
     theta: torch.Tensor | None = None
 
     async def train(self, order: Order) -> Work:
         assignment = order.assignment
         if self.gate is not None:
+            self.waiting = True
             await self.gate.wait()
+            self.waiting = False
         await trio.lowlevel.checkpoint()
         assert count(assignment.ranges) == assignment.steps * BATCH
         delta = self.deltas(self.peer, order.turn.step, assignment)

@@ -51,9 +51,10 @@ async def test_orders_of_a_peer_that_does_not_lead_are_refused(tmp_path: Path) -
         await scene.rounds(1)
         victim, liar = scene.honest[0], scene.liar
         gate = trio.Event()
-        for seat in (*scene.honest, liar.seat):
-            seat.post.trainer.gate = gate  # type: ignore[attr-defined]
-        while any(round_of(seat).height.plan is None for seat in scene.honest):
+        trainers: list[Any] = [seat.post.trainer for seat in (*scene.honest, liar.seat)]
+        for trainer in trainers:
+            trainer.gate = gate
+        while not all(trainer.waiting for trainer in trainers):  # in one round, then, which stays where it is
             await trio.sleep(0.02)
         height = round_of(victim).height
         head, plan = height.head, height.plan
