@@ -27,6 +27,9 @@ from swarm.pipeline.messages import Pass, Passed
 from swarm.pipeline.sender import Sender, Undelivered
 
 OWN_RESERVE: Final = 0.1  # of the caller's time, for what is still to be done here when the answer comes
+STALL_S: Final = 1.0
+STALL: Final = 4.0  # times the usual: then something was wrong
+HANG_UP_S: Final = 0.2
 NOTHING: Final = memoryview(b"")
 
 
@@ -47,6 +50,7 @@ class Errand:
     again: bool = False
     until: float = math.inf
     times: Times = field(default_factory=Times)
+    began: float = field(default_factory=trio.current_time)
 
 
 @dataclass(frozen=True)
@@ -175,6 +179,9 @@ class StageWork:
         """Whether it was counted."""
         counting, span = self.counting, errand.span
         faults.reach("pipeline_backward", self.begun)
+        if trio.current_time() - errand.began > max(STALL_S, STALL * self.answer_s):
+            # We may have been frozen, and given up for it: then our caller's hanging up is on its way to this task.
+            await trio.sleep(HANG_UP_S)
         with trio.CancelScope(shield=True):
             self.notice_loss()
             counts = of.count and counting.begin(span, errand.epoch)
