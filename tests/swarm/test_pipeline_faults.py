@@ -105,9 +105,11 @@ async def test_faults_in_the_middle_cost_a_retry_each(tmp_path: Path) -> None:
             await issue_all(first, spans)
             assert killed.process.wait(10) == -signal.SIGKILL
             frozen.process.send_signal(signal.SIGCONT)
-            counted = [*await dropper.counted(), *await frozen.counted()]
-            assert len(set(counted)) == len(counted), "counted twice"
-            assert len(spans) - 2 <= len(counted) <= len(spans), "the killed one fell with its third"
+            counted, thawed = set(await dropper.counted()), set(await frozen.counted())
+            assert len(spans) - 2 <= len(counted | thawed) <= len(spans), "the killed one fell with its third"
+            # What it had in hand as it froze was retried without its word. Both have counted that if its worker was
+            # done; then their contributions overlap, and the leader of the round takes one of them.
+            assert len(counted & thawed) <= 3
             assert count(first.station.counting.counted) == count(last.station.counting.counted) == MICRO * len(spans)
             for replica in (first, last):
                 assert len((await replica.gang.take_gradient()).micro_batches) == len(spans)
