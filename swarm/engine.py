@@ -167,7 +167,8 @@ class Engine:
     async def _follow(self, height: Height, attempt: int) -> None:
         """Wait while the leader of `attempt` makes progress."""
         leader = height.head.leader(attempt).peer
-        height.expect_progress_within(2 * self._post.tempo.answer_s)
+        if height.awaits != leader:  # else it has its time: it may have been quicker than we are
+            height.expect_progress_within(2 * self._post.tempo.answer_s, leader)
         while height.decided is None and height.acceptor.promised <= attempt:
             if leader in self._post.host.suspects or trio.current_time() > height.stage_deadline:
                 return

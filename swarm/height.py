@@ -66,6 +66,7 @@ class Height:
         self.left_out = False
         self.awaited = 0  # the attempt that this peer leads or waits for
         self.stage_deadline = trio.current_time()
+        self.awaits = ""  # the leader (peer id) to whom that deadline was given
         self.changed = Changed()
 
     def drop_work(self) -> None:
@@ -75,8 +76,9 @@ class Height:
         self.slices = RoundSlices()
         self.changed.notify()
 
-    def expect_progress_within(self, seconds: float) -> None:
+    def expect_progress_within(self, seconds: float, leader: str) -> None:
         """The leader shows a sign of progress before this, or the next one takes over."""
+        self.awaits = leader
         self.stage_deadline = trio.current_time() + seconds
         self.changed.notify()
 

@@ -29,7 +29,7 @@ class Patience:
         had = {(who, what) for who, what in self._given if who == leader}
         if (leader, stage) not in had and len(had) < STAGES_PER_LEADER:
             self._given.add((leader, stage))
-            self._height.expect_progress_within(seconds)
+            self._height.expect_progress_within(seconds, leader)
 
     def is_due(self, attempt: int) -> bool:
         """Whether to listen to the leader of `attempt`: nobody else is making progress now."""

@@ -135,7 +135,10 @@ class Round:
         plan = open_body(signed, PLAN_KIND, WorkPlan)
         if plan.head != height.head.hash:
             raise RoundDiscarded("the plan is for another round, or another group's")
-        self._check_order(leader, max(height.acceptor.promised, 0))
+        promised = max(height.acceptor.promised, 0)
+        if height.plan == plan and leader == signed.signer and height.head.leader(promised).peer != leader:
+            raise RoundDiscarded("a later attempt was promised")  # which it need not know
+        self._check_order(leader, promised)
         if height.plan == plan:
             self._stint.go_on(plan, leader, wrap_up)
         if height.plan == plan or (height.plan is not None and plan.attempt <= height.plan.attempt):

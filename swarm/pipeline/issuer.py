@@ -7,6 +7,7 @@ for one: more would only lie in the queues of slower stages.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Final
 import trio
 
 from peer.events import EventLog
-from swarm.ledger import Range
+from swarm.ledger import Range, union
 from swarm.pipeline.counting import spans_of
 from swarm.pipeline.feeder import TokenSource
 from swarm.pipeline.station import IssueResult, Station
@@ -44,8 +45,10 @@ class Issuer:
         self.on_result: Callable[[IssueResult], None] = lambda result: None
         self._tokens, self._events = tokens, events
         self._window = trio.CapacityLimiter(WINDOW_MIN)
+        self._window_again = trio.CapacityLimiter(WINDOW_MIN)  # what holds up a later stage must not wait for it
         self._nursery: trio.Nursery | None = None
         self._under_way: set[int] = set()
+        self._planned: Counter[int] = Counter()  # of calls of `issue` that have not ended
         self._told_at = -math.inf
 
     @property
@@ -56,16 +59,22 @@ class Issuer:
         wanted = math.ceil(station.unqueued_s / service_s) + 1 if service_s > 0 else 0
         return max(WINDOW_MIN, min(station.rules.window_max, wanted))
 
+    @property
+    def issuing(self) -> tuple[Range, ...]:
+        """What is under way from here, or is to be."""
+        size = self.station.rules.micro_batch
+        return union((first, first + size) for first in {*self._planned, *self._under_way})
+
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
         """Inside the block the issuer issues again what it is asked to."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
-            self.station.on_reissue = self.reissue
+            self.station.on_reissue, self.station.issuing = self.reissue, lambda: self.issuing
             try:
                 yield
             finally:
-                self.station.on_reissue = lambda spans, epoch: None
+                self.station.on_reissue, self.station.issuing = lambda spans, epoch: None, lambda: ()
                 self._nursery = None
                 nursery.cancel_scope.cancel()
                 self._tell(now=True)
@@ -75,34 +84,42 @@ class Issuer:
     ) -> None:
         """Issue all micro-batches of `ranges`, and return when all have ended. Cancelled, those under way are given up.
         `again`: they may have been counted before. No more are begun when `go_on()` is false."""
-        async with trio.open_nursery() as nursery:
-            for span in spans_of(ranges, self.station.rules.micro_batch):
-                token = object()
-                await self._window.acquire_on_behalf_of(token)
-                if not go_on():
-                    self._window.release_on_behalf_of(token)
-                    break
-                nursery.start_soon(self._issue, span, again, token)
+        spans = spans_of(ranges, self.station.rules.micro_batch)
+        firsts = [first for first, _ in spans]
+        self._planned.update(firsts)
+        try:
+            async with trio.open_nursery() as nursery:
+                for span in spans:
+                    token = object()
+                    await self._window.acquire_on_behalf_of(token)
+                    if not go_on():
+                        self._window.release_on_behalf_of(token)
+                        break
+                    nursery.start_soon(self._issue, span, again, self._window, token)
+        finally:
+            self._planned -= Counter(firsts)
         self._tell(now=True)
 
     def reissue(self, spans: Iterable[Range], epoch: int | None = None) -> None:
         """Issue these once more, beside all else, for `epoch` (see `Origin.issue`); those under way from here are left
         to it."""
         for span in spans_of(spans, self.station.rules.micro_batch):
-            if self._nursery is not None and span[0] not in self._under_way:
+            if self._nursery is not None and span[0] not in self._under_way and span[0] not in self._planned:
                 self._under_way.add(span[0])
                 self._nursery.start_soon(self._reissue, span, epoch)
 
     async def _reissue(self, span: Range, epoch: int | None) -> None:
         token = object()
         try:
-            await self._window.acquire_on_behalf_of(token)
+            await self._window_again.acquire_on_behalf_of(token)
         except trio.Cancelled:
             self._under_way.discard(span[0])
             raise
-        await self._issue(span, True, token, epoch)
+        await self._issue(span, True, self._window_again, token, epoch)
 
-    async def _issue(self, span: Range, again: bool, token: object, epoch: int | None = None) -> None:
+    async def _issue(
+        self, span: Range, again: bool, window: trio.CapacityLimiter, token: object, epoch: int | None = None
+    ) -> None:
         totals = self.totals
         ended = False
         totals.issued += 1
@@ -117,7 +134,7 @@ class Issuer:
         finally:
             totals.abandoned += not ended
             self._under_way.discard(span[0])
-            self._window.release_on_behalf_of(token)
+            window.release_on_behalf_of(token)
             self._window.total_tokens = self.window
             self._tell()
 

@@ -92,9 +92,11 @@ class AskCounted(msgspec.Struct, frozen=True):
 
 
 class Counted(msgspec.Struct, frozen=True):
-    """Empty where the replica is in another epoch."""
+    """`spans`: empty where the replica is in another epoch. `issuing`, on stage 0: what it is about to take through all
+    stages, or is at already, of whatever epoch."""
 
     spans: Spans
+    issuing: Spans = ()
 
 
 class Reissue(msgspec.Struct, frozen=True):

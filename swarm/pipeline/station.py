@@ -29,6 +29,7 @@ from swarm.pipeline.messages import (
     COUNTED,
     REISSUE,
     SEEN,
+    SPANS_MAX,
     AskCounted,
     AskSeen,
     Counted,
@@ -76,6 +77,8 @@ class Station:
         self._calls = calls
         self.on_reissue: Callable[[tuple[Range, ...], int], None] = lambda spans, epoch: None
         """Stage 0: asked to issue these once more, for that epoch (see `swarm.pipeline.issuer`)."""
+        self.issuing: Callable[[], tuple[Range, ...]] = lambda: ()
+        """Stage 0: what its issuer is at, or about to issue."""
         self.on_lost: Callable[[], None] = lambda: None
         """The worker was lost: nothing is counted any more, and weights must be imported."""
 
@@ -180,7 +183,8 @@ class Station:
     async def _on_counted(self, call: Call[AskCounted]) -> Counted:
         self._work.notice_loss()
         here = call.body.group == self._group and call.body.epoch == self.counting.epoch
-        return Counted(self.counting.counted if here else ())
+        issuing = self.issuing() if call.body.group == self._group else ()
+        return Counted(self.counting.counted if here else (), issuing[:SPANS_MAX])
 
     async def _on_reissue(self, call: Call[Reissue]) -> Done:
         behind = self.counting.epoch - call.body.epoch

@@ -22,6 +22,7 @@ from swarm.pace import Pace
 from swarm.pipeline.messages import COUNTED, REISSUE, SPANS_MAX, AskCounted, Reissue
 from swarm.pipeline.rules import PipelineRules
 from swarm.pipeline.stage_trainer import Adoption, StagePost, StageTrainer
+from swarm.pipeline.station import Station
 from swarm.trainer import Order, Work
 
 POLL_S: Final = 0.2
@@ -32,8 +33,8 @@ STALL_ANSWERS: Final = 4.0
 
 
 class Overseer:
-    """Sees to it that a round's batch is counted. `issuers()`: the live replicas of stage 0; `issue_here` issues at this
-    peer, if it is one."""
+    """Sees to it that a round's batch is counted. `issuers()`: the live replicas of stage 0; `issue_here` issues at
+    this peer, if it is one."""
 
     def __init__(
         self,
@@ -48,34 +49,35 @@ class Overseer:
         self._issuers, self._issue_here = issuers, issue_here
         self._events = events
         self._turn = 0
+        self._seen = b""  # hash of the head whose round was gathered for last
 
-    async def gather(
-        self, head: Head, members: Sequence[str], mine: Callable[[], tuple[Range, ...]], answer_s: Callable[[], float]
-    ) -> None:
-        """Until the members, of whom we are one, have counted the whole batch of the round after `head`."""
+    async def gather(self, head: Head, members: Sequence[str], station: Station) -> None:
+        """Until the members, of whom we with our `station` are one, have counted the whole batch of the round after
+        `head`."""
         batch = self._pace.batch(head)
         assert batch is not None
         wanted = set(range(*batch, self._rules.micro_batch))
         have: dict[str, set[int]] = {}  # first samples of what each has counted
         counted: set[int] = set()
-        grown_at = trio.current_time()
+        again, self._seen = self._seen == head.hash, head.hash
+        grown_at = -math.inf if again else trio.current_time()  # it was whole before: what is missing now is lost
         while True:
             suspects = self._host.suspects
             have = {peer: firsts for peer, firsts in have.items() if peer not in suspects}
-            have[self._host.peer_id] = self._firsts(mine(), batch)
+            have[self._host.peer_id] = self._firsts(station.counting.counted, batch)
             others = [m for m in members if m != self._host.peer_id and m not in suspects]
             await self._poll(head, others, have, batch)
             now, before, counted = trio.current_time(), counted, set().union(*have.values())
             if counted == wanted:
                 return
-            await self._reissue(head, before - counted, "counted by a peer or a worker that is gone")
-            if not counted <= before:
+            await self._reissue(head, before - counted, station, "counted by a peer or a worker that is gone")
+            if not counted <= before and before:
                 grown_at = now
-            usual_s = answer_s()
+            usual_s = station.answer_s
             patience_s = max(STALL_S, STALL_ANSWERS * usual_s) if usual_s else STALL_FIRST_S
             if now - grown_at > patience_s:
                 grown_at = now
-                await self._reissue(head, wanted - counted, "missing")
+                await self._reissue(head, wanted - counted, station, "missing")
             await trio.sleep(POLL_S)
 
     async def _poll(self, head: Head, members: Sequence[str], have: dict[str, set[int]], batch: Range) -> None:
@@ -93,6 +95,27 @@ class Overseer:
             for peer in members:
                 nursery.start_soon(poll, peer)
 
+    async def _issuing(self, head: Head, issuers: Sequence[str], station: Station) -> set[int]:
+        """What replicas of stage 0 are at: it will come, or hangs like all else, and another copy would be counted
+        twice."""
+        batch = self._pace.batch(head)
+        assert batch is not None
+        found = self._firsts(station.issuing(), batch)
+        ask = AskCounted(self._rules.groups[0], head.round)
+
+        async def poll(peer: str) -> None:
+            try:
+                reply = await self._host.rpc.call(peer, COUNTED, ask, timeout_s=ANSWER_S)
+                found.update(self._firsts(reply.body.issuing, batch))
+            except BarnraiseError:
+                return
+
+        async with trio.open_nursery() as nursery:
+            for peer in issuers:
+                if peer != self._host.peer_id:
+                    nursery.start_soon(poll, peer)
+        return found
+
     def _firsts(self, ranges: Iterable[Range], batch: Range) -> set[int]:
         """The micro-batches of the batch that lie in `ranges`, which a peer may have made up."""
         size = self._rules.micro_batch
@@ -102,12 +125,15 @@ class Overseer:
             firsts.update(range(begin + -begin % size, min(last, batch[1]) - size + 1, size))
         return firsts
 
-    async def _reissue(self, head: Head, firsts: set[int], reason: str) -> None:
+    async def _reissue(self, head: Head, firsts: set[int], station: Station, reason: str) -> None:
         """By the live replicas of stage 0, in turn."""
-        size = self._rules.micro_batch
-        spans = [(first, first + size) for first in sorted(firsts)]
+        if not firsts:
+            return
         here = {self._host.peer_id} if self._issue_here is not None else set()
         issuers = sorted({*self._issuers(), *here} - set(self._host.suspects))
+        size = self._rules.micro_batch
+        firsts = firsts - await self._issuing(head, issuers, station)
+        spans = [(first, first + size) for first in sorted(firsts)]
         if not spans or not issuers:
             return
         self._events.emit("pipeline_reissued", samples=count(spans), round=head.round + 1, reason=reason)
@@ -137,9 +163,7 @@ class Synchronous(StageTrainer):
     async def gather(self, members: Sequence[str]) -> None:
         await self._changed.until(lambda: self.head is not None and self._adoption is None, math.inf)
         assert self.head is not None
-        await self._overseer.gather(
-            self.head, members, lambda: self._counting.counted, lambda: self._station.answer_s
-        )
+        await self._overseer.gather(self.head, members, self._station)
 
     async def _train(self, order: Order) -> Work:
         await self._validate_if_due()

@@ -1,0 +1,171 @@
+"""Replicas of a small model's stages with their engines, over real sockets and with real workers; a static table of
+replicas stands in for the DHT, a throwaway key for the authority."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import trio
+
+from optim.config import AllReduce, CodecConfig, OuterConfig
+from optim.recipes.registry import build_recipe
+from peer.config import InnerConfig
+from peer.identity import Identity, sign_body
+from peer.layout import init_flat, split_flat
+from swarm.chain import Head, Member, genesis
+from swarm.desk import RunFacts
+from swarm.engine import Engine
+from swarm.fetch import fetch_state
+from swarm.follow import Sighting
+from swarm.ledger import Range
+from swarm.messages import REGROUP_KIND
+from swarm.outer_state import OuterState
+from swarm.pace import Pace
+from swarm.pipeline.counting import Counting
+from swarm.pipeline.issuer import Issuer
+from swarm.pipeline.local_steps import LocalSteps
+from swarm.pipeline.rules import Load, PipelineRules
+from swarm.pipeline.stage_trainer import StagePost, StageTrainer
+from swarm.pipeline.station import Station
+from swarm.pipeline.synchronous import Overseer, Synchronous
+from swarm.post import Post
+from swarm.replay import replay
+from swarm.snapshots import SnapshotShelf
+from swarm.tempo import Tempo
+from tests.peer.stage_harness import INNER, MODEL, SPLITS
+from tests.swarm.pipeline_harness import MICRO, SEQ, Replica, Table, replicas_in, rules_of, tokens_of
+
+FP32 = CodecConfig(up="fp32", down="fp32")
+# Unclipped, for a stage does not know the whole gradient's norm; eps so large that AdamW does not divide rounding
+# errors by themselves: with 1e-8 one process in fp32 is 2e-5 from the same in float64 after five steps, with this 2e-6.
+UNCLIPPED = msgspec.structs.replace(INNER, clip_norm=1e9, eps=1e-3)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A run. `members[s]`: those of stage s in its first round."""
+
+    stages: int
+    outer: OuterConfig
+    rounds: int
+    codec: CodecConfig = FP32
+    inner: InnerConfig = UNCLIPPED
+
+    @property
+    def rules(self) -> PipelineRules:
+        batch = self.outer.batch if isinstance(self.outer, AllReduce) else 0
+        return rules_of(self.stages, synchronous=batch > 0, round_samples=batch)
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """Of the workers."""
+        synchronous = self.rules.synchronous
+        return {"staleness": 0 if synchronous else 1, "previous": synchronous}
+
+
+@dataclass
+class StageSeat:
+    """One replica that takes part in its group's rounds. Implements the engine's Keeper."""
+
+    replica: Replica
+    post: Post
+    trainer: StageTrainer
+    shelf: SnapshotShelf
+    others: Callable[[], Iterable[str]]
+    folder: Path
+    entry: dict[str, Any]  # in the table: its round, as records say it
+    heads: list[Head] = field(default_factory=list)
+    merged: list[tuple[tuple[Range, ...], ...]] = field(default_factory=list)
+    engine: Engine = field(init=False)
+
+    async def committed(self, head: Head, results: list[memoryview]) -> None:
+        state = self.post.state
+        assert state.tree.root == head.state_hash
+        self.merged.append(self.engine.counted if results else ())
+        self.entry["round"] = head.round
+        same = bool(self.heads) and self.heads[-1].state_hash == head.state_hash
+        self.heads.append(head)
+        self.shelf.publish(state.tree, state.tensors, msgspec.msgpack.encode(head), results)
+        changed = () if same else state.changed if results else None
+        self.trainer.adopt(state.theta, changed, head)
+
+    async def fetch(self, sighting: Sighting, mine: Head) -> None:
+        donors = list(sighting.holders)
+        if not await replay(self.post, mine, sighting.head.state_hash, donors):
+            fetched = await fetch_state(
+                self.replica.host.rpc,
+                lambda: donors,
+                sighting.head.state_hash,
+                self.post.state.size_bytes,
+                self.folder / "state.part",
+                self.post.events,
+            )
+            self.post.state.replace(fetched.tensors, fetched.tree)
+
+    def known_peers(self) -> Iterable[str]:
+        return self.others()
+
+
+def _first_round(table: Table) -> int:
+    return max(entry.get("round", 0) for entry in table.values() if entry["stage"] == 0)
+
+
+def entry_of(replica: Replica) -> dict[str, Any]:
+    """Of the table."""
+    return {"stage": replica.stage, "addresses": list(replica.host.addresses), "session": secrets.token_hex(4)}
+
+
+@asynccontextmanager
+async def seated(
+    replica: Replica, setting: Setting, table: Table, authority: Identity, folder: Path
+) -> AsyncIterator[StageSeat]:
+    """The engine is ready to run. `table` knows all replicas that there are, by peer id."""
+    stage, rules, host, log = replica.stage, setting.rules, replica.host, replica.log
+    theta = split_flat(MODEL, init_flat(MODEL, seed=0), SPLITS[setting.stages])[stage]
+    recipe = build_recipe(setting.outer, setting.codec, replica.gang.layout, setting.inner)
+    state = OuterState([theta.clone(), *(torch.zeros_like(theta) for _ in recipe.shared)], recipe)
+    first = genesis(rules.groups[stage], state.tree.root)
+    mates = {peer: entry for peer, entry in table.items() if entry["stage"] == stage}
+    head = first.regrouped(tuple(Member(peer, entry["session"]) for peer, entry in mates.items()), 1)
+    pace = Pace(setting.outer, setting.inner, SEQ, 600.0, stage, setting.stages, MICRO)
+    counting = Counting(head, MICRO, rules.round_samples or None, host.peer_id)
+
+    def replicas_of(of: int) -> dict[str, Load]:
+        return {p: load for p, load in replicas_in(table, of, host).items() if p not in host.suspects}
+
+    async def tokens(spans: Sequence[Range]) -> torch.Tensor:
+        return torch.cat([tokens_of(span) for span in spans])
+
+    station = Station(stage, rules, replica.gang, host, counting, replicas_of, log)
+    replica.station = station
+    issuer = Issuer(station, tokens, log) if stage == 0 else None
+    post = StagePost(replica.gang, station, pace, log, issuer, None, lambda: _first_round(table))
+    trainer: StageTrainer
+    if rules.synchronous:
+        issue_here = issuer.reissue if issuer is not None else None
+        trainer = Synchronous(post, Overseer(host, rules, pace, lambda: list(replicas_of(0)), issue_here, log))
+    else:
+        trainer = LocalSteps(post)
+    shelf = SnapshotShelf(state.size_bytes, 9 << 20)
+    shelf.publish(state.tree, state.tensors)
+    shelf.serve(host.rpc)
+    me = Member(host.peer_id, table[host.peer_id]["session"])
+    round_post = Post(me, host.identity, host, state, shelf, trainer, pace, Tempo(), log)
+    seat = StageSeat(replica, round_post, trainer, shelf, lambda: list(mates), folder, table[host.peer_id])
+    facts = RunFacts(first, authority.peer_id, setting.rounds, 64)
+    seat.engine = Engine(round_post, facts, head, sign_body(authority, REGROUP_KIND, head), seat)
+    for peer, entry in table.items():
+        host.book.add(peer, entry["addresses"])
+    host.watch(table, "pipeline")
+    trainer.adopt(state.theta, None, head)
+    async with station.open(), trio.open_nursery() as nursery:
+        nursery.start_soon(trainer.run)
+        yield seat
+        nursery.cancel_scope.cancel()
