@@ -228,7 +228,8 @@ class Attendance:
     @property
     def _is_arriving(self) -> bool:
         """Whether this peer is still on its way to its stage: it is no member of the group yet."""
-        return self._manifest.stages > 1 and (self._seat is None or not self._seat.is_member)
+        seat = self._seat
+        return self._manifest.stages > 1 and not (seat and seat.stage == self._place.stage and seat.is_member)
 
     async def _announce(self) -> None:
         """Publish at once what others decide by."""

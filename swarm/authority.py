@@ -48,6 +48,10 @@ class Authority:
 
     It begins the group once that has a peer and the run has `min_peers`, those that take part `elsewhere`, in other
     groups, included. `swarm.authority_desk` answers calls on its behalf.
+
+    In a pipeline a stage may lose all of its replicas, and a peer of another one go on from a commit that it has kept.
+    `abreast` then brings that commit to the place in the run where the other stages are: what the stage has learned
+    since is lost, but its weights are of the same epoch as theirs.
     """
 
     def __init__(
@@ -58,6 +62,7 @@ class Authority:
         known_peers: Callable[[], Iterable[str]],
         memory: Memory,
         elsewhere: Callable[[], int] = lambda: 0,
+        abreast: Callable[[Head], Head] | None = None,
     ) -> None:
         self.head = open_regroup(memory.signed, host.peer_id, genesis.run_id) if memory.signed else genesis
         if memory.seen is not None and memory.seen.height > self.head.height:
@@ -65,7 +70,7 @@ class Authority:
         self.me = Member(host.peer_id, "authority")
         self._genesis = genesis
         self._host, self._identity, self._events = host, host.identity, host.events
-        self._min_peers, self._elsewhere = min_peers, elsewhere
+        self._min_peers, self._elsewhere, self._abreast = min_peers, elsewhere, abreast
         self._known_peers = known_peers
         self._memory = memory
         self._knocks: dict[str, tuple[say.Knock, float]] = {}
@@ -169,12 +174,14 @@ class Authority:
         """Whether an earlier round may be gone on from for that peer: it was a member of the head seen last, in this
         life or (restarted from its checkpoint) an earlier one; or it was a member, and stands where the run stood,
         within the last minutes. The only ones to hold the last commit may be gone for good with it; but a stranger, or
-        somebody from long ago, cannot undo what others did."""
+        somebody from long ago, cannot undo what others did. Of a pipeline's stage others keep a commit, and whoever
+        stands where the stage stood within the last minutes may go on from there."""
         peer = standing.member.peer
         if any(member.peer == peer for member in self.head.members):
             return True
         lately = {member.peer for _, head in self._recent for member in head.members}
-        return peer in lately and any(head == standing.head for _, head in self._recent)
+        known = peer in lately or self._abreast is not None
+        return known and any(head == standing.head for _, head in self._recent)
 
     def _say_who_is_missing(self) -> None:
         """Newcomers wait, and nobody is there who could hand them the last commit."""
@@ -216,6 +223,10 @@ class Authority:
         """Sign a head of a new term over the same state, keep it, and tell its members."""
         term = max(head.term, self.head.term)
         fresh = head.regrouped(tuple(members), term + 1)
+        if self._abreast is not None and self.begun:
+            fresh = self._abreast(fresh)
+            if fresh.round != head.round:
+                self._events.emit("stage_set_back", round=head.round, goes_on_at=fresh.round)
         signed = sign_body(self._identity, say.REGROUP_KIND, fresh)
         self._memory.keep(signed)
         self._see(fresh)

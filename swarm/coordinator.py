@@ -33,6 +33,7 @@ from swarm.invite import ADDRESSES_MAX, Invite
 from swarm.library import serve_shelves
 from swarm.manifest import Manifest, open_manifest
 from swarm.membership import MEMBERS, MemberRecord, Membership, Own, describe
+from swarm.pipeline.rules import STALENESS
 from swarm.reach import serve_reach
 from swarm.run_config import RunConfig
 from swarm.snapshots import SnapshotShelf
@@ -109,7 +110,16 @@ class _Coordinator:
             lambda: self._replicas(stage),
             _HomeMemory(self._home.stage(stage, self._manifest.stages)),
             lambda: sum(other.peers for number, other in enumerate(self.authorities) if number != stage),
+            self._abreast if self._manifest.stages > 1 else None,
         )
+
+    def _abreast(self, head: Head) -> Head:
+        """The same weights at the place in the run where the stage that is furthest is, if they are too old for it."""
+        furthest = max((authority.head for authority in self.authorities), key=lambda head: head.round)
+        if furthest.round - head.round <= STALENESS:
+            return head
+        ledger = furthest.ledger if self._manifest.synchronous else head.ledger
+        return msgspec.structs.replace(head, round=furthest.round, inner_step=furthest.inner_step, ledger=ledger)
 
     def _replicas(self, stage: int) -> list[str]:
         """Who says that it belongs to that group."""

@@ -216,7 +216,8 @@ class StageTrainer(ABC):
         if head.round < 0:  # no state yet: it is about to be fetched
             self._adoption = None if self._adoption is adoption else self._adoption
             return
-        if not adoption.same:
+        elsewhere = self.head is not None and head.round != self.head.round  # the authority may set a stage's round
+        if elsewhere or not adoption.same:
             await self._import(adoption)
         self.head = head
         if self._adoption is adoption:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 import pytest
 import trio
@@ -22,7 +24,12 @@ FIRST = genesis("run", b"0" * 32)
 
 
 async def regrouped_by(
-    memory: Memory, standing: say.Standing, me: Identity, stranger: Identity, seen_before: tuple[Head, ...] = ()
+    memory: Memory,
+    standing: say.Standing,
+    me: Identity,
+    stranger: Identity,
+    seen_before: tuple[Head, ...] = (),
+    abreast: Callable[[Head], Head] | None = None,
 ) -> Head | None:
     """What an authority with that memory, which has just seen those heads before the last, signs anew when one peer,
     standing there, knocks and nobody else is alive."""
@@ -32,7 +39,7 @@ async def regrouped_by(
         open_host(HostConfig(identity=stranger, events=EventLog())) as other,
         trio.open_nursery() as nursery,
     ):
-        authority = Authority(host, FIRST, 1, lambda: [stranger.peer_id], memory)
+        authority = Authority(host, FIRST, 1, lambda: [stranger.peer_id], memory, abreast=abreast)
         for head in (*seen_before, authority.head):
             authority._see(head)
         AuthorityDesk(host, [authority])
@@ -106,6 +113,27 @@ async def test_a_commit_lost_with_its_only_holder_is_gone_back_from(monkeypatch:
 
 def first_of(group: str) -> Head:
     return genesis(group, group.encode().ljust(32, b"."))
+
+
+async def test_a_stage_without_replicas_goes_on_from_a_kept_commit_beside_the_others(monkeypatch: object) -> None:
+    monkeypatch.setattr(module, "GONE_AFTER_S", 0.2)  # type: ignore[attr-defined]
+    monkeypatch.setattr(module, "LOST_AFTER_S", 0.4)  # type: ignore[attr-defined]
+    me, peer = Identity.generate(), Identity.generate()
+    start, signed = begun(me, (Member("gone1", "s"), Member("gone2", "s")))
+    kept = msgspec.structs.replace(start, round=5, previous=start.hash, inner_step=50)
+    last = msgspec.structs.replace(start, round=7, previous=kept.hash, inner_step=70)
+    forged = msgspec.structs.replace(kept, state_hash=b"x" * 32)
+
+    def beside(head: Head) -> Head:
+        return msgspec.structs.replace(head, round=8, inner_step=80)
+
+    for head, seen, expected in ((kept, (kept,), 8), (forged, (kept,), None), (kept, (), None)):
+        standing = say.Standing(head, Member(peer.peer_id, "replacement"), "knocking", signed)
+        on = await regrouped_by(Memory(signed, seen=last), standing, me, peer, seen, beside)
+        assert (on.round if on is not None else None) == expected
+        if on is not None:
+            assert (on.term, on.inner_step, on.state_hash) == (2, 80, kept.state_hash)
+            assert on.previous == kept.hash and on.members == (standing.member,)
 
 
 async def test_each_group_begins_once_the_run_has_enough_peers(monkeypatch: object) -> None:
