@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -13,66 +13,11 @@ from rich.table import Table
 from rich.text import Text
 
 from cli.accounts import Accounts, Entry, Totals
+from cli.facts import Commit, Fields, Move, Row, Saved
 
-Fields = Mapping[str, Any]
 _NOTES: Final = 6
 _ROUNDS: Final = 64  # what a run of months remembers of its past
 _PEERS: Final = 1024
-
-
-@dataclass
-class Row:
-    """The last known facts of one peer."""
-
-    name: str
-    phase: str = "starting"
-    round: int = 0
-    members: int = 0
-    state_hash: str = ""
-    loss: float | None = None
-    val_loss: float | None = None
-    tokens_per_s: float | None = None
-    bytes_up: int = 0
-    bytes_down: int = 0
-    gone: str = ""  # why the process is no more
-    stage: int | None = None  # of a pipeline
-    queue: float = 0.0  # micro-batches that wait there
-    rate: float = 0.0  # micro-batches a second
-
-
-@dataclass
-class Commit:
-    """One committed round as one peer saw it."""
-
-    round: int
-    at: float
-    state_hash: str
-    fields: Fields
-
-    @property
-    def stage(self) -> int | None:
-        """Of a pipeline."""
-        return self.fields.get("stage")
-
-
-@dataclass(frozen=True)
-class Move:
-    """A peer that changed its stage. `gain`: micro-batches a second that it expected of it."""
-
-    name: str
-    at: float
-    source: int
-    target: int
-    reason: str
-    gain: float
-
-
-@dataclass(frozen=True)
-class Saved:
-    """A checkpoint on disk."""
-
-    round: int
-    path: str
 
 
 @dataclass

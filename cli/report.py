@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from cli.accounts import MicroBatches
-from cli.progress import Commit
+from cli.facts import Commit
 from peer.errors import ResourceError
 
 TRAFFIC_FACTOR_MIN: Final = 50.0

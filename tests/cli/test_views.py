@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from cli.progress import Commit, Progress, size_text
+from cli.facts import Commit
+from cli.progress import Progress, size_text
 from cli.report import broken_invariants, ddp_bytes, draw_losses
 from cli.tail import EventTail
 from peer.events import EventLog

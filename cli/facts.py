@@ -1,0 +1,64 @@
+"""What the events of peers say, put together: rows, commits and moves, of which views and reports are made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Fields = Mapping[str, Any]
+
+
+@dataclass
+class Row:
+    """The last known facts of one peer."""
+
+    name: str
+    phase: str = "starting"
+    round: int = 0
+    members: int = 0
+    state_hash: str = ""
+    loss: float | None = None
+    val_loss: float | None = None
+    tokens_per_s: float | None = None
+    bytes_up: int = 0
+    bytes_down: int = 0
+    gone: str = ""  # why the process is no more
+    stage: int | None = None  # of a pipeline
+    queue: float = 0.0  # micro-batches that wait there
+    rate: float = 0.0  # micro-batches a second
+
+
+@dataclass
+class Commit:
+    """One committed round as one peer saw it."""
+
+    round: int
+    at: float
+    state_hash: str
+    fields: Fields
+
+    @property
+    def stage(self) -> int | None:
+        """Of a pipeline."""
+        return self.fields.get("stage")
+
+
+@dataclass(frozen=True)
+class Move:
+    """A peer that changed its stage. `gain`: micro-batches a second that it expected of it."""
+
+    name: str
+    at: float
+    source: int
+    target: int
+    reason: str
+    gain: float
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint on disk."""
+
+    round: int
+    path: str

@@ -1,0 +1,122 @@
+"""A pipeline's events as the live table shows them, and what a report says of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from cli.accounts import MicroBatches
+from cli.facts import Commit
+from cli.progress import Progress
+from cli.quickstart import run_toml
+from cli.report import broken_in_pipeline
+from swarm.run_config import parse_run_config
+
+
+def shown(progress: Progress) -> str:
+    console = Console(width=140)
+    with console.capture() as captured:
+        console.print(progress.render())
+    return captured.get()
+
+
+def committed(stage: int, number: int, **changes: Any) -> dict[str, Any]:
+    fields = {
+        "round": number, "stage": stage, "state_hash": "abcdef", "head": f"h{number}", "previous": f"h{number - 1}",
+        "members": 2, "loss": 3.0, "counted": [],
+    }  # fmt: skip
+    return {**fields, **changes}
+
+
+def test_the_table_shows_stage_rate_and_queue() -> None:
+    progress = Progress("a run", stages=2)
+    progress.apply("a", "seat_taken", 1.0, {"stage": 1})
+    progress.apply("a", "stage_load", 2.0, {"queue": 7.0, "rate": 12.34, "phase": "waiting for stage 0"})
+    progress.apply("b", "phase_entered", 2.0, {"phase": "plan"})
+    text = shown(progress)
+    for word in ("stage", "mb/s", "queue", "12.3", "waiting for stage 0"):
+        assert word in text
+    assert "mb/s" not in shown(Progress("no pipeline"))
+
+
+def test_the_round_of_a_pipeline_is_that_of_its_last_stage() -> None:
+    progress = Progress("a run", stages=2)
+    progress.apply("a", "round_committed", 1.0, committed(0, 3))
+    assert progress.round == 0
+    progress.apply("b", "round_committed", 1.0, committed(1, 2))
+    assert progress.round == 2
+    alone = Progress("one peer's own view")
+    alone.apply("b", "round_committed", 1.0, committed(1, 2))
+    assert alone.round == 2
+
+
+def test_the_books_are_kept_of_commits_and_issues() -> None:
+    progress = Progress("a run", keeps_all=True, stages=1)
+    progress.apply("a", "head_adopted", 1.0, committed(0, 0, previous="genesis"))
+    progress.apply("a", "round_committed", 2.0, committed(0, 1, counted=["0-8,16-24", "8-16"]))
+    assert progress.accounts.merged(0, "genesis", "h1") == [(0, 8), (16, 24), (8, 16)]
+    for issued in (4, 9):
+        counters = {"issued": issued, "completed": 4, "retried": 1, "abandoned": 0}
+        progress.apply("a", "pipeline_progress", 3.0, counters)
+    assert progress.accounts.totals["a"].of("issued") == 9
+
+
+def test_moves_are_told_and_kept() -> None:
+    progress = Progress("a run", stages=2)
+    move = {"source": 0, "target": 1, "reason": "nobody serves it", "gain": 1.5}
+    progress.apply("a", "move_started", 1.0, move)
+    progress.apply("a", "move_finished", 9.0, {"target": 1, "seconds": 8.2})
+    progress.apply("a", "stages_missing", 9.0, {"stages": ["1"]})
+    assert [(m.name, m.source, m.target, m.gain) for m in progress.moves] == [("a", 0, 1, 1.5)]
+    assert [note.split("  ", 1)[1] for note in progress.notes] == [
+        "a moves from stage 0 to 1: nobody serves it",
+        "a is at work in stage 1 after 8 s",
+        "a waits for stage 1",
+    ]
+
+
+GOOD: dict[str, Any] = {
+    "commits": [Commit(1, 0.0, "x", {"stage": 0}), Commit(1, 0.0, "y", {"stage": 1})],
+    "ended": {"a": 4, "b": 4},
+    "rounds": 4,
+    "faults": {"killed": ["c"], "frozen": ["d"], "added": ["e"]},
+    "losses": {1: 3.0, 4: 2.5},
+    "books": MicroBatches(issued=9, completed=8, retried=1, double_counted=0, lost=0),
+}
+
+
+def books(**changes: int) -> dict[str, Any]:
+    return {"books": msgspec.structs.replace(GOOD["books"], **changes)}
+
+
+def test_a_good_pipeline_breaks_no_invariant() -> None:
+    assert broken_in_pipeline(**GOOD) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"commits": [*GOOD["commits"], Commit(1, 0.0, "z", {"stage": 1})]}, "stage 1 held 2 different states"),
+        ({"ended": {"a": 4, "b": 3}}, "b ended at round 3 instead of 4"),
+        ({"faults": {"killed": ["c"], "frozen": [], "added": ["e"]}}, "no peer was frozen"),
+        ({"losses": {1: 3.0}}, "not measured"),
+        ({"losses": {1: 3.0, 4: 3.1}}, "did not fall"),
+        (books(double_counted=1), "counted twice"),
+        (books(lost=2), "2 micro-batches were lost"),
+        (books(completed=0), "came through"),
+    ],
+)
+def test_each_broken_invariant_of_a_pipeline_is_named(changes: dict[str, Any], words: str) -> None:
+    (text,) = broken_in_pipeline(**{**GOOD, **changes})
+    assert words in text
+
+
+def test_the_quickstarts_run_is_a_valid_pipeline() -> None:
+    config = parse_run_config(run_toml(12, 3))
+    assert config.model is not None and config.pipeline.stages == 3
+    assert config.model.layers == 6 and not config.model.tie_embeddings
+    assert config.inner.total_steps == 12 * config.outer.steps  # type: ignore[union-attr]
+    assert parse_run_config(run_toml(12)).pipeline.stages == 1
