@@ -1,0 +1,144 @@
+"""A pipeline stage's group with scripted trainers: what it does where replicas have counted the same, or nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import trio
+
+from optim.config import AllReduce
+from swarm.ledger import Range, count, union
+from swarm.pace import Pace
+from swarm.plan import Assignment
+from swarm.trainer import Order, Work
+from tests.swarm.group import Seat, open_group, pace_of
+
+NUMEL, MICRO = 2_000, 2
+LATER = dataclasses.replace(pace_of(4), stage=1, stages=2, micro_batch=MICRO)
+SYNCHRONOUS = dataclasses.replace(LATER, outer=AllReduce(batch=12))
+Script = Callable[[int, Order], Awaitable[tuple[Range, ...]]]
+
+
+def unused(peer: str, first_step: int, assignment: Assignment) -> torch.Tensor:
+    raise AssertionError("the trainers are scripted")
+
+
+def scripted(seat: Seat, number: int, script: Script) -> None:
+    """Its trainer counts what `script(number, order)` says, and learns something of it."""
+
+    async def train(order: Order) -> Work:
+        await trio.lowlevel.checkpoint()
+        counted = union(await script(number, order))
+        seed = torch.Generator().manual_seed(number)
+        delta = torch.randn(NUMEL, generator=seed) * 1e-2 * math.sqrt(count(counted))
+        return Work(len(counted), count(counted), 1.0, delta, counted)
+
+    trainer: Any = seat.post.trainer
+    trainer.train = train
+
+
+@asynccontextmanager
+async def running(folder: Path, pace: Pace, rounds: int, script: Script, members: int = 3) -> AsyncIterator[list[Seat]]:
+    """A group that has committed `rounds` rounds by the end of the block."""
+    with trio.fail_after(60):
+        async with AsyncExitStack() as stack:
+            group = await stack.enter_async_context(open_group(folder, NUMEL, "fp32", rounds, members))
+            group.pace = pace
+            seats = [await stack.enter_async_context(group.join(unused)) for _ in range(members)]
+            for number, seat in enumerate(sorted(seats, key=lambda seat: seat.host.peer_id)):
+                scripted(seat, number, script)
+            async with trio.open_nursery() as nursery:
+                for seat in seats:
+                    nursery.start_soon(seat.engine.run)
+                yield seats
+
+
+def seen(seats: Sequence[Seat], name: str, reason: str) -> bool:
+    return any(reason in str(event.fields.get("reason")) for seat in seats for event in seat.seen(name))
+
+
+async def test_of_two_that_counted_the_same_one_is_merged_and_both_stay(tmp_path: Path) -> None:
+    async def script(number: int, order: Order) -> tuple[Range, ...]:
+        first = 20 * (order.turn.round - 1)
+        return [((first, first + 6),), ((first + 4, first + 8),), ((first + 8, first + 10),)][number]
+
+    async with running(tmp_path, LATER, 3, script) as seats:
+        pass
+    for seat in seats:
+        head = seat.engine.head
+        assert head == seats[0].engine.head and head.round == 3 and len(head.members) == 3
+        assert seat.engine.counted == (((40, 46),), ((48, 50),))
+        assert head.ledger.cursor == 50 and head.ledger.returned == ((6, 8), (10, 20), (26, 28), (30, 40), (46, 48))
+        assert head.inner_step == 3 * 4 and head.tokens == 3 * 8 * pace_of(4).seq_len
+        assert not seat.seen("peer_struck")
+
+
+async def test_a_round_in_which_nobody_has_counted_anything_is_no_commit(tmp_path: Path) -> None:
+    tries: list[int] = []
+
+    async def script(number: int, order: Order) -> tuple[Range, ...]:
+        tries.append(number)
+        return () if len(tries) <= 3 else ((2 * number, 2 * number + 2),)
+
+    async with running(tmp_path, LATER, 1, script) as seats:
+        pass
+    assert seen(seats, "attempt_failed", "no contributor has a usable update")
+    assert seats[0].engine.head.ledger.returned == () and seats[0].engine.head.ledger.cursor == 6
+
+
+async def test_a_synchronous_batch_is_whole_or_gathered_anew(tmp_path: Path) -> None:
+    """Two have counted the same at first: the plan is given up, and one of them is to forget it."""
+    told_anew: list[int] = []
+
+    async def script(number: int, order: Order) -> tuple[Range, ...]:
+        assert order.assignment.ranges == ()
+        if order.assignment.anew:
+            told_anew.append(number)
+        if number == 2:
+            return ((6, 8),) if told_anew or order.turn.round > 1 else ((2, 8),)
+        return [((0, 6),), ((8, 12),)][number]
+
+    async with running(tmp_path, SYNCHRONOUS, 1, script) as seats:
+        pass
+    assert told_anew == [2]
+    assert seen(seats, "attempt_failed", "not all of the batch")
+    for seat in seats:
+        assert union(r for ranges in seat.engine.counted for r in ranges) == ((0, 12),)
+        assert seat.engine.head.ledger.cursor == 12 and len(seat.engine.head.members) == 3
+        assert not seat.seen("peer_struck")
+
+
+async def test_the_leader_wraps_up_when_all_is_gathered_and_not_before(tmp_path: Path) -> None:
+    """Synchronous: whoever has handed in early is waited with, however long the others take."""
+    gathered, hurried = trio.Event(), [trio.Event() for _ in range(3)]
+
+    async def script(number: int, order: Order) -> tuple[Range, ...]:
+        if number:
+            await hurried[number].wait()
+        return ((4 * number, 4 * number + 4),)
+
+    async with running(tmp_path, SYNCHRONOUS, 1, script) as seats:
+        for number, seat in enumerate(sorted(seats, key=lambda seat: seat.host.peer_id)):
+            trainer: Any = seat.post.trainer
+            trainer.wrap_up = hurried[number].set
+
+            async def gather(members: Sequence[str]) -> None:
+                assert len(members) == 3
+                await gathered.wait()
+
+            trainer.gather = gather
+        while not any(seat.seen("phase_entered") and _handed_in(seat) for seat in seats):
+            await trio.sleep(0.02)
+        assert not any(event.is_set() for event in hurried)
+        gathered.set()
+    assert seats[0].engine.head.ledger.cursor == 12
+
+
+def _handed_in(seat: Seat) -> bool:
+    return any(event.fields["phase"] == "hand in" for event in seat.seen("phase_entered"))
