@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cli.edge import run_until_stopped
-from cli.options import home_option, read_invite
+from cli.options import read_invite
 from peer.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
@@ -23,18 +23,24 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("invite", required=False)
-@home_option("Export the newest checkpoint of the peer that lives here.")
+@click.option(
+    "--home",
+    "homes",
+    type=click.Path(path_type=Path, file_okay=False),
+    multiple=True,
+    help="Export the newest checkpoint of the peer that lives here; of a pipeline give one of each stage.",
+)
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder for the model.")
-def export(invite: str | None, home: Path | None, out: Path) -> None:
+def export(invite: str | None, homes: tuple[Path, ...], out: Path) -> None:
     """Write config.json, model.safetensors (fp32) and the tokenizer of a run's last commit to --out.
 
     From --home: its newest intact checkpoint, without network. From INVITE: the state that most members hold, fetched
-    from several of them. Where the model is cut into stages only INVITE gives the whole of it.
+    from several of them. Where the model is cut into stages a peer holds a part of it: give --home several times.
     """
-    if (invite is None) == (home is None):
+    if (invite is None) == (not homes):
         raise ConfigError("say where to export from: either INVITE or --home DIR.")
-    if home is not None:
-        message = _from_home(home, out)
+    if homes:
+        message = _from_homes(homes, out)
     else:
         assert invite is not None
         message = _from_swarm(invite, out)
@@ -54,8 +60,8 @@ def _from_swarm(text: str, out: Path) -> str:
     return f"{_named(found.manifest, places)}, fetched from {found.donors} peers and written to {out}."
 
 
-def _from_home(home: Path, out: Path) -> str:
-    found = newest_model([home])
+def _from_homes(homes: Sequence[Path], out: Path) -> str:
+    found = newest_model(homes)
     write_model(out, found.manifest, found.tokenizer, found.theta)
     places = [(part.round, part.tree.root) for part in found.parts]
     return f"{_named(found.manifest, places)}, written to {out}."

@@ -114,14 +114,30 @@ def _draw(home: Path, progress: Progress, story: Story) -> None:
 
 def _summarize(report: Report, home: Path) -> None:
     up = max(peer.bytes_up for peer in report.peers.values())
+    held, export = f"Every survivor holds state {report.state_hash[:16]}.", f"--home {home / 'peer-1'} --out model"
+    if report.stages:
+        states = ", ".join(f"{stage.state_hash[:8]} by {len(stage.replicas)} peers" for stage in report.stages)
+        held = f"The stages end with states {states}.\n{_told_books(report)}"
+        names = {peer: seen.name for peer, seen in report.peers.items()}
+        homes = (home / names[stage.replicas[0]] for stage in report.stages if stage.replicas)
+        export = f"{' '.join(f'--home {path}' for path in homes)} --out model"
     click.echo(
         f"\n{report.rounds_committed} rounds committed, {report.rounds_discarded} discarded,"
         f" {report.tokens / 1e6:.1f} million tokens in {report.wall_s:.0f} s.\n"
         f"Held-out loss {report.val_loss_first:.3f} -> {report.val_loss_last:.3f} nats per byte.\n"
-        f"Every survivor holds state {report.state_hash[:16]}.\n"
+        f"{held}\n"
         f"At most {size_text(up)} sent per peer, {report.traffic_factor:.0f} times less than an fp32 all-reduce every"
         f" step would take ({size_text(report.ddp_bytes_equivalent)}).\n\n"
         f"What it writes now:\n{report.sample}\n\n"
         f"{home / 'report.json'} has the numbers, {home / 'loss.png'} the curve; a model for other software:\n"
-        f"  peer export --home {home / 'peer-1'} --out model"
+        f"  peer export {export}"
+    )
+
+
+def _told_books(report: Report) -> str:
+    books = report.micro_batches
+    assert books is not None
+    return (
+        f"{books.issued} micro-batches issued, {books.completed} completed, {books.retried} calls made once more;"
+        f" {books.double_counted} counted twice, {books.lost} lost; {len(report.moves)} moves between stages."
     )

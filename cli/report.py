@@ -51,11 +51,11 @@ class MoveReport(msgspec.Struct, frozen=True, kw_only=True):
     gain: float
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Report(msgspec.Struct, frozen=True, kw_only=True):
     """report.json. Losses in nats per byte on held-out files; `ddp_bytes_equivalent`: what each of as many peers would
-    have sent in an fp32 ring all-reduce of the gradients after every one of the same inner steps. What is said of
-    `stages`, `micro_batches`, `moves` and `frozen` peers is there for pipelines only; `state_hash` is then that of the
-    first stage, and `rounds_committed` those of all."""
+    have sent in an fp32 ring all-reduce of the gradients after every one of the same inner steps. `stages`,
+    `micro_batches`, `moves` and `frozen` peers are of pipelines only; `state_hash` is then that of the first stage, and
+    `rounds_committed` those of all."""
 
     rounds_committed: int
     rounds_discarded: int
