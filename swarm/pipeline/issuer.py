@@ -1,7 +1,5 @@
-"""A stage-0 replica issues the micro-batches it was given, so many at a time as keep its stage busy.
-
-By Little's law that is the time until an answer comes, without the waiting in queues, over the time its own stage takes
-for one: more would only lie in the queues of slower stages.
+"""A stage-0 replica issues the micro-batches it was given, so many at a time as keep the narrowest place on their way
+busy (`swarm.pipeline.window`): more would only lie in queues.
 """
 
 from __future__ import annotations
@@ -20,6 +18,7 @@ from swarm.ledger import Range, union
 from swarm.pipeline.counting import spans_of
 from swarm.pipeline.feeder import TokenSource
 from swarm.pipeline.station import IssueResult, Station
+from swarm.pipeline.window import Window
 
 WINDOW_MIN: Final = 3
 PROGRESS_S: Final = 1.0
@@ -44,6 +43,7 @@ class Issuer:
         self.totals: Final = Totals()
         self.on_result: Callable[[IssueResult], None] = lambda result: None
         self._tokens, self._events = tokens, events
+        self._size = Window(WINDOW_MIN, station.rules.window_max)
         self._window = trio.CapacityLimiter(WINDOW_MIN)
         self._window_again = trio.CapacityLimiter(WINDOW_MIN)  # what holds up a later stage must not wait for it
         self._nursery: trio.Nursery | None = None
@@ -54,10 +54,7 @@ class Issuer:
     @property
     def window(self) -> int:
         """How many micro-batches are to be under way."""
-        station = self.station
-        service_s = station.load().service_s
-        wanted = math.ceil(station.unqueued_s / service_s) + 1 if service_s > 0 else 0
-        return max(WINDOW_MIN, min(station.rules.window_max, wanted))
+        return self._size.size
 
     @property
     def issuing(self) -> tuple[Range, ...]:
@@ -126,7 +123,10 @@ class Issuer:
         self._under_way.add(span[0])
         try:
             tokens = await self._tokens((span,))
+            mark = self._size.begun(trio.current_time())
             result = await self.station.issue(span, tokens, again, epoch)
+            if result.done and not again:
+                self._size.answered(mark, trio.current_time(), None if result.retried else result.unqueued_s)
             totals.completed += result.done
             totals.retried += result.retried
             ended = result.done

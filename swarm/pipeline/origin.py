@@ -26,7 +26,8 @@ EVALUATE_S: Final = 120.0
 class IssueResult:
     """What became of a micro-batch. `done`: its gradient came back; else it was given up for `cause` ("stale": its
     round is over; "not_finite", "value": it was refused again and again). `counted`: here, on stage 0. `loss` in nats
-    summed over its `tokens`; `retried`: calls that were made once more, on any hop."""
+    summed over its `tokens`; `retried`: calls that were made once more, on any hop. `unqueued_s`: of its `seconds`,
+    those in which it waited for no device, on any stage."""
 
     span: Range
     done: bool
@@ -36,6 +37,7 @@ class IssueResult:
     seconds: float
     retried: int
     cause: Cause = ""
+    unqueued_s: float = 0.0
 
 
 class Origin:
@@ -53,9 +55,13 @@ class Origin:
             epoch = counting.epoch
 
         def result(returned: Returned | None, cause: Cause = "") -> IssueResult:
-            seconds = trio.current_time() - started
-            loss, counted = (0.0, False) if returned is None else (returned.loss, returned.counted)
-            return IssueResult(span, returned is not None, counted, loss, self._rules.tokens, seconds, retried, cause)
+            seconds, tokens = trio.current_time() - started, self._rules.tokens
+            if returned is None:
+                return IssueResult(span, False, False, 0.0, tokens, seconds, retried, cause)
+            unqueued_s = max(0.0, seconds - errand.times.queued_s - returned.waited_s)
+            return IssueResult(
+                span, True, returned.counted, returned.loss, tokens, seconds, retried, unqueued_s=unqueued_s
+            )
 
         while True:
             errand = self._errand(span, tokens, again, epoch)

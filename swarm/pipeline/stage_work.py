@@ -80,7 +80,7 @@ class StageWork:
         self.on_lost: Callable[[tuple[Range, ...]], None] = lambda spans: None
         self.begun = 0
         """Micro-batches that have begun here."""
-        self.answer_s = self.unqueued_s = 0.0
+        self.answer_s = 0.0
         self._generation = compute.gang.generation
         self._backward_ended = trio.Event()
 
@@ -122,7 +122,7 @@ class StageWork:
                 returned = await self._pass_on(of, errand, self.sender)
             done.append(isinstance(returned, Returned))
         if isinstance(returned, Returned):
-            self._measured(trio.current_time() - started, errand.times, returned)
+            self._measured(trio.current_time() - started, errand.times)
         return returned
 
     async def evaluate(self, errand: Errand) -> Returned | Undelivered:
@@ -199,11 +199,9 @@ class StageWork:
                 ended.set()
         return counts
 
-    def _measured(self, answer_s: float, times: Times, returned: Returned) -> None:
+    def _measured(self, answer_s: float, times: Times) -> None:
         self.compute.served(times)
-        unqueued_s = max(0.0, answer_s - times.queued_s - returned.waited_s)
         self.answer_s += (answer_s - self.answer_s) * (SMOOTHING if self.answer_s else 1.0)
-        self.unqueued_s += (unqueued_s - self.unqueued_s) * (SMOOTHING if self.unqueued_s else 1.0)
 
     @asynccontextmanager
     async def _dropped_unless_done(self, of: MicroBatch) -> AsyncIterator[list[bool]]:

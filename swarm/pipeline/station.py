@@ -120,11 +120,6 @@ class Station:
         """What a micro-batch takes from its arrival here to its gradient, smoothed; 0 until known."""
         return self._work.answer_s
 
-    @property
-    def unqueued_s(self) -> float:
-        """The same without what it waited for devices, here and in later stages."""
-        return self._work.unqueued_s
-
     def load(self) -> Load:
         """For our record."""
         compute = self._work.compute
@@ -154,9 +149,7 @@ class Station:
             finally:
                 await self._desk.close()
 
-    async def issue(
-        self, span: Range, tokens: Tensor, again: bool = False, epoch: int | None = None
-    ) -> IssueResult:
+    async def issue(self, span: Range, tokens: Tensor, again: bool = False, epoch: int | None = None) -> IssueResult:
         """Stage 0: take `tokens` (micro_batch, seq_len + 1) int64 through all stages; retries for ever. `epoch`: see
         `Origin.issue`."""
         assert self._origin is not None, "only stage 0 issues"
