@@ -18,7 +18,7 @@ from benchmarks.swarm_setting import Setting
 
 START_S: Final = 90.0
 ANSWER_S: Final = 60.0
-WARM_UP: Final = 12  # micro-batches
+WARM_UP: Final = 24  # micro-batches
 SLOWER_MAX: Final = 4.0  # than the warm-up promised, as other work on this machine may make it
 CORES: Final = len(os.sched_getaffinity(0))
 

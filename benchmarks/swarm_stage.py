@@ -86,7 +86,7 @@ class Issues:
         self._came_back = []
         first, self._next = self._next, self._next + micro_batches * self._setting.sequences
         await self._issuer.issue([(first, self._next)])
-        steady = self._came_back[: max(2, micro_batches - self._issuer.window)]
+        steady = self._came_back[: max(micro_batches // 2, micro_batches - self._issuer.window)]
         return {
             "seconds": trio.current_time() - begin,
             "steady": len(steady) - 1,
