@@ -113,7 +113,9 @@ def what_was_kept(progress: Progress, home: Path) -> str:
     """What a user who leaves wants to know."""
     if progress.saved is None:
         return f"Left after round {progress.round}; no checkpoint was written, so joining again fetches the state."
+    part = any(row.stage is not None for row in progress.rows.values())
+    how = "`peer export` with a --home of each stage" if part else f"`peer export --home {home}`"
     return (
         f"Saved: round {progress.saved.round} in {progress.saved.path}."
-        f" Joining again with --home {home} goes on from there; `peer export --home {home}` makes a model of it."
+        f" Joining again with --home {home} goes on from there; {how} makes a model of it."
     )

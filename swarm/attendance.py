@@ -23,12 +23,14 @@ from peer.errors import BarnraiseError, ConfigError, NetworkError
 from swarm.chain import Head
 from swarm.fitting import rules_of
 from swarm.ground import Ground
-from swarm.groups import open_store, stage_costs
+from swarm.groups import stage_costs
+from swarm.kept import kept_stages
 from swarm.load import PeerLoad
 from swarm.membership import MEMBERS, REFRESH_S, TTL_S, MemberRecord, Membership, Own, describe
-from swarm.moving import CHOOSING, Mover, at_work, ready_after_s, stage_to_take
+from swarm.moving import CHOOSING, Mover, at_work, has_deputy, ready_after_s, stage_to_take
 from swarm.pipeline.feeder import serve_tokens
 from swarm.pipeline.rules import Load
+from swarm.rebalance import Move
 from swarm.seat import Seat, open_seat
 from swarm.texts import open_texts
 
@@ -120,7 +122,7 @@ class Attendance:
             self._go(pinned or 0)
             return
         self._phase = CHOOSING
-        kept = self._kept_stages()
+        kept = kept_stages(self._ground)
         await self._announce()
         await trio.sleep(SETTLE_S)
         with suppress(NetworkError):  # what was read by the way is nearly as new
@@ -134,15 +136,6 @@ class Attendance:
             )
         self._go(stage)
         await self._announce()
-
-    def _kept_stages(self) -> list[int]:
-        """Those that this home has a checkpoint of, the latest first."""
-        latest = {}
-        for stage in range(self._manifest.stages):
-            store = open_store(self._ground.home, self._manifest, stage, self._host.identity, self._host.events)
-            if entries := store.list():
-                latest[stage] = entries[-1].path.stat().st_mtime
-        return sorted(latest, key=lambda stage: -latest[stage])
 
     def _go(self, stage: int) -> None:
         now, source = time.time(), self._place.stage
@@ -167,15 +160,25 @@ class Attendance:
             if self._ground.config.stage is not None or self._is_arriving:
                 continue
             move = mover.due(self._membership.view, time.time())
-            if move is not None and move.source == self._place.stage:
-                break
-        empty = move.target in self._missing
-        reason = "nobody serves it" if empty else "it is the slowest"
+            if move is not None and move.source == self._place.stage and await self._declare(move):
+                return
+
+    async def _declare(self, move: Move) -> bool:
+        """Publish the move, and see whether it may be: where all of a stage would leave it at once, all stay."""
+        empty, before = move.target in self._missing, self._place
         self._go(move.target)
+        await self._announce()
+        with suppress(NetworkError):
+            await self._membership.read()
+        if not has_deputy(self._host.peer_id, move.source, self._membership.view, time.time()):
+            self._place = before
+            await self._announce()
+            return False
+        reason = "nobody serves it" if empty else "it is the slowest"
         self._host.events.emit(
             "move_started", source=move.source, target=move.target, gain=round(move.gain, 4), reason=reason
         )
-        await self._announce()
+        return True
 
     def _note_missing(self) -> None:
         """Say which stages nobody serves: nothing can be trained until somebody does."""

@@ -76,6 +76,16 @@ class Kept:
         return signed if begun.term == self.head.term else None
 
 
+def kept_stages(ground: Ground) -> list[int]:
+    """The stages that this home has a checkpoint of, the latest first."""
+    manifest, host = ground.manifest, ground.host
+    latest = {}
+    for stage in range(manifest.stages):
+        if entries := open_store(ground.home, manifest, stage, host.identity, host.events).list():
+            latest[stage] = entries[-1].path.stat().st_mtime
+    return sorted(latest, key=lambda stage: -latest[stage])
+
+
 def _initial(store: CheckpointStore, manifest: Manifest, stage: int, recipe: Recipe) -> tuple[OuterState, Head]:
     loaded = store.load_latest()
     if loaded is not None and tuple(loaded.tensors) == ("theta", *recipe.shared):
