@@ -136,8 +136,9 @@ class Round:
         if plan.head != height.head.hash:
             raise RoundDiscarded("the plan is for another round, or another group's")
         promised = max(height.acceptor.promised, 0)
-        if height.plan == plan and leader == signed.signer and height.head.leader(promised).peer != leader:
-            raise RoundDiscarded("a later attempt was promised")  # which it need not know
+        mine = height.signed_plan
+        if mine is not None and leader == mine.signer and height.head.leader(promised).peer != leader:
+            raise RoundDiscarded("a later attempt was promised")  # which an earlier leader need not know
         self._check_order(leader, promised)
         if height.plan == plan:
             self._stint.go_on(plan, leader, wrap_up)
@@ -254,9 +255,8 @@ class Round:
 
     async def take_contribution(self, call: Call[SliceOf]) -> Done:
         """A contributor's slice; waits for the roster if the slice was faster."""
-        (await self._exchange_named(call.body.key, call.peer)).take_contribution(
-            call.body.index, call.peer, call.payload
-        )
+        exchange = await self._exchange_named(call.body.key, call.peer)
+        exchange.take_contribution(call.body.index, call.peer, call.payload)
         return Done()
 
     async def take_result(self, call: Call[SliceOf]) -> Done:
