@@ -1,16 +1,16 @@
-"""Loss against the codec between stages: the convergence run with a model cut in four, trained through fp32, fp16, int8
-and int4.
+"""Loss against the codec between stages: the convergence run with a model cut in four, trained through none (fp32),
+fp16, int8 and int4.
 
     python benchmarks/activations.py [--seeds 2] [--steps 600] [--jobs 2] [--json FILE]
 
 Text, batches, optimizer and rates are those of `convergence.py` (480 steps of one worker, 600 of eight, 8 samples each
 a step), but from the first step on all goes through stages (`peer.stage.Stage`, as in the network, in one process): the
-hidden state on its way forward and the gradient on its way back through the codec, at each of three hops. The model is
-the same with four blocks in place of two, and a head of its own.
+hidden state on its way forward and the gradient on its way back through the network's codec, at each of three hops. The
+model is the same with four blocks in place of two, and a head of its own.
 
 "error" is that of what is decoded, relative to what was sent, per hop, over the last fifth of the run; "crest" is the
-largest magnitude of a row of the codec (4096 values) over the row's root mean square: an int8 row's relative error is
-about crest / (127 sqrt 12). Losses are nats a byte on held-out files, through the codec.
+largest magnitude of an int8 row (256 values) over the row's root mean square: its relative error is about
+crest / (127 sqrt 12). Losses are nats a byte on held-out files, through the codec.
 
 What a channel far larger than all others costs, as large language models have them, is measured apart, on normally
 distributed values of hidden size 1024: no model of this size grows one.
@@ -39,7 +39,6 @@ import torch
 from torch import Tensor
 
 from benchmarks.convergence_training import BATCH, HELD_OUT, INNER, RAMP_STEPS, SEQ, WARM_STEPS, WORKERS
-from optim.codecs import ROW, get_codec
 from peer.config import DataConfig, InnerConfig, ModelConfig
 from peer.data import Corpus, load_corpus
 from peer.device import resolve_device
@@ -47,9 +46,12 @@ from peer.layout import init_flat, split_flat
 from peer.stage import Stage
 from peer.stage_spec import MicroBatch, StageSpec
 from peer.tokenizer import ByteTokenizer
+from swarm.pipeline.activations import ActivationCode, FineInt8
+from swarm.pipeline.rules import Activations
 
 BAR: Final = 0.02
-CODECS: Final = ("fp32", "fp16", "int8", "int4")
+CODECS: Final[tuple[Activations, ...]] = ("none", "fp16", "int8", "int4")
+BITS: Final[dict[Activations, int]] = {"none": 32, "fp16": 16, "int8": 8, "int4": 4}
 MODEL: Final = ModelConfig(
     hidden_size=64, layers=4, heads=2, kv_heads=2, intermediate_size=176, max_seq_len=SEQ, tie_embeddings=False
 )
@@ -64,7 +66,7 @@ Row = dict[str, Any]
 class Hop:
     """A wire in one direction; once `measured`, sums over what has gone through."""
 
-    codec: str
+    codec: Activations
     measured: bool
     lost: float = 0.0
     sent: float = 0.0
@@ -75,7 +77,7 @@ class Hop:
 
     def carry(self, x: Tensor) -> Tensor:
         """What comes out at the other end."""
-        codec = get_codec(self.codec)
+        codec = ActivationCode(self.codec).codec
         values = x.reshape(-1)
         coded = codec.encode(values)
         out = codec.decode(coded, values.numel())
@@ -88,7 +90,7 @@ class Hop:
     def _measure(self, values: Tensor, out: Tensor) -> None:
         self.lost += float((out - values).square().sum())
         self.sent += float(values.square().sum())
-        rows = values.view(-1, ROW)
+        rows = values.view(-1, FineInt8.row)
         self.crest += float((rows.abs().amax(1) / rows.square().mean(1).sqrt()).sum())
         self.rows += len(rows)
 
@@ -105,7 +107,7 @@ class Hop:
 class Pipeline:
     """All stages of the model, and the wires between them: a forward and a backward one a hop."""
 
-    codec: str
+    codec: Activations
     stages: list[Stage]
     forward: list[Hop] = field(default_factory=list)
     backward: list[Hop] = field(default_factory=list)
@@ -142,7 +144,7 @@ class Pipeline:
         return fmean(float(self.losses("", tokens, epoch, keep=False).mean()) for tokens in batches)
 
 
-def train(codec: str, seed: int, steps: int) -> Row:
+def train(codec: Activations, seed: int, steps: int) -> Row:
     torch.set_num_threads(1)
     begin = time.process_time()
     corpus = load_corpus(DataConfig(seq_len=SEQ, max_bytes=24 << 20), ByteTokenizer())
@@ -169,7 +171,7 @@ def train(codec: str, seed: int, steps: int) -> Row:
     return {"codec": codec, "seed": seed, "loss": loss, **hops, "cpu_s": time.process_time() - begin}
 
 
-def summary(codec: str, results: list[Row], rival: list[Row]) -> Row:
+def summary(codec: Activations, results: list[Row], rival: list[Row]) -> Row:
     def mean(way: str, figure: str) -> float:
         return fmean(hop[figure] for result in results for hop in result[way])
 
@@ -178,7 +180,7 @@ def summary(codec: str, results: list[Row], rival: list[Row]) -> Row:
         "losses": [result["loss"] for result in results],
         "worse_by": [result["loss"] - other["loss"] for result, other in zip(results, rival, strict=True)],
         "bytes_a_token": mean("forward", "bytes_a_token"),
-        "ideal_bytes": MODEL.hidden_size * {"fp32": 32, "fp16": 16, "int8": 8, "int4": 4}[codec] / 8,
+        "ideal_bytes": MODEL.hidden_size * BITS[codec] / 8,
         "forward_error": mean("forward", "error"),
         "backward_error": mean("backward", "error"),
         "forward_crest": mean("forward", "crest"),
@@ -196,7 +198,7 @@ def outliers() -> list[Row]:
             x[tokens, 7] *= factor
             errors = {}
             for name in CODECS[1:]:
-                codec = get_codec(name)
+                codec = ActivationCode(name).codec
                 out = codec.decode(codec.encode(x.view(-1)), x.numel()).view(x.shape)
                 errors[name] = float((out - x)[1:, 8:].norm() / x[1:, 8:].norm())
             rows.append({"factor": factor, "where": where, "errors": errors})
@@ -221,7 +223,7 @@ def main() -> int:
             found[result["codec"]][result["seed"]] = result
             print(f"{result['codec']} seed {result['seed']}: {result['loss']:.4f} {result['cpu_s']:.0f} s", flush=True)
     results = {codec: [of[seed] for seed in seeds] for codec, of in found.items()}
-    rows = [summary(codec, results[codec], results["fp32"]) for codec in CODECS]
+    rows = [summary(codec, results[codec], results["none"]) for codec in CODECS]
     print(
         f"\n{'codec':6}{'loss':>8}{'to fp32':>9}{'bytes a token, hop, way':>25}{'ideal':>7}"
         f"{'error forward':>15}{'backward':>10}{'crest forward':>15}{'backward':>10}"

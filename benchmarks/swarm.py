@@ -1,6 +1,6 @@
 """What a pipeline over the network costs, beside the same model in one process.
 
-    python benchmarks/swarm.py [--stages 2 3 4] [--mbit 200 500] [--delay-ms 10] [--seconds 20] [--only dense | thin]
+    python benchmarks/swarm.py [--stages 2 3 4] [--mbit 200 500] [--delay-ms 10] [--seconds 15] [--only dense | thin]
                                [--json FILE]
 
 Every stage is a process with a host of its own and a compute worker of one thread (`benchmarks.swarm_stage`): the real
@@ -106,7 +106,7 @@ def main() -> int:
     parser.add_argument("--stages", type=int, nargs="+", default=[2, 3, 4], choices=[2, 3, 4])
     parser.add_argument("--mbit", type=float, nargs="*", default=[200.0, 500.0], help="of links; none: loopback alone")
     parser.add_argument("--delay-ms", type=float, default=10.0, help="from one stage to another; twice that and back")
-    parser.add_argument("--seconds", type=float, default=20.0, help="of each run")
+    parser.add_argument("--seconds", type=float, default=15.0, help="of each run")
     parser.add_argument("--only", choices=list(SETTINGS))
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()

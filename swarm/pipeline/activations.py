@@ -39,28 +39,28 @@ class ActivationCode:
     read and write memory that is used again afterwards."""
 
     def __init__(self, activations: Activations) -> None:
-        self._codec: Final[Codec] = _CODECS[activations]
+        self.codec: Final[Codec] = _CODECS[activations]
 
     def size_bytes(self, values: int) -> int:
-        return self._codec.encoded_size(values)
+        return self.codec.encoded_size(values)
 
     async def encode(self, x: Tensor, out: Tensor) -> None:
         """`x` fp32 contiguous, any shape, into `out`, flat uint8 of `size_bytes(n)`. Raises ProtocolViolation where a
         value is not finite, or too large for the code."""
         flat = x.view(-1)
         if flat.numel() <= _INLINE_VALUES:
-            self._codec.encode(flat, out)
+            self.codec.encode(flat, out)
         else:
-            await trio.to_thread.run_sync(self._codec.encode, flat, out)
+            await trio.to_thread.run_sync(self.codec.encode, flat, out)
 
     async def decode(self, data: memoryview, out: Tensor) -> None:
         """Exactly `size_bytes(n)` bytes into `out`, fp32 contiguous. Raises ProtocolViolation, and `out` may then be
         partly written."""
         flat = out.view(-1)
         if flat.numel() <= _INLINE_VALUES:
-            self._codec.decode(data, flat.numel(), flat)
+            self.codec.decode(data, flat.numel(), flat)
         else:
-            await trio.to_thread.run_sync(self._codec.decode, data, flat.numel(), flat)
+            await trio.to_thread.run_sync(self.codec.decode, data, flat.numel(), flat)
 
 
 _CODECS: Final[Mapping[Activations, Codec]] = MappingProxyType(
