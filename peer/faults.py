@@ -1,7 +1,9 @@
 """Scripted faults, in the manner of torchft: `BARNRAISE_FAULT=stop:before_vote:3` freezes this process at that point.
 
-`kill` and `stop` are done here. `drop` (do not answer) and `garble` (send garbage) are for the caller to do, where the
-point says so.
+`kill` and `stop` are done here. `drop` (do not answer), `garble` (send garbage) and `move` (take another stage) are for
+the caller to do, where the point says so. `BARNRAISE_FAULT=@FILE` reads scripts from a file, one a line, whenever there
+is one: each fires once the one before it has, and its line is gone then. So a test strikes a process that has run for
+long, again and again.
 
 Only tests and the soak run set the variable. A fault that fires at an exact point of the protocol is worth a hundred
 that fire at a random time, and cannot be aimed from outside the process.
@@ -11,9 +13,11 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Literal
 
-POINTS: Final = (
+ROUND_POINTS: Final = (
     "before_send",
     "during_exchange",
     "before_vote",
@@ -21,44 +25,82 @@ POINTS: Final = (
     "during_checkpoint",
     "during_state_transfer",  # at a donor; "round" 0: asked for the list of chunks, 1: for a chunk
     "during_fetch",  # at a joiner that has a part of the state
+)
+STAGE_POINTS: Final = (
     # At a replica of a pipeline's stage; "round": how many micro-batches have come to it.
-    "pipeline_forward",  # before the forward
+    "pipeline_forward",  # before the forward (drop: it goes no further)
     "pipeline_send",  # the hidden state is ready (garble)
     "pipeline_backward",  # the gradient is here
     "pipeline_answer",  # counted, before the answer (drop, garble)
+    "at_seat",  # at work in a stage (move: to the stage before)
+    "leaving",  # a move is declared, and the seat not given up yet
+    "arriving",  # the new seat is taken, and its state not fetched yet
 )
-Script = Literal["", "drop", "garble"]
+POINTS: Final = ROUND_POINTS + STAGE_POINTS
+CALL: Final = "call/"  # before a call of the method that is named after it is sent (garble its payload)
+ANSWER: Final = "answer/"  # before a call of that method is answered (drop, garble the payload)
+
+Script = Literal["", "drop", "garble", "move"]
 _ACTIONS: Final[dict[str, signal.Signals | Script]] = {
     "kill": signal.SIGKILL,
     "stop": signal.SIGSTOP,
     "drop": "drop",
     "garble": "garble",
+    "move": "move",
 }
 
 
-def _parse(spec: str) -> tuple[signal.Signals | Script, str, int] | None:
+@dataclass(frozen=True)
+class _Fault:
+    action: signal.Signals | Script
+    point: str
+    first_round: int
+
+
+def _parse(spec: str) -> _Fault | None:
     if not spec:
         return None
     action, point, round_number = spec.split(":")
-    if action not in _ACTIONS or point not in POINTS:
+    if action not in _ACTIONS or not (point in POINTS or point.startswith((CALL, ANSWER))):
         raise ValueError(f"BARNRAISE_FAULT={spec!r}: use ({'|'.join(_ACTIONS)}):({'|'.join(POINTS)}):ROUND")
-    return _ACTIONS[action], point, int(round_number)
+    return _Fault(_ACTIONS[action], point, int(round_number))
 
 
-_scripted = _parse(os.environ.get("BARNRAISE_FAULT", ""))
+_spec = os.environ.get("BARNRAISE_FAULT", "")
+_file = Path(_spec[1:]) if _spec.startswith("@") else None
+_scripted = None if _file else _parse(_spec)
 
 
-def reach(point: str, round_number: int) -> Script:
+def reach(point: str, round_number: int = 0) -> Script:
     """Kill or freeze this process if the script says so, or return what else it says; fires once, at the first round
     >= the scripted one."""
     global _scripted
-    if _scripted is None:
-        return ""
-    action, at, first_round = _scripted
-    if point != at or round_number < first_round:
+    fault, rest = (_scripted, "") if _file is None else _next(_file)
+    if fault is None or point != fault.point or round_number < fault.first_round:
         return ""
     _scripted = None
-    if not isinstance(action, signal.Signals):
-        return action
-    os.kill(os.getpid(), action)
+    if _file is not None:
+        _leave(_file, rest)
+    if not isinstance(fault.action, signal.Signals):
+        return fault.action
+    os.kill(os.getpid(), fault.action)
     return ""
+
+
+def _next(file: Path) -> tuple[_Fault | None, str]:
+    """The script in the file that is due, and the lines after it."""
+    try:
+        first, _, rest = file.read_text().partition("\n")
+    except FileNotFoundError:
+        return None, ""
+    return _parse(first), rest
+
+
+def _leave(file: Path, rest: str) -> None:
+    """The file with the lines that have not fired, removed if there are none."""
+    if not rest.strip():
+        file.unlink(missing_ok=True)
+        return
+    fresh = file.with_suffix(".new")
+    fresh.write_text(rest)
+    fresh.replace(file)

@@ -17,6 +17,7 @@ from typing import Final, Protocol
 import msgspec
 import trio
 
+from peer import faults
 from peer.decoding import MALFORMED
 from peer.errors import ConnectionLost, DeadlineExceeded, NotAdmitted, ProtocolViolation, RemoteError
 from peer.events import EventLog
@@ -87,6 +88,8 @@ class Rpc:
         view = flat(payload)
         if view.nbytes > method.request_payload_max:
             raise ValueError(f"{method.name} takes {method.request_payload_max} bytes, not {view.nbytes}")
+        if faults.reach(f"{faults.CALL}{method.name}") == "garble":
+            view = memoryview(b"\xff" * view.nbytes)
         deadline = trio.current_time() + timeout_s
         with trio.move_on_at(deadline):
             if peer == self._peer_id:

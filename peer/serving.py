@@ -10,12 +10,13 @@ import traceback
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import msgspec
 import trio
 
+from peer import faults
 from peer.decoding import MALFORMED
 from peer.errors import BarnraiseError, ConnectionLost, NotAdmitted, ProtocolViolation
 from peer.events import EventLog
@@ -139,7 +140,8 @@ class Server:
             return False
         body = _decode(header.body, method.request, method.name)
         answered = False
-        with trio.move_on_after(min(header.timeout_ms / 1e3, self._limits.call_timeout_s)):
+        left_s = max(0.0, header.timeout_ms / 1e3)  # a caller whose loop lags may be late already
+        with trio.move_on_after(min(left_s, self._limits.call_timeout_s)):
             async with self._budget.claim(peer, header.payload_bytes):
                 payload = await frames.receive_payload(header.payload_bytes, self._limits.payload_idle_s)
                 outcome = await self._run_watched(frames, served, Call(peer, body, payload))
@@ -183,7 +185,7 @@ class Server:
         with trio.CancelScope() as scope:
             served.running.add(scope)
             try:
-                outcome = await self._handle(method, served.handler, call)
+                outcome = await _as_scripted(method, await self._handle(method, served.handler, call))
             finally:
                 served.running.discard(scope)
         return outcome
@@ -214,6 +216,16 @@ class Server:
         with trio.move_on_after(_REFUSAL_S):
             await frames.send(ReplyHeader(code, message, 0, _NO_BODY), _NOTHING)
             await frames.discard()
+
+
+async def _as_scripted(method: Method[Any, Any], outcome: Outcome) -> Outcome:
+    """What a test's script makes of an answer."""
+    match faults.reach(f"{faults.ANSWER}{method.name}"):
+        case "drop":
+            await trio.sleep_forever()
+        case "garble":
+            return replace(outcome, payload=memoryview(b"\xff" * outcome.payload.nbytes))
+    return outcome
 
 
 def flat(payload: Buffer) -> memoryview:

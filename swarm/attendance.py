@@ -19,6 +19,7 @@ from typing import Final, Literal
 import msgspec
 import trio
 
+from peer import faults
 from peer.errors import BarnraiseError, ConfigError, NetworkError
 from swarm.chain import Head
 from swarm.fitting import rules_of
@@ -87,12 +88,14 @@ class Attendance:
             self._seat = seat
             if self._manifest.stages > 1:
                 self._host.events.emit("seat_taken", stage=stage)
+                faults.reach("arriving")
             try:
                 async with trio.open_nursery() as nursery:
 
                     async def watch() -> None:
                         nonlocal moves
                         await self._until_needed_elsewhere()
+                        faults.reach("leaving")
                         moves = True
                         nursery.cancel_scope.cancel()
 
@@ -159,9 +162,16 @@ class Attendance:
             self._tell_load()
             if self._ground.config.stage is not None or self._is_arriving:
                 continue
-            move = mover.due(self._membership.view, time.time())
+            move = self._scripted_move() or mover.due(self._membership.view, time.time())
             if move is not None and move.source == self._place.stage and await self._declare(move):
                 return
+
+    def _scripted_move(self) -> Move | None:
+        """What a test's script asks for."""
+        if faults.reach("at_seat") != "move":
+            return None
+        source = self._place.stage
+        return Move(self._host.peer_id, source, (source - 1) % self._manifest.stages, 0.0)
 
     async def _declare(self, move: Move) -> bool:
         """Publish the move, and see whether it may be: where all of a stage would leave it at once, all stay."""

@@ -179,6 +179,20 @@ async def test_bad_rpc_frames_are_strikes(victim: Victim, frame: bytes) -> None:
     assert len(victim.struck) == 1
 
 
+async def test_calls_that_are_over_before_they_begin(victim: Victim) -> None:
+    """An honest caller whose loop lags sends such a header too."""
+    body = msgspec.Raw(msgspec.msgpack.encode(Note("late")))
+    async with a_host() as attacker:
+        connection = await victim.dial(attacker)
+        for timeout_ms in (0, -1, -(1 << 60)):
+            header = msgspec.msgpack.encode(RequestHeader(ECHO.name, 0, timeout_ms, body))
+            stream = await _rpc_stream(connection)
+            await stream.write(struct.pack("!I", len(header)) + header)
+            await _until_it_ends(stream)
+        await victim.still_serves()
+    assert not victim.struck
+
+
 async def test_truncated_rpc_frames(victim: Victim) -> None:
     header = msgspec.msgpack.encode(RequestHeader(ECHO.name, 0, 1000, msgspec.Raw(msgspec.msgpack.encode(Note("")))))
     frame = struct.pack("!I", len(header)) + header

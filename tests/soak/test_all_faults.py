@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from peer.faults import POINTS
+from peer.faults import ROUND_POINTS
 from tests.swarm.fault_runs import Fault, Onlooker
 from tests.swarm.swarm_harness import PeerProcess, Swarm, open_swarm
 
@@ -19,7 +19,7 @@ LEADS = [("kill", "plan"), ("kill", "exchange"), ("stop", "compute"), ("stop", "
 pytestmark = [pytest.mark.soak, pytest.mark.process]
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("point", ROUND_POINTS)
 @pytest.mark.parametrize("signal", ["kill", "stop"])
 async def test_one_peer_is_struck(tmp_path: Path, signal: str, point: str) -> None:
     fault = Fault(signal, point, 0 if point in (OF_JOINERS, OF_DONORS) else STRUCK_IN)

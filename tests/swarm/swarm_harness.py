@@ -343,14 +343,15 @@ class Swarm:
 
 @asynccontextmanager
 async def open_swarm(
-    folder: Path, *, rounds: int = 0, min_peers: int = 2, steps: int = 20, outer: str = ""
+    folder: Path, *, rounds: int = 0, min_peers: int = 2, steps: int = 20, outer: str = "", run: str = RUN_TOML
 ) -> AsyncIterator[Swarm]:
     """A coordinator whose invite is ready. `steps`: inner steps a round; `rounds` 0 trains until the block is left.
-    `outer`: sections of RUN.toml for another method than DiLoCo."""
+    `outer`: sections of RUN.toml for another method than DiLoCo; `run`: the whole file, to be filled in as `RUN_TOML`
+    is."""
     text = folder / "text"
     text.mkdir()
     _write_text(text)
-    toml = RUN_TOML.format(rounds=rounds, min_peers=min_peers, outer=outer or f"[outer]\nsteps = {steps}", text=text)
+    toml = run.format(rounds=rounds, min_peers=min_peers, outer=outer or f"[outer]\nsteps = {steps}", text=text)
     swarm = Swarm(folder, toml)
     try:
         async with trio.open_nursery() as nursery:

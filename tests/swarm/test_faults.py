@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.faults import POINTS
+from peer.faults import ROUND_POINTS
 from tests.swarm.fault_runs import Fault, Onlooker
 from tests.swarm.swarm_harness import open_swarm
 
@@ -27,7 +27,7 @@ JOINS_WITHIN = 5  # rounds
 
 @pytest.mark.process
 async def test_a_fault_at_any_point_of_the_protocol(tmp_path: Path) -> None:
-    assert {fault.point for fault in (*OF_MEMBERS, OF_A_DONOR, OF_ITS_JOINER)} == set(POINTS)
+    assert {fault.point for fault in (*OF_MEMBERS, OF_A_DONOR, OF_ITS_JOINER)} == set(ROUND_POINTS)
     async with open_swarm(tmp_path, min_peers=3 + len(OF_MEMBERS)) as swarm:
         healthy = [swarm.join("p0"), swarm.join("p1")]
         donor = swarm.join("donor", fault=str(OF_A_DONOR))
