@@ -221,12 +221,13 @@ class Engine:
 
         def enough(standings: list[tuple[str, say.Standing]], unheard: int) -> bool:
             """A majority further on is worth following at once; whoever is frozen would hold up the answer. What only
-            the authority remembers may be long past, and nobody has its state any more."""
-            return any(
-                s.head.height > self.head.height
-                and (s.head.state_hash == self.head.state_hash or set(s.holders) != {self._run.authority})
-                for s in weighed(standings, unheard)[:1]
-            )
+            the authority of a pipeline's small groups remembers is often long past, and nobody has its state any more.
+            """
+            best = weighed(standings, unheard)[:1]
+            past = self._post.pace.pipeline and best and set(best[0].holders) == {self._run.authority}
+            if past and best[0].head.state_hash != self.head.state_hash:
+                return False
+            return any(s.head.height > self.head.height for s in best)
 
         others = [peer for peer in peers if peer != me and peer not in suspects]
         sightings = weighed(await ask_standings(self._post.host.rpc, others, group=self.head.run_id, enough=enough))
