@@ -97,6 +97,17 @@ async def test_gate_limits_and_deadlines_hold_on_the_lane() -> None:
             await a.rpc.call(b.peer_id, ECHO, Number(1), bytes(BIG), timeout_s=10, bulk=True)
 
 
+async def test_a_call_that_is_over_before_it_begins_harms_nobody() -> None:
+    """An honest caller whose loop lags sends what is left of its time, and that may be less than nothing."""
+    async with pair() as (a, b, _):
+        for late_s in (0.0, 1.0, 1e12):
+            channel = await a.rpc._lanes.open(b.peer_id, True)
+            with suppress(ConnectionLost):
+                await a.rpc._exchange(channel, ECHO, Number(1), memoryview(b""), trio.current_time() - late_s)
+        reply = await a.rpc.call(b.peer_id, ECHO, Number(1), bytes(SIZE), timeout_s=10, bulk=True)
+        assert reply.body == Number(2)
+
+
 async def test_a_dead_pooled_connection_is_replaced() -> None:
     async with pair() as (a, b, _):
         await a.rpc.call(b.peer_id, ECHO, Number(1), bytes(SIZE), timeout_s=10, bulk=True)
