@@ -1,0 +1,137 @@
+"""Strikes at a running pipeline, one after another, and what each cost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import trio
+
+from tests.swarm.pipeline_run import Pipeline, Replica, load_by_others
+
+KILL_COSTS_S: Final = 3.0
+FREEZE_COSTS_S: Final = 15.0
+STRIKES_WITHIN_S: Final = 60.0
+GOES_ON_WITHIN_S: Final = 60.0
+RECENT_S: Final = 10.0
+USUAL_S: Final = 2.0  # that the run is watched before a strike
+
+
+@dataclass(frozen=True)
+class Strike:
+    """`fault`: action and point of `peer.faults`, at a replica of `stage`; at a peer that moves where `stage` is None,
+    or (`donor`) at a replica of the stage that it moves to."""
+
+    place: str
+    fault: str
+    stage: int | None = None
+    donor: bool = False
+
+    @property
+    def action(self) -> str:
+        return self.fault.split(":")[0]
+
+    @property
+    def allowed_s(self) -> float:
+        """Without progress. A reply that does not come looks like a freeze: nobody has hung up."""
+        return FREEZE_COSTS_S if self.action in ("stop", "drop") else KILL_COSTS_S
+
+    def __str__(self) -> str:
+        at = "mover" if self.stage is None else f"stage {self.stage}"
+        return f"{self.place} {self.fault} at {'donor' if self.donor else at}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`usual_s`: the longest pause in the time before the strike. `trouble`: what did not hold."""
+
+    strike: Strike
+    pause_s: float
+    usual_s: float
+    slack: float
+    trouble: tuple[str, ...] = ()
+
+    @property
+    def is_ok(self) -> bool:
+        return not self.trouble and self.pause_s <= self.strike.allowed_s * self.slack
+
+    def __str__(self) -> str:
+        verdict = "ok" if self.is_ok else "NOT OK"
+        why = "".join(f"\n      {line}" for line in self.trouble)
+        return f"{self.strike!s:52} pause {self.pause_s:6.2f} s (usual {self.usual_s:5.2f})  {verdict}{why}"
+
+
+async def play(pipeline: Pipeline, strikes: Sequence[Strike], say: Callable[[str], object]) -> None:
+    """All of them; AssertionError with the table unless everything held."""
+    outcomes = []
+    for strike in strikes:
+        outcomes.append(await one(pipeline, strike))
+        say(str(outcomes[-1]))
+    table = "\n".join(map(str, outcomes))
+    assert all(outcome.is_ok for outcome in outcomes), f"\n{table}"
+
+
+async def one(pipeline: Pipeline, strike: Strike) -> Outcome:
+    """Strike, watch the others go on, and mend what was broken."""
+    slack = max(1.0, load_by_others() / 2)
+    watched = time.time()
+    await pipeline.ready(strike.stage)
+    await trio.sleep(USUAL_S)
+    usual_s = pipeline.pause(watched, time.time())
+    before = set(pipeline.twice() + pipeline.forks())
+    victim = aim(pipeline, strike)
+    trouble: list[str] = []
+    struck = 0.0
+    try:
+        struck = await strikes_at(victim, strike)
+        await pipeline.until(lambda: pipeline.advanced(struck), f"it goes on after {strike}", GOES_ON_WITHIN_S)
+    except AssertionError as error:
+        trouble.append(str(error).split("\n")[0])
+    pause_s = pipeline.pause(struck, time.time()) if struck else 0.0
+    await mend(pipeline, victim)
+    trouble += [line for line in (*pipeline.twice(), *pipeline.forks()) if line not in before]
+    return Outcome(strike, pause_s, usual_s, slack, tuple(trouble[:5]))
+
+
+def aim(pipeline: Pipeline, strike: Strike) -> Replica:
+    """Arm who is to be struck; a stage's last replica is spared."""
+    if strike.stage is not None:
+        at_work = pipeline.members(strike.stage, time.time() - RECENT_S) or pipeline.of(strike.stage)
+        victim = max(at_work, key=lambda replica: replica.peer.name)
+        victim.arm(f"{strike.fault}:0")
+        return victim
+    mover = next(replica for replica in pipeline.replicas if replica.pinned is None)
+    if not strike.donor:
+        mover.arm("move:at_seat:0", f"{strike.fault}:0")
+        return mover
+    target = (mover.stage - 1) % 3
+    victim = pipeline.of(target)[0]
+    victim.arm(f"{strike.fault}:0")
+    mover.arm("move:at_seat:0")
+    return victim
+
+
+async def strikes_at(victim: Replica, strike: Strike) -> float:
+    """Until it has; when, in Unix time."""
+    if strike.action == "kill":
+        await victim.peer.wait_exit(STRIKES_WITHIN_S)
+    elif strike.action == "stop":
+        await victim.peer.wait_stopped(STRIKES_WITHIN_S)
+    else:
+        with trio.move_on_after(STRIKES_WITHIN_S):
+            while victim.is_armed:
+                await trio.sleep(0.02)
+        assert not victim.is_armed, f"{strike} did not come about"
+    return time.time()
+
+
+async def mend(pipeline: Pipeline, victim: Replica) -> None:
+    """Thaw the frozen, and put somebody in the place of the dead."""
+    for replica in pipeline.replicas:
+        replica.script.unlink(missing_ok=True)
+    if victim.peer.alive:
+        victim.peer.thaw()
+    else:
+        pipeline.replace(victim)
