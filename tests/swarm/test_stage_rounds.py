@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,85 +11,22 @@ import torch
 import trio
 
 from optim.config import AllReduce, CodecConfig, Diloco, SparseLoco
-from peer.identity import Identity
-from peer.layout import FlatLayout, init_flat, join_flat
-from peer.training import learning_rate
-from swarm.ledger import count, overlaps, union
-from tests.peer.stage_harness import MODEL, SPLITS, relative, whole_gradient
-from tests.swarm.pipeline_harness import Table, open_replicas, tokens_of
-from tests.swarm.stage_seats import FP32, UNCLIPPED, Setting, StageSeat, entry_of, seated
+from tests.swarm.stage_scene import BATCH, check_a_kill, check_one_process, kill_worker, scene_of, until
+from tests.swarm.stage_seats import FP32, Setting
 
 pytestmark = [
     pytest.mark.process,
     pytest.mark.skipif(sys.platform != "linux", reason="worker processes are supervised through Linux's /proc"),
 ]
-ROOT = Path(__file__).parents[2]
-BATCH, STEPS = 24, 5
-
-
-@dataclass
-class Scene:
-    stages: list[list[StageSeat]]
-    table: Table
-
-    @property
-    def seats(self) -> list[StageSeat]:
-        return [seat for seats in self.stages for seat in seats]
-
-    async def run(self) -> None:
-        """Until every seat has committed the last round."""
-        async with trio.open_nursery() as nursery:
-            for seat in self.seats:
-                nursery.start_soon(seat.engine.run)
-
-    def tell(self) -> None:
-        """What happened, for whoever reads the output of a failed test."""
-        told = [(event.at, seat.replica, event) for seat in self.seats for event in seat.replica.events]
-        for at, replica, event in sorted(told, key=lambda entry: entry[0]):
-            print(f"{at % 1000:8.3f} {replica.stage} {replica.peer[-4:]} {event.name} {event.fields}")  # noqa: T201
-
-    def check(self, rounds: int) -> None:
-        """One chain of the same bits a stage, and no sample merged twice or lost."""
-        for seats in self.stages:
-            chain = {head.round: head for seat in seats for head in seat.heads}
-            for seat in seats:
-                assert seat.heads[-1].round == rounds
-                assert all(head == chain[head.round] for head in seat.heads)
-                assert seat.post.state.tree.root == chain[rounds].state_hash
-                struck = [e for e in seat.replica.seen("peer_struck") if e.fields["peer"] in self.table]
-                assert not struck and not seat.replica.seen("bug")
-            merged = {head.round: m for seat in seats for head, m in zip(seat.heads, seat.merged, strict=True) if m}
-            parts = {f"{number} {k}": part for number, m in merged.items() for k, part in enumerate(m)}
-            assert not overlaps(parts), "a sample was merged twice"
-            ledger = chain[rounds].ledger
-            used = union(r for part in parts.values() for r in part)
-            assert len(merged) == rounds
-            assert count(used) + count(ledger.returned) == ledger.cursor == union([*used, *ledger.returned])[0][1]
-
-
-@asynccontextmanager
-async def scene_of(
-    folder: Path, setting: Setting, replicas: list[int], child: dict[str, Any] | None = None
-) -> AsyncIterator[Scene]:
-    authority = Identity.load_or_create(folder / "authority.key")
-    async with open_replicas(folder, replicas, **setting.spec) as stages, AsyncExitStack() as stack:
-        table: Table = {replica.peer: entry_of(replica) for group in stages for replica in group} | (child or {})
-        seats = [
-            [await stack.enter_async_context(seated(r, setting, table, authority, folder)) for r in group]
-            for group in stages
-        ]
-        scene = Scene(seats, table)
-        try:
-            yield scene
-        except BaseException:
-            scene.tell()
-            raise
+STEPS = 5
 
 
 @pytest.mark.parametrize(
     ("outer", "codec"),
-    [(Diloco(steps=4), FP32), (SparseLoco(steps=4), CodecConfig())],
-    ids=["diloco", "sparseloco"],
+    [
+        pytest.param(Diloco(steps=4), FP32, id="diloco"),
+        pytest.param(SparseLoco(steps=4), CodecConfig(), id="sparseloco", marks=pytest.mark.soak),
+    ],
 )
 async def test_replicas_of_a_stage_are_the_same_bits_after_every_commit(
     tmp_path: Path, outer: Any, codec: CodecConfig
@@ -121,39 +51,12 @@ async def test_a_lost_worker_costs_no_commit_and_counts_nothing_twice(tmp_path: 
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(scene.run)
                 for seats in scene.stages:
-                    await _until(lambda seats=seats: seats[0].heads and seats[0].replica.station.counting.uncaptured)
-                    _kill_worker(seats[0])
+                    await until(lambda seats=seats: seats[0].heads and seats[0].replica.station.counting.uncaptured)
+                    kill_worker(seats[0])
             scene.check(rounds)
 
 
 # -- synchronous -----------------------------------------------------------------------------------------------------
-
-
-def one_process(steps: int) -> torch.Tensor:
-    """The whole model's weights after as many steps of torch's AdamW on the same batches, in float64."""
-    layout, flat = FlatLayout.of(MODEL), init_flat(MODEL, seed=0).double()
-    parameters = {name: torch.nn.Parameter(view.clone()) for name, view in layout.views(flat).items()}
-    matrices = [p for p in parameters.values() if p.dim() > 1]
-    others = [p for p in parameters.values() if p.dim() <= 1]
-    inner = UNCLIPPED
-    groups = [{"params": matrices, "weight_decay": inner.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=inner.lr, betas=inner.betas, eps=inner.eps)
-    for step in range(steps):
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(inner, step)
-        _, gradient = whole_gradient(MODEL, flat, [tokens_of((step * BATCH, (step + 1) * BATCH))])
-        for name, view in layout.views(gradient).items():
-            parameters[name].grad = view.view_as(parameters[name]).clone()
-        optimizer.step()
-        for name, view in layout.views(flat).items():
-            view.copy_(parameters[name].detach())
-    return flat
-
-
-def check_one_process(scene: Scene) -> None:
-    ours = join_flat(MODEL, [seats[0].post.state.theta for seats in scene.stages], SPLITS[len(scene.stages)])
-    assert relative(ours, one_process(STEPS)) < 1e-5
-    assert relative(ours, one_process(STEPS - 1)) > 1e-3, "the last step is told from the one before"
 
 
 async def test_synchronous_batches_are_one_process(tmp_path: Path) -> None:
@@ -162,10 +65,10 @@ async def test_synchronous_batches_are_one_process(tmp_path: Path) -> None:
         async with scene_of(tmp_path, setting, [2, 2, 1]) as scene:
             await scene.run()
             scene.check(STEPS)
-            check_one_process(scene)
+            check_one_process(scene, STEPS)
 
 
-@pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.parametrize("stage", [pytest.param(0, marks=pytest.mark.soak), 1])
 async def test_so_they_are_where_a_worker_dies_in_the_middle(tmp_path: Path, stage: int) -> None:
     setting = Setting(2, AllReduce(batch=BATCH), STEPS)
     with trio.fail_after(150):
@@ -173,48 +76,12 @@ async def test_so_they_are_where_a_worker_dies_in_the_middle(tmp_path: Path, sta
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(scene.run)
                 victim = scene.stages[stage][0]
-                await _until(lambda: victim.heads and victim.replica.station.counting.counted)
-                _kill_worker(victim)
+                await until(lambda: victim.heads and victim.replica.station.counting.counted)
+                kill_worker(victim)
             assert victim.replica.seen("worker_died")
             scene.check(STEPS)
-            check_one_process(scene)
+            check_one_process(scene, STEPS)
 
 
-@pytest.mark.parametrize("stage", [0, 1])
-async def test_so_they_are_where_a_replica_is_killed_in_the_middle(tmp_path: Path, stage: int) -> None:
-    setting = Setting(2, AllReduce(batch=BATCH), STEPS)
-    Identity.load_or_create(tmp_path / "authority.key")
-    arguments = [tmp_path, 2, stage, BATCH, STEPS]
-    command = [sys.executable, "-m", "tests.swarm.stage_child", *map(str, arguments)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as child:
-        try:
-            assert child.stdin is not None and child.stdout is not None
-            with trio.fail_after(150):
-                entry = json.loads(await trio.to_thread.run_sync(child.stdout.readline))
-                async with scene_of(tmp_path, setting, [2, 2], entry) as scene:
-                    child.stdin.write(json.dumps(scene.table) + "\n")
-                    child.stdin.flush()
-                    async with trio.open_nursery() as nursery:
-                        nursery.start_soon(scene.run)
-                        witness = scene.stages[1 - stage][0]
-                        await _until(
-                            lambda: len(witness.heads) >= 2 and witness.replica.station.counting.counted
-                        )
-                        child.kill()
-                    assert len(scene.stages[stage][0].heads[0].members) == 3
-                    assert len(scene.stages[stage][0].heads[-1].members) == 2
-                    scene.check(STEPS)
-                    check_one_process(scene)
-        finally:
-            child.kill()
-
-
-async def _until(ready: Callable[[], Any]) -> None:
-    while not ready():
-        await trio.sleep(0.002)
-
-
-def _kill_worker(seat: StageSeat) -> None:
-    pid = seat.replica.gang.worker_pid
-    assert pid is not None
-    os.kill(pid, signal.SIGKILL)
+async def test_so_they_are_where_a_replica_is_killed_in_the_middle(tmp_path: Path) -> None:
+    await check_a_kill(tmp_path, [2, 2], 1, STEPS)
