@@ -28,7 +28,7 @@ from swarm.groups import stage_costs
 from swarm.kept import kept_stages
 from swarm.load import PeerLoad
 from swarm.membership import MEMBERS, REFRESH_S, TTL_S, MemberRecord, Membership, Own, describe
-from swarm.moving import CHOOSING, Mover, at_work, has_deputy, ready_after_s, stage_to_take
+from swarm.moving import CHOOSING, Mover, at_work, has_deputy, ready_after_s, stage_to_take, turns_back
 from swarm.pipeline.feeder import serve_tokens
 from swarm.pipeline.rules import Load
 from swarm.rebalance import Move
@@ -160,7 +160,12 @@ class Attendance:
             self._note_missing()
             self._watch_next()
             self._tell_load()
-            if self._ground.config.stage is not None or self._is_arriving:
+            if self._ground.config.stage is not None:
+                continue
+            if self._is_arriving:
+                if turns_back(self._host.peer_id, self._membership.view, time.time()):
+                    await self._turn_back()
+                    return
                 continue
             move = self._scripted_move() or mover.due(self._membership.view, time.time())
             if move is not None and move.source == self._place.stage and await self._declare(move):
@@ -189,6 +194,13 @@ class Attendance:
             "move_started", source=move.source, target=move.target, gain=round(move.gain, 4), reason=reason
         )
         return True
+
+    async def _turn_back(self) -> None:
+        """To the stage it came from, whose last commit it has on disk."""
+        target, source = self._place.stage, self._place.source
+        self._go(source)
+        await self._announce()
+        self._host.events.emit("move_started", source=target, target=source, gain=0.0, reason="nobody serves it")
 
     def _note_missing(self) -> None:
         """Say which stages nobody serves: nothing can be trained until somebody does."""

@@ -26,6 +26,7 @@ GONE_AFTER_S: Final = 6.0  # a majority must be missing this long: a frozen mach
 DEAD_AFTER_S: Final = 0.5  # but who has hung up, cannot go on without the others, and is missed by them: only this long
 LOST_AFTER_S: Final = 20.0  # before an earlier round is gone on from: somebody may come back with a later one
 BACK_S_MAX: Final = 120.0  # further than this no run is taken back for peers that were no members at the end
+STAGE_BACK_S_MAX: Final = 3600.0  # a stage may be: whoever kept its commits is a member of another one
 
 
 class Memory:
@@ -167,7 +168,7 @@ class Authority:
         self.head = head
         self._memory.see(head)
         self._recent.append((now, head))
-        while self._recent[0][0] < now - BACK_S_MAX:
+        while self._recent[0][0] < now - (BACK_S_MAX if self._abreast is None else STAGE_BACK_S_MAX):
             self._recent.popleft()
 
     def _may_take_back(self, standing: say.Standing) -> bool:

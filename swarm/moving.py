@@ -89,6 +89,17 @@ def has_deputy(peer: str, stage: int, records: Mapping[str, MemberRecord], now_s
     return any(other != peer for other in at_work(stage, records, now_s))
 
 
+def turns_back(peer: str, records: Mapping[str, MemberRecord], now_s: float) -> bool:
+    """Whether a peer that has left its stage and is not taken in by its new one yet returns: its deputy was lost
+    meanwhile, so that nobody serves the old one, while somebody serves the new one. Of several that left, one."""
+    mine = records.get(peer)
+    if mine is None or mine.source < 0 or mine.source == mine.stage or not mine.moving(now_s):
+        return False
+    left = [p for p, r in records.items() if r.role == "stage" and r.source == mine.source and r.moving(now_s)]
+    coming = any(r.role == "stage" and r.stage == mine.source for r in records.values())
+    return peer == min(left) and not coming and bool(at_work(mine.stage, records, now_s))
+
+
 def at_work(stage: int, records: Mapping[str, MemberRecord], now_s: float) -> dict[str, MemberRecord]:
     """Who serves `stage`: the replicas that have arrived there."""
     return {

@@ -10,7 +10,17 @@ from hypothesis import strategies as st
 
 from swarm.load import PeerLoad, StageCost
 from swarm.membership import REFRESH_S, MemberRecord
-from swarm.moving import CHOOSING, Mover, at_work, has_deputy, load_of, ready_after_s, stage_to_take, view_of
+from swarm.moving import (
+    CHOOSING,
+    Mover,
+    at_work,
+    has_deputy,
+    load_of,
+    ready_after_s,
+    stage_to_take,
+    turns_back,
+    view_of,
+)
 from swarm.rebalance import RebalanceConfig
 
 NOW = 1_800_000_000.0
@@ -93,6 +103,19 @@ def test_who_is_on_its_way_does_not_serve_yet_and_keeps_others_from_following() 
     under_way = {**records, mover: record(target, source=records[mover].stage, since=NOW, ready_at=NOW + 30)}
     assert at_work(2, under_way, NOW) == {} and moves(under_way) == {}
     assert set(at_work(2, under_way, NOW + 31)) == {mover}
+
+
+def test_who_left_turns_back_if_its_deputy_is_lost_on_the_way() -> None:
+    away = {"source": 1, "since": NOW - 3, "ready_at": NOW + 10}
+    records = {"a": record(0), "b": record(1), "c": record(0, **away), "d": record(2)}
+    assert not turns_back("c", records, NOW), "b is still there"
+    del records["b"]
+    assert turns_back("c", records, NOW)
+    assert not turns_back("c", records, NOW + 11), "it has arrived"
+    assert not turns_back("a", records, NOW)
+    assert [p for p in "ce" if turns_back(p, records | {"e": record(2, **away)}, NOW)] == ["c"], "one of several"
+    assert not turns_back("c", records | {"f": record(1, source=2, ready_at=NOW + 9)}, NOW), "somebody comes"
+    assert not turns_back("c", {"c": records["c"], "d": record(2)}, NOW), "nobody serves where it goes to, either"
 
 
 def test_a_poor_stage_gets_a_peer_once_a_period_and_not_before_the_peers_have_settled() -> None:
