@@ -181,7 +181,7 @@ def check_pipeline(pipeline: PipelineConfig, model: ModelConfig, inner: InnerCon
         blocks = "blocks" if model.shared_blocks == 1 else f"blocks, {model.shared_blocks} of which share parameters,"
         raise ValueError(f"stages is {pipeline.stages}: the model's {model.layers} {blocks} make at most {most} stages")
     if model.tie_embeddings:
-        raise ValueError("tie_embeddings is true: a pipeline's head lies on other peers than its embedding; set it false")
+        raise ValueError("tie_embeddings is true: a pipeline's head is not where its embedding is; set it to false")
     if not isinstance(outer, Diloco | SparseLoco | AllReduce):
         method = outer.__struct_config__.tag
         raise ValueError(f"method is {method!r}: with stages > 1 choose diloco, sparseloco or allreduce")

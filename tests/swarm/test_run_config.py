@@ -139,7 +139,7 @@ def test_a_pipeline_is_read() -> None:
         (DEEP, "stages = 2\nmicro_batch = -1", r"line 28: \[pipeline\] micro_batch: micro_batch is -1"),
         (DEEP, 'stages = 2\nactivations = "int2"', r"line 28: \[pipeline\] activations: .*int2"),
         (DEEP, "stages = 2\nstage = 2", r"line 28: \[pipeline\] stage: unknown field, did you mean stages"),
-        (DEEP.replace("tie_embeddings = false", ""), "stages = 2", r"\[model\] tie_embeddings: .* set it false"),
+        (DEEP.replace("tie_embeddings = false", ""), "stages = 2", r"\[model\] tie_embeddings: .* set it to false"),
         (DEEP.replace("[outer]", '[outer]\nmethod = "eager"'), "stages = 2", r"\[outer\] method: .*sparseloco"),
         (
             DEEP.replace("[outer]\nsteps = 10", '[outer]\nmethod = "allreduce"\nbatch = 6'),
