@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     type=click.Choice(["auto", "full", "stage", "feeder"]),
     default="auto",
     show_default=True,
-    help="full: hold the whole model. In a pipeline: stage, hold a part of it, or feeder, only read training text for"
-    " others (no accelerator needed).",
+    help="full: hold the whole model. In a pipeline: stage (which auto means, too), hold a part of it, or feeder, only"
+    " read training text for others (no accelerator needed).",
 )
 @click.option("--stage", type=click.IntRange(0), help="Of a pipeline: hold this one, always.  [default: where needed]")
 @click.option("--memory-limit", type=click.FloatRange(0, min_open=True), metavar="GB", help="Take no larger stage.")

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from rich.box import HEAVY_HEAD, SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -69,24 +70,14 @@ class Progress:
         return max((row.round for row in self.rows.values()), default=0)
 
     def render(self) -> RenderableType:
-        table = Table(title=self.title, title_justify="left", expand=False)
         pipelined = any(row.stage is not None for row in self.rows.values())
-        of_stage = ("stage", "mb/s", "queue") if pipelined else ()
-        for column in ("peer", *of_stage, "round", "members", "phase", "loss", "held-out", "up", "down", "state"):
+        columns, box = (_PIPELINE, SIMPLE_HEAD) if pipelined else (_WHOLE, HEAVY_HEAD)
+        table = Table(title=self.title, title_justify="left", expand=False, box=box)
+        for column in columns:
             table.add_column(column, justify="left" if column in ("peer", "phase", "state") else "right")
         for row in self.rows.values():
-            table.add_row(
-                row.name,
-                *(_of_stage(row) if pipelined else ()),
-                str(row.round),
-                str(row.members or ""),
-                Text(row.gone or row.phase, style="red" if row.gone else ""),
-                _number(row.loss),
-                _number(row.val_loss),
-                size_text(row.bytes_up),
-                size_text(row.bytes_down),
-                row.state_hash[:8],
-            )
+            cells = _cells(row)
+            table.add_row(*(cells[column] for column in columns), style="red" if row.gone else "")
         return Group(table, *(Text(note, style="dim") for note in self.notes))
 
     def _trim(self, by_round: dict[int, Any]) -> None:
@@ -113,6 +104,9 @@ class Progress:
 
     def _majority(self, row: Row, at: float, fields: Fields) -> None:
         self.note(f"only {fields['alive']} of {fields['members']} members of round {fields['round']} are there")
+
+    def _away(self, row: Row, at: float, fields: Fields) -> None:
+        self.note(f"nobody who is there may go on from round {fields['round']}: start one of its members again")
 
     def _committed(self, row: Row, at: float, fields: Fields) -> None:
         number = int(fields["round"])
@@ -237,12 +231,16 @@ class Progress:
         self.saved = Saved(int(fields["round"]), str(fields["path"]))
 
 
+_WHOLE: Final = ("peer", "round", "members", "phase", "loss", "held-out", "up", "down", "state")
+_PIPELINE: Final = ("peer", "stage", "round", "mb/s", "queue", "phase", "loss", "held-out")  # 80 columns wide
+
 _HANDLERS: Final[dict[str, Callable[[Progress, Row, float, Fields], None]]] = {
     "phase_entered": Progress._phase,
     "inner_step": Progress._step,
     "state_progress": Progress._fetching,
     "regrouped": Progress._regrouped,
     "majority_missing": Progress._majority,
+    "members_away": Progress._away,
     "contact_failed": Progress._problem,
     "round_committed": Progress._committed,
     "round_discarded": Progress._discarded,
@@ -284,8 +282,22 @@ def console() -> Console:
     return Console(stderr=True)
 
 
-def _of_stage(row: Row) -> tuple[str, str, str]:
-    return ("", "", "") if row.stage is None else (str(row.stage), f"{row.rate:.1f}", f"{row.queue:.0f}")
+def _cells(row: Row) -> dict[str, str]:
+    """Each column's text."""
+    return {
+        "peer": row.name,
+        "stage": "" if row.stage is None else str(row.stage),
+        "mb/s": "" if row.stage is None else f"{row.rate:.1f}",
+        "queue": "" if row.stage is None else f"{row.queue:.0f}",
+        "round": str(row.round),
+        "members": str(row.members or ""),
+        "phase": row.gone or row.phase,
+        "loss": _number(row.loss),
+        "held-out": _number(row.val_loss),
+        "up": size_text(row.bytes_up),
+        "down": size_text(row.bytes_down),
+        "state": row.state_hash[:8],
+    }
 
 
 def _ranges(text: str) -> tuple[tuple[int, int], ...]:
