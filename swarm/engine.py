@@ -12,8 +12,9 @@ from typing import Final, Protocol
 import trio
 
 from optim.recipes.interface import Coding
-from peer.errors import BarnraiseError, NetworkError, ProtocolViolation, RoundError
+from peer.errors import BarnraiseError, NetworkError, ProtocolViolation, RemoteError, RoundError
 from peer.identity import Signed
+from peer.serving import BUSY
 from swarm import messages as say
 from swarm.chain import TRIES_PER_LEADER, Head, Member
 from swarm.contribute import Contributor
@@ -26,6 +27,7 @@ from swarm.post import Post
 from swarm.round import Nurseries, Round
 
 KNOCK_EVERY_S: Final = 1.0
+LEADER_LEFT_S: Final = 1.0  # how often it is looked whether a pipeline's leader has moved to another stage
 LOOK_AROUND_S: Final = 5.0  # a member whose round does not move looks whether the run is elsewhere
 LOOK_PAUSE_S: Final = 0.1  # after a look for nothing, then doubled: a burst of calls must not become a burst of polls
 ASK_AUTHORITY_EVERY_S: Final = 1.5
@@ -169,10 +171,28 @@ class Engine:
         leader = height.head.leader(attempt).peer
         if height.awaits != leader:  # else it has its time: it may have been quicker than we are
             height.expect_progress_within(2 * self._post.tempo.answer_s, leader)
-        while height.decided is None and height.acceptor.promised <= attempt:
-            if leader in self._post.host.suspects or trio.current_time() > height.stage_deadline:
-                return
-            await height.changed.until(lambda: height.decided is not None, 0.25)
+        async with trio.open_nursery() as nursery:
+            if self._post.pace.pipeline:
+                nursery.start_soon(self._see_whether_it_left, height, leader)
+            while height.decided is None and height.acceptor.promised <= attempt:
+                if leader in self._post.host.suspects or trio.current_time() > height.stage_deadline:
+                    break
+                await height.changed.until(lambda: height.decided is not None, 0.25)
+            nursery.cancel_scope.cancel()
+
+    async def _see_whether_it_left(self, height: Height, leader: str) -> None:
+        """A leader that moves to another stage is alive, and leads no more: then its time is over."""
+        ask = say.AskHead(height.head.run_id)
+        while True:
+            await trio.sleep(LEADER_LEFT_S)
+            try:
+                await self._post.host.rpc.call(leader, say.STANDING, ask, timeout_s=self._post.tempo.answer_s)
+            except RemoteError as error:
+                if error.code != BUSY:
+                    height.expect_progress_within(0.0, leader)
+                    return
+            except BarnraiseError:
+                continue  # the heartbeat will tell
 
     async def _knock(self, round_: Round) -> None:
         """A joiner's part: tell the members that we hold their head's state, until a round that has us is decided."""

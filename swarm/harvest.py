@@ -8,16 +8,19 @@ from typing import Final, NamedTuple
 
 import trio
 
-from peer.errors import ProtocolViolation, RoundError
+from peer.errors import BarnraiseError, ProtocolViolation, RemoteError, RoundError
 from peer.identity import Signed
+from peer.serving import BUSY
 from swarm.chain import Member
 from swarm.height import Height
+from swarm.messages import WORK, Work
 from swarm.plan import Contribution, WorkPlan, open_contribution
 from swarm.post import Post
 
 WRAP_UP_FACTOR: Final = 1.5  # times the median compute time, then the slow are asked for what they have
 WRAP_UP_SLACK_S: Final = 2.0
 WRAP_UP_WAIT_S: Final = 8.0  # for them to finish their step, encode and hand in
+ROLL_CALL_S: Final = 1.0
 
 
 class AttemptFailed(RoundError):
@@ -44,14 +47,18 @@ class Harvest:
         self._hurry = hurry
         self._plan: WorkPlan = height.plan
         self._gathered = self._hurried = False
+        self._left: set[str] = set()
         self._end = max(height.planned_at + self._plan.deadline_s, trio.current_time()) + WRAP_UP_WAIT_S
 
     async def gather(self, scope: trio.CancelScope) -> None:
         """Have all wrap up when together they have done what the round needs, in `scope`."""
         with scope:
-            await self._post.trainer.gather([member.peer for member in self._assigned])
-            self._gathered = True
-            self._height.changed.notify()
+            async with trio.open_nursery() as nursery:
+                if self._post.pace.pipeline:
+                    nursery.start_soon(self._call_the_roll)
+                await self._post.trainer.gather([member.peer for member in self._assigned])
+                self._gathered = True
+                self._height.changed.notify()
 
     async def wait(self, attempt: int, refused: Collection[str]) -> None:
         """Until there is nobody left to wait for. `refused`: peers that did not take the plan. `AttemptFailed` if a
@@ -64,8 +71,7 @@ class Harvest:
             now = trio.current_time()
             for member in height.handed_in:
                 took.setdefault(member, now - height.planned_at)
-            away = {*refused, *self._post.host.suspects}
-            waiting = [m for m in self._assigned if m not in height.handed_in and m.peer not in away]
+            waiting = self._waited_for(refused)
             if not waiting or now >= self._end:
                 return
             if not self._hurried and (self._gathered or self._is_late(now, list(took.values()))):
@@ -74,6 +80,34 @@ class Harvest:
                 await self._hurry()
                 continue
             await height.changed.wait(0.25)
+
+    def _waited_for(self, refused: Collection[str]) -> list[Member]:
+        away = {*refused, *self._left, *self._post.host.suspects}
+        return [m for m in self._assigned if m not in self._height.handed_in and m.peer not in away]
+
+    async def _call_the_roll(self) -> None:
+        """Who has moved to another stage is alive, but follows the plan no more: once somebody has handed in, those who
+        have not are told of it again, and whoever knows nothing of it has left."""
+        me, signed = self._post.me.peer, self._height.signed_plan
+        assert signed is not None
+        while True:
+            await trio.sleep(ROLL_CALL_S)
+            if not self._height.handed_in:
+                continue
+            async with trio.open_nursery() as nursery:
+                for member in self._waited_for(()):
+                    if member.peer != me:
+                        nursery.start_soon(self._call, member.peer, Work(signed))
+
+    async def _call(self, peer: str, work: Work) -> None:
+        try:
+            await self._post.host.rpc.call(peer, WORK, work, timeout_s=self._post.tempo.answer_s)
+        except RemoteError as error:
+            if error.code != BUSY:
+                self._left.add(peer)
+                self._height.changed.notify()
+        except BarnraiseError:
+            return  # the heartbeat will tell
 
     def usable(self) -> dict[Member, HandedIn]:
         """What has come and may be merged."""

@@ -213,6 +213,7 @@ class Leader:
         until = trio.current_time() + self._post.tempo.exchange_s(self._round.payload_bytes())
         exchange = height.current
         while height.decided is None and height.acceptor.promised <= attempt:
+            self._require_voters()
             lost = [m.peer for m in members if m.peer in host.suspects]
             if lost and exchange is not None and not exchange.built.is_set():
                 raise AttemptFailed(f"lost {', '.join(lost)} in the exchange")
@@ -224,6 +225,14 @@ class Leader:
             await height.changed.until(lambda: height.decided is not None, 0.25)
         if height.decided is None:
             raise AttemptFailed("a later attempt has begun")
+
+    def _require_voters(self) -> None:
+        """NoMajority as soon as too few are left whose votes could come: the group waits for the authority, not for
+        them."""
+        head, suspects = self._height.head, self._post.host.suspects
+        alive = sum(m.peer not in suspects for m in head.members)
+        if alive < head.quorum:
+            raise NoMajority(f"{alive} of {len(head.members)} members are left to vote, {head.quorum} are needed")
 
     def _require_batch(self, plan: WorkPlan, bodies: list[Contribution]) -> None:
         """A synchronous pipeline's round must be about its whole batch. Where it is not, because somebody who has

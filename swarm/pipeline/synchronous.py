@@ -13,7 +13,7 @@ from typing import Final
 
 import trio
 
-from peer.errors import BarnraiseError
+from peer.errors import BarnraiseError, RemoteError
 from peer.events import EventLog
 from peer.host import Host
 from swarm.chain import Head
@@ -49,7 +49,7 @@ class Overseer:
         self._issuers, self._issue_here = issuers, issue_here
         self._events = events
         self._turn = 0
-        self._seen = b""  # hash of the head whose round was gathered for last
+        self._seen = -1  # the round that was gathered for last, whatever term that was in
 
     async def gather(self, head: Head, members: Sequence[str], station: Station) -> None:
         """Until the members, of whom we with our `station` are one, have counted the whole batch of the round after
@@ -59,8 +59,8 @@ class Overseer:
         wanted = set(range(*batch, self._rules.micro_batch))
         have: dict[str, set[int]] = {}  # first samples of what each has counted
         counted: set[int] = set()
-        again, self._seen = self._seen == head.hash, head.hash
-        grown_at = -math.inf if again else trio.current_time()  # it was whole before: what is missing now is lost
+        again, self._seen = self._seen == head.round + 1, head.round + 1
+        grown_at = -math.inf if again else trio.current_time()  # what nobody is at now is lost
         while True:
             suspects = self._host.suspects
             have = {peer: firsts for peer, firsts in have.items() if peer not in suspects}
@@ -88,6 +88,8 @@ class Overseer:
             try:
                 reply = await self._host.rpc.call(peer, COUNTED, ask, timeout_s=ANSWER_S)
                 have[peer] = self._firsts(reply.body.spans, batch)
+            except RemoteError:
+                have.pop(peer, None)  # it has left for another stage, with all that it had
             except BarnraiseError:
                 return
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import trio
 
-from tests.swarm.pipeline_run import Pipeline, Replica, load_by_others
+from tests.swarm.pipeline_run import STAGES, Pipeline, Replica, load_by_others
+from tests.swarm.swarm_harness import POLL_S
 
 KILL_COSTS_S: Final = 3.0
 FREEZE_COSTS_S: Final = 15.0
-STRIKES_WITHIN_S: Final = 60.0
+STRIKES_WITHIN_S: Final = 30.0
 GOES_ON_WITHIN_S: Final = 60.0
 RECENT_S: Final = 10.0
 USUAL_S: Final = 2.0  # that the run is watched before a strike
@@ -81,11 +82,10 @@ async def one(pipeline: Pipeline, strike: Strike) -> Outcome:
     await trio.sleep(USUAL_S)
     usual_s = pipeline.pause(watched, time.time())
     before = set(pipeline.twice() + pipeline.forks())
-    victim = aim(pipeline, strike)
+    victim, struck = None, 0.0
     trouble: list[str] = []
-    struck = 0.0
     try:
-        struck = await strikes_at(victim, strike)
+        victim, struck = await strike_one(pipeline, strike)
         await pipeline.until(lambda: pipeline.advanced(struck), f"it goes on after {strike}", GOES_ON_WITHIN_S)
     except AssertionError as error:
         trouble.append(str(error).split("\n")[0])
@@ -95,43 +95,49 @@ async def one(pipeline: Pipeline, strike: Strike) -> Outcome:
     return Outcome(strike, pause_s, usual_s, slack, tuple(trouble[:5]))
 
 
-def aim(pipeline: Pipeline, strike: Strike) -> Replica:
-    """Arm who is to be struck; a stage's last replica is spared."""
+async def strike_one(pipeline: Pipeline, strike: Strike) -> tuple[Replica, float]:
+    """Whom it struck, and when, in Unix time. Some points only the owner of a slice comes to, or who is none: where one
+    replica does not come there soon, the next one is armed."""
+    for victim in aim(pipeline, strike):
+        with trio.move_on_after(STRIKES_WITHIN_S):
+            while not has_struck(victim, strike):
+                await trio.sleep(POLL_S)
+            return victim, time.time()
+        victim.script.unlink(missing_ok=True)
+    raise AssertionError(f"{strike} did not come about")
+
+
+def aim(pipeline: Pipeline, strike: Strike) -> Iterator[Replica]:
+    """Arm who is to be struck, one after another. A stage's last replica is spared."""
+    mover = next((replica for replica in pipeline.replicas if replica.pinned is None), None)
     if strike.stage is not None:
         at_work = pipeline.members(strike.stage, time.time() - RECENT_S) or pipeline.of(strike.stage)
-        victim = max(at_work, key=lambda replica: replica.peer.name)
-        victim.arm(f"{strike.fault}:0")
-        return victim
-    mover = next(replica for replica in pipeline.replicas if replica.pinned is None)
+        for victim in sorted(at_work, key=lambda replica: replica.peer.name, reverse=True):
+            victim.arm(f"{strike.fault}:0")
+            yield victim
+        return
+    assert mover is not None
     if not strike.donor:
         mover.arm("move:at_seat:0", f"{strike.fault}:0")
-        return mover
-    target = (mover.stage - 1) % 3
-    victim = pipeline.of(target)[0]
-    victim.arm(f"{strike.fault}:0")
-    mover.arm("move:at_seat:0")
-    return victim
+        yield mover
+    for _ in range(3 if strike.donor else 0):  # of several donors any may be asked
+        victim = pipeline.of((mover.stage - 1) % STAGES)[0]
+        victim.arm(f"{strike.fault}:0")
+        mover.arm("move:at_seat:0")
+        yield victim
 
 
-async def strikes_at(victim: Replica, strike: Strike) -> float:
-    """Until it has; when, in Unix time."""
+def has_struck(victim: Replica, strike: Strike) -> bool:
     if strike.action == "kill":
-        await victim.peer.wait_exit(STRIKES_WITHIN_S)
-    elif strike.action == "stop":
-        await victim.peer.wait_stopped(STRIKES_WITHIN_S)
-    else:
-        with trio.move_on_after(STRIKES_WITHIN_S):
-            while victim.is_armed:
-                await trio.sleep(0.02)
-        assert not victim.is_armed, f"{strike} did not come about"
-    return time.time()
+        return not victim.peer.alive
+    return victim.peer.is_stopped if strike.action == "stop" else not victim.is_armed
 
 
-async def mend(pipeline: Pipeline, victim: Replica) -> None:
+async def mend(pipeline: Pipeline, victim: Replica | None) -> None:
     """Thaw the frozen, and put somebody in the place of the dead."""
     for replica in pipeline.replicas:
         replica.script.unlink(missing_ok=True)
-    if victim.peer.alive:
+    if victim is not None and victim.peer.alive:
         victim.peer.thaw()
-    else:
+    elif victim is not None:
         pipeline.replace(victim)

@@ -11,9 +11,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import trio
 
 from cli.accounts import Accounts, Entry, audit
+from cli.export import newest_model
+from swarm.chain import Head
 from tests.swarm.swarm_harness import POLL_S, Fact, PeerProcess, Swarm, open_swarm
 
 STAGES: Final = 3
@@ -211,10 +214,18 @@ class Pipeline:
                         seen[sample] = entry.head
         return found
 
-    def books(self, stage: int, first: str, head: str, cursor: int, returned: list[Range]) -> tuple[int, int] | None:
-        """(samples merged twice, samples lost) on the way to `head`; None where a commit is not known."""
-        merged = self._accounts().merged(stage, first, head)
-        return None if merged is None else audit(merged, cursor, returned)
+    def check_books(self) -> None:
+        """When all have left: by the ledger of each stage's last commit, all that it takes for trained was merged, and
+        once."""
+        for peer in self.everybody():
+            peer.poll()
+        model, accounts = newest_model([replica.peer.home for replica in self.replicas]), self._accounts()
+        for stage, part in enumerate(model.parts):
+            head = msgspec.msgpack.decode(part.head, type=Head)
+            merged = accounts.merged(stage, model.manifest.first_head(stage).hash.hex(), head.hash.hex())
+            assert merged is not None, f"nobody told of all the commits of stage {stage}"
+            twice, lost = audit(merged, head.ledger.cursor, head.ledger.returned)
+            assert (twice, lost) == (0, 0), f"stage {stage}: {twice} samples merged twice, {lost} lost"
 
     def forks(self) -> list[str]:
         """States of one stage and round that differ, and bugs."""
@@ -251,7 +262,8 @@ class Pipeline:
 
 @asynccontextmanager
 async def open_pipeline(folder: Path, outer: str, replicas: Iterable[int | None]) -> AsyncIterator[Pipeline]:
-    """A run whose first rounds all these peers (by the stage that each is told to take) are in."""
+    """A run whose first rounds all these peers (by the stage that each is told to take) are in. Its books are checked
+    at the end."""
     pinned = list(replicas)
     async with open_swarm(folder, min_peers=len(pinned), outer=outer, run=RUN_TOML) as swarm:
         pipeline = Pipeline(swarm)
@@ -259,6 +271,7 @@ async def open_pipeline(folder: Path, outer: str, replicas: Iterable[int | None]
             pipeline.join(stage)
         await pipeline.whole(timeout_s=240.0)
         yield pipeline
+    pipeline.check_books()
 
 
 def load_by_others() -> float:

@@ -143,6 +143,11 @@ class PeerProcess:
             return
         raise AssertionError(f"{self.name}: no {what} within {timeout_s:g} s.\n{self.story()}")
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it is frozen."""
+        return _state(self.process.pid) == "T"
+
     async def wait_exit(self, timeout_s: float = 30.0) -> int:
         """Its exit status; negative for the signal that ended it."""
         with trio.move_on_after(timeout_s):
@@ -155,7 +160,7 @@ class PeerProcess:
     async def wait_stopped(self, timeout_s: float = 60.0) -> None:
         """Until it is frozen (state T), by us or by a scripted fault."""
         with trio.move_on_after(timeout_s):
-            while _state(self.process.pid) != "T":
+            while not self.is_stopped:
                 await trio.sleep(POLL_S)
             return
         raise AssertionError(f"{self.name} was not frozen within {timeout_s:g} s.\n{self.story()}")
