@@ -91,9 +91,10 @@ class Replica:
 
 @dataclass
 class Pipeline:
-    """A run of `STAGES` stages. `replicas`: those that live."""
+    """A run of `STAGES` stages. `replicas`: those that live; `slack`: by how much others slow it down."""
 
     swarm: Swarm
+    slack: float = 1.0
     replicas: list[Replica] = field(default_factory=list)
     _count: int = 0
 
@@ -219,7 +220,8 @@ class Pipeline:
         once."""
         for peer in self.everybody():
             peer.poll()
-        model, accounts = newest_model([replica.peer.home for replica in self.replicas]), self._accounts()
+        arrived = [replica.peer.home for replica in self.replicas if replica.peer.commits]
+        model, accounts = newest_model(arrived), self._accounts()
         for stage, part in enumerate(model.parts):
             head = msgspec.msgpack.decode(part.head, type=Head)
             merged = accounts.merged(stage, model.manifest.first_head(stage).hash.hex(), head.hash.hex())
@@ -264,9 +266,9 @@ class Pipeline:
 async def open_pipeline(folder: Path, outer: str, replicas: Iterable[int | None]) -> AsyncIterator[Pipeline]:
     """A run whose first rounds all these peers (by the stage that each is told to take) are in. Its books are checked
     at the end."""
-    pinned = list(replicas)
+    pinned, slack = list(replicas), max(1.0, load_by_others())
     async with open_swarm(folder, min_peers=len(pinned), outer=outer, run=RUN_TOML) as swarm:
-        pipeline = Pipeline(swarm)
+        pipeline = Pipeline(swarm, slack)
         for stage in pinned:
             pipeline.join(stage)
         await pipeline.whole(timeout_s=240.0)
@@ -275,7 +277,7 @@ async def open_pipeline(folder: Path, outer: str, replicas: Iterable[int | None]
 
 
 def load_by_others() -> float:
-    """How many processes want each core, before we begin."""
+    """How many processes want each core now."""
     return os.getloadavg()[0] / (os.cpu_count() or 1)
 
 
