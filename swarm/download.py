@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -132,7 +133,16 @@ class _HeadDownload:
 
 
 async def _download_replica(visitor: Visitor, part_file: Path) -> Download:
-    """In a gossip run there is no common state: the weights of one peer near the middle of the group."""
+    """In a gossip run there is no common state: the weights of one peer near the middle of the group. If that has gone
+    on before the first chunk was asked for, another is tried."""
+    for _ in range(TRIES - 1):
+        with suppress(NetworkError):
+            return await _try_replica(visitor, part_file)
+        await trio.sleep(PAUSE_S / 4)
+    return await _try_replica(visitor, part_file)
+
+
+async def _try_replica(visitor: Visitor, part_file: Path) -> Download:
     records = await visitor.members()
     others = {peer: Seen(record.round) for peer, record in records.items() if record.role == "full"}
     donor, place = await find_donor(visitor.host.rpc, others, POLL_S)

@@ -126,7 +126,7 @@ async def main(number: int, numel: int, rounds: int, codec_name: str, folder: Pa
                     nursery.cancel_scope.cancel()
         save_file({"theta": replica.theta}, folder / f"{number}.safetensors")
         message_bytes = coding.total("phi") + coding.total("delta")
-        say({"event": "end", "message_bytes": message_bytes, "samples": trainee.samples})
+        say({"event": "end", "peer": host.peer_id, "message_bytes": message_bytes, "samples": trainee.samples})
 
 
 if __name__ == "__main__":
