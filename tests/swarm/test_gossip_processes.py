@@ -8,6 +8,7 @@ import sys
 from contextlib import ExitStack
 from itertools import combinations
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -70,6 +71,7 @@ def spread(thetas: list[Any]) -> float:
 @pytest.mark.process
 def test_replicas_stay_close_and_draw_together_as_the_rate_falls(tmp_path: Path) -> None:
     stories, drawn = gossip(tmp_path, "int8"), set[tuple[int, ...]]()
+    before = spread([initial_theta(i, NUMEL) for i in range(PEERS - 1)])
     survivors = {str(events[-1]["peer"]) for events in stories}
     for events in stories:
         assert not of(events, "peer_struck", "bug"), events
@@ -85,13 +87,12 @@ def test_replicas_stay_close_and_draw_together_as_the_rate_falls(tmp_path: Path)
         first, last = met[0], met[-1]
         down = last["bytes_down"] - first["bytes_down"]
         assert down <= 1.03 * end["message_bytes"] * (len(met) - 1), (down, end["message_bytes"], len(met))
-        # bounded while they learn, by a few deltas; they began a tenth of their length apart
+        # while they learn they stay closer than they began, whoever meets whom; most pairs much closer
         distances = [event["distance"] for event in met if 5 <= event["round"] <= 12]
-        assert max(distances) < 0.1, distances
+        assert max(distances) < before and median(distances) < before / 2, (before, distances)
         samples = [tuple(span) for span in end["samples"]]
         assert len(set(samples)) == len(samples)
         assert len(drawn & set(samples)) <= 2  # of about 30; one in 256 may fall together
         drawn |= set(samples)
-    before = spread([initial_theta(i, NUMEL) for i in range(PEERS - 1)])
     after = spread([load_file(tmp_path / f"{i}.safetensors")["theta"] for i in range(PEERS - 1)])
     assert after < 0.1 * before, (before, after)  # and no further than int8 can tell apart

@@ -23,6 +23,7 @@ from swarm.pipeline.counting import spans_of
 from tests.swarm.pipeline_harness import MICRO, Table, issue_all, open_replicas, rules_of
 
 pytestmark = [
+    pytest.mark.soak,  # half a minute; each of its faults is in tests/soak/test_pipeline_faults.py, too
     pytest.mark.process,
     pytest.mark.skipif(sys.platform != "linux", reason="stages run in worker processes, supervised through /proc"),
 ]

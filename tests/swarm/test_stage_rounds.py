@@ -68,7 +68,8 @@ async def test_synchronous_batches_are_one_process(tmp_path: Path) -> None:
             check_one_process(scene, STEPS)
 
 
-@pytest.mark.parametrize("stage", [pytest.param(0, marks=pytest.mark.soak), 1])
+@pytest.mark.soak
+@pytest.mark.parametrize("stage", [0, 1])
 async def test_so_they_are_where_a_worker_dies_in_the_middle(tmp_path: Path, stage: int) -> None:
     setting = Setting(2, AllReduce(batch=BATCH), STEPS)
     with trio.fail_after(150):
