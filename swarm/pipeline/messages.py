@@ -33,7 +33,7 @@ Epoch = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 Size = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
 
 PassOutcome = Literal["done", "busy", "later", "elsewhere", "refused"]
-Cause = Literal["", "stale", "span", "shape", "value", "not_finite", "full", "early", "onward", "worker", "closing"]
+Cause = Literal["", "stale", "shape", "value", "not_finite", "full", "early", "onward", "worker", "closing"]
 
 
 class Pass(msgspec.Struct, frozen=True):
