@@ -207,7 +207,7 @@ class Sender:
 
             nursery.start_soon(watch)
             try:
-                # By the bulk lane: less CPU time a call, by 15 to 60 percent from 16 KB to 4 MB (8 and 24 at once, busy cores).
+                # By the bulk lane: 15 to 60 percent less CPU a call of 16 KB to 4 MB (8 and 24 at once, busy cores).
                 reply = await self._host.rpc.call(
                     peer, self._calls.pass_on, request, payload, timeout_s=timeout_s, bulk=True
                 )
