@@ -9,7 +9,7 @@ state is checked against the head, and the head is the authority's to accept.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
 
@@ -27,7 +27,7 @@ from swarm.fetch import Fetched, fetch_state
 from swarm.follow import ask_standings, open_regroup, weigh
 from swarm.ground import Ground
 from swarm.groups import layout_of, open_store, state_bytes, vectors_of
-from swarm.membership import MemberRecord
+from swarm.membership import Known, MemberRecord
 from swarm.messages import SLICE_BYTES_MAX
 from swarm.moving import at_work
 from swarm.snapshots import SnapshotShelf
@@ -38,10 +38,6 @@ DUTY: Final = 0.05  # of the time a keeper's link may be busy with it
 FIRST_S: Final = 10.0
 ASK_S: Final = 4.0
 ASKED_MAX: Final = 16
-
-Known = Callable[[], Mapping[str, MemberRecord]]
-"""The records of everybody else, by peer id."""
-
 
 class AskKept(msgspec.Struct, frozen=True):
     """Which commit of that stage do you keep? From then on it is on your shelf."""

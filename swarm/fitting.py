@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Final, Protocol
 
@@ -17,7 +17,7 @@ from peer.stage_spec import StageSpec
 from swarm.ground import Ground
 from swarm.kept import Kept
 from swarm.manifest import Manifest
-from swarm.membership import MemberRecord
+from swarm.membership import Known, MemberRecord
 from swarm.moving import replicas_of
 from swarm.overlap import trainer_of
 from swarm.pace import Pace
@@ -33,10 +33,6 @@ from swarm.texts import Texts, open_texts
 from swarm.trainer import Trainer
 
 COMPUTE_S_MAX: Final = 3600.0
-
-Known = Callable[[], Mapping[str, MemberRecord]]
-"""The records of everybody else in the run, by peer id."""
-
 
 class SeatTrainer(Trainer, Protocol):
     """A trainer that lives at a seat: `run` for as long as that. Losses in nats a token or (held out) a byte; where

@@ -7,7 +7,7 @@ Joiners find the group through these records, `peer status` and the monitor read
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal
 
@@ -135,6 +135,10 @@ def describe(host: Host, head: Head, own: Own) -> MemberRecord:
 MEMBERS: Final = Schema[MemberRecord](
     name="member", type=MemberRecord, ttl_max_s=60.0, size_max=4096, signer=lambda key, peer: True
 )
+
+
+Known = Callable[[], Mapping[str, MemberRecord]]
+"""The records of everybody else in the run, by peer id."""
 
 
 class Membership:

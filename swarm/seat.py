@@ -23,13 +23,13 @@ from swarm.chain import Head, Member
 from swarm.desk import RunFacts
 from swarm.engine import Engine
 from swarm.fetch import fetch_state
-from swarm.fitting import Fitting, Known, fitted, pace_of
+from swarm.fitting import Fitting, fitted, pace_of
 from swarm.follow import Sighting
 from swarm.ground import Ground
 from swarm.kept import Kept
 from swarm.ledger import Range
 from swarm.library import serve_shelves
-from swarm.membership import MemberRecord
+from swarm.membership import Known, MemberRecord
 from swarm.messages import SLICE_BYTES_MAX
 from swarm.pipeline.rules import Load
 from swarm.pipeline.station import Station
@@ -39,6 +39,7 @@ from swarm.snapshots import SnapshotShelf
 from swarm.tempo import Tempo
 
 CHECKPOINT_EVERY_S: Final = 10.0
+
 
 @asynccontextmanager
 async def open_seat(ground: Ground, stage: int, known: Known) -> AsyncIterator[Seat]:
