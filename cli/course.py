@@ -21,8 +21,7 @@ COORDINATOR: Final = "coordinator"
 
 
 class Course:
-    """One run in `home`. Every wait ends by itself: with what it waited for, or with an error that says what happened.
-    """
+    """One run in `home`. Every wait ends by itself: with what it waited for, or an error that says what happened."""
 
     def __init__(
         self, home: Path, rounds: int, group: Children, progress: Progress, redraw: Callable[[], None]

@@ -301,7 +301,7 @@ def _cells(row: Row) -> dict[str, str]:
 
 
 def _ranges(text: str) -> tuple[tuple[int, int], ...]:
-    """"0-8,16-24" as ranges, the end not included."""
+    """ "0-8,16-24" as ranges, the end not included."""
     pairs = (piece.split("-") for piece in text.split(",") if piece)
     return tuple((int(first), int(last)) for first, last in pairs)
 

@@ -258,4 +258,3 @@ class BulkLane:
             known.discard(tls)
             if not known:
                 del self._open[peer]
-

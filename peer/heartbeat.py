@@ -59,9 +59,7 @@ class LagMeter:
 class Heartbeat:
     """Watches a set of peers that may change at any time."""
 
-    def __init__(
-        self, rpc: Rpc, connections: Connections, meter: Meter, limits: NetLimits, events: EventLog
-    ) -> None:
+    def __init__(self, rpc: Rpc, connections: Connections, meter: Meter, limits: NetLimits, events: EventLog) -> None:
         self._rpc = rpc
         self._connections = connections
         self._meter = meter

@@ -13,7 +13,6 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
-import shutil
 import signal
 import subprocess
 import tempfile
@@ -127,22 +126,20 @@ async def open_relay(config: RelayConfig) -> AsyncIterator[Relay]:
     if config.announce and config.listen[0].endswith("/tcp/0"):
         raise ConfigError("--announce names a fixed port: name the same one with --listen.")
     daemon = find_daemon()
-    folder = Path(tempfile.mkdtemp(prefix="barnraise-relay-"))  # 0700; also keeps the socket's path short
     failure: Exception | None = None
+    # 0700; a short path for the socket. The daemon has read its key when it answers: none stays on disk after us.
+    with tempfile.TemporaryDirectory(prefix="barnraise-relay-") as folder:
+        relay = await _start_generous(daemon, config, Path(folder))
     try:
-        relay = await _start_generous(daemon, config, folder)
-        try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(relay._hear_the_rest)
-                try:
-                    yield relay
-                except Exception as error:  # noqa: BLE001 - raised again below, outside the nursery that would wrap it
-                    failure = error
-                nursery.cancel_scope.cancel()
-        finally:
-            await relay._stop()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(relay._hear_the_rest)
+            try:
+                yield relay
+            except Exception as error:  # noqa: BLE001 - raised again below, outside the nursery that would wrap it
+                failure = error
+            nursery.cancel_scope.cancel()
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        await relay._stop()
     if failure is not None:
         raise failure
 

@@ -200,4 +200,3 @@ async def _request(frames: Frames, header: RequestHeader, payload: memoryview) -
         assert failure is not None
         raise failure
     return reply, sent_all
-

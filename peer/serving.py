@@ -95,10 +95,7 @@ class Server:
         frames = Frames(channel, self._meter, self._limits.header_bytes)
         self._calls[peer] += 1
         try:
-            if (
-                self._calls[peer] > self._limits.calls_in_per_peer
-                or self._calls.total() > self._limits.calls_in_total
-            ):
+            if self._calls[peer] > self._limits.calls_in_per_peer or self._calls.total() > self._limits.calls_in_total:
                 await self._refuse(frames, BUSY, "too many calls at once; try again in a moment")
                 answered = False
             else:

@@ -39,6 +39,7 @@ FIRST_S: Final = 10.0
 ASK_S: Final = 4.0
 ASKED_MAX: Final = 16
 
+
 class AskKept(msgspec.Struct, frozen=True):
     """Which commit of that stage do you keep? From then on it is on your shelf."""
 

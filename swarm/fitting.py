@@ -34,6 +34,7 @@ from swarm.trainer import Trainer
 
 COMPUTE_S_MAX: Final = 3600.0
 
+
 class SeatTrainer(Trainer, Protocol):
     """A trainer that lives at a seat: `run` for as long as that. Losses in nats a token or (held out) a byte; where
     `validate_round` is set it measures the held-out loss when it suits, or at once when told to `validate`."""

@@ -67,9 +67,7 @@ def lab_of() -> Iterator[Callable[[bool], Lab]]:
 
 
 @pytest.mark.parametrize("random_ports", [False, True], ids=["ports kept", "random ports"])
-def test_peers_behind_nat_form_one_group(
-    lab_of: Callable[[bool], Lab], tmp_path: Path, random_ports: bool
-) -> None:
+def test_peers_behind_nat_form_one_group(lab_of: Callable[[bool], Lab], tmp_path: Path, random_ports: bool) -> None:
     lab = lab_of(random_ports)
     python = sys.executable
     with ExitStack() as children:

@@ -24,7 +24,6 @@ KEEPALIVE_PROBES: Final = 3
 UNACKNOWLEDGED_MAX_S: Final = 25
 
 
-
 def apply() -> None:
     """Set keepalive and a user timeout on every TCP socket the library opens or accepts."""
     stock_init = TrioTCPStream.__init__

@@ -84,8 +84,10 @@ class NoiseTransport(EncryptedMsgReadWriter):
                     raise IncompleteReadError("the connection ended within a Noise message")
                 return b""
             # Large reads for a busy connection, small ones for a quiet one.
-            self._read_size = min(_READ_MAX, 2 * self._read_size) if len(more) == self._read_size else max(
-                _READ_MIN, self._read_size // 2
+            self._read_size = (
+                min(_READ_MAX, 2 * self._read_size)
+                if len(more) == self._read_size
+                else max(_READ_MIN, self._read_size // 2)
             )
             self._in = memoryview(b"".join((self._in, more)) if have else more)
 

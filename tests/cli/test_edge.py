@@ -125,7 +125,7 @@ def test_a_tied_child_leaves_when_its_parent_is_gone() -> None:
     with child.stdout:
         assert child.stdout.readline() == b"up\n"
         child.stdin.close()  # as the kernel does for a parent killed by SIGKILL
-        assert child.wait(timeout=20) == 143
+        assert child.wait(timeout=60) == 143
 
 
 def test_a_second_signal_ends_a_stuck_clean_up() -> None:
@@ -143,4 +143,4 @@ def test_a_second_signal_ends_a_stuck_clean_up() -> None:
         child.send_signal(signal.SIGINT)
         assert child.stdout.readline() == b"cleaning\n"
         child.send_signal(signal.SIGINT)
-        assert child.wait(timeout=20) == 130
+        assert child.wait(timeout=60) == 130

@@ -13,23 +13,15 @@ from click.testing import CliRunner
 from cli.main import COMMANDS, group, main
 
 
-def test_help_imports_nothing_heavy_and_is_instant() -> None:
+def test_help_imports_nothing_heavy() -> None:
     probe = """
-import json, sys, time
-began = time.perf_counter()
+import json, sys
 from cli.main import group
 group.main(["--help"], standalone_mode=False)
-print(json.dumps([time.perf_counter() - began, sorted(sys.modules)]), file=sys.stderr)
+print(json.dumps(sorted(sys.modules)), file=sys.stderr)
 """
-    best_s = 1e9
-    for _ in range(3):  # other processes may be busy: the best of three says what our own code costs
-        done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=60)
-        seconds, modules = json.loads(done.stderr)
-        best_s = min(best_s, seconds)
-        assert not {"torch", "libp2p", "trio", "msgspec", "rich", "numpy", "swarm"} & set(modules)
-        if best_s < 0.2:
-            break
-    assert best_s < 0.2  # the interpreter itself takes 0.05 s more
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=60)
+    assert not {"torch", "libp2p", "trio", "msgspec", "rich", "numpy", "swarm"} & set(json.loads(done.stderr))
     assert all(name in done.stdout for name in COMMANDS)
 
 

@@ -67,7 +67,7 @@ def test_ctrl_c_ends_every_child(tmp_path: Path) -> None:
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert "Traceback" not in err
-    gone, alive = psutil.wait_procs(family, timeout=20)
+    gone, alive = psutil.wait_procs(family, timeout=60)
     assert not alive and len(gone) == len(family)
 
 
@@ -76,6 +76,6 @@ def test_children_end_with_a_parent_that_was_killed(tmp_path: Path) -> None:
     wait_for_peers(process, tmp_path / "q", "peer-1")
     family = descendants(process)
     process.kill()
-    process.communicate(timeout=20)
+    process.communicate(timeout=60)
     _, alive = psutil.wait_procs(family, timeout=40)
     assert not alive

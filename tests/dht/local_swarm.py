@@ -63,9 +63,10 @@ class Facts:
         return [event for event in self.seen if event.name == name and fields.items() <= event.fields.items()]
 
     async def wait(self, name: str, **fields: Any) -> Event:
-        with trio.fail_after(20):
+        with trio.move_on_after(60):
             while not self.all(name, **fields):
                 await self._changed.wait()
+        assert self.all(name, **fields), f"no {name} {fields} within a minute, only {self.seen}"
         return self.all(name, **fields)[0]
 
 
@@ -206,7 +207,7 @@ async def start_child(nursery: trio.Nursery, bootstrap: Sequence[str], key: str,
     )
     assert process.stdout is not None
     line = b""
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         while not line.endswith(b"\n"):
             chunk = await process.stdout.receive_some(4096)
             assert chunk, "the child ended before it was ready"

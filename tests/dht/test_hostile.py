@@ -40,9 +40,9 @@ def body(**changes: object) -> Body:
 
 
 async def deliver(attacker: Host, victim: Member, signed: Signed, namespace: str = RUN) -> StoreReply:
-    await attacker.connect_address(victim.address, timeout_s=5)
+    await attacker.connect_address(victim.address, timeout_s=30)
     request = StoreRequest(namespace, attacker.addresses, signed)
-    return (await attacker.rpc.call(victim.id, STORE, request, timeout_s=5)).body
+    return (await attacker.rpc.call(victim.id, STORE, request, timeout_s=30)).body
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ async def test_a_store_refuses_forged_foreign_and_replayed_records() -> None:
 async def test_malformed_requests_are_refused_and_do_no_harm() -> None:
     async with local_swarm() as swarm, bare_host() as attacker:
         victim = await swarm.add()
-        await attacker.connect_address(victim.address, timeout_s=5)
+        await attacker.connect_address(victim.address, timeout_s=30)
         for request in (
             FindRequest(RUN, attacker.addresses, b"short"),
             FindRequest(RUN, ("x" * 10_000,), bytes(32)),
@@ -102,7 +102,7 @@ async def test_malformed_requests_are_refused_and_do_no_harm() -> None:
             with pytest.raises(ConnectionLost):
                 await attacker.rpc.call(victim.id, FIND, request, timeout_s=5)
         nonsense = FindRequest(RUN, ("nonsense", "/ip4/0.0.0.0/tcp/0", ""), bytes(32))
-        reply = await attacker.rpc.call(victim.id, FIND, nonsense, timeout_s=5)
+        reply = await attacker.rpc.call(victim.id, FIND, nonsense, timeout_s=30)
         assert reply.body.nodes == ()
         assert len(victim.facts.all("peer_struck", peer=attacker.peer_id)) == 3
         assert not victim.facts.all("bug")
@@ -150,8 +150,8 @@ async def evil_store(served: Sequence[Held] | bytes, named: Sequence[Contact] = 
 
 async def join_by(host: Host, member: Member) -> None:
     """Enter a node's routing table."""
-    await host.connect_address(member.address, timeout_s=5)
-    await host.rpc.call(member.id, FIND, FindRequest(RUN, host.addresses, bytes(32)), timeout_s=5)
+    await host.connect_address(member.address, timeout_s=30)
+    await host.rpc.call(member.id, FIND, FindRequest(RUN, host.addresses, bytes(32)), timeout_s=30)
     assert host.peer_id in member.node.peers
 
 
@@ -179,7 +179,7 @@ async def test_a_reader_believes_no_store_and_bans_a_liar(lie: str) -> None:
         assert entries.keys() == {honest.id}
         assert reader.facts.all("dht_peer_banned", peer=evil.peer_id)
         assert evil.peer_id not in reader.node.peers
-        await evil.rpc.call(reader.id, FIND, FindRequest(RUN, evil.addresses, bytes(32)), timeout_s=5)
+        await evil.rpc.call(reader.id, FIND, FindRequest(RUN, evil.addresses, bytes(32)), timeout_s=30)
         assert evil.peer_id not in reader.node.peers
 
 
@@ -221,9 +221,8 @@ async def test_invented_peers_cost_little_time_and_no_place() -> None:
             await honest.node.put(CARDS, "key", Card(1), ttl_s=30)
             await join_by(evil, reader)
             for key in ("key", "cold key", "colder key"):
-                started = trio.current_time()
-                entries = await reader.node.get(CARDS, key)
-                assert trio.current_time() - started < 2.0
+                with trio.fail_after(12):  # half of what it takes to wait for each of the 16 in turn
+                    entries = await reader.node.get(CARDS, key)
                 assert entries.keys() == ({honest.id} if key == "key" else set())
             assert reader.node.peers == {honest.id, evil.peer_id}
         await listeners[0].aclose()

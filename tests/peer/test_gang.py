@@ -94,7 +94,7 @@ async def test_it_trains_evaluates_and_samples(tmp_path: Path, text: Path) -> No
             nursery.start_soon(gang.inner_steps, ENDLESS, 0, HOUR_S)
             await log.wait_for("inner_step")
             nursery.cancel_scope.cancel()
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             one, two = [await gang.sample("99 bottles", 40, temperature=1.0, seed=s) for s in (1, 2)]
         assert len(one) > 0 and one != two
 
@@ -131,7 +131,7 @@ async def test_a_killed_and_a_frozen_worker_are_replaced(tmp_path: Path, text: P
         assert math.isfinite(await gang.evaluate(1))  # waited for the new worker
         second = gang.worker_pid
         assert second != first and torch.equal(gang.outer, init_flat(MODEL, seed=0))
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             words = await _hit(gang, log, lambda pid: os.kill(pid, signal.SIGSTOP))
         assert "silent for 5 s" in words
         assert math.isfinite(await gang.evaluate(1))
@@ -185,7 +185,7 @@ async def test_a_worker_that_cannot_come_back_is_tried_again(tmp_path: Path, tex
         with pytest.raises(WorkerError, match="not a folder"):
             await gang.evaluate()
         (tmp_path / "away").rename(own)
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             await log.wait_for("worker_ready")
         assert math.isfinite(await gang.evaluate())
 
@@ -239,7 +239,7 @@ async def test_a_worker_ends_with_its_control_socket(tmp_path: Path) -> None:
         command = [sys.executable, "-m", "peer.worker", str(theirs.fileno()), str(os.getpid())]
         worker = subprocess.Popen(command, pass_fds=[theirs.fileno()], cwd=Path(__file__).parents[2])
     ours.close()
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         assert await trio.to_thread.run_sync(worker.wait) == 0
 
 

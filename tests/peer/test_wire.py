@@ -74,7 +74,6 @@ def test_what_is_sent_is_received_however_it_is_cut(size: int, chunk: int) -> No
     trio.run(main)
 
 
-
 @pytest.mark.parametrize(
     "garbage",
     [
@@ -150,5 +149,3 @@ async def test_our_own_oversize_header_is_our_bug() -> None:
     body = msgspec.Raw(msgspec.msgpack.encode(bytes(LIMIT)))
     with pytest.raises(ValueError, match="limit"):
         await sender.send(RequestHeader("m", 0, 5, body), memoryview(b""))
-
-

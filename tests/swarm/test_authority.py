@@ -161,7 +161,7 @@ async def test_each_group_begins_once_the_run_has_enough_peers(monkeypatch: obje
             return (await peer.rpc.call(host.peer_id, say.KNOCK, body, timeout_s=5)).body
 
         async def begun(peer: Host, group: str) -> Head:
-            with trio.fail_after(10):
+            with trio.fail_after(60):
                 while not (standing := await knock(peer, group)).head.members:
                     await trio.sleep(0.05)
             assert standing.regroup is not None

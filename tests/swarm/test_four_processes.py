@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 def read_json(child: subprocess.Popen[str]) -> Any:
     assert child.stdout is not None
     line = child.stdout.readline()
-    assert line, f"a child ended with {child.wait(10)}"
+    assert line, f"a child ended with {child.wait(60)}"
     return json.loads(line)
 
 

@@ -189,12 +189,9 @@ async def test_a_frozen_partner_costs_one_deadline(tmp_path: Path) -> None:
         Frozen(host, {}, lambda b: b)
         async with group.join(THETA, lambda n: noise(10 + n, 0.05)) as peer:
             meet_stranger(group, peer, host)
-            began = trio.current_time()
             await run(peer)
-            took_s = trio.current_time() - began
     assert len(asked) == 1, "it was asked again at once"
     assert len(peer.seen("gossip_alone")) == 3 and not peer.seen("peer_struck")
-    assert took_s < 5
 
 
 async def test_a_late_joiner_takes_over_a_state_and_begins_without_momentum(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ Events = list[dict[str, Any]]
 def read_json(child: subprocess.Popen[str]) -> Any:
     assert child.stdout is not None
     line = child.stdout.readline()
-    assert line, f"a child ended with {child.wait(10)}"
+    assert line, f"a child ended with {child.wait(60)}"
     return json.loads(line)
 
 
@@ -86,7 +86,8 @@ def test_replicas_stay_close_and_draw_together_as_the_rate_falls(tmp_path: Path)
         assert all(event["payload_bytes"] == end["message_bytes"] for event in met)
         first, last = met[0], met[-1]
         down = last["bytes_down"] - first["bytes_down"]
-        assert down <= 1.03 * end["message_bytes"] * (len(met) - 1), (down, end["message_bytes"], len(met))
+        most = last["round"] - first["round"]  # one message a round, also where the other then did not commit
+        assert down <= 1.03 * end["message_bytes"] * most, (down, end["message_bytes"], most)
         # while they learn they stay closer than they began, whoever meets whom; most pairs much closer
         distances = [event["distance"] for event in met if 5 <= event["round"] <= 12]
         assert max(distances) < before and median(distances) < before / 2, (before, distances)
