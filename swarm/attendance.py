@@ -20,14 +20,14 @@ import msgspec
 import trio
 
 from peer import faults
-from peer.errors import BarnraiseError, ConfigError, NetworkError
+from peer.errors import ConfigError, NetworkError
 from swarm.chain import Head
 from swarm.fitting import rules_of
 from swarm.ground import Ground
 from swarm.groups import stage_costs
 from swarm.kept import kept_stages
 from swarm.load import PeerLoad
-from swarm.membership import MEMBERS, REFRESH_S, TTL_S, MemberRecord, Membership, Own, describe
+from swarm.membership import REFRESH_S, MemberRecord, Membership, Own, describe
 from swarm.moving import CHOOSING, Mover, at_work, has_deputy, ready_after_s, stage_to_take, turns_back
 from swarm.pipeline.feeder import serve_tokens
 from swarm.pipeline.rules import Load
@@ -38,7 +38,8 @@ from swarm.texts import open_texts
 SETTLE_S: Final = 1.5  # for what was published to be read by those who choose, too
 LATE_S: Final = 5.0  # who is not at work by the time it expected publishes that it takes so much longer
 WATCHED_MAX: Final = 64
-PART_S: Final = 60.0  # after its own group's last commit a peer serves the other groups so long at most
+PART_S: Final = 60.0  # after its own group's last commit a peer serves the others so long at most
+SEE_OFF_S: Final = 0.5
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ class Attendance:
             return
         self._phase = CHOOSING
         kept = kept_stages(self._ground)
-        await self._announce()
+        await self._membership.announce()
         await trio.sleep(SETTLE_S)
         with suppress(NetworkError):  # what was read by the way is nearly as new
             await self._membership.read()
@@ -138,7 +139,7 @@ class Attendance:
                 " free some memory, or join with --role feeder."
             )
         self._go(stage)
-        await self._announce()
+        await self._membership.announce()
 
     def _go(self, stage: int) -> None:
         now, source = time.time(), self._place.stage
@@ -182,12 +183,12 @@ class Attendance:
         """Publish the move, and see whether it may be: where all of a stage would leave it at once, all stay."""
         empty, before = move.target in self._missing, self._place
         self._go(move.target)
-        await self._announce()
+        await self._membership.announce()
         with suppress(NetworkError):
             await self._membership.read()
         if not has_deputy(self._host.peer_id, move.source, self._membership.view, time.time()):
             self._place = before
-            await self._announce()
+            await self._membership.announce()
             return False
         reason = "nobody serves it" if empty else "it is the slowest"
         self._host.events.emit(
@@ -199,7 +200,7 @@ class Attendance:
         """To the stage it came from, whose last commit it has on disk."""
         target, source = self._place.stage, self._place.source
         self._go(source)
-        await self._announce()
+        await self._membership.announce()
         self._host.events.emit("move_started", source=target, target=source, gain=0.0, reason="nobody serves it")
 
     def _note_missing(self) -> None:
@@ -226,18 +227,23 @@ class Attendance:
             self._host.events.emit("stage_load", queue=queue, rate=round(rate, 2), phase=self._told_phase)
 
     async def _see_others_off(self) -> None:
-        """Our group has made its last commit: serve the other groups until they have too, but not for ever."""
+        """Our group has made its last commit: serve joiners and the other groups until they have it too, and until the
+        coordinator knows; but not for ever. Whoever was left alone would go on from an earlier round."""
+        await self._membership.announce()
         with trio.move_on_after(PART_S):
             await self._run_is_over()
 
     async def _run_is_over(self) -> None:
-        """Until all replicas that are there have seen the last round, and (of a pipeline) some are."""
+        """Until all that are there have seen the last round, and some replica (ourselves included) is there."""
         rounds = self._manifest.run.rounds
         while True:
-            seen = [r.round for r in self._others().values() if r.role == "stage"]
-            if rounds and all(number >= rounds for number in seen) and (seen or self._seat is not None):
+            others = [record for record in self._others().values() if record.role != "feeder"]
+            trained = self._seat is not None or any(record.role != "coordinator" for record in others)
+            if rounds and trained and all(record.round >= rounds for record in others):
                 return
-            await trio.sleep(REFRESH_S)
+            await trio.sleep(SEE_OFF_S)
+            with suppress(NetworkError):
+                await self._membership.read()
 
     # -- what others read --------------------------------------------------------------------------------------------
 
@@ -255,13 +261,6 @@ class Attendance:
         """Whether this peer is still on its way to its stage: it is no member of the group yet."""
         seat = self._seat
         return self._manifest.stages > 1 and not (seat and seat.stage == self._place.stage and seat.is_member)
-
-    async def _announce(self) -> None:
-        """Publish at once what others decide by."""
-        try:
-            await self._ground.node.put(MEMBERS, self._manifest.run_id, self._describe(), TTL_S)
-        except BarnraiseError as error:
-            self._host.events.emit("membership_stale", reason=str(error))
 
     def _describe(self) -> MemberRecord:
         place, seat, now = self._place, self._seat, time.time()

@@ -48,7 +48,8 @@ class Authority:
     """Of one group: of the whole run, or of the replicas of one stage. `head` is the last head it signed or saw.
 
     It begins the group once that has a peer and the run has `min_peers`, those that take part `elsewhere`, in other
-    groups, included. `swarm.authority_desk` answers calls on its behalf.
+    groups, included; a run of `rounds` (0: for ever) that is complete stays so, whoever comes back to it. `completed`
+    is set then. `swarm.authority_desk` answers calls on its behalf.
 
     In a pipeline a stage may lose all of its replicas, and a peer of another one go on from a commit that it has kept.
     `abreast` then brings that commit to the place in the run where the other stages are: what the stage has learned
@@ -62,6 +63,7 @@ class Authority:
         min_peers: int,
         known_peers: Callable[[], Iterable[str]],
         memory: Memory,
+        rounds: int = 0,
         elsewhere: Callable[[], int] = lambda: 0,
         abreast: Callable[[Head], Head] | None = None,
     ) -> None:
@@ -71,7 +73,8 @@ class Authority:
         self.me = Member(host.peer_id, "authority")
         self._genesis = genesis
         self._host, self._identity, self._events = host, host.identity, host.events
-        self._min_peers, self._elsewhere, self._abreast = min_peers, elsewhere, abreast
+        self._min_peers, self._rounds, self._elsewhere, self._abreast = min_peers, rounds, elsewhere, abreast
+        self.completed = trio.Event()
         self._known_peers = known_peers
         self._memory = memory
         self._knocks: dict[str, tuple[say.Knock, float]] = {}
@@ -104,6 +107,7 @@ class Authority:
 
     async def run(self) -> None:
         """Watch over the run for ever."""
+        self._note_completion()
         while True:
             with trio.move_on_after(ROUND_TRIP_S):
                 await self._asked.wait()
@@ -131,7 +135,7 @@ class Authority:
             self._missing_since = None
             return
         best = self._latest(standings)
-        if best is None:
+        if best is None or self.completed.is_set():
             self._say_who_is_missing()
             return
         alive = {s.member for _, s in standings if best.has(s.member)}  # who is a commit behind is about to catch up
@@ -166,10 +170,15 @@ class Authority:
     def _see(self, head: Head) -> None:
         now = trio.current_time()
         self.head = head
+        self._note_completion()
         self._memory.see(head)
         self._recent.append((now, head))
         while self._recent[0][0] < now - (BACK_S_MAX if self._abreast is None else STAGE_BACK_S_MAX):
             self._recent.popleft()
+
+    def _note_completion(self) -> None:
+        if self._rounds and self.head.round >= self._rounds:
+            self.completed.set()
 
     def _may_take_back(self, standing: say.Standing) -> bool:
         """Whether an earlier round may be gone on from for that peer: it was a member of the head seen last, in this

@@ -89,6 +89,7 @@ async def run_coordinator(config: CoordinatorConfig, ready: Callable[[Invite], N
                         nursery.start_soon(spread_bans, gate, lambda: membership.view, identity.peer_id, events)
                     for authority in coordinator.authorities:
                         nursery.start_soon(authority.run)
+                    nursery.start_soon(coordinator.tell_of_the_end, membership)
                     ready(Invite(manifest.run_id, identity.peer_id, addresses, token))
 
 
@@ -109,9 +110,16 @@ class _Coordinator:
             self._manifest.run.min_peers,
             lambda: self._replicas(stage),
             _HomeMemory(self._home.stage(stage, self._manifest.stages)),
+            self._manifest.run.rounds,
             lambda: sum(other.peers for number, other in enumerate(self.authorities) if number != stage),
             self._abreast if self._manifest.stages > 1 else None,
         )
+
+    async def tell_of_the_end(self, membership: Membership) -> None:
+        """Once all groups have made their last commit: their members wait for us to know."""
+        for authority in self.authorities:
+            await authority.completed.wait()
+        await membership.announce()
 
     def _abreast(self, head: Head) -> Head:
         """The same weights at the place in the run where the stage that is furthest is, if they are too old for it."""

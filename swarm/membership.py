@@ -7,7 +7,8 @@ Joiners find the group through these records, `peer status` and the monitor read
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal
 
@@ -155,12 +156,15 @@ class Membership:
     async def run(self) -> None:
         """Refresh and read for ever. A network that fails for a while is no reason to stop."""
         while True:
-            try:
-                await self._node.put(MEMBERS, self._run_id, self._describe(), TTL_S)
+            await self.announce()
+            with self._told_if_stale():
                 await self.read()
-            except BarnraiseError as error:
-                self._events.emit("membership_stale", reason=str(error))
             await trio.sleep(REFRESH_S)
+
+    async def announce(self) -> None:
+        """Publish at once what others decide by."""
+        with self._told_if_stale():
+            await self._node.put(MEMBERS, self._run_id, self._describe(), TTL_S)
 
     async def read(self) -> dict[str, MemberRecord]:
         """Who is there now, by peer id."""
@@ -175,3 +179,10 @@ class Membership:
                 self._host.book.add(peer, record.addresses)
         self.view = view
         return view
+
+    @contextmanager
+    def _told_if_stale(self) -> Iterator[None]:
+        try:
+            yield
+        except BarnraiseError as error:
+            self._events.emit("membership_stale", reason=str(error))

@@ -195,6 +195,17 @@ class Pipeline:
                     done = int(fact.fields["completed"])
         return sorted(times)
 
+    def completed(self, since: float, until: float) -> int:
+        """Micro-batches that came back in that span."""
+        count = 0
+        for peer in self.everybody():
+            told = [f for f in peer.all("pipeline_progress") if f.at <= until]
+            before = [int(f.fields["completed"]) for f in told if f.at <= since]
+            after = [int(f.fields["completed"]) for f in told if f.at > since]
+            for a, b in pairwise([*before[-1:], *after] if before else [0, *after]):
+                count += b - a if b >= a else b  # who took another seat counts from 0 again
+        return count
+
     def pause(self, since: float, until: float) -> float:
         """The longest time between two completions that were (or would have been) in that span."""
         times = self.completions(since - LOOK_BACK_S)

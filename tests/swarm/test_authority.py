@@ -21,6 +21,7 @@ from swarm.follow import ask_standings, open_regroup
 from swarm.messages import REGROUP_KIND
 
 FIRST = genesis("run", b"0" * 32)
+NEVER_S = 2.0  # many times as long as it takes where it does sign
 
 
 async def regrouped_by(
@@ -30,6 +31,9 @@ async def regrouped_by(
     stranger: Identity,
     seen_before: tuple[Head, ...] = (),
     abreast: Callable[[Head], Head] | None = None,
+    rounds: int = 0,
+    *,
+    within_s: float = 60.0,
 ) -> Head | None:
     """What an authority with that memory, which has just seen those heads before the last, signs anew when one peer,
     standing there, knocks and nobody else is alive."""
@@ -39,7 +43,7 @@ async def regrouped_by(
         open_host(HostConfig(identity=stranger, events=EventLog())) as other,
         trio.open_nursery() as nursery,
     ):
-        authority = Authority(host, FIRST, 1, lambda: [stranger.peer_id], memory, abreast=abreast)
+        authority = Authority(host, FIRST, 1, lambda: [stranger.peer_id], memory, rounds, abreast=abreast)
         for head in (*seen_before, authority.head):
             authority._see(head)
         AuthorityDesk(host, [authority])
@@ -56,7 +60,7 @@ async def regrouped_by(
         other.rpc.serve(say.REGROUP, regroup)  # type: ignore[arg-type]
         await host.connect_address(other.addresses[0], timeout_s=10)
         nursery.start_soon(authority.run)
-        with trio.move_on_after(4):
+        with trio.move_on_after(within_s):
             await told.wait()
         nursery.cancel_scope.cancel()
     signed = memory.signed
@@ -69,6 +73,7 @@ def begun(me: Identity, members: tuple[Member, ...]) -> tuple[Head, Signed]:
 
 
 async def test_only_who_was_a_member_takes_a_run_back(monkeypatch: object) -> None:
+    monkeypatch.setattr(module, "ROUND_TRIP_S", 0.1)  # type: ignore[attr-defined]
     monkeypatch.setattr(module, "GONE_AFTER_S", 0.2)  # type: ignore[attr-defined]
     monkeypatch.setattr(module, "LOST_AFTER_S", 0.4)  # type: ignore[attr-defined]
     me, peer = Identity.generate(), Identity.generate()
@@ -77,7 +82,7 @@ async def test_only_who_was_a_member_takes_a_run_back(monkeypatch: object) -> No
     later = msgspec.structs.replace(start, round=7, previous=start.hash)
     newcomer = say.Standing(start, Member(peer.peer_id, "fresh"), "knocking", signed)
 
-    assert await regrouped_by(Memory(signed, seen=later), newcomer, me, peer) is None
+    assert await regrouped_by(Memory(signed, seen=later), newcomer, me, peer, within_s=NEVER_S) is None
 
     restarted = msgspec.structs.replace(later, members=(*gone, Member(peer.peer_id, "before")))
     back = await regrouped_by(Memory(signed, seen=restarted), newcomer, me, peer)
@@ -87,9 +92,13 @@ async def test_only_who_was_a_member_takes_a_run_back(monkeypatch: object) -> No
     on = await regrouped_by(Memory(signed, seen=later), same_round, me, peer)
     assert on is not None and (on.term, on.round) == (2, 7)
 
+    over = await regrouped_by(Memory(signed, seen=restarted), newcomer, me, peer, rounds=7, within_s=NEVER_S)
+    assert over is None, "a run that is complete goes on from nowhere"
+
 
 async def test_a_commit_lost_with_its_only_holder_is_gone_back_from(monkeypatch: object) -> None:
     """It was regrouped alone, committed once more and died; another member of before stands at the regroup."""
+    monkeypatch.setattr(module, "ROUND_TRIP_S", 0.1)  # type: ignore[attr-defined]
     monkeypatch.setattr(module, "GONE_AFTER_S", 0.2)  # type: ignore[attr-defined]
     monkeypatch.setattr(module, "LOST_AFTER_S", 0.4)  # type: ignore[attr-defined]
     me, peer = Identity.generate(), Identity.generate()
@@ -104,8 +113,8 @@ async def test_a_commit_lost_with_its_only_holder_is_gone_back_from(monkeypatch:
 
     stranger = Identity.generate()
     claim = say.Standing(alone, Member(stranger.peer_id, "s"), "knocking", signed)
-    assert await regrouped_by(Memory(signed, seen=lost), claim, me, stranger, (both, alone)) is None
-    assert await regrouped_by(Memory(signed, seen=lost), survivor, me, peer) is None, "not from long ago either"
+    assert await regrouped_by(Memory(signed, seen=lost), claim, me, stranger, (both, alone), within_s=NEVER_S) is None
+    assert await regrouped_by(Memory(signed, seen=lost), survivor, me, peer, within_s=NEVER_S) is None, "from long ago"
 
 
 # -- groups -----------------------------------------------------------------------------------------------------------
@@ -116,6 +125,7 @@ def first_of(group: str) -> Head:
 
 
 async def test_a_stage_without_replicas_goes_on_from_a_kept_commit_beside_the_others(monkeypatch: object) -> None:
+    monkeypatch.setattr(module, "ROUND_TRIP_S", 0.1)  # type: ignore[attr-defined]
     monkeypatch.setattr(module, "GONE_AFTER_S", 0.2)  # type: ignore[attr-defined]
     monkeypatch.setattr(module, "LOST_AFTER_S", 0.4)  # type: ignore[attr-defined]
     me, peer = Identity.generate(), Identity.generate()
@@ -129,7 +139,8 @@ async def test_a_stage_without_replicas_goes_on_from_a_kept_commit_beside_the_ot
 
     for head, seen, expected in ((kept, (kept,), 8), (forged, (kept,), None), (kept, (), None)):
         standing = say.Standing(head, Member(peer.peer_id, "replacement"), "knocking", signed)
-        on = await regrouped_by(Memory(signed, seen=last), standing, me, peer, seen, beside)
+        within_s = NEVER_S if expected is None else 60.0
+        on = await regrouped_by(Memory(signed, seen=last), standing, me, peer, seen, beside, within_s=within_s)
         assert (on.round if on is not None else None) == expected
         if on is not None:
             assert (on.term, on.inner_step, on.state_hash) == (2, 80, kept.state_hash)
@@ -148,7 +159,7 @@ async def test_each_group_begins_once_the_run_has_enough_peers(monkeypatch: obje
         for number, group in enumerate(("g0", "g1", "g2")):
             others = [n for n in range(3) if n != number]
             elsewhere = lambda others=others: sum(authorities[n].peers for n in others)  # noqa: E731
-            authorities.append(Authority(host, first_of(group), 2, list, Memory(), elsewhere))
+            authorities.append(Authority(host, first_of(group), 2, list, Memory(), elsewhere=elsewhere))
         AuthorityDesk(host, authorities)
         for authority in authorities:
             nursery.start_soon(authority.run)
@@ -191,19 +202,22 @@ async def test_each_group_begins_once_the_run_has_enough_peers(monkeypatch: obje
 async def test_of_two_the_one_left_goes_on_soon_if_it_misses_the_other(phase: str, monkeypatch: object) -> None:
     """The dead one is one of two: it cannot go on elsewhere. While its partner does not miss it, it may be the
     authority alone that does not reach it."""
+    monkeypatch.setattr(module, "ROUND_TRIP_S", 0.1)  # type: ignore[attr-defined]
     monkeypatch.setattr(module, "GONE_AFTER_S", 1000.0)  # type: ignore[attr-defined]
     me, peer = Identity.generate(), Identity.generate()
     start, signed = begun(me, (Member(peer.peer_id, "s"), Member("dead", "s")))
     left = say.Standing(start, Member(peer.peer_id, "s"), phase, signed)
-    alone = await regrouped_by(Memory(signed, seen=start), left, me, peer)
+    within_s = 60.0 if phase == say.NO_MAJORITY else NEVER_S
+    alone = await regrouped_by(Memory(signed, seen=start), left, me, peer, within_s=within_s)
     assert (alone is not None and alone.members == (left.member,)) if phase == say.NO_MAJORITY else alone is None
 
 
 async def test_a_majority_that_hung_up_on_us_is_waited_for(monkeypatch: object) -> None:
     """Three of four could go on without the one that is left."""
+    monkeypatch.setattr(module, "ROUND_TRIP_S", 0.1)  # type: ignore[attr-defined]
     monkeypatch.setattr(module, "GONE_AFTER_S", 1000.0)  # type: ignore[attr-defined]
     me, peer = Identity.generate(), Identity.generate()
     dead = tuple(Member(f"dead{letter}", "s") for letter in "abc")
     start, signed = begun(me, (Member(peer.peer_id, "s"), *dead))
     left = say.Standing(start, Member(peer.peer_id, "s"), say.NO_MAJORITY, signed)
-    assert await regrouped_by(Memory(signed, seen=start), left, me, peer) is None
+    assert await regrouped_by(Memory(signed, seen=start), left, me, peer, within_s=NEVER_S) is None
