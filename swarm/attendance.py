@@ -29,7 +29,7 @@ from swarm.kept import kept_stages
 from swarm.load import PeerLoad
 from swarm.membership import REFRESH_S, MemberRecord, Membership, Own, describe
 from swarm.moving import CHOOSING, Mover, at_work, has_deputy, ready_after_s, stage_to_take, turns_back
-from swarm.pipeline.feeder import serve_tokens
+from swarm.pipeline.feeder import Fed, serve_tokens
 from swarm.pipeline.rules import Load
 from swarm.rebalance import Move
 from swarm.seat import Seat, open_seat
@@ -65,6 +65,7 @@ class Attendance:
         self._phase = "starting"
         self._missing: tuple[int, ...] = ()
         self._passed = (0, trio.current_time())  # micro-batches counted at this seat, and when that was looked at
+        self._rate = 0.0  # of these, a second
         self._memory_bytes = ground.config.memory_bytes or free_memory_bytes()
         self._download_bytes_s = 0.0
         run_id, events = ground.manifest.run_id, ground.host.events
@@ -87,6 +88,7 @@ class Attendance:
         moves = False
         async with open_seat(self._ground, stage, self._others) as seat:
             self._seat = seat
+            self._passed, self._rate = (0, trio.current_time()), 0.0
             if self._manifest.stages > 1:
                 self._host.events.emit("seat_taken", stage=stage)
                 faults.reach("arriving")
@@ -113,9 +115,14 @@ class Attendance:
     async def _feed(self) -> None:
         """Read text for those who issue micro-batches, until all stages have come to the run's end."""
         texts = await open_texts(self._ground)
-        serve_tokens(self._host.rpc, rules_of(self._manifest), texts.read)
+        rules = rules_of(self._manifest)
+        fed = Fed(rules, self._host.events)
+        serve_tokens(self._host.rpc, rules, texts.read, fed.note)
         self._phase = "feeding"
-        await self._run_is_over()
+        try:
+            await self._run_is_over()
+        finally:
+            fed.tell()
 
     # -- choosing ----------------------------------------------------------------------------------------------------
 
@@ -222,9 +229,9 @@ class Attendance:
         if seat is not None:
             passed, since = self._passed
             self._passed = (seat.passed, now)
-            rate = (seat.passed - passed) / (now - since) if now > since else 0.0
+            self._rate = (seat.passed - passed) / (now - since) if now > since else 0.0
             queue = seat.load().queue
-            self._host.events.emit("stage_load", queue=queue, rate=round(rate, 2), phase=self._told_phase)
+            self._host.events.emit("stage_load", queue=queue, rate=round(self._rate, 2), phase=self._told_phase)
 
     async def _see_others_off(self) -> None:
         """Our group has made its last commit: serve joiners and the other groups until they have it too, and until the
@@ -288,6 +295,7 @@ class Attendance:
                 source=place.source,
                 queue=load.queue,
                 service_s=load.service_s,
+                rate=self._rate if seat else 0.0,
                 download_bytes_s=self._download_bytes_s,
                 memory_bytes=self._memory_bytes,
                 since=place.since,

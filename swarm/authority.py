@@ -53,7 +53,7 @@ class Authority:
 
     In a pipeline a stage may lose all of its replicas, and a peer of another one go on from a commit that it has kept.
     `abreast` then brings that commit to the place in the run where the other stages are: what the stage has learned
-    since is lost, but its weights are of the same epoch as theirs.
+    since is lost, but its weights are of the same epoch as theirs. Its events name the `stage`.
     """
 
     def __init__(
@@ -66,6 +66,7 @@ class Authority:
         rounds: int = 0,
         elsewhere: Callable[[], int] = lambda: 0,
         abreast: Callable[[Head], Head] | None = None,
+        stage: int | None = None,
     ) -> None:
         self.head = open_regroup(memory.signed, host.peer_id, genesis.run_id) if memory.signed else genesis
         if memory.seen is not None and memory.seen.height > self.head.height:
@@ -73,6 +74,7 @@ class Authority:
         self.me = Member(host.peer_id, "authority")
         self._genesis = genesis
         self._host, self._identity, self._events = host, host.identity, host.events
+        self._place = {} if stage is None else {"stage": stage}  # what its events say besides
         self._min_peers, self._rounds, self._elsewhere, self._abreast = min_peers, rounds, elsewhere, abreast
         self.completed = trio.Event()
         self._known_peers = known_peers
@@ -131,6 +133,7 @@ class Authority:
         counting = [s for s in weigh(standings, self.me.peer, self._genesis, view) if s.head.members]
         if counting and counting[0].head.height > self.head.height:
             self._see(counting[0].head)
+            self._events.emit("head_seen", round=self.head.round, members=len(self.head.members), **self._place)
         if counting and _gathered(counting[0].head, standings):
             self._missing_since = None
             return
@@ -145,7 +148,8 @@ class Authority:
         now = trio.current_time()
         if self._missing_since is None:
             self._missing_since = now
-            self._events.emit("majority_missing", round=best.round, alive=len(alive), members=len(best.members))
+            members = len(best.members)
+            self._events.emit("majority_missing", round=best.round, alive=len(alive), members=members, **self._place)
         elif now - self._missing_since >= self._patience_s(best, standings):
             # Whoever stands at that head goes on: members first, and those that knock with its state.
             here = {s.member for _, s in standings if s.head.hash == best.hash}
@@ -177,8 +181,9 @@ class Authority:
             self._recent.popleft()
 
     def _note_completion(self) -> None:
-        if self._rounds and self.head.round >= self._rounds:
+        if self._rounds and self.head.round >= self._rounds and not self.completed.is_set():
             self.completed.set()
+            self._events.emit("run_completed", round=self.head.round, **self._place)
 
     def _may_take_back(self, standing: say.Standing) -> bool:
         """Whether an earlier round may be gone on from for that peer: it was a member of the head seen last, in this
@@ -198,7 +203,7 @@ class Authority:
         if self._knocking() and self._said_missing != self.head.round:
             self._said_missing = self.head.round
             members = [member.peer for member in self.head.members]
-            self._events.emit("members_away", round=self.head.round, members=members)
+            self._events.emit("members_away", round=self.head.round, members=members, **self._place)
 
     def _latest(self, standings: Sequence[tuple[str, say.Standing]]) -> Head | None:
         """The head to go on from: of the latest signed term; among its heads the one that most members of the head seen
@@ -236,11 +241,11 @@ class Authority:
         if self._abreast is not None and self.begun:
             fresh = self._abreast(fresh)
             if fresh.round != head.round:
-                self._events.emit("stage_set_back", round=head.round, goes_on_at=fresh.round)
+                self._events.emit("stage_set_back", round=head.round, goes_on_at=fresh.round, **self._place)
         signed = sign_body(self._identity, say.REGROUP_KIND, fresh)
         self._memory.keep(signed)
         self._see(fresh)
-        self._events.emit("regrouped", term=fresh.term, round=fresh.round, members=len(fresh.members))
+        self._events.emit("regrouped", term=fresh.term, round=fresh.round, members=len(fresh.members), **self._place)
         order = say.Regroup(signed, {m.peer: self._host.book.get(m.peer) for m in fresh.members})
         async with trio.open_nursery() as nursery:
             for member in fresh.members:

@@ -64,6 +64,7 @@ async def run_coordinator(config: CoordinatorConfig, ready: Callable[[Invite], N
         identity = Identity.load_or_create(home.identity)
         charter, tokenizer, states = await trio.to_thread.run_sync(_found_or_reopen, config, identity, events)
         manifest = open_manifest(charter)
+        events.emit("run_entered", name=manifest.run.name, rounds=manifest.run.rounds, stages=manifest.stages)
         host_config = HostConfig(
             identity=identity, events=events, listen=config.listen, announce=config.announce, relays=config.relays
         )
@@ -113,6 +114,7 @@ class _Coordinator:
             self._manifest.run.rounds,
             lambda: sum(other.peers for number, other in enumerate(self.authorities) if number != stage),
             self._abreast if self._manifest.stages > 1 else None,
+            stage if self._manifest.stages > 1 else None,
         )
 
     async def tell_of_the_end(self, membership: Membership) -> None:

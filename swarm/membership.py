@@ -42,8 +42,9 @@ class MemberRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     Of a pipeline: the `stage` where it is or, if `ready_at` lies ahead, where it is going (-1: none, as feeders and the
     coordinator), `source` the stage that it came from (-1: none), `since` when it chose, both times seconds since the
-    Unix epoch. `queue`: micro-batches that wait for it, `service_s`: seconds of its own work on one; both smoothed,
-    0 while not known, as are `download_bytes_s` (measured) and `memory_bytes` (what it has for a stage)."""
+    Unix epoch. `queue`: micro-batches that wait for it, `rate`: how many a second were counted there lately,
+    `service_s`: seconds of its own work on one, smoothed; 0 while not known, as are `download_bytes_s` (measured) and
+    `memory_bytes` (what it has for a stage)."""
 
     session: Text
     name: Text
@@ -68,6 +69,7 @@ class MemberRecord(msgspec.Struct, frozen=True, kw_only=True):
     source: Stage = -1
     queue: Amount = 0.0
     service_s: Amount = 0.0
+    rate: Amount = 0.0
     download_bytes_s: Amount = 0.0
     memory_bytes: Amount = 0.0
     since: Amount = 0.0
@@ -94,6 +96,7 @@ class Own:
     source: int = -1
     queue: float = 0.0
     service_s: float = 0.0
+    rate: float = 0.0
     download_bytes_s: float = 0.0
     memory_bytes: float = 0.0
     since: float = 0.0
@@ -126,6 +129,7 @@ def describe(host: Host, head: Head, own: Own) -> MemberRecord:
         source=own.source,
         queue=own.queue,
         service_s=own.service_s,
+        rate=own.rate,
         download_bytes_s=own.download_bytes_s,
         memory_bytes=own.memory_bytes,
         since=own.since,

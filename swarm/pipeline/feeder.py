@@ -7,6 +7,7 @@ feeder that breaks it is struck and asked no more.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
 from typing import Final
@@ -17,6 +18,7 @@ import trio
 from torch import Tensor
 
 from peer.errors import NetworkError, ProtocolViolation
+from peer.events import EventLog
 from peer.host import Host
 from peer.method import Call
 from peer.rpc import Rpc
@@ -27,20 +29,54 @@ from swarm.pipeline.rules import PipelineRules
 
 FEED_S: Final = 5.0
 SULK_S: Final = 10.0  # a feeder that failed is not asked for so long
+PROGRESS_S: Final = 2.5
+ASKERS_MAX: Final = 256
 
 ReadTokens = Callable[[Sequence[Range]], Tensor]
 """The samples of these ranges from the local corpus, (n, T + 1) int64. Called in a thread."""
 TokenSource = Callable[[Sequence[Range]], Awaitable[Tensor]]
 
 
-def serve_tokens(rpc: Rpc, rules: PipelineRules, read: ReadTokens) -> None:
-    """Answer TOKENS from `read`, from now on."""
+class Fed:
+    """What a feeder has read for others. Event `text_fed`: how many micro-batches, and for which peers; at once, with
+    each new peer, and now and then."""
+
+    def __init__(self, rules: PipelineRules, events: EventLog) -> None:
+        self._micro_batch, self._events = rules.micro_batch, events
+        self._samples = 0
+        self._askers: dict[str, None] = {}  # in the order in which they came
+        self._told_at = -math.inf
+        self.tell()
+
+    def note(self, peer: str, samples: int) -> None:
+        """So many were read for that peer."""
+        self._samples += samples
+        is_new = peer not in self._askers and len(self._askers) < ASKERS_MAX
+        if is_new:
+            self._askers[peer] = None
+        if is_new or trio.current_time() - self._told_at >= PROGRESS_S:
+            self.tell()
+
+    def tell(self) -> None:
+        """Say it now."""
+        self._told_at = trio.current_time()
+        self._events.emit("text_fed", micro_batches=self._samples // self._micro_batch, peers=list(self._askers))
+
+
+def serve_tokens(
+    rpc: Rpc,
+    rules: PipelineRules,
+    read: ReadTokens,
+    note: Callable[[str, int], None] = lambda peer, samples: None,
+) -> None:
+    """Answer TOKENS from `read`, from now on; `note` hears for which peer, and how many samples."""
 
     async def on_tokens(call: Call[AskTokens]) -> tuple[Done, memoryview]:
         samples = sum(last - first for first, last in call.body.spans)
         if call.body.run_id != rules.run_id or not 0 < samples <= FEED_SAMPLES_MAX:
             raise ProtocolViolation(f"{samples} samples at once: ask for 1 to {FEED_SAMPLES_MAX} of this run")
         tokens = await trio.to_thread.run_sync(read, call.body.spans)
+        note(call.peer, samples)
         return Done(), tokens.numpy().astype("<u4").data
 
     rpc.serve(PipelineCalls.of(rules).tokens, on_tokens)
