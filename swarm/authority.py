@@ -109,6 +109,8 @@ class Authority:
 
     async def run(self) -> None:
         """Watch over the run for ever."""
+        if self.begun:
+            self._tell_head()
         self._note_completion()
         while True:
             with trio.move_on_after(ROUND_TRIP_S):
@@ -133,7 +135,7 @@ class Authority:
         counting = [s for s in weigh(standings, self.me.peer, self._genesis, view) if s.head.members]
         if counting and counting[0].head.height > self.head.height:
             self._see(counting[0].head)
-            self._events.emit("head_seen", round=self.head.round, members=len(self.head.members), **self._place)
+            self._tell_head()
         if counting and _gathered(counting[0].head, standings):
             self._missing_since = None
             return
@@ -179,6 +181,10 @@ class Authority:
         self._recent.append((now, head))
         while self._recent[0][0] < now - (BACK_S_MAX if self._abreast is None else STAGE_BACK_S_MAX):
             self._recent.popleft()
+
+    def _tell_head(self) -> None:
+        """For who looks on."""
+        self._events.emit("head_seen", round=self.head.round, members=len(self.head.members), **self._place)
 
     def _note_completion(self) -> None:
         if self._rounds and self.head.round >= self._rounds and not self.completed.is_set():

@@ -64,7 +64,8 @@ async def run_coordinator(config: CoordinatorConfig, ready: Callable[[Invite], N
         identity = Identity.load_or_create(home.identity)
         charter, tokenizer, states = await trio.to_thread.run_sync(_found_or_reopen, config, identity, events)
         manifest = open_manifest(charter)
-        events.emit("run_entered", name=manifest.run.name, rounds=manifest.run.rounds, stages=manifest.stages)
+        rules, stages = manifest.run, manifest.stages
+        events.emit("run_entered", name=rules.name, role="coordinator", rounds=rules.rounds, stages=stages)
         host_config = HostConfig(
             identity=identity, events=events, listen=config.listen, announce=config.announce, relays=config.relays
         )

@@ -49,7 +49,8 @@ async def run_participant(config: JoinConfig) -> None:
             manifest = open_manifest(charter, config.invite.run_id)
             check_role(config, manifest)
             write_atomically(home.invite, f"{config.invite}\n".encode())
-            events.emit("run_entered", name=manifest.run.name, rounds=manifest.run.rounds, stages=manifest.stages)
+            rules, stages = manifest.run, manifest.stages
+            events.emit("run_entered", name=rules.name, role=config.role, rounds=rules.rounds, stages=stages)
             gate = Gate(host.rpc, manifest, config.invite.token)
             serve_charter(host.rpc, charter, tokenizer)
             serve_reach(host)
