@@ -9,11 +9,11 @@ from statistics import median_low
 from typing import Final
 
 from optim.config import AllReduce, Diloco, Eager, OuterConfig, PerStep, Streaming
-from optim.recipes.interface import Turn
 from optim.schedule import quadratic_steps
+from optim.turn import Turn
 from peer.config import InnerConfig
 from peer.errors import ProtocolViolation
-from peer.training import learning_rate
+from peer.schedule import learning_rate
 from swarm.chain import Head, Member
 from swarm.ledger import Range
 

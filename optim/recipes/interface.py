@@ -20,18 +20,9 @@ import torch
 
 from optim.codecs import Buffer
 from optim.merge import contribution_weights
+from optim.turn import Turn as Turn
 
 Product = Literal["delta", "gradient"]
-
-
-@dataclass(frozen=True)
-class Turn:
-    """Which round this is: `round` counts the commits, itself included; `step` is the run's position in the inner
-    schedule before it, `lr` the inner learning rate there."""
-
-    round: int
-    step: int
-    lr: float
 
 
 @dataclass(frozen=True)
