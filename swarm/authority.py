@@ -7,7 +7,6 @@ members are gone, so that two halves do not both go on.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
@@ -15,10 +14,11 @@ import trio
 
 from peer.errors import BarnraiseError, ProtocolViolation
 from peer.host import Host
-from peer.identity import Signed, sign_body
+from peer.identity import sign_body
 from swarm import messages as say
 from swarm.chain import Head, Member
 from swarm.follow import Viewpoint, ask_standings, open_regroup, weigh
+from swarm.memory import Memory
 
 ROUND_TRIP_S: Final = 1.0
 KNOCK_LASTS_S: Final = 6.0
@@ -27,21 +27,6 @@ DEAD_AFTER_S: Final = 0.5  # but who has hung up, cannot go on without the other
 LOST_AFTER_S: Final = 20.0  # before an earlier round is gone on from: somebody may come back with a later one
 BACK_S_MAX: Final = 120.0  # further than this no run is taken back for peers that were no members at the end
 STAGE_BACK_S_MAX: Final = 3600.0  # a stage may be: whoever kept its commits is a member of another one
-
-
-class Memory:
-    """What an authority must not forget: its last signature (None before the run has begun) and the last head it saw
-    committed. This one lives as long as the process; the coordinator's is on disk."""
-
-    def __init__(self, signed: Signed | None = None, seen: Head | None = None) -> None:
-        self.signed = signed
-        self.seen = seen
-
-    def keep(self, signed: Signed) -> None:
-        self.signed = signed
-
-    def see(self, head: Head) -> None:
-        self.seen = head
 
 
 class Authority:
@@ -69,8 +54,8 @@ class Authority:
         stage: int | None = None,
     ) -> None:
         self.head = open_regroup(memory.signed, host.peer_id, genesis.run_id) if memory.signed else genesis
-        if memory.seen is not None and memory.seen.height > self.head.height:
-            self.head = memory.seen
+        if memory.seen is not None and memory.seen.head.height > self.head.height:
+            self.head = memory.seen.head
         self.me = Member(host.peer_id, "authority")
         self._genesis = genesis
         self._host, self._identity, self._events = host, host.identity, host.events
@@ -83,7 +68,6 @@ class Authority:
         self._asked = trio.Event()
         self._missing_since: float | None = None
         self._said_missing = -1
-        self._recent: deque[tuple[float, Head]] = deque([(trio.current_time(), self.head)])
 
     @property
     def begun(self) -> bool:
@@ -174,13 +158,9 @@ class Authority:
         return DEAD_AFTER_S if len(missing) < best.quorum and hung_up and missed else GONE_AFTER_S
 
     def _see(self, head: Head) -> None:
-        now = trio.current_time()
         self.head = head
         self._note_completion()
-        self._memory.see(head)
-        self._recent.append((now, head))
-        while self._recent[0][0] < now - (BACK_S_MAX if self._abreast is None else STAGE_BACK_S_MAX):
-            self._recent.popleft()
+        self._memory.see(head, BACK_S_MAX if self._abreast is None else STAGE_BACK_S_MAX)
 
     def _tell_head(self) -> None:
         """For who looks on."""
@@ -191,18 +171,17 @@ class Authority:
             self.completed.set()
             self._events.emit("run_completed", round=self.head.round, **self._place)
 
-    def _may_take_back(self, standing: say.Standing) -> bool:
-        """Whether an earlier round may be gone on from for that peer: it was a member of the head seen last, in this
-        life or (restarted from its checkpoint) an earlier one; or it was a member, and stands where the run stood,
-        within the last minutes. The only ones to hold the last commit may be gone for good with it; but a stranger, or
-        somebody from long ago, cannot undo what others did. Of a pipeline's stage others keep a commit, and whoever
-        stands where the stage stood within the last minutes may go on from there."""
-        peer = standing.member.peer
-        if any(member.peer == peer for member in self.head.members):
+    def believes(self, peer: str, head: bytes, round: int) -> bool:
+        """Whether `peer`, standing at the head of that hash and round, may be gone on from.
+
+        An earlier round may be if the peer was a member of the head seen last, in this life or (restarted from its
+        checkpoint) an earlier one; or if it was a member, and stands where the run stood, within the last minutes. The
+        only ones to hold the last commit may be gone for good with it; but a stranger, or somebody from long ago,
+        cannot undo what others did. Of a pipeline's stage others keep a commit, and whoever stands where the stage
+        stood within the last hour may go on from there."""
+        if round >= self.head.round or any(member.peer == peer for member in self.head.members):
             return True
-        lately = {member.peer for _, head in self._recent for member in head.members}
-        known = peer in lately or self._abreast is not None
-        return known and any(head == standing.head for _, head in self._recent)
+        return self._memory.saw(head) and (self._abreast is not None or self._memory.knew(peer))
 
     def _say_who_is_missing(self) -> None:
         """Newcomers wait, and nobody is there who could hand them the last commit."""
@@ -226,7 +205,7 @@ class Authority:
                 continue
             if start.term != standing.head.term or start.round > standing.head.round:
                 continue
-            if standing.head.round < self.head.round and not self._may_take_back(standing):
+            if not self.believes(standing.member.peer, standing.head.hash, standing.head.round):
                 continue
             heads[standing.head.hash] = standing.head
             if self.head.has(standing.member):

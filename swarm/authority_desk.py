@@ -22,6 +22,7 @@ class AuthorityDesk:
         host.rpc.serve(say.STANDING, self._on_standing)
         host.rpc.serve(say.KNOCK, self._on_knock)
         host.rpc.serve(say.NEED_REGROUP, self._on_need_regroup)
+        host.rpc.serve(say.BELIEVED, self._on_believed)
 
     def _named(self, group: str) -> Authority:
         if group not in self._of:
@@ -43,3 +44,8 @@ class AuthorityDesk:
         authority = self._named(call.body.group)
         authority.look()
         return authority.standing()
+
+    async def _on_believed(self, call: Call[say.AskBelieved]) -> say.Believed:
+        authority = self._named(call.body.group)
+        believed = (name for name, round in call.body.heads if authority.believes(call.peer, name, round))
+        return say.Believed(authority.head.height, tuple(believed))

@@ -1,7 +1,7 @@
 """The run's owner: founds it, invites to it, holds its door open, begins it and regroups it. It does not train.
 
-Training goes on without it. What it needs to come back after a crash is in its home: key, manifest, initial state, and
-the last regroup that it signed; state and regroup of each stage, if the model is cut.
+Training goes on without it. What it needs to come back after a crash is in its home: key, manifest, initial state,
+the last regroup that it signed and the last heads that it saw; the last three of each stage, if the model is cut.
 """
 
 from __future__ import annotations
@@ -10,22 +10,21 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 import trio
 
 from dht.node import open_node
-from peer.errors import CheckpointError, ConfigError
+from peer.errors import ConfigError
 from peer.events import EventLog
 from peer.host import Host, HostConfig, open_host
-from peer.identity import Identity, Signed
+from peer.identity import Identity
 from swarm.admission import TOKEN_DAYS, issue_token
-from swarm.authority import Authority, Memory
+from swarm.authority import Authority
 from swarm.authority_desk import AuthorityDesk
 from swarm.bans import extend_bans, spread_bans
 from swarm.chain import Head
-from swarm.charter import load_charter, serve_charter, write_atomically
+from swarm.charter import load_charter, serve_charter
 from swarm.founding import Founded, InitialState, found, reload
 from swarm.gate import Gate
 from swarm.home import Home
@@ -33,12 +32,11 @@ from swarm.invite import ADDRESSES_MAX, Invite
 from swarm.library import serve_shelves
 from swarm.manifest import Manifest, open_manifest
 from swarm.membership import MEMBERS, MemberRecord, Membership, Own, describe
+from swarm.memory import HomeMemory
 from swarm.pipeline.rules import STALENESS
 from swarm.reach import serve_reach
 from swarm.run_config import RunConfig
 from swarm.snapshots import SnapshotShelf
-
-Kept = TypeVar("Kept", Signed, Head)
 
 
 @dataclass(frozen=True)
@@ -111,7 +109,7 @@ class _Coordinator:
             self._manifest.first_head(stage),
             self._manifest.run.min_peers,
             lambda: self._replicas(stage),
-            _HomeMemory(self._home.stage(stage, self._manifest.stages)),
+            HomeMemory(self._home.stage(stage, self._manifest.stages)),
             self._manifest.run.rounds,
             lambda: sum(other.peers for number, other in enumerate(self.authorities) if number != stage),
             self._abreast if self._manifest.stages > 1 else None,
@@ -172,29 +170,3 @@ def _found_or_reopen(config: CoordinatorConfig, identity: Identity, events: Even
             f"{config.home} holds the run {manifest.run.name!r}: choose another folder with --home for a new one."
         )
     return charter, tokenizer, reload(config.home, manifest, identity, events)
-
-
-class _HomeMemory(Memory):
-    """What the authority must not forget, in its home. CheckpointError if it cannot be read: guessing could fork the
-    run."""
-
-    def __init__(self, home: Home) -> None:
-        super().__init__(_read(home.regroup, Signed), _read(home.seen, Head))
-        self._home = home
-
-    def keep(self, signed: Signed) -> None:
-        super().keep(signed)
-        write_atomically(self._home.regroup, msgspec.msgpack.encode(signed))
-
-    def see(self, head: Head) -> None:
-        super().see(head)
-        write_atomically(self._home.seen, msgspec.msgpack.encode(head))
-
-
-def _read(path: Path, kind: type[Kept]) -> Kept | None:
-    if not path.exists():
-        return None
-    try:
-        return msgspec.msgpack.decode(path.read_bytes(), type=kind)
-    except (OSError, msgspec.MsgspecError) as error:
-        raise CheckpointError(f"{path} is damaged ({error}): restore it from a backup.") from error

@@ -49,7 +49,7 @@ class Home:
 
     @property
     def seen(self) -> Path:
-        """The last head that a coordinator saw committed."""
+        """The last heads that a coordinator saw committed."""
         return self.path / "seen.msgpack"
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -13,6 +13,7 @@ from swarm.chain import Count, Hash, Head, Member, Name
 from swarm.plan import Roster
 
 SLICE_BYTES_MAX: Final = 9 << 20  # one slice at 32 bits a value, with room for scales
+BELIEVED_MAX: Final = 32
 
 
 class Done(msgspec.Struct, frozen=True):
@@ -135,6 +136,20 @@ class Regroup(msgspec.Struct, frozen=True):
     addresses: dict[str, tuple[str, ...]]
 
 
+class AskBelieved(msgspec.Struct, frozen=True):
+    """Which of these heads of `group`, by (hash, round), would you begin a term from, if the sender stood there?"""
+
+    group: Name
+    heads: Annotated[tuple[tuple[Hash, Count], ...], msgspec.Meta(max_length=BELIEVED_MAX)]
+
+
+class Believed(msgspec.Struct, frozen=True):
+    """Their hashes; `last`: the height of the head that the authority saw last."""
+
+    last: tuple[Count, Count]
+    heads: tuple[Hash, ...]
+
+
 PREPARE: Final = Method("round.prepare", Prepare, Promise)
 WORK: Final = Method("round.work", Work, Done)
 HAND_IN: Final = Method("round.hand_in", HandIn, Done)
@@ -148,6 +163,7 @@ STANDING: Final = Method("run.standing", AskHead, Standing)
 KNOCK: Final = Method("run.knock", Knock, Standing)
 REGROUP: Final = Method("run.regroup", Regroup, Standing)
 NEED_REGROUP: Final = Method("authority.need_regroup", AskHead, Standing)
+BELIEVED: Final = Method("authority.believed", AskBelieved, Believed)
 
 REGROUP_KIND: Final = "regroup"
 NO_MAJORITY: Final = "waiting for a majority"  # the phase of a member that cannot go on by itself

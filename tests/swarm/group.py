@@ -21,7 +21,7 @@ from peer.config import InnerConfig
 from peer.events import Event, EventLog
 from peer.host import Host, HostConfig, open_host
 from peer.identity import Identity
-from swarm.authority import Authority, Memory
+from swarm.authority import Authority
 from swarm.authority_desk import AuthorityDesk
 from swarm.chain import Head, Member, genesis
 from swarm.desk import RunFacts
@@ -29,6 +29,7 @@ from swarm.engine import Engine
 from swarm.fetch import fetch_state
 from swarm.follow import Sighting
 from swarm.ledger import count
+from swarm.memory import Memory
 from swarm.outer_state import OuterState
 from swarm.pace import Pace
 from swarm.plan import Assignment

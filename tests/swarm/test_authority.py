@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -14,10 +15,12 @@ from peer.host import Host, HostConfig, open_host
 from peer.identity import Identity, Signed, sign_body
 from swarm import authority as module
 from swarm import messages as say
-from swarm.authority import Authority, Memory
+from swarm.authority import STAGE_BACK_S_MAX, Authority
 from swarm.authority_desk import AuthorityDesk
 from swarm.chain import Head, Member, genesis
 from swarm.follow import ask_standings, open_regroup
+from swarm.home import Home
+from swarm.memory import HomeMemory, Memory, Seen
 from swarm.messages import REGROUP_KIND
 
 FIRST = genesis("run", b"0" * 32)
@@ -72,6 +75,11 @@ def begun(me: Identity, members: tuple[Member, ...]) -> tuple[Head, Signed]:
     return head, sign_body(me, REGROUP_KIND, head)
 
 
+def after(head: Head, signed: Signed) -> Memory:
+    """What an authority remembers that saw that head last, and knows of none before it."""
+    return Memory(signed, Seen(head))
+
+
 async def test_only_who_was_a_member_takes_a_run_back(monkeypatch: object) -> None:
     monkeypatch.setattr(module, "ROUND_TRIP_S", 0.1)  # type: ignore[attr-defined]
     monkeypatch.setattr(module, "GONE_AFTER_S", 0.2)  # type: ignore[attr-defined]
@@ -82,17 +90,17 @@ async def test_only_who_was_a_member_takes_a_run_back(monkeypatch: object) -> No
     later = msgspec.structs.replace(start, round=7, previous=start.hash)
     newcomer = say.Standing(start, Member(peer.peer_id, "fresh"), "knocking", signed)
 
-    assert await regrouped_by(Memory(signed, seen=later), newcomer, me, peer, within_s=NEVER_S) is None
+    assert await regrouped_by(after(later, signed), newcomer, me, peer, within_s=NEVER_S) is None
 
     restarted = msgspec.structs.replace(later, members=(*gone, Member(peer.peer_id, "before")))
-    back = await regrouped_by(Memory(signed, seen=restarted), newcomer, me, peer)
+    back = await regrouped_by(after(restarted, signed), newcomer, me, peer)
     assert back is not None and (back.term, back.round, back.members) == (2, 0, (newcomer.member,))
 
     same_round = say.Standing(later, Member(peer.peer_id, "fresh"), "knocking", signed)
-    on = await regrouped_by(Memory(signed, seen=later), same_round, me, peer)
+    on = await regrouped_by(after(later, signed), same_round, me, peer)
     assert on is not None and (on.term, on.round) == (2, 7)
 
-    over = await regrouped_by(Memory(signed, seen=restarted), newcomer, me, peer, rounds=7, within_s=NEVER_S)
+    over = await regrouped_by(after(restarted, signed), newcomer, me, peer, rounds=7, within_s=NEVER_S)
     assert over is None, "a run that is complete goes on from nowhere"
 
 
@@ -108,13 +116,13 @@ async def test_a_commit_lost_with_its_only_holder_is_gone_back_from(monkeypatch:
     lost = msgspec.structs.replace(alone, round=1, previous=alone.hash)
     survivor = say.Standing(alone, Member(peer.peer_id, "s"), "knocking", signed)
 
-    back = await regrouped_by(Memory(signed, seen=lost), survivor, me, peer, (both, alone))
+    back = await regrouped_by(after(lost, signed), survivor, me, peer, (both, alone))
     assert back is not None and (back.term, back.round, back.members) == (3, 0, (survivor.member,))
 
     stranger = Identity.generate()
     claim = say.Standing(alone, Member(stranger.peer_id, "s"), "knocking", signed)
-    assert await regrouped_by(Memory(signed, seen=lost), claim, me, stranger, (both, alone), within_s=NEVER_S) is None
-    assert await regrouped_by(Memory(signed, seen=lost), survivor, me, peer, within_s=NEVER_S) is None, "from long ago"
+    assert await regrouped_by(after(lost, signed), claim, me, stranger, (both, alone), within_s=NEVER_S) is None
+    assert await regrouped_by(after(lost, signed), survivor, me, peer, within_s=NEVER_S) is None, "from long ago"
 
 
 # -- groups -----------------------------------------------------------------------------------------------------------
@@ -131,7 +139,7 @@ async def test_a_stage_without_replicas_goes_on_from_a_kept_commit_beside_the_ot
     me, peer = Identity.generate(), Identity.generate()
     start, signed = begun(me, (Member("gone1", "s"), Member("gone2", "s")))
     kept = msgspec.structs.replace(start, round=5, previous=start.hash, inner_step=50)
-    last = msgspec.structs.replace(start, round=7, previous=kept.hash, inner_step=70)
+    last = msgspec.structs.replace(start, round=7, previous=b"6" * 32, inner_step=70)
     forged = msgspec.structs.replace(kept, state_hash=b"x" * 32)
 
     def beside(head: Head) -> Head:
@@ -140,11 +148,55 @@ async def test_a_stage_without_replicas_goes_on_from_a_kept_commit_beside_the_ot
     for head, seen, expected in ((kept, (kept,), 8), (forged, (kept,), None), (kept, (), None)):
         standing = say.Standing(head, Member(peer.peer_id, "replacement"), "knocking", signed)
         within_s = NEVER_S if expected is None else 60.0
-        on = await regrouped_by(Memory(signed, seen=last), standing, me, peer, seen, beside, within_s=within_s)
+        on = await regrouped_by(after(last, signed), standing, me, peer, seen, beside, within_s=within_s)
         assert (on.round if on is not None else None) == expected
         if on is not None:
             assert (on.term, on.inner_step, on.state_hash) == (2, 80, kept.state_hash)
             assert on.previous == kept.hash and on.members == (standing.member,)
+
+
+async def test_a_restarted_authority_knows_what_it_saw_before(tmp_path: Path, monkeypatch: object) -> None:
+    monkeypatch.setattr(module, "ROUND_TRIP_S", 0.1)  # type: ignore[attr-defined]
+    monkeypatch.setattr(module, "GONE_AFTER_S", 0.2)  # type: ignore[attr-defined]
+    monkeypatch.setattr(module, "LOST_AFTER_S", 0.4)  # type: ignore[attr-defined]
+    me, peer = Identity.generate(), Identity.generate()
+    start, signed = begun(me, (Member("gone1", "s"), Member("gone2", "s")))
+    kept = msgspec.structs.replace(start, round=5, previous=start.hash)
+    between = msgspec.structs.replace(start, round=6, previous=kept.hash)
+    last = msgspec.structs.replace(start, round=7, previous=between.hash)
+    memory = HomeMemory(Home(tmp_path))
+    memory.keep(signed)
+    for head in (start, kept, between, last):
+        memory.see(head, STAGE_BACK_S_MAX)
+    del memory
+
+    standing = say.Standing(kept, Member(peer.peer_id, "replacement"), "knocking", signed)
+    restarted = HomeMemory(Home(tmp_path))
+    on = await regrouped_by(restarted, standing, me, peer, abreast=lambda head: head)
+    assert on is not None and (on.term, on.round, on.previous) == (2, 5, kept.hash)
+    again = HomeMemory(Home(tmp_path))
+    assert again.signed == restarted.signed and again.seen == restarted.seen
+
+
+async def test_the_authority_tells_which_heads_it_would_go_on_from() -> None:
+    me = Identity.generate()
+    start, signed = begun(me, (Member("gone", "s"),))
+    kept = msgspec.structs.replace(start, round=5)
+    last = msgspec.structs.replace(start, round=7)
+    later = msgspec.structs.replace(start, round=8)
+    never = msgspec.structs.replace(kept, state_hash=b"x" * 32)
+    async with (
+        open_host(HostConfig(identity=me, events=EventLog())) as host,
+        open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as other,
+    ):
+        memory = after(last, signed)
+        memory.see(kept, 60.0)
+        memory.see(last, 60.0)
+        AuthorityDesk(host, [Authority(host, FIRST, 1, list, memory, abreast=lambda head: head)])
+        await other.connect_address(host.addresses[0], timeout_s=10)
+        asked = say.AskBelieved("run", tuple((head.hash, head.round) for head in (start, kept, never, last, later)))
+        answer = (await other.rpc.call(host.peer_id, say.BELIEVED, asked, timeout_s=5)).body
+        assert answer.heads == (kept.hash, last.hash, later.hash) and answer.last == last.height
 
 
 async def test_each_group_begins_once_the_run_has_enough_peers(monkeypatch: object) -> None:
@@ -208,7 +260,7 @@ async def test_of_two_the_one_left_goes_on_soon_if_it_misses_the_other(phase: st
     start, signed = begun(me, (Member(peer.peer_id, "s"), Member("dead", "s")))
     left = say.Standing(start, Member(peer.peer_id, "s"), phase, signed)
     within_s = 60.0 if phase == say.NO_MAJORITY else NEVER_S
-    alone = await regrouped_by(Memory(signed, seen=start), left, me, peer, within_s=within_s)
+    alone = await regrouped_by(after(start, signed), left, me, peer, within_s=within_s)
     assert (alone is not None and alone.members == (left.member,)) if phase == say.NO_MAJORITY else alone is None
 
 
@@ -220,4 +272,4 @@ async def test_a_majority_that_hung_up_on_us_is_waited_for(monkeypatch: object) 
     dead = tuple(Member(f"dead{letter}", "s") for letter in "abc")
     start, signed = begun(me, (Member(peer.peer_id, "s"), *dead))
     left = say.Standing(start, Member(peer.peer_id, "s"), say.NO_MAJORITY, signed)
-    assert await regrouped_by(Memory(signed, seen=start), left, me, peer, within_s=NEVER_S) is None
+    assert await regrouped_by(after(start, signed), left, me, peer, within_s=NEVER_S) is None
