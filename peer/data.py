@@ -23,7 +23,7 @@ from peer.config import DataConfig
 from peer.errors import ConfigError
 from peer.tokenizer import Ids, Tokenizer
 
-__all__ = ["Corpus", "DataConfig", "load_corpus", "permute", "sample_numbers"]
+__all__ = ["Corpus", "DataConfig", "has_text", "load_corpus", "permute", "sample_numbers"]
 
 _SEPARATOR = b"\n\n"
 _NOT_PROSE = {"test", "tests", "idle_test", "site-packages", "dist-packages", "lib2to3", "__pycache__"}
@@ -114,11 +114,9 @@ def load_corpus(config: DataConfig, tokenizer: Tokenizer, cache: Path | None = N
 
     `cache` is a folder that keeps the ids of a slow tokenizer, so that a worker started again is ready at once.
     """
-    root = Path(sysconfig.get_paths()["stdlib"] if config.source == "stdlib" else config.path)
+    root, suffixes, skipped = _place(config)
     if not root.is_dir():
         raise ConfigError(f"data.path {str(root)!r} is not a folder: point it at a folder of text files")
-    suffixes = {".py"} if config.source == "stdlib" else _TEXT_SUFFIXES
-    skipped = _NOT_PROSE if config.source == "stdlib" else {"__pycache__"}
     files, truncated = _read(root, suffixes, skipped, config.max_bytes)
     train, held_out = _split(files, config.validation_share)
     digest = hashlib.blake2b(hashlib.blake2b(train).digest() + hashlib.blake2b(held_out).digest(), digest_size=32)
@@ -138,6 +136,18 @@ def load_corpus(config: DataConfig, tokenizer: Tokenizer, cache: Path | None = N
     return corpus
 
 
+def has_text(config: DataConfig) -> bool:
+    """Whether there is any text for `load_corpus` on this machine."""
+    return next(_find(*_place(config)), None) is not None
+
+
+def _place(config: DataConfig) -> tuple[Path, set[str], set[str]]:
+    """The folder, the endings of what counts as text in it, and the subfolders that are left out."""
+    if config.source == "stdlib":
+        return Path(sysconfig.get_paths()["stdlib"]), {".py"}, _NOT_PROSE
+    return Path(config.path), _TEXT_SUFFIXES, {"__pycache__"}
+
+
 def _tokenize(text: bytes, tokenizer: Tokenizer, cache: Path | None) -> Ids:
     if cache is None or tokenizer.fingerprint is None:
         return tokenizer.encode_file(text)
@@ -154,16 +164,9 @@ def _tokenize(text: bytes, tokenizer: Tokenizer, cache: Path | None) -> Ids:
 
 def _read(root: Path, suffixes: set[str], skipped: set[str], max_bytes: int) -> tuple[list[tuple[bytes, bytes]], bool]:
     """(hash of the relative path, content) of each text file, in the order of paths; and whether the cap cut any."""
-    found: list[tuple[str, Path]] = []
-    for folder, subfolders, names in os.walk(root):
-        subfolders[:] = [name for name in subfolders if name not in skipped]
-        for name in names:
-            path = Path(folder, name)
-            if path.suffix.lower() in suffixes:
-                found.append((path.relative_to(root).as_posix(), path))
     files: list[tuple[bytes, bytes]] = []
     room = max_bytes
-    for relative, path in sorted(found):
+    for relative, path in sorted(_find(root, suffixes, skipped)):
         try:
             content = path.read_bytes()
         except OSError:
@@ -173,6 +176,16 @@ def _read(root: Path, suffixes: set[str], skipped: set[str], max_bytes: int) -> 
         room -= len(content)
         files.append((hashlib.blake2b(relative.encode(), digest_size=8).digest(), content))
     return files, False
+
+
+def _find(root: Path, suffixes: set[str], skipped: set[str]) -> Iterator[tuple[str, Path]]:
+    """Each text file with its relative path, in no order."""
+    for folder, subfolders, names in os.walk(root):
+        subfolders[:] = [name for name in subfolders if name not in skipped]
+        for name in names:
+            path = Path(folder, name)
+            if path.suffix.lower() in suffixes:
+                yield path.relative_to(root).as_posix(), path
 
 
 def _split(files: list[tuple[bytes, bytes]], validation_share: float) -> tuple[bytes, bytes]:

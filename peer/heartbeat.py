@@ -10,6 +10,8 @@ CPU) does not count as its silence.
 
 from __future__ import annotations
 
+import math
+import time
 from typing import Final
 
 import msgspec
@@ -35,25 +37,43 @@ class Pong(msgspec.Struct, frozen=True):
 PING: Final = Method("net/ping", Ping, Pong, open=True)
 _TICK_S: Final = 0.25
 _REDIAL_S: Final = 3.0
+_STANDSTILL_S: Final = 0.5
+_CLOCK: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # runs on while the machine sleeps
 
 
 class LagMeter:
-    """How much our own event loop has stood still: seconds by which a regular tick came late, ever growing."""
+    """How much our own event loop has stood still, as it does when we are stopped, starved, or the machine sleeps."""
 
     def __init__(self) -> None:
         self._lost = 0.0
-        self._due = float("inf")
+        self._due = math.inf
+        self._stood_still_until = -math.inf
 
     @property
     def lost_s(self) -> float:
-        """Total so far, with the delay of a tick that is overdue right now."""
-        return self._lost + max(0.0, trio.current_time() - self._due)
+        """Seconds by which a regular tick came late, ever growing; with the delay of one that is overdue right now."""
+        return self._lost + self._late_s
+
+    @property
+    def stood_still_until(self) -> float:
+        """When it last stood still for half a second or more, in trio's time: now, if the tick is overdue by as much
+        right now."""
+        return trio.current_time() if self._late_s >= _STANDSTILL_S else self._stood_still_until
+
+    @property
+    def _late_s(self) -> float:
+        return max(0.0, _clock() - self._due)
 
     async def run(self) -> None:
         while True:
-            self._due = trio.current_time() + _TICK_S
-            await trio.sleep_until(self._due)
-            self._lost += max(0.0, trio.current_time() - self._due)
+            self._due = _clock() + _TICK_S
+            await trio.sleep(_TICK_S)
+            self._stood_still_until = self.stood_still_until
+            self._lost += self._late_s
+
+
+def _clock() -> float:
+    return time.clock_gettime(_CLOCK)
 
 
 class Heartbeat:
@@ -75,6 +95,11 @@ class Heartbeat:
     @property
     def suspects(self) -> frozenset[str]:
         return frozenset(self._suspects)
+
+    @property
+    def stood_still_until(self) -> float:
+        """When our own event loop last stood still (see `LagMeter`)."""
+        return self._lag.stood_still_until
 
     async def wait_suspect(self, peer: str) -> None:
         """Return at once if `peer` is suspect, else when it becomes so."""

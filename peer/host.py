@@ -181,6 +181,12 @@ class Host:
         """Return when that peer, once watched, is suspect."""
         await self._heartbeat.wait_suspect(peer_id)
 
+    @property
+    def stood_still_until(self) -> float:
+        """When our own event loop last stood still for half a second or more, in trio's time; -inf: never. Others may
+        have given us up meanwhile, and their saying so may be on its way."""
+        return self._heartbeat.stood_still_until
+
     async def run(self) -> None:
         """What the host does by itself, until cancelled."""
         async with trio.open_nursery() as nursery:

@@ -6,6 +6,7 @@ Shapes: B sequences, T tokens, C hidden_size.
 from __future__ import annotations
 
 import math
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -13,6 +14,10 @@ from torch import Tensor
 from peer.config import ModelConfig
 from peer.errors import StageReason, StageRefused
 from peer.stage_spec import StageSpec
+
+NORM_MAX: Final = 1e12
+"""Of what comes in: millions of times what hidden states and their gradients have, and small enough that no product of
+the two overflows. Gradients of weights, which are large, then need no look at every value."""
 
 
 def check_input(spec: StageSpec, model: ModelConfig, x: Tensor, targets: Tensor | None) -> None:
@@ -34,7 +39,7 @@ def check_input(spec: StageSpec, model: ModelConfig, x: Tensor, targets: Tensor 
     if spec.is_first:
         _check_ids(model, x)
     else:
-        require_finite(x, "the hidden state")
+        _require_sane(x, "the hidden state")
 
 
 def check_size(spec: StageSpec, model: ModelConfig, batch: int, length: int) -> None:
@@ -54,7 +59,7 @@ def check_gradient(spec: StageSpec, model: ModelConfig, shape: torch.Size, gradi
     _require(gradient.dtype == torch.float32, f"a gradient is float32, not {gradient.dtype}", "dtype")
     wanted = (*shape, model.hidden_size)
     _require(gradient.shape == wanted, f"the gradient has the shape {tuple(gradient.shape)}, not {wanted}", "shape")
-    require_finite(gradient, "the gradient")
+    _require_sane(gradient, "the gradient")
 
 
 def require_finite(tensor: Tensor, name: str) -> float:
@@ -62,6 +67,11 @@ def require_finite(tensor: Tensor, name: str) -> float:
     norm = float(tensor.norm())
     _require(math.isfinite(norm), f"{name} holds NaN or Inf, or values as good as that", "not_finite")
     return norm
+
+
+def _require_sane(tensor: Tensor, name: str) -> None:
+    norm = require_finite(tensor, name)
+    _require(norm <= NORM_MAX, f"{name} has a norm of {norm:.1e}, as good as infinite", "not_finite")
 
 
 def _check_ids(model: ModelConfig, ids: Tensor) -> None:

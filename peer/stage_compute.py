@@ -77,6 +77,8 @@ class StageCompute:
             return None, ()
         out = self.run(held, with_graph=True) if out is None else out
         gradients = torch.autograd.grad(out, inputs, torch.ones_like(out) if seed is None else seed.to(out.device))
-        if not math.isfinite(float(get_total_norm(gradients))):
+        # What is not finite goes on backward through every norm before it: their few values tell of all.
+        telling = [one for one, of in zip(gradients, inputs, strict=True) if of is held.x or of.dim() == 1]
+        if not math.isfinite(float(get_total_norm(telling))):
             raise StageRefused("the stage's gradients are not finite: send another gradient", "not_finite")
         return (None, gradients) if self._is_first else (gradients[0], gradients[1:])

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peer.config import DataConfig
-from peer.data import Corpus, load_corpus, permute, sample_numbers
+from peer.data import Corpus, has_text, load_corpus, permute, sample_numbers
 from peer.errors import ConfigError
 from peer.tokenizer import ByteTokenizer, Ids
 
@@ -144,6 +144,17 @@ def test_what_cannot_be_trained_on_is_refused_in_words(tmp_path: Path) -> None:
         load_corpus(DataConfig(source="folder", path=str(tmp_path), seq_len=8), ByteTokenizer())
     with pytest.raises(ValueError, match="set both or neither"):
         DataConfig(source="folder", seq_len=8)
+
+
+def test_it_is_known_without_reading_whether_there_is_any_text(tmp_path: Path) -> None:
+    folder = DataConfig(seq_len=8, source="folder", path=str(tmp_path / "deep"))
+    assert not has_text(folder), "no folder"
+    (tmp_path / "deep" / "deeper").mkdir(parents=True)
+    (tmp_path / "deep" / "photo.jpg").write_bytes(b"no text")
+    assert not has_text(folder)
+    (tmp_path / "deep" / "deeper" / "story.txt").write_text("once")
+    assert has_text(folder)
+    assert has_text(DataConfig(seq_len=8, source="stdlib"))
 
 
 def test_the_standard_library_is_there_at_once() -> None:
