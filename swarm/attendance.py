@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, Literal
 
 import msgspec
@@ -29,17 +30,16 @@ from swarm.kept import kept_stages
 from swarm.load import PeerLoad
 from swarm.membership import REFRESH_S, MemberRecord, Membership, Own, describe
 from swarm.moving import CHOOSING, Mover, at_work, has_deputy, ready_after_s, stage_to_take, turns_back
+from swarm.parting import run_is_over, see_off
 from swarm.pipeline.feeder import Fed, serve_tokens
 from swarm.pipeline.rules import Load
 from swarm.rebalance import Move
 from swarm.seat import Seat, open_seat
-from swarm.texts import open_texts
+from swarm.texts import has_text, open_texts
 
 SETTLE_S: Final = 1.5  # for what was published to be read by those who choose, too
 LATE_S: Final = 5.0  # who is not at work by the time it expected publishes that it takes so much longer
 WATCHED_MAX: Final = 64
-PART_S: Final = 60.0  # after its own group's last commit a peer serves the others so long at most
-SEE_OFF_S: Final = 0.5
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,7 @@ class Attendance:
         self._rate = 0.0  # of these, a second
         self._memory_bytes = ground.config.memory_bytes or free_memory_bytes()
         self._download_bytes_s = 0.0
+        self._has_text = True
         run_id, events = ground.manifest.run_id, ground.host.events
         self._membership = Membership(ground.node, ground.host, run_id, self._describe, events)
 
@@ -104,7 +105,7 @@ class Attendance:
 
                     if self._manifest.stages > 1:
                         nursery.start_soon(watch)
-                    await seat.run(self._see_others_off)
+                    await seat.run(partial(see_off, self._membership, self._others, self._manifest.run.rounds))
                     moves = False
                     nursery.cancel_scope.cancel()
             finally:
@@ -120,7 +121,7 @@ class Attendance:
         serve_tokens(self._host.rpc, rules, texts.read, fed.note)
         self._phase = "feeding"
         try:
-            await self._run_is_over()
+            await run_is_over(self._membership, self._others, self._manifest.run.rounds, trains=False)
         finally:
             fed.tell()
 
@@ -129,6 +130,13 @@ class Attendance:
     async def _choose(self) -> None:
         """Settle on a stage: the only one, the one that the user pinned, or the one that we are worth most in."""
         stages, pinned = self._manifest.stages, self._ground.config.stage
+        if stages > 1:
+            self._has_text = await has_text(self._ground)
+            if not self._has_text:
+                reason = (
+                    "this machine has none of the run's text: it takes any stage but the first (--data names a folder)"
+                )
+                self._host.events.emit("text_missing", reason=reason)
         if stages == 1 or pinned is not None:
             self._go(pinned or 0)
             return
@@ -156,7 +164,14 @@ class Attendance:
 
     def _load(self) -> PeerLoad:
         fetched = self._download_bytes_s or math.inf
-        return PeerLoad(self._host.peer_id, -1, 0.0, download_bytes_s=fetched, memory_bytes=self._memory_bytes)
+        return PeerLoad(
+            self._host.peer_id,
+            -1,
+            0.0,
+            download_bytes_s=fetched,
+            memory_bytes=self._memory_bytes,
+            has_text=self._has_text,
+        )
 
     # -- moving ------------------------------------------------------------------------------------------------------
 
@@ -233,25 +248,6 @@ class Attendance:
             queue = seat.load().queue
             self._host.events.emit("stage_load", queue=queue, rate=round(self._rate, 2), phase=self._told_phase)
 
-    async def _see_others_off(self) -> None:
-        """Our group has made its last commit: serve joiners and the other groups until they have it too, and until the
-        coordinator knows; but not for ever. Whoever was left alone would go on from an earlier round."""
-        await self._membership.announce()
-        with trio.move_on_after(PART_S):
-            await self._run_is_over()
-
-    async def _run_is_over(self) -> None:
-        """Until all that are there have seen the last round, and some replica (ourselves included) is there."""
-        rounds = self._manifest.run.rounds
-        while True:
-            others = [record for record in self._others().values() if record.role != "feeder"]
-            trained = self._seat is not None or any(record.role != "coordinator" for record in others)
-            if rounds and trained and all(record.round >= rounds for record in others):
-                return
-            await trio.sleep(SEE_OFF_S)
-            with suppress(NetworkError):
-                await self._membership.read()
-
     # -- what others read --------------------------------------------------------------------------------------------
 
     def _others(self) -> Mapping[str, MemberRecord]:
@@ -298,6 +294,7 @@ class Attendance:
                 rate=self._rate if seat else 0.0,
                 download_bytes_s=self._download_bytes_s,
                 memory_bytes=self._memory_bytes,
+                has_text=self._has_text,
                 since=place.since,
                 ready_at=max(place.ready_at, now + LATE_S) if self._is_arriving else place.ready_at,
             )

@@ -75,7 +75,7 @@ def stage_costs(manifest: Manifest) -> tuple[StageCost, ...]:
         parts = [costs.group()] * ((end - first) // model.shared_blocks)
         parts += [costs.embedding()] * (first == 0) + [costs.head()] * (end == model.layers)
         work = passes * tokens * sum(part.compute for part in parts)
-        found.append(StageCost(work, state_bytes(manifest, stage), copies * vector_bytes))
+        found.append(StageCost(work, state_bytes(manifest, stage), copies * vector_bytes, needs_text=stage == 0))
     return tuple(found)
 
 

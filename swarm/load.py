@@ -19,11 +19,13 @@ BOAST_MAX: Final = 4.0  # no speed counts as more than this many times the media
 
 @dataclass(frozen=True)
 class StageCost:
-    """`work` units a micro-batch takes, `state_bytes` a newcomer downloads, `memory_bytes` a replica needs."""
+    """`work` units a micro-batch takes, `state_bytes` a newcomer downloads, `memory_bytes` a replica needs;
+    `needs_text`: it reads the run's text, as the first stage does."""
 
     work: float
     state_bytes: float = 0.0
     memory_bytes: float = 0.0
+    needs_text: bool = False
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class PeerLoad:
     """One peer's record. `stage`: where it is, or where it is going if `ready_s` lies ahead: then it is in flight, and
     downloads that stage's state until about `ready_s`. `speed`: work units a second it has shown while busy, link
     included; 0 while unknown. `download_bytes_s`: measured. `since_s`: when it chose this stage. `source`: the stage
-    that it moved from; None if it joined here."""
+    that it moved from; None if it joined here. `has_text`: whether its machine has the run's text."""
 
     peer: str
     stage: int
@@ -41,6 +43,7 @@ class PeerLoad:
     since_s: float = -math.inf
     ready_s: float = -math.inf
     source: int | None = None
+    has_text: bool = True
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,11 @@ class LoadView:
             speeds[load.stage].append(speed)
         # fsum: exactly rounded, so that no order of addition can make two peers disagree.
         return [math.fsum(s) / stage.work for s, stage in zip(speeds, self.stages, strict=True)]
+
+
+def fits(load: PeerLoad, stage: StageCost) -> bool:
+    """Whether that peer could serve the stage."""
+    return load.memory_bytes >= stage.memory_bytes and (load.has_text or not stage.needs_text)
 
 
 def move_s(load: PeerLoad, target: StageCost) -> float:

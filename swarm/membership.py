@@ -74,6 +74,7 @@ class MemberRecord(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: Amount = 0.0
     since: Amount = 0.0
     ready_at: Amount = 0.0
+    has_text: bool = True
 
     def moving(self, now: float) -> bool:
         """Whether it is still on its way to its stage."""
@@ -101,6 +102,7 @@ class Own:
     memory_bytes: float = 0.0
     since: float = 0.0
     ready_at: float = 0.0
+    has_text: bool = True
 
 
 def describe(host: Host, head: Head, own: Own) -> MemberRecord:
@@ -134,6 +136,7 @@ def describe(host: Host, head: Head, own: Own) -> MemberRecord:
         memory_bytes=own.memory_bytes,
         since=own.since,
         ready_at=own.ready_at,
+        has_text=own.has_text,
     )
 
 

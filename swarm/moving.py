@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from swarm.load import LoadView, PeerLoad, StageCost, move_s
+from swarm.load import LoadView, PeerLoad, StageCost, fits, move_s
 from swarm.membership import REFRESH_S, MemberRecord
 from swarm.pipeline.rules import Load
 from swarm.rebalance import Move, RebalanceConfig, decide, stages_for_joiners
@@ -33,6 +33,7 @@ def load_of(peer: str, record: MemberRecord, costs: Sequence[StageCost]) -> Peer
         since_s=record.since,
         ready_s=record.ready_at,
         source=record.source if record.source >= 0 else None,
+        has_text=record.has_text,
     )
 
 
@@ -46,11 +47,11 @@ def stage_to_take(
     me: PeerLoad, records: Mapping[str, MemberRecord], costs: Sequence[StageCost], now_s: float, kept: Sequence[int]
 ) -> int | None:
     """The stage of a joiner: the first that nobody holds of those it has `kept` a state of; else where it is worth
-    most, among all that are choosing now. None if it has not the memory for any."""
+    most, among all that are choosing now. None if it can serve none."""
     view = view_of(now_s, records, costs)
     taken = {load.stage for load in view.peers if load.peer != me.peer}
     for stage in kept:
-        if stage not in taken and costs[stage].memory_bytes <= me.memory_bytes:
+        if stage not in taken and fits(me, costs[stage]):
             return stage
     view = LoadView.of(now_s, costs, (load for load in view.peers if load.peer != me.peer))
     others = {

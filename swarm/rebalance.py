@@ -24,7 +24,7 @@ from typing import Final
 
 from blake3 import blake3
 
-from swarm.load import LoadView, PeerLoad, move_s
+from swarm.load import LoadView, PeerLoad, fits, move_s
 
 ROUNDING: Final = 1e-9  # relative; a gain as small is an artefact of adding in another order
 
@@ -105,12 +105,12 @@ def decide(view: LoadView, config: RebalanceConfig | None = None) -> tuple[Move,
 
 def stages_for_joiners(view: LoadView, joiners: Iterable[PeerLoad]) -> dict[str, int]:
     """Where peers without a stage go (their `stage` and `ready_s` are ignored): each takes the stage that gains most,
-    which is the poorest that it has memory for. By peer id, so that joiners that know of each other spread out alike.
-    A joiner for whom no stage is small enough is left out."""
+    which is the poorest that it can serve. By peer id, so that joiners that know of each other spread out alike.
+    A joiner that can serve none is left out."""
     throughputs = view.throughputs()
     chosen: dict[str, int] = {}
     for load in sorted(joiners, key=lambda load: load.peer):
-        fitting = [s for s, stage in enumerate(view.stages) if stage.memory_bytes <= load.memory_bytes]
+        fitting = [s for s, stage in enumerate(view.stages) if fits(load, stage)]
         if not fitting:
             continue
         speed = view.speed(load)
@@ -122,7 +122,7 @@ def stages_for_joiners(view: LoadView, joiners: Iterable[PeerLoad]) -> dict[str,
 
 
 def stage_for_joiner(view: LoadView, joiner: PeerLoad) -> int | None:
-    """The stage that gains most from `joiner`; None if it has memory for none."""
+    """The stage that gains most from `joiner`; None if it can serve none."""
     return stages_for_joiners(view, [joiner]).get(joiner.peer)
 
 
@@ -201,7 +201,7 @@ class _Plan:
         return best
 
     def _holds(self, movable: tuple[float, float, str], target: int) -> bool:
-        return self.loads[movable[2]].memory_bytes >= self.view.stages[target].memory_bytes
+        return fits(self.loads[movable[2]], self.view.stages[target])
 
 
 def _lot(peer: str, stage: int) -> bytes:

@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 import trio
 
-from swarm.archive import Archive, restore
+from swarm.archive import Archive
 from swarm.chain import Head, Member
 from swarm.desk import RunFacts
 from swarm.engine import Engine
@@ -26,6 +26,7 @@ from swarm.fetch import fetch_state
 from swarm.fitting import Fitting, fitted, pace_of
 from swarm.follow import Sighting
 from swarm.ground import Ground
+from swarm.groups import state_bytes
 from swarm.kept import Kept
 from swarm.ledger import Range
 from swarm.library import serve_shelves
@@ -35,6 +36,7 @@ from swarm.pipeline.rules import Load
 from swarm.pipeline.station import Station
 from swarm.post import Post
 from swarm.replay import ROUNDS_MAX, replay
+from swarm.restore import restore
 from swarm.snapshots import SnapshotShelf
 from swarm.tempo import Tempo
 
@@ -44,21 +46,34 @@ CHECKPOINT_EVERY_S: Final = 10.0
 @asynccontextmanager
 async def open_seat(ground: Ground, stage: int, known: Known) -> AsyncIterator[Seat]:
     """A seat in the group of `stage`. Raises what stands in its way: ConfigError, ResourceError, WorkerError."""
+    stages = ground.manifest.stages
     with ground.host.rpc.scope():
-        await restore(ground, stage, known())
+        archive = Archive(ground, stage, known) if stages > 1 else None
+        shelf = SnapshotShelf(state_bytes(ground.manifest, stage), SLICE_BYTES_MAX)
+        serve_shelves(ground.host.rpc, [shelf] if archive is None else [shelf, archive.lent])
+        await restore(ground, stage, known)  # meanwhile others may ask us for what we keep
         kept = await Kept.open(ground, stage)
         async with fitted(ground, stage, kept, known) as fitting:
-            yield Seat(ground, stage, kept, fitting, known)
+            yield Seat(ground, stage, kept, fitting, known, shelf, archive)
 
 
 class Seat:
     """Keeps what the engine commits: shelf, checkpoints, the trainer's weights. Implements the engine's `Keeper`."""
 
-    def __init__(self, ground: Ground, stage: int, kept: Kept, fitting: Fitting, known: Known) -> None:
+    def __init__(
+        self,
+        ground: Ground,
+        stage: int,
+        kept: Kept,
+        fitting: Fitting,
+        known: Known,
+        shelf: SnapshotShelf,
+        archive: Archive | None,
+    ) -> None:
         manifest, host = ground.manifest, ground.host
         trainer, self._station = fitting
         self.stage, self.trainer = stage, trainer
-        self._manifest, self._kept, self._known = manifest, kept, known
+        self._manifest, self._kept, self._known, self._archive = manifest, kept, known, archive
         self.download_bytes_s = 0.0  # measured; 0 while unknown
         self._saved_at = self._round_began = trio.current_time()
         self._adopted = kept.head.state_hash
@@ -69,10 +84,7 @@ class Seat:
             self._count_at(self._station)
         trainer.adopt(kept.state.theta, None, kept.head)
         me = Member(host.peer_id, secrets.token_hex(8))
-        shelf = SnapshotShelf(kept.state.size_bytes, SLICE_BYTES_MAX)
         shelf.publish(kept.state.tree, kept.state.tensors, msgspec.msgpack.encode(kept.head))
-        self._archive = Archive(ground, stage, known) if manifest.stages > 1 else None
-        serve_shelves(host.rpc, [shelf] if self._archive is None else [shelf, self._archive.lent])
         pace = pace_of(manifest, stage)
         tempo = Tempo(manifest.run.patience_s)
         self._post = Post(me, host.identity, host, kept.state, shelf, trainer, pace, tempo, host.events)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import trio
 from torch import Tensor
 
+from peer import data
 from peer.data import Corpus, load_corpus, sample_numbers
 from peer.tokenizer import load_tokenizer
 from swarm.ground import Ground
@@ -41,3 +42,8 @@ async def open_texts(ground: Ground) -> Texts:
         return Texts(corpus, gang.seed)
 
     return await trio.to_thread.run_sync(load)
+
+
+async def has_text(ground: Ground) -> bool:
+    """Whether there is any of it on this machine."""
+    return await trio.to_thread.run_sync(data.has_text, ground.gang().data)

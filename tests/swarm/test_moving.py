@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -147,3 +148,38 @@ def test_the_time_out_is_the_download_and_taking_place(rate: float, least: float
     me = PeerLoad("me", 0, 1.0, download_bytes_s=rate)
     assert least <= ready_after_s(me, COSTS[0]) <= most
     assert least > REFRESH_S
+
+
+WITH_TEXT = (StageCost(100.0, 1e6, 10.0, needs_text=True), COSTS[1], COSTS[2])
+
+
+def test_who_has_no_text_takes_any_stage_but_the_first() -> None:
+    reader, other = newcomer(), replace(newcomer(), has_text=False)
+    records = {"b": record(1), "c": record(2)}
+    assert stage_to_take(reader, records, WITH_TEXT, NOW, kept=()) == 0
+    assert stage_to_take(other, records, WITH_TEXT, NOW, kept=()) in (1, 2)
+    assert stage_to_take(other, {}, WITH_TEXT, NOW, kept=(0, 2)) == 2, "nor for having held it"
+    assert stage_to_take(other, {}, WITH_TEXT[:1], NOW, kept=()) is None
+
+
+def test_those_who_choose_at_the_same_time_know_who_has_no_text() -> None:
+    records = {peer: record(-1, phase=CHOOSING, service_s=0.0, has_text=peer == "c") for peer in "abc"}
+    chosen = {}
+    for peer, seen in records.items():
+        others = {other: mate for other, mate in records.items() if other != peer}
+        chosen[peer] = stage_to_take(replace(newcomer(peer), has_text=seen.has_text), others, WITH_TEXT, NOW, kept=())
+    assert chosen["c"] == 0 and sorted(str(chosen[peer]) for peer in "ab") == ["1", "2"]
+
+
+def test_who_has_no_text_does_not_move_to_the_first_stage() -> None:
+    records = {"a": record(1, has_text=False), "b": record(1), "c": record(2), "d": record(2, has_text=False)}
+
+    def movers() -> list[tuple[str, int]]:
+        found = {peer: Mover(peer, WITH_TEXT).due(records, NOW) for peer in records}
+        return [(peer, move.target) for peer, move in found.items() if move is not None]
+
+    assert movers() == [("b", 0)]
+    records |= {"b": record(1, service_s=1.0), "e": record(1, has_text=False)}  # slower than those who cannot
+    assert movers() == [("b", 0)]
+    records |= {"b": record(1, has_text=False), "c": record(2, has_text=False)}
+    assert movers() == []
