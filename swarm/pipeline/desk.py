@@ -9,16 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Final
 
 import trio
 
 from peer import faults
-from peer.errors import ProtocolViolation, StageRefused, WorkerError
+from peer.errors import BarnraiseError, ProtocolViolation, StageRefused, WorkerError
 from peer.host import Host
 from peer.method import Call
 from peer.wire import Buffer
-from swarm.pipeline.messages import Cause, Pass, Passed
+from swarm.pipeline.asking import is_awaited
+from swarm.pipeline.counting import Verdict
+from swarm.pipeline.messages import REASON_MAX, Cause, Pass, Passed
 from swarm.pipeline.rules import PipelineRules
 from swarm.pipeline.sender import Undelivered
 from swarm.pipeline.stage_work import Errand, Returned, StageWork
@@ -68,7 +71,7 @@ class PassDesk:
         except ProtocolViolation as error:
             return self._refuse(call.peer, "shape", error)
         try:
-            errand = self._errand(request, call.payload)
+            errand = self._errand(call.peer, request, call.payload)
         except ProtocolViolation as error:
             return self._refuse(call.peer, "value", error)
         with self._scope() as scope:
@@ -90,7 +93,7 @@ class PassDesk:
         except StageRefused as refused:
             return self._stage_refused(refused)
         except WorkerError as error:
-            return Passed("later", "worker", str(error), WORKER_S, begun=True), _NOTHING
+            return Passed("later", "worker", _said(error), WORKER_S, begun=True), _NOTHING
         return await self._answer(returned, errand)
 
     async def _answer(self, returned: Returned | Undelivered, errand: Errand) -> Answer:
@@ -125,7 +128,7 @@ class PassDesk:
         if payload_bytes != wanted:
             raise ProtocolViolation(f"a micro-batch of {payload_bytes} bytes instead of {wanted}")
 
-    def _errand(self, request: Pass, payload: memoryview) -> Errand:
+    def _errand(self, peer: str, request: Pass, payload: memoryview) -> Errand:
         """Raises ProtocolViolation for token ids outside the vocabulary."""
         compute = self._work.compute
         size = compute.size(request.batch, request.length)
@@ -137,17 +140,21 @@ class PassDesk:
             coded=payload[size.token_bytes :],
             again=request.again,
             until=trio.current_effective_deadline(),
+            confirm=partial(self._is_awaited, peer, request),
         )
+
+    async def _is_awaited(self, peer: str, request: Pass) -> bool:
+        """True; StageRefused if `peer` does not say that it still waits for the answer."""
+        if await is_awaited(self._host, peer, request.span, request.ticket):
+            return True
+        raise StageRefused(f"{peer} does not say that it still waits for this micro-batch: send it again", "cancelled")
 
     async def _wait_for_epoch(self, request: Pass, errand: Errand) -> Answer | None:
         """Hold a call that has come too early; None when its epoch is here."""
         counting, rules = self._work.counting, self._rules
-        if request.epoch > max(self.later_epoch, counting.epoch):
-            self.later_epoch = request.epoch
-            self.on_later(request.epoch)
         started = trio.current_time()
         hold_until = min(started + rules.hold_s, started + HOLD_SHARE * (errand.until - started))
-        while (verdict := counting.verdict(request.span, request.epoch)) == "early":
+        while (verdict := self._verdict(request)) == "early":
             left_s = hold_until - trio.current_time()
             if left_s <= 0 or self._held >= rules.places:
                 reason = f"this stage is in epoch {counting.epoch}, not yet in {request.epoch}"
@@ -165,19 +172,28 @@ class PassDesk:
             return Passed("refused", "stale", reason), _NOTHING
         return None
 
+    def _verdict(self, request: Pass) -> Verdict:
+        """Notes where it is of a later epoch than ours: of the next one, for all that we believe a caller."""
+        counting = self._work.counting
+        later = min(request.epoch, counting.epoch + 1)
+        if later > max(self.later_epoch, counting.epoch):
+            self.later_epoch = later
+            self.on_later(later)
+        return counting.verdict(request.span, request.epoch)
+
     def _stage_refused(self, refused: StageRefused) -> Answer:
         """Nothing was counted here; later stages may have."""
         begun = self._work.sender is not None
         if refused.reason == "full":
-            return Passed("busy", "full", str(refused), self._work.compute.service_s, begun), _NOTHING
+            return Passed("busy", "full", _said(refused), self._work.compute.service_s, begun), _NOTHING
         if refused.reason in ("epoch", "no_weights", "unknown", "cancelled"):  # weights are just being changed
-            return Passed("later", "worker", str(refused), WORKER_S, begun), _NOTHING
+            return Passed("later", "worker", _said(refused), WORKER_S, begun), _NOTHING
         cause: Cause = "not_finite" if refused.reason == "not_finite" else "value"
-        return Passed("refused", cause, str(refused), begun=begun), _NOTHING
+        return Passed("refused", cause, _said(refused), begun=begun), _NOTHING
 
     def _refuse(self, peer: str, cause: Cause, error: ProtocolViolation) -> Answer:
         self._host.rpc.server.strike(peer, f"pipeline.pass: {error}")
-        return Passed("refused", cause, str(error)), _NOTHING
+        return Passed("refused", cause, _said(error)), _NOTHING
 
     @contextmanager
     def _scope(self) -> Iterator[trio.CancelScope]:
@@ -194,6 +210,10 @@ class PassDesk:
     def _change(self) -> None:
         changed, self._changed = self._changed, trio.Event()
         changed.set()
+
+
+def _said(error: BarnraiseError) -> str:
+    return str(error)[:REASON_MAX]
 
 
 def _elsewhere(begun: bool = False) -> Answer:

@@ -72,8 +72,9 @@ def serve_tokens(
     """Answer TOKENS from `read`, from now on; `note` hears for which peer, and how many samples."""
 
     async def on_tokens(call: Call[AskTokens]) -> tuple[Done, memoryview]:
-        samples = sum(last - first for first, last in call.body.spans)
-        if call.body.run_id != rules.run_id or not 0 < samples <= FEED_SAMPLES_MAX:
+        sizes = [last - first for first, last in call.body.spans]
+        samples = sum(sizes)
+        if call.body.run_id != rules.run_id or min(sizes, default=0) <= 0 or samples > FEED_SAMPLES_MAX:
             raise ProtocolViolation(f"{samples} samples at once: ask for 1 to {FEED_SAMPLES_MAX} of this run")
         tokens = await trio.to_thread.run_sync(read, call.body.spans)
         note(call.peer, samples)

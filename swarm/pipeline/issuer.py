@@ -17,6 +17,7 @@ from peer.events import EventLog
 from swarm.ledger import Range, union
 from swarm.pipeline.counting import spans_of
 from swarm.pipeline.feeder import TokenSource
+from swarm.pipeline.messages import SPANS_MAX
 from swarm.pipeline.station import IssueResult, Station
 from swarm.pipeline.window import Window
 
@@ -101,6 +102,8 @@ class Issuer:
         """Issue these once more, beside all else, for `epoch` (see `Origin.issue`); those under way from here are left
         to it."""
         for span in spans_of(spans, self.station.rules.micro_batch):
+            if len(self._under_way) >= SPANS_MAX:
+                return  # whoever misses them will ask again
             if self._nursery is not None and span[0] not in self._under_way and span[0] not in self._planned:
                 self._under_way.add(span[0])
                 self._nursery.start_soon(self._reissue, span, epoch)

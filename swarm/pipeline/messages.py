@@ -2,6 +2,7 @@
 
     PASS     stage s -> s+1    a hidden state forward; its gradient is the answer
     SEEN     stage s -> s+1    who has counted these already? (before a retry)
+    AWAITED  stage s+1 -> s    do you still wait for this call of yours? (before counting, when in doubt)
     COUNTED  within a group    what has this replica counted in this epoch? (its leader oversees)
     REISSUE  any -> stage 0    issue these once more
     TOKENS   stage 0 -> feeder the token ids of these samples
@@ -25,12 +26,17 @@ from swarm.pipeline.rules import PipelineRules
 SPANS_MAX: Final = 4096
 TOKEN_BYTES: Final = 4
 FEED_SAMPLES_MAX: Final = 64  # in one TOKENS call
+REASON_MAX: Final = 400  # characters
+RETRIED_MAX: Final = 1 << 20
+LOSS_MAX: Final = 1e12  # nats
+SECONDS_MAX: Final = 1e9
 
 Sample = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 Span = tuple[Sample, Sample]
 Spans = Annotated[tuple[Span, ...], msgspec.Meta(max_length=SPANS_MAX)]
 Epoch = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 Size = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+Ticket = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 
 PassOutcome = Literal["done", "busy", "later", "elsewhere", "refused"]
 Cause = Literal["", "stale", "shape", "value", "not_finite", "full", "early", "onward", "worker", "closing"]
@@ -41,6 +47,7 @@ class Pass(msgspec.Struct, frozen=True):
 
     `group`: of the stage that is called. `epoch`: the issuer's when it issued it. `again`: it may have been counted
     before, so ask who has it. `evaluate`: only the loss is wanted; nothing is counted, the answer has no payload.
+    `ticket`: the caller's number for this call (see `AskAwaited`).
     """
 
     group: Name
@@ -50,6 +57,7 @@ class Pass(msgspec.Struct, frozen=True):
     length: Size
     again: bool = False
     evaluate: bool = False
+    ticket: Ticket = 0
 
 
 class Passed(msgspec.Struct, frozen=True):
@@ -60,11 +68,12 @@ class Passed(msgspec.Struct, frozen=True):
     `begun`: later stages were asked and may have counted it: what follows is a retry. `loss` in nats, summed over the
     tokens. Seconds: `own_s` of compute, `queued_s` of waiting here, `downstream_s` of all that the later stages took,
     `waited_s` of waiting here and in all later stages. `retried`: calls that were made once more from here on.
+    ValueError where a number cannot be true.
     """
 
     outcome: PassOutcome
     cause: Cause = ""
-    reason: str = ""
+    reason: Annotated[str, msgspec.Meta(max_length=REASON_MAX)] = ""
     retry_after_s: float = 0.0
     begun: bool = False
     loss: float = 0.0
@@ -72,7 +81,12 @@ class Passed(msgspec.Struct, frozen=True):
     queued_s: float = 0.0
     downstream_s: float = 0.0
     waited_s: float = 0.0
-    retried: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)] = 0
+    retried: Annotated[int, msgspec.Meta(ge=0, le=RETRIED_MAX)] = 0
+
+    def __post_init__(self) -> None:
+        seconds = (self.retry_after_s, self.own_s, self.queued_s, self.downstream_s, self.waited_s)
+        if not abs(self.loss) <= LOSS_MAX or not all(0 <= x <= SECONDS_MAX for x in seconds):  # NaN is neither
+            raise ValueError(f"a loss of {self.loss} nats, times of {seconds} seconds")
 
 
 class AskSeen(msgspec.Struct, frozen=True):
@@ -84,6 +98,17 @@ class AskSeen(msgspec.Struct, frozen=True):
 
 class Seen(msgspec.Struct, frozen=True):
     counted: Annotated[tuple[bool, ...], msgspec.Meta(max_length=SPANS_MAX)]
+
+
+class AskAwaited(msgspec.Struct, frozen=True):
+    """Does the peer that is asked still wait for the PASS that it sent to the one who asks, under this ticket?"""
+
+    span: Span
+    ticket: Ticket
+
+
+class Awaited(msgspec.Struct, frozen=True):
+    still: bool
 
 
 class AskCounted(msgspec.Struct, frozen=True):
@@ -115,6 +140,7 @@ class AskTokens(msgspec.Struct, frozen=True):
 
 
 SEEN: Final = Method("pipeline.seen", AskSeen, Seen)
+AWAITED: Final = Method("pipeline.awaited", AskAwaited, Awaited)
 COUNTED: Final = Method("pipeline.counted", AskCounted, Counted)
 REISSUE: Final = Method("pipeline.reissue", Reissue, Done)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import trio
@@ -12,9 +13,10 @@ from torch import Tensor
 from peer.errors import DeadlineExceeded, StageRefused, WorkerError
 from peer.host import Host
 from swarm.ledger import Range
+from swarm.pipeline.asking import SEEN_S, who_has
 from swarm.pipeline.messages import Cause
 from swarm.pipeline.rules import PipelineRules
-from swarm.pipeline.sender import SEEN_S, Undelivered, who_has
+from swarm.pipeline.sender import Undelivered
 from swarm.pipeline.stage_work import Errand, Returned, StageWork
 
 PAUSE_S: Final = 0.25  # before another try, where our own worker or epoch was in the way
@@ -69,9 +71,9 @@ class Origin:
             if verdict == "stale":
                 return result(None, "stale")
             errand.counts = verdict == "count"
+            errand.confirm = partial(self._is_ours, span)
             if again and errand.counts:
-                group = self._rules.groups[0]
-                errand.counts = await who_has(self._host, group, span, self._mates(), SEEN_S) is None
+                errand.counts = await self._is_ours(span)
             cause: Cause = "not_finite"
             try:
                 outcome = await work.run(errand)
@@ -98,6 +100,10 @@ class Origin:
         if isinstance(returned, Undelivered):
             raise DeadlineExceeded(f"the evaluation did not come through: {returned.reason}.")
         return returned.loss / (errand.size.batch * errand.size.length)
+
+    async def _is_ours(self, span: Range) -> bool:
+        """Whether no other replica of stage 0 has counted it."""
+        return await who_has(self._host, self._rules.groups[0], span, self._mates(), SEEN_S) is None
 
     def _errand(self, span: Range, tokens: Tensor, again: bool, epoch: int | None) -> Errand:
         size = self._work.compute.size(len(tokens), tokens.shape[1] - 1)

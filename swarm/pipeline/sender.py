@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from random import Random
+from secrets import randbits
 from typing import Final
 
 import msgspec
@@ -23,13 +24,13 @@ from peer.host import Host
 from peer.rpc import Reply
 from peer.serving import UNKNOWN_METHOD
 from swarm.ledger import Range
-from swarm.pipeline.messages import SEEN, AskSeen, Cause, Pass, Passed, PassOutcome, PipelineCalls
+from swarm.pipeline.asking import SEEN_S, Confirm, who_has
+from swarm.pipeline.messages import Cause, Pass, Passed, PassOutcome, PipelineCalls
 from swarm.pipeline.rules import Load
 from swarm.wiring import Wiring
 
 SHARE: Final = 0.6  # of our caller's time, for one call
 LEAST_S: Final = 0.05  # with less left, no call is begun
-SEEN_S: Final = 0.5
 SEEN_SHARE: Final = 0.2
 POLL_S: Final = 0.25  # replicas are looked up so often while there is none
 PAUSE_MIN_S: Final = 0.01
@@ -70,6 +71,7 @@ class _Attempt:
 
     again: bool
     until: float
+    confirm: Confirm | None = None
     tries: int = 0
     refusals: int = 0
     begun: bool = False
@@ -88,7 +90,8 @@ class Sender:
         self._host, self._calls, self._group, self._replicas = host, calls, group, replicas
         self._known: dict[str, Load] = {}
         self._gone: dict[str, tuple[float, float]] = {}  # not in the group: its record's time, when we learnt it
-        self._numbers = count()
+        self._numbers = count(randbits(48))  # no sender that was here before has used them
+        self._open: dict[int, tuple[str, Range, Confirm | None]] = {}  # calls that we wait for, by their number
         self._stranded = 0
 
     @property
@@ -96,11 +99,28 @@ class Sender:
         """Whether micro-batches wait because no replica of the stage is alive."""
         return self._stranded > 0
 
+    async def awaits(self, peer: str, span: Range, number: int) -> bool:
+        """Whether we wait for the answer of `peer` to this call, and so do all that it came through before us."""
+        call = self._open.get(number)
+        if call is None or call[:2] != (peer, span):
+            return False
+        confirm = call[2]
+        try:
+            return confirm is None or (await confirm() and number in self._open)
+        except StageRefused:
+            return False
+
     async def send(
-        self, request: Pass, payload: memoryview, accept: Accept, until: float = math.inf
+        self,
+        request: Pass,
+        payload: memoryview,
+        accept: Accept,
+        until: float = math.inf,
+        confirm: Confirm | None = None,
     ) -> Delivered | Undelivered:
-        """Have `request` answered, and the answer accepted, by some replica before the time `until`."""
-        attempt = _Attempt(request.again, until, begun=False)
+        """Have `request` answered, and the answer accepted, by some replica before the time `until`. `confirm` asks
+        whoever we have it from."""
+        attempt = _Attempt(request.again, until, confirm)
         while True:
             left_s = until - trio.current_time()
             if left_s < LEAST_S:
@@ -121,11 +141,15 @@ class Sender:
         """One call; None: go on elsewhere."""
         wiring, number = self.wiring, next(self._numbers)
         timeout_s = min(wiring.deadline_s(peer), SHARE * (attempt.until - trio.current_time()))
-        request = msgspec.structs.replace(request, group=self._group, again=attempt.again)
+        request = msgspec.structs.replace(request, group=self._group, again=attempt.again, ticket=number)
         wiring.sent(peer, number, trio.current_time())
         answered_at = None
         try:
-            reply = await self._call(peer, request, payload, timeout_s)
+            self._open[number] = (peer, request.span, attempt.confirm)
+            try:
+                reply = await self._call(peer, request, payload, timeout_s)
+            finally:
+                del self._open[number]
             passed = reply.body
             answered_at = trio.current_time()
             if passed.outcome == "done":
@@ -147,7 +171,7 @@ class Sender:
             wiring.cancelled(peer, number)  # so that it does not seem overdue for ever
             raise
         if passed.outcome == "done":
-            wiring.succeeded(peer, number, answered_at, _seconds(passed.downstream_s), _seconds(passed.queued_s))
+            wiring.succeeded(peer, number, answered_at, passed.downstream_s, passed.queued_s)
             return Delivered(passed, peer, attempt.tries)
         attempt.begun |= passed.begun
         attempt.again |= passed.begun
@@ -170,7 +194,7 @@ class Sender:
         wiring.declined(peer, number, now)
         pause_s = wiring.pause_s(now)
         if passed.outcome == "later" or not self._others_than(peer):
-            pause_s = max(pause_s, min(_seconds(passed.retry_after_s), 1.0))
+            pause_s = max(pause_s, min(passed.retry_after_s, 1.0))
         await trio.sleep(min(max(PAUSE_MIN_S, pause_s), max(0.0, attempt.until - now)))
         return None
 
@@ -257,31 +281,6 @@ class Sender:
 
     def _others_than(self, peer: str) -> bool:
         return any(other != peer for other in self.wiring.replicas)
-
-
-async def who_has(host: Host, group: str, span: Range, peers: Iterable[str], timeout_s: float) -> str | None:
-    """The first of the live `peers` to say that it has counted `span`; None if none does in time."""
-    holder: str | None = None
-    async with trio.open_nursery() as nursery:
-
-        async def ask(peer: str) -> None:
-            nonlocal holder
-            try:
-                seen = await host.rpc.call(peer, SEEN, AskSeen(group, (span,)), timeout_s=timeout_s)
-            except (NetworkError, ProtocolViolation):
-                return
-            if seen.body.counted == (True,):
-                holder = peer
-                nursery.cancel_scope.cancel()
-
-        for peer in peers:
-            nursery.start_soon(ask, peer)
-    return holder
-
-
-def _seconds(value: float) -> float:
-    """What a peer says, if it is a time at all."""
-    return value if math.isfinite(value) and value > 0 else 0.0
 
 
 def _too_late(stage: int, attempt: _Attempt) -> Undelivered:

@@ -1,7 +1,8 @@
 """A micro-batch at one stage, whoever brought it: forward, on to the next stage, backward, counted once.
 
-The backward that counts cannot be cancelled: once the worker may have added the gradient we wait for its word, so that
-what is counted here is always what is counted there.
+What is counted here is what is counted in the worker: a backward ends with its word, also where it is cancelled. And it
+counts only what is still wanted. Who brought it may have given us up: we stood still, or were cut off, or took long; or
+somebody asks who has it, to take it elsewhere. Then whoever brought it is asked first.
 """
 
 from __future__ import annotations
@@ -21,24 +22,28 @@ from peer.errors import StageRefused, WorkerError
 from peer.rpc import Reply
 from peer.stage_gang import MicroBatch, Slot
 from swarm.ledger import Range
+from swarm.pipeline.asking import Confirm
 from swarm.pipeline.compute import SMOOTHING, Size, StageCompute, Times
 from swarm.pipeline.counting import Counting
-from swarm.pipeline.messages import Pass, Passed
+from swarm.pipeline.messages import RETRIED_MAX, Pass, Passed
 from swarm.pipeline.sender import Sender, Undelivered
 
 OWN_RESERVE: Final = 0.1  # of the caller's time, for what is still to be done here when the answer comes
-STALL_S: Final = 1.0
-STALL: Final = 4.0  # times the usual: then something was wrong
-HANG_UP_S: Final = 0.2
+SURE_S: Final = 4.0  # so long after it came it is wanted for sure: the heartbeat takes 5 s to give a frozen peer up
+SURE_SHARE: Final = 0.5  # of the caller's time: the same
+BACKLOG_S: Final = 2.0  # what we read so soon after we stood still may have lain there
+DOUBTS_MAX: Final = 3
+SETTLE_S: Final = 0.2  # who asks waits for half a second
 NOTHING: Final = memoryview(b"")
 
 
-@dataclass
+@dataclass(eq=False)
 class Errand:
     """One micro-batch that is to go through, its group's affairs being settled.
 
     `tokens` (B, T + 1) int64; `coded`: its hidden state, None on the first stage; `counts`: it is to be counted here if
-    it may; `until`: when our caller gives up. What it takes here is added to `times`.
+    it may; `until`: when our caller gives up. What it takes here is added to `times`. `confirm` asks whoever brought
+    it; `sure_at`: when it was last wanted for sure; `doubted`: there is reason to ask.
     """
 
     span: Range
@@ -50,7 +55,10 @@ class Errand:
     again: bool = False
     until: float = math.inf
     times: Times = field(default_factory=Times)
+    confirm: Confirm | None = None
     began: float = field(default_factory=trio.current_time)
+    sure_at: float = field(default_factory=trio.current_time)
+    doubted: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,9 +77,16 @@ class Returned:
 class StageWork:
     """What a replica does with micro-batches. `sender` is None on the last stage. `on_counted(span, tokens, loss)` is
     called as each is counted; loss in nats, summed. `on_lost(spans)`: when the
-    worker was lost, and these with it."""
+    worker was lost, and these with it. `stood_still_until()`: when our event loop last did, in trio's time."""
 
-    def __init__(self, stage: int, compute: StageCompute, counting: Counting, sender: Sender | None) -> None:
+    def __init__(
+        self,
+        stage: int,
+        compute: StageCompute,
+        counting: Counting,
+        sender: Sender | None,
+        stood_still_until: Callable[[], float],
+    ) -> None:
         self.stage: Final = stage
         self.compute: Final = compute
         self.counting: Final = counting
@@ -82,6 +97,8 @@ class StageWork:
         """Micro-batches that have begun here."""
         self.answer_s = 0.0
         self._generation = compute.gang.generation
+        self._stood_still_until = stood_still_until
+        self._under_way: dict[Range, list[Errand]] = {}
         self._backward_ended = trio.Event()
 
     def notice_loss(self) -> None:
@@ -91,16 +108,31 @@ class StageWork:
             self.on_lost(self.counting.forget())
 
     async def settled(self, span: Range) -> bool:
-        """Whether the micro-batch is counted here; waits for a backward that is under way."""
-        while True:
-            self.notice_loss()
-            if not self.counting.is_at(span):
-                return self.counting.has(span)
-            await self._backward_ended.wait()
+        """Whether the micro-batch is counted here, or is about to be: one at its backward is waited for, but not for
+        long. What is under way of it is in doubt from now on, for who asks may take it elsewhere."""
+        for errand in self._under_way.get(span, ()):
+            errand.doubted = True
+        self.notice_loss()
+        with trio.move_on_after(SETTLE_S):
+            while self.counting.is_at(span):
+                await self._backward_ended.wait()
+                self.notice_loss()
+        return self.counting.is_at(span) or self.counting.has(span)
 
     async def run(self, errand: Errand) -> Returned | Undelivered:
-        """Raises StageRefused and WorkerError (nothing was counted, but later stages may have: see `Sender`), and
-        ProtocolViolation where the hidden state does not decode."""
+        """Raises StageRefused ("cancelled" where it is wanted no more) and WorkerError (nothing was counted, but later
+        stages may have: see `Sender`), and ProtocolViolation where the hidden state does not decode."""
+        errand.doubted |= self._stood_still_until() > errand.began - BACKLOG_S
+        errands = self._under_way.setdefault(errand.span, [])
+        errands.append(errand)
+        try:
+            return await self._run_once(errand)
+        finally:
+            errands.remove(errand)
+            if not errands:
+                del self._under_way[errand.span]
+
+    async def _run_once(self, errand: Errand) -> Returned | Undelivered:
         try:
             return await self._run(errand)
         except StageRefused as refused:
@@ -169,36 +201,54 @@ class StageWork:
                 counted = await self._backward(slot, of, errand, reply.body.loss)
                 gradient = await compute.gradient_out(slot, size, times)
 
-        delivered = await sender.send(_request(errand), payload, accept, _give_up(errand.until))
+        delivered = await sender.send(_request(errand), payload, accept, _give_up(errand.until), errand.confirm)
         if isinstance(delivered, Undelivered):
             return delivered
         passed = delivered.passed
         retried = passed.retried + delivered.tries - 1
-        return Returned(passed.loss, counted, gradient, downstream_s, passed.waited_s, retried)
+        waited_s = min(passed.waited_s, downstream_s)
+        return Returned(passed.loss, counted, gradient, downstream_s, waited_s, min(retried, RETRIED_MAX))
 
     async def _backward(self, slot: Slot, of: MicroBatch, errand: Errand, loss: float) -> bool:
         """Whether it was counted."""
         counting, span = self.counting, errand.span
         faults.reach("pipeline_backward", self.begun)
-        if trio.current_time() - errand.began > max(STALL_S, STALL * self.answer_s):
-            # We may have been frozen, and given up for it: then our caller's hanging up is on its way to this task.
-            await trio.sleep(HANG_UP_S)
-        with trio.CancelScope(shield=True):
+        wanted = of.count and await self._is_wanted(errand)
+        self.notice_loss()
+        counts = wanted and counting.begin(span, errand.epoch)
+        try:
+            pass_ = msgspec.structs.replace(of, count=counts)
+            await self.compute.backward(slot, pass_, errand.size, errand.times)
+            if counts:
+                counting.done(span)
+                self.on_counted(span, errand.size.batch * errand.size.length, loss)
+        finally:
+            if counts:
+                counting.undo(span)  # where it failed
             self.notice_loss()
-            counts = of.count and counting.begin(span, errand.epoch)
-            try:
-                pass_ = msgspec.structs.replace(of, count=counts)
-                await self.compute.backward(slot, pass_, errand.size, errand.times)
-                if counts:
-                    counting.done(span)
-                    self.on_counted(span, errand.size.batch * errand.size.length, loss)
-            finally:
-                if counts:
-                    counting.undo(span)  # where it failed
-                self.notice_loss()
-                ended, self._backward_ended = self._backward_ended, trio.Event()
-                ended.set()
+            ended, self._backward_ended = self._backward_ended, trio.Event()
+            ended.set()
         return counts
+
+    async def _is_wanted(self, errand: Errand) -> bool:
+        """Whether it is still to be counted. Nothing happens between a yes and what is done at once after it. Raises
+        StageRefused ("cancelled")."""
+        doubts = 0
+        while errand.confirm is not None and self._is_doubtful(errand):
+            if doubts == DOUBTS_MAX:
+                raise StageRefused("it is in doubt whether this micro-batch is wanted: send it again", "cancelled")
+            doubts += 1
+            asked = trio.current_time()
+            errand.doubted = False
+            if not await errand.confirm():
+                return False
+            errand.sure_at = asked
+        return True
+
+    def _is_doubtful(self, errand: Errand) -> bool:
+        sure_s = min(SURE_S, SURE_SHARE * (errand.until - errand.began))
+        late = trio.current_time() - errand.sure_at > sure_s and not math.isinf(errand.until)
+        return errand.doubted or late or self._stood_still_until() > errand.sure_at
 
     def _measured(self, answer_s: float, times: Times) -> None:
         self.compute.served(times)

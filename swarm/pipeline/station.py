@@ -15,23 +15,27 @@ from typing import Final
 
 from torch import Tensor
 
+from peer.errors import ProtocolViolation
 from peer.events import EventLog
 from peer.host import Host
 from peer.method import Call
 from peer.stage_gang import StageGang
 from swarm.chain import Head
-from swarm.ledger import Range
+from swarm.ledger import Range, count
 from swarm.messages import Done
 from swarm.pipeline.compute import StageCompute
 from swarm.pipeline.counting import Counting
 from swarm.pipeline.desk import PassDesk
 from swarm.pipeline.messages import (
+    AWAITED,
     COUNTED,
     REISSUE,
     SEEN,
     SPANS_MAX,
+    AskAwaited,
     AskCounted,
     AskSeen,
+    Awaited,
     Counted,
     PipelineCalls,
     Reissue,
@@ -70,7 +74,8 @@ class Station:
         sender = None
         if stage + 1 < rules.stages:
             sender = Sender(host, calls, rules.groups[stage + 1], stage + 1, lambda: replicas_of(stage + 1))
-        self._work = StageWork(stage, StageCompute(gang, rules), counting, sender)
+        compute = StageCompute(gang, rules)
+        self._work = StageWork(stage, compute, counting, sender, lambda: host.stood_still_until)
         self._work.on_lost = self._lost
         self._desk = PassDesk(host, rules, self._work)
         self._origin = Origin(host, rules, self._work, self._mates) if stage == 0 else None
@@ -140,6 +145,7 @@ class Station:
         with rpc.scope():
             rpc.serve(SEEN, self._on_seen)
             rpc.serve(COUNTED, self._on_counted)
+            rpc.serve(AWAITED, self._on_awaited)
             if self._origin is None:
                 rpc.serve(self._calls.pass_on, self._desk.serve)
             else:
@@ -173,6 +179,10 @@ class Station:
             return Seen(tuple(False for _ in call.body.spans))
         return Seen(tuple([await self._work.settled(span) for span in call.body.spans]))
 
+    async def _on_awaited(self, call: Call[AskAwaited]) -> Awaited:
+        sender, ask = self._work.sender, call.body
+        return Awaited(sender is not None and await sender.awaits(call.peer, ask.span, ask.ticket))
+
     async def _on_counted(self, call: Call[AskCounted]) -> Counted:
         self._work.notice_loss()
         here = call.body.group == self._group and call.body.epoch == self.counting.epoch
@@ -180,6 +190,11 @@ class Station:
         return Counted(self.counting.counted if here else (), issuing[:SPANS_MAX])
 
     async def _on_reissue(self, call: Call[Reissue]) -> Done:
+        size, samples = self.rules.micro_batch, count(call.body.spans)
+        if any(first >= last or first % size or last % size for first, last in call.body.spans):
+            raise ProtocolViolation(f"samples {call.body.spans[:4]} are no whole micro-batches of {size}")
+        if samples > SPANS_MAX * size:
+            raise ProtocolViolation(f"{samples} samples to be issued at once: at most {SPANS_MAX} micro-batches")
         behind = self.counting.epoch - call.body.epoch
         if call.body.group == self._group and 0 <= behind <= (STALENESS if self.counting.synchronous else 0):
             self.on_reissue(call.body.spans, call.body.epoch)

@@ -3,19 +3,22 @@
     python -m tests.swarm.pipeline_child FOLDER STAGES STAGE ACTIVATIONS
 
 Says {"peer", "stage", "addresses"}, reads the table of all replicas and serves; then answers each line with what it has
-counted, and ends with its stdin.
+counted and when it began to, and ends with its stdin.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import torch
 import trio
 
+from swarm.ledger import Range
+from swarm.pipeline.counting import Counting
 from tests.swarm.pipeline_harness import open_replica, rules_of
 
 
@@ -29,15 +32,21 @@ def say(**fields: Any) -> None:
 
 async def main(folder: Path, stages: int, stage: int, activations: str) -> None:
     torch.set_num_threads(1)
+    begun: dict[int, float] = {}
+
+    class Noting(Counting):
+        def begin(self, span: Range, epoch: int) -> bool:
+            begun[span[0]] = time.monotonic()
+            return super().begin(span, epoch)
+
     async with open_replica(folder, stages, stage) as replica:
         say(peer=replica.peer, stage=stage, addresses=list(replica.host.addresses))
         table = json.loads(await read_line())
-        async with replica.serving(rules_of(stages, activations=activations), table):
+        async with replica.serving(rules_of(stages, activations=activations), table, Noting):
             say(serving=True)
             while await read_line():
                 taken = await replica.gang.read_gradient()
-                counted = [first for first, _ in replica.station.counting.counted]
-                say(counted=list(replica.station.counting.counted), taken=len(taken.micro_batches), begins=counted)
+                say(counted=list(replica.station.counting.counted), taken=len(taken.micro_batches), begun=begun)
 
 
 if __name__ == "__main__":

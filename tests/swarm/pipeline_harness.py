@@ -90,9 +90,11 @@ class Replica:
         os.kill(self.gang.worker_pid, signal.SIGKILL)
 
     @asynccontextmanager
-    async def serving(self, rules: PipelineRules, table: Table) -> AsyncIterator[Replica]:
+    async def serving(
+        self, rules: PipelineRules, table: Table, counts: type[Counting] = Counting
+    ) -> AsyncIterator[Replica]:
         """Its station serves, and the others can find it."""
-        counting = Counting(head_at(rules, self.stage), MICRO, rules.round_samples or None, self.peer)
+        counting = counts(head_at(rules, self.stage), MICRO, rules.round_samples or None, self.peer)
 
         def replicas_of(stage: int) -> dict[str, Load]:
             found = replicas_in(table, stage, self.host)

@@ -117,7 +117,7 @@ async def test_bad_input_is_refused_and_disturbs_nothing(tmp_path: Path) -> None
             ):
                 answer = (await pass_to(stranger, rules, last, good, **changes)).body
                 assert (answer.outcome, answer.cause) == (outcome, cause)
-            assert last.station.later_epoch == 5
+            assert last.station.later_epoch == 1, "it has a successor, whatever its number"
             last.station.moved(head_at(rules, 1, epoch=9))
             answer = (await pass_to(stranger, rules, last, good, epoch=7)).body
             assert (answer.outcome, answer.cause) == ("refused", "stale")

@@ -4,22 +4,14 @@ micro-batch counted once in every stage."""
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import signal
-import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
-import trio
 
 from swarm.ledger import count
-from swarm.pipeline.counting import spans_of
+from tests.swarm.pipeline_children import open_children
 from tests.swarm.pipeline_harness import MICRO, Table, issue_all, open_replicas, rules_of
 
 pytestmark = [
@@ -27,64 +19,6 @@ pytestmark = [
     pytest.mark.process,
     pytest.mark.skipif(sys.platform != "linux", reason="stages run in worker processes, supervised through /proc"),
 ]
-ROOT = Path(__file__).parents[2]
-
-
-@dataclass
-class Child:
-    process: subprocess.Popen[str]
-    hello: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def peer(self) -> str:
-        return str(self.hello["peer"])
-
-    async def ask(self, line: str = "") -> dict[str, Any]:
-        assert self.process.stdin is not None
-        self.process.stdin.write(line + "\n")
-        self.process.stdin.flush()
-        return await self.answer()
-
-    async def answer(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        line = await trio.to_thread.run_sync(self.process.stdout.readline, abandon_on_cancel=True)
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    async def counted(self) -> list[tuple[int, int]]:
-        answer = await self.ask()
-        spans = spans_of([(first, last) for first, last in answer["counted"]], MICRO)
-        assert len(spans) == answer["taken"], "what the station says is what the worker has"
-        return spans
-
-
-@asynccontextmanager
-async def open_children(folder: Path, stages: int, stage: int, faults: list[str]) -> AsyncIterator[list[Child]]:
-    """One replica of `stage` for each of the scripts."""
-    children: list[Child] = []
-    tied = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
-    try:
-        for k, fault in enumerate(faults):
-            arguments = [str(folder / f"child-{k}"), str(stages), str(stage), "none"]
-            process = subprocess.Popen(  # from this thread: --pdeathsig is about the thread that starts it
-                [*tied, sys.executable, "-m", "tests.swarm.pipeline_child", *arguments],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                cwd=ROOT,
-                env={**os.environ, "BARNRAISE_FAULT": fault, "OMP_NUM_THREADS": "1"},
-            )
-            children.append(Child(process))
-        for child in children:
-            child.hello = await child.answer()
-        yield children
-    finally:
-        for child in children:
-            child.process.kill()
-            child.process.wait()
-            for pipe in (child.process.stdin, child.process.stdout):
-                assert pipe is not None
-                pipe.close()
 
 
 async def test_faults_in_the_middle_cost_a_retry_each(tmp_path: Path) -> None:
@@ -105,12 +39,13 @@ async def test_faults_in_the_middle_cost_a_retry_each(tmp_path: Path) -> None:
             killed, frozen, dropper = children
             await issue_all(first, spans)
             assert killed.process.wait(60) == -signal.SIGKILL
-            frozen.process.send_signal(signal.SIGCONT)
-            counted, thawed = set(await dropper.counted()), set(await frozen.counted())
-            assert len(spans) - 2 <= len(counted | thawed) <= len(spans), "the killed one fell with its third"
-            # What it had in hand as it froze was retried without its word. Both have counted that if its worker was
-            # done; then their contributions overlap, and the leader of the round takes one of them.
-            assert len(counted & thawed) <= 3
+            thawed_at = frozen.thaw()
+            counted, thawed = await dropper.counted(), await frozen.counted()
+            together = {*counted, *thawed}
+            assert len(spans) - 2 <= len(together) <= len(spans), "the killed one fell with its third"
+            # What its worker had in hand as it froze was retried without its word: both may have counted that, and the
+            # leader of the round takes one of their contributions. After its thaw it counts nothing that another has.
+            assert not [span for span, begun in thawed.items() if begun > thawed_at and span in counted]
             assert count(first.station.counting.counted) == count(last.station.counting.counted) == MICRO * len(spans)
             for replica in (first, last):
                 assert len((await replica.gang.take_gradient()).micro_batches) == len(spans)
