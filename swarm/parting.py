@@ -1,6 +1,6 @@
-"""The end of a pipeline's run: nobody is left alone with less than its last round.
+"""The end of a run: nobody is left alone with less than its last round.
 
-Stages come to their last commits one after another. Whoever was left behind by all who had it would go on from an
+Joiners and other stages come to the last commit later. Whoever was left behind by all who had it would go on from an
 earlier round, so peers stay until joiners, the other groups and the coordinator have it too; but not for ever.
 """
 

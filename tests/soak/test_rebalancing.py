@@ -75,7 +75,7 @@ async def test_a_peer_moves_and_the_throughput_recovers(tmp_path: Path) -> None:
             print(f"it moved {time.time() - killed:.0f} s after the kill", flush=True)
             await pipeline.whole(240.0)
             again = await measured(pipeline, "moved")
-            moves = [f.fields for peer in pipeline.everybody() for f in peer.all("move_started")]
-            assert len(moves) == 1, moves
+            moves = [f.fields for p in pipeline.everybody() for f in p.all("move_started") if f.at > killed]
+            assert 1 <= len(moves) <= 2, moves  # two, if one was on its way elsewhere
             assert again >= RECOVERED * full, (full, again)
             assert not pipeline.twice() and not pipeline.forks()
