@@ -146,8 +146,10 @@ def _run(config: CoordinatorConfig, as_json: bool, tied: bool) -> None:
         finally:
             read_tails(progress, {"coordinator": tail}, as_json)
             if (Home(config.home).invite).exists():
-                click.echo(
-                    f"The run is kept in {config.home}; the members train on. Come back with:"
-                    f" peer coordinate --home {config.home}",
-                    err=True,
-                )
+                click.echo(_farewell(progress, config.home), err=True)
+
+
+def _farewell(progress: Progress, home: Path) -> str:
+    if progress.complete:
+        return f"The run is complete, and kept in {home}."
+    return f"The run is kept in {home}; the members train on. Come back with: peer coordinate --home {home}"

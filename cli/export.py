@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -73,7 +73,8 @@ def _named(manifest: Manifest, places: list[tuple[int, bytes]]) -> str:
     if len(places) == 1:
         return f"Round {places[0][0]} of {manifest.run.name!r}, state {states}"
     rounds = ", ".join(str(number) for number, _ in places)
-    return f"{manifest.run.name!r} put together of its {len(places)} stages at rounds {rounds}, states {states}"
+    apart = "" if len({number for number, _ in places}) == 1 else " (not all of one round)"
+    return f"{manifest.run.name!r} put together of its {len(places)} stages at rounds {rounds}{apart}, states {states}"
 
 
 @dataclass(frozen=True)
@@ -103,25 +104,50 @@ def newest_model(homes: Sequence[Path]) -> KeptModel:
     from swarm.manifest import open_manifest
 
     newest: dict[int, Loaded] = {}
+    held: dict[Path, list[int]] = {}
+    run_id = ""
     for home in homes:
         places, charter = Home(home), load_charter(home)
         if charter is None or not places.identity.exists():
             raise CheckpointError(f"{home} is no peer's home: give the --home of `peer join`, or an INVITE.")
         manifest, tokenizer = open_manifest(charter[0]), charter[1]
+        if run_id not in ("", manifest.run_id):
+            raise CheckpointError(f"{home} belongs to another run than {homes[0]}: give homes of one run only.")
+        run_id = manifest.run_id
         identity = Identity.load_or_create(places.identity)
+        held[home] = []
         for stage in range(manifest.stages):
             loaded = open_store(places, manifest, stage, identity, EventLog()).load_latest()
-            if loaded is not None and (stage not in newest or loaded.round > newest[stage].round):
-                newest[stage] = loaded
-    named = ", ".join(map(str, homes))
+            if loaded is not None:
+                held[home].append(stage)
+                if stage not in newest or loaded.round > newest[stage].round:
+                    newest[stage] = loaded
     if not newest:
+        named = ", ".join(map(str, homes))
         raise CheckpointError(
             f"{named} has no intact checkpoint yet: wait for a committed round, or export from an INVITE."
         )
-    missing = [str(stage) for stage in range(manifest.stages) if stage not in newest]
-    if missing:
-        raise CheckpointError(f"{named} holds nothing of stage {', '.join(missing)}: export from an INVITE.")
+    if len(newest) < manifest.stages:
+        raise CheckpointError(_what_is_missing(held, manifest.stages))
     return KeptModel(manifest, tokenizer, [newest[stage] for stage in range(manifest.stages)])
+
+
+def _what_is_missing(held: Mapping[Path, Sequence[int]], stages: int) -> str:
+    """`held`: the stages of which each home has a checkpoint; not all are among them."""
+    missing = sorted(set(range(stages)) - {stage for kept in held.values() for stage in kept})
+    are = "is" if len(missing) == 1 else "are"
+    has = "; ".join(f"{home} holds {_stages(kept) if kept else 'none'}" for home, kept in held.items())
+    options = " ".join(f"--home {home}" for home, kept in held.items() if kept)
+    more = " ".join(f"--home HOME_OF_STAGE_{stage}" for stage in missing)
+    return (
+        f"{_stages(missing)} of {stages} {are} missing ({has}): add the home of a peer of each,"
+        f" `peer export {options} {more} --out DIR`, or export from an INVITE while all stages are up."
+    )
+
+
+def _stages(numbers: Sequence[int]) -> str:
+    """ "stage 1", "stages 0, 2"."""
+    return f"stage{'' if len(numbers) == 1 else 's'} {', '.join(map(str, numbers))}"
 
 
 def newest_checkpoint(home: Path) -> tuple[Manifest, bytes, Loaded]:

@@ -9,6 +9,31 @@ from typing import Any
 Fields = Mapping[str, Any]
 
 
+@dataclass(frozen=True)
+class Fed:
+    """What a feeder had read by `at`, and for which peers (ids); `told_at`: when people were last told. Unix time."""
+
+    at: float
+    micro_batches: int
+    peers: tuple[str, ...]
+    told_at: float
+
+
+@dataclass
+class GroupRow:
+    """Where a group stands, as the coordinator sees it: the whole run (None) or one stage of a pipeline."""
+
+    stage: int | None
+    round: int = 0
+    members: int = 0
+    phase: str = "waiting for peers"
+    complete: bool = False
+
+    @property
+    def name(self) -> str:
+        return "the run" if self.stage is None else f"stage {self.stage}"
+
+
 @dataclass
 class Row:
     """The last known facts of one peer."""
@@ -20,13 +45,15 @@ class Row:
     state_hash: str = ""
     loss: float | None = None
     val_loss: float | None = None
-    tokens_per_s: float | None = None
     bytes_up: int = 0
     bytes_down: int = 0
     gone: str = ""  # why the process is no more
     stage: int | None = None  # of a pipeline
     queue: float = 0.0  # micro-batches that wait there
-    rate: float = 0.0  # micro-batches a second
+    rate: float = 0.0  # micro-batches a second; of a feeder, those it reads
+    role: str = ""
+    pipelined: bool = False  # whether it takes part in a pipeline
+    fed: Fed | None = None
 
 
 @dataclass

@@ -129,10 +129,10 @@ def _device_finding(spec: str) -> Finding:
     return Finding("device", "ok", f"{device.name} ({device.torch}){with_extras}, {usable_cores()} cores")
 
 
-def memory_finding(needed_bytes: int) -> Finding:
+def memory_finding(needed_bytes: int, what: str = "this model") -> Finding:
     """Whether the machine has that much memory in all."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    detail = f"{total / 1e9:.1f} GB, about {needed_bytes / 1e9:.1f} GB needed for this model"
+    detail = f"{total / 1e9:.1f} GB, about {needed_bytes / 1e9:.1f} GB needed for {what}"
     if total < needed_bytes:
         return Finding("memory", "warning", detail, "join a run of a smaller model, or add swap")
     return Finding("memory", "ok", detail)

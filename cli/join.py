@@ -14,6 +14,7 @@ from cli.edge import run_until_stopped
 from cli.live import follow, read_tails
 from cli.options import default_home, home_option, network_options, read_invite, tied_option
 from cli.progress import Progress
+from cli.table import several
 from cli.tail import EventTail
 from swarm.home import Home
 
@@ -105,17 +106,25 @@ def join(
             click.echo("The run is complete.", err=True)
         finally:
             read_tails(progress, {config.name: tail}, as_json)  # the last save comes after everything else
-            if progress.round:
-                click.echo(what_was_kept(progress, config.home), err=True)
+            if kept := what_was_kept(progress, config.home):
+                click.echo(kept, err=True)
 
 
 def what_was_kept(progress: Progress, home: Path) -> str:
-    """What a user who leaves wants to know."""
+    """What a user who leaves wants to know; empty if there is nothing to say."""
+    row = next(iter(progress.rows.values()), None)
+    if row is not None and row.fed is not None:
+        peers = several(len(row.fed.peers), "peer")
+        return f"Read {row.fed.micro_batches} micro-batches for {peers}; a feeder keeps nothing."
+    if not progress.round:
+        return ""
     if progress.saved is None:
         return f"Left after round {progress.round}; no checkpoint was written, so joining again fetches the state."
-    part = any(row.stage is not None for row in progress.rows.values())
-    how = "`peer export` with a --home of each stage" if part else f"`peer export --home {home}`"
+    stage = None if row is None else row.stage
+    how = f"`peer export --home {home} --out DIR`"
+    if stage is not None:
+        how = f"`peer export --home {home} ... --out DIR`, with a --home of each other stage besides,"
     return (
-        f"Saved: round {progress.saved.round} in {progress.saved.path}."
+        f"Saved: round {progress.saved.round}{'' if stage is None else f' of stage {stage}'} in {progress.saved.path}."
         f" Joining again with --home {home} goes on from there; {how} makes a model of it."
     )

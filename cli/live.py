@@ -12,7 +12,8 @@ import msgspec
 import trio
 from rich.live import Live
 
-from cli.progress import Progress, console
+from cli.progress import Progress
+from cli.table import console, live_view
 from cli.tail import EventTail
 
 POLL_S: Final = 0.25
@@ -35,10 +36,11 @@ def shown(progress: Progress, as_json: bool = False) -> Iterator[Callable[[], No
         yield _nothing
     elif not screen.is_terminal:
         progress.say = _line
+        _line(progress.title)
         yield _nothing
     else:
-        with Live(progress.render(), console=screen, auto_refresh=False) as live:
-            yield lambda: live.update(progress.render(), refresh=True)
+        with Live(live_view(progress), console=screen, auto_refresh=False) as live:
+            yield lambda: live.update(live_view(progress), refresh=True)
 
 
 async def follow(progress: Progress, tails: Mapping[str, EventTail], as_json: bool = False) -> None:

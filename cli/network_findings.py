@@ -76,9 +76,10 @@ def clock_finding(others_ahead_s: float) -> Finding:
 def size_findings(manifest: Manifest, home: Path) -> tuple[Finding, Finding]:
     """Whether the run's model, or its largest stage, fits on this machine's disk and in its memory."""
     parameters = max(layout_of(manifest, stage).numel for stage in range(manifest.stages))
+    what = "this model" if manifest.stages == 1 else "its largest stage"
     return (
         disk_finding(home, STATE_COPIES_ON_DISK * 8 * parameters),
-        memory_finding(BYTES_PER_PARAMETER * parameters),
+        memory_finding(BYTES_PER_PARAMETER * parameters, what),
     )
 
 

@@ -1,4 +1,4 @@
-"""What the events of one or several peers add up to, and the table that shows it."""
+"""What the events of one or several peers add up to; `cli.table` shows it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from rich.box import HEAVY_HEAD, SIMPLE_HEAD
-from rich.console import Console, Group, RenderableType
-from rich.table import Table
-from rich.text import Text
-
-from cli.accounts import Accounts, Entry, Totals
-from cli.facts import Commit, Fields, Move, Row, Saved
+from cli.accounts import Accounts, Entry
+from cli.facts import Commit, Fields, GroupRow, Move, Row, Saved
+from cli.overseen import OVERSEEN
+from cli.pipelined import PIPELINED
+from cli.table import plain, several
 
 _NOTES: Final = 6
 _ROUNDS: Final = 64  # what a run of months remembers of its past
@@ -23,7 +21,7 @@ _PEERS: Final = 1024
 
 @dataclass
 class Progress:
-    """Folds events into rows, commits and notes. Feed it with `apply`; `render()` is the live view.
+    """Folds events into rows, groups, commits and notes. Feed it with `apply`.
 
     Commits, losses and discarded rounds are those of the last rounds only, unless it `keeps_all` for a report.
     """
@@ -32,9 +30,10 @@ class Progress:
     keeps_all: bool = False
     stages: int = 1
     rows: dict[str, Row] = field(default_factory=dict)
+    groups: dict[int | None, GroupRow] = field(default_factory=dict)  # by stage, as the coordinator sees them
     commits: dict[str, dict[int, Commit]] = field(default_factory=dict)
     val_losses: dict[int, float] = field(default_factory=dict)  # round -> nats per byte or token, first report wins
-    discarded: dict[int, str] = field(default_factory=dict)
+    discarded: dict[tuple[int | None, int], str] = field(default_factory=dict)  # (stage, round) -> why
     notes: deque[str] = field(default_factory=lambda: deque(maxlen=_NOTES))
     saved: Saved | None = None
     names: dict[str, str] = field(default_factory=dict)  # peer id -> name
@@ -47,6 +46,10 @@ class Progress:
 
     def row(self, name: str) -> Row:
         return self.rows.setdefault(name, Row(name))
+
+    def name_of(self, peer: str) -> str:
+        """What the peer of that id is called, or the end of its id."""
+        return self.names.get(peer) or peer[-8:]
 
     def note(self, text: str) -> None:
         """Add a line under the table."""
@@ -69,18 +72,17 @@ class Progress:
             return min(self.reached.get(stage, 0) for stage in range(self.stages))
         return max((row.round for row in self.rows.values()), default=0)
 
-    def render(self) -> RenderableType:
-        pipelined = any(row.stage is not None for row in self.rows.values())
-        columns, box = (_PIPELINE, SIMPLE_HEAD) if pipelined else (_WHOLE, HEAVY_HEAD)
-        table = Table(title=self.title, title_justify="left", expand=False, box=box)
-        for column in columns:
-            table.add_column(column, justify="left" if column in ("peer", "phase", "state") else "right")
-        for row in self.rows.values():
-            cells = _cells(row)
-            table.add_row(*(cells[column] for column in columns), style="red" if row.gone else "")
-        return Group(table, *(Text(note, style="dim") for note in self.notes))
+    @property
+    def complete(self) -> bool:
+        """Whether the coordinator has seen the last round of every group."""
+        return bool(self.groups) and all(group.complete for group in self.groups.values())
 
-    def _trim(self, by_round: dict[int, Any]) -> None:
+    def keep_move(self, move: Move) -> None:
+        self.moves.append(move)
+        if not self.keeps_all:
+            del self.moves[:-_ROUNDS]
+
+    def _trim(self, by_round: dict[Any, Any]) -> None:
         """Forget the rounds longest in there."""
         while len(by_round) > _ROUNDS and not self.keeps_all:
             del by_round[next(iter(by_round))]
@@ -97,16 +99,6 @@ class Progress:
     def _fetching(self, row: Row, at: float, fields: Fields) -> None:
         share = int(fields.get("done_bytes", 0)) / max(1, int(fields.get("size_bytes", 1)))
         row.phase = f"fetching state, {share:.0%}"
-
-    def _regrouped(self, row: Row, at: float, fields: Fields) -> None:
-        row.round, row.members, row.phase = int(fields["round"]), int(fields["members"]), "coordinating"
-        self.note(f"the authority begins term {fields['term']} at round {row.round} with {row.members} members")
-
-    def _majority(self, row: Row, at: float, fields: Fields) -> None:
-        self.note(f"only {fields['alive']} of {fields['members']} members of round {fields['round']} are there")
-
-    def _away(self, row: Row, at: float, fields: Fields) -> None:
-        self.note(f"nobody who is there may go on from round {fields['round']}: start one of its members again")
 
     def _committed(self, row: Row, at: float, fields: Fields) -> None:
         number = int(fields["round"])
@@ -126,42 +118,14 @@ class Progress:
         if newest:
             loss = f", loss {row.loss:.3f}" if row.loss is not None else ""
             of = "" if stage is None else f" of stage {stage}"
-            self.note(f"round {number}{of} committed by {row.members} members{loss}, state {row.state_hash[:8]}")
+            who = several(row.members, "member")
+            self.note(f"round {number}{of} committed by {who}{loss}, state {row.state_hash[:8]}")
 
     def _book(self, stage: int, fields: Fields) -> None:
         """What a commit of a stage has merged."""
         if self.keeps_all:
             merged = tuple(_ranges(text) for text in fields.get("counted") or ())
             self.accounts.commit(stage, Entry(str(fields["head"]), str(fields["previous"]), merged))
-
-    def _seated(self, row: Row, at: float, fields: Fields) -> None:
-        row.stage = int(fields["stage"])
-        row.rate, row.queue = 0.0, 0.0
-
-    def _load(self, row: Row, at: float, fields: Fields) -> None:
-        row.queue, row.rate = float(fields["queue"]), float(fields["rate"])
-        row.phase = str(fields["phase"])
-
-    def _issued(self, row: Row, at: float, fields: Fields) -> None:
-        counters = {name: int(fields[name]) for name in ("issued", "completed", "retried", "abandoned")}
-        self.accounts.totals.setdefault(row.name, Totals()).note(counters)
-
-    def _moving(self, row: Row, at: float, fields: Fields) -> None:
-        move = Move(
-            row.name, at, int(fields["source"]), int(fields["target"]), str(fields["reason"]), float(fields["gain"])
-        )
-        self.moves.append(move)
-        if not self.keeps_all:
-            del self.moves[:-_ROUNDS]
-        row.phase = f"moving to stage {move.target}"
-        self.note(f"{row.name} moves from stage {move.source} to {move.target}: {move.reason}")
-
-    def _moved(self, row: Row, at: float, fields: Fields) -> None:
-        self.note(f"{row.name} is at work in stage {fields['target']} after {float(fields['seconds']):.0f} s")
-
-    def _missing(self, row: Row, at: float, fields: Fields) -> None:
-        stages = ", ".join(fields["stages"])
-        self.note(f"{row.name} waits for stage {stages}" if stages else f"{row.name} sees all stages served")
 
     def _met(self, row: Row, at: float, fields: Fields) -> None:
         """A round of a gossip run: this peer's own, whoever else is how far."""
@@ -170,7 +134,7 @@ class Progress:
         row.members = int(fields.get("members") or row.members)
         self._numbers(row, at, fields)
         partner, distance = str(fields.get("partner", "")), fields.get("distance")
-        with_whom = f"met {self.names.get(partner, partner[-8:])}" if partner else "met nobody"
+        with_whom = f"met {self.name_of(partner)}" if partner else "met nobody"
         apart = "" if distance is None else f", {float(distance):.1%} apart"
         loss = "" if row.loss is None else f", loss {row.loss:.3f}"
         self.note(f"{row.name} {with_whom} for round {row.round}{apart}{loss}")
@@ -185,11 +149,12 @@ class Progress:
         self.note(f"{row.name} caught up with round {row.round}, state {row.state_hash[:8]}")
 
     def _discarded(self, row: Row, at: float, fields: Fields) -> None:
-        number, reason = int(fields.get("round", 0)), str(fields.get("reason", ""))
-        if number not in self.discarded:
-            self.discarded[number] = reason
+        place, reason = (row.stage, int(fields.get("round", 0))), str(fields.get("reason", ""))
+        if place not in self.discarded:
+            self.discarded[place] = reason
             self._trim(self.discarded)
-            self.note(f"round {number} discarded: {reason}")
+            of = "" if row.stage is None else f" of stage {row.stage}"
+            self.note(f"round {place[1]}{of} discarded: {reason}")
 
     def _evaluated(self, row: Row, at: float, fields: Fields) -> None:
         row.val_loss = float(fields["loss"])
@@ -211,16 +176,16 @@ class Progress:
             self.missed.add(peer)
             while len(self.missed) > _PEERS:
                 self.missed.pop()
-            self.note(f"{self.names.get(peer, peer[-8:])} is no longer heard by {row.name}")
+            self.note(f"{self.name_of(peer)} is no longer heard by {row.name}")
 
     def _recovered(self, row: Row, at: float, fields: Fields) -> None:
         peer = str(fields.get("peer", ""))
         if peer in self.missed:
             self.missed.discard(peer)
-            self.note(f"{self.names.get(peer, peer[-8:])} is heard again by {row.name}")
+            self.note(f"{self.name_of(peer)} is heard again by {row.name}")
 
     def _joined(self, row: Row, at: float, fields: Fields) -> None:
-        self.names[str(fields.get("peer", ""))] = str(fields.get("name", ""))
+        self.names[str(fields.get("peer", ""))] = plain(str(fields.get("name", "")))
         while len(self.names) > _PEERS:
             del self.names[next(iter(self.names))]
 
@@ -231,16 +196,10 @@ class Progress:
         self.saved = Saved(int(fields["round"]), str(fields["path"]))
 
 
-_WHOLE: Final = ("peer", "round", "members", "phase", "loss", "held-out", "up", "down", "state")
-_PIPELINE: Final = ("peer", "stage", "round", "mb/s", "queue", "phase", "loss", "held-out")  # 80 columns wide
-
 _HANDLERS: Final[dict[str, Callable[[Progress, Row, float, Fields], None]]] = {
     "phase_entered": Progress._phase,
     "inner_step": Progress._step,
     "state_progress": Progress._fetching,
-    "regrouped": Progress._regrouped,
-    "majority_missing": Progress._majority,
-    "members_away": Progress._away,
     "contact_failed": Progress._problem,
     "round_committed": Progress._committed,
     "round_discarded": Progress._discarded,
@@ -258,53 +217,13 @@ _HANDLERS: Final[dict[str, Callable[[Progress, Row, float, Fields], None]]] = {
     "peer_recovered": Progress._recovered,
     "member_joined": Progress._joined,
     "run_finished": Progress._finished,
-    "seat_taken": Progress._seated,
-    "stage_load": Progress._load,
-    "pipeline_progress": Progress._issued,
-    "move_started": Progress._moving,
-    "move_finished": Progress._moved,
-    "stages_missing": Progress._missing,
     "bug": Progress._problem,
+    **OVERSEEN,
+    **PIPELINED,
 }
-
-
-def size_text(size_bytes: float) -> str:
-    """1536 -> "1.5 kB"."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if size_bytes < 1000 or unit == "GB":
-            return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
-        size_bytes /= 1000
-    raise AssertionError("unreachable")
-
-
-def console() -> Console:
-    """Where people look: standard error, so that standard output stays for what scripts read."""
-    return Console(stderr=True)
-
-
-def _cells(row: Row) -> dict[str, str]:
-    """Each column's text."""
-    return {
-        "peer": row.name,
-        "stage": "" if row.stage is None else str(row.stage),
-        "mb/s": "" if row.stage is None else f"{row.rate:.1f}",
-        "queue": "" if row.stage is None else f"{row.queue:.0f}",
-        "round": str(row.round),
-        "members": str(row.members or ""),
-        "phase": row.gone or row.phase,
-        "loss": _number(row.loss),
-        "held-out": _number(row.val_loss),
-        "up": size_text(row.bytes_up),
-        "down": size_text(row.bytes_down),
-        "state": row.state_hash[:8],
-    }
 
 
 def _ranges(text: str) -> tuple[tuple[int, int], ...]:
     """ "0-8,16-24" as ranges, the end not included."""
     pairs = (piece.split("-") for piece in text.split(",") if piece)
     return tuple((int(first), int(last)) for first, last in pairs)
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"

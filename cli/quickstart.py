@@ -20,9 +20,10 @@ from cli.children import children
 from cli.coordinate import template
 from cli.course import Course
 from cli.live import shown
-from cli.progress import Progress, size_text
+from cli.progress import Progress
 from cli.report import Report, draw_losses, write_report
 from cli.story import Story, play_pipeline, play_whole
+from cli.table import size_text
 from cli.verdict import judge, train_losses
 from peer.errors import ConfigError, ResourceError, RoundError
 
@@ -135,9 +136,15 @@ def _summarize(report: Report, home: Path) -> None:
 
 
 def _told_books(report: Report) -> str:
+    """How often each micro-batch counted. Whoever dies takes along what it has counted since its last commit: which
+    those are is known, and said."""
     books = report.micro_batches
     assert books is not None
+    missed = ", ".join(f"{stage.uncounted} at stage {stage.stage}" for stage in report.stages[1:])
     return (
         f"{books.issued} micro-batches issued, {books.completed} completed, {books.retried} calls made once more;"
-        f" {books.double_counted} counted twice, {books.lost} lost; {len(report.moves)} moves between stages."
+        f" {books.double_counted} counted twice, {books.lost} lost.\n"
+        f"Merged by the first stage and not by a later one: {missed}."
+        " What could not be counted once is reported, never guessed.\n"
+        f"Moves between stages: {len(report.moves)}."
     )

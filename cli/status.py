@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 import msgspec
+from rich.box import HEAVY_HEAD, SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from cli.edge import run_until_stopped
 from cli.options import home_option, read_invite
-from cli.progress import size_text
+from cli.table import NOTHING, number_text, plain, size_text
 from peer.errors import ConfigError
 
 if TYPE_CHECKING:
-    from swarm.view import MemberStatus, SwarmStatus
+    from swarm.view import MemberStatus, StageStatus, SwarmStatus
+
+_STAGES: Final = ("stage", "blocks", "round", "replicas", "members", "mb/s", "queue", "phase")
+_PIPELINE: Final = ("peer", "id", "stage", "round", "mb/s", "queue", "loss", "phase")
+_WHOLE: Final = ("peer", "id", "round", "phase", "steps/s", "loss", "up / down", "state", "seen")
+_LEFT: Final = ("blocks", "members", "phase", "peer", "id", "state")
 
 
 @click.command()
 @click.argument("invite", required=False)
 @home_option("Look at the run of the peer that lives here (it need not be running).")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object: more of each peer than fits a line.")
 def status(invite: str | None, home: Path | None, as_json: bool) -> None:
     """Show who is in the run of INVITE, in which round it is, and how well it learns.
 
@@ -42,18 +50,21 @@ def status(invite: str | None, home: Path | None, as_json: bool) -> None:
 
 
 def _show(seen: SwarmStatus) -> None:
-    console = Console(width=max(100, Console().width))
-    console.print(f"[bold]{seen.name}[/bold]   run {seen.run_id}   {'open' if seen.open else 'by invitation'}")
+    console = Console(width=max(80 if seen.stages else 100, Console().width), highlight=False)
+    console.print(Text(seen.name, style="bold"), f"  run {seen.run_id}  ", "open" if seen.open else "by invitation")
     console.print(_summary(seen))
     if seen.stages:
-        console.print(_stages(seen))
+        console.print(_table(_STAGES, [_stage_cells(stage) for stage in seen.stages]))
+        console.print(_table(_PIPELINE, [_cells(seen, peer) for peer in seen.peers]))
         for peer in seen.peers:
             if peer.ready_in_s > 0:
                 way = "joining" if peer.source < 0 else f"moving from stage {peer.source} to"
-                console.print(f"{peer.name} is {way} stage {peer.stage}, at work in about {peer.ready_in_s:.0f} s")
-        if feeders := [peer.name for peer in seen.peers if peer.role == "feeder"]:
-            console.print(f"fed by {', '.join(feeders)}")
-    console.print(_peers(seen))
+                going = f"is {way} stage {peer.stage}, at work in about {peer.ready_in_s:.0f} s"
+                console.print(f"{plain(peer.name)} {going}", markup=False)
+        if feeders := [plain(peer.name) for peer in seen.peers if peer.role == "feeder"]:
+            console.print(f"text is read by {', '.join(feeders)}", markup=False)
+    else:
+        console.print(_table(_WHOLE, [_cells(seen, peer) for peer in seen.peers], ruled=True))
     if any(_is_outside(seen, peer) for peer in seen.peers):
         console.print("+  not a member of the last commit: joining, or left behind")
 
@@ -61,7 +72,7 @@ def _show(seen: SwarmStatus) -> None:
 def _summary(seen: SwarmStatus) -> str:
     """How far the run has come, in one sentence."""
     of = f" of {seen.rounds}" if seen.rounds else ""
-    loss = "" if seen.val_loss is None else f", held-out loss {seen.val_loss:.3f}"
+    loss = "" if seen.val_loss is None else f", last held-out loss {seen.val_loss:.3f}"
     if seen.stages and seen.round is None:
         missing = [str(stage.stage) for stage in seen.stages if stage.round is None]
         return f"No commit that a majority stands by was found of stage {', '.join(missing)}: its peers are away."
@@ -71,65 +82,69 @@ def _summary(seen: SwarmStatus) -> str:
         stages = f"{len(seen.stages)} stages, all at round {seen.round}{of} or beyond"
         return f"{stages}, {seen.tokens / 1e6:.1f} M tokens{loss}"
     if seen.method == "gossip":
-        rounds = [peer.round for peer in seen.peers if peer.role == "full"]
+        rounds = [peer.round for peer in seen.peers if peer.role == "full" and peer.round is not None]
         return (
             f"gossip: {seen.members} peers, each with weights of its own, at rounds {min(rounds)} to {max(rounds)}{of},"
             f" {seen.tokens / 1e6:.1f} M tokens{loss}{' (of one peer)' if loss else ''}"
         )
-    alive = "alive" if seen.quorum_alive else _bad_if(True, "too few alive to go on")
+    alive = "alive" if seen.quorum_alive else "[red]too few alive to go on[/red]"
     return (
         f"round {seen.round}{of}, {seen.tokens / 1e6:.1f} M tokens{loss},"
         f" state {seen.state_hash[:8]}, {seen.members} members (quorum {seen.quorum}: {alive})"
     )
 
 
-def _bad_if(bad: bool, text: str) -> str:
-    return f"[red]{text}[/red]" if bad else text
+def _bad_if(bad: bool, text: str) -> Text:
+    return Text(text, style="red" if bad else "")
 
 
-def _stages(seen: SwarmStatus) -> Table:
-    """One line a stage of a pipeline."""
-    table = Table()
-    for column in ("stage", "blocks", "round", "state", "replicas", "members", "queue", "s/micro-batch"):
-        right = column in ("stage", "round", "replicas", "queue", "s/micro-batch")
-        table.add_column(column, justify="right" if right else "left", no_wrap=True)
-    for stage in seen.stages:
-        replicas = str(stage.replicas) + (f" +{stage.arriving}" if stage.arriving else "")
-        table.add_row(
-            str(stage.stage),
-            f"{stage.first} to {stage.end - 1}",
-            "" if stage.round is None else str(stage.round),
-            stage.state_hash[:8],
-            _bad_if(not stage.replicas, replicas),
-            _bad_if(not stage.quorum_alive, f"{stage.members} (quorum {stage.quorum})" if stage.members else "none"),
-            "" if stage.queue is None else f"{stage.queue:.1f}",
-            "" if stage.service_s is None else f"{stage.service_s:.3g}",
-        )
+def _table(columns: Sequence[str], lines: Sequence[dict[str, Text | str]], ruled: bool = False) -> Table:
+    """Only the phase gives way where the terminal is too narrow."""
+    table = Table(box=HEAVY_HEAD if ruled else SIMPLE_HEAD, pad_edge=ruled)
+    for column in columns:
+        table.add_column(column, justify="left" if column in _LEFT else "right", no_wrap=column != "phase")
+    for cells in lines:
+        table.add_row(*(Text(c) if isinstance(c, str) else c for c in (cells[column] for column in columns)))
     return table
 
 
-def _peers(seen: SwarmStatus) -> Table:
-    """One line a peer."""
-    table = Table()
-    own = ("stage", "queue") if seen.stages else ()
-    for column in ("peer", "id", *own, "round", "phase", "steps/s", "loss", "up / down", "state", "seen"):
-        right = column in ("stage", "queue", "round", "steps/s", "loss", "up / down", "seen")
-        table.add_column(column, justify="right" if right else "left", no_wrap=True)
-    for peer in seen.peers:
-        stage = "" if peer.stage < 0 else str(peer.stage)
-        table.add_row(
-            peer.name[:16] + (" +" if _is_outside(seen, peer) else ""),
-            peer.peer[-6:],
-            *((stage, f"{peer.queue:.1f}" if stage else "") if seen.stages else ()),
-            str(peer.round),
-            peer.phase,
-            f"{peer.speed:.1f}" if peer.speed else "",
-            "" if peer.loss is None else f"{peer.loss:.3f}",
-            f"{size_text(peer.bytes_up)} / {size_text(peer.bytes_down)}",
-            peer.state_hash[:8],
-            f"{peer.age_s:.0f} s",
-        )
-    return table
+def _stage_cells(stage: StageStatus) -> dict[str, Text | str]:
+    """Each column's text for a stage."""
+    replicas = str(stage.replicas) + (f" +{stage.arriving}" if stage.arriving else "")
+    members = f"{stage.members} (quorum {stage.quorum})" if stage.members else "none"
+    return {
+        "stage": str(stage.stage),
+        "blocks": f"{stage.first}-{stage.end - 1}",
+        "round": _or_nothing(stage.round),
+        "replicas": _bad_if(not stage.replicas, replicas),
+        "members": _bad_if(not stage.quorum_alive, members),
+        "mb/s": f"{stage.rate:.1f}",
+        "queue": NOTHING if stage.queue is None else f"{stage.queue:.1f}",
+        "phase": _bad_if(not stage.replicas or not stage.quorum_alive, plain(stage.phase)),
+    }
+
+
+def _cells(seen: SwarmStatus, peer: MemberStatus) -> dict[str, Text | str]:
+    """Each column's text for a peer."""
+    at_stage = peer.stage >= 0
+    return {
+        "peer": plain(peer.name[:16]) + (" +" if _is_outside(seen, peer) else ""),
+        "id": peer.peer[-6:],
+        "stage": str(peer.stage) if at_stage else NOTHING,
+        "round": _or_nothing(peer.round),
+        "phase": plain(peer.phase),
+        "mb/s": f"{peer.rate:.1f}" if at_stage else NOTHING,
+        "queue": f"{peer.queue:.1f}" if at_stage else NOTHING,
+        "steps/s": f"{peer.speed:.1f}" if peer.speed else "",
+        "loss": number_text(peer.loss),
+        "up / down": f"{size_text(peer.bytes_up)} / {size_text(peer.bytes_down)}",
+        "state": peer.state_hash[:8],
+        "seen": f"{peer.age_s:.0f} s",
+    }
+
+
+def _or_nothing(number: int | None) -> str:
+    return NOTHING if number is None else str(number)
 
 
 def _is_outside(seen: SwarmStatus, peer: MemberStatus) -> bool:

@@ -18,6 +18,7 @@ from swarm.contact import obtain_charter
 from swarm.gate import Gate
 from swarm.gossip.participant import Premises, run_gossip
 from swarm.ground import Ground, JoinConfig
+from swarm.groups import stage_costs
 from swarm.home import Home
 from swarm.manifest import Manifest, open_manifest
 from swarm.membership import MEMBERS
@@ -74,3 +75,20 @@ def check_role(config: JoinConfig, manifest: Manifest) -> None:
         raise ConfigError("a feeder has no stage: leave out either --role feeder or --stage.")
     elif config.stage is not None and not 0 <= config.stage < manifest.stages:
         raise ConfigError(f"there is no stage {config.stage}: choose 0 to {manifest.stages - 1}, or leave --stage out.")
+    check_memory(config, manifest)
+
+
+def check_memory(config: JoinConfig, manifest: Manifest) -> None:
+    """ConfigError if --memory-limit forbids what this peer would hold: its stage, or every one."""
+    if config.memory_bytes is None or config.role == "feeder":
+        return
+    needs = [cost.memory_bytes for cost in stage_costs(manifest)]
+    needed, what, remedy = min(needs), "the smallest stage", "raise it, or join with --role feeder"
+    if manifest.stages == 1:
+        what, remedy = "the model", "raise it"
+    elif config.stage is not None:
+        needed, what = needs[config.stage], f"stage {config.stage}"
+        remedy = "raise it, or leave --stage out" if min(needs) <= config.memory_bytes else remedy
+    if needed > config.memory_bytes:
+        limit = f"--memory-limit is {config.memory_bytes / 1e9:.3g} GB"
+        raise ConfigError(f"{limit} and {what} needs {needed / 1e9:.3g} GB: {remedy}.")

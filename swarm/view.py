@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -17,23 +18,26 @@ from swarm.gossip.pairing import Seen, group_round
 from swarm.invite import Invite
 from swarm.manifest import Manifest
 from swarm.membership import MemberRecord
+from swarm.messages import NO_MAJORITY
 from swarm.visit import Visitor, visit
 
 _ROLES: Final = ("full", "stage", "feeder", "coordinator")
 
 
 class MemberStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One peer, as it described itself `age_s` seconds ago. `in_head`: whether it is a member of the last commit (its
-    stage's), `speed` in inner steps a second, bytes since it started.
+    """One peer, as it described itself `age_s` seconds ago. `round`: None where it has no state (yet), as feeders.
+    `in_head`: whether it is a member of the last commit (its stage's), `speed` in inner steps a second, bytes since it
+    started.
 
     In a pipeline: `stage` where it is, or where it is on its way to and expects to be at work in `ready_in_s` seconds,
-    coming from the stage `source` (-1: no stage); `queue` micro-batches wait for it, one takes it `service_s`."""
+    coming from the stage `source` (-1: no stage); `queue` micro-batches wait for it, one takes it `service_s` of work,
+    `rate` a second were counted there lately."""
 
     peer: str
     name: str
     role: str
     version: str
-    round: int
+    round: int | None
     phase: str
     state_hash: str
     in_head: bool
@@ -47,13 +51,15 @@ class MemberStatus(msgspec.Struct, frozen=True, kw_only=True):
     source: int
     queue: float
     service_s: float
+    rate: float
     ready_in_s: float
 
 
 class StageStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One stage of a pipeline: blocks `first` to before `end`. The head is that of its group (None and 0: none found).
     `replicas` are at work there, `arriving` on their way. `queue`: micro-batches that wait at a replica, `service_s`:
-    seconds that one takes it, means over the replicas that have measured them (None: nobody has)."""
+    seconds that one takes it, means over the replicas that have measured them (None: nobody has); `rate`: how many a
+    second all of them together have counted lately. `phase`: what most of them do, or why nothing goes on."""
 
     stage: int
     first: int
@@ -70,6 +76,8 @@ class StageStatus(msgspec.Struct, frozen=True, kw_only=True):
     arriving: int
     queue: float | None
     service_s: float | None
+    rate: float
+    phase: str
 
 
 class SwarmStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,7 +133,8 @@ def picture(
 
     peers = [_member(peer, record, in_head(peer, record), now) for peer, record in records.items()]
     peers.sort(key=lambda status: (_ROLES.index(status.role), status.stage, status.name, status.peer))
-    measured = [(record.round, record.val_loss) for record in records.values() if record.val_loss is not None]
+    # Of those that are furthest the lowest: who measured long ago still says so.
+    measured = [(record.round, -record.val_loss) for record in records.values() if record.val_loss is not None]
     stages = [_stage(manifest, stage, records.values(), sighting, now) for stage, sighting in enumerate(best)]
     heads = [sighting.head for sighting in best if sighting]
     head: Head | None = heads[0] if manifest.stages == 1 and heads else None
@@ -149,7 +158,7 @@ def picture(
         quorum_alive=all(stage.quorum_alive for stage in stages),
         method=str(manifest.outer.__struct_config__.tag),
         tokens=tokens,
-        val_loss=max(measured)[1] if measured else None,
+        val_loss=-max(measured)[1] if measured else None,
         peers=peers,
         stages=stages if manifest.stages > 1 else [],
     )
@@ -161,7 +170,7 @@ def _member(peer: str, record: MemberRecord, in_head: bool, now: float) -> Membe
         name=record.name,
         role=record.role,
         version=record.version,
-        round=record.round,
+        round=record.round if record.round >= 0 else None,
         phase=record.phase,
         state_hash=record.state_hash.hex(),
         in_head=in_head,
@@ -175,6 +184,7 @@ def _member(peer: str, record: MemberRecord, in_head: bool, now: float) -> Membe
         source=record.source,
         queue=record.queue,
         service_s=record.service_s,
+        rate=record.rate,
         ready_in_s=round(record.ready_at - now, 1) if record.moving(now) else 0.0,
     )
 
@@ -188,6 +198,7 @@ def _stage(
     at_work = [record for record in there if not record.moving(now)]
     measured = [record for record in at_work if record.service_s > 0]
     members = {member.peer for member in head.members} if head else set[str]()
+    alive = bool(best and head and len(members.intersection(best.holders)) >= head.quorum)
     return StageStatus(
         stage=stage,
         first=first,
@@ -198,10 +209,21 @@ def _stage(
         head=head.hash.hex() if head else "",
         members=len(members),
         quorum=head.quorum if head else 0,
-        quorum_alive=bool(best and head and len(members.intersection(best.holders)) >= head.quorum),
+        quorum_alive=alive,
         tokens=head.tokens if head else 0,
         replicas=len(at_work),
         arriving=len(there) - len(at_work),
         queue=fmean(record.queue for record in measured) if measured else None,
         service_s=fmean(record.service_s for record in measured) if measured else None,
+        rate=sum(record.rate for record in at_work),
+        phase=_phase(at_work, there, alive or head is None, now),
     )
+
+
+def _phase(at_work: Sequence[MemberRecord], there: Sequence[MemberRecord], alive: bool, now: float) -> str:
+    """What most of those that are `at_work` do; or why nothing goes on there."""
+    if at_work:
+        usual = Counter(record.phase for record in at_work).most_common(1)[0][0]
+        return usual if alive else NO_MAJORITY
+    soonest_s = min((record.ready_at - now for record in there), default=None)
+    return "not served" if soonest_s is None else f"ready in {soonest_s:.0f} s"

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import re
 import socket
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
 from cli.coordinate import template
-from cli.main import main
 from cli.quickstart import MARK, _prepare, run_toml
 from peer.config import ModelConfig
 from peer.hf import export_pretrained
@@ -21,36 +18,9 @@ from peer.layout import init_flat
 from peer.tokenizer import ByteTokenizer
 from swarm.invite import Invite
 from swarm.run_config import parse_run_config
+from tests.cli.typed import Peer, said
 
-Peer = Callable[..., "Ended"]
 RUN_ID = "abcdefgh234567abcdefgh234567abcd"
-
-
-class Ended(NamedTuple):
-    """How a command ended."""
-
-    code: int
-    stderr: str
-
-
-@pytest.fixture
-def peer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Peer:
-    """Runs `peer ARGUMENTS` in this process, as the console script would."""
-
-    def run(*arguments: str | Path) -> Ended:
-        monkeypatch.setattr(sys, "argv", ["peer", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        assert isinstance(ended.value.code, int)
-        return Ended(ended.value.code, capsys.readouterr().err)
-
-    return run
-
-
-def said(ended: Ended, code: int) -> str:
-    assert ended.code == code, ended.stderr
-    assert "Traceback" not in ended.stderr
-    return ended.stderr.strip().splitlines()[-1]
 
 
 @pytest.fixture

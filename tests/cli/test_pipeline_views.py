@@ -13,14 +13,20 @@ from cli.facts import Commit
 from cli.progress import Progress
 from cli.quickstart import run_toml
 from cli.report import broken_in_pipeline
+from cli.table import live_view
 from swarm.run_config import parse_run_config
 
 
 def shown(progress: Progress) -> str:
-    console = Console(width=140)
+    console = Console(width=80)
     with console.capture() as captured:
-        console.print(progress.render())
+        console.print(live_view(progress))
     return captured.get()
+
+
+def told(progress: Progress) -> list[str]:
+    """The notes, without their times."""
+    return [note.split("  ", 1)[1] for note in progress.notes]
 
 
 def committed(stage: int, number: int, **changes: Any) -> dict[str, Any]:
@@ -71,11 +77,43 @@ def test_moves_are_told_and_kept() -> None:
     progress.apply("a", "move_finished", 9.0, {"target": 1, "seconds": 8.2})
     progress.apply("a", "stages_missing", 9.0, {"stages": ["1"]})
     assert [(m.name, m.source, m.target, m.gain) for m in progress.moves] == [("a", 0, 1, 1.5)]
-    assert [note.split("  ", 1)[1] for note in progress.notes] == [
+    assert told(progress) == [
         "a moves from stage 0 to 1: nobody serves it",
         "a is at work in stage 1 after 8 s",
         "a waits for stage 1",
     ]
+
+
+def test_who_takes_a_stage_says_so_and_has_no_round_yet() -> None:
+    progress = Progress("one peer's own view")
+    progress.apply("a", "run_entered", 1.0, {"name": "big", "role": "auto", "rounds": 12, "stages": 3})
+    assert " a " in (text := shown(progress)) and "stage" in text and " - " in text
+    progress.apply("a", "seat_taken", 2.0, {"stage": 2})
+    progress.apply("a", "seat_taken", 3.0, {"stage": 1})
+    progress.apply("a", "stage_restored", 3.0, {"stage": 1, "round": 7, "donors": 2})
+    assert told(progress) == [
+        "a is in the run 'big': a model in 3 stages, 12 rounds",
+        "a takes stage 2",
+        "a brings back stage 1 from round 7, which 2 peers kept",
+    ]
+
+
+def test_a_feeder_says_what_it_does_for_whom_and_how_much() -> None:
+    progress = Progress("one peer's own view")
+    progress.apply("f", "member_joined", 1.0, {"peer": "12D3KooWverylong", "name": "ann\x1b[2J"})
+    peers: list[str] = []
+    progress.apply("f", "text_fed", 2.0, {"micro_batches": 0, "peers": peers})
+    assert "waiting to be asked" in shown(progress)
+    progress.apply("f", "text_fed", 3.0, {"micro_batches": 1, "peers": ["12D3KooWverylong"]})
+    for at in (13.0, 73.0):
+        progress.apply("f", "text_fed", at, {"micro_batches": 41 + at, "peers": ["12D3KooWverylong"]})
+    assert told(progress) == [
+        "f feeds: it reads text for the replicas of the first stage and holds no weights",
+        "f feeds ann?[2J",
+        "f has read 114 micro-batches for 1 peer",
+    ]
+    row = next(line for line in shown(progress).splitlines() if "feeding 1 peer" in line)
+    assert row.split()[:5] == ["f", "-", "-", "1.0", "-"]
 
 
 GOOD: dict[str, Any] = {

@@ -75,12 +75,14 @@ async def test_a_stage_that_is_gone_is_missed_by_name(tmp_path: Path) -> None:
     assert charter is not None
     with pytest.raises(CheckpointError, match="gone or damaged"):
         reload(tmp_path, open_manifest(charter[0]), identity, EventLog())
-    with pytest.raises(CheckpointError, match="holds nothing of stage 1: export from an INVITE"):
+    with pytest.raises(
+        CheckpointError, match="stage 1 of 3 is missing .*: add the home of a peer of each, .*HOME_OF_STAGE_1"
+    ):
         newest_model([tmp_path])
     (tmp_path / "elsewhere").rename(lost.parent.parent / "stage-1" / "checkpoints")
     Home(tmp_path).stage(0, 3).checkpoints.rename(tmp_path / "mixed-up")
     lost.rename(Home(tmp_path).stage(0, 3).checkpoints)
-    with pytest.raises(CheckpointError, match="stage 0, 1"):
+    with pytest.raises(CheckpointError, match="stages 0, 1 of 3 are missing"):
         newest_model([tmp_path])  # what belongs to another stage does not count
 
 

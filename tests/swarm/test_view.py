@@ -31,12 +31,12 @@ def three_stages() -> tuple[Manifest, dict[str, MemberRecord], list[Sighting | N
     """Stage 0 has two replicas, stage 1 one and one on its way from stage 0, stage 2 nobody."""
     manifest = manifest_of(3)
     records = {
-        "a": peer(name="ann", role="stage", stage=0, queue=3.0, service_s=0.2),
-        "b": peer(name="bob", role="stage", stage=0, queue=1.0, service_s=0.4),
-        "c": peer(name="cyd", role="stage", stage=1, queue=2.0, service_s=0.1),
+        "a": peer(name="ann", role="stage", stage=0, queue=3.0, service_s=0.2, rate=2.5, phase="training"),
+        "b": peer(name="bob", role="stage", stage=0, queue=1.0, service_s=0.4, rate=3.0, phase="training"),
+        "c": peer(name="cyd", role="stage", stage=1, queue=2.0, service_s=0.1, phase="training"),
         "d": peer(name="dan", role="stage", stage=1, source=0, since=NOW - 5, ready_at=NOW + 12, queue=9, service_s=9),
-        "e": peer(name="eve", role="stage", stage=1, since=NOW - 5, ready_at=NOW + 30),
-        "f": peer(name="fay", role="feeder"),
+        "e": peer(name="eve", role="stage", stage=1, since=NOW - 5, ready_at=NOW + 30, round=-1, phase="starting"),
+        "f": peer(name="fay", role="feeder", round=-1, phase="feeding"),
         "z": peer(name="coordinator", role="coordinator"),
     }
     return manifest, records, [sighting(manifest, 0, 7, ["a", "b", "d"], 2), sighting(manifest, 1, 6, ["c"]), None]
@@ -89,15 +89,43 @@ def test_status_shows_stages_moves_and_feeders(capsys: pytest.CaptureFixture[str
         "found of stage 2: its peers are away",
         "dan is moving from stage 0 to stage 1, at work in about 12 s",
         "eve is joining stage 1, at work in about 30 s",
-        "fed by fay",
-        "s/micro-batch",
-        "0 to 1",
+        "text is read by fay",
         "3 (quorum 2)",
-        "07070707",
     ):
         assert words in text, text
+    assert max(map(len, text.splitlines())) <= 80
+    lines = [line.split() for line in text.splitlines()]
+    assert [line for line in lines if line[1:2] == ["0-1"]] == [
+        ["0", "0-1", "7", "2", "3", "(quorum", "2)", "5.5", "2.0", "training"]
+    ]
+    assert ["1", "2-3", "6", "1", "+2", "1", "(quorum", "1)", "0.0", "2.0", "training"] in lines
+    assert ["2", "4-5", "-", "0", "none", "0.0", "-", "not", "served"] in lines
+    assert ["fay", "f", "-", "-", "-", "-", "feeding"] in lines, "a feeder has neither stage nor round"
+    assert ["eve", "+", "e", "1", "-", "0.0", "0.0", "starting"] in lines, "nor has a joiner a round yet"
     seen = picture(manifest, records, [*best[:2], sighting(manifest, 2, 8, ["g"])], NOW)
     assert "3 stages, all at round 6 or beyond" in shown(seen, capsys)
+
+
+def test_why_nothing_goes_on_at_a_stage_is_said() -> None:
+    manifest, records, best = three_stages()
+    coming = {name: records[name] for name in ("a", "b", "e")}
+    stages = picture(manifest, coming, [sighting(manifest, 0, 7, ["a", "b", "x"], 1), *best[1:]], NOW).stages
+    assert [stage.phase for stage in stages] == ["waiting for a majority", "ready in 30 s", "not served"]
+
+
+def test_a_name_is_no_command_to_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    manifest, records, best = three_stages()
+    for name in ("[/red]", "x\x1b[2J"):
+        records["d"] = msgspec.structs.replace(records["d"], name=name, phase=name)
+        text = shown(picture(manifest, records, best, NOW), capsys)
+        assert f"{name.replace(chr(27), '?')} is moving from stage 0" in text and "\x1b[2J" not in text
+
+
+def test_the_held_out_loss_is_the_latest() -> None:
+    manifest, records, best = three_stages()
+    for name, number, loss in (("a", 7, 5.0), ("b", 7, 2.0), ("c", 6, 1.0)):
+        records[name] = msgspec.structs.replace(records[name], round=number, val_loss=loss)
+    assert picture(manifest, records, best, NOW).val_loss == 2.0
 
 
 def test_status_of_a_whole_model_knows_no_stages(capsys: pytest.CaptureFixture[str]) -> None:

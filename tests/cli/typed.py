@@ -1,0 +1,42 @@
+"""Commands as a user types them, run in this process."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from cli.main import main
+
+
+class Ended(NamedTuple):
+    """How a command ended."""
+
+    code: int
+    stderr: str
+
+
+Peer = Callable[..., Ended]
+
+
+def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Peer:
+    """Runs `peer ARGUMENTS` in this process, as the console script would."""
+
+    def run(*arguments: str | Path) -> Ended:
+        monkeypatch.setattr(sys, "argv", ["peer", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert isinstance(ended.value.code, int)
+        return Ended(ended.value.code, capsys.readouterr().err)
+
+    return run
+
+
+def said(ended: Ended, code: int) -> str:
+    """The sentence with which it ended, in that way."""
+    assert ended.code == code, ended.stderr
+    assert "Traceback" not in ended.stderr
+    return ended.stderr.strip().splitlines()[-1]
