@@ -98,12 +98,12 @@ class Pipeline:
     replicas: list[Replica] = field(default_factory=list)
     _count: int = 0
 
-    def join(self, stage: int | None = None) -> Replica:
+    def join(self, stage: int | None = None, *options: str) -> Replica:
         self._count += 1
         name = f"p{self._count}" + ("" if stage is None else f"-s{stage}")
         script = self.swarm.folder / f"{name}.script"
-        options = () if stage is None else ("--stage", str(stage))
-        replica = Replica(self.swarm.join(name, *options, fault=f"@{script}"), script, stage)
+        pin = () if stage is None else ("--stage", str(stage))
+        replica = Replica(self.swarm.join(name, *pin, *options, fault=f"@{script}"), script, stage)
         self.replicas.append(replica)
         return replica
 

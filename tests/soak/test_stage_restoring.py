@@ -1,0 +1,81 @@
+"""What it takes to bring a lost stage back, in real processes: the authority's memory over its restart, a keeper's
+commit, a mover that turns back, and somebody who has the text."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.swarm.pipeline_run import Pipeline, Replica, open_pipeline
+
+pytestmark = [pytest.mark.soak, pytest.mark.process]
+
+LOCAL = '[outer]\nmethod = "diloco"\nsteps = 20'
+
+
+async def test_a_stage_and_the_coordinator_are_lost_at_once(tmp_path: Path) -> None:
+    async with open_pipeline(tmp_path, LOCAL, [0, 0, 1, 1, 2, 2]) as pipeline:
+        coordinator = pipeline.swarm.coordinator
+
+        def is_past() -> bool:
+            seen = [fact.fields["round"] for fact in coordinator.all("head_seen") if fact.fields["stage"] == 2]
+            return 1 <= kept_round(pipeline, 2) <= max(seen, default=0) - 2
+
+        await pipeline.until(is_past, "the coordinator has seen two rounds more than are kept", 180)
+        coordinator.kill()
+        kept, since = kept_round(pipeline, 2), time.time()
+        lose(pipeline, pipeline.of(2))
+        pipeline.swarm.restart(coordinator)
+        newcomer = pipeline.join()
+        await pipeline.until(lambda: pipeline.advanced(since), "the run goes on", 180)
+        assert newcomer.stage == 2
+        (restored,) = newcomer.peer.all("stage_restored")
+        (back,) = [fact for fact in coordinator.all("stage_set_back") if fact.at > since]
+        assert back.fields["round"] == restored.fields["round"] == kept
+        assert not pipeline.twice() and not pipeline.forks()
+
+
+async def test_a_mover_whose_deputy_dies_turns_back(tmp_path: Path) -> None:
+    async with open_pipeline(tmp_path, LOCAL, [0, 0, 1, 2, 2, None]) as pipeline:
+        mover = pipeline.replicas[-1]
+        assert mover.stage == 1, "where one was missing"
+        (deputy,) = [replica for replica in pipeline.of(1) if replica is not mover]
+        witness = pipeline.of(2)[0].peer
+        mover.arm("move:at_seat:0", "stop:arriving:0")
+        await mover.peer.wait_stopped(120)
+        since = time.time()
+        lose(pipeline, [deputy])
+        await witness.wait_for("stages_missing", lambda fields: fields["stages"] == ["1"], witness.mark())
+        mover.peer.thaw()
+        await pipeline.until(lambda: pipeline.advanced(since), "the run goes on", 180)
+        moves = [fact.fields for fact in mover.peer.all("move_started")]
+        assert [(move["source"], move["target"]) for move in moves] == [(1, 0), (0, 1)]
+        assert moves[-1]["gain"] == 0.0, "no decision of all: it turned back"
+        assert mover.stage == 1 and not pipeline.twice() and not pipeline.forks()
+
+
+async def test_the_first_stage_waits_for_somebody_with_the_text(tmp_path: Path) -> None:
+    async with open_pipeline(tmp_path, LOCAL, [0, 1, 2, 2]) as pipeline:
+        await pipeline.until(lambda: kept_round(pipeline, 0) >= 0, "the first stage is kept", 120)
+        since = time.time()
+        lose(pipeline, pipeline.of(0))
+        without = pipeline.join(None, "--data", str(tmp_path / "no such folder"))
+        await without.peer.wait_for("seat_taken")
+        assert without.stage == 1, "the poorest that it can serve"
+        reader = pipeline.join()
+        await pipeline.until(lambda: pipeline.advanced(since), "the run goes on", 180)
+        assert reader.stage == 0 and without.stage == 1
+
+
+def kept_round(pipeline: Pipeline, stage: int) -> int:
+    """Of the newest commit of that stage that others keep; -1: none."""
+    facts = [fact.fields for peer in pipeline.everybody() for fact in peer.all("archive_kept")]
+    return max((int(fields["round"]) for fields in facts if fields["stage"] == stage), default=-1)
+
+
+def lose(pipeline: Pipeline, victims: list[Replica]) -> None:
+    for victim in victims:
+        victim.peer.kill()
+        pipeline.replicas.remove(victim)
