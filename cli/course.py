@@ -32,6 +32,8 @@ class Course:
         self._invite = Home(home / COORDINATOR).invite
         self._group = group
         self._redraw = redraw
+        self.marks: Final[dict[int, str]] = {}
+        """What befell whom, by the round that was committed last."""
         self._heard = time.monotonic()
         self._round = 0
 
@@ -59,13 +61,28 @@ class Course:
         """SIGKILL."""
         victim.kill()
         self.progress.row(victim.name).gone = "killed"
-        self.progress.note(f"killed {victim.name} (SIGKILL)")
+        self._tell("killed", victim, " (SIGKILL)")
 
     def add(self, number: int) -> ChildPeer:
         """One more peer."""
         added = self.join(number)
-        self.progress.note(f"added {added.name}")
+        self._tell("added", added)
         return added
+
+    def freeze(self, sleeper: ChildPeer) -> None:
+        """SIGSTOP."""
+        sleeper.freeze()
+        self._tell("froze", sleeper, " (SIGSTOP)")
+
+    def thaw(self, sleeper: ChildPeer) -> None:
+        """SIGCONT."""
+        sleeper.thaw()
+        self._tell("thawed", sleeper, " (SIGCONT)")
+
+    def _tell(self, what: str, child: ChildPeer, how: str = "") -> None:
+        self.progress.note(f"{what} {child.name}{how}")
+        number, text = self.progress.round, f"{what} {child.name}"
+        self.marks[number] = f"{self.marks[number]}, {text}" if number in self.marks else text
 
     def spare(self, children: Sequence[ChildPeer]) -> ChildPeer:
         """Of these the replica of the stage that has most of them."""

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 from cli.accounts import Accounts, Entry
@@ -193,7 +194,9 @@ class Progress:
         row.phase = "finished"
 
     def _saved(self, row: Row, at: float, fields: Fields) -> None:
-        self.saved = Saved(int(fields["round"]), str(fields["path"]))
+        path = str(fields["path"])
+        if row.stage is None or f"stage-{row.stage}" in Path(path).parts:  # else one that it keeps for another stage
+            self.saved = Saved(int(fields["round"]), path)
 
 
 _HANDLERS: Final[dict[str, Callable[[Progress, Row, float, Fields], None]]] = {

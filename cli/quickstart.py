@@ -22,7 +22,7 @@ from cli.course import Course
 from cli.live import shown
 from cli.progress import Progress
 from cli.report import Report, draw_losses, write_report
-from cli.story import Story, play_pipeline, play_whole
+from cli.story import play_pipeline, play_whole
 from cli.table import size_text
 from cli.verdict import judge, train_losses
 from peer.errors import ConfigError, ResourceError, RoundError
@@ -65,7 +65,7 @@ def quickstart(peers: int, stages: int, rounds: int, home: Path) -> None:
         story = play(Course(home, rounds, group, progress, redraw), peers)
     report = judge(story, progress, rounds, began)
     write_report(home / "report.json", report)
-    _draw(home, progress, story)
+    draw_losses(home / "loss.png", dict(sorted(progress.val_losses.items())), train_losses(progress), story.marks)
     _summarize(report, home)
     if report.broken_invariants:
         raise RoundError(f"an invariant did not hold: {'; '.join(report.broken_invariants)}. Read the logs in {home}.")
@@ -104,17 +104,7 @@ def run_toml(rounds: int, stages: int = 1) -> str:
     return text
 
 
-def _draw(home: Path, progress: Progress, story: Story) -> None:
-    marks = {}
-    for name in (*story.killed, *story.added):
-        rounds = progress.commits.get(name)
-        if rounds:
-            marks.update({max(rounds): f"{name} killed"} if name in story.killed else {min(rounds): f"{name} joined"})
-    draw_losses(home / "loss.png", dict(sorted(progress.val_losses.items())), train_losses(progress), marks)
-
-
 def _summarize(report: Report, home: Path) -> None:
-    up = max(peer.bytes_up for peer in report.peers.values())
     held, export = f"Every survivor holds state {report.state_hash[:16]}.", f"--home {home / 'peer-1'} --out model"
     if report.stages:
         states = ", ".join(f"{stage.state_hash[:8]} by {len(stage.replicas)} peers" for stage in report.stages)
@@ -127,11 +117,24 @@ def _summarize(report: Report, home: Path) -> None:
         f" {report.tokens / 1e6:.1f} million tokens in {report.wall_s:.0f} s.\n"
         f"Held-out loss {report.val_loss_first:.3f} -> {report.val_loss_last:.3f} nats per byte.\n"
         f"{held}\n"
-        f"At most {size_text(up)} sent per peer, {report.traffic_factor:.0f} times less than an fp32 all-reduce every"
-        f" step would take ({size_text(report.ddp_bytes_equivalent)}).\n\n"
+        f"{_told_traffic(report)}\n\n"
         f"What it writes now:\n{report.sample}\n\n"
         f"{home / 'report.json'} has the numbers, {home / 'loss.png'} the curve; a model for other software:\n"
         f"  peer export {export}"
+    )
+
+
+def _told_traffic(report: Report) -> str:
+    """Against an all-reduce where that could be had instead; in a pipeline, by the token."""
+    sent = [peer.bytes_up for peer in report.peers.values()]
+    if report.stages:
+        return (
+            f"All peers together sent {size_text(sum(sent))}, {sum(sent) / max(1, report.tokens):.0f} bytes a token:"
+            f" hidden states, gradients, updates, states for joiners. The busiest sent {size_text(max(sent))}."
+        )
+    return (
+        f"At most {size_text(max(sent))} sent per peer, {report.traffic_factor:.0f} times less than an fp32 all-reduce"
+        f" every step would take ({size_text(report.ddp_bytes_equivalent)})."
     )
 
 

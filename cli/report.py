@@ -170,7 +170,7 @@ def draw_losses(
     from matplotlib.ticker import MaxNLocator
 
     figure, axes = pyplot.subplots(figsize=(7, 4), dpi=120)
-    axes.plot(list(val_losses), list(val_losses.values()), "o-", label="held-out")
+    axes.plot(list(val_losses), list(val_losses.values()), "o:", label="held-out, where measured")
     if train_losses:
         axes.plot(list(train_losses), list(train_losses.values()), ".--", alpha=0.6, label="training, mean of peers")
     top = axes.get_ylim()[1]

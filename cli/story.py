@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from cli.children import ChildPeer
@@ -16,13 +16,14 @@ FREEZE_S: Final = 15.0  # longer than a group waits for whoever does not answer
 @dataclass(frozen=True)
 class Story:
     """Who was there and what befell them; lists hold child names. `survivors` must see the run's end; of these the
-    `frozen` could do nothing for a while."""
+    `frozen` could do nothing for a while. `marks`: what happened, by the round that was committed last."""
 
     children: Mapping[str, ChildPeer]
     killed: Sequence[str]
     added: Sequence[str]
     survivors: Sequence[str]
     frozen: Sequence[str] = ()
+    marks: Mapping[int, str] = field(default_factory=dict)
 
 
 def play_whole(course: Course, peers: int) -> Story:
@@ -46,13 +47,11 @@ def play_pipeline(course: Course, peers: int) -> Story:
     course.kill(victim)
     course.wait(None, "another round is committed", course.rounds_from_now(1))
     sleeper = course.spare([child for child in started if child.alive and not course.is_mate(child, victim)])
-    sleeper.freeze()
-    progress.note(f"froze {sleeper.name} (SIGSTOP)")
+    course.freeze(sleeper)
     added = course.add(peers + 1)
     thaws_at = time.monotonic() + FREEZE_S
     course.wait(None, "it is time to thaw", lambda: time.monotonic() > thaws_at)
-    sleeper.thaw()
-    progress.note(f"thawed {sleeper.name} (SIGCONT)")
+    course.thaw(sleeper)
     return _end(course, started, [victim], [added], [sleeper])
 
 
@@ -70,4 +69,4 @@ def _end(
     def names(children: Sequence[ChildPeer]) -> list[str]:
         return [child.name for child in children]
 
-    return Story(course.children, names(killed), names(added), names(survivors), names(frozen))
+    return Story(course.children, names(killed), names(added), names(survivors), names(frozen), course.marks)

@@ -25,6 +25,11 @@ print(json.dumps(sorted(sys.modules)), file=sys.stderr)
     assert all(name in done.stdout for name in COMMANDS)
 
 
+def test_a_look_at_a_run_does_not_load_torch() -> None:
+    probe = "import sys, cli.status, swarm.view; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", probe], timeout=120).returncode == 0
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_describes_itself(name: str) -> None:
     result = CliRunner().invoke(group, [name, "--help"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ from rich.console import Console
 
 from cli.accounts import MicroBatches
 from cli.facts import Commit
+from cli.join import what_was_kept
 from cli.progress import Progress
 from cli.quickstart import run_toml
 from cli.report import broken_in_pipeline
@@ -96,6 +98,23 @@ def test_who_takes_a_stage_says_so_and_has_no_round_yet() -> None:
         "a takes stage 2",
         "a brings back stage 1 from round 7, which 2 peers kept",
     ]
+
+
+def test_what_is_kept_for_another_stage_is_not_ones_own_checkpoint() -> None:
+    progress = Progress("one peer's own view")
+    progress.apply("a", "seat_taken", 1.0, {"stage": 0})
+    progress.apply("a", "round_committed", 1.0, committed(0, 3))
+    assert "no checkpoint was written" in what_was_kept(progress, Path("home"))
+    for stage, number in ((0, 3), (1, 2)):
+        path = f"home/stage-{stage}/checkpoints/{number}"
+        progress.apply("a", "checkpoint_saved", 2.0, {"round": number, "path": path})
+    kept = what_was_kept(progress, Path("home"))
+    assert "Saved: round 3 of stage 0 in home/stage-0/checkpoints/3." in kept
+    assert "with a --home of each other stage" in kept
+    feeder = Progress("another")
+    feeder.apply("f", "text_fed", 1.0, {"micro_batches": 9, "peers": ["x"]})
+    assert what_was_kept(feeder, Path("home")) == "Read 9 micro-batches for 1 peer; a feeder keeps nothing."
+    assert what_was_kept(Progress("nothing yet"), Path("home")) == ""
 
 
 def test_a_feeder_says_what_it_does_for_whom_and_how_much() -> None:
