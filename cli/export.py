@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
     from peer.checkpoint_file import Loaded
     from swarm.manifest import Manifest
+
+
+APART_MAX: Final = 1  # rounds: stages commit one after the other
 
 
 @click.command()
@@ -64,7 +67,10 @@ def _from_homes(homes: Sequence[Path], out: Path) -> str:
     found = newest_model(homes)
     write_model(out, found.manifest, found.tokenizer, found.theta)
     places = [(part.round, part.tree.root) for part in found.parts]
-    return f"{_named(found.manifest, places)}, written to {out}."
+    newest = max(number for number, _ in places)
+    old = [stage for stage, (number, _) in enumerate(places) if number < newest - APART_MAX]
+    hint = f" Behind the others: {_stages(old)}; add the --home of one of its peers, if that has newer." if old else ""
+    return f"{_named(found.manifest, places)}, written to {out}.{hint}"
 
 
 def _named(manifest: Manifest, places: list[tuple[int, bytes]]) -> str:
@@ -73,8 +79,7 @@ def _named(manifest: Manifest, places: list[tuple[int, bytes]]) -> str:
     if len(places) == 1:
         return f"Round {places[0][0]} of {manifest.run.name!r}, state {states}"
     rounds = ", ".join(str(number) for number, _ in places)
-    apart = "" if len({number for number, _ in places}) == 1 else " (not all of one round)"
-    return f"{manifest.run.name!r} put together of its {len(places)} stages at rounds {rounds}{apart}, states {states}"
+    return f"{manifest.run.name!r} put together of its {len(places)} stages at rounds {rounds}, states {states}"
 
 
 @dataclass(frozen=True)

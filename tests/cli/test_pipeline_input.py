@@ -142,3 +142,11 @@ async def test_export_says_which_stages_are_missing_and_what_to_add(peer: Peer, 
     assert "or export from an INVITE" in sentence
     assert "belongs to another run" in said(peer("export", "--home", first, "--home", stranger, *out), 6)
     assert "no intact checkpoint yet" in said(peer("export", "--home", empty, *out), 6)
+
+
+async def test_export_says_which_stages_are_behind(peer: Peer, tmp_path: Path) -> None:
+    authority = Identity.generate()
+    home = await kept(tmp_path / "home", manifest_of(authority, 3), authority, [0, 1, 2])
+    ended = peer("export", "--home", home, "--out", tmp_path / "model")
+    assert ended.code == 0 and "of its 3 stages at rounds 4, 5, 6," in ended.stdout
+    assert "Behind the others: stage 0; add the --home of one of its peers, if that has newer." in ended.stdout

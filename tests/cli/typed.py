@@ -17,6 +17,7 @@ class Ended(NamedTuple):
 
     code: int
     stderr: str
+    stdout: str
 
 
 Peer = Callable[..., Ended]
@@ -30,7 +31,8 @@ def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
         with pytest.raises(SystemExit) as ended:
             main()
         assert isinstance(ended.value.code, int)
-        return Ended(ended.value.code, capsys.readouterr().err)
+        shown = capsys.readouterr()
+        return Ended(ended.value.code, shown.err, shown.out)
 
     return run
 
