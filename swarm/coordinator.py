@@ -123,12 +123,15 @@ class _Coordinator:
         await membership.announce()
 
     def _abreast(self, head: Head) -> Head:
-        """The same weights at the place in the run where the stage that is furthest is, if they are too old for it."""
-        furthest = max((authority.head for authority in self.authorities), key=lambda head: head.round)
+        """The same weights at the place in the run where the other stages are, if they are too old for it. In a
+        synchronous run that is where the last of these is: the others have kept the weights of its epoch."""
+        others = sorted((a.head for a in self.authorities if a.group != head.run_id), key=lambda head: head.round)
+        last, furthest = others[0], others[-1]
         if furthest.round - head.round <= STALENESS:
             return head
-        ledger = furthest.ledger if self._manifest.synchronous else head.ledger
-        return msgspec.structs.replace(head, round=furthest.round, inner_step=furthest.inner_step, ledger=ledger)
+        if self._manifest.synchronous:
+            return msgspec.structs.replace(head, round=last.round, inner_step=last.inner_step, ledger=last.ledger)
+        return msgspec.structs.replace(head, round=furthest.round, inner_step=furthest.inner_step)
 
     def _replicas(self, stage: int) -> list[str]:
         """Who says that it belongs to that group."""

@@ -51,7 +51,7 @@ class Stint:
             self.discard("a new plan replaced it")
         height.plan, height.signed_plan, height.planned_at = plan, signed, trio.current_time()
         height.left_out = plan.of(self._post.me) is None
-        self._patience.give(leader, plan.hash, self._patience.time_for(plan) + 4 * self._post.tempo.answer_s)
+        self._patience.give_work(leader, plan.hash, self._patience.time_for(plan) + 4 * self._post.tempo.answer_s)
         self._post.events.emit("round_planned", round=self._turn.round, members=len(plan.assignments))
         if not height.left_out:
             self._scope = trio.CancelScope()
@@ -62,7 +62,7 @@ class Stint:
         seconds = 4 * self._post.tempo.answer_s
         if self._post.pace.pipeline and self._height.contribution is None:
             seconds += self._patience.time_for(plan)
-        self._patience.give(leader, plan.hash, seconds)
+        self._patience.give_work(leader, plan.hash, seconds)
         if wrap_up:
             self._post.trainer.wrap_up()
 
@@ -95,6 +95,8 @@ class Stint:
         with scope:
             phase("compute")
             contribution, height.message = await self._contributor.contribute(plan, self._turn, self._coding)
+            if self._post.pace.synchronous:
+                self._post.tempo.note_batch(trio.current_time() - height.planned_at)
             end = self._patience.time_after_work(plan) + 4 * self._post.tempo.answer_s
             height.stage_deadline = min(height.stage_deadline, height.planned_at + end)
             height.contribution = contribution

@@ -17,6 +17,7 @@ class Tempo:
     def __init__(self, patience_s: float = 0.0) -> None:
         self._patience_s = patience_s
         self._exchanges: deque[float] = deque(maxlen=HISTORY)
+        self._batches: deque[float] = deque(maxlen=HISTORY)
 
     @property
     def answer_s(self) -> float:
@@ -34,3 +35,12 @@ class Tempo:
     def note_exchange(self, seconds: float) -> None:
         """Record how long a completed exchange took."""
         self._exchanges.append(seconds)
+
+    @property
+    def batch_s(self) -> float:
+        """From the plan of a synchronous pipeline's round to our part of its batch, usually; 0 until measured."""
+        return median(self._batches) if self._batches else 0.0
+
+    def note_batch(self, seconds: float) -> None:
+        """Record how long one took."""
+        self._batches.append(seconds)

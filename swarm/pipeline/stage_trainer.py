@@ -47,12 +47,13 @@ class HeldOut:
 @dataclass(frozen=True)
 class Adoption:
     """The outer weights of `head`. `replaced`: whatever was learned from others is void; `same`: they are the ones that
-    we have."""
+    we have; `orphaned`: they are, and of the members that had committed them nobody is left."""
 
     theta: torch.Tensor
     head: Head
     replaced: bool
     same: bool
+    orphaned: bool
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,12 @@ class StageTrainer(ABC):
         earlier = self._adoption
         replaced = changed is None or (earlier is not None and earlier.replaced)
         same = not replaced and changed == () and earlier is None and self.head is not None
-        self._adoption = Adoption(theta.clone(), head, replaced, same)  # the round after the next writes there
+        orphaned = _is_orphaned(head, self.head if earlier is None else earlier.head)
+        if earlier is not None and earlier.head.round == head.round:
+            orphaned |= earlier.orphaned
+        orphaned &= self._post.pace.synchronous
+        # A copy: the round after the next writes to `theta`.
+        self._adoption = Adoption(theta.clone(), head, replaced, same, orphaned)
         self._changed.notify()
 
     async def gather(self, members: Sequence[str]) -> None:
@@ -181,6 +187,11 @@ class StageTrainer(ABC):
     def _settle(self) -> None:
         """A commit has made something of what was captured."""
 
+    async def _load(self, head: Head) -> None:
+        """Bring the weights in `outer`, those of `head`, to a worker that has none of its group's yet. WorkerError,
+        StageRefused."""
+        await self._gang.import_weights(head.round)
+
     def _may_step(self) -> bool:
         """Whether the worker is to make an inner step."""
         return False
@@ -217,7 +228,7 @@ class StageTrainer(ABC):
             self._adoption = None if self._adoption is adoption else self._adoption
             return
         elsewhere = self.head is not None and head.round != self.head.round  # the authority may set a stage's round
-        if elsewhere or not adoption.same:
+        if elsewhere or adoption.orphaned or not adoption.same:
             await self._import(adoption)
         self.head = head
         if self._adoption is adoption:
@@ -231,7 +242,10 @@ class StageTrainer(ABC):
         await trio.to_thread.run_sync(self._gang.outer.copy_, adoption.theta)
         conflicts = self._station.moved(head)
         self.head = head
-        await self._gang.import_weights(head.round, rebase=keeps)
+        if adoption.orphaned or generation != self._generation:
+            await self._load(head)
+        else:
+            await self._gang.import_weights(head.round, rebase=keeps)
         self._generation = generation
         self._settle()
         if conflicts:
@@ -244,7 +258,7 @@ class StageTrainer(ABC):
         generation = self._gang.generation
         self._station.moved(self.head)
         self._note_lost()
-        await self._gang.import_weights(self.head.round)
+        await self._load(self.head)
         self._generation = generation
 
     async def _begin_anew(self) -> None:
@@ -318,3 +332,11 @@ class StageTrainer(ABC):
             return
         async with self._post.issuer.open():
             yield
+
+
+def _is_orphaned(head: Head, before: Head | None) -> bool:
+    """Whether the authority has begun `head` on the state of the head `before` with none of its members: they have all
+    been restarted, or are gone for good."""
+    if before is None or head.term <= before.term or head.state_hash != before.state_hash:
+        return False
+    return bool(before.members) and not set(before.members).intersection(head.members)

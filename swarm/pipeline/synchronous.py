@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
+import torch
 import trio
 
 from peer.errors import BarnraiseError, RemoteError
@@ -161,6 +162,7 @@ class Synchronous(StageTrainer):
         super().__init__(post)
         self._overseer = overseer
         self._losses: dict[int, tuple[int, float]] = {}  # of what was counted: first sample -> tokens, loss
+        self._before: torch.Tensor | None = None  # the weights of the epoch before that of `head`, if we know them
 
     async def gather(self, members: Sequence[str]) -> None:
         await self._changed.until(lambda: self.head is not None and self._adoption is None, math.inf)
@@ -223,3 +225,31 @@ class Synchronous(StageTrainer):
 
     def _settle(self) -> None:
         """All of a batch is settled with its round."""
+
+    # -- the epoch before --------------------------------------------------------------------------------------------
+
+    async def _import(self, adoption: Adoption) -> None:
+        await trio.to_thread.run_sync(self._remember, adoption)
+        await super()._import(adoption)
+
+    def _remember(self, adoption: Adoption) -> None:
+        """Stages are an epoch apart at times, and the worker that keeps the weights of the epoch before may be lost.
+        Where nobody is left who has them, the present ones must do: without any, the stages behind would wait for
+        ever."""
+        head = adoption.head
+        if adoption.orphaned:
+            self._before = adoption.theta
+        elif self.head is not None and head.round == self.head.round + 1:
+            self._before = self._gang.outer.clone()
+        elif head != self.head:  # else it is the same once more, after a failure
+            self._before = None
+
+    async def _load(self, head: Head) -> None:
+        if self._before is not None:
+            theta = self._gang.outer.clone()
+            try:
+                self._gang.outer.copy_(self._before)
+                await self._gang.import_weights(head.round - 1)
+            finally:
+                self._gang.outer.copy_(theta)
+        await super()._load(head)

@@ -1,5 +1,5 @@
-"""All replicas of a stage die at once: the run pauses, a peer of another stage takes it from a kept commit, and the run
-goes on."""
+"""All replicas of a stage die at once: the run pauses and says so, somebody takes the stage from a kept commit, and the
+run goes on, in either mode."""
 
 from __future__ import annotations
 
@@ -7,37 +7,90 @@ from pathlib import Path
 
 import pytest
 
-from cli.children import children
+from cli.children import ChildPeer, Children, children
 from cli.course import Course
 from cli.progress import Progress
 from tests.cli.test_pipeline import RUN
 
 pytestmark = [pytest.mark.soak, pytest.mark.process]
 
-ROUNDS = 1000  # more than this test sees
+ROUNDS = 1000  # more than these tests see
+LOCAL = 'method = "diloco"\nsteps = 80'
+SYNCHRONOUS = 'method = "allreduce"\nbatch = 64'
+LAST, FIRST = 1, 0
 
 
-def test_a_stage_that_lost_all_replicas_is_restored(tmp_path: Path) -> None:
-    (tmp_path / "run.toml").write_text(RUN.replace("rounds = 12", f"rounds = {ROUNDS}"))
-    progress = Progress("test", keeps_all=True, stages=2)
+@pytest.mark.parametrize(
+    ("outer", "stage"),
+    [
+        pytest.param(LOCAL, LAST, id="local-last"),
+        pytest.param(SYNCHRONOUS, LAST, id="synchronous-last"),
+        pytest.param(SYNCHRONOUS, FIRST, id="synchronous-first"),
+    ],
+)
+def test_a_peer_of_another_stage_restores_one_that_lost_all_replicas(tmp_path: Path, outer: str, stage: int) -> None:
     with children() as group:
-        course = Course(tmp_path, ROUNDS, group, progress, lambda: None)
-        course.begin()
-        started = [course.join(number) for number in range(1, 5)]
-        course.wait(180, "both stages have committed three rounds", lambda: progress.round >= 3)
-        kept = [child for child in started if progress.row(child.name).stage == 0]
-        lost = [child for child in started if child not in kept]
-        course.wait(60, "the last stage is kept by the first", lambda: all(_keeps(tmp_path / c.name) for c in kept))
-        for victim in lost:
-            course.kill(victim)
+        course, started = begun(tmp_path, group, outer, peers=4)
+        progress = course.progress
+        kept = lose(course, started, stage)
         course.wait(120, "a peer moves", lambda: bool(progress.moves))
         (move,) = progress.moves
-        assert (move.source, move.target, move.reason) == (0, 1, "nobody serves it")
+        assert (move.source, move.target, move.reason) == (1 - stage, stage, "nobody serves it")
+        (stays,) = [child for child in kept if child.name != move.name]
+        course.wait(30, "the other says what it waits for", lambda: waits_for(course, stays) == stage)
         course.wait(120, "rounds go on", course.rounds_from_now(3))
-        books = progress.accounts
-        assert sum(totals.of("completed") for totals in books.totals.values()) > 0
         assert len(progress.moves) == 1, "one peer moved, and the other stayed"
+        check(course)
 
 
-def _keeps(home: Path) -> bool:
-    return any((home / "stage-1" / "checkpoints").glob("*-round-*"))
+def test_a_newcomer_restores_a_synchronous_stage_that_lost_its_only_replica(tmp_path: Path) -> None:
+    with children() as group:
+        course, started = begun(tmp_path, group, SYNCHRONOUS, peers=2)
+        (kept,) = lose(course, started, LAST)
+        course.wait(120, "the other says what it waits for", lambda: waits_for(course, kept) == LAST)
+        assert not course.progress.moves, "the last replica of its stage"
+        added = course.add(3)
+        course.wait(180, "rounds go on", course.rounds_from_now(3))
+        assert course.progress.row(added.name).stage == LAST
+        check(course)
+
+
+def begun(home: Path, group: Children, outer: str, peers: int) -> tuple[Course, list[ChildPeer]]:
+    """A run of two stages that has committed a few rounds, and its peers."""
+    (home / "run.toml").write_text(RUN.replace("rounds = 12", f"rounds = {ROUNDS}").replace(LOCAL, outer))
+    progress = Progress("test", keeps_all=True, stages=2)
+    course = Course(home, ROUNDS, group, progress, lambda: None)
+    course.begin()
+    started = [course.join(number) for number in range(1, peers + 1)]
+    course.wait(180, "both stages have committed three rounds", lambda: progress.round >= 3)
+    return course, started
+
+
+def lose(course: Course, started: list[ChildPeer], stage: int) -> list[ChildPeer]:
+    """Kill all replicas of `stage`, once the others keep a commit of it; these."""
+    kept = [child for child in started if course.progress.row(child.name).stage != stage]
+    course.wait(60, "the stage is kept by the other", lambda: all(_keeps(child, stage) for child in kept))
+    for child in started:
+        if child not in kept:
+            course.kill(child)
+    return kept
+
+
+def waits_for(course: Course, child: ChildPeer) -> int | None:
+    """The stage that it says it waits for."""
+    phase = course.progress.row(child.name).phase
+    return int(phase.removeprefix("waiting for stage ")) if phase.startswith("waiting for stage ") else None
+
+
+def check(course: Course) -> None:
+    totals = course.progress.accounts.totals.values()
+    assert sum(each.of("completed") for each in totals) > 0
+    heads: dict[tuple[int | None, int, int], set[str]] = {}
+    for commits in course.progress.commits.values():
+        for commit in commits.values():
+            heads.setdefault((commit.stage, commit.fields["term"], commit.round), set()).add(commit.state_hash)
+    assert all(len(states) == 1 for states in heads.values()), "one state a stage and round"
+
+
+def _keeps(child: ChildPeer, stage: int) -> bool:
+    return any((child.home / f"stage-{stage}" / "checkpoints").glob("*-round-*"))

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,8 +88,9 @@ async def scene_of(
             raise
 
 
-def one_process(steps: int) -> torch.Tensor:
-    """The whole model's weights after as many steps of torch's AdamW on the same batches, in float64."""
+def one_process(steps: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """The whole model's gradient, and the weights after it, of each step of torch's AdamW on the same batches, in
+    float64."""
     layout, flat = FlatLayout.of(MODEL), init_flat(MODEL, seed=0).double()
     parameters = {name: torch.nn.Parameter(view.clone()) for name, view in layout.views(flat).items()}
     matrices = [p for p in parameters.values() if p.dim() > 1]
@@ -106,13 +107,21 @@ def one_process(steps: int) -> torch.Tensor:
         optimizer.step()
         for name, view in layout.views(flat).items():
             view.copy_(parameters[name].detach())
-    return flat
+        yield gradient, flat.clone()
 
 
 def check_one_process(scene: Scene, steps: int) -> None:
-    ours = join_flat(MODEL, [seats[0].post.state.theta for seats in scene.stages], SPLITS[len(scene.stages)])
-    assert relative(ours, one_process(steps)) < 1e-5
-    assert relative(ours, one_process(steps - 1)) > 1e-3, "the last step is told from the one before"
+    """The gradient that each round has merged and the weights after the last, of all stages, are one process's."""
+    splits = SPLITS[len(scene.stages)]
+    gradients, weights = zip(*one_process(steps), strict=True)
+    for number, theirs in enumerate(gradients, start=1):
+        parts = [next(s.gradients[number] for s in seats if number in s.gradients) for seats in scene.stages]
+        ours = join_flat(MODEL, parts, splits)
+        assert relative(ours, theirs) < 1e-5, f"the gradient of step {number}"
+        assert all(relative(ours, g) > 1e-3 for g in gradients if g is not theirs), "told from all others"
+    ours = join_flat(MODEL, [seats[0].post.state.theta for seats in scene.stages], splits)
+    assert relative(ours, weights[-1]) < 1e-5
+    assert relative(ours, weights[-2]) > 1e-4, "the last step is told from the one before"
 
 
 async def check_a_kill(folder: Path, replicas: list[int], stage: int, steps: int) -> None:

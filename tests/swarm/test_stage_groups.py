@@ -16,8 +16,10 @@ from optim.config import AllReduce
 from swarm.ledger import Range, count, union
 from swarm.pace import Pace
 from swarm.plan import Assignment
+from swarm.tempo import Tempo
 from swarm.trainer import Order, Work
 from tests.swarm.group import Seat, open_group, pace_of
+from tests.swarm.hostile import Impatient
 
 NUMEL, MICRO = 2_000, 2
 LATER = dataclasses.replace(pace_of(4), stage=1, stages=2, micro_batch=MICRO)
@@ -44,12 +46,14 @@ def scripted(seat: Seat, number: int, script: Script) -> None:
 
 
 @asynccontextmanager
-async def running(folder: Path, pace: Pace, rounds: int, script: Script, members: int = 3) -> AsyncIterator[list[Seat]]:
+async def running(
+    folder: Path, pace: Pace, rounds: int, script: Script, members: int = 3, tempo: type[Tempo] = Tempo
+) -> AsyncIterator[list[Seat]]:
     """A group that has committed `rounds` rounds by the end of the block."""
     with trio.fail_after(60):
         async with AsyncExitStack() as stack:
             group = await stack.enter_async_context(open_group(folder, NUMEL, "fp32", rounds, members))
-            group.pace = pace
+            group.pace, group.tempo = pace, tempo
             seats = [await stack.enter_async_context(group.join(unused)) for _ in range(members)]
             for number, seat in enumerate(sorted(seats, key=lambda seat: seat.host.peer_id)):
                 scripted(seat, number, script)
@@ -138,6 +142,36 @@ async def test_the_leader_wraps_up_when_all_is_gathered_and_not_before(tmp_path:
         assert not any(event.is_set() for event in hurried)
         gathered.set()
     assert seats[0].engine.head.ledger.cursor == 12
+
+
+async def test_a_leader_that_never_ends_the_work_is_replaced(tmp_path: Path) -> None:
+    """Synchronous: whoever leads the third round goes on gathering for ever. That takes an hour by the plan, and a few
+    seconds by what a batch usually takes."""
+    pace = dataclasses.replace(SYNCHRONOUS, compute_s_max=3600.0)
+    hurried = [trio.Event() for _ in range(3)]
+    broken: list[int] = []
+
+    async def script(number: int, order: Order) -> tuple[Range, ...]:
+        await hurried[number].wait()
+        hurried[number] = trio.Event()
+        first = 12 * (order.turn.round - 1) + 4 * number
+        return ((first, first + 4),)
+
+    async with running(tmp_path, pace, 3, script, tempo=Impatient) as seats:
+        for number, seat in enumerate(sorted(seats, key=lambda seat: seat.host.peer_id)):
+            trainer: Any = seat.post.trainer
+            trainer.wrap_up = lambda number=number: hurried[number].set()
+
+            async def gather(members: Sequence[str], number: int = number, seat: Seat = seat) -> None:
+                if seat.engine.head.round == 2 and not broken:
+                    broken.append(number)
+                if number in broken:
+                    await trio.sleep_forever()
+
+            trainer.gather = gather
+    assert broken
+    for seat in seats:
+        assert seat.engine.head.ledger.cursor == 36 and len(seat.engine.head.members) == 3
 
 
 def _handed_in(seat: Seat) -> bool:
