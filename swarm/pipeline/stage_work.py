@@ -1,8 +1,10 @@
 """A micro-batch at one stage, whoever brought it: forward, on to the next stage, backward, counted once.
 
-What is counted here is what is counted in the worker: a backward ends with its word, also where it is cancelled. And it
-counts only what is still wanted. Who brought it may have given us up: we stood still, or were cut off, or took long; or
-somebody asks who has it, to take it elsewhere. Then whoever brought it is asked first.
+The backward that counts cannot be cancelled: once the worker may have added the gradient we wait for its word, so that
+what is counted here is always what is counted there, and who asks may be told so before it is done.
+
+Before it we make sure that it is still wanted. Who brought it may have given us up: we stood still, were cut off, or took
+long; or somebody asks who has it, to take it elsewhere. Then whoever brought it is asked.
 """
 
 from __future__ import annotations
@@ -214,20 +216,21 @@ class StageWork:
         counting, span = self.counting, errand.span
         faults.reach("pipeline_backward", self.begun)
         wanted = of.count and await self._is_wanted(errand)
-        self.notice_loss()
-        counts = wanted and counting.begin(span, errand.epoch)
-        try:
-            pass_ = msgspec.structs.replace(of, count=counts)
-            await self.compute.backward(slot, pass_, errand.size, errand.times)
-            if counts:
-                counting.done(span)
-                self.on_counted(span, errand.size.batch * errand.size.length, loss)
-        finally:
-            if counts:
-                counting.undo(span)  # where it failed
+        with trio.CancelScope(shield=True):
             self.notice_loss()
-            ended, self._backward_ended = self._backward_ended, trio.Event()
-            ended.set()
+            counts = wanted and counting.begin(span, errand.epoch)
+            try:
+                pass_ = msgspec.structs.replace(of, count=counts)
+                await self.compute.backward(slot, pass_, errand.size, errand.times)
+                if counts:
+                    counting.done(span)
+                    self.on_counted(span, errand.size.batch * errand.size.length, loss)
+            finally:
+                if counts:
+                    counting.undo(span)  # where it failed
+                self.notice_loss()
+                ended, self._backward_ended = self._backward_ended, trio.Event()
+                ended.set()
         return counts
 
     async def _is_wanted(self, errand: Errand) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -105,9 +106,23 @@ async def test_bad_input_is_refused_and_disturbs_nothing(tmp_path: Path) -> None
                 answer = (await pass_to(stranger, rules, last, payload, **changes)).body
                 assert (answer.outcome, answer.cause) == (outcome, cause), answer
             assert last.struck() == [stranger.peer_id] * len(offences)
-            with pytest.raises(ConnectionLost):  # no body of ours: not even an answer
-                await pass_to(stranger, rules, last, good, epoch=-1)
-            assert len(last.struck()) == len(offences) + 1
+            malformed: list[dict[str, Any]] = [
+                {"epoch": -1},
+                {"epoch": 1 << 60},
+                {"span": (-MICRO, 0)},
+                {"span": (1 << 60, (1 << 60) + MICRO)},
+                {"span": (0,)},
+                {"batch": 0},
+                {"batch": 1 << 40},
+                {"length": -SEQ},
+                {"ticket": -1},
+                {"group": "x" * 65},
+                {"again": 2},
+            ]
+            for changes in malformed:  # no body of ours: not even an answer
+                with pytest.raises(ConnectionLost):
+                    await pass_to(stranger, rules, last, good, **changes)
+            assert last.struck() == [stranger.peer_id] * (len(offences) + len(malformed))
             with pytest.raises(ValueError, match="bytes"):
                 await pass_to(stranger, rules, last, good + good)
             del last.events[:]
