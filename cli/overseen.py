@@ -58,10 +58,13 @@ def _majority_missing(progress: Progress, row: Row, at: float, fields: Fields) -
 
 def _members_away(progress: Progress, row: Row, at: float, fields: Fields) -> None:
     group = group_of(progress, fields)
+    names = ", ".join(progress.name_of(peer) for peer in fields.get("members") or ()) or "its members"
+    if group.complete:
+        progress.note(f"who has the last round of {group.name} has left: for latecomers, start one of {names} again")
+        return
     group.phase = "its last members are away"
-    names = ", ".join(progress.name_of(peer) for peer in fields.get("members") or ())
-    one_of = f"start one of {names} again" if names else "start one of its members again"
-    progress.note(f"nobody who is there may go on with {group.name} from round {fields['round']}: {one_of}")
+    here = f"nobody who is there may go on with {group.name} from round {fields['round']}"
+    progress.note(f"{here}: start one of {names} again")
 
 
 def _set_back(progress: Progress, row: Row, at: float, fields: Fields) -> None:

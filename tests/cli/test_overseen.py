@@ -68,6 +68,9 @@ def test_the_run_is_complete_with_its_last_stage(stages: int) -> None:
         happens(progress, "run_completed", round=9, **({"stage": stage} if stages > 1 else {}))
     assert progress.complete and _farewell(progress, HOME) == "The run is complete, and kept in coordinator."
     assert told(progress)[1:] == ["the run is complete, with round 9"]
+    happens(progress, "members_away", round=9, members=[], **({"stage": 0} if stages > 1 else {}))
+    assert "for latecomers, start one of its members again" in told(progress)[-1]
+    assert lines_of(progress)[0][-1] == "complete"
 
 
 def test_a_whole_model_is_one_group_without_stages() -> None:
