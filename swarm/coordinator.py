@@ -7,7 +7,7 @@ the last regroup that it signed and the last heads that it saw; the last three o
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -123,15 +123,8 @@ class _Coordinator:
         await membership.announce()
 
     def _abreast(self, head: Head) -> Head:
-        """The same weights at the place in the run where the other stages are, if they are too old for it. In a
-        synchronous run that is where the last of these is: the others have kept the weights of its epoch."""
-        others = sorted((a.head for a in self.authorities if a.group != head.run_id), key=lambda head: head.round)
-        last, furthest = others[0], others[-1]
-        if furthest.round - head.round <= STALENESS:
-            return head
-        if self._manifest.synchronous:
-            return msgspec.structs.replace(head, round=last.round, inner_step=last.inner_step, ledger=last.ledger)
-        return msgspec.structs.replace(head, round=furthest.round, inner_step=furthest.inner_step)
+        others = [authority.head for authority in self.authorities if authority.group != head.run_id]
+        return abreast(head, others, self._manifest.synchronous)
 
     def _replicas(self, stage: int) -> list[str]:
         """Who says that it belongs to that group."""
@@ -150,6 +143,17 @@ class _Coordinator:
             joined_at=self._began,
         )
         return describe(self._host, last.head, own)
+
+
+def abreast(head: Head, others: Sequence[Head], synchronous: bool) -> Head:
+    """The weights of a stage at the place in the run where the `others` are, if they are too old for it. In a
+    synchronous run that is where the last of these is: the others have kept the weights of its epoch."""
+    last, furthest = min(others, key=lambda head: head.round), max(others, key=lambda head: head.round)
+    if furthest.round - head.round <= STALENESS:
+        return head
+    if synchronous:
+        return msgspec.structs.replace(head, round=last.round, inner_step=last.inner_step, ledger=last.ledger)
+    return msgspec.structs.replace(head, round=furthest.round, inner_step=furthest.inner_step)
 
 
 def _shelf(state: InitialState) -> SnapshotShelf:
