@@ -183,18 +183,26 @@ def _peer_id(home: Path) -> str:
 
 
 def _sample(model: KeptModel) -> str:
-    """What the trained model writes after "def "."""
+    """What the trained model writes after "def ". On one thread: so small a model's would mostly wait for each other,
+    minutes where other processes want the cores."""
+    import torch
+
     from peer.generate import generate
     from peer.model import Decoder
     from peer.tokenizer import ByteTokenizer
 
     tokenizer = ByteTokenizer()
-    ids = generate(
-        Decoder(model.manifest.model, model.theta),
-        tokenizer.encode(PROMPT),
-        vocab_size=tokenizer.vocab_size,
-        max_new_tokens=SAMPLE_TOKENS,
-        temperature=0.7,
-        seed=0,
-    )
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        ids = generate(
+            Decoder(model.manifest.model, model.theta),
+            tokenizer.encode(PROMPT),
+            vocab_size=tokenizer.vocab_size,
+            max_new_tokens=SAMPLE_TOKENS,
+            temperature=0.7,
+            seed=0,
+        )
+    finally:
+        torch.set_num_threads(threads)
     return PROMPT + tokenizer.decode(ids)
