@@ -164,9 +164,13 @@ async def test_the_lag_meter_measures_standing_still() -> None:
         lag = LagMeter()
         nursery.start_soon(lag.run)
         await trio.testing.wait_all_tasks_blocked()
-        before = lag.lost_s
-        block(0.6)
-        assert lag.lost_s - before > 0.3
+        before, began = lag.lost_s, trio.current_time()
+        assert lag.stood_still_until < began
+        block(0.9)
+        assert lag.lost_s - before > 0.6 and lag.stood_still_until > began, "also before it has run again"
+        while lag.stood_still_until > (now := trio.current_time()) - 0.1:
+            await trio.sleep(0.05)
+        assert began < lag.stood_still_until < now
         nursery.cancel_scope.cancel()
 
 

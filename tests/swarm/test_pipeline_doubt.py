@@ -21,6 +21,7 @@ from swarm.pipeline.asking import is_awaited, who_has
 from swarm.pipeline.messages import AWAITED, AskAwaited, Awaited, Pass, Passed, PipelineCalls
 from swarm.pipeline.rules import PipelineRules
 from swarm.pipeline.stage_work import BACKLOG_S, SURE_S
+from swarm.pipeline.station import IssueResult
 from tests.peer.stage_harness import MODEL
 from tests.swarm.pipeline_children import open_children
 from tests.swarm.pipeline_harness import (
@@ -30,7 +31,9 @@ from tests.swarm.pipeline_harness import (
     Table,
     open_impostor,
     open_replica,
+    open_replicas,
     rules_of,
+    serving,
     tokens_of,
 )
 
@@ -202,3 +205,33 @@ async def test_what_is_at_its_backward_is_had(tmp_path: Path) -> None:
             assert not counting.counted
             os.kill(worker, signal.SIGCONT)
         assert middle.outcomes == ["done"] and counting.counted == (SPANS[0],)
+
+
+async def test_of_two_that_issue_the_same_one_counts(tmp_path: Path) -> None:
+    """Whose turn it was asks the other one, once that one has asked for it."""
+    rules, came, go_on = rules_of(2), trio.Event(), trio.Event()
+
+    async def answer(request: Pass, payload: memoryview) -> tuple[Passed, bytes]:
+        if not came.is_set():
+            came.set()
+            await go_on.wait()
+        return Passed("done", loss=1.0), bytes(HIDDEN_BYTES)
+
+    async with (
+        open_replicas(tmp_path, [2, 0]) as stages,
+        serving(stages, rules) as table,
+        open_impostor(rules, 1, table, answer),
+    ):
+        slow, quick = stages[0]
+        results: list[IssueResult] = []
+
+        async def issue(replica: Replica, again: bool) -> None:
+            results.append(await replica.station.issue(SPANS[0], tokens_of(SPANS[0]), again))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(issue, slow, False)
+            await came.wait()
+            await issue(quick, True)
+            go_on.set()
+        assert [(result.done, result.counted) for result in results] == [(True, True), (True, False)]
+        assert (quick.station.counting.counted, slow.station.counting.counted) == ((SPANS[0],), ())
