@@ -76,7 +76,7 @@ async def test_a_stage_that_is_gone_is_missed_by_name(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="gone or damaged"):
         reload(tmp_path, open_manifest(charter[0]), identity, EventLog())
     with pytest.raises(
-        CheckpointError, match="stage 1 of 3 is missing .*: add the home of a peer of each, .*HOME_OF_STAGE_1"
+        CheckpointError, match=r"stage 1 of 3 is missing .*: add the home of a peer of each, .*HOME_OF_STAGE_1"
     ):
         newest_model([tmp_path])
     (tmp_path / "elsewhere").rename(lost.parent.parent / "stage-1" / "checkpoints")
