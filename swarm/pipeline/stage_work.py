@@ -3,8 +3,8 @@
 The backward that counts cannot be cancelled: once the worker may have added the gradient we wait for its word, so that
 what is counted here is always what is counted there, and who asks may be told so before it is done.
 
-Before it we make sure that it is still wanted. Who brought it may have given us up: we stood still, were cut off, or took
-long; or somebody asks who has it, to take it elsewhere. Then whoever brought it is asked.
+Before it we make sure that it is still wanted. Who brought it may have given us up: we stood still, were cut off, or
+took long; or somebody asks who has it, to take it elsewhere. Then whoever brought it is asked.
 """
 
 from __future__ import annotations
