@@ -19,7 +19,7 @@ from peer.errors import NetworkError, ProtocolViolation, RoundDiscarded
 from peer.identity import Signed, open_body
 from peer.rpc import Call
 from swarm.building import Building
-from swarm.chain import Head
+from swarm.chain import TRIES_PER_LEADER, Head
 from swarm.contribute import Contributor
 from swarm.exchange import Exchange, Merge
 from swarm.height import Height
@@ -136,8 +136,7 @@ class Round:
         if plan.head != height.head.hash:
             raise RoundDiscarded("the plan is for another round, or another group's")
         promised = max(height.acceptor.promised, 0)
-        mine = height.signed_plan
-        if mine is not None and leader == mine.signer and height.head.leader(promised).peer != leader:
+        if height.head.leader(promised).peer != leader and self._may_have_led(leader, promised):
             raise RoundDiscarded("a later attempt was promised")  # which an earlier leader need not know
         self._check_order(leader, promised)
         if height.plan == plan:
@@ -323,6 +322,12 @@ class Round:
             raise RoundDiscarded("a later attempt was promised")
         if attempt > promised:
             raise ProtocolViolation("a leader gave orders in an attempt that was not announced")
+
+    def _may_have_led(self, peer: str, promised: int) -> bool:
+        """Whether that peer led an attempt before the one `promised`, with its own plan or one that it found."""
+        head, mine = self.height.head, self.height.signed_plan
+        turns = range(max(0, promised - TRIES_PER_LEADER * len(head.members)), promised)
+        return (mine is not None and mine.signer == peer) or any(head.leader(turn).peer == peer for turn in turns)
 
     def _check_order(self, sender: str, attempt: int) -> None:
         if self.over:

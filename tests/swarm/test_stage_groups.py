@@ -9,10 +9,13 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import trio
 
 from optim.config import AllReduce
+from peer.errors import ProtocolViolation, RoundDiscarded
+from swarm.chain import TRIES_PER_LEADER
 from swarm.ledger import Range, count, union
 from swarm.pace import Pace
 from swarm.plan import Assignment
@@ -172,6 +175,29 @@ async def test_a_leader_that_never_ends_the_work_is_replaced(tmp_path: Path) -> 
     assert broken
     for seat in seats:
         assert seat.engine.head.ledger.cursor == 36 and len(seat.engine.head.members) == 3
+
+
+async def test_who_led_before_and_goes_on_is_no_offender(tmp_path: Path) -> None:
+    ready = trio.Event()
+
+    async def script(number: int, order: Order) -> tuple[Range, ...]:
+        await ready.wait()
+        return ((4 * number, 4 * number + 4),)
+
+    async with running(tmp_path, SYNCHRONOUS, 1, script) as seats:
+        here = seats[0].engine._here
+        while here.round is None or here.round.height.signed_plan is None:
+            await trio.sleep(0.02)
+        height, order = here.round.height, here.round.height.signed_plan
+        second, third = (height.head.leader(turn * TRIES_PER_LEADER).peer for turn in (1, 2))
+        with pytest.raises(ProtocolViolation, match="another leads"):
+            here.round.take_work(order, True, second)
+        height.acceptor.promise(2 * TRIES_PER_LEADER)
+        with pytest.raises(RoundDiscarded, match="a later attempt"):
+            here.round.take_work(order, True, second)
+        here.round.take_work(order, False, third)
+        ready.set()
+    assert seats[0].engine.head.ledger.cursor == 12
 
 
 def _handed_in(seat: Seat) -> bool:
