@@ -12,7 +12,7 @@ from __future__ import annotations
 import errno
 import socket
 from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -250,8 +250,8 @@ class Host:
         """Where the sockets really are: every interface for a wildcard, the real port for port 0."""
         found: list[str] = []
         for listener in self.libp2p.get_network().listeners.values():
-            for address in listener.get_addrs():
-                found.extend(_expand(str(address)))
+            with suppress(OSError):  # it is just being closed
+                found.extend(bound for address in listener.get_addrs() for bound in _expand(str(address)))
         return list(dict.fromkeys(found))
 
 
