@@ -30,6 +30,7 @@ from swarm.pipeline.rules import Load
 from swarm.wiring import Wiring
 
 SHARE: Final = 0.6  # of our caller's time, for one call
+ALONE: Final = 4.0  # times the usual deadline: where nobody else could do it, another try is only more work
 LEAST_S: Final = 0.05  # with less left, no call is begun
 SEEN_SHARE: Final = 0.2
 POLL_S: Final = 0.25  # replicas are looked up so often while there is none
@@ -140,7 +141,8 @@ class Sender:
     ) -> Delivered | Undelivered | None:
         """One call; None: go on elsewhere."""
         wiring, number = self.wiring, next(self._numbers)
-        timeout_s = min(wiring.deadline_s(peer), SHARE * (attempt.until - trio.current_time()))
+        patience = 1.0 if self._others_than(peer) else ALONE
+        timeout_s = min(patience * wiring.deadline_s(peer), SHARE * (attempt.until - trio.current_time()))
         request = msgspec.structs.replace(request, group=self._group, again=attempt.again, ticket=number)
         wiring.sent(peer, number, trio.current_time())
         answered_at = None
