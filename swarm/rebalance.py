@@ -73,11 +73,15 @@ def decide(view: LoadView, config: RebalanceConfig | None = None) -> tuple[Move,
         view.in_flight(load) and load.source is not None and view.now_s - load.since_s < config.horizon_s
         for load in view.peers
     )
-    allowed = config.flights(len(view.peers)) - blocking
-    if allowed <= 0 or len(view.stages) < 2 or not view.peers:
+    if len(view.stages) < 2 or not view.peers:
         return ()
     plan = _Plan(view, config)
     base = min(plan.throughputs)
+    allowed = config.flights(len(view.peers)) - blocking
+    if base == 0.0:  # nobody serves a stage or is on the way to it: without it nobody else arrives either
+        allowed = max(1, allowed)
+    if allowed <= 0:
+        return ()
     noise = max(config.noise * plan.spread(), ROUNDING * base)
     steps: list[Move] = []
     best, best_net = 0, 0.0

@@ -11,7 +11,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Final
 
-import psutil
 import pytest
 import trio
 
@@ -54,16 +53,15 @@ async def measured(pipeline: Pipeline, what: str) -> float:
 async def test_a_peer_moves_and_the_throughput_recovers(tmp_path: Path) -> None:
     with open_machines(CORES) as machines:
         async with open_pipeline(tmp_path, OUTER, range(STAGES)) as pipeline:
-            while len(pipeline.replicas) < PEERS:  # one after the other, each where it is worth most
-                pipeline.join()
-                await pipeline.whole()
             for replica in pipeline.replicas:
-                peer = psutil.Process(replica.peer.process.pid)
-                machines.confine(peer.pid, *(child.pid for child in peer.children(recursive=True)))
+                machines.confine(*replica.pids)
+            while len(pipeline.replicas) < PEERS:  # one after the other, each where it is worth most
+                machines.confine(*pipeline.join().pids)
+                await pipeline.whole(240.0)
             before = levels(pipeline)
             assert sorted(before) == [2, 3, 3], before
-            await pipeline.whole(240.0)
             full = await measured(pipeline, "whole")
+            assert levels(pipeline) == before
             poor = before.index(3)
             for victim in pipeline.of(poor)[:2]:
                 pipeline.replicas.remove(victim)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+import psutil
 import trio
 
 from cli.accounts import Accounts, Entry, audit
@@ -64,6 +65,12 @@ class Replica:
     script: Path
     pinned: int | None
     frozen: bool = False
+
+    @property
+    def pids(self) -> list[int]:
+        """Of its processes."""
+        peer = psutil.Process(self.peer.process.pid)
+        return [peer.pid, *(child.pid for child in peer.children(recursive=True))]
 
     @property
     def stage(self) -> int:

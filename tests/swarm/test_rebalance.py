@@ -74,6 +74,17 @@ def test_a_balanced_swarm_stays() -> None:
     assert decide(LoadView.of(0.0, [StageCost(1.0)] * 2, [])) == ()
 
 
+def test_an_empty_stage_does_not_wait_for_who_is_on_the_way_elsewhere() -> None:
+    """Who cannot arrive while nothing is trained would block everybody."""
+    view = even(3, 2, 2)
+    elsewhere = after(view, (Move("p000", 0, 1, 1.0),), 30.0, in_flight_s=300.0)
+    assert decide(elsewhere) == (), "no hurry"
+    lost = LoadView.of(elsewhere.now_s, view.stages, [p for p in elsewhere.peers if p.stage != 2])
+    (move,) = decide(lost)
+    assert move.target == 2 and move.peer != "p000"
+    assert decide(after(lost, (move,), 1.0, in_flight_s=60.0)) == (), "one is enough"
+
+
 def test_an_empty_stage_is_filled_at_once_whatever_it_costs() -> None:
     view = even(3, 0, 1, state_bytes=1e12)  # 40,000 s of download
     fresh = LoadView.of(10.0, view.stages, [replace(p, since_s=5.0) for p in view.peers])
@@ -209,7 +220,9 @@ def test_peers_with_different_views_start_no_more_moves_than_there_are_views(vie
     assert len(starting) <= 2
     started = tuple(m for held in (stale, view) for m in decide(held))
     unique = tuple({m.peer: m for m in started}.values())
-    assert decide(after(view, unique, 1.0, in_flight_s=30.0)) == () or not unique  # and then all wait for them
+    then = after(view, unique, 1.0, in_flight_s=30.0)
+    # And then all wait for them, unless another stage is empty still.
+    assert decide(then) == () or not unique or 0.0 in then.throughputs()
 
 
 def test_random_churn_moves_no_more_than_it_disturbs() -> None:
