@@ -100,17 +100,22 @@ def foreign_results(liar: Liar) -> None:
     liar.sends(say.RESULT, lambda peer, body, payload: (replace(body, index=0), payload))
 
 
+def soak(attack: Any) -> Any:
+    """Much like another one, which `make test` runs."""
+    return pytest.param(attack, marks=pytest.mark.soak)
+
+
 STRUCK = [
     other_bytes,
     nan_bytes,
-    another_index,
+    soak(another_index),
     lying_norms,
-    too_much_work,
+    soak(too_much_work),
     negative_work,
-    infinite_norm,
+    soak(infinite_norm),
     in_anothers_name,
     corrupt_results,
-    huge_results,
+    soak(huge_results),
     short_results,
 ]
 
@@ -205,12 +210,12 @@ async def answers_garbage(scene: Scene) -> None:
     "attack",
     [
         silent_to_one,
-        blames_everybody,
+        soak(blames_everybody),
         two_faced_owner,
         invents_a_vote,
         absurd_head,
         boasts,
-        junk_in_promises,
+        soak(junk_in_promises),
         answers_garbage,
     ],
 )
