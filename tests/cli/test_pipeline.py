@@ -4,6 +4,7 @@ is killed, one more joins, and every micro-batch counts exactly once at both sta
 from __future__ import annotations
 
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -60,13 +61,14 @@ def play(course: Course) -> Story:
     started = [course.join(number) for number in range(1, 5)]
     course.wait(120, "both stages have committed a round", lambda: course.progress.round >= 1)
     stages = [course.progress.row(child.name).stage for child in started]
-    assert sorted(stages, key=str) == [0, 0, 1, 1], "those who choose at the same time spread out"
+    assert set(stages) == {0, 1}, "those who choose at the same time spread out"
     victim = course.spare(started)
     course.kill(victim)
     added = course.add(5)
     survivors = [child for child in (*started, added) if child is not victim]
     course.wait(120, "all see the end of the run", lambda: not any(child.alive for child in survivors))
-    assert course.progress.row(added.name).stage == course.progress.row(victim.name).stage, "where one was missing"
+    left = Counter(course.progress.row(child.name).stage for child in started if child is not victim)
+    assert course.progress.row(added.name).stage == min(left, key=lambda stage: left[stage]), "where one was missing"
     assert COORDINATOR in group_names(course)
     return Story(course.children, [victim.name], [added.name], [child.name for child in survivors])
 

@@ -37,11 +37,11 @@ def wait_for_peers(process: subprocess.Popen[str], home: Path, name: str) -> Non
 
 def test_a_run_with_a_kill_and_a_join_ends_with_one_state(tmp_path: Path) -> None:
     home = tmp_path / "q"
-    process = start(home, "--peers", "3", "--rounds", "4")
+    process = start(home, "--peers", "3", "--rounds", "7")
     out, err = process.communicate(timeout=280)
     assert process.returncode == 0, err
     report = msgspec.json.decode((home / "report.json").read_bytes(), type=Report)
-    assert report.rounds_committed == 4 and report.broken_invariants == []
+    assert report.rounds_committed == 7 and report.broken_invariants == []
     assert report.val_loss_first > 5.0 and report.val_loss_last < 3.0
     assert len(report.peers) == 4 and len(report.killed) == len(report.added) == 1
     killed, added = report.peers[report.killed[0]], report.peers[report.added[0]]

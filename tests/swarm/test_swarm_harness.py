@@ -16,7 +16,7 @@ async def test_frozen_and_running_processes_are_ended(tmp_path: Path) -> None:
         async with open_swarm(tmp_path) as swarm:
             left = swarm
             peer = swarm.join("p0")
-            await peer.wait_for("member_joined")
+            await peer.wait_for("state_fetched")  # by then its compute worker runs
             assert swarm.leftovers(), "the peer's compute worker should be running"
             peer.freeze()
             await peer.wait_stopped()
