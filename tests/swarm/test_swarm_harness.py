@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import trio
 
 from tests.swarm.swarm_harness import Swarm, open_swarm
 
@@ -16,8 +17,10 @@ async def test_frozen_and_running_processes_are_ended(tmp_path: Path) -> None:
         async with open_swarm(tmp_path) as swarm:
             left = swarm
             peer = swarm.join("p0")
-            await peer.wait_for("state_fetched")  # by then its compute worker runs
-            assert swarm.leftovers(), "the peer's compute worker should be running"
+            await peer.wait_for("member_joined")
+            with trio.fail_after(60):
+                while not swarm.leftovers():  # its compute worker
+                    await trio.sleep(0.1)
             peer.freeze()
             await peer.wait_stopped()
             raise ZeroDivisionError("a test that fails")
