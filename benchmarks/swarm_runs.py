@@ -98,15 +98,60 @@ def open_chain(setting: Setting, stages: int, lan: Lan | None) -> Iterator[Chain
         yield Chain(children)
 
 
-def run_chain(setting: Setting, stages: int, link: Link | None, seconds: float) -> Figures:
-    """One row of the table; what the figures mean is told in `benchmarks/swarm.py`."""
+class Whole:
+    """Processes with the whole model each, a thread each; none knows of the others."""
+
+    def __init__(self, setting: Setting, stages: int, processes: Sequence[Child]) -> None:
+        self._setting, self._stages, self._processes = setting, stages, processes
+
+    def run(self, seconds: float) -> Figures:
+        """All of them at a time."""
+        for process in self._processes:
+            process.tell({"seconds": seconds})
+        found = [process.read(seconds + ANSWER_S) for process in self._processes]
+        return {
+            "setting": self._setting.name,
+            "stages": self._stages,
+            "copies": len(found),
+            "tokens_per_s": sum(one["tokens"] / one["wall_s"] for one in found),
+            "cpu_us": 1e6 * sum(one["cpu_s"] for one in found) / sum(one["tokens"] for one in found),
+        }
+
+
+@contextmanager
+def open_whole(setting: Setting, stages: int, copies: int) -> Iterator[Whole]:
+    with ExitStack() as stack:
+        children = [Child("benchmarks.swarm_whole", setting.name, stages, 1) for _ in range(copies)]
+        for child in children:
+            stack.callback(child.end)
+        for child in children:
+            child.read(START_S)
+        yield Whole(setting, stages, children)
+
+
+def run_chain(
+    setting: Setting, stages: int, link: Link | None, seconds: float, whole: Whole, repeats: int
+) -> list[Figures]:
+    """A row of the table, measured so many times, after `whole` each time; what the figures mean is told in
+    `benchmarks/swarm.py`."""
     place = nullcontext() if link is None else shaped_lan(stages, link.mbit, link.delay_ms)
     with place as lan, open_chain(setting, stages, lan) as chain:
         warm_up = chain.run(WARM_UP, ANSWER_S)
         count = max(WARM_UP, round(seconds * warm_up["steady"] / warm_up["steady_s"]))
-        before = chain.sample()
-        done = chain.run(count, SLOWER_MAX * seconds + ANSWER_S)
-        after = chain.sample()
+        rows = []
+        for _ in range(repeats):
+            alone = whole.run(seconds / 2)
+            before = chain.sample()
+            done = chain.run(count, SLOWER_MAX * seconds + ANSWER_S)
+            row = _row(setting, stages, link, done, count, before, chain.sample())
+            rows.append(row | {"whole_cpu_us": alone["cpu_us"], "overhead": row["cpu_us"] / alone["cpu_us"] - 1})
+    return rows
+
+
+def _row(
+    setting: Setting, stages: int, link: Link | None, done: Figures, count: int, before: Sample, after: Sample
+) -> Figures:
+    """Of `count` micro-batches between two samples."""
     tokens = count * setting.tokens
     tokens_per_s = done["steady"] * setting.tokens / done["steady_s"]
     workers = [(b - a) / tokens for a, b in zip(before.worker_s, after.worker_s, strict=True)]
@@ -137,26 +182,6 @@ def run_chain(setting: Setting, stages: int, link: Link | None, seconds: float) 
         "bytes_a_hop": (after.said_bytes - before.said_bytes) / tokens / (stages - 1) / 2,
         "ideal_bytes": setting.ideal_bytes,
         "link_share": 0.0 if link is None else tokens_per_s * busiest * 8e-6 / link.mbit,
-    }
-
-
-def run_whole(setting: Setting, stages: int, copies: int, seconds: float) -> Figures:
-    """`copies` processes at a time with the whole model each, a thread each; none knows of the others."""
-    with ExitStack() as stack:
-        children = [Child("benchmarks.swarm_whole", setting.name, stages, 1) for _ in range(copies)]
-        for child in children:
-            stack.callback(child.end)
-        for child in children:
-            child.read(START_S)
-        for child in children:
-            child.tell({"seconds": seconds})
-        found = [child.read(seconds + ANSWER_S) for child in children]
-    return {
-        "setting": setting.name,
-        "stages": stages,
-        "copies": copies,
-        "tokens_per_s": sum(one["tokens"] / one["wall_s"] for one in found),
-        "cpu_us": 1e6 * sum(one["cpu_s"] for one in found) / sum(one["tokens"] for one in found),
     }
 
 

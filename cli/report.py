@@ -87,23 +87,21 @@ def ddp_bytes(parameters: int, inner_steps: int, peers: int) -> int:
 
 def broken_invariants(
     commits: Mapping[str, Mapping[int, Commit]],
-    survivors: Sequence[str],
+    ended: Mapping[str, int],
     rounds: int,
     killed: Sequence[str],
     added: Sequence[str],
     val_losses: Mapping[int, float],
     traffic_factor: float,
 ) -> list[str]:
-    """What did not hold, one sentence each; empty if all is well. `commits`: name -> round -> commit."""
+    """What did not hold, one sentence each; empty if all is well. `commits`: name -> round -> commit; `ended`: the
+    round in which each survivor ended."""
     broken = []
     for number in sorted({number for seen in commits.values() for number in seen}):
         hashes = {seen[number].state_hash for seen in commits.values() if number in seen}
         if len(hashes) > 1:
             broken.append(f"after round {number} peers held {len(hashes)} different states")
-    for name in survivors:
-        reached = max(commits.get(name, {}), default=0)
-        if reached != rounds:
-            broken.append(f"{name} ended at round {reached} instead of {rounds}")
+    broken += [f"{name} ended at round {last} instead of {rounds}" for name, last in ended.items() if last != rounds]
     broken += [f"{name} never took part in a commit" for name in added if not commits.get(name)]
     if not killed:
         broken.append("no peer was killed")

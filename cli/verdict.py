@@ -56,7 +56,8 @@ def judge(story: Story, progress: Progress, rounds: int, began: float) -> Report
     )
     if len(heads) > 1:
         return _judge_pipeline(report, story, progress, model, heads, rounds, began, ids)
-    broken = broken_invariants(progress.commits, story.survivors, rounds, story.killed, story.added, losses, factor)
+    ended = _ended(story, progress)
+    broken = broken_invariants(progress.commits, ended, rounds, story.killed, story.added, losses, factor)
     return msgspec.structs.replace(report, broken_invariants=[*broken, *report.broken_invariants])
 
 
@@ -85,8 +86,7 @@ def _judge_pipeline(
     books, uncounted = _books(progress, model, heads, unknown)
     faults = {"killed": story.killed, "frozen": story.frozen, "added": story.added}
     commits = (commit for seen in progress.commits.values() for commit in seen.values())
-    ended = {name: progress.rows[name].round for name in story.survivors}
-    broken = broken_in_pipeline(commits, ended, rounds, faults, train_losses(progress), books)
+    broken = broken_in_pipeline(commits, _ended(story, progress), rounds, faults, train_losses(progress), books)
     broken += [f"{name} never took part in a commit" for name in story.added if not progress.commits.get(name)]
     rows = progress.rows
     return msgspec.structs.replace(
@@ -116,6 +116,11 @@ def _judge_pipeline(
             for move in progress.moves
         ],
     )
+
+
+def _ended(story: Story, progress: Progress) -> dict[str, int]:
+    """The round that each survivor stood at in the end, whether it merged it or arrived too late and adopted it."""
+    return {name: progress.rows[name].round for name in story.survivors}
 
 
 def _books(

@@ -245,8 +245,14 @@ class Attendance:
             passed, since = self._passed
             self._passed = (seat.passed, now)
             self._rate = (seat.passed - passed) / (now - since) if now > since else 0.0
-            queue = seat.load().queue
-            self._host.events.emit("stage_load", queue=queue, rate=round(self._rate, 2), phase=self._told_phase)
+            load = seat.load()
+            self._host.events.emit(
+                "stage_load",
+                queue=load.queue,
+                service_s=round(load.service_s, 4),
+                rate=round(self._rate, 2),
+                phase=self._told_phase,
+            )
 
     # -- what others read --------------------------------------------------------------------------------------------
 

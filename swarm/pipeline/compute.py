@@ -26,6 +26,7 @@ from swarm.pipeline.rules import PipelineRules
 
 _KEPT_FOR_BACKWARDS: Final = 2  # slots that no forward may take: backwards would wait behind forwards for a place
 SMOOTHING: Final = 0.1
+COLD: Final = 4  # micro-batches that say nothing of what the later ones take: caches, threads and allocators warm up
 
 
 @dataclass
@@ -67,6 +68,7 @@ class StageCompute:
         self._code = ActivationCode(rules.activations)
         self._attempts = count()
         self._forwards = trio.CapacityLimiter(max(1, gang.spec.slots - _KEPT_FOR_BACKWARDS))
+        self._served = 0
         self.service_s = 0.0
         """What a micro-batch takes of this stage's device and coding, smoothed; 0 until known."""
 
@@ -151,7 +153,9 @@ class StageCompute:
 
     def served(self, times: Times) -> None:
         """A micro-batch went through."""
-        self.service_s += (times.own_s - self.service_s) * (SMOOTHING if self.service_s else 1.0)
+        self._served += 1
+        if self._served > COLD:
+            self.service_s += (times.own_s - self.service_s) * max(SMOOTHING, 1 / (self._served - COLD))
 
     def read_tokens(self, payload: memoryview, size: Size) -> Tensor:
         """(B, T + 1) int64. Raises ProtocolViolation for ids outside the vocabulary."""

@@ -113,14 +113,14 @@ LOSSES = {0: 5.5, 2: 2.2}
 
 
 def test_a_good_run_breaks_no_invariant() -> None:
-    assert broken_invariants(GOOD, ["a", "b", "n"], 2, ["k"], ["n"], LOSSES, 100.0) == []
+    assert broken_invariants(GOOD, {"a": 2, "b": 2, "n": 2}, 2, ["k"], ["n"], LOSSES, 100.0) == []
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"commits": commits(a={1: "x", 2: "y"}, b={1: "z", 2: "y"})}, "after round 1 peers held 2 different states"),
-        ({"commits": commits(a={1: "x", 2: "y"}, b={1: "x"})}, "b ended at round 1 instead of 2"),
+        ({"ended": {"a": 2, "b": 1}}, "b ended at round 1 instead of 2"),
         ({"added": ["m"]}, "m never took part"),
         ({"added": []}, "no peer was added"),
         ({"killed": []}, "no peer was killed"),
@@ -131,7 +131,7 @@ def test_a_good_run_breaks_no_invariant() -> None:
 )
 def test_each_broken_invariant_is_named(changes: dict[str, object], words: str) -> None:
     arguments: dict[str, object] = {
-        "commits": GOOD, "survivors": ["a", "b"], "rounds": 2, "killed": ["k"], "added": ["n"],
+        "commits": GOOD, "ended": {"a": 2, "b": 2}, "rounds": 2, "killed": ["k"], "added": ["n"],
         "val_losses": LOSSES, "traffic_factor": 100.0,
     }  # fmt: skip
     broken = broken_invariants(**{**arguments, **changes})

@@ -30,11 +30,11 @@ min_peers = {min_peers}
 
 [model]
 vocab_size = 256
-hidden_size = 32
+hidden_size = HIDDEN
 layers = 3
 heads = 2
 kv_heads = 1
-intermediate_size = 64
+intermediate_size = TWICE
 max_seq_len = 64
 tie_embeddings = false
 
@@ -67,10 +67,12 @@ class Replica:
     frozen: bool = False
 
     @property
-    def pids(self) -> list[int]:
-        """Of its processes."""
-        peer = psutil.Process(self.peer.process.pid)
-        return [peer.pid, *(child.pid for child in peer.children(recursive=True))]
+    def workers(self) -> list[int]:
+        """The pids of its compute workers."""
+        try:
+            return [child.pid for child in psutil.Process(self.peer.process.pid).children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
 
     @property
     def stage(self) -> int:
@@ -281,11 +283,14 @@ class Pipeline:
 
 
 @asynccontextmanager
-async def open_pipeline(folder: Path, outer: str, replicas: Iterable[int | None]) -> AsyncIterator[Pipeline]:
+async def open_pipeline(
+    folder: Path, outer: str, replicas: Iterable[int | None], hidden_size: int = 32
+) -> AsyncIterator[Pipeline]:
     """A run whose first rounds all these peers (by the stage that each is told to take) are in. Its books are checked
     at the end."""
     pinned, slack = list(replicas), max(1.0, load_by_others())
-    async with open_swarm(folder, min_peers=len(pinned), outer=outer, run=RUN_TOML) as swarm:
+    run = RUN_TOML.replace("HIDDEN", str(hidden_size)).replace("TWICE", str(2 * hidden_size))
+    async with open_swarm(folder, min_peers=len(pinned), outer=outer, run=run) as swarm:
         pipeline = Pipeline(swarm, slack)
         for stage in pinned:
             pipeline.join(stage)
