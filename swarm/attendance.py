@@ -301,6 +301,7 @@ class Attendance:
                 download_bytes_s=self._download_bytes_s,
                 memory_bytes=self._memory_bytes,
                 has_text=self._has_text,
+                pinned=self._ground.config.stage is not None,
                 since=place.since,
                 ready_at=max(place.ready_at, now + LATE_S) if self._is_arriving else place.ready_at,
             )

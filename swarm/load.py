@@ -33,7 +33,8 @@ class PeerLoad:
     """One peer's record. `stage`: where it is, or where it is going if `ready_s` lies ahead: then it is in flight, and
     downloads that stage's state until about `ready_s`. `speed`: work units a second it has shown while busy, link
     included; 0 while unknown. `download_bytes_s`: measured. `since_s`: when it chose this stage. `source`: the stage
-    that it moved from; None if it joined here. `has_text`: whether its machine has the run's text."""
+    that it moved from; None if it joined here. `has_text`: whether its machine has the run's text; `pinned`: whether it
+    stays where it is, whatever others do."""
 
     peer: str
     stage: int
@@ -44,6 +45,7 @@ class PeerLoad:
     ready_s: float = -math.inf
     source: int | None = None
     has_text: bool = True
+    pinned: bool = False
 
 
 @dataclass(frozen=True)

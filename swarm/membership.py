@@ -44,7 +44,7 @@ class MemberRecord(msgspec.Struct, frozen=True, kw_only=True):
     coordinator), `source` the stage that it came from (-1: none), `since` when it chose, both times seconds since the
     Unix epoch. `queue`: micro-batches that wait for it, `rate`: how many a second were counted there lately,
     `service_s`: seconds of its own work on one, smoothed; 0 while not known, as are `download_bytes_s` (measured) and
-    `memory_bytes` (what it has for a stage)."""
+    `memory_bytes` (what it has for a stage). `pinned`: its owner chose the stage, it does not move."""
 
     session: Text
     name: Text
@@ -75,6 +75,7 @@ class MemberRecord(msgspec.Struct, frozen=True, kw_only=True):
     since: Amount = 0.0
     ready_at: Amount = 0.0
     has_text: bool = True
+    pinned: bool = False
 
     def moving(self, now: float) -> bool:
         """Whether it is still on its way to its stage."""
@@ -103,6 +104,7 @@ class Own:
     since: float = 0.0
     ready_at: float = 0.0
     has_text: bool = True
+    pinned: bool = False
 
 
 def describe(host: Host, head: Head, own: Own) -> MemberRecord:
@@ -137,6 +139,7 @@ def describe(host: Host, head: Head, own: Own) -> MemberRecord:
         since=own.since,
         ready_at=own.ready_at,
         has_text=own.has_text,
+        pinned=own.pinned,
     )
 
 

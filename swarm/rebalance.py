@@ -152,7 +152,7 @@ class _Plan:
         self._movable: list[list[tuple[float, float, str]]] = [[] for _ in view.stages]
         for load, speed in zip(view.peers, view.speeds, strict=True):
             settled = urgent or view.now_s - load.since_s >= config.stay_s
-            if settled and not view.in_flight(load):
+            if settled and not view.in_flight(load) and not load.pinned:
                 self._movable[load.stage].append((speed, -load.download_bytes_s, load.peer))
         for movable in self._movable:
             movable.sort()

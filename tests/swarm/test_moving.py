@@ -18,6 +18,7 @@ from swarm.moving import (
     has_deputy,
     load_of,
     ready_after_s,
+    rests,
     stage_to_take,
     turns_back,
     view_of,
@@ -129,9 +130,23 @@ def test_a_poor_stage_gets_a_peer_once_a_period_and_not_before_the_peers_have_se
     began = math.ceil(NOW / period_s) * period_s
     assert mover.due(records, began) is not None
     assert mover.due(records, began + period_s / 2) is None, "decided already"
-    assert mover.due(records, began + period_s) is not None
+    assert any(mover.due(records, began + k * period_s) for k in range(1, 50)), "not for ever"
     fresh = {peer: record(seen.stage, since=NOW - 10) for peer, seen in records.items()}
     assert moves(fresh) == {}
+
+
+def test_a_replica_whose_stage_was_chosen_for_it_is_not_counted_on_to_move() -> None:
+    records = {f"a{i}": record(0, pinned=i != 3) for i in range(6)} | {"b": record(1), "c": record(2), "d": record(2)}
+    period_s = RebalanceConfig().period_s(len(records))
+    at = next(NOW + k * period_s for k in range(50) if not rests("a3", math.floor(NOW / period_s) + k))
+    assert list(moves(records, at)) == ["a3"]
+
+
+def test_who_ought_to_move_and_does_not_is_passed_over_soon() -> None:
+    records = {f"a{i}": record(0) for i in range(6)} | {"b": record(1), "c": record(2)}
+    period_s = RebalanceConfig().period_s(len(records))
+    chosen = [peer for k in range(20) for peer in moves(records, NOW + k * period_s)]
+    assert len(chosen) == 20 and len(set(chosen)) > 1
 
 
 def test_a_speed_is_of_the_stage_where_it_was_measured() -> None:
