@@ -29,11 +29,20 @@ from swarm.groups import stage_costs
 from swarm.kept import kept_stages
 from swarm.load import PeerLoad
 from swarm.membership import REFRESH_S, MemberRecord, Membership, Own, describe
-from swarm.moving import CHOOSING, Mover, at_work, has_deputy, ready_after_s, stage_to_take, turns_back
+from swarm.moving import (
+    CHOOSING,
+    Mover,
+    at_work,
+    has_deputy,
+    is_one_too_many,
+    ready_after_s,
+    stage_to_take,
+    turns_back,
+)
 from swarm.parting import run_is_over, see_off
 from swarm.pipeline.feeder import Fed, serve_tokens
 from swarm.pipeline.rules import Load
-from swarm.rebalance import Move
+from swarm.rebalance import Move, RebalanceConfig
 from swarm.seat import Seat, open_seat
 from swarm.texts import has_text, open_texts
 
@@ -202,13 +211,17 @@ class Attendance:
         return Move(self._host.peer_id, source, (source - 1) % self._manifest.stages, 0.0)
 
     async def _declare(self, move: Move) -> bool:
-        """Publish the move, and see whether it may be: where all of a stage would leave it at once, all stay."""
-        empty, before = move.target in self._missing, self._place
+        """Publish the move, and see whether it may be: where all of a stage would leave it at once, all stay, and where
+        more set out than may be under way, the last ones do."""
+        empty, before, me = move.target in self._missing, self._place, self._host.peer_id
         self._go(move.target)
         await self._membership.announce()
         with suppress(NetworkError):
             await self._membership.read()
-        if not has_deputy(self._host.peer_id, move.source, self._membership.view, time.time()):
+        view, now = self._membership.view, time.time()
+        flights = RebalanceConfig().flights(len(view))
+        crowded = not empty and is_one_too_many(me, view, now, flights)
+        if crowded or not has_deputy(me, move.source, view, now):
             self._place = before
             await self._membership.announce()
             return False

@@ -101,6 +101,15 @@ def has_deputy(peer: str, stage: int, records: Mapping[str, MemberRecord], now_s
     return any(other != peer for other in at_work(stage, records, now_s))
 
 
+def is_one_too_many(peer: str, records: Mapping[str, MemberRecord], now_s: float, flights: int) -> bool:
+    """Whether `flights` others had left for another stage before `peer`, and are on their way: those whose readings of
+    the load differed may have set out at once."""
+    mine = records.get(peer)
+    moving = {p: r for p, r in records.items() if r.role == "stage" and r.source >= 0 and r.moving(now_s)}
+    earlier = [p for p, r in moving.items() if mine is not None and (r.since, p) < (mine.since, peer)]
+    return len(earlier) >= flights
+
+
 def turns_back(peer: str, records: Mapping[str, MemberRecord], now_s: float) -> bool:
     """Whether a peer that has left its stage and is not taken in by its new one yet returns: its deputy was lost
     meanwhile, so that nobody serves the old one, while somebody serves the new one. Of several that left, one."""

@@ -39,7 +39,7 @@ class RebalanceConfig:
     horizon_s: float = 600.0
     margin: float = 1.5
     noise: float = 0.1
-    stay_s: float = 60.0
+    stay_s: float = 120.0
     peers_a_flight: int = 256
     period_min_s: float = 20.0
 

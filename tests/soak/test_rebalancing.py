@@ -33,7 +33,8 @@ SETTLES_WITHIN_S: Final = 300.0
 RECOVERED: Final = 0.8
 MOVES_MAX: Final = 3  # to replace two
 HIDDEN_SIZE: Final = 256  # so large that a peer's time goes into its stage, as it does where models are worth it
-OUTER: Final = '[outer]\nmethod = "diloco"\nsteps = 20'
+BATCH: Final = 16  # four micro-batches an inner step
+OUTER: Final = '[outer]\nmethod = "diloco"\nsteps = 8'
 
 
 def levels(pipeline: Pipeline) -> list[int]:
@@ -96,7 +97,7 @@ async def test_a_peer_moves_and_the_throughput_recovers(tmp_path: Path) -> None:
     began = time.time()
     with open_devices(CORES) as devices:
         async with (
-            open_pipeline(tmp_path, OUTER, range(STAGES), HIDDEN_SIZE) as pipeline,
+            open_pipeline(tmp_path, OUTER, range(STAGES), HIDDEN_SIZE, BATCH) as pipeline,
             trio.open_nursery() as nursery,
         ):
             for _ in range(PEERS - STAGES):
@@ -107,6 +108,7 @@ async def test_a_peer_moves_and_the_throughput_recovers(tmp_path: Path) -> None:
             print(f"\nall are at work after {time.time() - began:.0f} s; moves: {moves(pipeline, began)}", flush=True)
             full = await measured(pipeline, "whole")
             service = service_s(pipeline)
+            assert 3 in levels(pipeline), "no stage has three replicas"
             robbed = levels(pipeline).index(3)
             for victim in pipeline.of(robbed)[:2]:
                 pipeline.replicas.remove(victim)

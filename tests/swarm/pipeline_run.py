@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import reduce
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -45,12 +46,13 @@ path = "{text}"
 
 [inner]
 lr = 4e-3
-batch_size = 4
+batch_size = BATCH
 total_steps = 20000
 warmup_steps = 10
 
 [pipeline]
 stages = 3
+micro_batch = 4
 
 {outer}
 """
@@ -284,12 +286,13 @@ class Pipeline:
 
 @asynccontextmanager
 async def open_pipeline(
-    folder: Path, outer: str, replicas: Iterable[int | None], hidden_size: int = 32
+    folder: Path, outer: str, replicas: Iterable[int | None], hidden_size: int = 32, batch_size: int = 4
 ) -> AsyncIterator[Pipeline]:
     """A run whose first rounds all these peers (by the stage that each is told to take) are in. Its books are checked
     at the end."""
     pinned, slack = list(replicas), max(1.0, load_by_others())
-    run = RUN_TOML.replace("HIDDEN", str(hidden_size)).replace("TWICE", str(2 * hidden_size))
+    sizes = {"HIDDEN": hidden_size, "TWICE": 2 * hidden_size, "BATCH": batch_size}
+    run = reduce(lambda text, name: text.replace(name, str(sizes[name])), sizes, RUN_TOML)
     async with open_swarm(folder, min_peers=len(pinned), outer=outer, run=run) as swarm:
         pipeline = Pipeline(swarm, slack)
         for stage in pinned:
