@@ -42,7 +42,7 @@ from swarm.moving import (
 from swarm.parting import run_is_over, see_off
 from swarm.pipeline.feeder import Fed, serve_tokens
 from swarm.pipeline.rules import Load
-from swarm.rebalance import Move, RebalanceConfig
+from swarm.rebalance import Move
 from swarm.seat import Seat, open_seat
 from swarm.texts import has_text, open_texts
 
@@ -219,8 +219,7 @@ class Attendance:
         with suppress(NetworkError):
             await self._membership.read()
         view, now = self._membership.view, time.time()
-        flights = RebalanceConfig().flights(len(view))
-        crowded = not empty and is_one_too_many(me, view, now, flights)
+        crowded = not empty and is_one_too_many(me, view, now)
         if crowded or not has_deputy(me, move.source, view, now):
             self._place = before
             await self._membership.announce()

@@ -91,8 +91,9 @@ class Mover:
 
 
 def rests(peer: str, period: int) -> bool:
-    """Whether nobody counts on `peer` to move in that period: one in four, by lot. So whoever ought to move and does
-    not, as it is broken or hostile, holds up the others for a few periods and no longer."""
+    """Whether nobody counts on `peer` to move in that period, nor waits for it if it is on its way: one in four, by
+    lot. So whoever ought to move and does not, or never arrives, as it is broken or hostile, holds up the others for a
+    few periods and no longer."""
     return blake3(f"{peer}/{period}".encode()).digest(1)[0] < 64
 
 
@@ -101,13 +102,27 @@ def has_deputy(peer: str, stage: int, records: Mapping[str, MemberRecord], now_s
     return any(other != peer for other in at_work(stage, records, now_s))
 
 
-def is_one_too_many(peer: str, records: Mapping[str, MemberRecord], now_s: float, flights: int) -> bool:
-    """Whether `flights` others had left for another stage before `peer`, and are on their way: those whose readings of
-    the load differed may have set out at once."""
-    mine = records.get(peer)
-    moving = {p: r for p, r in records.items() if r.role == "stage" and r.source >= 0 and r.moving(now_s)}
-    earlier = [p for p, r in moving.items() if mine is not None and (r.since, p) < (mine.since, peer)]
-    return len(earlier) >= flights
+def is_one_too_many(
+    peer: str, records: Mapping[str, MemberRecord], now_s: float, config: RebalanceConfig | None = None
+) -> bool:
+    """Whether as many others as may be on their way at once had left for another stage before `peer`: those whose
+    readings of the load differed may have set out together. As in `decide`, nobody waits for those that rest, nor for
+    those that have been on their way for longer than the horizon."""
+    config, mine = config or RebalanceConfig(), records.get(peer)
+    if mine is None:
+        return False
+    period = math.floor(now_s / config.period_s(len(records)))
+    earlier = [
+        other
+        for other, record in records.items()
+        if record.role == "stage"
+        and record.source >= 0
+        and record.moving(now_s)
+        and (record.since, other) < (mine.since, peer)
+        and now_s - record.since < config.horizon_s
+        and not rests(other, period)
+    ]
+    return len(earlier) >= config.flights(len(records))
 
 
 def turns_back(peer: str, records: Mapping[str, MemberRecord], now_s: float) -> bool:

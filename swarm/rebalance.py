@@ -10,8 +10,9 @@ gains.
 
 Agreement without messages: a peer acts only on a move of its own, and announces it at once by publishing its new stage
 with the time at which it will be ready. A move in flight blocks others (a large swarm allows a few at once, see
-`RebalanceConfig.flights`). Where views differ for a moment, the worst is one surplus move a view, which the next
-decision counts where it is going.
+`RebalanceConfig.flights`), unless its peer is not counted on to move (`PeerLoad.pinned`) or began it further from now,
+before or ahead, than the horizon: whoever claims to be under way for ever stops nobody. Where views differ for a moment,
+the worst is one surplus move a view, which the next decision counts where it is going.
 """
 
 from __future__ import annotations
@@ -70,7 +71,10 @@ def decide(view: LoadView, config: RebalanceConfig | None = None) -> tuple[Move,
     """
     config = config or RebalanceConfig()
     blocking = sum(
-        view.in_flight(load) and load.source is not None and view.now_s - load.since_s < config.horizon_s
+        view.in_flight(load)
+        and load.source is not None
+        and not load.pinned
+        and abs(view.now_s - load.since_s) < config.horizon_s  # a little ahead: since the start of this period
         for load in view.peers
     )
     if len(view.stages) < 2 or not view.peers:

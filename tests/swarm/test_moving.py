@@ -16,6 +16,7 @@ from swarm.moving import (
     Mover,
     at_work,
     has_deputy,
+    is_one_too_many,
     load_of,
     ready_after_s,
     rests,
@@ -147,6 +148,55 @@ def test_who_ought_to_move_and_does_not_is_passed_over_soon() -> None:
     period_s = RebalanceConfig().period_s(len(records))
     chosen = [peer for k in range(20) for peer in moves(records, NOW + k * period_s)]
     assert len(chosen) == 20 and len(set(chosen)) > 1
+
+
+FOREVER = {"source": 0, "ready_at": 1e18}
+
+
+@pytest.mark.parametrize("since", [0.0, 1e18, NOW + 1e4, NOW - 1.0])
+def test_who_claims_to_be_for_ever_on_its_way_keeps_others_back_for_a_few_periods_at_most(since: float) -> None:
+    records = {f"a{i}": record(0) for i in range(6)} | {"b": record(1), "c": record(2), "d": record(2)}
+    period_s = RebalanceConfig().period_s(len(records) + 1)
+    times = [NOW + k * period_s for k in range(20)]
+    hostile = [{**records, "x": record(2, since=since and since + k * period_s, **FOREVER)} for k in range(20)]
+    went = [peer for seen, now in zip(hostile, times, strict=True) for peer in moves(seen, now)]
+    assert len(went) >= 2 if since == NOW - 1.0 else len(went) == 20
+    me = {"a0": record(1, source=0, since=NOW, ready_at=NOW + 1e9)}
+    stayed = [is_one_too_many("a0", seen | me, now) for seen, now in zip(hostile, times, strict=True)]
+    assert not all(stayed) if since == NOW - 1.0 else not any(stayed)
+
+
+def under_way(since: float, **changes: object) -> MemberRecord:
+    return record(1, **{"source": 0, "since": since, "ready_at": since + 30.0, **changes})
+
+
+def awake(*peers: str) -> float:
+    """A time in whose period none of these rests."""
+    period_s = RebalanceConfig().period_s(len(peers))
+    first = math.ceil(NOW / period_s)
+    return next(k * period_s for k in range(first, first + 50) if not any(rests(peer, k) for peer in peers))
+
+
+def test_of_those_that_set_out_at_once_the_later_one_stays() -> None:
+    now = awake("a", "b")
+
+    def surplus(a: float, b: float, **changes: object) -> list[str]:
+        records = {"a": under_way(now - a), "b": under_way(now - b, **changes)}
+        return [peer for peer in records if is_one_too_many(peer, records, now)]
+
+    assert surplus(1.0, 0.5) == ["b"] and surplus(0.5, 1.0) == ["a"]
+    assert surplus(1.0, 1.0) == ["b"], "by peer id"
+    assert surplus(1.0, 2.0, ready_at=now) == [], "it has arrived"
+    assert surplus(1.0, 2.0, source=-1) == [], "it has just joined"
+    assert not is_one_too_many("a", {"b": under_way(now - 9)}, now), "our own word is not out yet"
+
+
+def test_a_large_swarm_lets_a_few_set_out_at_once() -> None:
+    peers = [f"p{number}" for number in range(4)]
+    now = awake(*peers)
+    records = {peer: under_way(now - 9 + number) for number, peer in enumerate(peers)}
+    config = RebalanceConfig(peers_a_flight=2)
+    assert [peer for peer in peers if is_one_too_many(peer, records, now, config)] == peers[2:]
 
 
 def test_a_speed_is_of_the_stage_where_it_was_measured() -> None:
