@@ -1,11 +1,14 @@
 """Child processes that run the same `peer` commands a user would run, and never outlive us.
 
 Each child holds the read end of a pipe as its standard input and leaves when that pipe closes (`--tied`), so killing
-this process with SIGKILL takes the children along. What a child prints goes to a log file beside its home.
+this process with SIGKILL takes the children along. One that is frozen (SIGSTOP) cannot notice: on Linux the kernel
+thaws it when we die; elsewhere it stays until somebody sends it SIGCONT. What a child prints goes to a log file beside
+its home.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -22,6 +25,8 @@ from peer.errors import ResourceError
 from swarm.home import Home
 
 _LEAVE_S: Final = 20.0  # to save and say goodbye after SIGINT, before SIGKILL
+_PR_SET_PDEATHSIG: Final = 1
+_LIBC: Final = ctypes.CDLL(None)  # before the fork: nothing may be loaded between fork and exec
 
 
 @dataclass
@@ -87,6 +92,7 @@ class Children:
             process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, env=environment,
                 start_new_session=True,  # Ctrl-C at the terminal reaches us alone; we end the children in order
+                preexec_fn=_thaws_when_we_die if sys.platform == "linux" else None,
             )  # fmt: skip
         child = ChildPeer(name, home, process, EventTail(Home(home).events), time.time())
         self.peers[name] = child
@@ -110,6 +116,11 @@ class Children:
             if child.process.stdin is not None:
                 child.process.stdin.close()
             child.events.close()
+
+
+def _thaws_when_we_die() -> None:
+    """In the child, before it becomes `peer`."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
 
 
 @contextmanager

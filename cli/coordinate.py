@@ -121,8 +121,11 @@ def _run(config: CoordinatorConfig, as_json: bool, tied: bool) -> None:
     from swarm.charter import write_atomically
     from swarm.coordinator import run_coordinator
 
+    opened = False
+
     def ready(invite: Invite) -> None:
-        text = str(invite)
+        nonlocal opened
+        opened, text = True, str(invite)
         write_atomically(Home(config.home).invite, f"{text}\n".encode())
         if as_json:
             click.echo(event_line("invite", invite=text, run_id=invite.run_id, addresses=list(invite.addresses)))
@@ -145,7 +148,7 @@ def _run(config: CoordinatorConfig, as_json: bool, tied: bool) -> None:
             run_until_stopped(work, tied)
         finally:
             read_tails(progress, {"coordinator": tail}, as_json)
-            if (Home(config.home).invite).exists():
+            if opened:
                 click.echo(_farewell(progress, config.home), err=True)
 
 

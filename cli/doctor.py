@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
@@ -33,13 +34,14 @@ def doctor(
     """Check whether this machine can take part in the run of INVITE: versions, device, disk, port, addresses, clock.
 
     Without INVITE only the machine itself is checked; with --home that home gets its key, so that you can tell your
-    peer id to whoever invites you. Give the options that you would give `peer join`. The exit code is 0 if nothing
-    stands in the way, else that of the error that `peer join` would end with.
+    peer id to whoever invites you. Give --home, --device, --listen, --announce and --relay as you would to `peer join`;
+    its other options do not matter here. The exit code is 0 if nothing stands in the way, else that of the error that
+    `peer join` would end with.
     """
     opened = None if invite is None else read_invite(invite)
     make_key = home is not None
     home = home or default_home("peer" if opened is None else opened.run_id[:12])
-    kept = home if home.exists() else None
+    kept = home if os.path.exists(home) else None  # which, unlike Path's, takes whatever is typed
     findings: list[Finding] = []
 
     def tell(finding: Finding) -> None:
@@ -56,7 +58,7 @@ def doctor(
         from cli.network_findings import port_finding, swarm_findings
         from swarm.visit import Ears
 
-        port = await port_finding(Ears(listen))
+        port = await port_finding(Ears(listen, announce))
         tell(port)
         if opened is None:
             tell(disk_finding(home, DISK_MIN_BYTES))

@@ -7,7 +7,7 @@ import signal
 import sys
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TypeVar
 
 import click
@@ -78,6 +78,26 @@ def run_until_stopped(work: Callable[[], Awaitable[T]], tied: bool = False) -> T
         return result
 
     return trio.run(supervise)
+
+
+@contextmanager
+def stopping_by_signal() -> Iterator[None]:
+    """For work without trio: inside the block SIGINT raises KeyboardInterrupt, even where a shell started us with
+    Ctrl-C ignored, and SIGTERM and SIGHUP (unless ignored, as by nohup) raise Stopped, so that `finally` is reached."""
+
+    def stop(signum: int, frame: object) -> None:
+        raise Stopped(signum)
+
+    found = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for signum in (signal.SIGTERM, signal.SIGHUP):
+        if found[signum] is not signal.SIG_IGN:
+            signal.signal(signum, stop)
+    try:
+        yield
+    finally:
+        for signum, handler in found.items():
+            signal.signal(signum, handler)
 
 
 def report_failure(error: BaseException) -> int:

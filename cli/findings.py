@@ -55,7 +55,7 @@ def python_finding(running: tuple[int, ...]) -> Finding:
 
 def disk_finding(home: Path, needed_bytes: int) -> Finding:
     """Whether the disk under `home` has that much free; `home` need not exist yet."""
-    place = next((folder for folder in (home, *home.resolve().parents) if folder.is_dir()), Path("/"))
+    place = next((folder for folder in (home, *home.resolve().parents) if os.path.isdir(folder)), Path("/"))
     try:
         free = shutil.disk_usage(place).free
     except OSError as error:
@@ -75,14 +75,14 @@ def home_finding(home: Path) -> Finding:
     """Whether a peer could live in `home`: writable, and not in use by another process. Leaves nothing behind."""
     from swarm.home import Home
 
-    existed = home.exists()
+    existed = os.path.exists(home)  # which, unlike Path's, takes whatever is typed
     try:
         with Home(home).locked():
             pass
     except ResourceError as error:
         return failure("home", error)
     finally:
-        if not existed and home.is_dir():
+        if not existed and os.path.isdir(home):
             shutil.rmtree(home)
     return Finding("home", "ok", f"{home} is writable and free")
 
@@ -93,7 +93,7 @@ def identity_finding(home: Path, make_key: bool) -> Finding:
     from swarm.home import Home
 
     path = Home(home).identity
-    if not path.exists() and not make_key:
+    if not os.path.exists(path) and not make_key:
         return Finding("identity", "ok", "none yet: the first `peer join` makes one")
     try:
         return Finding("identity", "ok", Identity.load_or_create(path).peer_id)

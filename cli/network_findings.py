@@ -30,10 +30,11 @@ BYTES_PER_PARAMETER: Final = 60  # fp32: outer state twice, shelf, shared buffer
 
 
 async def port_finding(ears: Ears) -> Finding:
-    """Whether we can listen there."""
+    """Whether we can listen there, and announce what `ears` says."""
     try:
         async with open_host(ears.config()) as host:
-            return Finding("port", "ok", f"listening works: {', '.join(_bare(a, host) for a in host.addresses)}")
+            told = ", others are told" if ears.announce else ":"
+            return Finding("port", "ok", f"listening works{told} {', '.join(_bare(a, host) for a in host.addresses)}")
     except BarnraiseError as error:
         return failure("port", error)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import signal
 import time
 from pathlib import Path
 from typing import Final
@@ -19,6 +18,7 @@ import click
 from cli.children import children
 from cli.coordinate import template
 from cli.course import Course
+from cli.edge import stopping_by_signal
 from cli.live import shown
 from cli.progress import Progress
 from cli.report import Report, draw_losses, write_report
@@ -26,6 +26,7 @@ from cli.story import play_pipeline, play_whole
 from cli.table import size_text
 from cli.verdict import judge, train_losses
 from peer.errors import ConfigError, ResourceError, RoundError
+from swarm.home import Home
 
 SPARE: Final = 2  # one is killed and one is frozen, and every stage keeps a replica
 PIPELINE_STEPS: Final = 30
@@ -51,13 +52,20 @@ def quickstart(peers: int, stages: int, rounds: int, home: Path) -> None:
     ended every round with bit-identical weights, no round was lost for good, the held-out loss fell.
 
     With --stages no peer holds the whole model, and one peer more is frozen for a while (SIGSTOP). Then all replicas of
-    a stage must have ended every round alike, and every micro-batch must have counted exactly once at every stage.
+    a stage must have ended every round alike, no micro-batch may have been counted twice or lost, at any stage, and it
+    is the training loss that must have fallen.
     """
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with Ctrl-C ignored
-    began = time.time()
     if stages > 1 and peers < stages + SPARE:
         raise ConfigError(f"{stages} stages need {stages + SPARE} peers here, as some will fail: raise --peers.")
-    _prepare(home, rounds, stages)
+    _claim(home)
+    with stopping_by_signal(), Home(home).locked():
+        _prepare(home, rounds, stages)
+        _play(peers, stages, rounds, home)
+
+
+def _play(peers: int, stages: int, rounds: int, home: Path) -> None:
+    """From the first child to the verdict. RoundError if an invariant did not hold."""
+    began = time.time()
     title = f"quickstart: {peers} peers, {rounds} rounds, in {home}"
     progress = Progress(title if stages == 1 else f"{title}, {stages} stages", keeps_all=True, stages=stages)
     with children() as group, shown(progress) as redraw:
@@ -71,14 +79,21 @@ def quickstart(peers: int, stages: int, rounds: int, home: Path) -> None:
         raise RoundError(f"an invariant did not hold: {'; '.join(report.broken_invariants)}. Read the logs in {home}.")
 
 
-def _prepare(home: Path, rounds: int, stages: int = 1) -> None:
-    """A folder with the run's RUN.toml and our mark; what an earlier quickstart left there is removed, nothing else."""
+def _claim(home: Path) -> None:
+    """Mark a folder as ours; ConfigError if it holds anything of somebody else's."""
     mark = home / MARK
     try:
         if home.exists() and any(home.iterdir()) and not mark.exists():
             raise ConfigError(f"{home} is not empty and no quickstart's: choose another folder with --home.")
         home.mkdir(parents=True, exist_ok=True)
         mark.touch()
+    except OSError as error:
+        raise ResourceError(f"cannot write to {home} ({error.strerror}): choose another folder with --home.") from error
+
+
+def _prepare(home: Path, rounds: int, stages: int = 1) -> None:
+    """Write the run's RUN.toml; what an earlier quickstart left in the folder is removed, nothing else."""
+    try:
         for pattern in LEFTOVERS:
             for path in home.glob(pattern):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()

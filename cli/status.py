@@ -15,7 +15,7 @@ from rich.text import Text
 
 from cli.edge import run_until_stopped
 from cli.options import home_option, read_invite
-from cli.table import NOTHING, number_text, plain, size_text
+from cli.table import NOTHING, number_text, plain, several, size_text
 from peer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -83,6 +83,8 @@ def _summary(seen: SwarmStatus) -> str:
         return f"{stages}, {seen.tokens / 1e6:.1f} M tokens{loss}"
     if seen.method == "gossip":
         rounds = [peer.round for peer in seen.peers if peer.role == "full" and peer.round is not None]
+        if not rounds:
+            return f"gossip: {several(seen.members, 'peer')}, none of which has begun."
         return (
             f"gossip: {seen.members} peers, each with weights of its own, at rounds {min(rounds)} to {max(rounds)}{of},"
             f" {seen.tokens / 1e6:.1f} M tokens{loss}{' (of one peer)' if loss else ''}"

@@ -13,7 +13,8 @@ _CHUNK_BYTES = 1 << 20
 
 
 class EventTail:
-    """`poll()` yields the events written since the last call; the file need not exist yet.
+    """`poll()` yields the events written since the last call; the file need not exist yet. One that cannot be opened is
+    passed over like one that does not exist: whoever is to write it says what is wrong.
 
     When the writer rotates the file, the rest of the old one is read before the new one. `from_end` skips what is there
     already.
@@ -21,20 +22,18 @@ class EventTail:
 
     def __init__(self, path: Path, from_end: bool = False) -> None:
         self._path = path
-        self._fd: int | None = None
+        self._fd = self._open() if from_end else None
         self._rest = b""
-        if from_end and path.exists():
-            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        if self._fd is not None:
             os.lseek(self._fd, 0, os.SEEK_END)
 
     def poll(self) -> Iterator[tuple[float, str, dict[str, Any]]]:
         """(seconds since the Unix epoch, name, fields) of each new event."""
         while True:
             if self._fd is None:
-                try:
-                    self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-                except (FileNotFoundError, NotADirectoryError):
-                    return
+                self._fd = self._open()
+            if self._fd is None:
+                return
             rotated = self._rotated()  # asked before reading, so that nothing can be written to the old file after it
             yield from self._read()
             if not rotated:
@@ -47,11 +46,17 @@ class EventTail:
             self._fd = None
             self._rest = b""
 
+    def _open(self) -> int | None:
+        try:
+            return os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+
     def _rotated(self) -> bool:
         assert self._fd is not None
         try:
             return os.stat(self._path).st_ino != os.fstat(self._fd).st_ino
-        except FileNotFoundError:
+        except OSError:
             return False
 
     def _read(self) -> Iterator[tuple[float, str, dict[str, Any]]]:

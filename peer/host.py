@@ -263,6 +263,7 @@ async def open_host(config: HostConfig) -> AsyncIterator[Host]:
     """
     apply_fixes()
     listen = [_listen_address(address) for address in config.listen]
+    announce = [_announced_address(address, config.identity.peer_id) for address in config.announce]
     limits = config.limits
     libp2p_host = new_host(
         key_pair=config.identity.key_pair,
@@ -274,7 +275,7 @@ async def open_host(config: HostConfig) -> AsyncIterator[Host]:
             low_watermark=0,
             max_connections_per_peer=limits.connections_per_peer,
         ),
-        announce_addrs=[Multiaddr(address) for address in config.announce] or None,
+        announce_addrs=announce or None,
     )
     network: Any = libp2p_host.get_network()
     network.retry_config = RetryConfig(max_retries=0)
@@ -310,14 +311,32 @@ async def _dial_nobody() -> None:
 
 
 def _listen_address(address: str) -> Multiaddr:
+    example = "/ip4/0.0.0.0/tcp/4001"
+    parsed, names = _parse_address("--listen", address, example)
+    if len(names) != 2 or names[0] not in ("ip4", "ip6") or names[1] != "tcp":
+        raise ConfigError(f"--listen {address} is not TCP over IP: use one like {example}.")
+    return parsed
+
+
+def _announced_address(address: str, peer_id: str) -> Multiaddr:
+    """A name may stand for the IP address, and our own peer id at the end."""
+    example = "/ip4/203.0.113.7/tcp/4001"
+    parsed, names = _parse_address("--announce", address, example)
+    place = names[:-1] if address.endswith(f"/p2p/{peer_id}") else names
+    if len(place) != 2 or place[0] not in ("ip4", "ip6", "dns", "dns4", "dns6") or place[1] != "tcp":
+        raise ConfigError(f"--announce {address} is no TCP address of this peer: use one like {example}.")
+    if parsed.value_for_protocol("tcp") == "0":
+        raise ConfigError(f"--announce {address} names no port: use one like {example}.")
+    return parsed
+
+
+def _parse_address(option: str, address: str, example: str) -> tuple[Multiaddr, list[str]]:
+    """With the names of its protocols."""
     try:
         parsed = Multiaddr(address)
-        names = [protocol.name for protocol in parsed.protocols()]
+        return parsed, [protocol.name for protocol in parsed.protocols()]
     except (ValueError, KeyError) as error:
-        raise ConfigError(f"--listen {address} is no multiaddr: use one like /ip4/0.0.0.0/tcp/4001.") from error
-    if len(names) != 2 or names[0] not in ("ip4", "ip6") or names[1] != "tcp":
-        raise ConfigError(f"--listen {address} is not TCP over IP: use one like /ip4/0.0.0.0/tcp/4001.")
-    return parsed
+        raise ConfigError(f"{option} {address} is no multiaddr: use one like {example}.") from error
 
 
 def _check_port_free(address: str) -> None:

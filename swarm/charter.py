@@ -90,12 +90,16 @@ def save_charter(home: Path, signed: Signed, tokenizer: bytes) -> None:
 
 
 def load_charter(home: Path) -> tuple[Signed, bytes] | None:
-    """What `save_charter` kept, checked; None if there is none. CheckpointError if it is damaged."""
+    """What `save_charter` kept, checked; None if there is none. CheckpointError if it is damaged, ResourceError if it
+    cannot be read."""
     path = home / MANIFEST_FILE
-    if not path.exists():
-        return None
     try:
         raw = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise ResourceError(f"{path} cannot be read ({error.strerror}): check the path and who owns it.") from error
+    try:
         if len(raw) > 2 * MANIFEST_BYTES_MAX:
             raise CheckpointError(f"{path} is no manifest: delete it and join again.")
         signed = msgspec.msgpack.decode(raw, type=Signed)

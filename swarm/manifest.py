@@ -25,6 +25,8 @@ TOKENIZER_BYTES_MAX: Final = 64 << 20
 BYTES_TOKENIZER: Final = "bytes"
 RUN_ID_BYTES: Final = 20
 STAGES_MAX: Final = 1024
+LAYERS_MAX: Final = 1 << 14
+PARAMETERS_MAX: Final = 1 << 40
 
 _KIND: Final = "manifest"
 
@@ -165,6 +167,17 @@ def check_fit(model: ModelConfig, data: DataConfig, tokenizer: str) -> None:
         raise ValueError(f"seq_len is {data.seq_len}: the model's max_seq_len is only {model.max_seq_len}")
     if tokenizer == BYTES_TOKENIZER and model.vocab_size < 256:
         raise ValueError(f"vocab_size is {model.vocab_size}: the byte tokenizer needs at least 256")
+    if model.layers > LAYERS_MAX:
+        raise ValueError(f"layers is {model.layers}: it must not be above {LAYERS_MAX}")
+    attention = 2 * (model.heads + model.kv_heads) * model.head_size
+    block = model.hidden_size * (attention + 3 * model.intermediate_size)
+    embeddings = (1 if model.tie_embeddings else 2) * model.vocab_size * model.hidden_size
+    parameters = embeddings + model.layers // model.shared_blocks * block
+    if parameters > PARAMETERS_MAX:  # gains and biases, left out, are few beside these
+        raise ValueError(
+            f"hidden_size is {model.hidden_size}: with the other sizes that makes {parameters:.1e} parameters,"
+            f" and no run can have more than {PARAMETERS_MAX:.1e}"
+        )
 
 
 def micro_batch_of(pipeline: PipelineConfig, inner: InnerConfig) -> int:

@@ -27,7 +27,9 @@ else:
     import tomli as tomllib
 
 CONFIG_BYTES_MAX: Final = 1 << 20
-_TEMPLATE_HINT: Final = "`peer coordinate --init` prints a template with every field"
+INTEGER_MAX: Final = 1 << 53  # what messages and double-precision arithmetic hold exactly
+_TEMPLATE_HINT: Final = "`peer coordinate --init` writes a template with every field"
+_SEED: Final = ("run", "seed")  # has 63 bits, and a check of its own
 _SECTIONS: Final = {"seq_len": "data", "stages": "pipeline", "micro_batch": "pipeline", "method": "outer"}
 
 
@@ -72,9 +74,15 @@ def parse_run_config(text: str, name: str = "RUN.toml") -> RunConfig:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{name} is not valid TOML: {_toml_position(str(error))}; mend that line.") from error
+    except RecursionError as error:
+        raise ConfigError(f"{name} nests values too deeply: {_TEMPLATE_HINT}.") from error
+    except ValueError as error:  # an integer of thousands of digits
+        raise ConfigError(f"{name} has a number that is too long: {_TEMPLATE_HINT}.") from error
     for path, value in _leaves(raw):
         if isinstance(value, float) and not math.isfinite(value):
             raise _fault(name, text, path, f"{value} is no usable number")
+        if isinstance(value, int) and abs(value) >= INTEGER_MAX and path != _SEED:
+            raise _fault(name, text, path, "the number is too large: give less than 2**53")
     model = raw.get("model")
     if isinstance(model, dict) and "init" in model:
         raw["pretrained"] = raw.pop("model")
@@ -104,11 +112,11 @@ def _method(raw: dict[str, Any], name: str, text: str) -> str:
     if not isinstance(outer, dict):
         return "diloco"
     method = outer.setdefault("method", "diloco")
-    if method not in METHODS:
+    if not isinstance(method, str) or method not in METHODS:
         raise _fault(name, text, ("outer", "method"), f"method is {method!r}: choose one of {', '.join(METHODS)}")
     if "codec" in raw and METHODS[method] not in DENSE:
         raise _fault(name, text, ("codec",), f"method {method!r} packs its messages by itself: leave this section out")
-    return str(method)
+    return method
 
 
 def _fault(name: str, text: str, path: tuple[str, ...], what: str) -> ConfigError:
@@ -174,12 +182,14 @@ def _toml_position(message: str) -> str:
     return f"{at.rstrip(')')}: {what}" if at else what
 
 
-def _leaves(value: object, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], object]]:
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield from _leaves(inner, (*path, str(key)))
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _leaves(inner, path)
-    else:
-        yield path, value
+def _leaves(raw: object) -> Iterator[tuple[tuple[str, ...], object]]:
+    """Every value with its path, in no order; without recursion, as dotted keys may nest deeper than Python's stack."""
+    pending: list[tuple[tuple[str, ...], object]] = [((), raw)]
+    while pending:
+        path, value = pending.pop()
+        if isinstance(value, dict):
+            pending += [((*path, str(key)), inner) for key, inner in value.items()]
+        elif isinstance(value, list):
+            pending += [(path, inner) for inner in value]
+        else:
+            yield path, value

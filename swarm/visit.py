@@ -17,7 +17,7 @@ from typing import Final
 import trio
 
 from dht.node import Node, open_node
-from peer.errors import ConfigError
+from peer.errors import ConfigError, ResourceError
 from peer.events import EventLog
 from peer.host import Host, HostConfig, open_host
 from peer.identity import Identity
@@ -101,6 +101,8 @@ def read_kept_invite(home: Path) -> Invite:
         raise ConfigError(f"{home} is no peer's home: give the --home of `peer join` or `peer coordinate`.") from error
     except OSError as error:
         raise ConfigError(f"{path} cannot be read ({error.strerror}): check who owns it.") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is damaged: give the INVITE itself in place of --home.") from error
 
 
 @asynccontextmanager
@@ -108,14 +110,12 @@ async def visit(invite: Invite, home: Path | None = None, ears: Ears = _QUIET) -
     """Be in touch with the run inside the block. What `home` remembers (rules, addresses) is used but not changed, so a
     run can be visited although every address of the invite is gone.
 
-    Raises NotAdmitted, or DialError if nobody answers.
+    Raises NotAdmitted, DialError if nobody answers, or ResourceError if `home` cannot be read.
     """
     with TemporaryDirectory(prefix="barnraise-visit-") as folder:
         own = Home(Path(folder))
         if home is not None:
-            for name in (MANIFEST_FILE, TOKENIZER_FILE, Home(home).addresses.name):
-                if (home / name).is_file():
-                    shutil.copy(home / name, own.path / name)
+            _copy_memory(home, own)
         async with open_host(ears.config()) as host:
             signed, tokenizer = await obtain_charter(host, invite, own.path)
             manifest = open_manifest(signed, invite.run_id)
@@ -124,3 +124,16 @@ async def visit(invite: Invite, home: Path | None = None, ears: Ears = _QUIET) -
                 host, invite.addresses, [MEMBERS], own.addresses, manifest.run_id, required=True
             ) as node:
                 yield Visitor(host, node, manifest, tokenizer)
+
+
+def _copy_memory(home: Path, own: Home) -> None:
+    """Rules and addresses, as far as `home` has them."""
+    for name in (MANIFEST_FILE, TOKENIZER_FILE, own.addresses.name):
+        try:
+            shutil.copy(home / name, own.path / name)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            raise ResourceError(
+                f"{home / name} cannot be copied to {own.path} ({error.strerror}): check who owns it, and free space."
+            ) from error

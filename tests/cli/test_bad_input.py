@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from cli.coordinate import template
-from cli.quickstart import MARK, _prepare, run_toml
+from cli.quickstart import MARK, _claim, _prepare, run_toml
 from peer.config import ModelConfig
 from peer.hf import export_pretrained
 from peer.identity import Identity
 from peer.layout import init_flat
 from peer.tokenizer import ByteTokenizer
+from swarm.home import Home
 from swarm.invite import Invite
 from swarm.run_config import parse_run_config
 from tests.cli.typed import Peer, said
@@ -80,6 +81,45 @@ def test_a_home_that_cannot_be_written(peer: Peer, tmp_path: Path) -> None:
     assert "cannot write to" in sentence and "--home" in sentence
 
 
+def test_a_home_whose_name_no_disk_takes(peer: Peer, tmp_path: Path) -> None:
+    """Nothing can be found out about it, as about a folder that is not ours to look into."""
+    home, run = tmp_path / ("x" * 300), tmp_path / "r.toml"
+    run.write_text(template())
+    assert "cannot write to" in said(peer("join", invite_to(1), "--home", home), 5)
+    assert "cannot write to" in said(peer("coordinate", run, "--home", home), 5)
+    assert "cannot write to" in said(peer("quickstart", "--home", home), 5)
+    assert "cannot be read" in said(peer("export", "--home", home, "--out", tmp_path / "o"), 5)
+    assert "cannot be read" in said(peer("status", "--home", home), 2)
+    found = peer("doctor", "--home", home)
+    assert found.code == 5 and "FAILURE  home" in found.stdout, found
+    assert [path.name for path in tmp_path.iterdir()] == ["r.toml"]
+
+
+def test_a_home_that_is_not_what_it_should_be(peer: Peer, tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "invite").write_bytes(b"\xff\xfe\x00")
+    assert "is damaged" in said(peer("status", "--home", tmp_path / "a"), 2)
+    (tmp_path / "b" / "manifest.msgpack").mkdir(parents=True)
+    (tmp_path / "b" / "invite").write_text(invite_to(1))
+    assert "manifest.msgpack cannot be copied" in said(peer("status", "--home", tmp_path / "b"), 5)
+
+
+@pytest.mark.parametrize("address", ["garbage", "/ip4/1.2.3.4", "/ip4/1.2.3.4/udp/4001", "/ip4/1.2.3.4/tcp/0"])
+def test_an_address_to_announce_that_nobody_could_dial(peer: Peer, tmp_path: Path, address: str) -> None:
+    options = ("--home", tmp_path / "h", "--listen", "/ip4/127.0.0.1/tcp/0", "--announce", address)
+    assert f"--announce {address}" in said(peer("join", invite_to(1), *options), 2)
+    found = peer("doctor", *options)
+    assert found.code == 2 and f"--announce {address}" in found.stdout and "can take part" not in found.stdout
+
+
+def test_a_coordinator_whose_home_is_in_use_says_only_that(peer: Peer, tmp_path: Path) -> None:
+    (tmp_path / "invite").write_text(invite_to(1))
+    with Home(tmp_path).locked():
+        ended = peer("coordinate", "--home", tmp_path)
+    assert "another peer is running" in said(ended, 5)
+    assert "The run is kept" not in ended.stderr
+
+
 def test_a_port_in_use(peer: Peer, tmp_path: Path, taken_port: int) -> None:
     listen = f"/ip4/127.0.0.1/tcp/{taken_port}"
     sentence = said(peer("join", invite_to(1), "--home", tmp_path / "h", "--listen", listen), 5)
@@ -100,7 +140,16 @@ def test_quickstart_does_not_touch_a_folder_that_is_not_its_own(peer: Peer, tmp_
     assert precious.read_text() == template()
 
 
+def test_a_second_quickstart_leaves_the_first_one_alone(peer: Peer, tmp_path: Path) -> None:
+    (tmp_path / MARK).touch()
+    (tmp_path / "peer-1").mkdir()
+    with Home(tmp_path).locked():
+        assert "another peer is running" in said(peer("quickstart", "--home", tmp_path), 5)
+    assert (tmp_path / "peer-1").is_dir()
+
+
 def test_quickstart_clears_up_after_an_earlier_one_and_nothing_else(tmp_path: Path) -> None:
+    _claim(tmp_path / "q")
     _prepare(tmp_path / "q", 4)
     (tmp_path / "q" / "peer-1").mkdir()
     (tmp_path / "q" / "peer-1" / "events.jsonl").touch()

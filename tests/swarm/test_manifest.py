@@ -121,6 +121,15 @@ def test_run_rules_are_checked(rules: dict[str, object], word: str) -> None:
         RunRules(**{"name": "x", **rules})
 
 
+@pytest.mark.parametrize(("size", "word"), [("layers", "layers is"), ("vocab_size", "parameters")])
+def test_a_model_that_no_run_can_have_is_refused_although_signed(authority: Identity, size: str, word: str) -> None:
+    model = msgspec.structs.replace(make_manifest(authority.peer_id).model, **{size: 1 << 40})
+    content = msgspec.to_builtins(make_manifest(authority.peer_id), builtin_types=(bytes,))
+    content["model"] = msgspec.to_builtins(model)
+    with pytest.raises(ProtocolViolation, match=word):
+        open_manifest(sign_body(authority, "manifest", content))
+
+
 # -- pipelines --------------------------------------------------------------------------------------------------------
 
 MODEL = ModelConfig(

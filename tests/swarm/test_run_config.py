@@ -75,6 +75,14 @@ def test_a_model_may_come_from_a_folder() -> None:
         ("[data]", "[dta]", 13, ["[dta]", "did you mean data?"]),
         ("[outer]\nsteps = 10", "", None, ["section outer is missing"]),
         ("[outer]", "[outer", 22, ["not valid TOML"]),
+        ("[outer]", '[outer]\nmethod = ["diloco"]', 23, ["[outer] method", "choose one of"]),
+        ("rounds = 3", "rounds = 99999999999999999999999", 3, ["[run] rounds", "too large"]),
+        ("lr = 1e-3", f"lr = -{1 << 53}", 17, ["[inner] lr", "too large"]),
+        ("rounds = 3", f"rounds = {'9' * 5000}", None, ["too long"]),
+        ("rounds = 3", f"seed = {1 << 63}", 3, ["[run] seed", "2**63"]),
+        ("rounds = 3", f"rounds = {'[' * 2000}{']' * 2000}", None, ["too deeply"]),
+        ("layers = 1", "layers = 1000000000000", 7, ["[model] layers", "above 16384"]),
+        ("hidden_size = 32", "hidden_size = 30000000000\nhead_dim = 16", 6, ["[model] hidden_size", "parameters"]),
     ],
 )
 def test_what_is_wrong_is_told_with_line_and_field(old: str, new: str, line: int | None, words: list[str]) -> None:
@@ -85,6 +93,15 @@ def test_what_is_wrong_is_told_with_line_and_field(old: str, new: str, line: int
     assert (f"line {line}" in message) if line else ("line" not in message), message
     assert all(word in message for word in words), message
     assert "\n" not in message
+
+
+def test_a_seed_has_63_bits() -> None:
+    assert parse_run_config(GOOD.replace("rounds = 3", f"seed = {(1 << 63) - 1}")).run.seed == (1 << 63) - 1
+
+
+def test_keys_nested_deeper_than_the_stack_are_refused() -> None:
+    with pytest.raises(ConfigError, match="unknown field|too deeply"):
+        parse_run_config(f"{'.'.join('a' * 5000)} = 1\n{GOOD}")
 
 
 def test_init_excludes_sizes() -> None:
