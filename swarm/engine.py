@@ -149,6 +149,7 @@ class Engine:
         while height.decided is None:
             floor = max(floor, height.acceptor.promised)
             attempt = height.awaited = head.next_attempt(floor, host.suspects)
+            round_.patience.turn_to(head.leader(attempt).peer)
             if head.leader(attempt) == self._post.me:
                 self._here.phase = "leading"
                 floor = attempt + 1

@@ -23,22 +23,24 @@ class Patience:
 
     In a synchronous pipeline only its leader ends a round's work, and a batch stands still while some stage has no
     replica, whoever leads. Leaders then take turns, which costs the batch nothing: what is counted stays. Once
-    everybody has had its time all are given time anew, and twice as much.
+    everybody has had its time all are given time anew, and twice as much. Who has moved to another stage, or forgot in
+    a restart that it was a member, never leads: it has had its turn once it is given up.
     """
 
     def __init__(self, post: Post, height: Height) -> None:
         self._post = post
         self._height = height
         self._given: set[tuple[str, object]] = set()
-        self._worked: set[str] = set()  # leaders that had time for the work
+        self._had_turn: set[str] = set()  # leaders that had time for the work, or were given up
         self._last = ""  # of these
         self._turns = 0  # that all have had
+        self._leads = ""
 
     def give(self, leader: str, stage: object, seconds: float) -> None:
         """Let the leader make progress within that time before the next one takes over."""
         if leader != self._last and self._all_had_a_turn():
             self._given.clear()
-            self._worked.clear()
+            self._had_turn.clear()
             self._turns += 1
         had = {(who, what) for who, what in self._given if who == leader}
         if (leader, stage) not in had and len(had) < STAGES_PER_LEADER:
@@ -48,12 +50,21 @@ class Patience:
     def give_work(self, leader: str, plan: bytes, seconds: float) -> None:
         """As `give`, for the work of that plan."""
         self.give(leader, plan, seconds)
-        self._worked.add(leader)
+        self._note_turn(leader)
+
+    def turn_to(self, leader: str) -> None:
+        """From now on we wait for that one to lead: whoever it was before has had its turn."""
+        if self._leads not in ("", leader):
+            self._note_turn(self._leads)
+        self._leads = leader
+
+    def _note_turn(self, leader: str) -> None:
+        self._had_turn.add(leader)
         self._last = leader
 
     def _all_had_a_turn(self) -> bool:
         alive = {member.peer for member in self._height.head.members} - self._post.host.suspects
-        return self._post.pace.synchronous and alive <= self._worked
+        return self._post.pace.synchronous and alive <= self._had_turn
 
     def is_due(self, attempt: int) -> bool:
         """Whether to listen to the leader of `attempt`: nobody else is making progress now."""

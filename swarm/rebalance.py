@@ -11,8 +11,8 @@ gains.
 Agreement without messages: a peer acts only on a move of its own, and announces it at once by publishing its new stage
 with the time at which it will be ready. A move in flight blocks others (a large swarm allows a few at once, see
 `RebalanceConfig.flights`), unless its peer is not counted on to move (`PeerLoad.pinned`) or began it further from now,
-before or ahead, than the horizon: whoever claims to be under way for ever stops nobody. Where views differ for a moment,
-the worst is one surplus move a view, which the next decision counts where it is going.
+before or ahead, than the horizon: whoever claims to be under way for ever stops nobody. Where views differ for a
+moment, the worst is one surplus move a view, which the next decision counts where it is going.
 """
 
 from __future__ import annotations

@@ -62,9 +62,9 @@ class Round:
         self.coding = coding
         self.voting = Voting(post, height, nurseries.lingering, overtaken)
         self._contributor = contributor
-        self._patience = Patience(post, height)
+        self.patience = Patience(post, height)
         self._nurseries = nurseries
-        self._stint = Stint(post, height, self.turn, coding, contributor, self._patience, self.spawn)
+        self._stint = Stint(post, height, self.turn, coding, contributor, self.patience, self.spawn)
         self._building: Building | None = None
         self._closed = False
 
@@ -92,7 +92,7 @@ class Round:
         """Answer the leader of an attempt; to one that interrupts another who still makes progress, as late as it can
         wait for it, and then with a refusal. So nobody stops a round by always calling for the next attempt."""
         with trio.move_on_after(0.8 * self.post.tempo.answer_s):
-            while not self.over and not self._patience.is_due(ask.attempt):
+            while not self.over and not self.patience.is_due(ask.attempt):
                 await self.height.changed.wait(0.25)
         return self.promise(ask, leader)
 
@@ -102,11 +102,11 @@ class Round:
         self._check_order(leader, ask.attempt)
         if ask.attempt > max(height.acceptor.promised, 0) + ATTEMPTS_AHEAD_MAX:
             raise ProtocolViolation("a leader skipped an absurd number of attempts")
-        due = leader == self.post.me.peer or self._patience.is_due(ask.attempt)
+        due = leader == self.post.me.peer or self.patience.is_due(ask.attempt)
         granted = due and height.acceptor.promise(ask.attempt)
         merge = height.merge_of_vote()
         if granted:
-            self._patience.give(leader, "promises", 2 * self.post.tempo.answer_s)
+            self.patience.give(leader, "promises", 2 * self.post.tempo.answer_s)
         return Promise(
             granted=granted,
             promised=height.acceptor.promised,
@@ -171,7 +171,7 @@ class Round:
             raise ProtocolViolation("a leader gave two rosters in one attempt")
         merge = merge_of(self.post, height.head, self.coding, roster, height.plan, height.signed_plan)
         seconds = self.post.tempo.exchange_s(self.payload_bytes()) + 2 * self.post.tempo.answer_s
-        self._patience.give(leader, roster.attempt, seconds)
+        self.patience.give(leader, roster.attempt, seconds)
         if all(body.member != self.post.me for body in merge.contributors):
             height.left_out = True
             return
@@ -189,7 +189,7 @@ class Round:
         height = self.height
         self._check_order(leader, finish.attempt)
         self._check_promised(finish.attempt)
-        self._patience.give(leader, finish.attempt, self.post.tempo.exchange_s(0) + 2 * self.post.tempo.answer_s)
+        self.patience.give(leader, finish.attempt, self.post.tempo.exchange_s(0) + 2 * self.post.tempo.answer_s)
         if height.sealed == finish.accepted.head:
             self.spawn(self.voting.cast, finish.attempt, finish.accepted.head, finish.roster.hash)
         else:

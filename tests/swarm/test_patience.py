@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -26,12 +26,12 @@ PLAN_S = 10.0
 
 
 @asynccontextmanager
-async def waiting(folder: Path) -> AsyncIterator[tuple[Patience, Height, WorkPlan]]:
-    """A member of a group of three."""
+async def waiting(folder: Path, names: Sequence[str] = NAMES) -> AsyncIterator[tuple[Patience, Height, WorkPlan]]:
+    """A member of a group of these."""
     async with open_group(folder, 100) as group:
         group.pace = PACE
         async with group.join(unused) as seat:
-            head = group.genesis().regrouped(tuple(Member(name, "s") for name in NAMES), 1)
+            head = group.genesis().regrouped(tuple(Member(name, "s") for name in names), 1)
             height = Height(head, seat.post.me)
             plan = make_plan(head, 0, dict.fromkeys(head.members, 1.0), PACE)
             yield Patience(seat.post, height), height, plan
@@ -39,10 +39,10 @@ async def waiting(folder: Path) -> AsyncIterator[tuple[Patience, Height, WorkPla
 
 def lead(patience: Patience, height: Height, leader: str) -> bool:
     """A leader comes with a plan; whether it got its time for it."""
-    height.stage_deadline = trio.current_time()
+    began = height.stage_deadline = trio.current_time()
     patience.give(leader, "promises", 1.0)
     patience.give_work(leader, b"plan", PLAN_S)
-    return height.stage_deadline >= trio.current_time() + PLAN_S - 1e-3
+    return height.stage_deadline >= began + PLAN_S
 
 
 async def test_all_have_time_anew_once_everybody_had_it(tmp_path: Path) -> None:
@@ -61,6 +61,25 @@ async def test_two_that_give_way_to_each_other_have_no_more_than_once(tmp_path: 
         assert lead(patience, height, "a") and lead(patience, height, "b")
         assert not any(lead(patience, height, name) for name in ("a", "b") * STAGES_PER_LEADER)
         assert lead(patience, height, "c")
+
+
+async def test_who_is_given_up_has_had_its_turn(tmp_path: Path) -> None:
+    """One member has moved to another stage: it is well, and never leads."""
+    async with waiting(tmp_path) as (patience, height, plan):
+        for turn in range(3):
+            for name in ("c", "a", "b"):
+                patience.turn_to(name)
+                assert name == "c" or lead(patience, height, name), f"turn {turn} of {name}"
+            assert patience.time_for(plan) == min(plan.deadline_s, 2**turn * FIRST_BATCH_S)
+
+
+async def test_the_only_one_left_has_time_anew_once_the_other_is_given_up(tmp_path: Path) -> None:
+    async with waiting(tmp_path, ("a", "b")) as (patience, height, _):
+        for turn in range(3):
+            patience.turn_to("a")
+            assert lead(patience, height, "a"), f"turn {turn}"
+            assert not lead(patience, height, "a"), "what it repeats buys nothing"
+            patience.turn_to("b")
 
 
 async def test_a_batch_has_four_times_what_it_usually_takes(tmp_path: Path) -> None:
