@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from statistics import median_low
 from typing import Final, Protocol
 
 import trio
@@ -87,7 +88,7 @@ async def _fitted_with_stage(ground: Ground, stage: int, kept: Kept, known: Know
         if texts is not None:
             issuer = Issuer(station, FedTokens(host, rules, lambda: feeders(known()), texts.read), events)
             held_out = _held_out(texts, rules.micro_batch)
-        post = StagePost(gang, station, pace, events, issuer, held_out, lambda: _first_round(known()))
+        post = StagePost(gang, station, pace, events, issuer, held_out, lambda: first_round(known()))
         trainer: StageTrainer
         if rules.synchronous:
             issue_here = None if issuer is None else issuer.reissue
@@ -139,6 +140,7 @@ def _held_out(texts: Texts, micro_batch: int) -> HeldOut:
     return HeldOut(batches, texts.corpus.bytes_per_token)
 
 
-def _first_round(records: Mapping[str, MemberRecord]) -> int:
-    """The latest round that a replica of the first stage says it has committed."""
-    return max((r.round for r in records.values() if r.role == "stage" and r.stage == 0), default=0)
+def first_round(records: Mapping[str, MemberRecord]) -> int:
+    """The latest round that most replicas of the first stage say they have committed."""
+    rounds = [r.round for r in records.values() if r.role == "stage" and r.stage == 0]
+    return median_low(rounds) if rounds else 0

@@ -54,7 +54,6 @@ class _Replica:
     probe_at_s: float = -math.inf
     failures: int = 0  # in a row
     penalty: float = 1.0
-    banned: bool = False
     own_s: float | None = None  # compute and link, without waiting in the queue
     wait_s: float = 0.0  # in its queue, measured and published
     stated_s: float | None = None  # what it publishes of itself, used until something is measured
@@ -79,7 +78,7 @@ class Wiring:
 
     # Who there is
 
-    def update(self, replicas: Iterable[str], now_s: float, banned: Collection[str] = ()) -> None:
+    def update(self, replicas: Iterable[str], now_s: float) -> None:
         """Replace the set of live replicas. A new one soon gets one probing micro-batch; one that left is forgotten."""
         live = sorted(set(replicas))
         first = not self._replicas
@@ -92,7 +91,6 @@ class Wiring:
                 if not first:
                     known.probe_at_s = now_s + self._random.uniform(0.0, self.config.enter_s)
                 self._push(known)
-            known.banned = name in banned
 
     def published(self, replica: str, queue: float, service_s: float, link_s: float) -> None:
         """A replica's record, once each time it is read: micro-batches waiting there, its seconds a unit of work;
@@ -184,7 +182,7 @@ class Wiring:
         knock at full queues."""
         if any(self._fit(known, now_s) for known in self._replicas.values()):
             return 0.0
-        due = [r.probe_at_s - now_s for r in self._replicas.values() if r.probe_at_s > now_s and not r.banned]
+        due = [r.probe_at_s - now_s for r in self._replicas.values() if r.probe_at_s > now_s]
         return min(due, default=0.0)
 
     def deadline_s(self, replica: str, work: float = 1.0) -> float:
@@ -240,7 +238,7 @@ class Wiring:
         return chosen
 
     def _fit(self, known: _Replica, now_s: float) -> bool:
-        if known.banned or now_s < known.probe_at_s or (known.probing and known.sent):
+        if now_s < known.probe_at_s or (known.probing and known.sent):
             return False
         if not known.sent or known.answer_s is None:
             return True
@@ -248,17 +246,17 @@ class Wiring:
         return now_s - since_s <= work * (self.config.overdue * known.answer_s + 2 * known.answer_deviation_s)
 
     def _second_choice(self, now_s: float, exclude: Collection[str]) -> _Replica | None:
-        """Nobody is fit: rather one that is overdue than one that just failed, the banned last."""
+        """Nobody is fit: rather one that is overdue than one that just failed."""
 
-        def reluctance(known: _Replica) -> tuple[bool, float, float, str]:
+        def reluctance(known: _Replica) -> tuple[float, float, str]:
             back_off_s = max(0.0, known.probe_at_s - now_s)
-            return known.banned, back_off_s if known.failures else 0.0, known.runtime, known.name
+            return back_off_s if known.failures else 0.0, known.runtime, known.name
 
         return min((r for r in self._replicas.values() if r.name not in exclude), key=reluctance, default=None)
 
     def _floor(self, newcomer: _Replica | None = None) -> float:
         """Where a newcomer enters: the smallest runtime of those that are really in use."""
-        used = [r.runtime for r in self._replicas.values() if r is not newcomer and not r.probing and not r.banned]
+        used = [r.runtime for r in self._replicas.values() if r is not newcomer and not r.probing]
         return min(used, default=0.0)
 
     def _push(self, known: _Replica) -> None:

@@ -20,7 +20,8 @@ AWAITED_S: Final = 2.0
 
 Confirm = Callable[[], Awaitable[bool]]
 """Whether a micro-batch is still to be counted here, as far as whoever brought it knows, and whoever that had it from.
-StageRefused ("cancelled") where nobody waits for its answer."""
+StageRefused ("cancelled") where nobody waits for its answer. At stage 0: whether no other replica of it has counted it;
+one that is only to pass through there has nothing to confirm, and is awaited for as long as its call is open."""
 
 
 async def who_has(host: Host, group: str, span: Range, peers: Iterable[str], timeout_s: float) -> str | None:

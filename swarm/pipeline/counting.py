@@ -32,7 +32,7 @@ class Counting:
         self._captured: set[int] = set()  # first samples: in a contribution that is being merged
         self._since: set[int] = set()  # counted after that was captured
         self._at: set[int] = set()  # in their backward right now
-        self.epoch = head.round
+        self.epoch, self._cursor = head.round, head.ledger.cursor
         self._free = self._free_in(head.ledger)
 
     @property
@@ -44,10 +44,13 @@ class Counting:
         """All that was counted and is not merged, in order."""
         return self._ranges(self._captured | self._since)
 
-    @property
-    def uncaptured(self) -> tuple[Range, ...]:
-        """What the next contribution would be made of."""
-        return self._ranges(self._since)
+    def in_batch(self, ranges: Iterable[Range], epoch: int) -> bool:
+        """Whether `ranges` lie in the batch of `epoch`, the present one or the one before. Synchronous runs only."""
+        behind = self.epoch - epoch
+        if self.round_samples is None or not 0 <= behind <= STALENESS:
+            return False
+        first = self._cursor - behind * self.round_samples
+        return contains([(first, first + self.round_samples)], ranges)
 
     def verdict(self, span: Range, epoch: int) -> Verdict:
         """What is to become of a micro-batch that was issued in `epoch`.
@@ -104,7 +107,7 @@ class Counting:
         """The group has committed `head`: what was captured is merged, or free again. What was counted since stays
         counted (in a synchronous run all is forgotten: its weights are gone); returned are those spans of it that
         somebody else has got merged, so that a contribution with them would count twice."""
-        self.epoch = head.round
+        self.epoch, self._cursor = head.round, head.ledger.cursor
         self._free = self._free_in(head.ledger)
         self._captured = set()
         if self.synchronous:

@@ -7,7 +7,7 @@ offence.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Final
@@ -35,12 +35,12 @@ Answer = tuple[Passed, Buffer]
 
 
 class PassDesk:
-    """Serves PASS for the stage of `work`."""
+    """Serves PASS for the stage of `work`. `before()`: the replicas of the stage before it."""
 
-    def __init__(self, host: Host, rules: PipelineRules, work: StageWork) -> None:
+    def __init__(self, host: Host, rules: PipelineRules, work: StageWork, before: Callable[[], Container[str]]) -> None:
         self.later_epoch = 0
         self.on_later: Callable[[int], None] = lambda epoch: None
-        self._host, self._rules, self._work = host, rules, work
+        self._host, self._rules, self._work, self._before = host, rules, work, before
         self._group = rules.groups[work.stage]
         self._under_way: set[trio.CancelScope] = set()
         self._held = 0
@@ -79,7 +79,7 @@ class PassDesk:
         return _elsewhere(begun=True) if scope.cancelled_caught else answer
 
     async def _serve(self, peer: str, request: Pass, errand: Errand) -> Answer:
-        not_now = await self._wait_for_epoch(request, errand)
+        not_now = await self._wait_for_epoch(peer, request, errand)
         if not_now is not None:
             return not_now
         compute = self._work.compute
@@ -107,7 +107,6 @@ class PassDesk:
         passed = Passed(
             "done",
             loss=returned.loss,
-            own_s=times.own_s,
             queued_s=times.queued_s,
             downstream_s=returned.downstream_s,
             waited_s=times.queued_s + returned.waited_s,
@@ -149,12 +148,12 @@ class PassDesk:
             return True
         raise StageRefused(f"{peer} does not say that it still waits for this micro-batch: send it again", "cancelled")
 
-    async def _wait_for_epoch(self, request: Pass, errand: Errand) -> Answer | None:
+    async def _wait_for_epoch(self, peer: str, request: Pass, errand: Errand) -> Answer | None:
         """Hold a call that has come too early; None when its epoch is here."""
         counting, rules = self._work.counting, self._rules
         started = trio.current_time()
         hold_until = min(started + rules.hold_s, started + HOLD_SHARE * (errand.until - started))
-        while (verdict := self._verdict(request)) == "early":
+        while (verdict := self._verdict(peer, request)) == "early":
             left_s = hold_until - trio.current_time()
             if left_s <= 0 or self._held >= rules.places:
                 reason = f"this stage is in epoch {counting.epoch}, not yet in {request.epoch}"
@@ -172,11 +171,11 @@ class PassDesk:
             return Passed("refused", "stale", reason), _NOTHING
         return None
 
-    def _verdict(self, request: Pass) -> Verdict:
-        """Notes where it is of a later epoch than ours: of the next one, for all that we believe a caller."""
+    def _verdict(self, peer: str, request: Pass) -> Verdict:
+        """Notes where a replica of the stage before is in a later epoch: the next one, for all that we believe it."""
         counting = self._work.counting
         later = min(request.epoch, counting.epoch + 1)
-        if later > max(self.later_epoch, counting.epoch):
+        if later > max(self.later_epoch, counting.epoch) and peer in self._before():
             self.later_epoch = later
             self.on_later(later)
         return counting.verdict(request.span, request.epoch)

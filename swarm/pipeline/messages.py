@@ -66,7 +66,7 @@ class Passed(msgspec.Struct, frozen=True):
     busy: no place now, or nobody further on had one in time. later: the replica has not reached that epoch, or its
     worker is starting. elsewhere: it is not in that group (any more). refused: the input is wrong; `cause` says what.
     `begun`: later stages were asked and may have counted it: what follows is a retry. `loss` in nats, summed over the
-    tokens. Seconds: `own_s` of compute, `queued_s` of waiting here, `downstream_s` of all that the later stages took,
+    tokens. Seconds: `queued_s` of waiting here, `downstream_s` of all that the later stages took,
     `waited_s` of waiting here and in all later stages. `retried`: calls that were made once more from here on.
     ValueError where a number cannot be true.
     """
@@ -77,14 +77,13 @@ class Passed(msgspec.Struct, frozen=True):
     retry_after_s: float = 0.0
     begun: bool = False
     loss: float = 0.0
-    own_s: float = 0.0
     queued_s: float = 0.0
     downstream_s: float = 0.0
     waited_s: float = 0.0
     retried: Annotated[int, msgspec.Meta(ge=0, le=RETRIED_MAX)] = 0
 
     def __post_init__(self) -> None:
-        seconds = (self.retry_after_s, self.own_s, self.queued_s, self.downstream_s, self.waited_s)
+        seconds = (self.retry_after_s, self.queued_s, self.downstream_s, self.waited_s)
         if not abs(self.loss) <= LOSS_MAX or not all(0 <= x <= SECONDS_MAX for x in seconds):  # NaN is neither
             raise ValueError(f"a loss of {self.loss} nats, times of {seconds} seconds")
 
@@ -125,7 +124,7 @@ class Counted(msgspec.Struct, frozen=True):
 
 
 class Reissue(msgspec.Struct, frozen=True):
-    """For the epoch that the replica is in, or, in a synchronous run, the one before; others are ignored."""
+    """In a synchronous run. `spans`: of the batch of `epoch`, the replica's or the one before; others are ignored."""
 
     group: Name
     epoch: Epoch

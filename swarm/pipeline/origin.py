@@ -74,6 +74,8 @@ class Origin:
             errand.confirm = partial(self._is_ours, span)
             if again and errand.counts:
                 errand.counts = await self._is_ours(span)
+            if not errand.counts:
+                errand.confirm = None  # whoever has counted it here, the later stages still want it of us
             cause: Cause = "not_finite"
             try:
                 outcome = await work.run(errand)

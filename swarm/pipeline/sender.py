@@ -47,10 +47,9 @@ a retry; anything else ends `send`."""
 
 @dataclass(frozen=True)
 class Delivered:
-    """It came back, after `tries` calls of which the last went to `peer`."""
+    """It came back, after `tries` calls."""
 
     passed: Passed
-    peer: str
     tries: int
 
 
@@ -93,12 +92,7 @@ class Sender:
         self._gone: dict[str, tuple[float, float]] = {}  # not in the group: its record's time, when we learnt it
         self._numbers = count(randbits(48))  # no sender that was here before has used them
         self._open: dict[int, tuple[str, Range, Confirm | None]] = {}  # calls that we wait for, by their number
-        self._stranded = 0
-
-    @property
-    def waiting(self) -> bool:
-        """Whether micro-batches wait because no replica of the stage is alive."""
-        return self._stranded > 0
+        self._stranded = 0  # micro-batches that wait, as no replica of the stage is alive
 
     async def awaits(self, peer: str, span: Range, number: int) -> bool:
         """Whether we wait for the answer of `peer` to this call, and so do all that it came through before us."""
@@ -174,7 +168,7 @@ class Sender:
             raise
         if passed.outcome == "done":
             wiring.succeeded(peer, number, answered_at, passed.downstream_s, passed.queued_s)
-            return Delivered(passed, peer, attempt.tries)
+            return Delivered(passed, attempt.tries)
         attempt.begun |= passed.begun
         attempt.again |= passed.begun
         return await self._declined(peer, number, passed, attempt)

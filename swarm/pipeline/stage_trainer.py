@@ -59,7 +59,7 @@ class Adoption:
 @dataclass(frozen=True)
 class StagePost:
     """Where a stage is trained: its worker, its station, the run's pace; `issuer` on stage 0, and what is `held_out`
-    there. `first_round()`: the latest round that a replica of stage 0 says it has committed, which tells the others
+    there. `first_round()`: the round that the replicas of stage 0 say they have committed, which tells the others
     that a round is over where no micro-batch will, at the end of the run."""
 
     gang: StageGang

@@ -10,6 +10,7 @@ took long; or somebody asks who has it, to take it elsewhere. Then whoever broug
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -35,6 +36,7 @@ SURE_S: Final = 4.0  # so long after it came it is wanted for sure: the heartbea
 SURE_SHARE: Final = 0.5  # of the caller's time: the same
 BACKLOG_S: Final = 2.0  # what we read so soon after we stood still may have lain there
 DOUBTS_MAX: Final = 3
+DOUBTS_OF_ONE: Final = 2  # a retry asks as it begins, and before it is counted; who asks on and on is not minded
 SETTLE_S: Final = 0.2  # who asks waits for half a second
 NOTHING: Final = memoryview(b"")
 
@@ -45,7 +47,8 @@ class Errand:
 
     `tokens` (B, T + 1) int64; `coded`: its hidden state, None on the first stage; `counts`: it is to be counted here if
     it may; `until`: when our caller gives up. What it takes here is added to `times`. `confirm` asks whoever brought
-    it; `sure_at`: when it was last wanted for sure; `doubted`: there is reason to ask.
+    it; `sure_at`: when it was last wanted for sure; `doubted`: there is reason to ask; `doubts`: those that each
+    peer has raised.
     """
 
     span: Range
@@ -61,6 +64,12 @@ class Errand:
     began: float = field(default_factory=trio.current_time)
     sure_at: float = field(default_factory=trio.current_time)
     doubted: bool = False
+    doubts: Counter[str] = field(default_factory=Counter)
+
+    def doubt(self, asker: str) -> None:
+        if self.doubts[asker] < DOUBTS_OF_ONE:
+            self.doubts[asker] += 1
+            self.doubted = True
 
 
 @dataclass(frozen=True)
@@ -109,11 +118,11 @@ class StageWork:
             self._generation = self.compute.gang.generation
             self.on_lost(self.counting.forget())
 
-    async def settled(self, span: Range) -> bool:
+    async def settled(self, span: Range, asker: str) -> bool:
         """Whether the micro-batch is counted here, or is about to be: one at its backward is waited for, but not for
-        long. What is under way of it is in doubt from now on, for who asks may take it elsewhere."""
+        long. What is under way of it is in doubt from now on, for the `asker` may take it elsewhere."""
         for errand in self._under_way.get(span, ()):
-            errand.doubted = True
+            errand.doubt(asker)
         self.notice_loss()
         with trio.move_on_after(SETTLE_S):
             while self.counting.is_at(span):

@@ -42,7 +42,7 @@ from swarm.pipeline.messages import (
     Seen,
 )
 from swarm.pipeline.origin import IssueResult, Origin
-from swarm.pipeline.rules import STALENESS, Load, PipelineRules
+from swarm.pipeline.rules import Load, PipelineRules
 from swarm.pipeline.sender import Sender
 from swarm.pipeline.stage_work import StageWork
 
@@ -77,7 +77,7 @@ class Station:
         compute = StageCompute(gang, rules)
         self._work = StageWork(stage, compute, counting, sender, lambda: host.stood_still_until)
         self._work.on_lost = self._lost
-        self._desk = PassDesk(host, rules, self._work)
+        self._desk = PassDesk(host, rules, self._work, lambda: replicas_of(stage - 1))
         self._origin = Origin(host, rules, self._work, self._mates) if stage == 0 else None
         self._calls = calls
         self.on_reissue: Callable[[tuple[Range, ...], int], None] = lambda spans, epoch: None
@@ -88,12 +88,8 @@ class Station:
         """The worker was lost: nothing is counted any more, and weights must be imported."""
 
     @property
-    def epoch(self) -> int:
-        return self.counting.epoch
-
-    @property
     def later_epoch(self) -> int:
-        """The latest epoch of which a micro-batch has come: above `epoch`, the stage before has committed since."""
+        """The latest epoch of which the stage before has sent a micro-batch: above ours, it has committed since."""
         return self._desk.later_epoch
 
     @property
@@ -113,12 +109,6 @@ class Station:
     @on_later.setter
     def on_later(self, call: Callable[[int], None]) -> None:
         self._desk.on_later = call
-
-    @property
-    def waiting_for(self) -> int | None:
-        """The stage of which no replica is alive, while micro-batches wait for one."""
-        sender = self._work.sender
-        return sender.stage if sender is not None and sender.waiting else None
 
     @property
     def answer_s(self) -> float:
@@ -177,7 +167,7 @@ class Station:
     async def _on_seen(self, call: Call[AskSeen]) -> Seen:
         if call.body.group != self._group:
             return Seen(tuple(False for _ in call.body.spans))
-        return Seen(tuple([await self._work.settled(span) for span in call.body.spans]))
+        return Seen(tuple([await self._work.settled(span, call.peer) for span in call.body.spans]))
 
     async def _on_awaited(self, call: Call[AskAwaited]) -> Awaited:
         sender, ask = self._work.sender, call.body
@@ -191,11 +181,12 @@ class Station:
 
     async def _on_reissue(self, call: Call[Reissue]) -> Done:
         size, samples = self.rules.micro_batch, count(call.body.spans)
+        if not self.rules.synchronous:
+            raise ProtocolViolation("samples are issued once more only where rounds are synchronous")
         if any(first >= last or first % size or last % size for first, last in call.body.spans):
             raise ProtocolViolation(f"samples {call.body.spans[:4]} are no whole micro-batches of {size}")
         if samples > SPANS_MAX * size:
             raise ProtocolViolation(f"{samples} samples to be issued at once: at most {SPANS_MAX} micro-batches")
-        behind = self.counting.epoch - call.body.epoch
-        if call.body.group == self._group and 0 <= behind <= (STALENESS if self.counting.synchronous else 0):
+        if call.body.group == self._group and self.counting.in_batch(call.body.spans, call.body.epoch):
             self.on_reissue(call.body.spans, call.body.epoch)
         return Done()

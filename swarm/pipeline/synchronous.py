@@ -17,6 +17,7 @@ import trio
 from peer.errors import BarnraiseError, RemoteError
 from peer.events import EventLog
 from peer.host import Host
+from peer.serving import BUSY
 from swarm.chain import Head
 from swarm.ledger import Range, contains, count, union
 from swarm.pace import Pace
@@ -54,7 +55,7 @@ class Overseer:
 
     async def gather(self, head: Head, members: Sequence[str], station: Station) -> None:
         """Until the members, of whom we with our `station` are one, have counted the whole batch of the round after
-        `head`."""
+        `head`: also where only the next plan can merge it, for it leaves out somebody who has counted a part."""
         batch = self._pace.batch(head)
         assert batch is not None
         wanted = set(range(*batch, self._rules.micro_batch))
@@ -89,8 +90,9 @@ class Overseer:
             try:
                 reply = await self._host.rpc.call(peer, COUNTED, ask, timeout_s=ANSWER_S)
                 have[peer] = self._firsts(reply.body.spans, batch)
-            except RemoteError:
-                have.pop(peer, None)  # it has left for another stage, with all that it had
+            except RemoteError as error:
+                if error.code != BUSY:
+                    have.pop(peer, None)  # it has left for another stage, with all that it had
             except BarnraiseError:
                 return
 
@@ -166,8 +168,11 @@ class Synchronous(StageTrainer):
 
     async def gather(self, members: Sequence[str]) -> None:
         await self._changed.until(lambda: self.head is not None and self._adoption is None, math.inf)
-        assert self.head is not None
-        await self._overseer.gather(self.head, members, self._station)
+        head = self.head
+        assert head is not None
+        # Who did not answer in time is not in the plan, but goes on counting: nobody else will count what it has.
+        everybody = sorted({*members, *(member.peer for member in head.members)})
+        await self._overseer.gather(head, everybody, self._station)
 
     async def _train(self, order: Order) -> Work:
         await self._validate_if_due()

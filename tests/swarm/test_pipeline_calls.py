@@ -132,6 +132,10 @@ async def test_bad_input_is_refused_and_disturbs_nothing(tmp_path: Path) -> None
             ):
                 answer = (await pass_to(stranger, rules, last, good, **changes)).body
                 assert (answer.outcome, answer.cause) == (outcome, cause)
+            assert last.station.later_epoch == 0, "it is no replica of the stage before"
+            table[stranger.peer_id] = {"stage": 0, "addresses": list(stranger.addresses)}
+            await pass_to(stranger, rules, last, good, epoch=5)
+            del table[stranger.peer_id]
             assert last.station.later_epoch == 1, "it has a successor, whatever its number"
             last.station.moved(head_at(rules, 1, epoch=9))
             answer = (await pass_to(stranger, rules, last, good, epoch=7)).body
@@ -176,7 +180,8 @@ async def test_garbage_gradients_cost_a_retry_and_a_strike(tmp_path: Path) -> No
 
 
 async def test_a_slow_replica_gets_little_and_holds_nobody_up(tmp_path: Path) -> None:
-    """It takes one micro-batch at a time, slowly, and says busy to all others: work flows around it."""
+    """It takes one micro-batch at a time, for longer than the other replica takes for several at once, and says busy to
+    all others: work flows around it."""
     rules = rules_of(2)
     at_once, most, served = 0, 0, 0
 
@@ -186,10 +191,10 @@ async def test_a_slow_replica_gets_little_and_holds_nobody_up(tmp_path: Path) ->
             return Passed("busy", "full", retry_after_s=0.5), b""
         at_once, most, served = at_once + 1, max(most, at_once + 1), served + 1
         try:
-            await trio.sleep(0.5)
+            await trio.sleep(max(0.5, 3 * stages[1][0].station.answer_s))
         finally:
             at_once -= 1
-        return Passed("done", own_s=0.5), b"\0" * (MICRO * SEQ * MODEL.hidden_size * 4)
+        return Passed("done"), b"\0" * (MICRO * SEQ * MODEL.hidden_size * 4)
 
     async with (
         open_replicas(tmp_path, [1, 1]) as stages,
@@ -199,8 +204,9 @@ async def test_a_slow_replica_gets_little_and_holds_nobody_up(tmp_path: Path) ->
         first, last = stages[0][0], stages[1][0]
         await issue_all(first, spans(0, 60))
         assert count(first.station.counting.counted) == 60 * MICRO
-        assert most == 1 and served + count(last.station.counting.counted) // MICRO == 60
-        assert 0 < served < 15
+        others = count(last.station.counting.counted) // MICRO
+        assert most == 1 and served + others == 60
+        assert 0 < served < others / 2
         assert not first.struck()
 
 
@@ -219,10 +225,8 @@ async def test_a_stage_without_replicas_is_waited_for(tmp_path: Path) -> None:
             with first.log.subscribed(on_event):
                 nursery.start_soon(issue_all, first, spans(0, 6))
                 await waits.wait()
-            assert first.station.waiting_for == 1
             await nursery.start(_serve_until_counted, last, rules, table, 6)
         assert [len(first.seen(name)) for name in ("pipeline_waiting", "pipeline_resumed")] == [1, 1]
-        assert first.station.waiting_for is None
         assert (await gradient_of(stages))[1] == [6, 6]
 
 

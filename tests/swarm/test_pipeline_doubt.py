@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,9 +53,11 @@ class Caller:
     host: Host
     waits: bool = True
     asked: list[tuple[int, int]] = field(default_factory=list)
+    meanwhile: Callable[[], Awaitable[object]] = trio.lowlevel.checkpoint
 
     async def on_awaited(self, call: Call[AskAwaited]) -> Awaited:
         self.asked.append(call.body.span)
+        await self.meanwhile()
         return Awaited(self.waits)
 
 
@@ -166,6 +168,23 @@ async def test_who_is_asked_whether_it_has_it_asks_back_before_it_counts(tmp_pat
         assert (await middle.replica.gang.read_gradient()).micro_batches == ("0", str(MICRO))
 
 
+async def test_who_asks_on_and_on_does_not_keep_it_from_being_counted(tmp_path: Path) -> None:
+    """A stranger asks for it whenever it is about to be counted."""
+    async with open_middle(tmp_path) as middle, open_impostor(middle.rules, 2, {}, None) as stranger:
+        caller, group, peer = middle.caller, middle.rules.groups[1], middle.replica.peer
+        stranger.book.add(peer, middle.replica.host.addresses)
+
+        async def ask() -> None:
+            assert await who_has(stranger, group, SPANS[0], [peer], timeout_s=30) is None
+
+        caller.meanwhile = ask
+        async with trio.open_nursery() as nursery:
+            await middle.take(SPANS[0], nursery)
+            await ask()
+            await middle.answers.send(None)
+        assert caller.asked and middle.outcomes == ["done"]
+
+
 async def test_a_call_is_awaited_if_all_before_us_wait(tmp_path: Path) -> None:
     """And only the peer that was called, by the number of its call, is told so."""
     async with open_middle(tmp_path) as middle, open_impostor(middle.rules, 2, {}, None) as stranger:
@@ -235,3 +254,26 @@ async def test_of_two_that_issue_the_same_one_counts(tmp_path: Path) -> None:
             go_on.set()
         assert [(result.done, result.counted) for result in results] == [(True, True), (True, False)]
         assert (quick.station.counting.counted, slow.station.counting.counted) == ((SPANS[0],), ())
+
+
+async def test_what_another_issuer_has_counted_is_awaited_of_whoever_issues_it_again(tmp_path: Path) -> None:
+    """The next stage has lost it since. It takes long over the second copy, asks, and is to count that."""
+    rules = rules_of(2)
+    issuers: list[Replica] = []
+
+    async def answer(request: Pass, payload: memoryview) -> tuple[Passed, bytes]:
+        if not await is_awaited(last, issuers[-1].peer, request.span, request.ticket):
+            return Passed("later", "worker", begun=True), b""
+        return Passed("done", loss=1.0), bytes(HIDDEN_BYTES)
+
+    async with (
+        open_replicas(tmp_path, [2, 0]) as stages,
+        serving(stages, rules) as table,
+        open_impostor(rules, 1, table, answer) as last,
+    ):
+        for replica, again in zip(stages[0], (False, True), strict=True):
+            last.book.add(replica.peer, replica.host.addresses)
+            issuers.append(replica)
+            with trio.fail_after(60):
+                result = await replica.station.issue(SPANS[0], tokens_of(SPANS[0]), again)
+            assert (result.done, result.counted) == (True, not again)

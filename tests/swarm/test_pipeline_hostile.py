@@ -16,7 +16,7 @@ import torch
 from peer.errors import ConnectionLost, RemoteError
 from peer.host import Host
 from peer.method import Method
-from swarm.ledger import Range
+from swarm.ledger import Ledger, Range
 from swarm.messages import Done
 from swarm.pipeline.activations import ActivationCode
 from swarm.pipeline.feeder import serve_tokens
@@ -43,6 +43,7 @@ from tests.swarm.pipeline_harness import (
     SEQ,
     Replica,
     Table,
+    head_at,
     issue_all,
     open_impostor,
     open_replicas,
@@ -58,6 +59,7 @@ pytestmark = [
 VALUES = MICRO * SEQ * MODEL.hidden_size
 GRADIENT = bytes(ActivationCode("int8").size_bytes(VALUES))
 NAN, INF = math.nan, math.inf
+BATCH = 4 * MICRO
 
 
 class Lie(msgspec.Struct):
@@ -69,7 +71,6 @@ class Lie(msgspec.Struct):
     retry_after_s: Any = 0.0
     begun: Any = False
     loss: Any = 1.0
-    own_s: Any = 0.0
     queued_s: Any = 0.0
     downstream_s: Any = 0.0
     waited_s: Any = 0.0
@@ -89,7 +90,7 @@ LIES = {
     "waited -inf": (Lie(waited_s=-INF), GRADIENT),
     "queued nan": (Lie(queued_s=NAN), GRADIENT),
     "downstream < 0": (Lie(downstream_s=-1.0), GRADIENT),
-    "own huge": (Lie(own_s=1e300), GRADIENT),
+    "downstream huge": (Lie(downstream_s=1e300), GRADIENT),
     "busy for ever": (Lie("busy", retry_after_s=INF), b""),
     "retried < 0": (Lie(retried=-1), GRADIENT),
     "retried huge": (Lie(retried=1 << 40), GRADIENT),
@@ -150,7 +151,7 @@ async def test_who_only_passes_numbers_on_is_not_struck(tmp_path: Path) -> None:
         serving(stages, rules) as table,
         open_impostor(rules, 2, {}, None) as last,
     ):
-        story = Passed("done", loss=1e11, own_s=1e9, queued_s=1e9, downstream_s=1e9, waited_s=1e9, retried=RETRIED_MAX)
+        story = Passed("done", loss=1e11, queued_s=1e9, downstream_s=1e9, waited_s=1e9, retried=RETRIED_MAX)
         answers(last, rules, 2, table, story, bytes(4 * VALUES))
         result = await stages[0][0].station.issue((0, MICRO), tokens_of((0, MICRO)))
         assert result.done and result.counted and 0 <= result.unqueued_s <= result.seconds
@@ -167,7 +168,7 @@ async def refused(host: Host, replica: Replica, method: Method[Any, Any], body: 
 
 
 async def test_orders_and_questions_that_make_no_sense(tmp_path: Path) -> None:
-    rules = rules_of(2)
+    rules = rules_of(2, synchronous=True, round_samples=BATCH)
     group, other = rules.groups
     far = 1 << 52
     async with (
@@ -196,11 +197,42 @@ async def test_orders_and_questions_that_make_no_sense(tmp_path: Path) -> None:
             # What is only about somewhere else is no offence, and does nothing.
             del first.events[:]
             elsewhere = ((0, MICRO),)
-            for body in (Reissue(other, 0, elsewhere), Reissue(group, 7, elsewhere), Reissue(group, 0, ())):
+            for body in (
+                Reissue(other, 0, elsewhere),
+                Reissue(group, 7, elsewhere),
+                Reissue(group, 0, ()),
+                Reissue(group, 0, ((BATCH, BATCH + MICRO),)),  # of a batch to come
+                Reissue(group, 0, ((0, BATCH + MICRO),)),
+            ):
                 await stranger.rpc.call(first.peer, REISSUE, body, timeout_s=30)
+            first.station.moved(head_at(rules, 0, 3, Ledger(cursor=3 * BATCH)))
+            for epoch, span in ((3, (2 * BATCH, 3 * BATCH)), (2, (3 * BATCH, 4 * BATCH)), (1, (BATCH, 2 * BATCH))):
+                await stranger.rpc.call(first.peer, REISSUE, Reissue(group, epoch, (span,)), timeout_s=30)
             seen = await stranger.rpc.call(first.peer, SEEN, AskSeen(other, elsewhere), timeout_s=30)
             assert seen.body.counted == (False,)
             assert not issuer.issuing and issuer.totals.issued == 0 and not first.struck()
+
+            # What is of the batch of its epoch, this one or the one before, is issued.
+            batches = ((3, (4 * BATCH - MICRO, 4 * BATCH)), (2, (2 * BATCH, 2 * BATCH + MICRO)))
+            for epoch, span in batches:
+                await stranger.rpc.call(first.peer, REISSUE, Reissue(group, epoch, (span,)), timeout_s=30)
+            assert issuer.issuing == tuple(sorted(span for _, span in batches))
+
+
+async def test_nothing_is_issued_once_more_where_replicas_make_steps_of_their_own(tmp_path: Path) -> None:
+    """It would be counted out of turn, and the whole round's work be void."""
+    rules = rules_of(2)
+    ordered: list[object] = []
+    async with (
+        open_replicas(tmp_path, [1, 0]) as stages,
+        serving(stages, rules) as table,
+        open_impostor(rules, 1, table, None) as stranger,
+    ):
+        first = stages[0][0]
+        stranger.book.add(first.peer, first.host.addresses)
+        first.station.on_reissue = lambda spans, epoch: ordered.append(spans)
+        await refused(stranger, first, REISSUE, Reissue(rules.groups[0], 0, ((MICRO, 2 * MICRO),)), "synchronous")
+        assert not ordered
 
 
 async def test_a_feeder_is_asked_for_no_more_than_it_can_read(tmp_path: Path) -> None:

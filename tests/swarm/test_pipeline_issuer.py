@@ -18,7 +18,6 @@ from swarm.messages import Done
 from swarm.pipeline.feeder import FedTokens, serve_tokens
 from swarm.pipeline.issuer import WINDOW_MIN, Issuer
 from swarm.pipeline.messages import FEED_SAMPLES_MAX, REISSUE, AskTokens, PipelineCalls, Reissue
-from swarm.pipeline.rules import PipelineRules
 from tests.peer.stage_harness import MODEL
 from tests.swarm.pipeline_harness import MICRO, SEQ, open_impostor, open_replicas, rules_of, serving, tokens_of
 
@@ -93,7 +92,7 @@ async def test_a_feeder_answers_no_nonsense() -> None:
 @pytest.mark.process
 @pytest.mark.skipif(sys.platform != "linux", reason="stages run in worker processes, supervised through /proc")
 async def test_an_issuer_takes_its_samples_through_and_reports(tmp_path: Path) -> None:
-    rules: PipelineRules = RULES
+    rules = rules_of(2, synchronous=True, round_samples=64)
     async with open_replicas(tmp_path, [1, 1]) as stages, serving(stages, rules):
         first, last = stages[0][0], stages[1][0]
 

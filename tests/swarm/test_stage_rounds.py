@@ -51,7 +51,7 @@ async def test_a_lost_worker_costs_no_commit_and_counts_nothing_twice(tmp_path: 
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(scene.run)
                 for seats in scene.stages:
-                    await until(lambda seats=seats: seats[0].heads and seats[0].replica.station.counting.uncaptured)
+                    await until(lambda seats=seats: seats[0].heads and seats[0].replica.station.counting.counted)
                     kill_worker(seats[0])
             scene.check(rounds)
 

@@ -160,19 +160,6 @@ def test_an_overdue_answer_makes_a_replica_a_second_choice_before_its_deadline()
     assert wiring.choose(late_s, exclude=["b"]) == "frozen"  # better than nobody
 
 
-def test_the_banned_are_chosen_only_if_nobody_else_exists() -> None:
-    wiring, now_s = wired({"bad": 0.01, "good": 1.0})
-    wiring.update(["bad", "good"], now_s, banned=["bad"])
-    assert {wiring.choose(now_s) for _ in range(20)} == {"good"}
-    wiring.sent("good", 0, now_s)
-    wiring.failed("good", 0, now_s)
-    assert wiring.choose(now_s) == "good"  # in back-off, and still before a banned one
-    assert wiring.choose(now_s, exclude=["good"]) == "bad"
-    assert wiring.choose(now_s, exclude=["good", "bad"]) is None
-    wiring.update(["bad", "good"], now_s)
-    assert "bad" in {wiring.choose(now_s + 100) for _ in range(20)}
-
-
 def test_a_replica_that_left_is_forgotten() -> None:
     wiring, now_s = wired({"a": 1.0, "b": 1.0})
     wiring.sent("a", 1, now_s)

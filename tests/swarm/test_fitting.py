@@ -1,0 +1,18 @@
+"""What a seat reads from the records of others."""
+
+from __future__ import annotations
+
+import pytest
+
+from swarm.fitting import first_round
+from tests.swarm.test_moving import record
+
+
+@pytest.mark.parametrize(
+    ("rounds", "expected"),
+    [((), 0), ((4,), 4), ((3, 4), 3), ((4, 4, 3), 4), ((4, 10**9), 4), ((-1, 4, 10**9), 4)],
+)
+def test_one_record_does_not_say_that_a_round_is_over(rounds: tuple[int, ...], expected: int) -> None:
+    """Whatever the replicas of other stages say."""
+    others = {"later": record(1, round=99), "feeder": record(0, round=99, role="feeder")}
+    assert first_round(others | {str(k): record(0, round=number) for k, number in enumerate(rounds)}) == expected
