@@ -17,8 +17,9 @@ from peer.host import Host
 from peer.identity import sign_body
 from swarm import messages as say
 from swarm.chain import Head, Member
-from swarm.follow import Viewpoint, ask_standings, open_regroup, weigh
+from swarm.follow import Sighting, Viewpoint, ask_standings, open_regroup, weigh
 from swarm.memory import Memory
+from swarm.pipeline.rules import STALENESS
 
 ROUND_TRIP_S: Final = 1.0
 KNOCK_LASTS_S: Final = 6.0
@@ -33,12 +34,13 @@ class Authority:
     """Of one group: of the whole run, or of the replicas of one stage. `head` is the last head it signed or saw.
 
     It begins the group once that has a peer and the run has `min_peers`, those that take part `elsewhere`, in other
-    groups, included; a run of `rounds` (0: for ever) that is complete stays so, whoever comes back to it. `completed`
-    is set then. `swarm.authority_desk` answers calls on its behalf.
+    groups, included; a run of `rounds` (0: for ever) that is complete, in the `others` too, stays so, whoever comes
+    back to it. `completed` is set once this group is. `swarm.authority_desk` answers calls on its behalf.
 
     In a pipeline a stage may lose all of its replicas, and a peer of another one go on from a commit that it has kept.
     `abreast` then brings that commit to the place in the run where the other stages are: what the stage has learned
-    since is lost, but its weights are of the same epoch as theirs. Its events name the `stage`.
+    since is lost, but its weights are of the same epoch as theirs. Its events name the `stage`. `others` are the
+    authorities of the other stages.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Authority:
         elsewhere: Callable[[], int] = lambda: 0,
         abreast: Callable[[Head], Head] | None = None,
         stage: int | None = None,
+        others: Callable[[], Iterable[Authority]] = tuple,
     ) -> None:
         self.head = open_regroup(memory.signed, host.peer_id, genesis.run_id) if memory.signed else genesis
         if memory.seen is not None and memory.seen.head.height > self.head.height:
@@ -61,6 +64,7 @@ class Authority:
         self._host, self._identity, self._events = host, host.identity, host.events
         self._place = {} if stage is None else {"stage": stage}  # what its events say besides
         self._min_peers, self._rounds, self._elsewhere, self._abreast = min_peers, rounds, elsewhere, abreast
+        self._others = others
         self.completed = trio.Event()
         self._known_peers = known_peers
         self._memory = memory
@@ -114,9 +118,10 @@ class Authority:
         """Follow the run's head; where its majority is gone for `GONE_AFTER_S`, begin a new term with what is left."""
         peers = {m.peer for m in self.head.members} | set(self._known_peers()) | set(self._knocking())
         peers.discard(self.me.peer)
-        standings = await ask_standings(self._host.rpc, peers, timeout_s=3.0, group=self.group)
-        view = Viewpoint(self.me, self.head)
-        counting = [s for s in weigh(standings, self.me.peer, self._genesis, view) if s.head.members]
+        answers = await ask_standings(self._host.rpc, peers, timeout_s=3.0, group=self.group)
+        standings = [(peer, standing) for peer, standing in answers if standing.member.peer == peer]
+        sightings = weigh(standings, self.me.peer, self._genesis, Viewpoint(self.me, self.head))
+        counting = [s for s in sightings if s.head.members and self._is_credible(s)]
         if counting and counting[0].head.height > self.head.height:
             self._see(counting[0].head)
             self._tell_head()
@@ -124,7 +129,7 @@ class Authority:
             self._missing_since = None
             return
         best = self._latest(standings)
-        if best is None or self.completed.is_set():
+        if best is None or (self.completed.is_set() and all(other.completed.is_set() for other in self._others())):
             self._say_who_is_missing()
             return
         alive = {s.member for _, s in standings if best.has(s.member)}  # who is a commit behind is about to catch up
@@ -174,14 +179,33 @@ class Authority:
     def believes(self, peer: str, head: bytes, round: int) -> bool:
         """Whether `peer`, standing at the head of that hash and round, may be gone on from.
 
-        An earlier round may be if the peer was a member of the head seen last, in this life or (restarted from its
-        checkpoint) an earlier one; or if it was a member, and stands where the run stood, within the last minutes. The
-        only ones to hold the last commit may be gone for good with it; but a stranger, or somebody from long ago,
-        cannot undo what others did. Of a pipeline's stage others keep a commit, and whoever stands where the stage
-        stood within the last hour may go on from there."""
-        if round >= self.head.round or any(member.peer == peer for member in self.head.members):
+        Members of the head seen last may, wherever they stand: they come back from a checkpoint, or committed what we
+        did not see. Of an earlier round others may if they were members, and stand where the run stood, within the last
+        minutes. The only ones to hold the last commit may be gone for good with it; but a stranger, or somebody from
+        long ago, cannot undo what others did. Of a pipeline's stage others keep a commit, and whoever stands where the
+        stage stood within the last hour may go on from there. Nobody stands beyond the end of the run."""
+        if self._rounds and round > self._rounds:
+            return False
+        if any(member.peer == peer for member in self.head.members):
             return True
-        return self._memory.saw(head) and (self._abreast is not None or self._memory.knew(peer))
+        ahead, knew = round > self.head.round, self._memory.knew(peer)
+        if self._abreast is None:
+            return round >= self.head.round or (knew and self._memory.saw(head))
+        return (ahead and knew) or self.vouches(head, round)
+
+    def vouches(self, head: bytes, round: int) -> bool:
+        """Of a pipeline's stage, whether that is one of its commits as far as we know, whoever keeps it: we saw it; or
+        the other stages are so far on that we cannot have seen all, and they can have come no further without it."""
+        if head == self.head.hash or self._memory.saw(head):
+            return True
+        furthest = max((other.head.round for other in self._others()), default=0)
+        return furthest - self.head.round > STALENESS and self.head.round < round <= furthest + STALENESS
+
+    def _is_credible(self, sighting: Sighting) -> bool:
+        """A majority of a head's own members says little where a stage has lost all of its replicas: who makes a head
+        up names its members. Somebody must stand there who may be gone on from."""
+        head = sighting.head
+        return self._abreast is None or any(self.believes(peer, head.hash, head.round) for peer in sighting.holders)
 
     def _say_who_is_missing(self) -> None:
         """Newcomers wait, and nobody is there who could hand them the last commit."""

@@ -47,5 +47,6 @@ class AuthorityDesk:
 
     async def _on_believed(self, call: Call[say.AskBelieved]) -> say.Believed:
         authority = self._named(call.body.group)
-        believed = (name for name, round in call.body.heads if authority.believes(call.peer, name, round))
+        believed = [name for name, round in call.body.heads[:1] if authority.believes(call.peer, name, round)]
+        believed += [name for name, round in call.body.heads[1:] if authority.vouches(name, round)]
         return say.Believed(authority.head.height, tuple(believed))

@@ -111,10 +111,14 @@ class _Coordinator:
             lambda: self._replicas(stage),
             HomeMemory(self._home.stage(stage, self._manifest.stages)),
             self._manifest.run.rounds,
-            lambda: sum(other.peers for number, other in enumerate(self.authorities) if number != stage),
+            lambda: sum(other.peers for other in self._others(stage)),
             self._abreast if self._manifest.stages > 1 else None,
             stage if self._manifest.stages > 1 else None,
+            lambda: self._others(stage),
         )
+
+    def _others(self, stage: int) -> list[Authority]:
+        return [authority for number, authority in enumerate(self.authorities) if number != stage]
 
     async def tell_of_the_end(self, membership: Membership) -> None:
         """Once all groups have made their last commit: their members wait for us to know."""

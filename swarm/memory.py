@@ -59,7 +59,10 @@ class Memory:
 
     def see(self, head: Head, back_s: float) -> None:
         """`head` is now the last. Of what was seen before, forget what is more than `back_s` seconds older."""
-        self.seen = (self.seen or Seen(head)).then(head, time.time(), back_s)
+        self.seen = self._with(head, back_s)
+
+    def _with(self, head: Head, back_s: float) -> Seen:
+        return (self.seen or Seen(head)).then(head, time.time(), back_s)
 
     def saw(self, head: bytes) -> bool:
         """Whether the head of that hash was committed within the time that is remembered."""
@@ -83,8 +86,9 @@ class HomeMemory(Memory):
         super().keep(signed)
 
     def see(self, head: Head, back_s: float) -> None:
-        super().see(head, back_s)
-        write_atomically(self._home.seen, msgspec.msgpack.encode(self.seen))
+        seen = self._with(head, back_s)
+        write_atomically(self._home.seen, msgspec.msgpack.encode(seen))
+        self.seen = seen
 
 
 def _latest(old: dict[Key, float], new: dict[Key, float], since: float, most: int) -> dict[Key, float]:

@@ -137,7 +137,8 @@ class Regroup(msgspec.Struct, frozen=True):
 
 
 class AskBelieved(msgspec.Struct, frozen=True):
-    """Which of these heads of `group`, by (hash, round), would you begin a term from, if the sender stood there?"""
+    """Which of these heads of `group`, by (hash, round), would you begin a term from, if the sender stood there? The
+    first is the sender's own; of the others it has heard."""
 
     group: Name
     heads: Annotated[tuple[tuple[Hash, Count], ...], msgspec.Meta(max_length=BELIEVED_MAX)]

@@ -22,7 +22,7 @@ async def test_a_keeper_tells_what_it_keeps_and_hands_it_out(tmp_path: Path) -> 
         archive = Archive(keeper, STAGE - 1, dict)
         serve_shelves(keeper.host.rpc, [archive.lent])
         peer = keeper.host.peer_id
-        await other.host.connect_address(keeper.host.addresses[0], timeout_s=10)
+        await other.host.connect_address(keeper.host.addresses[0], timeout_s=30)
         assert archive.of == STAGE
         assert await keep(keeper, STAGE, head, regroup, state)
 

@@ -36,17 +36,23 @@ async def regrouped_by(
     abreast: Callable[[Head], Head] | None = None,
     rounds: int = 0,
     *,
+    others: tuple[Head, ...] = (),
     within_s: float = 60.0,
 ) -> Head | None:
     """What an authority with that memory, which has just seen those heads before the last, signs anew when one peer,
-    standing there, knocks and nobody else is alive."""
+    standing there, knocks and nobody else is alive. The other groups stand at `others`."""
     before = memory.signed
     async with (
         open_host(HostConfig(identity=me, events=EventLog())) as host,
         open_host(HostConfig(identity=stranger, events=EventLog())) as other,
         trio.open_nursery() as nursery,
     ):
-        authority = Authority(host, FIRST, 1, lambda: [stranger.peer_id], memory, rounds, abreast=abreast)
+        elsewhere = [Authority(host, head, 1, list, Memory(), rounds) for head in others]
+        for other_group in elsewhere:
+            other_group._note_completion()
+        authority = Authority(
+            host, FIRST, 1, lambda: [stranger.peer_id], memory, rounds, abreast=abreast, others=lambda: elsewhere
+        )
         for head in (*seen_before, authority.head):
             authority._see(head)
         AuthorityDesk(host, [authority])
@@ -61,7 +67,7 @@ async def regrouped_by(
 
         other.rpc.serve(say.STANDING, answer)  # type: ignore[arg-type]
         other.rpc.serve(say.REGROUP, regroup)  # type: ignore[arg-type]
-        await host.connect_address(other.addresses[0], timeout_s=10)
+        await host.connect_address(other.addresses[0], timeout_s=30)
         nursery.start_soon(authority.run)
         with trio.move_on_after(within_s):
             await told.wait()
@@ -102,6 +108,12 @@ async def test_only_who_was_a_member_takes_a_run_back(monkeypatch: object) -> No
 
     over = await regrouped_by(after(restarted, signed), newcomer, me, peer, rounds=7, within_s=NEVER_S)
     assert over is None, "a run that is complete goes on from nowhere"
+    for round, expected in ((6, 2), (7, None)):
+        rest = msgspec.structs.replace(first_of("rest"), round=round)
+        on = await regrouped_by(
+            after(restarted, signed), newcomer, me, peer, rounds=7, others=(rest,), within_s=60 if expected else NEVER_S
+        )
+        assert (on.term if on is not None else None) == expected, "until it is complete everywhere"
 
 
 async def test_a_commit_lost_with_its_only_holder_is_gone_back_from(monkeypatch: object) -> None:
@@ -155,6 +167,50 @@ async def test_a_stage_without_replicas_goes_on_from_a_kept_commit_beside_the_ot
             assert on.previous == kept.hash and on.members == (standing.member,)
 
 
+async def test_a_head_that_was_made_up_is_nothing_to_go_on_from(monkeypatch: object) -> None:
+    """The stage has no replica left. A stranger stands at a head of its own, whose only member it is."""
+    monkeypatch.setattr(module, "ROUND_TRIP_S", 0.1)  # type: ignore[attr-defined]
+    monkeypatch.setattr(module, "GONE_AFTER_S", 0.2)  # type: ignore[attr-defined]
+    monkeypatch.setattr(module, "LOST_AFTER_S", 0.4)  # type: ignore[attr-defined]
+    me, peer = Identity.generate(), Identity.generate()
+    start, signed = begun(me, (Member("gone1", "s"), Member("gone2", "s")))
+    last = msgspec.structs.replace(start, round=7, previous=b"6" * 32)
+    beside = msgspec.structs.replace(first_of("beside"), round=8)
+    stranger = Member(peer.peer_id, "s")
+    for round in (2**50, 8, 7):
+        forged = msgspec.structs.replace(last, round=round, state_hash=b"x" * 32, members=(stranger,))
+        memory = after(last, signed)
+        standing = say.Standing(forged, stranger, "training", signed)
+        on = await regrouped_by(
+            memory, standing, me, peer, abreast=lambda head: head, others=(beside,), within_s=NEVER_S
+        )
+        assert on is None and memory.seen is not None and memory.seen.head == last
+
+
+async def test_whom_a_stage_s_authority_believes() -> None:
+    me = Identity.generate()
+    start, signed = begun(me, (Member("member", "s"),))
+    earlier = msgspec.structs.replace(start, round=6, members=(Member("before", "s"),))
+    last = msgspec.structs.replace(start, round=7, previous=earlier.hash)
+    async with open_host(HostConfig(identity=me, events=EventLog())) as host:
+
+        def believed(peer: str, head: bytes, others_at: int) -> list[int]:
+            beside = Authority(host, msgspec.structs.replace(first_of("beside"), round=others_at), 1, list, Memory())
+            memory = after(earlier, signed)
+            authority = Authority(host, FIRST, 1, list, memory, 20, abreast=lambda head: head, others=lambda: [beside])
+            for seen in (earlier, last):
+                authority._see(seen)
+            return [round for round in (5, 6, 7, 8, 13, 14, 20, 21) if authority.believes(peer, head, round)]
+
+        unseen = b"u" * 32
+        assert believed("member", unseen, 7) == [5, 6, 7, 8, 13, 14, 20], "up to the end of the run"
+        assert believed("before", unseen, 7) == [8, 13, 14, 20], "what we did not see"
+        assert believed("stranger", unseen, 8) == []
+        assert believed("stranger", unseen, 12) == [8, 13], "we have been away: the others went on with that stage"
+        for head in (earlier, last):
+            assert head.round in believed("stranger", head.hash, 8)
+
+
 async def test_a_restarted_authority_knows_what_it_saw_before(tmp_path: Path, monkeypatch: object) -> None:
     monkeypatch.setattr(module, "ROUND_TRIP_S", 0.1)  # type: ignore[attr-defined]
     monkeypatch.setattr(module, "GONE_AFTER_S", 0.2)  # type: ignore[attr-defined]
@@ -193,10 +249,10 @@ async def test_the_authority_tells_which_heads_it_would_go_on_from() -> None:
         memory.see(kept, 60.0)
         memory.see(last, 60.0)
         AuthorityDesk(host, [Authority(host, FIRST, 1, list, memory, abreast=lambda head: head)])
-        await other.connect_address(host.addresses[0], timeout_s=10)
+        await other.connect_address(host.addresses[0], timeout_s=30)
         asked = say.AskBelieved("run", tuple((head.hash, head.round) for head in (start, kept, never, last, later)))
-        answer = (await other.rpc.call(host.peer_id, say.BELIEVED, asked, timeout_s=5)).body
-        assert answer.heads == (kept.hash, last.hash, later.hash) and answer.last == last.height
+        answer = (await other.rpc.call(host.peer_id, say.BELIEVED, asked, timeout_s=30)).body
+        assert answer.heads == (kept.hash, last.hash) and answer.last == last.height
 
 
 async def test_each_group_begins_once_the_run_has_enough_peers(monkeypatch: object) -> None:
@@ -216,12 +272,12 @@ async def test_each_group_begins_once_the_run_has_enough_peers(monkeypatch: obje
         for authority in authorities:
             nursery.start_soon(authority.run)
         for peer in (one, two):
-            await peer.connect_address(host.addresses[0], timeout_s=10)
+            await peer.connect_address(host.addresses[0], timeout_s=30)
 
         async def knock(peer: Host, group: str) -> say.Standing:
             first = first_of(group)
             body = say.Knock(first.hash, 0, Member(peer.peer_id, "s"), peer.addresses, group)
-            return (await peer.rpc.call(host.peer_id, say.KNOCK, body, timeout_s=5)).body
+            return (await peer.rpc.call(host.peer_id, say.KNOCK, body, timeout_s=30)).body
 
         async def begun(peer: Host, group: str) -> Head:
             with trio.fail_after(60):
@@ -244,7 +300,7 @@ async def test_each_group_begins_once_the_run_has_enough_peers(monkeypatch: obje
             await knock(one, "g7")
         assert refused.value.code == "RoundError", "no strike"
         with pytest.raises(RemoteError, match="no such group"):
-            await one.rpc.call(host.peer_id, say.STANDING, say.AskHead(), timeout_s=5)  # which of three?
+            await one.rpc.call(host.peer_id, say.STANDING, say.AskHead(), timeout_s=30)  # which of three?
         asked = await ask_standings(one.rpc, [host.peer_id], group="g2")
         assert [standing.head.run_id for _, standing in asked] == ["g2"]
         nursery.cancel_scope.cancel()

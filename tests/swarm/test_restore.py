@@ -46,7 +46,7 @@ class Scene:
         """One of the stage before, which has not opened its archive."""
         self._count += 1
         async with ground_of(self.manifest, self._folder / f"keeper{self._count}") as (ground, _):
-            await self.fresh.host.connect_address(ground.host.addresses[0], timeout_s=10)
+            await self.fresh.host.connect_address(ground.host.addresses[0], timeout_s=30)
             yield ground
 
     def enters(self, ground: Ground) -> None:
@@ -86,7 +86,7 @@ async def scene_of(
     ):
         first = manifest.first_head(STAGE)
         AuthorityDesk(host, [Authority(host, first, 1, list, memory, abreast=lambda head: head)])
-        await fresh.host.connect_address(host.addresses[0], timeout_s=10)
+        await fresh.host.connect_address(host.addresses[0], timeout_s=30)
         with trio.fail_after(60):
             yield Scene(folder, manifest, host, fresh, events), [made[round] for round in commits]
 
@@ -187,7 +187,7 @@ async def test_without_the_authority_the_newest_is_taken(tmp_path: Path) -> None
         archive = Archive(keeper, STAGE - 1, dict)
         assert archive.of == STAGE
         serve_shelves(keeper.host.rpc, [archive.lent])
-        await fresh.host.connect_address(keeper.host.addresses[0], timeout_s=10)
+        await fresh.host.connect_address(keeper.host.addresses[0], timeout_s=30)
         records = {keeper.host.peer_id: record_of(keeper.host, head, STAGE - 1)}
 
         await restore(fresh, STAGE, lambda: records)
@@ -206,7 +206,7 @@ async def test_a_commit_that_the_authority_did_not_begin_is_not_taken(tmp_path: 
     async with ground_of(manifest, tmp_path / "a") as (keeper, _), ground_of(manifest, tmp_path / "b") as (fresh, _b):
         assert await keep(keeper, STAGE, head, forged, state)
         serve_shelves(keeper.host.rpc, [Archive(keeper, STAGE - 1, dict).lent])
-        await fresh.host.connect_address(keeper.host.addresses[0], timeout_s=10)
+        await fresh.host.connect_address(keeper.host.addresses[0], timeout_s=30)
         records = {keeper.host.peer_id: record_of(keeper.host, head, STAGE - 1)}
         await restore(fresh, STAGE, lambda: records)
         assert open_store(fresh.home, manifest, STAGE, fresh.host.identity, EventLog()).load_latest() is None
@@ -219,7 +219,7 @@ async def test_a_stage_that_is_served_is_fetched_from_its_replicas_only(tmp_path
     async with ground_of(manifest, tmp_path / "a") as (keeper, _), ground_of(manifest, tmp_path / "b") as (fresh, _b):
         assert await keep(keeper, STAGE, head, regroup, state)
         serve_shelves(keeper.host.rpc, [Archive(keeper, STAGE - 1, dict).lent])
-        await fresh.host.connect_address(keeper.host.addresses[0], timeout_s=10)
+        await fresh.host.connect_address(keeper.host.addresses[0], timeout_s=30)
         records = {
             keeper.host.peer_id: record_of(keeper.host, head, STAGE - 1),
             "a replica": record_of(keeper.host, head, STAGE),
