@@ -58,12 +58,13 @@ def doctor(
         from cli.network_findings import port_finding, swarm_findings
         from swarm.visit import Ears
 
-        port = await port_finding(Ears(listen, announce))
+        ears = Ears(listen, announce, relays)
+        port = await port_finding(ears)
         tell(port)
         if opened is None:
             tell(disk_finding(home, DISK_MIN_BYTES))
         elif port.state == "ok":
-            async for finding in swarm_findings(opened, home, kept, Ears(listen, announce, relays)):
+            async for finding in swarm_findings(opened, home, kept, ears):
                 tell(finding)
 
     run_until_stopped(by_trying)

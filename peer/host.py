@@ -264,6 +264,8 @@ async def open_host(config: HostConfig) -> AsyncIterator[Host]:
     apply_fixes()
     listen = [_listen_address(address) for address in config.listen]
     announce = [_announced_address(address, config.identity.peer_id) for address in config.announce]
+    for relay in config.relays:
+        split_address(relay)  # here, where no nursery wraps what it raises
     limits = config.limits
     libp2p_host = new_host(
         key_pair=config.identity.key_pair,
@@ -325,8 +327,8 @@ def _announced_address(address: str, peer_id: str) -> Multiaddr:
     place = names[:-1] if address.endswith(f"/p2p/{peer_id}") else names
     if len(place) != 2 or place[0] not in ("ip4", "ip6", "dns", "dns4", "dns6") or place[1] != "tcp":
         raise ConfigError(f"--announce {address} is no TCP address of this peer: use one like {example}.")
-    if parsed.value_for_protocol("tcp") == "0":
-        raise ConfigError(f"--announce {address} names no port: use one like {example}.")
+    if parsed.value_for_protocol("tcp") == "0" or parsed.value_for_protocol(place[0]) in ("0.0.0.0", "::"):
+        raise ConfigError(f"--announce {address} is no place that others can dial: use one like {example}.")
     return parsed
 
 

@@ -104,12 +104,21 @@ def test_a_home_that_is_not_what_it_should_be(peer: Peer, tmp_path: Path) -> Non
     assert "manifest.msgpack cannot be copied" in said(peer("status", "--home", tmp_path / "b"), 5)
 
 
-@pytest.mark.parametrize("address", ["garbage", "/ip4/1.2.3.4", "/ip4/1.2.3.4/udp/4001", "/ip4/1.2.3.4/tcp/0"])
+@pytest.mark.parametrize(
+    "address", ["garbage", "/ip4/1.2.3.4", "/ip4/1.2.3.4/udp/4001", "/ip4/1.2.3.4/tcp/0", "/ip4/0.0.0.0/tcp/4001"]
+)
 def test_an_address_to_announce_that_nobody_could_dial(peer: Peer, tmp_path: Path, address: str) -> None:
     options = ("--home", tmp_path / "h", "--listen", "/ip4/127.0.0.1/tcp/0", "--announce", address)
     assert f"--announce {address}" in said(peer("join", invite_to(1), *options), 2)
     found = peer("doctor", *options)
     assert found.code == 2 and f"--announce {address}" in found.stdout and "can take part" not in found.stdout
+
+
+def test_a_relay_without_a_name(peer: Peer, tmp_path: Path) -> None:
+    options = ("--home", tmp_path / "h", "--listen", "/ip4/127.0.0.1/tcp/0", "--relay", "/ip4/1.2.3.4/tcp/4001")
+    assert "names no peer" in said(peer("join", invite_to(1), *options), 2)
+    found = peer("doctor", *options)
+    assert found.code == 2 and "names no peer" in found.stdout
 
 
 def test_a_coordinator_whose_home_is_in_use_says_only_that(peer: Peer, tmp_path: Path) -> None:

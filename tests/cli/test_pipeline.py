@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from cli.children import children
+from cli.children import ChildPeer, children
 from cli.course import COORDINATOR, Course
 from cli.progress import Progress
 from cli.report import Report
@@ -60,8 +61,8 @@ def play(course: Course) -> Story:
     course.begin()
     started = [course.join(number) for number in range(1, 5)]
     course.wait(120, "both stages have committed a round", lambda: course.progress.round >= 1)
-    stages = [course.progress.row(child.name).stage for child in started]
-    assert set(stages) == {0, 1}, "those who choose at the same time spread out"
+    course.wait(120, "everybody has a stage", lambda: None not in stages_of(course, started))
+    assert set(stages_of(course, started)) == {0, 1}, "those who choose at the same time spread out"
     victim = course.spare(started)
     course.kill(victim)
     added = course.add(5)
@@ -71,6 +72,10 @@ def play(course: Course) -> Story:
     assert course.progress.row(added.name).stage == min(left, key=lambda stage: left[stage]), "where one was missing"
     assert COORDINATOR in group_names(course)
     return Story(course.children, [victim.name], [added.name], [child.name for child in survivors])
+
+
+def stages_of(course: Course, children: Sequence[ChildPeer]) -> list[int | None]:
+    return [course.progress.row(child.name).stage for child in children]
 
 
 def group_names(course: Course) -> list[str]:

@@ -5,15 +5,21 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from rich.console import Console
 
+from cli import status
 from cli.facts import Commit
 from cli.progress import Progress
 from cli.report import broken_invariants, ddp_bytes, draw_losses
 from cli.table import live_view, size_text
 from cli.tail import EventTail
+from optim.config import Gossip
 from peer.events import EventLog
+from swarm.view import picture
+from tests.swarm.test_bans import record
+from tests.swarm.test_groups import manifest_of
 
 
 def shown(progress: Progress) -> str:
@@ -172,3 +178,12 @@ def test_a_gossip_round_is_told_as_one_peers_own() -> None:
     text = shown(progress)
     for words in ("a met b for round 7, 2.1% apart, loss 2.500", "c met nobody for round 5", "abcdef01"):
         assert words in text
+
+
+def test_gossip_peers_that_are_still_starting_have_not_begun(capsys: pytest.CaptureFixture[str]) -> None:
+    manifest = manifest_of(1, outer=Gossip(steps=10))
+    starting = msgspec.structs.replace(record("s"), round=-1)
+    status._show(picture(manifest, {"a": starting, "b": starting}, [None], 1.0))
+    assert "gossip: 2 peers, none of which has begun" in capsys.readouterr().out
+    status._show(picture(manifest, {"a": starting, "b": record("s")}, [None], 1.0))
+    assert "at rounds 0 to 0" in capsys.readouterr().out

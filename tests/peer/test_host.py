@@ -155,7 +155,7 @@ async def test_a_wildcard_listen_announces_real_addresses() -> None:
         assert c.addresses == (f"{announced}/p2p/{c.peer_id}",)
 
 
-async def test_control_calls_stay_fast_beside_bulk() -> None:
+async def test_bulk_has_a_connection_of_its_own() -> None:
     async with open_host(config()) as a, open_host(config()) as b:
         b.rpc.serve(ECHO, echo)
         await a.connect_address(b.addresses[0], timeout_s=30)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from swarm.plan import PLAN_KIND
 from tests.swarm.hostile import Liar, Scene, hostile_scene
 
 replace = msgspec.structs.replace
+SLICES = 5  # of `tests.swarm.hostile.NUMEL` values
 
 
 # -- slices and what is said of them --------------------------------------------------------------------------------
@@ -96,8 +98,9 @@ def short_results(liar: Liar) -> None:
 
 
 def foreign_results(liar: Liar) -> None:
-    """Results of slices that it does not own."""
-    liar.sends(say.RESULT, lambda peer, body, payload: (replace(body, index=0), payload))
+    """Results of slices that it does not own: of each in turn, as it does not know which are its own in this round."""
+    turn = count()
+    liar.sends(say.RESULT, lambda peer, body, payload: (replace(body, index=next(turn) % SLICES), payload))
 
 
 def soak(attack: Any) -> Any:
@@ -117,6 +120,7 @@ STRUCK = [
     corrupt_results,
     soak(huge_results),
     short_results,
+    soak(foreign_results),
 ]
 
 

@@ -1,0 +1,52 @@
+"""The children of a command that is ended leave with it, a frozen one too."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cli.quickstart import run_toml
+
+pytestmark = pytest.mark.process
+
+FREEZES = """
+import sys, time
+from pathlib import Path
+from cli.children import children
+from cli.course import COORDINATOR, Course
+from cli.edge import report_failure, stopping_by_signal
+from cli.progress import Progress
+try:
+    with stopping_by_signal(), children() as group:
+        course = Course(Path(sys.argv[1]), 4, group, Progress("test"), lambda: None)
+        course.begin()
+        group.peers[COORDINATOR].freeze()
+        print("frozen", flush=True)
+        while True:
+            time.sleep(60)
+except BaseException as error:
+    sys.exit(report_failure(error))
+"""
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+def test_a_frozen_child_leaves_however_its_parent_ends(tmp_path: Path, signum: signal.Signals) -> None:
+    if signum == signal.SIGKILL and sys.platform != "linux":
+        pytest.skip("only Linux thaws the children of who is killed")
+    (tmp_path / "run.toml").write_text(run_toml(4))
+    command = [sys.executable, "-c", FREEZES, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL) as parent:
+        assert parent.stdout is not None and parent.stdout.readline() == b"frozen\n"
+        family = psutil.Process(parent.pid).children(recursive=True)
+        assert family
+        parent.send_signal(signum)
+        _, alive = psutil.wait_procs(family, timeout=60)
+        for process in alive:
+            process.kill()
+        assert not alive
+        assert parent.wait(60) == (-signum if signum == signal.SIGKILL else 128 + signum)
