@@ -1,7 +1,7 @@
 """The command `peer`: a lazy group, so that `peer --help` imports nothing heavier than click.
 
 Exit codes are those of `peer.errors` (README): 0 success, 1 a bug, 2 usage, 3 network, 4 not admitted, 5 this machine,
-6 checkpoint, 7 training, 130 interrupted.
+6 checkpoint, 7 training, 128 + the signal's number if one ended it.
 """
 
 from __future__ import annotations
