@@ -3,7 +3,7 @@
     PASS     stage s -> s+1    a hidden state forward; its gradient is the answer
     SEEN     stage s -> s+1    who has counted these already? (before a retry)
     AWAITED  stage s+1 -> s    do you still wait for this call of yours? (before counting, when in doubt)
-    COUNTED  within a group    what has this replica counted in this epoch? (its leader oversees)
+    COUNTED  within a group    what has this replica counted in this epoch? (its leader oversees, and asks stage 0 too)
     REISSUE  any -> stage 0    issue these once more
     TOKENS   stage 0 -> feeder the token ids of these samples
 
