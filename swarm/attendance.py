@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
@@ -38,6 +39,7 @@ from swarm.moving import (
     ready_after_s,
     stage_to_take,
     turns_back,
+    why_none_fits,
 )
 from swarm.parting import run_is_over, see_off
 from swarm.pipeline.feeder import Fed, serve_tokens
@@ -53,13 +55,14 @@ WATCHED_MAX: Final = 64
 
 @dataclass(frozen=True)
 class _Place:
-    """The stage that this peer chose (-1: none yet), the one it came from, when, and when it expects to be at work;
-    Unix time."""
+    """The stage that this peer chose (-1: none yet), the one it came from, when, and when it expects to be at work,
+    Unix time; whether it has been since."""
 
     stage: int = -1
     source: int = -1
     since: float = 0.0
     ready_at: float = 0.0
+    arrived: bool = False
 
 
 class Attendance:
@@ -157,11 +160,7 @@ class Attendance:
             await self._membership.read()
         stage = stage_to_take(self._load(), self._others(), self._costs, time.time(), kept)
         if stage is None:
-            least = min(cost.memory_bytes for cost in self._costs) / 2**30
-            raise ConfigError(
-                f"no stage fits into {self._memory_bytes / 2**30:.2f} GiB (the smallest needs {least:.2f} GiB):"
-                " free some memory, or join with --role feeder."
-            )
+            raise ConfigError(why_none_fits(self._load(), self._costs))
         self._go(stage)
         await self._membership.announce()
 
@@ -285,8 +284,8 @@ class Attendance:
 
     def _describe(self) -> MemberRecord:
         place, seat, now = self._place, self._seat, time.time()
-        if not self._is_arriving and place.ready_at > now:
-            place = self._place = replace(place, ready_at=now)
+        if not self._is_arriving and not place.arrived:
+            place = self._place = replace(place, ready_at=min(place.ready_at, now), arrived=True)
             if place.source >= 0:
                 self._host.events.emit("move_finished", target=place.stage, seconds=round(now - place.since, 3))
         pipelined = self._manifest.stages > 1
@@ -335,5 +334,9 @@ class Attendance:
 
 
 def free_memory_bytes() -> float:
-    """What this machine could give to a worker now."""
+    """What this machine could give to a worker now: where the system tells, with the caches that it would give up."""
+    with suppress(OSError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return 1024.0 * int(line.split()[1])
     return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))

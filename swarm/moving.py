@@ -66,6 +66,20 @@ def stage_to_take(
     return stages_for_joiners(view, {**others, me.peer: me}.values()).get(me.peer)
 
 
+def why_none_fits(me: PeerLoad, costs: Sequence[StageCost]) -> str:
+    """What a joiner that can serve no stage is told."""
+    have, least = me.memory_bytes / 2**30, min(cost.memory_bytes for cost in costs) / 2**30
+    if have >= least:
+        return (
+            f"the stages that fit into {have:.2f} GiB read the run's text, and this machine has none of it: name a"
+            " folder of it with --data, or free some memory for another stage."
+        )
+    return (
+        f"no stage fits into {have:.2f} GiB (the smallest needs {least:.2f} GiB): free some memory, or join with"
+        " --role feeder."
+    )
+
+
 class Mover:
     """Decides on the moves of `peer`, once a period by the clock of all (Unix time), so that all who read the same
     records decide the same; while a stage is empty, with every reading."""

@@ -26,12 +26,13 @@ async def see_off(membership: Membership, others: Known, rounds: int) -> None:
 
 
 async def run_is_over(membership: Membership, others: Known, rounds: int, trains: bool) -> None:
-    """Until all that are there have seen the last of `rounds`, and some replica is there. `trains`: we are one."""
+    """Until all that are there have seen the last of `rounds`. `trains`: we are a replica, which has; else somebody
+    must be there, and until one of them has it there is no hurry: what `membership` reads by itself is new enough."""
     while True:
         there = [record for record in others().values() if record.role != "feeder"]
-        trained = trains or any(record.role != "coordinator" for record in there)
-        if rounds and trained and all(record.round >= rounds for record in there):
+        if rounds and (trains or there) and all(record.round >= rounds for record in there):
             return
         await trio.sleep(LOOK_EVERY_S)
-        with suppress(NetworkError):
-            await membership.read()
+        if trains or (rounds and any(record.round >= rounds for record in there)):
+            with suppress(NetworkError):
+                await membership.read()

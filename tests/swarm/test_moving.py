@@ -23,6 +23,7 @@ from swarm.moving import (
     stage_to_take,
     turns_back,
     view_of,
+    why_none_fits,
 )
 from swarm.rebalance import RebalanceConfig
 
@@ -225,6 +226,15 @@ def test_who_has_no_text_takes_any_stage_but_the_first() -> None:
     assert stage_to_take(other, records, WITH_TEXT, NOW, kept=()) in (1, 2)
     assert stage_to_take(other, {}, WITH_TEXT, NOW, kept=(0, 2)) == 2, "nor for having held it"
     assert stage_to_take(other, {}, WITH_TEXT[:1], NOW, kept=()) is None
+
+
+def test_who_fits_nowhere_is_told_what_is_missing() -> None:
+    costs = (StageCost(100.0, 0.0, 2**30, needs_text=True), StageCost(100.0, 0.0, 4 * 2**30))
+    small, other = newcomer(memory_bytes=2**29), replace(newcomer(memory_bytes=2**31), has_text=False)
+    for me in (small, other):
+        assert stage_to_take(me, {}, costs, NOW, kept=()) is None
+    assert "no stage fits into 0.50 GiB (the smallest needs 1.00 GiB)" in why_none_fits(small, costs)
+    assert "--data" in why_none_fits(other, costs) and "no stage fits" not in why_none_fits(other, costs)
 
 
 def test_those_who_choose_at_the_same_time_know_who_has_no_text() -> None:
