@@ -1,7 +1,7 @@
 """A peer's folder on disk, and the lock that keeps two processes from being the same peer.
 
 lock   identity.key   invite   manifest.msgpack   tokenizer.json   regroup.msgpack   addresses.json   events.jsonl
-worker.log   checkpoints/   state.part; at the coordinator's also bans.msgpack   seen.msgpack
+worker.log   tokens-*.npy   checkpoints/   state.part; at the coordinator's also bans.msgpack   seen.msgpack
 
 In a pipeline what belongs to a stage (regroup.msgpack, seen.msgpack, checkpoints/, state.part) lies in stage-0/,
 stage-1/ ... of its own, as does archive.part: a commit that is kept for another stage, while it is fetched.
