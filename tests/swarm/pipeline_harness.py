@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,10 +18,9 @@ from peer.events import Event
 from peer.host import Host, HostConfig, open_host
 from peer.identity import Identity
 from peer.layout import init_flat, split_flat
-from peer.rpc import Reply
 from peer.stage_gang import StageGang, open_stage_gang
 from swarm.chain import Head, genesis
-from swarm.ledger import Ledger
+from swarm.ledger import Ledger, Range
 from swarm.pipeline.counting import Counting
 from swarm.pipeline.messages import Pass, Passed, PipelineCalls
 from swarm.pipeline.rules import Load, PipelineRules
@@ -30,6 +29,7 @@ from tests.peer.gang_harness import Log, gang_config
 from tests.peer.stage_harness import INNER, MODEL, SPLITS, spec_of
 
 MICRO, SEQ = 2, 16
+HIDDEN_BYTES = MICRO * SEQ * MODEL.hidden_size * 4  # as it is (activations "none"), and so is its gradient
 Table = dict[str, dict[str, Any]]  # peer -> {"stage", "addresses"}
 
 
@@ -56,12 +56,27 @@ def _fields(head: Head) -> dict[str, Any]:
     return {name: getattr(head, name) for name in head.__struct_fields__}
 
 
-def tokens_of(span: tuple[int, int]) -> torch.Tensor:
+def tokens_of(span: Range) -> torch.Tensor:
     """The text of the run: (n, SEQ + 1) int64."""
     rows = [
         torch.randint(MODEL.vocab_size, (SEQ + 1,), generator=torch.Generator().manual_seed(n)) for n in range(*span)
     ]
     return torch.stack(rows)
+
+
+async def read_tokens(spans: Sequence[Range]) -> torch.Tensor:
+    """The same for a `TokenSource`."""
+    return torch.cat([tokens_of(span) for span in spans])
+
+
+def ids_of(span: Range) -> bytes:
+    """The same on the wire."""
+    return tokens_of(span).numpy().astype("<u4").tobytes()
+
+
+def spans(first: int, count: int) -> list[Range]:
+    """So many micro-batches from that one on."""
+    return [(MICRO * k, MICRO * (k + 1)) for k in range(first, first + count)]
 
 
 @dataclass
@@ -181,26 +196,25 @@ async def open_impostor(rules: PipelineRules, stage: int, table: Table, answer: 
         yield host
 
 
-async def pass_to(host: Host, rules: PipelineRules, to: Replica, payload: bytes, **changes: Any) -> Reply[Passed]:
-    """One PASS, by hand."""
-    host.book.add(to.peer, to.host.addresses)
+async def pass_to(host: Host, rules: PipelineRules, peer: str, stage: int, payload: bytes, **changes: Any) -> Passed:
+    """One PASS, by hand, to a replica of `stage` whose addresses `host` knows."""
     values: dict[str, Any] = {
-        "group": rules.groups[to.station.stage],
+        "group": rules.groups[stage],
         "span": (0, MICRO),
         "epoch": 0,
         "batch": MICRO,
         "length": SEQ,
         **changes,
     }
-    return await host.rpc.call(to.peer, PipelineCalls.of(rules).pass_on, Pass(**values), payload, timeout_s=10)
+    return (await host.rpc.call(peer, PipelineCalls.of(rules).pass_on, Pass(**values), payload, timeout_s=30)).body
 
 
-async def issue_all(replica: Replica, spans: list[tuple[int, int]], window: int = 8) -> float:
+async def issue_all(replica: Replica, spans: list[Range], window: int = 8) -> float:
     """Issue them side by side; the loss in nats, summed."""
     total = 0.0
     limiter = trio.CapacityLimiter(window)
 
-    async def issue(span: tuple[int, int]) -> None:
+    async def issue(span: Range) -> None:
         nonlocal total
         async with limiter:
             result = await replica.station.issue(span, tokens_of(span))

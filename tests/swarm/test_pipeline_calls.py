@@ -20,17 +20,20 @@ from swarm.pipeline.messages import Pass, Passed
 from swarm.pipeline.rules import PipelineRules
 from tests.peer.stage_harness import MODEL, SPLITS, relative, whole_gradient
 from tests.swarm.pipeline_harness import (
+    HIDDEN_BYTES,
     MICRO,
     SEQ,
     Replica,
     Table,
     head_at,
+    ids_of,
     issue_all,
     open_impostor,
     open_replicas,
     pass_to,
     rules_of,
     serving,
+    spans,
     tokens_of,
 )
 
@@ -38,10 +41,6 @@ pytestmark = [
     pytest.mark.process,
     pytest.mark.skipif(sys.platform != "linux", reason="stages run in worker processes, supervised through /proc"),
 ]
-
-
-def spans(first: int, count: int) -> list[tuple[int, int]]:
-    return [(MICRO * k, MICRO * (k + 1)) for k in range(first, first + count)]
 
 
 async def gradient_of(stages: list[list[Replica]]) -> tuple[torch.Tensor, list[int]]:
@@ -84,7 +83,7 @@ async def test_bad_input_is_refused_and_disturbs_nothing(tmp_path: Path) -> None
     rules = rules_of(2, activations="int8", hold_s=0.2)
     async with open_replicas(tmp_path, [1, 1]) as stages, serving(stages, rules) as table:
         first, last = stages[0][0], stages[1][0]
-        tokens = tokens_of((0, MICRO)).numpy().astype("<u4").tobytes()
+        tokens = ids_of((0, MICRO))
         code = ActivationCode("int8")
         coded = torch.empty(code.size_bytes(MICRO * SEQ * MODEL.hidden_size), dtype=torch.uint8)
         await code.encode(torch.randn(MICRO, SEQ, MODEL.hidden_size), coded)
@@ -92,6 +91,7 @@ async def test_bad_input_is_refused_and_disturbs_nothing(tmp_path: Path) -> None
         nan = bytearray(good)
         nan[len(tokens) : len(tokens) + 4] = b"\xff\xff\xff\xff"  # the first block's scale
         async with open_impostor(rules, 0, table, None) as stranger:
+            stranger.book.add(last.peer, last.host.addresses)
             offences = [
                 (good[:-1], {}, "refused", "shape"),
                 (b"", {}, "refused", "shape"),
@@ -103,7 +103,7 @@ async def test_bad_input_is_refused_and_disturbs_nothing(tmp_path: Path) -> None
                 (bytes(nan), {}, "refused", "value"),
             ]
             for payload, changes, outcome, cause in offences:
-                answer = (await pass_to(stranger, rules, last, payload, **changes)).body
+                answer = await pass_to(stranger, rules, last.peer, 1, payload, **changes)
                 assert (answer.outcome, answer.cause) == (outcome, cause), answer
             assert last.struck() == [stranger.peer_id] * len(offences)
             malformed: list[dict[str, Any]] = [
@@ -121,24 +121,24 @@ async def test_bad_input_is_refused_and_disturbs_nothing(tmp_path: Path) -> None
             ]
             for changes in malformed:  # no body of ours: not even an answer
                 with pytest.raises(ConnectionLost):
-                    await pass_to(stranger, rules, last, good, **changes)
+                    await pass_to(stranger, rules, last.peer, 1, good, **changes)
             assert last.struck() == [stranger.peer_id] * (len(offences) + len(malformed))
             with pytest.raises(ValueError, match="bytes"):
-                await pass_to(stranger, rules, last, good + good)
+                await pass_to(stranger, rules, last.peer, 1, good + good)
             del last.events[:]
             for changes, outcome, cause in (
                 ({"group": rules.groups[0]}, "elsewhere", "closing"),
                 ({"epoch": 5}, "later", "early"),
             ):
-                answer = (await pass_to(stranger, rules, last, good, **changes)).body
+                answer = await pass_to(stranger, rules, last.peer, 1, good, **changes)
                 assert (answer.outcome, answer.cause) == (outcome, cause)
             assert last.station.later_epoch == 0, "it is no replica of the stage before"
             table[stranger.peer_id] = {"stage": 0, "addresses": list(stranger.addresses)}
-            await pass_to(stranger, rules, last, good, epoch=5)
+            await pass_to(stranger, rules, last.peer, 1, good, epoch=5)
             del table[stranger.peer_id]
             assert last.station.later_epoch == 1, "it has a successor, whatever its number"
             last.station.moved(head_at(rules, 1, epoch=9))
-            answer = (await pass_to(stranger, rules, last, good, epoch=7)).body
+            answer = await pass_to(stranger, rules, last.peer, 1, good, epoch=7)
             assert (answer.outcome, answer.cause) == ("refused", "stale")
             last.station.moved(head_at(rules, 1))
             assert not last.struck()
@@ -156,13 +156,12 @@ async def test_garbage_gradients_cost_a_retry_and_a_strike(tmp_path: Path) -> No
     """Two impostors answer for the last stage, one with bytes that decode to NaN, one with too few. Every micro-batch
     is counted once at the honest replica."""
     rules = rules_of(2)
-    gradient = MICRO * SEQ * MODEL.hidden_size * 4
 
     async def not_a_number(request: Pass, payload: memoryview) -> tuple[Passed, bytes]:
-        return Passed("done", loss=1.0), b"\xff" * gradient
+        return Passed("done", loss=1.0), b"\xff" * HIDDEN_BYTES
 
     async def too_short(request: Pass, payload: memoryview) -> tuple[Passed, bytes]:
-        return Passed("done", loss=1.0), b"\0" * (gradient - 4)
+        return Passed("done", loss=1.0), bytes(HIDDEN_BYTES - 4)
 
     async with (
         open_replicas(tmp_path, [1, 1]) as stages,
@@ -180,10 +179,13 @@ async def test_garbage_gradients_cost_a_retry_and_a_strike(tmp_path: Path) -> No
 
 
 async def test_a_slow_replica_gets_little_and_holds_nobody_up(tmp_path: Path) -> None:
-    """It takes one micro-batch at a time, for longer than the other replica takes for several at once, and says busy to
-    all others: work flows around it."""
+    """It takes one micro-batch at a time, as long as the other replica takes for four, and says busy to others: work
+    flows around it."""
     rules = rules_of(2)
     at_once, most, served = 0, 0, 0
+
+    def counted() -> int:
+        return count(stages[1][0].station.counting.counted) // MICRO
 
     async def slow(request: Pass, payload: memoryview) -> tuple[Passed, bytes]:
         nonlocal at_once, most, served
@@ -191,22 +193,23 @@ async def test_a_slow_replica_gets_little_and_holds_nobody_up(tmp_path: Path) ->
             return Passed("busy", "full", retry_after_s=0.5), b""
         at_once, most, served = at_once + 1, max(most, at_once + 1), served + 1
         try:
-            await trio.sleep(max(0.5, 3 * stages[1][0].station.answer_s))
+            done = counted() + 4
+            while counted() < done and counted() + served < 60:
+                await trio.sleep(0.01)
         finally:
             at_once -= 1
-        return Passed("done"), b"\0" * (MICRO * SEQ * MODEL.hidden_size * 4)
+        return Passed("done"), bytes(HIDDEN_BYTES)
 
     async with (
         open_replicas(tmp_path, [1, 1]) as stages,
         serving(stages, rules) as table,
         open_impostor(rules, 1, table, slow),
     ):
-        first, last = stages[0][0], stages[1][0]
+        first = stages[0][0]
         await issue_all(first, spans(0, 60))
         assert count(first.station.counting.counted) == 60 * MICRO
-        others = count(last.station.counting.counted) // MICRO
-        assert most == 1 and served + others == 60
-        assert 0 < served < others / 2
+        assert most == 1 and served + counted() == 60
+        assert 0 < served < 15
         assert not first.struck()
 
 

@@ -18,22 +18,24 @@ import trio
 from peer.host import Host
 from peer.method import Call
 from swarm.pipeline.asking import is_awaited, who_has
-from swarm.pipeline.messages import AWAITED, AskAwaited, Awaited, Pass, Passed, PipelineCalls
+from swarm.pipeline.messages import AWAITED, AskAwaited, Awaited, Pass, Passed
 from swarm.pipeline.rules import PipelineRules
 from swarm.pipeline.stage_work import BACKLOG_S, SURE_S
 from swarm.pipeline.station import IssueResult
-from tests.peer.stage_harness import MODEL
 from tests.swarm.pipeline_children import open_children
 from tests.swarm.pipeline_harness import (
+    HIDDEN_BYTES,
     MICRO,
-    SEQ,
     Replica,
     Table,
+    ids_of,
     open_impostor,
     open_replica,
     open_replicas,
+    pass_to,
     rules_of,
     serving,
+    spans,
     tokens_of,
 )
 
@@ -41,8 +43,7 @@ pytestmark = [
     pytest.mark.process,
     pytest.mark.skipif(sys.platform != "linux", reason="stages run in worker processes, supervised through /proc"),
 ]
-SPANS = [(MICRO * k, MICRO * (k + 1)) for k in range(4)]
-HIDDEN_BYTES = MICRO * SEQ * MODEL.hidden_size * 4
+SPANS = spans(0, 4)
 STANDSTILL_S = 0.8
 
 
@@ -70,9 +71,7 @@ async def open_caller(rules: PipelineRules) -> AsyncIterator[Caller]:
 
 
 async def send(host: Host, rules: PipelineRules, peer: str, stage: int, span: tuple[int, int]) -> Passed:
-    payload = tokens_of(span).numpy().astype("<u4").tobytes() + bytes(HIDDEN_BYTES)
-    request = Pass(rules.groups[stage], span, 0, MICRO, SEQ)
-    return (await host.rpc.call(peer, PipelineCalls.of(rules).pass_on, request, payload, timeout_s=60)).body
+    return await pass_to(host, rules, peer, stage, ids_of(span) + bytes(HIDDEN_BYTES), span=span)
 
 
 async def test_a_thawed_replica_asks_before_it_counts(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from swarm.ledger import count
 from tests.swarm.pipeline_children import open_children
-from tests.swarm.pipeline_harness import MICRO, Table, issue_all, open_replicas, rules_of
+from tests.swarm.pipeline_harness import MICRO, Table, issue_all, open_replicas, rules_of, spans
 
 pytestmark = [
     pytest.mark.soak,  # half a minute; each of its faults is in tests/soak/test_pipeline_faults.py, too
@@ -26,7 +26,7 @@ async def test_faults_in_the_middle_cost_a_retry_each(tmp_path: Path) -> None:
     counts a micro-batch and loses the answer."""
     faults = ["kill:pipeline_backward:3", "stop:pipeline_forward:4", "drop:pipeline_answer:5"]
     rules = rules_of(3)
-    spans = [(MICRO * k, MICRO * (k + 1)) for k in range(60)]
+    issued = spans(0, 60)
     async with (
         open_replicas(tmp_path, [1, 0, 1]) as stages,
         open_children(tmp_path, 3, 1, faults) as children,
@@ -37,16 +37,16 @@ async def test_faults_in_the_middle_cost_a_retry_each(tmp_path: Path) -> None:
             for child in children:
                 assert await child.ask(json.dumps(table)) == {"serving": True}
             killed, frozen, dropper = children
-            await issue_all(first, spans)
+            await issue_all(first, issued)
             assert killed.process.wait(60) == -signal.SIGKILL
             thawed_at = frozen.thaw()
             counted, thawed = await dropper.counted(), await frozen.counted()
             together = {*counted, *thawed}
-            assert len(spans) - 2 <= len(together) <= len(spans), "the killed one fell with its third"
+            assert len(issued) - 2 <= len(together) <= len(issued), "the killed one fell with its third"
             # What its worker had in hand as it froze was retried without its word: both may have counted that, and the
             # leader of the round takes one of their contributions. After its thaw it counts nothing that another has.
             assert not [span for span, begun in thawed.items() if begun > thawed_at and span in counted]
-            assert count(first.station.counting.counted) == count(last.station.counting.counted) == MICRO * len(spans)
+            assert count(first.station.counting.counted) == count(last.station.counting.counted) == MICRO * len(issued)
             for replica in (first, last):
-                assert len((await replica.gang.take_gradient()).micro_batches) == len(spans)
+                assert len((await replica.gang.take_gradient()).micro_batches) == len(issued)
                 assert not replica.struck()

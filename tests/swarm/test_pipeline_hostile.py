@@ -39,6 +39,7 @@ from swarm.pipeline.messages import (
 from swarm.pipeline.rules import PipelineRules
 from tests.peer.stage_harness import MODEL
 from tests.swarm.pipeline_harness import (
+    HIDDEN_BYTES,
     MICRO,
     SEQ,
     Replica,
@@ -47,8 +48,10 @@ from tests.swarm.pipeline_harness import (
     issue_all,
     open_impostor,
     open_replicas,
+    read_tokens,
     rules_of,
     serving,
+    spans,
     tokens_of,
 )
 
@@ -134,7 +137,7 @@ async def test_an_answer_that_cannot_be_true_costs_a_retry_and_a_strike(tmp_path
             del first.events[:]
             async with serving(stages, rules) as table, open_impostor(rules, 1, {}, None) as liar:
                 answers(liar, rules, 1, table, body, payload)
-                loss = await issue_all(first, [(MICRO * n, MICRO * (n + 1)) for n in (2 * k, 2 * k + 1)])
+                loss = await issue_all(first, spans(2 * k, 2))
                 assert set(first.struck()) == {liar.peer_id}, name
                 assert 0 < loss / (2 * rules.tokens) < 20
         for replica in (first, last):
@@ -152,7 +155,7 @@ async def test_who_only_passes_numbers_on_is_not_struck(tmp_path: Path) -> None:
         open_impostor(rules, 2, {}, None) as last,
     ):
         story = Passed("done", loss=1e11, queued_s=1e9, downstream_s=1e9, waited_s=1e9, retried=RETRIED_MAX)
-        answers(last, rules, 2, table, story, bytes(4 * VALUES))
+        answers(last, rules, 2, table, story, bytes(HIDDEN_BYTES))
         result = await stages[0][0].station.issue((0, MICRO), tokens_of((0, MICRO)))
         assert result.done and result.counted and 0 <= result.unqueued_s <= result.seconds
         assert not stages[0][0].struck() and not stages[1][0].struck()
@@ -179,10 +182,7 @@ async def test_orders_and_questions_that_make_no_sense(tmp_path: Path) -> None:
         first = stages[0][0]
         stranger.book.add(first.peer, first.host.addresses)
 
-        async def source(spans: Sequence[Range]) -> torch.Tensor:
-            return tokens_of(*spans)
-
-        issuer = Issuer(first.station, source, first.log)
+        issuer = Issuer(first.station, read_tokens, first.log)
         async with issuer.open():
             for spans in (((1, 1 + MICRO),), ((MICRO, 0),), ((0, 0),), ((0, 1),), ((0, far),), ((0, far), (far, 0))):
                 await refused(stranger, first, REISSUE, Reissue(group, 0, spans), "ProtocolViolation|samples")

@@ -19,7 +19,16 @@ from swarm.pipeline.feeder import FedTokens, serve_tokens
 from swarm.pipeline.issuer import WINDOW_MIN, Issuer
 from swarm.pipeline.messages import FEED_SAMPLES_MAX, REISSUE, AskTokens, PipelineCalls, Reissue
 from tests.peer.stage_harness import MODEL
-from tests.swarm.pipeline_harness import MICRO, SEQ, open_impostor, open_replicas, rules_of, serving, tokens_of
+from tests.swarm.pipeline_harness import (
+    MICRO,
+    SEQ,
+    open_impostor,
+    open_replicas,
+    read_tokens,
+    rules_of,
+    serving,
+    tokens_of,
+)
 
 RULES = rules_of(2)
 
@@ -96,10 +105,7 @@ async def test_an_issuer_takes_its_samples_through_and_reports(tmp_path: Path) -
     async with open_replicas(tmp_path, [1, 1]) as stages, serving(stages, rules):
         first, last = stages[0][0], stages[1][0]
 
-        async def source(spans: Sequence[Range]) -> torch.Tensor:
-            return read(spans)
-
-        issuer = Issuer(first.station, source, first.log)
+        issuer = Issuer(first.station, read_tokens, first.log)
         async with issuer.open():
             await issuer.issue([(0, 40), (60, 64)])
             assert first.station.counting.counted == last.station.counting.counted == ((0, 40), (60, 64))
