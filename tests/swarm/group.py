@@ -149,7 +149,7 @@ class Group:
         identity = Identity.generate()
         log = EventLog()
         async with open_host(HostConfig(identity=identity, events=log)) as host:
-            await host.connect_address(self.authority_host.addresses[0], timeout_s=10)
+            await host.connect_address(self.authority_host.addresses[0], timeout_s=30)
             state = OuterState([self.theta.clone(), torch.zeros_like(self.theta)], self.recipe())
             trainer = InventedTrainer(host.peer_id, deltas)
             shelf = SnapshotShelf(state.size_bytes, 8 << 20)

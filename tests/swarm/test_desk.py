@@ -30,7 +30,7 @@ async def test_calls_for_another_group_are_refused_without_a_strike(tmp_path: Pa
         group.join(nothing) as seat,
         open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as asker,
     ):
-        await asker.connect_address(seat.host.addresses[0], timeout_s=10)
+        await asker.connect_address(seat.host.addresses[0], timeout_s=30)
         authority, me = group.authority_host.identity, Member(asker.peer_id, "s")
         elsewhere = genesis("another", bytes(32)).regrouped((me,), 1)
         asks: list[tuple[Method[Any, Any], Any]] = [
@@ -43,7 +43,7 @@ async def test_calls_for_another_group_are_refused_without_a_strike(tmp_path: Pa
         work = say.Work(sign_body(asker.identity, PLAN_KIND, plan), wrap_up=True)
         for method, ask in asks:
             with pytest.raises(RemoteError, match="in another group") as refused:
-                await asker.rpc.call(seat.host.peer_id, method, ask, timeout_s=5)
+                await asker.rpc.call(seat.host.peer_id, method, ask, timeout_s=30)
             assert refused.value.code == "RoundError"
         async with trio.open_nursery() as nursery:
             nursery.start_soon(seat.engine.run)  # now there is a round that it could be about
@@ -51,10 +51,10 @@ async def test_calls_for_another_group_are_refused_without_a_strike(tmp_path: Pa
                 while seat.engine.phase != "knocking":
                     await trio.sleep(0.02)
             with pytest.raises(RemoteError) as refused:
-                await asker.rpc.call(seat.host.peer_id, say.WORK, work, timeout_s=5)
+                await asker.rpc.call(seat.host.peer_id, say.WORK, work, timeout_s=30)
             nursery.cancel_scope.cancel()
         assert refused.value.code == "RoundDiscarded"
         assert not seat.seen("peer_struck")
         for name in ("", "run"):
-            answer = await asker.rpc.call(seat.host.peer_id, say.STANDING, say.AskHead(name), timeout_s=5)
+            answer = await asker.rpc.call(seat.host.peer_id, say.STANDING, say.AskHead(name), timeout_s=30)
             assert answer.body.head == group.genesis()

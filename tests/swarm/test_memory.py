@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.errors import CheckpointError
+from peer.errors import CheckpointError, ResourceError
 from peer.identity import Identity, sign_body
 from swarm.chain import Head, Member, genesis
 from swarm.home import Home
@@ -61,3 +61,13 @@ def test_a_damaged_memory_is_said_and_not_guessed(tmp_path: Path, name: str) -> 
             HomeMemory(home)
     path.write_bytes(whole)
     assert HomeMemory(home).saw(head_of(1, me.peer_id).hash)
+
+
+def test_what_could_not_be_written_does_not_count(tmp_path: Path) -> None:
+    memory = HomeMemory(Home(tmp_path))
+    memory.see(head_of(1, "p"), BACK_S)
+    (tmp_path / "seen.msgpack").unlink()
+    (tmp_path / "seen.msgpack").mkdir()
+    with pytest.raises(ResourceError):
+        memory.see(head_of(2, "q"), BACK_S)
+    assert memory.seen is not None and memory.seen.head == head_of(1, "p") and not memory.knew("q")

@@ -83,7 +83,7 @@ async def test_requests_outside_the_state_are_violations() -> None:
         asker.book.add(host.peer_id, host.addresses)
         for index in (-1, len(TREE.hashes), 1 << 62):
             with pytest.raises(RemoteError) as caught:
-                await asker.rpc.call(host.peer_id, METHODS.chunk, AskChunk(TREE.root, index), timeout_s=5)
+                await asker.rpc.call(host.peer_id, METHODS.chunk, AskChunk(TREE.root, index), timeout_s=30)
             assert caught.value.code == "ProtocolViolation"
 
 
@@ -117,7 +117,7 @@ async def test_the_results_of_the_last_rounds_are_kept(joiner: Joiner) -> None:
 
         async def ask(after: int, part: int) -> Reply[ResultPart]:
             question = AskResult(trees[after].root, part)
-            return await joiner.host.rpc.call(host.peer_id, METHODS.result, question, timeout_s=10)
+            return await joiner.host.rpc.call(host.peer_id, METHODS.result, question, timeout_s=30)
 
         for after in (1, 2, 4):
             for part in range(5):
