@@ -15,9 +15,10 @@ from peer.config import ModelConfig
 from peer.errors import StageReason, StageRefused
 from peer.stage_spec import StageSpec
 
-NORM_MAX: Final = 1e12
-"""Of what comes in: millions of times what hidden states and their gradients have, and small enough that no product of
-the two overflows. Gradients of weights, which are large, then need no look at every value."""
+NORM_MAX: Final = 1e18
+"""Of what comes in: far more than hidden states and their gradients have, even of models that have come to grief, and
+small enough that no product of the two overflows. Gradients of weights, which are large, then need no look at every
+value."""
 
 
 def check_input(spec: StageSpec, model: ModelConfig, x: Tensor, targets: Tensor | None) -> None:

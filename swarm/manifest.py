@@ -19,7 +19,7 @@ from peer.errors import NotAdmitted, ProtocolViolation
 from peer.identity import Identity, Signed, is_peer_id, open_body, sign_body
 from swarm.chain import Head, genesis
 
-PROTOCOL_VERSION: Final = 3
+PROTOCOL_VERSION: Final = 4
 MANIFEST_BYTES_MAX: Final = 64 << 10
 TOKENIZER_BYTES_MAX: Final = 64 << 20
 BYTES_TOKENIZER: Final = "bytes"

@@ -25,7 +25,7 @@ from peer.rpc import Reply
 from peer.serving import UNKNOWN_METHOD
 from swarm.ledger import Range
 from swarm.pipeline.asking import SEEN_S, Confirm, who_has
-from swarm.pipeline.messages import Cause, Pass, Passed, PassOutcome, PipelineCalls
+from swarm.pipeline.messages import REASON_MAX, Cause, Pass, Passed, PassOutcome, PipelineCalls
 from swarm.pipeline.rules import Load
 from swarm.wiring import Wiring
 
@@ -37,7 +37,7 @@ POLL_S: Final = 0.25  # replicas are looked up so often while there is none
 PAUSE_MIN_S: Final = 0.01
 GONE_S: Final = 30.0  # longer than any record says that somebody is where it is not
 FAILURES_MAX: Final = 2
-REFUSALS_MAX: Final = 2  # two replicas that refuse an input are right about it
+REFUSALS_MAX: Final = 2  # two replicas that refuse an input, or answer it to no avail, are right about it
 
 Replicas = Callable[[], Mapping[str, Load]]
 Accept = Callable[[Reply[Passed]], Awaitable[None]]
@@ -67,7 +67,8 @@ class Undelivered:
 @dataclass
 class _Attempt:
     """What is known of one micro-batch on this hop. `strayed`: replicas it did not come back from. `failures` of each:
-    at `FAILURES_MAX` it is not followed there any more, even if it was counted there."""
+    at `FAILURES_MAX` it is not followed there any more, even if it was counted there. `unwanted`: whoever we have it
+    from has learnt that it is counted by another."""
 
     again: bool
     until: float
@@ -75,6 +76,7 @@ class _Attempt:
     tries: int = 0
     refusals: int = 0
     begun: bool = False
+    unwanted: bool = False
     strayed: set[str] = field(default_factory=set)
     failures: Counter[str] = field(default_factory=Counter)
 
@@ -91,7 +93,7 @@ class Sender:
         self._known: dict[str, Load] = {}
         self._gone: dict[str, tuple[float, float]] = {}  # not in the group: its record's time, when we learnt it
         self._numbers = count(randbits(48))  # no sender that was here before has used them
-        self._open: dict[int, tuple[str, Range, Confirm | None]] = {}  # calls that we wait for, by their number
+        self._open: dict[int, tuple[str, Range, _Attempt]] = {}  # calls that we wait for, by their number
         self._stranded = 0  # micro-batches that wait, as no replica of the stage is alive
 
     async def awaits(self, peer: str, span: Range, number: int) -> bool:
@@ -99,11 +101,12 @@ class Sender:
         call = self._open.get(number)
         if call is None or call[:2] != (peer, span):
             return False
-        confirm = call[2]
+        attempt = call[2]
         try:
-            return confirm is None or (await confirm() and number in self._open)
+            attempt.unwanted |= attempt.confirm is not None and not await attempt.confirm()
         except StageRefused:
             return False
+        return not attempt.unwanted and number in self._open
 
     async def send(
         self,
@@ -120,6 +123,8 @@ class Sender:
             left_s = until - trio.current_time()
             if left_s < LEAST_S:
                 return _too_late(self.stage, attempt)
+            if attempt.unwanted:
+                return Undelivered("busy", "onward", "it is counted by another replica", attempt.begun, attempt.tries)
             self._look()
             peer = await self._choose(request, attempt)
             if peer is None:
@@ -141,7 +146,7 @@ class Sender:
         wiring.sent(peer, number, trio.current_time())
         answered_at = None
         try:
-            self._open[number] = (peer, request.span, attempt.confirm)
+            self._open[number] = (peer, request.span, attempt)
             try:
                 reply = await self._call(peer, request, payload, timeout_s)
             finally:
@@ -162,6 +167,10 @@ class Sender:
             attempt.failures[peer] += 1 if answered_at is None else FAILURES_MAX
             if answered_at is not None and isinstance(error, ProtocolViolation):
                 self._host.rpc.server.strike(peer, f"{self._calls.pass_on.name}: its answer: {error}")
+            if isinstance(error, StageRefused):
+                attempt.refusals += 1
+                if attempt.refusals >= REFUSALS_MAX or not self._others(attempt):
+                    return Undelivered("refused", "not_finite", str(error)[:REASON_MAX], True, attempt.tries)
             return None
         except BaseException:
             wiring.cancelled(peer, number)  # so that it does not seem overdue for ever

@@ -96,7 +96,7 @@ def test_bad_token_ids() -> None:
 def test_bad_gradients_leave_the_micro_batch_for_a_better_one() -> None:
     chain = busy_chain()
     first, held = chain[0], MicroBatch("held", 0, 0)
-    bad = ((NAN, "not_finite"), (1e12 * X, "not_finite"), (X[:3], "shape"), (X.half(), "dtype"), (None, "shape"))
+    bad = ((NAN, "not_finite"), (1e18 * X, "not_finite"), (X[:3], "shape"), (X.half(), "dtype"), (None, "shape"))
     for gradient, reason in bad:
         refused(first, reason, lambda gradient=gradient: first.backward(held, gradient))
     refused(chain[1], "shape", lambda: chain[1].backward(MicroBatch("held", 1, 0), X))

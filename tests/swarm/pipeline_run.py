@@ -45,7 +45,7 @@ source = "folder"
 path = "{text}"
 
 [inner]
-lr = 4e-3
+lr = 1e-3
 batch_size = BATCH
 total_steps = 20000
 warmup_steps = 10

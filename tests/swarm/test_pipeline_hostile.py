@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+import trio
 
 from peer.errors import ConnectionLost, RemoteError
 from peer.host import Host
@@ -144,6 +145,28 @@ async def test_an_answer_that_cannot_be_true_costs_a_retry_and_a_strike(tmp_path
             assert len((await replica.gang.take_gradient()).micro_batches) == 2 * len(LIES)
             assert (replica.gang.free_slots, replica.gang.queue_length) == (replica.gang.spec.slots, 0)
         assert not last.struck()
+
+
+async def test_a_gradient_that_no_stage_can_use_costs_a_retry_or_the_micro_batch_and_nothing_else(
+    tmp_path: Path,
+) -> None:
+    """Finite, and out of all proportion: the whole stage answers so at first, then one of two replicas."""
+    rules = rules_of(2)
+    absurd = torch.full((VALUES,), 1e25).numpy().tobytes()
+    async with open_replicas(tmp_path, [1, 1]) as stages:
+        first, last = stages[0][0], stages[1][0]
+        with trio.fail_after(60):
+            async with serving([[first]], rules) as table, open_impostor(rules, 1, {}, None) as liar:
+                answers(liar, rules, 1, table, Lie(), absurd)
+                (span,) = spans(0, 1)
+                result = await first.station.issue(span, tokens_of(span))
+                assert (result.done, result.cause) == (False, "not_finite")
+        async with serving(stages, rules) as table, open_impostor(rules, 1, {}, None) as liar:
+            answers(liar, rules, 1, table, Lie(), absurd)
+            assert 0 < await issue_all(first, spans(1, 4)) / (4 * rules.tokens) < 20
+        for replica in (first, last):
+            assert len((await replica.gang.take_gradient()).micro_batches) == 4
+            assert (replica.gang.free_slots, replica.gang.queue_length) == (replica.gang.spec.slots, 0)
 
 
 async def test_who_only_passes_numbers_on_is_not_struck(tmp_path: Path) -> None:
