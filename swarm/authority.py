@@ -26,6 +26,7 @@ KNOCK_LASTS_S: Final = 6.0
 GONE_AFTER_S: Final = 6.0  # a majority must be missing this long: a frozen machine may thaw, a link may come back
 DEAD_AFTER_S: Final = 0.5  # but who has hung up, cannot go on without the others, and is missed by them: only this long
 LOST_AFTER_S: Final = 20.0  # before an earlier round is gone on from: somebody may come back with a later one
+STRANGERS_AFTER_S: Final = 600.0  # nobody known must have answered this long before a stage is what strangers say it is
 BACK_S_MAX: Final = 120.0  # further than this no run is taken back for peers that were no members at the end
 STAGE_BACK_S_MAX: Final = 3600.0  # a stage may be: whoever kept its commits is a member of another one
 
@@ -70,6 +71,7 @@ class Authority:
         self._memory = memory
         self._knocks: dict[str, tuple[say.Knock, float]] = {}
         self._asked = trio.Event()
+        self._known_seen_at = 0.0  # in trio's time: when a peer last answered that we know as a member
         self._missing_since: float | None = None
         self._said_missing = -1
 
@@ -97,6 +99,7 @@ class Authority:
 
     async def run(self) -> None:
         """Watch over the run for ever."""
+        self._known_seen_at = trio.current_time()
         if self.begun:
             self._tell_head()
         self._note_completion()
@@ -120,6 +123,8 @@ class Authority:
         peers.discard(self.me.peer)
         answers = await ask_standings(self._host.rpc, peers, timeout_s=3.0, group=self.group)
         standings = [(peer, standing) for peer, standing in answers if standing.member.peer == peer]
+        if any(self._knows(peer) for peer, _ in standings):
+            self._known_seen_at = trio.current_time()
         sightings = weigh(standings, self.me.peer, self._genesis, Viewpoint(self.me, self.head))
         counting = [s for s in sightings if s.head.members and self._is_credible(s)]
         if counting and counting[0].head.height > self.head.height:
@@ -188,7 +193,7 @@ class Authority:
             return False
         if any(member.peer == peer for member in self.head.members):
             return True
-        ahead, knew = round > self.head.round, self._memory.knew(peer)
+        ahead, knew = round > self.head.round, self._knows(peer)
         if self._abreast is None:
             return round >= self.head.round or (knew and self._memory.saw(head))
         return (ahead and knew) or self.vouches(head, round)
@@ -203,9 +208,16 @@ class Authority:
 
     def _is_credible(self, sighting: Sighting) -> bool:
         """A majority of a head's own members says little where a stage has lost all of its replicas: who makes a head
-        up names its members. Somebody must stand there who may be gone on from."""
+        up names its members. Somebody must stand there who may be gone on from; but where nobody of those that we know
+        is left, as everybody may have come and gone while we were away, strangers are the run in the end."""
+        if self._abreast is None or trio.current_time() - self._known_seen_at > STRANGERS_AFTER_S:
+            return True
         head = sighting.head
-        return self._abreast is None or any(self.believes(peer, head.hash, head.round) for peer in sighting.holders)
+        return any(self.believes(peer, head.hash, head.round) for peer in sighting.holders)
+
+    def _knows(self, peer: str) -> bool:
+        """Whether it is a member of the head seen last, or was one in the time that is remembered."""
+        return any(member.peer == peer for member in self.head.members) or self._memory.knew(peer)
 
     def _say_who_is_missing(self) -> None:
         """Newcomers wait, and nobody is there who could hand them the last commit."""

@@ -187,6 +187,20 @@ async def test_a_head_that_was_made_up_is_nothing_to_go_on_from(monkeypatch: obj
         assert on is None and memory.seen is not None and memory.seen.head == last
 
 
+async def test_where_nobody_known_comes_back_strangers_are_the_stage(monkeypatch: object) -> None:
+    """Everybody has come and gone while the authority was away."""
+    monkeypatch.setattr(module, "ROUND_TRIP_S", 0.1)  # type: ignore[attr-defined]
+    monkeypatch.setattr(module, "STRANGERS_AFTER_S", 0.5)  # type: ignore[attr-defined]
+    me, peer = Identity.generate(), Identity.generate()
+    start, signed = begun(me, (Member("gone1", "s"), Member("gone2", "s")))
+    stranger = Member(peer.peer_id, "s")
+    theirs = msgspec.structs.replace(start, round=40, previous=b"6" * 32, members=(stranger,))
+    memory = after(msgspec.structs.replace(start, round=7, previous=b"5" * 32), signed)
+    standing = say.Standing(theirs, stranger, "training", signed)
+    await regrouped_by(memory, standing, me, peer, abreast=lambda head: head, within_s=NEVER_S)
+    assert memory.seen is not None and memory.seen.head == theirs
+
+
 async def test_whom_a_stage_s_authority_believes() -> None:
     me = Identity.generate()
     start, signed = begun(me, (Member("member", "s"),))
