@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
@@ -22,6 +21,7 @@ from swarm.chain import Head
 from tests.swarm.swarm_harness import POLL_S, Fact, PeerProcess, Swarm, open_swarm
 
 STAGES: Final = 3
+BUSY_MAX: Final = 0.9
 LOOK_BACK_S: Final = 20.0  # what is usual
 RUN_TOML: Final = """
 [run]
@@ -290,7 +290,7 @@ async def open_pipeline(
 ) -> AsyncIterator[Pipeline]:
     """A run whose first rounds all these peers (by the stage that each is told to take) are in. Its books are checked
     at the end."""
-    pinned, slack = list(replicas), max(1.0, load_by_others())
+    pinned, slack = list(replicas), slowed_by_others()
     sizes = {"HIDDEN": hidden_size, "TWICE": 2 * hidden_size, "BATCH": batch_size}
     run = reduce(lambda text, name: text.replace(name, str(sizes[name])), sizes, RUN_TOML)
     async with open_swarm(folder, min_peers=len(pinned), outer=outer, run=run) as swarm:
@@ -302,9 +302,10 @@ async def open_pipeline(
     pipeline.check_books()
 
 
-def load_by_others() -> float:
-    """How many processes want each core now."""
-    return os.getloadavg()[0] / (os.cpu_count() or 1)
+def slowed_by_others() -> float:
+    """How many times as long as on an idle machine things take now."""
+    busy = psutil.cpu_percent(interval=2.0) / 100
+    return 1 / (1 - min(busy, BUSY_MAX))
 
 
 def _ranges(text: str) -> tuple[Range, ...]:
