@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import trio
 
+from peer.chunks import MIN_CHUNK
 from peer.method import Call
 from swarm.plan import Assignment
 from tests.swarm.group import Seat, open_group
@@ -76,4 +77,4 @@ async def test_a_late_joiner_survives_a_dead_and_a_lying_donor(tmp_path: Path) -
         struck = {event.fields["peer"] for event in late.seen("peer_struck")}
         assert struck == {seats[2].host.peer_id}
         gave = {seat.host.peer_id: late.host.bytes_by_peer[seat.host.peer_id].bytes_down for seat in seats[:2]}
-        assert all(received > NUMEL for received in gave.values()), gave
+        assert all(received > MIN_CHUNK for received in gave.values()), gave
