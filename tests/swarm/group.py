@@ -55,18 +55,20 @@ def pace_of(steps: int, batch_size: int = BATCH, seq_len: int = SEQ, compute_s_m
 
 @dataclass
 class InventedTrainer:
-    """Returns `deltas(peer, first_step, assignment)` as the pseudo-gradient; `gate` (if set) holds it up."""
+    """Returns `deltas(peer, first_step, assignment)` as the pseudo-gradient; `gate` (if set) holds it up, from the
+    round `gated_from` on."""
 
     peer: str
     deltas: Deltas
     speed: float = 10.0
     gate: trio.Event | None = None
+    gated_from: int = 0
     waiting: bool = False  # at the gate
     theta: torch.Tensor | None = None
 
     async def train(self, order: Order) -> Work:
         assignment = order.assignment
-        if self.gate is not None:
+        if self.gate is not None and order.turn.round >= self.gated_from:
             self.waiting = True
             await self.gate.wait()
             self.waiting = False
@@ -76,7 +78,7 @@ class InventedTrainer:
         return Work(assignment.steps, assignment.steps * BATCH, 1.0, delta)
 
     def wrap_up(self) -> None:
-        if self.gate is not None:
+        if self.gate is not None and self.waiting:
             self.gate.set()
 
     def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None, head: Head) -> None:

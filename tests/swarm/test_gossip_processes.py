@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from swarm.gossip.samples import draw
+from swarm.gossip.samples import SLOTS, draw
 from tests.swarm.gossip_child import BATCH, RUN, STEPS, initial_theta
 
 PEERS, NUMEL, ROUNDS, KILLED_AT = 4, 200_000, 30, 10
@@ -91,6 +91,8 @@ def test_replicas_stay_close_and_draw_together_as_the_rate_falls(tmp_path: Path)
         # whom it meets last is closer than whom it met first, when both were as they had begun
         assert last["distance"] < first["distance"], (first, last)
         samples = [tuple(span) for span in end["samples"]]
-        assert samples == [draw(RUN, end["peer"], turn, STEPS * BATCH)[0] for turn in range(len(samples))]
+        turns = [first // (SLOTS * STEPS * BATCH) for first, _ in samples]
+        assert turns == sorted(set(turns)), turns  # whoever finds the others ahead leaves turns out
+        assert samples == [draw(RUN, end["peer"], turn, STEPS * BATCH)[0] for turn in turns]
     after = spread([load_file(tmp_path / f"{i}.safetensors")["theta"] for i in range(PEERS - 1)])
     assert after < 0.1 * before, (before, after)  # and no further than int8 can tell apart

@@ -51,9 +51,11 @@ async def test_orders_of_a_peer_that_does_not_lead_are_refused(tmp_path: Path) -
         await scene.rounds(1)
         victim, liar = scene.honest[0], scene.liar
         gate = trio.Event()
-        trainers: list[Any] = [seat.post.trainer for seat in (*scene.honest, liar.seat)]
+        seats = (*scene.honest, liar.seat)
+        trainers: list[Any] = [seat.post.trainer for seat in seats]
+        begun = max(seat.engine.head.round for seat in seats) + 1  # some may be done with their part of it
         for trainer in trainers:
-            trainer.gate = gate
+            trainer.gate, trainer.gated_from = gate, begun + 1
         while not all(trainer.waiting for trainer in trainers):  # in one round, then, which stays where it is
             await trio.sleep(0.02)
         height = round_of(victim).height
