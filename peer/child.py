@@ -19,8 +19,8 @@ from peer.errors import WorkerError
 
 _LOG_MAX_BYTES = 1 << 20
 _LOG_TAIL_BYTES = 4096
-# Activations have the same sizes again and again. Given back to the kernel after each micro-batch they return a page of
-# zeros at a time, a tenth of a CPU stage's time: so glibc keeps what it has, in huge pages where the kernel allows them.
+# Activations have the same sizes again and again. Given back to the kernel after each micro-batch they return page by
+# page of zeros, a tenth of a CPU stage's time: so glibc keeps what it has, in huge pages where the kernel allows them.
 _MALLOC = "glibc.malloc.hugetlb=1:glibc.malloc.trim_threshold=1099511627776:glibc.malloc.mmap_threshold=33554432"
 
 
