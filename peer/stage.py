@@ -85,6 +85,7 @@ class Stage:
         x = x.detach().to(self.device.torch, copy=True)
         held = Held(micro_batch, epoch, x, None if targets is None else targets.to(self.device.torch, copy=True))
         with_graph = keep and not self.spec.recompute and (micro_batch.count or not self.spec.is_first)
+        with_graph = with_graph and self._may_keep_graph(held)
         if keep:
             graph_bytes = self._graph_bytes.get(x.shape, 0) if with_graph else 0
             self.held.require_room(held.size_bytes + graph_bytes)
@@ -92,7 +93,7 @@ class Stage:
         result = out.detach()
         require_finite(result, "the stage's output")
         if keep:
-            held.out = out if with_graph else None
+            held.out = out if with_graph and self._may_keep_graph(held) else None  # its size is known now
             held.graph_bytes = self._graph_bytes.get(x.shape, 0)
             self.held.add(held)
         return result
@@ -238,6 +239,10 @@ class Stage:
         """The epoch before the stage's own, where its weights are kept."""
         is_before = self._previous_epoch is not None and self._previous_epoch + 1 == self.epoch
         return self._previous_epoch if is_before else None
+
+    def _may_keep_graph(self, held: Held) -> bool:
+        """Whether its graph, which `held` is still without, has room in an empty store: else it never would."""
+        return held.size_bytes + self._graph_bytes.get(held.x.shape, 0) <= self.spec.held_max_bytes
 
     def _compute(self, held: Held, count: bool) -> StageCompute:
         """With the weights it went forward with, if it does not count and they are those before the present ones."""

@@ -17,7 +17,8 @@ class StageSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     `max_tokens`: the largest micro-batch, sequences times length; shared memory is sized by it. `slots`: how many
     micro-batches may lie in that memory at once, in either direction. `held_max` micro-batches and `held_max_bytes` of
     activations may wait for their backward; beyond that a forward is refused ("full"), nothing is dropped for it.
-    `recompute`: keep only a micro-batch's input and compute the rest anew in its backward.
+    `recompute`: keep only a micro-batch's input and compute the rest anew in its backward, as is done in any case with
+    one whose activations alone are more than `held_max_bytes`.
     `staleness`: how many epochs a micro-batch may be away from the stage's own, either way (0: none).
     `previous`: keep the weights of the epoch before, too, for micro-batches of that epoch that are not to be counted.
     """

@@ -81,6 +81,21 @@ def test_recomputation_has_the_same_bits_and_holds_less() -> None:
         assert torch.equal(one.gradient.flat, other.gradient.flat)
 
 
+def test_a_graph_too_large_to_be_held_at_all_is_computed_anew() -> None:
+    """With the same bits: of the first micro-batch of its shape, and of the next, whose graph's size is known."""
+    plain, tight = open_stages(SPLITS[2]), open_stages(SPLITS[2], held_max_bytes=20 << 10)
+    for tokens, name in zip(token_batches(3)[::2], "ab", strict=True):
+        assert torch.equal(forward(plain, name, tokens), forward(tight, name, tokens))
+    for one, other in zip(plain, tight, strict=True):
+        assert one.held.size_bytes > 2 * other.spec.held_max_bytes >= 2 * other.held.size_bytes > 0
+    for name in "ba":
+        backward(plain, name)
+        backward(tight, name)
+    for one, other in zip(plain, tight, strict=True):
+        assert torch.equal(one.gradient.flat, other.gradient.flat) and one.gradient.flat.any()
+        assert len(other.held) == other.held.size_bytes == 0
+
+
 def test_steps_are_those_of_the_whole_model() -> None:
     """Each stage clips by the norm of the whole gradient, and follows the run's learning rate."""
     inner = msgspec.structs.replace(INNER, warmup_steps=3, clip_norm=0.5, lr=1e-3, eps=1e-3)

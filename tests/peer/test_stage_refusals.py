@@ -146,8 +146,11 @@ def test_a_full_store_refuses_and_drops_nothing() -> None:
     for name in "ab":
         by_bytes.forward(MicroBatch(name, 0, 0), IDS)
     refused(by_bytes, "full", lambda: by_bytes.forward(MicroBatch("c", 0, 0), IDS))
-    tight = open_stages(SPLITS[2], held_max_bytes=size.held.size_bytes - 1)[0]
-    refused(tight, "full", lambda: tight.forward(MicroBatch("a", 0, 0), IDS))  # the first of its shape, too
+    tight = open_stages(SPLITS[2], held_max_bytes=size.held.size_bytes + IDS.nbytes)[0]
+    tight.forward(MicroBatch("a", 0, 0), IDS)
+    refused(tight, "full", lambda: tight.forward(MicroBatch("b", 0, 0), IDS))  # not without its graph, either
+    tiny = open_stages(SPLITS[2], held_max_bytes=IDS.nbytes - 1)[0]
+    refused(tiny, "full", lambda: tiny.forward(MicroBatch("a", 0, 0), IDS))
 
 
 def test_epochs_and_what_is_too_old_for_a_new_one() -> None:
