@@ -19,6 +19,7 @@ from benchmarks.swarm_setting import Setting
 START_S: Final = 90.0
 ANSWER_S: Final = 180.0
 WARM_UP: Final = 16  # micro-batches
+WINDOWS: Final = 5  # as many micro-batches at least as are under way at a time; they come back in bursts
 SLOWER_MAX: Final = 4.0  # than the warm-up promised, as other work on this machine may make it
 CORES: Final = len(os.sched_getaffinity(0))
 
@@ -137,7 +138,7 @@ def run_chain(
     place = nullcontext() if link is None else shaped_lan(stages, link.mbit, link.delay_ms)
     with place as lan, open_chain(setting, stages, lan) as chain:
         warm_up = chain.run(WARM_UP, ANSWER_S)
-        count = max(WARM_UP, round(seconds * warm_up["steady"] / warm_up["steady_s"]))
+        count = max(WARM_UP, WINDOWS * warm_up["window"], round(seconds * warm_up["steady"] / warm_up["steady_s"]))
         rows = []
         for _ in range(repeats):
             alone = whole.run(seconds / 2)

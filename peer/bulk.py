@@ -23,7 +23,8 @@ from peer.errors import BarnraiseError, ConnectionLost
 from peer.libp2p_fixes.sockets import set_keepalive
 from peer.method import Call, Method
 from peer.tls import Credentials, TlsSocket, client_context
-from peer.wire import Buffer, Channel
+from peer.turns import Turns
+from peer.wire import SMALL_BYTES, Buffer, Channel
 
 _TOKEN_BYTES: Final = 32
 _TOKEN_S: Final = 20.0
@@ -62,14 +63,21 @@ class LaneChannel(Channel):
 
     bulk = True
 
-    def __init__(self, peer: str, tls: TlsSocket, done: Callable[[TlsSocket], None], ahead: bytes = b"") -> None:
+    def __init__(
+        self, peer: str, tls: TlsSocket, turns: Turns, done: Callable[[TlsSocket], None], ahead: bytes = b""
+    ) -> None:
         self.peer = peer
         self._tls = tls
+        self._turns = turns
         self._done = done
         self._ahead = ahead
 
     async def send(self, data: Buffer) -> None:
-        await self._tls.send(data)
+        if memoryview(data).nbytes <= SMALL_BYTES:
+            await self._tls.send(data)
+            return
+        async with self._turns.turn():
+            await self._tls.send(data)
 
     async def receive(self, max_bytes: int) -> Buffer:
         if self._ahead:
@@ -107,6 +115,7 @@ class BulkLane:
         self._handshakes = 0
         self._open: defaultdict[str, set[TlsSocket]] = defaultdict(set)
         self._idle: defaultdict[str, list[tuple[TlsSocket, float]]] = defaultdict(list)
+        self._turns: defaultdict[str, Turns] = defaultdict(Turns)
         self._failed = Cooldown(_RETRY_S)
 
     async def listen(self, ip: str, port: int) -> None:
@@ -132,7 +141,7 @@ class BulkLane:
         while idle:
             tls, _ = idle.pop()
             if tls.is_idle():
-                return LaneChannel(peer, tls, lambda tls: self._release(peer, tls))
+                return self._channel(peer, tls)
             self._forget(peer, tls)
         if peer in self._failed or self._count(peer) >= _CONNECTIONS_PER_PEER:
             return None
@@ -141,13 +150,14 @@ class BulkLane:
         except (OSError, BarnraiseError):
             self._failed.begin(peer)
             return None
-        return LaneChannel(peer, tls, lambda tls: self._release(peer, tls))
+        return self._channel(peer, tls)
 
     def abort(self, peer: str) -> None:
         """Drop every connection with a peer that no longer answers, and try the lane afresh when it is back."""
         for tls in self._open.pop(peer, set()):
             tls.close()
         self._idle.pop(peer, None)
+        self._turns.pop(peer, None)
         self._failed.end(peer)
 
     def forget_idle(self, peer: str) -> None:
@@ -239,8 +249,12 @@ class BulkLane:
                     count = await tls.receive_into(first)
                 except ConnectionLost:
                     return
-            if not count or not await self._serve(LaneChannel(peer, tls, lambda _: None, bytes(first[:count]))):
+            channel = LaneChannel(peer, tls, self._turns[peer], lambda _: None, bytes(first[:count]))
+            if not count or not await self._serve(channel):
                 return
+
+    def _channel(self, peer: str, tls: TlsSocket) -> LaneChannel:
+        return LaneChannel(peer, tls, self._turns[peer], lambda tls: self._release(peer, tls))
 
     def _count(self, peer: str) -> int:
         return len(self._open.get(peer, ()))
@@ -258,3 +272,4 @@ class BulkLane:
             known.discard(tls)
             if not known:
                 del self._open[peer]
+                self._turns.pop(peer, None)

@@ -25,6 +25,7 @@ from cryptography.x509.oid import NameOID
 from peer.errors import ConnectionLost
 
 _TURN_BYTES: Final = 1 << 20  # at most this much is decrypted before other tasks get their turn
+_UNSENT_BYTES: Final = 1 << 19  # at most this much waits in the kernel: whoever has written has sent, or nearly so
 _ENDED: Final = (ssl.SSLError, OSError, trio.ClosedResourceError)
 
 
@@ -81,6 +82,8 @@ class TlsSocket:
         raw.setblocking(False)
         stream.socket.close()  # the duplicate lives on
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
         self._socket = context.wrap_socket(raw, server_side=server_side, do_handshake_on_connect=False)
         self._closed = False
 
