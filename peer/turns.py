@@ -39,8 +39,9 @@ class Turns:
         """Whether it is to be released."""
         while True:
             ended = self._ended
-            with trio.move_on_after(STALLED_S):
+            with trio.move_on_after(STALLED_S) as patience:
                 await self._free.acquire()
+            if not patience.cancelled_caught:
                 return True
             if self._ended == ended:
                 return False
