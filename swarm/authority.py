@@ -7,6 +7,7 @@ members are gone, so that two halves do not both go on.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
@@ -16,8 +17,8 @@ from peer.errors import BarnraiseError, ProtocolViolation
 from peer.host import Host
 from peer.identity import sign_body
 from swarm import messages as say
-from swarm.chain import Head, Member
-from swarm.follow import Sighting, Viewpoint, ask_standings, open_regroup, weigh
+from swarm.chain import MEMBERS_MAX, Head, Member
+from swarm.follow import ASKED_MAX, Sighting, Viewpoint, ask_standings, open_regroup, weigh
 from swarm.memory import Memory
 from swarm.pipeline.rules import STALENESS
 
@@ -36,7 +37,8 @@ class Authority:
 
     It begins the group once that has a peer and the run has `min_peers`, those that take part `elsewhere`, in other
     groups, included; a run of `rounds` (0: for ever) that is complete, in the `others` too, stays so, whoever comes
-    back to it. `completed` is set once this group is. `swarm.authority_desk` answers calls on its behalf.
+    back to it. `completed` is set once this group is. It regroups `max_peers` at most. `swarm.authority_desk` answers
+    calls on its behalf.
 
     In a pipeline a stage may lose all of its replicas, and a peer of another one go on from a commit that it has kept.
     `abreast` then brings that commit to the place in the run where the other stages are: what the stage has learned
@@ -56,6 +58,7 @@ class Authority:
         abreast: Callable[[Head], Head] | None = None,
         stage: int | None = None,
         others: Callable[[], Iterable[Authority]] = tuple,
+        max_peers: int = MEMBERS_MAX,
     ) -> None:
         self.head = open_regroup(memory.signed, host.peer_id, genesis.run_id) if memory.signed else genesis
         if memory.seen is not None and memory.seen.head.height > self.head.height:
@@ -65,7 +68,7 @@ class Authority:
         self._host, self._identity, self._events = host, host.identity, host.events
         self._place = {} if stage is None else {"stage": stage}  # what its events say besides
         self._min_peers, self._rounds, self._elsewhere, self._abreast = min_peers, rounds, elsewhere, abreast
-        self._others = others
+        self._others, self._max_peers = others, max_peers
         self.completed = trio.Event()
         self._known_peers = known_peers
         self._memory = memory
@@ -119,9 +122,8 @@ class Authority:
 
     async def _watch(self) -> None:
         """Follow the run's head; where its majority is gone for `GONE_AFTER_S`, begin a new term with what is left."""
-        peers = {m.peer for m in self.head.members} | set(self._known_peers()) | set(self._knocking())
-        peers.discard(self.me.peer)
-        answers = await ask_standings(self._host.rpc, peers, timeout_s=3.0, group=self.group)
+        peers, most = self._whom_to_ask(), len(self.head.members) + ASKED_MAX
+        answers = await ask_standings(self._host.rpc, peers, timeout_s=3.0, group=self.group, most=most)
         standings = [(peer, standing) for peer, standing in answers if standing.member.peer == peer]
         if any(self._knows(peer) for peer, _ in standings):
             self._known_seen_at = trio.current_time()
@@ -148,11 +150,19 @@ class Authority:
             self._events.emit("majority_missing", round=best.round, alive=len(alive), members=members, **self._place)
         elif now - self._missing_since >= self._patience_s(best, standings):
             # Whoever stands at that head goes on: members first, and those that knock with its state.
-            here = {s.member for _, s in standings if s.head.hash == best.hash}
-            group = sorted(here | set(self._knocking_for(best)))
+            knocking = {member.peer: member for member in self._knocking_for(best)}
+            here = knocking | {peer: s.member for peer, s in standings if s.head.hash == best.hash}
+            group = sorted(here.values(), key=lambda m: (not best.has(m), not self._knows(m.peer), m))
             if group:
                 self._missing_since = None
                 await self._regroup(best, group)
+
+    def _whom_to_ask(self) -> list[str]:
+        """The members of the last head first, then those that were members lately, then strangers by lot: anybody may
+        knock, or publish that it takes part."""
+        members = [member.peer for member in self.head.members]
+        others = {*self._known_peers(), *self._knocking()} - {*members, self.me.peer}
+        return members + sorted(others, key=lambda peer: (not self._knows(peer), random.random()))
 
     def _patience_s(self, best: Head, standings: Sequence[tuple[str, say.Standing]]) -> float:
         """How long a majority must be missing before the rest goes on from `best`.
@@ -256,9 +266,9 @@ class Authority:
         return best
 
     async def _regroup(self, head: Head, members: Sequence[Member]) -> None:
-        """Sign a head of a new term over the same state, keep it, and tell its members."""
+        """Sign a head of a new term over the same state, keep it, and tell its members: the first of these."""
         term = max(head.term, self.head.term)
-        fresh = head.regrouped(tuple(members), term + 1)
+        fresh = head.regrouped(tuple(members[: self._max_peers]), term + 1)
         if self._abreast is not None and self.begun:
             fresh = self._abreast(fresh)
             if fresh.round != head.round:

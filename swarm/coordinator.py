@@ -115,6 +115,7 @@ class _Coordinator:
             self._abreast if self._manifest.stages > 1 else None,
             stage if self._manifest.stages > 1 else None,
             lambda: self._others(stage),
+            self._manifest.run.max_peers,
         )
 
     def _others(self, stage: int) -> list[Authority]:

@@ -19,7 +19,7 @@ from swarm import messages as say
 from swarm.chain import TRIES_PER_LEADER, Head, Member
 from swarm.contribute import Contributor
 from swarm.desk import Desk, Here, RunFacts
-from swarm.follow import Sighting, Viewpoint, ask_standings, weigh
+from swarm.follow import ASKED_MAX, Sighting, Viewpoint, ask_standings, weigh
 from swarm.height import Height
 from swarm.leader import Leader, NoMajority
 from swarm.ledger import Range
@@ -251,7 +251,8 @@ class Engine:
             return any(s.head.height > self.head.height for s in best)
 
         others = [peer for peer in peers if peer != me and peer not in suspects]
-        sightings = weighed(await ask_standings(self._post.host.rpc, others, group=self.head.run_id, enough=enough))
+        rpc, most = self._post.host.rpc, len(self.head.members) + ASKED_MAX
+        sightings = weighed(await ask_standings(rpc, others, group=self.head.run_id, enough=enough, most=most))
         return sightings[0] if sightings else None
 
     async def _wait_for_majority(self, round_: Round, reason: str) -> None:
@@ -309,7 +310,8 @@ class Engine:
         with trio.move_on_after(4 * self._post.tempo.answer_s):
             while True:
                 others = [m.peer for m in self.head.members if m != self._post.me]
-                standings = await ask_standings(self._post.host.rpc, others, group=self.head.run_id)
+                rpc = self._post.host.rpc
+                standings = await ask_standings(rpc, others, group=self.head.run_id, most=len(others))
                 if sum(s.head.hash == self.head.hash for _, s in standings) == len(others):
                     return
                 await trio.sleep(KNOCK_EVERY_S)

@@ -21,7 +21,7 @@ from swarm.chain import Head, Member
 from swarm.messages import REGROUP_KIND, STANDING, AskHead, Standing
 
 POLL_S: Final = 4.0
-ASKED_MAX: Final = 64
+ASKED_MAX: Final = 64  # besides the members of a head, whom nobody else may crowd out
 
 
 @dataclass(frozen=True)
@@ -117,12 +117,13 @@ async def ask_standings(
     timeout_s: float = POLL_S,
     group: str = "",
     enough: Callable[[list[tuple[str, Standing]], int], bool] = lambda answers, unheard: False,
+    most: int = ASKED_MAX,
 ) -> list[tuple[str, Standing]]:
-    """Ask peers where they stand in `group` (see `AskHead`), all at once; those who do not answer in time, or before it
-    is `enough` (called with the answers and the number of those still asked), or are in another group, are left out.
-    """
+    """Ask peers, the first `most` of them, where they stand in `group` (see `AskHead`), all at once; those who do not
+    answer in time, or before it is `enough` (called with the answers and the number of those still asked), or are in
+    another group, are left out."""
     answers: list[tuple[str, Standing]] = []
-    asked = list(dict.fromkeys(peers))[:ASKED_MAX]
+    asked = list(dict.fromkeys(peers))[:most]
     unheard = len(asked)
 
     async def ask(peer: str) -> None:

@@ -18,12 +18,13 @@ from swarm import messages as say
 from swarm.authority import STAGE_BACK_S_MAX, Authority
 from swarm.authority_desk import AuthorityDesk
 from swarm.chain import Head, Member, genesis
-from swarm.follow import ask_standings, open_regroup
+from swarm.follow import ASKED_MAX, ask_standings, open_regroup
 from swarm.home import Home
 from swarm.memory import HomeMemory, Memory, Seen
 from swarm.messages import REGROUP_KIND
 
 FIRST = genesis("run", b"0" * 32)
+MAX_PEERS = 3
 NEVER_S = 2.0  # many times as long as it takes where it does sign
 
 
@@ -37,10 +38,12 @@ async def regrouped_by(
     rounds: int = 0,
     *,
     others: tuple[Head, ...] = (),
+    crowd: tuple[Member, ...] = (),
     within_s: float = 60.0,
 ) -> Head | None:
     """What an authority with that memory, which has just seen those heads before the last, signs anew when one peer,
-    standing there, knocks and nobody else is alive. The other groups stand at `others`."""
+    standing there, knocks and nobody else is alive. The other groups stand at `others`. The `crowd` publishes records,
+    and knocks at that head."""
     before = memory.signed
     async with (
         open_host(HostConfig(identity=me, events=EventLog())) as host,
@@ -50,9 +53,20 @@ async def regrouped_by(
         elsewhere = [Authority(host, head, 1, list, Memory(), rounds) for head in others]
         for other_group in elsewhere:
             other_group._note_completion()
+        known = [*(member.peer for member in crowd), stranger.peer_id]
         authority = Authority(
-            host, FIRST, 1, lambda: [stranger.peer_id], memory, rounds, abreast=abreast, others=lambda: elsewhere
+            host,
+            FIRST,
+            1,
+            lambda: known,
+            memory,
+            rounds,
+            abreast=abreast,
+            others=lambda: elsewhere,
+            max_peers=MAX_PEERS,
         )
+        for member in crowd:
+            authority.knock(say.Knock(standing.head.hash, standing.head.round, member, (), "run"))
         for head in (*seen_before, authority.head):
             authority._see(head)
         AuthorityDesk(host, [authority])
@@ -135,6 +149,44 @@ async def test_a_commit_lost_with_its_only_holder_is_gone_back_from(monkeypatch:
     claim = say.Standing(alone, Member(stranger.peer_id, "s"), "knocking", signed)
     assert await regrouped_by(after(lost, signed), claim, me, stranger, (both, alone), within_s=NEVER_S) is None
     assert await regrouped_by(after(lost, signed), survivor, me, peer, within_s=NEVER_S) is None, "from long ago"
+
+
+def some_members(number: int) -> list[Member]:
+    return [Member(Identity.generate().peer_id, "s") for _ in range(number)]
+
+
+async def test_strangers_crowd_out_nobody(monkeypatch: object) -> None:
+    """However many say that they take part: who is a member is asked, and goes on with whoever was one lately."""
+    monkeypatch.setattr(module, "ROUND_TRIP_S", 0.1)  # type: ignore[attr-defined]
+    monkeypatch.setattr(module, "GONE_AFTER_S", 0.2)  # type: ignore[attr-defined]
+    me, peer = Identity.generate(), Identity.generate()
+    lately, *strangers = some_members(5 * ASKED_MAX)
+    start, signed = begun(me, (Member("gone", "s"), Member(peer.peer_id, "s")))
+    before = msgspec.structs.replace(start, members=(*start.members, lately))
+    left = say.Standing(start, Member(peer.peer_id, "s"), "training", signed)
+    on = await regrouped_by(after(start, signed), left, me, peer, (before,), crowd=(lately, *strangers))
+    assert on is not None and len(on.members) == MAX_PEERS
+    assert {left.member, lately} < set(on.members)
+
+
+async def test_all_members_of_a_large_group_are_asked() -> None:
+    me = Identity.generate()
+    start, signed = begun(me, tuple(some_members(2 * ASKED_MAX)))
+    crowd = [member.peer for member in some_members(5 * ASKED_MAX)]
+    async with (
+        open_host(HostConfig(identity=me, events=EventLog())) as host,
+        open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as last,
+    ):
+        members = [member.peer for member in start.members]
+        authority = Authority(host, FIRST, 1, lambda: crowd, after(start, signed))
+        asked = authority._whom_to_ask()
+        assert asked[: len(members)] == members and set(asked) == {*members, *crowd}
+
+        AuthorityDesk(last, [Authority(last, FIRST, 1, list, Memory())])
+        await host.connect_address(last.addresses[0], timeout_s=30)
+        for most, answers in ((len(members), 0), (len(members) + 1, 1)):
+            standings = await ask_standings(host.rpc, [*members, last.peer_id], group="run", most=most)
+            assert len(standings) == answers
 
 
 # -- groups -----------------------------------------------------------------------------------------------------------
