@@ -6,7 +6,8 @@
     │   ├── DialError                     3  .reason: refused | timeout | wrong_peer | unreachable
     │   ├── ConnectionLost                3  the other end went away in the middle of a call
     │   ├── DeadlineExceeded              3  the caller's deadline passed
-    │   └── RemoteError                   3  the peer answered with an error: .code, .message
+    │   ├── RemoteError                   3  the peer answered with an error: .code, .message
+    │   └── TooLarge                      3  we would have to say more than one header may hold
     ├── ProtocolViolation                 3  a peer sent what the protocol forbids; counts as a strike
     ├── NotAdmitted                       4  wrong run, or a foreign, expired or missing token
     ├── IdentityError                     5  the key file cannot be used
@@ -79,6 +80,10 @@ class RemoteError(NetworkError):
         super().__init__(message)
         self.code = code
         self.message = message
+
+
+class TooLarge(NetworkError):
+    pass
 
 
 class ProtocolViolation(BarnraiseError):

@@ -19,7 +19,7 @@ import trio
 
 from peer import faults
 from peer.decoding import MALFORMED
-from peer.errors import ConnectionLost, DeadlineExceeded, NotAdmitted, ProtocolViolation, RemoteError
+from peer.errors import ConnectionLost, DeadlineExceeded, NotAdmitted, ProtocolViolation, RemoteError, TooLarge
 from peer.events import EventLog
 from peer.limits import NetLimits
 from peer.method import Call, Gate, Handler, Method, Rep, Reply, Req
@@ -83,7 +83,8 @@ class Rpc:
         """Call `method` at `peer` and wait for the answer, `timeout_s` seconds at most.
 
         `bulk` sends over a connection of its own, so that big payloads never delay control calls. Raises DialError,
-        ConnectionLost, DeadlineExceeded, RemoteError (what the handler raised) or ProtocolViolation (a bad reply).
+        ConnectionLost, DeadlineExceeded, RemoteError (what the handler raised), TooLarge (`body`) or ProtocolViolation
+        (a bad reply).
         """
         view = flat(payload)
         if view.nbytes > method.request_payload_max:
@@ -176,7 +177,7 @@ async def _request(frames: Frames, header: RequestHeader, payload: memoryview) -
         await frames.send(header, payload)
         return await frames.receive_header(ReplyHeader), True
     reply: ReplyHeader | None = None
-    failure: ConnectionLost | ProtocolViolation | None = None
+    failure: ConnectionLost | ProtocolViolation | TooLarge | None = None
     sent_all = False
     async with trio.open_nursery() as nursery:
 
@@ -185,7 +186,7 @@ async def _request(frames: Frames, header: RequestHeader, payload: memoryview) -
             try:
                 await frames.send(header, payload)
                 sent_all = True
-            except ConnectionLost as error:
+            except (ConnectionLost, TooLarge) as error:
                 failure = error
                 nursery.cancel_scope.cancel()
 

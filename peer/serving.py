@@ -18,7 +18,7 @@ import trio
 
 from peer import faults
 from peer.decoding import MALFORMED
-from peer.errors import BarnraiseError, ConnectionLost, NotAdmitted, ProtocolViolation
+from peer.errors import BarnraiseError, ConnectionLost, NotAdmitted, ProtocolViolation, TooLarge
 from peer.events import EventLog
 from peer.limits import ByteBudget, NetLimits
 from peer.method import Call, Gate, Handler, Method, admit_everybody
@@ -143,7 +143,7 @@ class Server:
                 payload = await frames.receive_payload(header.payload_bytes, self._limits.payload_idle_s)
                 outcome = await self._run_watched(frames, served, Call(peer, body, payload))
                 if outcome is not None:
-                    await frames.send(_reply_header(outcome), outcome.payload)
+                    await _send(frames, outcome)
                     answered = True
         return answered
 
@@ -228,6 +228,13 @@ async def _as_scripted(method: Method[Any, Any], outcome: Outcome) -> Outcome:
 def flat(payload: Buffer) -> memoryview:
     """A view of the payload's bytes, whatever its shape (tensors come as typed memoryviews)."""
     return memoryview(payload).cast("B")
+
+
+async def _send(frames: Frames, outcome: Outcome) -> None:
+    try:
+        await frames.send(_reply_header(outcome), outcome.payload)
+    except TooLarge as error:
+        await frames.send(ReplyHeader(type(error).__name__, str(error), 0, _NO_BODY), _NOTHING)
 
 
 def _reply_header(outcome: Outcome) -> ReplyHeader:

@@ -21,7 +21,7 @@ import msgspec
 import trio
 
 from peer.decoding import MALFORMED
-from peer.errors import ConnectionLost, ProtocolViolation
+from peer.errors import ConnectionLost, ProtocolViolation, TooLarge
 from peer.rate import Meter
 
 PIECE_BYTES: Final = 1 << 20
@@ -108,11 +108,11 @@ class Frames:
         self._ahead = bytearray()  # read beyond what was asked for: a header's first read takes what is there
 
     async def send(self, header: RequestHeader | ReplyHeader, payload: memoryview) -> None:
-        """Write one header and its payload (`payload` is a flat byte view)."""
+        """Write one header and its payload (`payload` is a flat byte view). TooLarge before anything is sent."""
         encoded = msgspec.msgpack.encode(header)
         frame = _SIZE.pack(len(encoded)) + encoded
         if len(frame) > self._header_max_bytes:
-            raise ValueError(f"a header of {len(frame)} bytes is over the limit of {self._header_max_bytes}")
+            raise TooLarge(f"a header of {len(frame)} bytes is over the limit of {self._header_max_bytes}.")
         self._meter.upload.charge(len(frame))
         if payload.nbytes <= SMALL_BYTES:
             self._meter.upload.charge(payload.nbytes)

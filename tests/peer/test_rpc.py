@@ -17,6 +17,7 @@ from peer.errors import (
     ProtocolViolation,
     RemoteError,
     RoundDiscarded,
+    TooLarge,
 )
 from peer.events import Event, EventLog
 from peer.host import Host, HostConfig, open_host
@@ -249,6 +250,24 @@ async def test_oversize_payloads_are_refused_on_both_sides() -> None:
         stingy = Method("test/echo", Number, Number, request_payload_max=BIG, reply_payload_max=10)
         with pytest.raises(ProtocolViolation, match="limit of 10"):
             await a.rpc.call(b.peer_id, stingy, Number(1), bytes(11), timeout_s=5)
+
+
+async def test_what_no_header_holds_is_an_error_and_the_connection_lives_on() -> None:
+    long = "x" * (1 << 20)
+    repeat = Method("test/repeat", Text, Text, request_payload_max=BIG)
+
+    async def answer(call: Call[Text]) -> Text:
+        return Text(long)
+
+    async with hosts() as (a, b, _):
+        b.rpc.serve(repeat, answer)
+        for size in (0, BIG):  # a big payload leaves in a task of its own
+            with pytest.raises(TooLarge, match="limit of 1048576"):
+                await a.rpc.call(b.peer_id, repeat, Text(long), bytes(size), timeout_s=30)
+            with pytest.raises(RemoteError, match="limit of 1048576") as caught:
+                await a.rpc.call(b.peer_id, repeat, Text("short"), bytes(size), timeout_s=30)
+            assert caught.value.code == "TooLarge"
+        assert (await a.rpc.call(b.peer_id, ECHO, Number(1), timeout_s=30)).body == Number(2)
 
 
 async def test_a_malformed_body_is_a_strike() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trio.testing import MemoryReceiveStream, MemorySendStream, MockClock, memory_stream_one_way_pair
 
-from peer.errors import ConnectionLost, ProtocolViolation
+from peer.errors import ConnectionLost, ProtocolViolation, TooLarge
 from peer.rate import Meter, TokenBucket
 from peer.wire import Buffer, Channel, Frames, ReplyHeader, RequestHeader
 
@@ -144,8 +144,9 @@ async def test_a_payload_leaves_no_faster_than_the_cap(autojump_clock: MockClock
     assert 3.4 < trio.current_time() - started < 4.1
 
 
-async def test_our_own_oversize_header_is_our_bug() -> None:
-    sender, _, _, _ = pair()
+async def test_our_own_oversize_header_stays_here() -> None:
+    sender, _, _, meter = pair()
     body = msgspec.Raw(msgspec.msgpack.encode(bytes(LIMIT)))
-    with pytest.raises(ValueError, match="limit"):
+    with pytest.raises(TooLarge, match="limit"):
         await sender.send(RequestHeader("m", 0, 5, body), memoryview(b""))
+    assert not meter.bytes_up
