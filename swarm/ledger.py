@@ -7,6 +7,7 @@ their peer died, was too slow or was left out of the commit. Those are handed ou
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Final
@@ -73,6 +74,14 @@ class Ledger(msgspec.Struct, frozen=True):
         broken = [r for _, ranges in self.promised for r in ranges]
         left = _union([*self.returned, *broken, (self.cursor, cursor), *handed])
         return Ledger(cursor, tuple(_subtract(left, used)), promises)
+
+    def narrowed(self, at: int, most: int) -> Ledger:
+        """With the `most` returned ranges before the sample `at`, and as many from there on, that are nearest to it.
+        The samples of those further back are given up; further ahead all are free again, trained on or not."""
+        split = bisect_left(self.returned, (at, 0))
+        before, after = self.returned[:split], self.returned[split:]
+        cursor = after[most][0] if len(after) > most else self.cursor
+        return msgspec.structs.replace(self, cursor=cursor, returned=(*before[-most:], *after[:most]))
 
 
 def head_of(ranges: Sequence[Range], count: int) -> tuple[Range, ...]:

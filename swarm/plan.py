@@ -10,7 +10,7 @@ and sent back to all (butterfly all-reduce with one owner a slice).
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from statistics import median
+from statistics import median, median_low
 from typing import Annotated, Final
 
 import msgspec
@@ -25,6 +25,7 @@ from swarm.pace import Pace, with_surplus
 EQUAL_WITHIN: Final = 3.0  # links whose speeds differ by less than this share equally: measurements are noisy
 ROUND_TIME_SLACK: Final = 2.0  # a contributor may take this many times the expected compute time
 RANGES_MAX: Final = 1 << 15  # of samples, in one contribution
+RETURNED_MAX: Final = 2048  # ranges that a later stage's ledger keeps, on either side of where its members are
 REACH_MAX: Final = 1 << 40  # samples: no contribution is further ahead of the ledger, or numbers would run out
 
 CONTRIBUTION_KIND: Final = "contribution"
@@ -205,6 +206,9 @@ def open_contribution(signed: Signed, plan: WorkPlan, slices: int, head: Head, p
 def _check_counted(body: Contribution, assignment: Assignment, head: Head, pace: Pace) -> None:
     if body.counted != union(body.counted) or body.samples != count(body.counted):
         raise ProtocolViolation("a contribution does not say which samples it is made of")
+    size = pace.micro_batch
+    if size and any(first % size or last % size for first, last in body.counted):
+        raise ProtocolViolation(f"a contribution counts samples that are no whole micro-batches of {size}")
     most = pace.most_steps(head)
     if not 0 <= body.steps <= most or body.samples > most * pace.unit or (body.steps > 0) != (body.samples > 0):
         raise ProtocolViolation("a contribution claims an impossible amount of work")
@@ -251,6 +255,12 @@ def next_head(
         consumed.append(body.counted if pace.pipeline else head_of(assignment.ranges, body.samples))
     staying = {body.member for body in everyone}
     promised = {a.member.peer: a.ahead for a in plan.assignments if a.member in staying}
+    ledger = head.ledger.settle([a.ranges for a in plan.assignments], consumed, promised)
+    reached = [body.counted[-1][1] for body in merged if body.counted]
+    if pace.stage and not pace.synchronous and reached:
+        # Nobody is assigned what it is to count there: one member could count a sample here and there without end. The
+        # others are where most are; what they left behind long ago does not come again.
+        ledger = ledger.narrowed(median_low(reached), RETURNED_MAX)
     return Head(
         run_id=head.run_id,
         term=head.term,
@@ -258,7 +268,7 @@ def next_head(
         previous=head.hash,
         state_hash=state_hash,
         members=tuple(body.member for body in everyone),
-        ledger=head.ledger.settle([a.ranges for a in plan.assignments], consumed, promised),
+        ledger=ledger,
         inner_step=head.inner_step + pace.advance(head, max((body.steps for body in merged), default=0)),
         tokens=head.tokens + pace.seq_len * sum(body.samples for body in merged),
     )

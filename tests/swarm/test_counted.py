@@ -11,15 +11,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optim.config import AllReduce
+from optim.config import AllReduce, Diloco
 from peer.errors import ProtocolViolation
 from peer.identity import Identity, Signed, sign_body
+from peer.limits import NetLimits
 from swarm.chain import Head, Member, genesis
 from swarm.counted import EXACT_MAX, all_counted, merged_of
 from swarm.ledger import Ledger, Range, count, overlaps, union, without
 from swarm.pace import Pace
 from swarm.plan import (
     CONTRIBUTION_KIND,
+    RANGES_MAX,
+    REACH_MAX,
+    RETURNED_MAX,
     Contribution,
     Roster,
     WorkPlan,
@@ -123,6 +127,9 @@ def test_what_a_stage_may_claim_to_have_counted() -> None:
     plan = make_plan(HEAD, 0, SPEEDS, LATER)
     for counted in ((), spans(10, 40, 100), spans(200)):
         open_contribution(signed_by(0, body_of(0, plan, counted)), plan, 1, HEAD, LATER)
+    refuse(LATER, "no whole micro-batches", ((100, 101), (104, 106)))
+    refuse(LATER, "no whole micro-batches", ((101, 103),))
+    refuse(SYNCHRONOUS_LATER, "no whole micro-batches", ((97, 99),), WHOLE)
     refuse(LATER, "not free", spans(20))
     refuse(LATER, "not free", spans(14, 100))
     refuse(LATER, "not free", spans(1 << 50))
@@ -180,6 +187,27 @@ def test_a_tangle_too_large_to_be_searched_is_still_merged_without_overlaps() ->
     kept = merged_of(bodies_of(chain))
     chosen = [claim for claim, merged in zip(chain, kept, strict=True) if merged]
     assert chosen and sum(map(len, chosen)) == len(set().union(*chosen))
+
+
+def test_who_counts_here_and_there_without_end_makes_no_head_grow_and_takes_nobodys_samples() -> None:
+    """One member claims as many ranges as it may, half of them just ahead of the others, half as far as it may."""
+    pace = dataclasses.replace(LATER, outer=Diloco(steps=1024))
+    head, at = replace(HEAD, ledger=Ledger(cursor=100)), 100
+    half = RANGES_MAX // 2
+    for _ in range(4):
+        plan = make_plan(head, 0, SPEEDS, pace)
+        near = [at + 200 + 2 * MICRO * k for k in range(half)]
+        far = [head.ledger.cursor + (k + 1) * (REACH_MAX // half - 2 * MICRO) for k in range(half)]
+        wanted = without(spans(*near, *far), without(spans(*near, *far), head.ledger.free))
+        claims = [wanted[:RANGES_MAX], spans(at, at + 6), spans(at + 2, at + 12), spans(at + 8)]
+        bodies = [body_of(i, plan, counted) for i, counted in enumerate(claims)]
+        merged = [open_contribution(signed_by(i, body), plan, 1, head, pace) for i, body in enumerate(bodies)]
+        head = replace(next_head(head, plan, merged, merged, pace, b"t" * 32), members=MEMBERS)
+        assert len(head.ledger.returned) <= 2 * RETURNED_MAX
+        assert len(msgspec.msgpack.encode(head)) < NetLimits().header_bytes / 8
+        assert head.ledger.is_free([(at + 4, at + 6), (at + 10, at + 12), (at + 14, at + 150)])
+        assert not any(head.ledger.is_free(claim) for claim in claims[1:])
+        at += 16
 
 
 histories = st.lists(st.lists(st.sets(st.integers(0, 40), max_size=6), min_size=1, max_size=4), min_size=1, max_size=6)

@@ -27,6 +27,15 @@ def test_every_sample_is_committed_once_or_still_to_come(plan: list[list[tuple[i
     assert sorted(committed + outstanding) == list(range(ledger.cursor))
 
 
+def test_a_ledger_narrowed_keeps_what_is_nearest_and_hands_out_again_what_is_far_ahead() -> None:
+    ledger = Ledger(90, tuple((10 * k, 10 * k + 4) for k in range(9)))
+    narrow = ledger.narrowed(at=43, most=2)
+    assert narrow == Ledger(70, ((30, 34), (40, 44), (50, 54), (60, 64)))
+    assert narrow.is_free([(42, 44), (70, 90)]) and not narrow.is_free([(20, 24)])
+    for at, most in ((0, 9), (90, 9), (43, 5)):
+        assert ledger.narrowed(at, most) == ledger
+
+
 @given(rounds)
 def test_what_was_given_back_is_handed_out_before_fresh_samples(plan: list[list[tuple[int, int]]]) -> None:
     ledger = Ledger()
