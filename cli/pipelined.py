@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from cli.accounts import Totals
 from cli.facts import Fed, Fields, Move, Row
-from cli.table import several
+from cli.table import plain, several
 
 if TYPE_CHECKING:
     from cli.progress import Progress
@@ -56,6 +56,17 @@ def _restored(progress: Progress, row: Row, at: float, fields: Fields) -> None:
     progress.note(f"{row.name} brings back stage {fields['stage']} from {kept}")
 
 
+def _refused(progress: Progress, row: Row, at: float, fields: Fields) -> None:
+    """Of a synchronous batch no sample may be left out, so it is tried for ever."""
+    samples = f"samples {int(fields['first'])} to {int(fields['last']) - 1}"
+    why = plain(str(fields["reason"])).rstrip(".")
+    if not fields["synchronous"]:
+        progress.note(f"{row.name} puts off {samples}, which every replica refuses ({why})")
+        return
+    remedy = ": lower [inner] lr, or go on from an earlier checkpoint" if fields["cause"] == "not_finite" else ""
+    progress.note(f"the batch cannot be completed while every replica refuses {samples} ({why}){remedy}")
+
+
 def _fed(progress: Progress, row: Row, at: float, fields: Fields) -> None:
     """A feeder reads text: told as it begins, with each replica that asks for the first time, and once a minute."""
     peers, count, last = tuple(map(str, fields["peers"])), int(fields["micro_batches"]), row.fed
@@ -81,6 +92,7 @@ PIPELINED: Final[dict[str, Callable[[Progress, Row, float, Fields], None]]] = {
     "seat_taken": _seated,
     "stage_load": _load,
     "pipeline_progress": _issued,
+    "pipeline_refused": _refused,
     "move_started": _moving,
     "move_finished": _moved,
     "stages_missing": _missing,

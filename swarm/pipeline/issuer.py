@@ -23,6 +23,7 @@ from swarm.pipeline.window import Window
 
 WINDOW_MIN: Final = 3
 PROGRESS_S: Final = 1.0
+REFUSED_S: Final = 10.0  # what is refused is issued again and again: it is told so often
 
 
 @dataclass
@@ -37,7 +38,8 @@ class Totals:
 
 
 class Issuer:
-    """Issues through `station`; `tokens` says what is in a micro-batch. `on_result` is told of each that ended."""
+    """Issues through `station`; `tokens` says what is in a micro-batch. `on_result` is told of each that ended. Event
+    `pipeline_refused`: the samples `first` to `last`, half-open, were given up as every replica refuses them."""
 
     def __init__(self, station: Station, tokens: TokenSource, events: EventLog) -> None:
         self.station: Final = station
@@ -50,7 +52,7 @@ class Issuer:
         self._nursery: trio.Nursery | None = None
         self._under_way: set[int] = set()
         self._planned: Counter[int] = Counter()  # of calls of `issue` that have not ended
-        self._told_at = -math.inf
+        self._told_at = self._refused_told_at = -math.inf
 
     @property
     def window(self) -> int:
@@ -133,6 +135,8 @@ class Issuer:
             totals.completed += result.done
             totals.retried += result.retried
             ended = result.done
+            if result.cause in ("not_finite", "value", "shape"):
+                self._tell_refused(result)
             self.on_result(result)
         finally:
             totals.abandoned += not ended
@@ -140,6 +144,21 @@ class Issuer:
             window.release_on_behalf_of(token)
             self._window.total_tokens = self.window
             self._tell()
+
+    def _tell_refused(self, result: IssueResult) -> None:
+        at = trio.current_time()
+        if at - self._refused_told_at < REFUSED_S:
+            return
+        self._refused_told_at = at
+        first, last = result.span
+        self._events.emit(
+            "pipeline_refused",
+            first=first,
+            last=last,
+            cause=result.cause,
+            reason=result.reason,
+            synchronous=self.station.rules.synchronous,
+        )
 
     def _tell(self, now: bool = False) -> None:
         at = trio.current_time()

@@ -27,9 +27,9 @@ EVALUATE_S: Final = 120.0
 @dataclass(frozen=True)
 class IssueResult:
     """What became of a micro-batch. `done`: its gradient came back; else it was given up for `cause` ("stale": its
-    round is over; "not_finite", "value": it was refused again and again). `counted`: here, on stage 0. `loss` in nats
-    summed over its `tokens`; `retried`: calls that were made once more, on any hop. `unqueued_s`: of its `seconds`,
-    those in which it waited for no device, on any stage."""
+    round is over; "not_finite", "value": it was refused again and again, for a `reason` in words). `counted`: here, on
+    stage 0. `loss` in nats summed over its `tokens`; `retried`: calls that were made once more, on any hop.
+    `unqueued_s`: of its `seconds`, those in which it waited for no device, on any stage."""
 
     span: Range
     done: bool
@@ -39,6 +39,7 @@ class IssueResult:
     seconds: float
     retried: int
     cause: Cause = ""
+    reason: str = ""
     unqueued_s: float = 0.0
 
 
@@ -52,14 +53,14 @@ class Origin:
         """Until it is done, or there is no point in it any more. Cancelled, it is given up everywhere. `epoch`: the one
         that it is for, where a later stage of a synchronous run has not come as far as we."""
         work, counting = self._work, self._work.counting
-        started, retried, refusals = trio.current_time(), 0, 0
+        started, retried, refusals, reason = trio.current_time(), 0, 0, ""
         if epoch is None and counting.synchronous:
             epoch = counting.epoch
 
         def result(returned: Returned | None, cause: Cause = "") -> IssueResult:
             seconds, tokens = trio.current_time() - started, self._rules.tokens
             if returned is None:
-                return IssueResult(span, False, False, 0.0, tokens, seconds, retried, cause)
+                return IssueResult(span, False, False, 0.0, tokens, seconds, retried, cause, reason)
             unqueued_s = max(0.0, seconds - errand.times.queued_s - returned.waited_s)
             return IssueResult(
                 span, True, returned.counted, returned.loss, tokens, seconds, retried, unqueued_s=unqueued_s
@@ -83,11 +84,12 @@ class Origin:
                     retried += outcome.retried
                     return result(outcome)
                 retried += max(0, outcome.tries - 1)
-                cause = outcome.cause
+                cause, reason = outcome.cause, outcome.reason
                 refusals += cause != "stale"
             except WorkerError:
                 cause = "worker"  # a new one is starting
             except StageRefused as refused:
+                reason = str(refused)
                 refusals += refused.reason in ("not_finite", "value", "shape", "dtype")
             again, retried = True, retried + 1  # later stages may have counted it
             if refusals >= REFUSALS_MAX:

@@ -86,6 +86,19 @@ def test_moves_are_told_and_kept() -> None:
     ]
 
 
+def test_what_every_replica_refuses_is_told_with_the_remedy() -> None:
+    progress = Progress("a run", stages=2)
+    refused = {"first": 8, "last": 12, "cause": "not_finite", "reason": "the output holds NaN.", "synchronous": True}
+    for changes in ({}, {"cause": "value", "reason": "no\x1b ids"}, {"synchronous": False}):
+        progress.apply("a", "pipeline_refused", 1.0, refused | changes)
+    batch = "the batch cannot be completed while every replica refuses samples 8 to 11"
+    assert told(progress) == [
+        f"{batch} (the output holds NaN): lower [inner] lr, or go on from an earlier checkpoint",
+        f"{batch} (no? ids)",
+        "a puts off samples 8 to 11, which every replica refuses (the output holds NaN)",
+    ]
+
+
 def test_who_takes_a_stage_says_so_and_has_no_round_yet() -> None:
     progress = Progress("one peer's own view")
     progress.apply("a", "run_entered", 1.0, {"name": "big", "role": "auto", "rounds": 12, "stages": 3})
