@@ -18,6 +18,7 @@ from peer.config import DataConfig, InnerConfig, ModelConfig
 from peer.errors import NotAdmitted, ProtocolViolation
 from peer.identity import Identity, Signed, is_peer_id, open_body, sign_body
 from swarm.chain import Head, genesis
+from swarm.plan import RANGES_MAX
 
 PROTOCOL_VERSION: Final = 4
 MANIFEST_BYTES_MAX: Final = 64 << 10
@@ -202,9 +203,14 @@ def check_pipeline(pipeline: PipelineConfig, model: ModelConfig, inner: InnerCon
     whole, samples = "[inner] batch_size", inner.batch_size
     if isinstance(outer, AllReduce):
         whole, samples = "[outer] batch", outer.batch
+    meaning = "" if pipeline.micro_batch else f" (as [inner] batch_size, {size})"
     if samples % size:
-        meaning = "" if pipeline.micro_batch else f" (as [inner] batch_size, {size})"
         raise ValueError(f"micro_batch is {pipeline.micro_batch}{meaning}: it must divide {whole} ({samples})")
+    if isinstance(outer, AllReduce) and samples // size > RANGES_MAX:
+        raise ValueError(
+            f"micro_batch is {pipeline.micro_batch}{meaning}: {whole} ({samples}) has {samples // size} of them, more"
+            f" than the {RANGES_MAX} of which one message can tell; raise it, or lower {whole}"
+        )
 
 
 def sign_manifest(identity: Identity, manifest: Manifest) -> Signed:

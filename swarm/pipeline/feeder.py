@@ -24,7 +24,7 @@ from peer.method import Call
 from peer.rpc import Rpc
 from swarm.ledger import Range
 from swarm.messages import Done
-from swarm.pipeline.messages import FEED_SAMPLES_MAX, TOKEN_BYTES, AskTokens, PipelineCalls
+from swarm.pipeline.messages import TOKEN_BYTES, AskTokens, PipelineCalls, feed_samples_max
 from swarm.pipeline.rules import PipelineRules
 
 FEED_S: Final = 5.0
@@ -71,11 +71,13 @@ def serve_tokens(
 ) -> None:
     """Answer TOKENS from `read`, from now on; `note` hears for which peer, and how many samples."""
 
+    most = feed_samples_max(rules)
+
     async def on_tokens(call: Call[AskTokens]) -> tuple[Done, memoryview]:
         sizes = [last - first for first, last in call.body.spans]
         samples = sum(sizes)
-        if call.body.run_id != rules.run_id or min(sizes, default=0) <= 0 or samples > FEED_SAMPLES_MAX:
-            raise ProtocolViolation(f"{samples} samples at once: ask for 1 to {FEED_SAMPLES_MAX} of this run")
+        if call.body.run_id != rules.run_id or min(sizes, default=0) <= 0 or samples > most:
+            raise ProtocolViolation(f"{samples} samples at once: ask for 1 to {most} of this run")
         tokens = await trio.to_thread.run_sync(read, call.body.spans)
         note(call.peer, samples)
         return Done(), tokens.numpy().astype("<u4").data

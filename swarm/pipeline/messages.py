@@ -22,10 +22,11 @@ from swarm.chain import Name
 from swarm.messages import Done
 from swarm.pipeline.activations import ActivationCode
 from swarm.pipeline.rules import PipelineRules
+from swarm.plan import RANGES_MAX
 
 SPANS_MAX: Final = 4096
 TOKEN_BYTES: Final = 4
-FEED_SAMPLES_MAX: Final = 64  # in one TOKENS call
+FEED_SAMPLES_MAX: Final = 64  # in one TOKENS call, unless a micro-batch is larger
 REASON_MAX: Final = 400  # characters
 RETRIED_MAX: Final = 1 << 20
 LOSS_MAX: Final = 1e12  # nats
@@ -116,10 +117,10 @@ class AskCounted(msgspec.Struct, frozen=True):
 
 
 class Counted(msgspec.Struct, frozen=True):
-    """`spans`: empty where the replica is in another epoch. `issuing`, on stage 0: what it is about to take through all
-    stages, or is at already, of whatever epoch."""
+    """`spans`: as many as a batch may have; empty where the replica is in another epoch. `issuing`, on stage 0: what it
+    is about to take through all stages, or is at already, of whatever epoch."""
 
-    spans: Spans
+    spans: Annotated[tuple[Span, ...], msgspec.Meta(max_length=RANGES_MAX)]
     issuing: Spans = ()
 
 
@@ -163,5 +164,10 @@ class PipelineCalls:
                 request_payload_max=rules.micro_batch * row + hidden,
                 reply_payload_max=hidden,
             ),
-            Method("pipeline.tokens", AskTokens, Done, reply_payload_max=FEED_SAMPLES_MAX * row),
+            Method("pipeline.tokens", AskTokens, Done, reply_payload_max=feed_samples_max(rules) * row),
         )
+
+
+def feed_samples_max(rules: PipelineRules) -> int:
+    """In one TOKENS call: whole micro-batches are asked for, whose ids a PASS holds, too."""
+    return max(FEED_SAMPLES_MAX, rules.micro_batch)

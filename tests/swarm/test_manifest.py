@@ -17,6 +17,7 @@ from swarm.manifest import (
     open_manifest,
     sign_manifest,
 )
+from swarm.plan import RANGES_MAX
 
 
 def make_manifest(authority: str, **changes: object) -> Manifest:
@@ -161,6 +162,7 @@ def test_a_micro_batch_is_a_step_unless_it_is_said_otherwise(authority: Identity
     assert make_manifest(authority.peer_id, **THREE | {"pipeline": PipelineConfig(stages=3)}).micro_batch == 4
     assert not make_manifest(authority.peer_id, **THREE).synchronous
     assert make_manifest(authority.peer_id, **THREE, outer=AllReduce(batch=8)).synchronous
+    assert make_manifest(authority.peer_id, **THREE, outer=AllReduce(batch=2 * RANGES_MAX)).synchronous
 
 
 @pytest.mark.parametrize(
@@ -179,6 +181,7 @@ def test_a_micro_batch_is_a_step_unless_it_is_said_otherwise(authority: Identity
         ({"outer": Streaming(steps=10)}, "method is 'streaming': with stages > 1"),
         ({"outer": AllReduce(batch=7)}, r"micro_batch is 2: it must divide \[outer\] batch \(7\)"),
         ({"pipeline": PipelineConfig(stages=3, micro_batch=3)}, "micro_batch is 3: it must divide"),
+        ({"outer": AllReduce(batch=2 * (RANGES_MAX + 1))}, r"micro_batch is 2: .* 32769 of them.*; raise it"),
     ],
 )
 def test_a_pipeline_that_cannot_be_is_refused_although_signed(

@@ -13,11 +13,23 @@ import trio
 
 from peer.errors import RemoteError
 from peer.host import Host
+from peer.method import Call
 from swarm.ledger import Range
 from swarm.messages import Done
 from swarm.pipeline.feeder import FedTokens, serve_tokens
 from swarm.pipeline.issuer import WINDOW_MIN, Issuer
-from swarm.pipeline.messages import FEED_SAMPLES_MAX, REISSUE, AskTokens, PipelineCalls, Reissue
+from swarm.pipeline.messages import (
+    COUNTED,
+    FEED_SAMPLES_MAX,
+    REISSUE,
+    SPANS_MAX,
+    AskCounted,
+    AskTokens,
+    Counted,
+    PipelineCalls,
+    Reissue,
+)
+from swarm.plan import RANGES_MAX
 from tests.peer.stage_harness import MODEL
 from tests.swarm.pipeline_harness import (
     MICRO,
@@ -96,6 +108,58 @@ async def test_a_feeder_answers_no_nonsense() -> None:
         ):
             with pytest.raises(RemoteError, match="samples at once"):
                 await me.rpc.call(feeder.peer_id, method, request, timeout_s=5)
+
+
+async def test_a_micro_batch_of_any_size_is_fed_at_once() -> None:
+    size = FEED_SAMPLES_MAX + 36
+    rules = rules_of(2, micro_batch=size)
+    async with AsyncExitStack() as stack:
+        me, feeder = await hosts(stack, 2)
+        serve_tokens(feeder.rpc, rules, read)
+        local = Local()
+        source = FedTokens(me, rules, lambda: [feeder.peer_id], local)
+        assert torch.equal(await source(((0, size),)), tokens_of((0, size)))
+        assert not local.read
+        method = PipelineCalls.of(rules).tokens
+        with pytest.raises(RemoteError, match=f"ask for 1 to {size}"):
+            await me.rpc.call(feeder.peer_id, method, AskTokens("run", ((0, size + 1),)), timeout_s=5)
+
+
+async def test_a_replica_can_say_what_it_has_counted_however_scattered_that_is() -> None:
+    far = 1 << 52
+    counted = tuple((far + 2 * k, far + 2 * k + 1) for k in range(RANGES_MAX))
+
+    async def answer(call: Call[AskCounted]) -> Counted:
+        return Counted(counted, counted[:SPANS_MAX])
+
+    async with AsyncExitStack() as stack:
+        me, mate = await hosts(stack, 2)
+        mate.rpc.serve(COUNTED, answer)
+        reply = await me.rpc.call(mate.peer_id, COUNTED, AskCounted("group 1", 0), timeout_s=30)
+        assert reply.body.spans == counted
+
+
+@pytest.mark.process
+@pytest.mark.skipif(sys.platform != "linux", reason="stages run in worker processes, supervised through /proc")
+async def test_what_every_replica_refuses_is_given_up_and_told(tmp_path: Path) -> None:
+    """The last stage has come to grief: all that it computes is NaN."""
+    async with open_replicas(tmp_path, [1, 1]) as stages:
+        first, last = stages[0][0], stages[1][0]
+        last.gang.outer.fill_(1e15)
+        await last.gang.import_weights(epoch=0)
+        for rules in (RULES, rules_of(2, synchronous=True, round_samples=64)):
+            del first.events[:]
+            async with serving(stages, rules):
+                issuer = Issuer(first.station, read_tokens, first.log)
+                with trio.fail_after(60):
+                    async with issuer.open():
+                        await issuer.issue([(4, 12)])
+            assert issuer.totals.abandoned == 4 and first.station.counting.counted == ()
+            told = [event.fields for event in first.seen("pipeline_refused")]
+            assert 1 <= len(told) < 4, "not each of them"
+            assert 4 <= int(str(told[0]["first"])) == int(str(told[0]["last"])) - MICRO < 12
+            assert (told[0]["cause"], told[0]["synchronous"]) == ("not_finite", rules.synchronous)
+            assert "NaN" in str(told[0]["reason"])
 
 
 @pytest.mark.process

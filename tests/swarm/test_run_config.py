@@ -163,6 +163,11 @@ def test_a_pipeline_is_read() -> None:
             "stages = 2",
             r"\[pipeline\] micro_batch: micro_batch is 0 \(as \[inner\] batch_size, 4\): it must divide \[outer\]",
         ),
+        (
+            DEEP.replace("[outer]\nsteps = 10", '[outer]\nmethod = "allreduce"\nbatch = 40000'),
+            "stages = 2\nmicro_batch = 1",
+            r"\[pipeline\] micro_batch: micro_batch is 1: .* 40000 of them.*; raise it, or lower \[outer\] batch",
+        ),
     ],
 )
 def test_a_wrong_pipeline_is_told_with_line_field_and_remedy(text: str, section: str, said: str) -> None:
