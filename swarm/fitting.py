@@ -19,7 +19,7 @@ from swarm.ground import Ground
 from swarm.kept import Kept
 from swarm.manifest import Manifest
 from swarm.membership import Known, MemberRecord
-from swarm.moving import replicas_of
+from swarm.moving import at_work, replicas_of
 from swarm.overlap import trainer_of
 from swarm.pace import Pace
 from swarm.pipeline.counting import Counting
@@ -88,7 +88,7 @@ async def _fitted_with_stage(ground: Ground, stage: int, kept: Kept, known: Know
         if texts is not None:
             issuer = Issuer(station, FedTokens(host, rules, lambda: feeders(known()), texts.read), events)
             held_out = _held_out(texts, rules.micro_batch)
-        post = StagePost(gang, station, pace, events, issuer, held_out, lambda: first_round(known()))
+        post = StagePost(gang, station, pace, events, issuer, held_out, lambda: first_round(known(), time.time()))
         trainer: StageTrainer
         if rules.synchronous:
             issue_here = None if issuer is None else issuer.reissue
@@ -140,7 +140,7 @@ def _held_out(texts: Texts, micro_batch: int) -> HeldOut:
     return HeldOut(batches, texts.corpus.bytes_per_token)
 
 
-def first_round(records: Mapping[str, MemberRecord]) -> int:
-    """The latest round that most replicas of the first stage say they have committed."""
-    rounds = [r.round for r in records.values() if r.role == "stage" and r.stage == 0]
+def first_round(records: Mapping[str, MemberRecord], now_s: float) -> int:
+    """The latest round that most replicas at work in the first stage say they have committed."""
+    rounds = [record.round for record in at_work(0, records, now_s).values()]
     return median_low(rounds) if rounds else 0

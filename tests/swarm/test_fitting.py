@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from swarm.fitting import first_round
-from tests.swarm.test_moving import record
+from tests.swarm.test_moving import NOW, record
 
 
 @pytest.mark.parametrize(
@@ -13,6 +13,8 @@ from tests.swarm.test_moving import record
     [((), 0), ((4,), 4), ((3, 4), 3), ((4, 4, 3), 4), ((4, 10**9), 4), ((-1, 4, 10**9), 4)],
 )
 def test_one_record_does_not_say_that_a_round_is_over(rounds: tuple[int, ...], expected: int) -> None:
-    """Whatever the replicas of other stages say."""
+    """Whatever the replicas of other stages say, and those on their way to the first."""
     others = {"later": record(1, round=99), "feeder": record(0, round=99, role="feeder")}
-    assert first_round(others | {str(k): record(0, round=number) for k, number in enumerate(rounds)}) == expected
+    others |= {f"arriving {k}": record(0, round=-1, ready_at=NOW + 60) for k in range(4)}
+    said = others | {str(k): record(0, round=number) for k, number in enumerate(rounds)}
+    assert first_round(said, NOW) == expected
