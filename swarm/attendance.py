@@ -76,6 +76,7 @@ class Attendance:
         self._seat: Seat | None = None
         self._phase = "starting"
         self._missing: tuple[int, ...] = ()
+        self._served = False  # whether our stage has been since we set out for our seat
         self._passed = (0, trio.current_time())  # micro-batches counted at this seat, and when that was looked at
         self._rate = 0.0  # of these, a second
         self._memory_bytes = ground.config.memory_bytes or free_memory_bytes()
@@ -97,8 +98,9 @@ class Attendance:
             nursery.cancel_scope.cancel()
 
     async def _sit(self, stage: int) -> bool:
-        """Take part in the group of `stage`: until the run is complete, or (true) until another stage needs us more."""
-        moves = False
+        """Take part in the group of `stage`: until the run is complete, or (true) until another stage needs us more, or
+        this one has lost its last replica before we had its state."""
+        moves, self._served = False, self._is_served
         async with open_seat(self._ground, stage, self._others) as seat:
             self._seat = seat
             self._passed, self._rate = (0, trio.current_time()), 0.0
@@ -184,13 +186,16 @@ class Attendance:
     # -- moving ------------------------------------------------------------------------------------------------------
 
     async def _until_needed_elsewhere(self) -> None:
-        """Watch everybody's load; return once this peer is to move, having said so."""
+        """Watch everybody's load; return once this peer is to move, having said so, or to take its seat anew."""
         mover = Mover(self._host.peer_id, self._costs)
         while True:
             await trio.sleep(REFRESH_S)
             self._note_missing()
             self._watch_next()
             self._tell_load()
+            if self._is_orphaned:
+                return
+            self._served |= self._is_served
             if self._ground.config.stage is not None:
                 continue
             if self._is_arriving:
@@ -281,6 +286,18 @@ class Attendance:
         """Whether this peer is still on its way to its stage: it is no member of the group yet."""
         seat = self._seat
         return self._manifest.stages > 1 and not (seat and seat.stage == self._place.stage and seat.is_member)
+
+    @property
+    def _is_served(self) -> bool:
+        """Whether another replica of our stage was there when it last wrote its record, and not just expected to be."""
+        serving = at_work(self._place.stage, self._others(), time.time())
+        return any(not record.moving(record.at) for record in serving.values())
+
+    @property
+    def _is_orphaned(self) -> bool:
+        """Whether the last replica was lost while this peer was on its way there. Who takes its seat again asks the
+        keepers, which it did not while the stage was served (`swarm.restore`)."""
+        return self._is_arriving and self._served and self._place.stage in self._missing
 
     def _describe(self) -> MemberRecord:
         place, seat, now = self._place, self._seat, time.time()
