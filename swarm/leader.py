@@ -22,7 +22,7 @@ from swarm.chain import Head, Member
 from swarm.counted import all_counted, merged_of
 from swarm.harvest import AttemptFailed, HandedIn, Harvest
 from swarm.messages import EXCHANGE, FINISH, PREPARE, WORK, Exchange, Finish, Prepare, Promise, Work
-from swarm.plan import PLAN_KIND, Contribution, Roster, WorkPlan, check_plan, make_plan, share_slices
+from swarm.plan import PLAN_KIND, Contribution, Roster, WorkPlan, check_plan, make_plan, share_slices, whose_fit
 from swarm.round import Round
 
 JOINER_GRACE_S: Final = 1.5  # how long a round may wait for those who want to join it
@@ -189,7 +189,7 @@ class Leader:
         if self._blame_missing:
             waits = {member.peer: (p.missing, p.silent) for member, p in promises.granted.items()}
             blamed = whom_to_blame(waits, attempt) - {self._post.me.peer}
-        ready = sorted(m for m in contributions if m in promises.granted)
+        ready = whose_fit({m: handed.signed for m, handed in contributions.items() if m in promises.granted})
         members = [m for m in ready if m.peer not in blamed]
         if sum(head.has(m) for m in members) < head.quorum:
             members = ready  # a round that may get stuck again is better than none

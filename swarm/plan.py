@@ -10,6 +10,7 @@ and sent back to all (butterfly all-reduce with one owner a slice).
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from itertools import accumulate
 from statistics import median, median_low
 from typing import Annotated, Final
 
@@ -26,6 +27,7 @@ EQUAL_WITHIN: Final = 3.0  # links whose speeds differ by less than this share e
 ROUND_TIME_SLACK: Final = 2.0  # a contributor may take this many times the expected compute time
 RANGES_MAX: Final = 1 << 15  # of samples, in one contribution
 RETURNED_MAX: Final = 2048  # ranges that a later stage's ledger keeps, on either side of where its members are
+ROSTER_BYTES_MAX: Final = 3 << 18  # of contributions; a message has at most 1 MiB, and more than these in it
 REACH_MAX: Final = 1 << 40  # samples: no contribution is further ahead of the ledger, or numbers would run out
 
 CONTRIBUTION_KIND: Final = "contribution"
@@ -163,6 +165,15 @@ def check_plan(plan: WorkPlan, head: Head, pace: Pace) -> None:
     end = head.ledger.cursor + sum(count(r) for r in handed.values())
     if any(not contains([*head.ledger.returned, (head.ledger.cursor, end)], r) for r in handed.values()):
         raise ProtocolViolation("the plan assigns samples that are not free")
+
+
+def whose_fit(contributions: Mapping[Member, Signed]) -> list[Member]:
+    """Whose contributions go into one roster, in order: the shortest first, so that nobody who names samples here and
+    there crowds the others out."""
+    sizes = {member: len(signed.body) for member, signed in contributions.items()}
+    shortest = sorted(sizes, key=lambda member: (sizes[member], member))
+    ends = accumulate(sizes[member] for member in shortest)
+    return sorted(member for member, end in zip(shortest, ends, strict=True) if end <= ROSTER_BYTES_MAX)
 
 
 def share_slices(slices: int, bandwidths: Sequence[float]) -> tuple[int, ...]:

@@ -32,6 +32,7 @@ from swarm.plan import (
     next_head,
     open_contribution,
     open_roster,
+    whose_fit,
 )
 from tests.swarm.group import pace_of
 
@@ -208,6 +209,17 @@ def test_who_counts_here_and_there_without_end_makes_no_head_grow_and_takes_nobo
         assert head.ledger.is_free([(at + 4, at + 6), (at + 10, at + 12), (at + 14, at + 150)])
         assert not any(head.ledger.is_free(claim) for claim in claims[1:])
         at += 16
+
+
+def test_contributions_that_no_message_holds_together_go_without_the_longest() -> None:
+    plan = make_plan(HEAD, 0, SPEEDS, LATER)
+    far = tuple((REACH_MAX + 2 * MICRO * k, REACH_MAX + 2 * MICRO * k + MICRO) for k in range(RANGES_MAX))
+    signed = {MEMBERS[i]: signed_by(i, body_of(i, plan, claim)) for i, claim in enumerate((far, spans(100), far, ()))}
+    assert whose_fit(signed) == [MEMBERS[0], MEMBERS[1], MEMBERS[3]]
+    roster = Roster(HEAD.hash, plan.hash, 0, tuple(signed[member] for member in whose_fit(signed)), (0,))
+    assert len(msgspec.msgpack.encode(roster)) < NetLimits().header_bytes * 0.9
+    del signed[MEMBERS[0]]
+    assert whose_fit(signed) == list(MEMBERS[1:])
 
 
 histories = st.lists(st.lists(st.sets(st.integers(0, 40), max_size=6), min_size=1, max_size=4), min_size=1, max_size=6)
