@@ -16,6 +16,7 @@ from swarm.height import Height
 from swarm.messages import WORK, Work
 from swarm.plan import Contribution, WorkPlan, open_contribution
 from swarm.post import Post
+from swarm.trainer import Claims
 
 WRAP_UP_FACTOR: Final = 1.5  # times the median compute time, then the slow are asked for what they have
 WRAP_UP_SLACK_S: Final = 2.0
@@ -35,16 +36,26 @@ class HandedIn(NamedTuple):
 
 
 class Harvest:
-    """Of one attempt: the contributions of those `assigned`. `hurry` asks all of them for what they have."""
+    """Of one attempt: the contributions of those `assigned`. `hurry` asks all of them for what they have. `claims`:
+    what each said it has once all was gathered; those `doubted` are not asked."""
 
     def __init__(
-        self, post: Post, height: Height, slices: int, assigned: Sequence[Member], hurry: Callable[[], Awaitable[None]]
+        self,
+        post: Post,
+        height: Height,
+        slices: int,
+        assigned: Sequence[Member],
+        hurry: Callable[[], Awaitable[None]],
+        doubted: Collection[str] = (),
     ) -> None:
         assert height.plan is not None
         self._post, self._height = post, height
         self._slices = slices
         self._assigned = assigned
         self._hurry = hurry
+        # Who did not answer in time is not in the plan, but goes on counting: nobody else will count what it has.
+        self._asked = sorted({m.peer for m in (*assigned, *height.head.members)}.difference(doubted))
+        self.claims: Claims = {}
         self._plan: WorkPlan = height.plan
         self._gathered = self._hurried = False
         self._left: set[str] = set()
@@ -56,7 +67,7 @@ class Harvest:
             async with trio.open_nursery() as nursery:
                 if self._post.pace.pipeline:
                     nursery.start_soon(self._call_the_roll)
-                await self._post.trainer.gather([member.peer for member in self._assigned])
+                self.claims = await self._post.trainer.gather(self._asked) or {}
                 self._gathered = True
                 self._height.changed.notify()
 

@@ -6,7 +6,8 @@ the others could not check: it collects, orders and repeats. It holds no lock, s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median_low
 from typing import Any, Final
@@ -21,11 +22,14 @@ from swarm.blame import whom_to_blame
 from swarm.chain import Head, Member
 from swarm.counted import all_counted, merged_of
 from swarm.harvest import AttemptFailed, HandedIn, Harvest
+from swarm.ledger import contains
 from swarm.messages import EXCHANGE, FINISH, PREPARE, WORK, Exchange, Finish, Prepare, Promise, Work
-from swarm.plan import PLAN_KIND, Contribution, Roster, WorkPlan, check_plan, make_plan, share_slices, whose_fit
+from swarm.plan import PLAN_KIND, Roster, WorkPlan, check_plan, make_plan, share_slices, whose_fit
 from swarm.round import Round
+from swarm.trainer import Claims
 
 JOINER_GRACE_S: Final = 1.5  # how long a round may wait for those who want to join it
+BROKEN_WORDS: Final = 2  # of a peer in one round, before nothing that it says it has counted is believed
 BANDWIDTH_MAX: Final = 1e12  # bytes/s; whoever reports more, or NaN, is not believed
 
 
@@ -53,7 +57,9 @@ class Leader:
         self._knockers = knockers
         self._given_up: set[bytes] = set()  # plans that led to nothing
         self._refused: set[str] = set()  # peers that did not take the plan
-        self._anew: set[Member] = set()  # those that have counted what others have, too
+        self._anew: set[Member] = set()  # those that have counted what others have, too, or what they cannot hand in
+        self._claims: Claims = {}  # what each said it had when the last batch seemed whole
+        self._broken_words: Counter[str] = Counter()  # how often a peer then did not hand it in
         self._blame_missing = False  # set when the last attempt ran out of time with nobody suspect
         self.ahead: Head | None = None
 
@@ -170,13 +176,15 @@ class Leader:
             await self._broadcast(WORK, Work(signed, wrap_up=True), promises)
 
         assigned = [a.member for a in plan.assignments if a.member in promises.granted]
-        harvest = Harvest(self._post, height, self._round.coding.count, assigned, hurry)
+        doubted = [peer for peer, times in self._broken_words.items() if times >= BROKEN_WORDS]
+        harvest = Harvest(self._post, height, self._round.coding.count, assigned, hurry, doubted)
         gathering = trio.CancelScope()
         self._round.spawn(harvest.gather, gathering)
         try:
             await harvest.wait(attempt, self._refused)
         finally:
             gathering.cancel()
+        self._claims = harvest.claims
         return harvest.usable()
 
     # -- exchange ----------------------------------------------------------------------------------------------------
@@ -194,8 +202,10 @@ class Leader:
         if sum(head.has(m) for m in members) < head.quorum:
             members = ready  # a round that may get stuck again is better than none
         if sum(head.has(m) for m in members) < head.quorum:
+            if self._post.pace.synchronous:
+                self._give_up_batch(plan, contributions)
             raise AttemptFailed("too few members have handed in their work")
-        self._require_batch(plan, [contributions[m].body for m in members])
+        self._require_batch(plan, contributions, members)
         roster = Roster(
             head=head.hash,
             plan=plan.hash,
@@ -234,19 +244,36 @@ class Leader:
         if alive < head.quorum:
             raise NoMajority(f"{alive} of {len(head.members)} members are left to vote, {head.quorum} are needed")
 
-    def _require_batch(self, plan: WorkPlan, bodies: list[Contribution]) -> None:
+    def _require_batch(
+        self, plan: WorkPlan, contributions: Mapping[Member, HandedIn], members: Sequence[Member]
+    ) -> None:
         """A synchronous pipeline's round must be about its whole batch. Where it is not, because somebody who has
         counted a part is gone, or two have counted the same, the plan is given up: under the next one the members go on
         with what each has, but for those that are in the way of others."""
         batch = self._post.pace.batch(self._height.head)
         if batch is None:
             return
+        bodies = [contributions[member].body for member in members]
         kept = merged_of(bodies)
         if all_counted([body for body, merged in zip(bodies, kept, strict=True) if merged], batch):
             return
-        self._given_up.add(plan.hash)
-        self._anew = {body.member for body, merged in zip(bodies, kept, strict=True) if not merged}
+        self._give_up_batch(plan, contributions)
+        self._anew |= {body.member for body, merged in zip(bodies, kept, strict=True) if not merged}
         raise AttemptFailed("not all of the batch was counted, once each: what is missing is issued again")
+
+    def _give_up_batch(self, plan: WorkPlan, contributions: Mapping[Member, HandedIn]) -> None:
+        """Whoever has handed in what cannot be used, or less than it said it had, begins anew, or the next plan would
+        be as short. After `BROKEN_WORDS` times it is not asked what it has, and that is issued again."""
+        self._given_up.add(plan.hash)
+        self._anew = set()
+        for member in {*self._height.head.members, *(a.member for a in plan.assignments)}:
+            usable, assignment = contributions.get(member), plan.of(member)
+            handed_in, told = member in self._height.handed_in, assignment is not None and assignment.anew
+            kept_word = contains(usable.body.counted if usable else (), self._claims.get(member.peer, ()))
+            # Who was told to begin anew may have said just before what it had.
+            if (handed_in and usable is None) or not (kept_word or told):
+                self._broken_words[member.peer] += 1
+                self._anew |= {member} if handed_in else set()
 
     def _measured(self, members: list[Member], promises: Promises) -> list[float]:
         """Bytes/s to each member: the lower median of what the others measured, never what it says of itself."""

@@ -3,7 +3,7 @@ here)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,6 +13,9 @@ from optim.recipes.interface import Turn
 from swarm.chain import Head
 from swarm.ledger import Range
 from swarm.plan import Assignment
+
+Claims = Mapping[str, Sequence[Range]]
+"""What each peer says it has counted, by peer id."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,8 @@ class Trainer(Protocol):
         the state was replaced, and whatever was trained from the old one is void."""
         ...
 
-    async def gather(self, members: Sequence[str]) -> None:
+    async def gather(self, members: Sequence[str]) -> Claims | None:
         """The leader's part while `members` (peer ids) train: returns when all together have done what the round needs
-        and are to wrap up; never, where each knows by itself when it is done."""
+        and are to wrap up, with what each says it has counted, if they were asked; never, where each knows by itself
+        when it is done."""
         ...

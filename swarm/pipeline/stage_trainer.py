@@ -29,7 +29,7 @@ from swarm.ledger import Range, count, union, without
 from swarm.pace import Pace
 from swarm.pipeline.issuer import Issuer
 from swarm.pipeline.station import Station
-from swarm.trainer import Order, Work
+from swarm.trainer import Claims, Order, Work
 
 SPEED_MEMORY: Final = 0.7  # of the smoothed speed
 WATCH_S: Final = 0.5  # how often a lost worker is looked for, where nobody works with it
@@ -135,7 +135,7 @@ class StageTrainer(ABC):
         self._adoption = Adoption(theta.clone(), head, replaced, same, orphaned)
         self._changed.notify()
 
-    async def gather(self, members: Sequence[str]) -> None:
+    async def gather(self, members: Sequence[str]) -> Claims | None:
         await trio.sleep_forever()
 
     async def validate(self) -> None:

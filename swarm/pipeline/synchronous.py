@@ -25,7 +25,7 @@ from swarm.pipeline.messages import COUNTED, REISSUE, SPANS_MAX, AskCounted, Rei
 from swarm.pipeline.rules import PipelineRules
 from swarm.pipeline.stage_trainer import Adoption, StagePost, StageTrainer
 from swarm.pipeline.station import Station
-from swarm.trainer import Order, Work
+from swarm.trainer import Claims, Order, Work
 
 POLL_S: Final = 0.2
 ANSWER_S: Final = 1.0  # a member that takes longer is asked again
@@ -53,9 +53,10 @@ class Overseer:
         self._turn = 0
         self._seen = -1  # the round that was gathered for last, whatever term that was in
 
-    async def gather(self, head: Head, members: Sequence[str], station: Station) -> None:
+    async def gather(self, head: Head, members: Sequence[str], station: Station) -> Claims:
         """Until the members, of whom we with our `station` are one, have counted the whole batch of the round after
-        `head`: also where only the next plan can merge it, for it leaves out somebody who has counted a part."""
+        `head`: also where only the next plan can merge it, for it leaves out somebody who has counted a part. Returns
+        what each says it has."""
         batch = self._pace.batch(head)
         assert batch is not None
         wanted = set(range(*batch, self._rules.micro_batch))
@@ -71,7 +72,8 @@ class Overseer:
             await self._poll(head, others, have, batch)
             now, before, counted = trio.current_time(), counted, set().union(*have.values())
             if counted == wanted:
-                return
+                size = self._rules.micro_batch
+                return {peer: union((first, first + size) for first in firsts) for peer, firsts in have.items()}
             await self._reissue(head, before - counted, station, "counted by a peer or a worker that is gone")
             if not counted <= before and before:
                 grown_at = now
@@ -166,13 +168,11 @@ class Synchronous(StageTrainer):
         self._losses: dict[int, tuple[int, float]] = {}  # of what was counted: first sample -> tokens, loss
         self._before: torch.Tensor | None = None  # the weights of the epoch before that of `head`, if we know them
 
-    async def gather(self, members: Sequence[str]) -> None:
+    async def gather(self, members: Sequence[str]) -> Claims:
         await self._changed.until(lambda: self.head is not None and self._adoption is None, math.inf)
         head = self.head
         assert head is not None
-        # Who did not answer in time is not in the plan, but goes on counting: nobody else will count what it has.
-        everybody = sorted({*members, *(member.peer for member in head.members)})
-        await self._overseer.gather(head, everybody, self._station)
+        return await self._overseer.gather(head, members, self._station)
 
     async def _train(self, order: Order) -> Work:
         await self._validate_if_due()

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import trio
+from msgspec.structs import replace
 
 from optim.config import AllReduce
 from peer.errors import BarnraiseError
 from peer.host import Host
-from peer.identity import Identity
+from peer.identity import Identity, Signed, open_body
 from peer.method import Call
 from peer.serving import BUSY
 from swarm.ledger import Range
+from swarm.messages import HAND_IN, PREPARE, HandIn
 from swarm.pipeline.messages import COUNTED, AskCounted, Counted
+from swarm.plan import CONTRIBUTION_KIND, Contribution
+from tests.swarm.hostile import Liar
 from tests.swarm.pipeline_harness import Table, open_impostor, open_replica
-from tests.swarm.stage_scene import BATCH
+from tests.swarm.stage_scene import BATCH, check_one_process, scene_of
 from tests.swarm.stage_seats import Setting, StageSeat, entry_of, seated
 
 pytestmark = [
@@ -66,12 +73,13 @@ async def open_group(folder: Path, mates: int) -> AsyncIterator[tuple[StageSeat,
         yield await stack.enter_async_context(seated(replica, SETTING, table, authority, folder)), found
 
 
-async def test_a_batch_is_whole_also_where_who_counted_it_is_not_in_the_plan(tmp_path: Path) -> None:
-    """It did not answer in time, but goes on: the next plan has it, and nothing is issued once more."""
-    async with open_group(tmp_path, 2) as (seat, [planned, left_out]):
-        planned.has, left_out.has = ((0, BATCH // 2),), ((BATCH // 2, BATCH),)
+async def test_a_batch_is_whole_whoever_has_counted_it(tmp_path: Path) -> None:
+    async with open_group(tmp_path, 2) as (seat, [one, two]):
+        one.has, two.has = ((0, BATCH // 2),), ((BATCH // 2, BATCH),)
+        names = [seat.replica.peer, one.host.peer_id, two.host.peer_id]
         with trio.fail_after(60):
-            await seat.trainer.gather([seat.replica.peer, planned.host.peer_id])
+            claims = await seat.trainer.gather(names)
+        assert claims == dict(zip(names, ((), one.has, two.has), strict=True))
         assert not seat.replica.seen("pipeline_reissued")
 
 
@@ -89,3 +97,49 @@ async def test_who_is_too_busy_to_say_has_what_it_had(tmp_path: Path) -> None:
                     busy.busy = True
                 slow.has = ((BATCH // 2, BATCH),)
         assert not [e for e in seat.replica.seen("pipeline_reissued") if "gone" in str(e.fields["reason"])]
+
+
+# -- members that do not hand in what they say they have ---------------------------------------------------------------
+
+
+async def test_who_claims_the_batch_and_hands_in_nothing_holds_up_nobody(tmp_path: Path) -> None:
+    """Nobody sends it a micro-batch either."""
+    setting = Setting(2, AllReduce(batch=BATCH), rounds=2)
+    async with scene_of(tmp_path, setting, [1, 3]) as scene:
+        liar = scene.stages[1][0].replica
+        scene.table[liar.peer]["stage"] = -1
+
+        async def claim(call: Call[AskCounted]) -> Counted:
+            return Counted(((call.body.epoch * BATCH, (call.body.epoch + 1) * BATCH),))
+
+        liar.host.rpc.server._methods[COUNTED.name].handler = claim
+        with trio.fail_after(120):
+            await scene.run()
+        scene.check(2)
+        check_one_process(scene, 2)
+
+
+async def test_who_hands_in_what_cannot_be_used_begins_anew(tmp_path: Path) -> None:
+    """What it had counted is issued again."""
+    setting = Setting(2, AllReduce(batch=BATCH), rounds=3)
+    async with scene_of(tmp_path, setting, [1, 2]) as scene:
+        seat = scene.stages[1][0]
+        broken = Liar(cast(Any, SimpleNamespace(host=seat.replica.host, post=seat.post)))
+        spoilt: dict[int, bytes] = {}
+
+        def spoil(signed: Signed) -> Signed:
+            """What it hands in under the first plan of each round in which it has counted anything."""
+            body = open_body(signed, CONTRIBUTION_KIND, Contribution)
+            if not body.counted or spoilt.setdefault(seat.engine.head.round, body.plan) != body.plan:
+                return signed
+            return broken.forge(signed, sqnorms=(math.inf,) * len(body.sqnorms))
+
+        broken.sends(HAND_IN, lambda peer, body, payload: (HandIn(spoil(body.contribution)), payload))
+        broken.answers(
+            PREPARE, lambda p: replace(p, contribution=spoil(p.contribution)) if p.contribution is not None else p
+        )
+        with trio.fail_after(150):
+            await scene.run()
+        for seats in scene.stages:
+            assert all(seat.heads[-1].round == 3 for seat in seats)
+        check_one_process(scene, 3)

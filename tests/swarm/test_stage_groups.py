@@ -15,10 +15,12 @@ import trio
 
 from optim.config import AllReduce
 from peer.errors import ProtocolViolation, RoundDiscarded
-from swarm.chain import TRIES_PER_LEADER
+from swarm.chain import TRIES_PER_LEADER, Member
+from swarm.harvest import Harvest
+from swarm.height import Height
 from swarm.ledger import Range, count, union
 from swarm.pace import Pace
-from swarm.plan import Assignment
+from swarm.plan import Assignment, make_plan
 from swarm.tempo import Tempo
 from swarm.trainer import Order, Work
 from tests.swarm.group import Seat, open_group, pace_of
@@ -153,6 +155,26 @@ async def test_the_leader_wraps_up_when_all_is_gathered_and_not_before(tmp_path:
         assert not any(event.is_set() for event in hurried)
         gathered.set()
     assert seats[0].engine.head.ledger.cursor == 12
+
+
+async def test_who_is_not_in_the_plan_is_asked_what_it_has(tmp_path: Path) -> None:
+    """It did not answer in time, but goes on counting. Whose word has turned out to be worth nothing is not asked."""
+    async with open_group(tmp_path, NUMEL, "fp32", 1, 1) as group, group.join(unused) as seat:
+        planned, left_out, liar = members = tuple(Member(name, "s") for name in ("a", "b", "c"))
+        height = Height(group.genesis().regrouped(members, 1), planned)
+        height.plan = make_plan(height.head, 0, {planned: 1.0}, SYNCHRONOUS)
+        asked: list[str] = []
+        trainer: Any = seat.post.trainer
+
+        async def gather(names: Sequence[str]) -> None:
+            asked.extend(names)
+
+        async def hurry() -> None:
+            raise AssertionError
+
+        trainer.gather = gather
+        await Harvest(seat.post, height, 1, [planned], hurry, [liar.peer]).gather(trio.CancelScope())
+        assert asked == [planned.peer, left_out.peer]
 
 
 async def test_a_leader_that_never_ends_the_work_is_replaced(tmp_path: Path) -> None:
