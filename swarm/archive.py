@@ -15,7 +15,6 @@ import trio
 from blake3 import blake3
 
 from peer.checkpoint_file import Loaded
-from peer.decoding import MALFORMED
 from peer.errors import BarnraiseError
 from peer.identity import Signed
 from peer.rpc import Call, Method
@@ -25,6 +24,7 @@ from swarm.fetch import Fetched, fetch_state
 from swarm.follow import ask_standings, weigh
 from swarm.ground import Ground
 from swarm.groups import layout_of, open_store, state_bytes, vectors_of
+from swarm.kept import regroup_of
 from swarm.membership import Known, MemberRecord
 from swarm.messages import SLICE_BYTES_MAX
 from swarm.snapshots import SnapshotShelf
@@ -113,7 +113,9 @@ class Archive:
 
     def _lend(self, loaded: Loaded) -> KeptHead:
         self.lent.publish(loaded.tree, list(loaded.tensors.values()), loaded.head)
-        return KeptHead(msgspec.msgpack.decode(loaded.head, type=Head), regroup_on_disk(self._ground, self.of))
+        head, manifest = msgspec.msgpack.decode(loaded.head, type=Head), self._ground.manifest
+        folder = self._ground.home.stage(self.of, manifest.stages)
+        return KeptHead(head, regroup_of(folder, manifest.authority, head))
 
 
 async def newest_seen(
@@ -158,15 +160,6 @@ async def fetch_commit(ground: Ground, stage: int, head: Head, holders: tuple[st
         ground.host.events,
         len(vectors_of(ground.manifest, stage)),
     )
-
-
-def regroup_on_disk(ground: Ground, stage: int) -> Signed | None:
-    """The signature of a term that lies beside the commits of `stage`, unchecked."""
-    path = ground.home.stage(stage, ground.manifest.stages).regroup
-    try:
-        return msgspec.msgpack.decode(path.read_bytes(), type=Signed)
-    except (OSError, *MALFORMED):
-        return None
 
 
 def lot(peer: str, stage: int) -> bytes:

@@ -48,6 +48,11 @@ class Home:
         return self.path / "regroup.msgpack"
 
     @property
+    def regroup_before(self) -> Path:
+        """Of the term of the last checkpoint, while that is another one."""
+        return self.path / "regroup.before.msgpack"
+
+    @property
     def seen(self) -> Path:
         """The last heads that a coordinator saw committed."""
         return self.path / "seen.msgpack"

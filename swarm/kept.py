@@ -11,6 +11,7 @@ import trio
 from optim.recipes.interface import Recipe
 from optim.recipes.registry import build_recipe
 from peer.checkpoint import CheckpointStore
+from peer.decoding import MALFORMED
 from peer.errors import BarnraiseError, ProtocolViolation
 from peer.identity import Signed
 from peer.layout import FlatLayout, init_flat
@@ -59,21 +60,33 @@ class Kept:
             self._saved = head
 
     def save_regroup(self, regroup: Signed | None) -> None:
-        """Keep the authority's signature of the head's term."""
+        """Keep the authority's signature of the head's term; and beside it that of the last checkpoint's term, for the next
+        checkpoint may never come."""
         if regroup is not None:
+            before = regroup_of(self.home, self.ground.manifest.authority, self._saved)
             try:
+                if before is not None and before != regroup:
+                    write_atomically(self.home.regroup_before, msgspec.msgpack.encode(before))
                 write_atomically(self.home.regroup, msgspec.msgpack.encode(regroup))
             except BarnraiseError as error:
                 self.ground.host.events.emit("regroup_unsaved", reason=str(error))
 
     def load_regroup(self) -> Signed | None:
         """The authority's signature of the term of the head that was read from disk."""
+        return regroup_of(self.home, self.ground.manifest.authority, self.head)
+
+
+def regroup_of(home: Home, authority: str, head: Head) -> Signed | None:
+    """The authority's signature of the term of `head`, a commit that lies in `home`."""
+    for path in (home.regroup, home.regroup_before):
         try:
-            signed = msgspec.msgpack.decode(self.home.regroup.read_bytes(), type=Signed)
-            begun = open_regroup(signed, self.ground.manifest.authority, self.head.run_id)
-        except (OSError, msgspec.MsgspecError, ProtocolViolation):
-            return None
-        return signed if begun.term == self.head.term else None
+            signed = msgspec.msgpack.decode(path.read_bytes(), type=Signed)
+            begun = open_regroup(signed, authority, head.run_id)
+        except (OSError, ProtocolViolation, *MALFORMED):
+            continue
+        if begun.term == head.term:
+            return signed
+    return None
 
 
 def kept_stages(ground: Ground) -> list[int]:

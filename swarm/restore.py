@@ -18,11 +18,12 @@ import trio
 from peer.errors import BarnraiseError, ProtocolViolation, RemoteError
 from peer.identity import Signed
 from peer.serving import BUSY, UNKNOWN_METHOD
-from swarm.archive import KEPT, AskKept, fetch_commit, keep, lot, regroup_on_disk
+from swarm.archive import KEPT, AskKept, fetch_commit, keep, lot
 from swarm.chain import Head
 from swarm.follow import open_regroup
 from swarm.ground import Ground
 from swarm.groups import open_store
+from swarm.kept import regroup_of
 from swarm.membership import Known, MemberRecord
 from swarm.messages import BELIEVED, AskBelieved
 from swarm.moving import at_work
@@ -127,10 +128,10 @@ def _on_disk(ground: Ground, stage: int) -> Head:
     its term, round 0."""
     manifest, host = ground.manifest, ground.host
     loaded = open_store(ground.home, manifest, stage, host.identity, host.events).load_latest()
-    regroup = regroup_on_disk(ground, stage)
-    if loaded is not None and regroup is not None:
-        head = msgspec.msgpack.decode(loaded.head, type=Head)
-        if _is_signed(ground, stage, head, regroup):
+    if loaded is not None:
+        head, first = msgspec.msgpack.decode(loaded.head, type=Head), manifest.first_head(stage)
+        folder = ground.home.stage(stage, manifest.stages)
+        if head.run_id == first.run_id and regroup_of(folder, manifest.authority, head) is not None:
             return head
     return manifest.first_head(stage)
 

@@ -12,11 +12,12 @@ import msgspec
 import pytest
 import trio
 
+from peer.checkpoint_file import Loaded
 from peer.events import Event, EventLog
 from peer.host import Host, HostConfig, open_host
-from peer.identity import Identity
+from peer.identity import Identity, sign_body
 from swarm import restore as module
-from swarm.archive import Archive, keep
+from swarm.archive import Archive, KeptHead, keep
 from swarm.authority import STAGE_BACK_S_MAX, Authority
 from swarm.authority_desk import AuthorityDesk
 from swarm.chain import Head
@@ -27,6 +28,7 @@ from swarm.library import serve_shelves
 from swarm.manifest import Manifest
 from swarm.membership import MemberRecord
 from swarm.memory import Memory
+from swarm.messages import REGROUP_KIND
 from swarm.restore import restore
 from tests.swarm.kept_commits import STAGE, Commit, commit_of, ground_of, record_of
 from tests.swarm.test_roles import run_of
@@ -205,11 +207,21 @@ async def test_a_commit_that_the_authority_did_not_begin_is_not_taken(tmp_path: 
     head, forged, state = commit_of(manifest, Identity.generate(), 7)
     async with ground_of(manifest, tmp_path / "a") as (keeper, _), ground_of(manifest, tmp_path / "b") as (fresh, _b):
         assert await keep(keeper, STAGE, head, forged, state)
-        serve_shelves(keeper.host.rpc, [Archive(keeper, STAGE - 1, dict).lent])
+        archive = Archive(keeper, STAGE - 1, dict)
+        archive._lent = archive._lend(commit_on_disk(keeper))
+        assert archive._lent.regroup is None, "it does not offer it by itself"
+        archive._lent = KeptHead(head, forged)
+        serve_shelves(keeper.host.rpc, [archive.lent])
         await fresh.host.connect_address(keeper.host.addresses[0], timeout_s=30)
         records = {keeper.host.peer_id: record_of(keeper.host, head, STAGE - 1)}
         await restore(fresh, STAGE, lambda: records)
         assert open_store(fresh.home, manifest, STAGE, fresh.host.identity, EventLog()).load_latest() is None
+
+
+def commit_on_disk(ground: Ground) -> Loaded:
+    loaded = open_store(ground.home, ground.manifest, STAGE, ground.host.identity, EventLog()).load_latest()
+    assert loaded is not None
+    return loaded
 
 
 async def test_a_stage_that_is_served_is_fetched_from_its_replicas_only(tmp_path: Path) -> None:
@@ -226,3 +238,31 @@ async def test_a_stage_that_is_served_is_fetched_from_its_replicas_only(tmp_path
         }
         await restore(fresh, STAGE, lambda: records)
         assert open_store(fresh.home, manifest, STAGE, fresh.host.identity, EventLog()).load_latest() is None
+
+
+# -- over regroups ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_commit_of_the_term_before_keeps_its_signature(tmp_path: Path) -> None:
+    """Whoever is killed after a regroup, before the next checkpoint, begins with the commit of before."""
+    authority = Identity.generate()
+    manifest = msgspec.structs.replace(run_of(3), authority=authority.peer_id)
+    head, regroup, state = commit_of(manifest, authority, 7)
+    async with ground_of(manifest, tmp_path / "mine") as (ground, _):
+        assert await keep(ground, STAGE, head, regroup, state)
+        kept, archive = await Kept.open(ground, STAGE), Archive(ground, STAGE - 1, dict)
+        for term in (2, 2, 3):
+            kept.save_regroup(sign_body(authority, REGROUP_KIND, head.regrouped(head.members, term)))
+            again = await Kept.open(ground, STAGE)
+            assert again.head == head and again.load_regroup() == regroup
+            assert archive._lend(commit_on_disk(ground)) == KeptHead(head, regroup)
+            await restore(ground, STAGE, dict)
+            assert (await Kept.open(ground, STAGE)).head == head
+
+        later = head.regrouped(head.members, 3)
+        await kept.save(later)
+        again = await Kept.open(ground, STAGE)
+        assert again.head == later and again.load_regroup() == sign_body(authority, REGROUP_KIND, later)
+        last = sign_body(authority, REGROUP_KIND, later.regrouped(head.members, 4))
+        again.save_regroup(last)
+        assert (await Kept.open(ground, STAGE)).load_regroup() == sign_body(authority, REGROUP_KIND, later)
