@@ -60,8 +60,8 @@ class Kept:
             self._saved = head
 
     def save_regroup(self, regroup: Signed | None) -> None:
-        """Keep the authority's signature of the head's term; and beside it that of the last checkpoint's term, for the next
-        checkpoint may never come."""
+        """Keep the authority's signature of the head's term; and beside it that of the last checkpoint's, as the next one
+        may never come."""
         if regroup is not None:
             before = regroup_of(self.home, self.ground.manifest.authority, self._saved)
             try:
