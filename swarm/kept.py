@@ -60,7 +60,7 @@ class Kept:
             self._saved = head
 
     def save_regroup(self, regroup: Signed | None) -> None:
-        """Keep the authority's signature of the head's term; and beside it that of the last checkpoint's, as the next one
+        """Keep the authority's signature of the head's term; beside it that of the last checkpoint's, as the next one
         may never come."""
         if regroup is not None:
             before = regroup_of(self.home, self.ground.manifest.authority, self._saved)
