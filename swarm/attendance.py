@@ -25,6 +25,7 @@ from peer import faults
 from peer.errors import ConfigError, NetworkError
 from swarm.chain import Head
 from swarm.fitting import rules_of
+from swarm.follow import ask_standings
 from swarm.ground import Ground
 from swarm.groups import stage_costs
 from swarm.kept import kept_stages
@@ -222,9 +223,8 @@ class Attendance:
         await self._membership.announce()
         with suppress(NetworkError):
             await self._membership.read()
-        view, now = self._membership.view, time.time()
-        crowded = not empty and is_one_too_many(me, view, now)
-        if crowded or not has_deputy(me, move.source, view, now):
+        crowded = not empty and is_one_too_many(me, self._membership.view, time.time())
+        if crowded or not await self._has_deputy(move.source):
             self._place = before
             await self._membership.announce()
             return False
@@ -233,6 +233,16 @@ class Attendance:
             "move_started", source=move.source, target=move.target, gain=round(move.gain, 4), reason=reason
         )
         return True
+
+    async def _has_deputy(self, stage: int) -> bool:
+        """Whether another member of our group is at work in `stage`, and answers: anybody may publish that it is."""
+        assert self._seat is not None
+        head, me = self._seat.engine.head, self._host.peer_id
+        others = [member.peer for member in head.members if member.peer != me]
+        answers = await ask_standings(self._host.rpc, others, group=head.run_id, most=len(others))
+        mates = {peer for peer, standing in answers if standing.member.peer == peer and head.has(standing.member)}
+        records = {peer: record for peer, record in self._membership.view.items() if peer in mates}
+        return has_deputy(me, stage, records, time.time())
 
     async def _turn_back(self) -> None:
         """To the stage it came from, whose last commit it has on disk."""

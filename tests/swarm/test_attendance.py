@@ -1,16 +1,22 @@
-"""Whoever is on its way to a stage when that loses its last replica sits down again, so that the keepers are asked."""
+"""When a peer takes its seat again, and when it may leave it."""
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import trio
 
+from peer.host import Host
+from peer.method import Call
 from swarm import attendance as module
 from swarm.attendance import Attendance
+from swarm.chain import Member
 from swarm.membership import MemberRecord
+from swarm.messages import STANDING, AskHead, Standing
 from tests.swarm.kept_commits import STAGE, ground_of, record_of
 from tests.swarm.test_roles import run_of
 
@@ -50,3 +56,42 @@ async def test_who_was_on_its_way_to_a_stage_that_was_lost_meanwhile_sits_down_a
                 await reads(attendance, {"replica": replica, "arriving": arriving}, without)
                 attendance._membership.view = {"arriving": arriving}
                 await left.wait()
+
+
+async def test_who_leaves_has_a_deputy_that_the_group_knows(tmp_path: Path) -> None:
+    """A stranger publishes that it is a replica of the stage, and says so when it is asked."""
+    manifest = run_of(3)
+    async with (
+        ground_of(manifest, tmp_path / "mine") as (ground, _),
+        ground_of(manifest, tmp_path / "mate") as (mate, _),
+        ground_of(manifest, tmp_path / "stranger") as (stranger, _),
+    ):
+        hosts = [ground.host, mate.host, stranger.host]
+        me, left, unknown = (Member(host.peer_id, "s") for host in hosts)
+        first = manifest.first_head(STAGE)
+        head, forged = first.regrouped((me, left), 1), first.regrouped((me, unknown), 1)
+        for host, member, theirs in ((mate.host, left, head), (stranger.host, unknown, forged)):
+            serve_standing(host, Standing(theirs, member, "training", None))
+            await ground.host.connect_address(host.addresses[0], timeout_s=30)
+        attendance = Attendance(ground)
+        attendance._seat = cast(Any, SimpleNamespace(engine=SimpleNamespace(head=head)))
+        mates, claims = record_of(mate.host, head, STAGE), record_of(stranger.host, forged, STAGE)
+        moving = msgspec.structs.replace(mates, ready_at=time.time() + 60)
+        for records, expected in (
+            ({left.peer: mates}, True),
+            ({unknown.peer: claims}, False),
+            ({left.peer: moving, unknown.peer: claims}, False),
+            ({left.peer: mates, unknown.peer: claims}, True),
+        ):
+            attendance._membership.view = records
+            assert await attendance._has_deputy(STAGE) is expected
+        attendance._seat = cast(Any, SimpleNamespace(engine=SimpleNamespace(head=forged)))
+        attendance._membership.view = {left.peer: mates}
+        assert not await attendance._has_deputy(STAGE), "it is no member any more"
+
+
+def serve_standing(host: Host, standing: Standing) -> None:
+    async def answer(call: Call[AskHead]) -> Standing:
+        return standing
+
+    host.rpc.serve(STANDING, answer)
