@@ -9,10 +9,12 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
+
+from peer.errors import ResourceError
 
 Field = str | int | float | bool | None | list[str] | dict[str, int] | dict[str, float]
 
@@ -33,6 +35,7 @@ class EventLog:
     """
 
     def __init__(self, path: Path | None = None, rotate_bytes: int = 64 << 20) -> None:
+        """ResourceError if `path` cannot be written."""
         self._path = path
         self._rotate_bytes = rotate_bytes
         self._subscribers: list[Callable[[Event], None]] = []
@@ -40,8 +43,13 @@ class EventLog:
         self._encoder = msgspec.json.Encoder()
         self._fd: int | None = None
         if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._fd = self._open()
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._fd = self._open()
+            except OSError as error:
+                raise ResourceError(
+                    f"{path} cannot be written ({error.strerror}): check who owns it, or choose another --home."
+                ) from error
 
     def emit(self, name: str, /, **fields: Field) -> None:
         """Record one fact now."""
@@ -80,8 +88,10 @@ class EventLog:
         try:
             os.write(self._fd, line)  # one write of one line: readers never see half an event
             if os.fstat(self._fd).st_size > self._rotate_bytes:
-                os.replace(self._path, self._path.with_suffix(".1.jsonl"))
+                with suppress(FileNotFoundError):  # renamed already, where no new file could be opened then
+                    os.replace(self._path, self._path.with_suffix(".1.jsonl"))
+                fresh = self._open()  # before the old one is closed: its number would soon be somebody else's
                 os.close(self._fd)
-                self._fd = self._open()
+                self._fd = fresh
         except OSError:
             pass  # a full disk must not end training; the checkpoint writer reports it to the user
