@@ -11,7 +11,7 @@ from typing import Final
 from cli.children import ChildPeer, Children
 from cli.live import POLL_S, read_tails
 from cli.progress import Progress
-from peer.errors import NetworkError, RoundError
+from peer.errors import RoundError
 from swarm.home import Home
 
 LOOPBACK: Final = ("--listen", "/ip4/127.0.0.1/tcp/0")
@@ -121,7 +121,5 @@ class Course:
                 continue
             child.until = time.time()
             if child.process.returncode != 0:
-                raise NetworkError(
-                    f"{child.name} ended with exit code {child.process.returncode}: {child.last_words()}"
-                )
+                raise RoundError(f"{child.name} ended with exit code {child.process.returncode}: {child.last_words()}")
         self._redraw()

@@ -12,6 +12,7 @@ from rich.console import Console
 from cli.edge import run_until_stopped
 from cli.findings import DISK_MIN_BYTES, Finding, disk_finding, local_findings
 from cli.options import default_home, home_option, network_options, read_invite
+from cli.table import several
 
 _MARKS = {"ok": "[green]ok     [/green]", "warning": "[yellow]warning[/yellow]", "failure": "[red]FAILURE[/red]"}
 
@@ -70,7 +71,9 @@ def doctor(
     run_until_stopped(by_trying)
     failures = [finding for finding in findings if finding.state == "failure"]
     if not as_json:
-        click.echo("\nThis machine can take part." if not failures else f"\n{len(failures)} things stand in the way.")
+        stand = "stands" if len(failures) == 1 else "stand"
+        in_the_way = f"{several(len(failures), 'thing')} {stand} in the way."
+        click.echo(f"\n{in_the_way if failures else 'This machine can take part.'}")
     raise click.exceptions.Exit(failures[0].exit_code if failures else 0)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,7 +13,8 @@ import click
 
 from cli.edge import run_until_stopped
 from cli.options import read_invite
-from peer.errors import CheckpointError, ConfigError
+from cli.table import several
+from peer.errors import CheckpointError, ConfigError, ResourceError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,11 +58,24 @@ def _from_swarm(text: str, out: Path) -> str:
     from swarm.download import download_head
 
     invite = read_invite(text)
-    with TemporaryDirectory(prefix="barnraise-export-") as folder:
-        found = run_until_stopped(lambda: download_head(invite, Path(folder) / "state.part"))
+    with _room_in(out) as folder:
+        found = run_until_stopped(lambda: download_head(invite, folder / "state.part"))
     write_model(out, found.manifest, found.tokenizer, found.theta)
     places = [(head.round, head.state_hash) for head in found.heads]
-    return f"{_named(found.manifest, places)}, fetched from {found.donors} peers and written to {out}."
+    return f"{_named(found.manifest, places)}, fetched from {several(found.donors, 'peer')} and written to {out}."
+
+
+@contextmanager
+def _room_in(out: Path) -> Iterator[Path]:
+    """A folder in `out`, which is made if it is missing, for what is gone after the block: it has the room for a model,
+    as other places may not. ResourceError before anything is fetched if `out` cannot be written."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        folder = TemporaryDirectory(prefix=".fetched-", dir=out)
+    except OSError as error:
+        raise ResourceError(f"cannot write to {out} ({error.strerror}): choose another folder with --out.") from error
+    with folder as path:
+        yield Path(path)
 
 
 def _from_homes(homes: Sequence[Path], out: Path) -> str:
@@ -165,13 +180,8 @@ def newest_checkpoint(home: Path) -> tuple[Manifest, bytes, Loaded]:
 def write_model(out: Path, manifest: Manifest, tokenizer: bytes, theta: Tensor) -> None:
     """theta: flat fp32, shape (P,); `tokenizer`: the run's tokenizer.json. ResourceError if `out` cannot be written."""
     from peer.hf import export_pretrained
-    from peer.tokenizer import load_tokenizer
+    from peer.tokenizer import ByteTokenizer, read_tokenizer
     from swarm.manifest import BYTES_TOKENIZER
 
-    if manifest.tokenizer == BYTES_TOKENIZER:
-        export_pretrained(out, manifest.model, theta, load_tokenizer(BYTES_TOKENIZER))
-        return
-    with TemporaryDirectory() as folder:
-        file = Path(folder) / "tokenizer.json"
-        file.write_bytes(tokenizer)
-        export_pretrained(out, manifest.model, theta, load_tokenizer(str(file)))
+    is_bytes = manifest.tokenizer == BYTES_TOKENIZER
+    export_pretrained(out, manifest.model, theta, ByteTokenizer() if is_bytes else read_tokenizer(tokenizer))

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
+from peer.errors import ConfigError
 from swarm.invite import Invite
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -16,8 +17,13 @@ _INVITE_FILE_MAX = 1 << 16
 
 
 def default_home(name: str) -> Path:
-    """Where a peer keeps its things unless --home says otherwise; $BARNRAISE_HOME replaces ~/.barnraise."""
-    return Path(os.environ.get("BARNRAISE_HOME", "~/.barnraise")).expanduser() / name
+    """Where a peer keeps its things unless --home says otherwise; $BARNRAISE_HOME replaces ~/.barnraise.
+    ConfigError where that is nowhere."""
+    place = os.environ.get("BARNRAISE_HOME", "~/.barnraise")
+    try:
+        return Path(place).expanduser() / name
+    except RuntimeError as error:
+        raise ConfigError(f"{place} is in nobody's home directory: set HOME, or give --home.") from error
 
 
 def read_invite(text: str) -> Invite:

@@ -7,8 +7,11 @@ them, reads their event streams, brings the faults about, and at the end checks 
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 import shutil
+import sys
 import time
 from pathlib import Path
 from typing import Final
@@ -23,13 +26,15 @@ from cli.live import shown
 from cli.progress import Progress
 from cli.report import Report, draw_losses, write_report
 from cli.story import play_pipeline, play_whole
-from cli.table import size_text
+from cli.table import several, size_text
 from cli.verdict import judge, train_losses
 from peer.errors import ConfigError, ResourceError, RoundError
 from swarm.home import Home
 
 SPARE: Final = 2  # one is killed and one is frozen, and every stage keeps a replica
 PIPELINE_STEPS: Final = 30
+ROUNDS_MIN: Final = 6  # so that whoever is added still finds rounds to take part in
+PIPELINE_ROUNDS_MIN: Final = 8
 MARK: Final = ".barnraise-quickstart"
 LEFTOVERS: Final = ("run.toml", "report.json", "loss.png", "coordinator*", "peer-*")
 
@@ -37,7 +42,9 @@ LEFTOVERS: Final = ("run.toml", "report.json", "loss.png", "coordinator*", "peer
 @click.command()
 @click.option("--peers", type=click.IntRange(3, 16), default=4, show_default=True, help="How many peers train.")
 @click.option("--stages", type=click.IntRange(1, 8), default=1, show_default=True, help="Cut the model into so many.")
-@click.option("--rounds", type=click.IntRange(4, 10_000), default=12, show_default=True, help="Rounds to commit.")
+@click.option(
+    "--rounds", type=click.IntRange(max=10_000), default=12, show_default=True, help="At least 6; 8 with --stages."
+)
 @click.option(
     "--home",
     type=click.Path(path_type=Path, file_okay=False),
@@ -57,6 +64,9 @@ def quickstart(peers: int, stages: int, rounds: int, home: Path) -> None:
     """
     if stages > 1 and peers < stages + SPARE:
         raise ConfigError(f"{stages} stages need {stages + SPARE} peers here, as some will fail: raise --peers.")
+    least = ROUNDS_MIN if stages == 1 else PIPELINE_ROUNDS_MIN
+    if rounds < least:
+        raise ConfigError(f"the peer that is added needs {least} rounds here to take part: raise --rounds.")
     _claim(home)
     with stopping_by_signal(), Home(home).locked():
         _prepare(home, rounds, stages)
@@ -120,13 +130,14 @@ def run_toml(rounds: int, stages: int = 1) -> str:
 
 
 def _summarize(report: Report, home: Path) -> None:
-    held, export = f"Every survivor holds state {report.state_hash[:16]}.", f"--home {home / 'peer-1'} --out model"
+    held, homes = f"Every survivor holds state {report.state_hash[:16]}.", [home / "peer-1"]
     if report.stages:
-        states = ", ".join(f"{stage.state_hash[:8]} by {len(stage.replicas)} peers" for stage in report.stages)
+        ends = ((stage.state_hash[:8], several(len(stage.replicas), "peer")) for stage in report.stages)
+        states = ", ".join(f"{state} by {peers}" for state, peers in ends)
         held = f"The stages end with states {states}.\n{_told_books(report)}"
         names = {peer: seen.name for peer, seen in report.peers.items()}
-        homes = (home / names[stage.replicas[0]] for stage in report.stages if stage.replicas)
-        export = f"{' '.join(f'--home {path}' for path in homes)} --out model"
+        homes = [home / names[stage.replicas[0]] for stage in report.stages if stage.replicas]
+    options = " ".join(f"--home {shlex.quote(str(path))}" for path in homes)
     click.echo(
         f"\n{report.rounds_committed} rounds committed, {report.rounds_discarded} discarded,"
         f" {report.tokens / 1e6:.1f} million tokens in {report.wall_s:.0f} s.\n"
@@ -135,8 +146,17 @@ def _summarize(report: Report, home: Path) -> None:
         f"{_told_traffic(report)}\n\n"
         f"What it writes now:\n{report.sample}\n\n"
         f"{home / 'report.json'} has the numbers, {home / 'loss.png'} the curve; a model for other software:\n"
-        f"  peer export {export}"
+        f"  {_this_command()} export {options} --out model"
     )
+
+
+def _this_command() -> str:
+    """What to type for the `peer` that runs here: its name where the shell finds it by that, else its path."""
+    own, here = Path(sys.executable).with_name("peer"), Path.cwd()
+    found = shutil.which("peer")
+    if not own.exists() or (found is not None and os.path.samefile(found, own)):
+        return "peer"
+    return shlex.quote(str(own.relative_to(here) if own.is_relative_to(here) else own))
 
 
 def _told_traffic(report: Report) -> str:

@@ -15,7 +15,6 @@ import importlib.util
 import os
 import signal
 import subprocess
-import tempfile
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -34,6 +33,7 @@ from peer.events import EventLog
 from peer.host import Host, HostConfig, open_host
 from peer.identity import Identity
 from peer.libp2p_fixes import abort_connection
+from peer.temporary import temporary_folder
 
 _START_S: Final = 15.0
 _MORE_ADDRESSES_S: Final = 0.3
@@ -128,8 +128,8 @@ async def open_relay(config: RelayConfig) -> AsyncIterator[Relay]:
     daemon = find_daemon()
     failure: Exception | None = None
     # 0700; a short path for the socket. The daemon has read its key when it answers: none stays on disk after us.
-    with tempfile.TemporaryDirectory(prefix="barnraise-relay-") as folder:
-        relay = await _start_generous(daemon, config, Path(folder))
+    with temporary_folder("barnraise-relay-") as folder:
+        relay = await _start_generous(daemon, config, folder)
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(relay._hear_the_rest)
@@ -205,7 +205,8 @@ def find_daemon() -> Path:
         if os.access(daemon, os.X_OK):
             return daemon
     raise ResourceError(
-        "the relay runs hivemind's daemon, which is not installed: on Linux x86-64 run `pip install barnraise[relay]`."
+        "the relay runs hivemind's daemon, which is not installed: on Linux x86-64 run `make setup`,"
+        " or `pip install -e '.[relay]'` in the repository."
     )
 
 

@@ -108,9 +108,17 @@ def load_tokenizer(spec: str) -> Tokenizer:
     if not path.is_file():
         raise ConfigError(f'tokenizer {spec!r} does not exist: give "bytes" or the path of a tokenizer.json')
     try:
-        return FileTokenizer(HubTokenizer.from_file(str(path)))
-    except Exception as error:  # the Rust binding raises bare Exception for a malformed file
-        raise ConfigError(f"{path} is not a tokenizer.json: {error}; fetch it again") from error
+        return read_tokenizer(path.read_bytes(), str(path))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error.strerror}): check who owns it") from error
+
+
+def read_tokenizer(content: bytes, name: str = "the run's tokenizer") -> Tokenizer:
+    """The content of a `tokenizer.json`; `name` is what messages call it. Raises ConfigError."""
+    try:
+        return FileTokenizer(HubTokenizer.from_buffer(content))
+    except Exception as error:  # the Rust binding raises bare Exception for malformed content
+        raise ConfigError(f"{name} is not a tokenizer.json: {error}; fetch it again") from error
 
 
 def _save_hub(tokenizer: HubTokenizer, folder: Path) -> None:

@@ -68,14 +68,14 @@ def stage_to_take(
 
 def why_none_fits(me: PeerLoad, costs: Sequence[StageCost]) -> str:
     """What a joiner that can serve no stage is told."""
-    have, least = me.memory_bytes / 2**30, min(cost.memory_bytes for cost in costs) / 2**30
+    have, least = me.memory_bytes / 1e9, min(cost.memory_bytes for cost in costs) / 1e9
     if have >= least:
         return (
-            f"the stages that fit into {have:.2f} GiB read the run's text, and this machine has none of it: name a"
+            f"the stages that fit into {have:.2f} GB read the run's text, and this machine has none of it: name a"
             " folder of it with --data, or free some memory for another stage."
         )
     return (
-        f"no stage fits into {have:.2f} GiB (the smallest needs {least:.2f} GiB): free some memory, or join with"
+        f"no stage fits into {have:.2f} GB (the smallest needs {least:.2f} GB): free some memory, or join with"
         " --role feeder."
     )
 

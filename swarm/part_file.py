@@ -16,6 +16,7 @@ from peer.errors import ResourceError
 
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _FLOAT_BYTES: Final = 4
+_OPTION: Final = "with --home (of an export: --out)"
 
 
 class PartFile:
@@ -100,6 +101,6 @@ class PartFile:
         if error.errno in _FULL:
             need = f"{(self.size_bytes >> 20) + 1} MiB are needed to receive the run's state"
             return ResourceError(
-                f"The disk of {self.path.parent} is full, {need}: free some space or choose another --home."
+                f"The disk of {self.path.parent} is full, {need}: free some space, or choose another folder {_OPTION}."
             )
-        return ResourceError(f"{self.path} cannot be written ({error.strerror}): choose a writable folder with --home.")
+        return ResourceError(f"{self.path} cannot be written ({error.strerror}): choose a writable folder {_OPTION}.")

@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Final
 
 import trio
@@ -21,6 +20,7 @@ from peer.errors import ConfigError, ResourceError
 from peer.events import EventLog
 from peer.host import Host, HostConfig, open_host
 from peer.identity import Identity
+from peer.temporary import temporary_folder
 from swarm.charter import MANIFEST_FILE, TOKENIZER_FILE
 from swarm.contact import obtain_charter
 from swarm.follow import Sighting, ask_standings, weigh
@@ -110,10 +110,10 @@ async def visit(invite: Invite, home: Path | None = None, ears: Ears = _QUIET) -
     """Be in touch with the run inside the block. What `home` remembers (rules, addresses) is used but not changed, so a
     run can be visited although every address of the invite is gone.
 
-    Raises NotAdmitted, DialError if nobody answers, or ResourceError if `home` cannot be read.
+    Raises NotAdmitted, DialError if nobody answers, or ResourceError if `home` cannot be read or TMPDIR not written.
     """
-    with TemporaryDirectory(prefix="barnraise-visit-") as folder:
-        own = Home(Path(folder))
+    with temporary_folder("barnraise-visit-") as folder:
+        own = Home(folder)
         if home is not None:
             _copy_memory(home, own)
         async with open_host(ears.config()) as host:

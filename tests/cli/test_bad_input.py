@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import re
 import socket
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from cli.coordinate import template
+from cli.options import default_home
 from cli.quickstart import MARK, _claim, _prepare, run_toml
-from peer.config import ModelConfig
+from optim.config import METHODS
+from peer.config import ModelConfig, RopeScaling
+from peer.errors import ConfigError
 from peer.hf import export_pretrained
 from peer.identity import Identity
 from peer.layout import init_flat
 from peer.tokenizer import ByteTokenizer
 from swarm.home import Home
 from swarm.invite import Invite
-from swarm.run_config import parse_run_config
+from swarm.run_config import _fields_at, parse_run_config
 from tests.cli.typed import Peer, said
 
 RUN_ID = "abcdefgh234567abcdefgh234567abcd"
@@ -43,6 +47,22 @@ def test_the_template_is_a_run_and_says_every_default_as_it_is() -> None:
     spelt_out = "\n\n".join(part for part in paragraphs if not part.startswith("# method = "))  # of other methods
     lines = [line[2:] if line.startswith("# ") and " = " in line else line for line in spelt_out.splitlines()]
     assert parse_run_config("\n".join(lines)) == as_written
+
+
+def section_of(text: str, name: str, method: str) -> str:
+    """That section of the template; of [outer], the lines of that method."""
+    (section,) = re.findall(rf"^(?:# )?\[{name}\](.*?)(?=^(?:# )?\[\w+\]|\Z)", text, re.MULTILINE | re.DOTALL)
+    if name != "outer":
+        return str(section)
+    return next(part for part in section.split("\n\n") if f'# method = "{method}"' in part)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_template_has_every_setting(method: str) -> None:
+    for name in _fields_at((), method):
+        written = re.findall(r"^(?:# )?(\w+)(?: =|:)", section_of(template(), name, method), re.MULTILINE)
+        assert set(_fields_at((name,), method)) <= set(written), name
+    assert all(f"{field}=" in template() for field in RopeScaling.__struct_fields__)
 
 
 def test_quickstart_fits_the_schedule_to_its_rounds() -> None:
@@ -93,6 +113,32 @@ def test_a_home_whose_name_no_disk_takes(peer: Peer, tmp_path: Path) -> None:
     found = peer("doctor", "--home", home)
     assert found.code == 5 and "FAILURE  home" in found.stdout, found
     assert [path.name for path in tmp_path.iterdir()] == ["r.toml"]
+
+
+def test_a_home_whose_log_cannot_be_written(peer: Peer, tmp_path: Path) -> None:
+    (tmp_path / "events.jsonl").symlink_to(tmp_path / "nowhere" / "events.jsonl")
+    assert "events.jsonl cannot be written" in said(peer("join", invite_to(1), "--home", tmp_path), 5)
+
+
+def test_a_home_of_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BARNRAISE_HOME", "~nobody-of-that-name/b")
+    with pytest.raises(ConfigError, match="set HOME, or give --home"):
+        default_home("peer")
+
+
+def test_an_export_to_where_nothing_can_be_written_fetches_nothing(peer: Peer, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for out in (tmp_path / "file" / "model", tmp_path / ("x" * 300)):
+        sentence = said(peer("export", invite_to(1), "--out", out), 5)  # and not that nobody answers
+        assert f"cannot write to {out}" in sentence and "--out" in sentence
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_temporary_folder_that_cannot_be_made(peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "file"))  # where Python keeps what it made of TMPDIR
+    for arguments in (("status", invite_to(1)), ("export", invite_to(1), "--out", tmp_path / "model")):
+        assert "TMPDIR" in said(peer(*arguments), 5)
 
 
 def test_a_home_that_is_not_what_it_should_be(peer: Peer, tmp_path: Path) -> None:

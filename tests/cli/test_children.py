@@ -10,7 +10,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from cli.children import children
+from cli.course import Course
+from cli.progress import Progress
 from cli.quickstart import run_toml
+from peer.errors import RoundError
 
 pytestmark = pytest.mark.process
 
@@ -50,3 +54,11 @@ def test_a_frozen_child_leaves_however_its_parent_ends(tmp_path: Path, signum: s
             process.kill()
         assert not alive
         assert parent.wait(60) == (-signum if signum == signal.SIGKILL else 128 + signum)
+
+
+def test_a_child_that_ends_by_itself_ends_the_run_whatever_it_died_of(tmp_path: Path) -> None:
+    with children() as group:
+        course = Course(tmp_path, 4, group, Progress("test"), lambda: None)
+        group.start("peer-1", tmp_path / "peer-1", ["join", "nonsense"], threads=1)
+        with pytest.raises(RoundError, match=r"peer-1 ended with exit code 2: .*this is no invite"):
+            course.wait(60, "it ends", lambda: False)

@@ -16,6 +16,7 @@ from swarm.home import Home
 from swarm.invite import Invite
 from swarm.reach import Reach
 from swarm.visit import Ears
+from tests.cli.typed import Peer
 
 
 def test_this_machine_is_fit(tmp_path: Path) -> None:
@@ -48,6 +49,15 @@ def test_a_home_that_is_in_use_or_cannot_be_written(tmp_path: Path) -> None:
 def test_unknown_device(tmp_path: Path) -> None:
     finding = next(f for f in local_findings(tmp_path, "abacus") if f.check == "device")
     assert is_failure(finding, 2)
+
+
+def test_what_stands_in_the_way_is_counted(peer: Peer, tmp_path: Path) -> None:
+    options = ("--device", "abacus", "--listen", "/ip4/127.0.0.1/tcp/0")
+    found = peer("doctor", "--home", tmp_path, *options)
+    assert found.code == 2 and found.stdout.endswith("\n1 thing stands in the way.\n")
+    (tmp_path / "file").touch()
+    found = peer("doctor", "--home", tmp_path / "file" / "home", *options)
+    assert " things stand in the way." in found.stdout
 
 
 async def test_port_in_use_and_port_free() -> None:

@@ -79,6 +79,8 @@ def test_a_role_that_the_run_has_not(peer: Peer, tmp_path: Path, stages: int, op
         ("quickstart --stages 0", "0 is not in the range"),
         ("quickstart --stages three", "'three' is not a valid integer"),
         ("quickstart --stages 3 --peers 4", "3 stages need 5 peers here, as some will fail: raise --peers"),
+        ("quickstart --rounds 5", "the peer that is added needs 6 rounds here to take part: raise --rounds"),
+        ("quickstart --stages 2 --rounds 7", "the peer that is added needs 8 rounds here to take part: raise --rounds"),
         ("join INVITE --stage -1", "-1 is not in the range"),
         ("join INVITE --memory-limit 0", "0.0 is not in the range"),
         ("join INVITE --role leader", "'leader' is not one of"),

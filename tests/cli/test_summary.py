@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import msgspec
@@ -45,6 +46,22 @@ def test_a_whole_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert "peer export --home q/peer-1 --out model" in text and "micro-batch" not in text
 
 
+def test_the_command_at_the_end_can_be_pasted(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    own = Path(sys.executable).with_name("peer")
+    folder = own.parents[2]
+    for path, place, typed in (
+        (own.parent, folder, "peer"),
+        (tmp_path, folder, str(own.relative_to(folder))),
+        (tmp_path, tmp_path, str(own)),
+    ):
+        monkeypatch.setenv("PATH", str(path))
+        monkeypatch.chdir(place)
+        _summarize(WHOLE, Path("my runs"))
+        assert capsys.readouterr().out.endswith(f"\n  {typed} export --home 'my runs/peer-1' --out model\n")
+
+
 def test_a_pipeline_says_what_it_could_not_count(capsys: pytest.CaptureFixture[str]) -> None:
     stages = [
         StageReport(stage=stage, round=4, state_hash=f"{stage}" * 64, replicas=[f"id{stage + 1}"], uncounted=9 * stage)
@@ -54,6 +71,7 @@ def test_a_pipeline_says_what_it_could_not_count(capsys: pytest.CaptureFixture[s
     _summarize(msgspec.structs.replace(WHOLE, stages=stages, micro_batches=books), Path("q"))
     text = capsys.readouterr().out
     assert "90 micro-batches issued, 88 completed, 3 calls made once more; 0 counted twice, 0 lost." in text
+    assert "The stages end with states 00000000 by 1 peer, 11111111 by 1 peer." in text
     assert "Merged by the first stage and not by a later one: 9 at stage 1." in text
     assert "What could not be counted once is reported, never guessed." in text
     assert "All peers together sent 4.0 MB, 2 bytes a token" in text and "all-reduce" not in text

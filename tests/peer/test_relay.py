@@ -109,7 +109,7 @@ async def test_bad_addresses_and_missing_daemon_have_their_sentences(monkeypatch
                 pass
     monkeypatch.undo()
     monkeypatch.setattr("peer.relay.importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ResourceError, match=r"pip install barnraise\[relay\]"):
+    with pytest.raises(ResourceError, match=r"pip install -e '\.\[relay\]'"):
         find_daemon()
 
 

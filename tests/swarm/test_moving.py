@@ -229,11 +229,11 @@ def test_who_has_no_text_takes_any_stage_but_the_first() -> None:
 
 
 def test_who_fits_nowhere_is_told_what_is_missing() -> None:
-    costs = (StageCost(100.0, 0.0, 2**30, needs_text=True), StageCost(100.0, 0.0, 4 * 2**30))
-    small, other = newcomer(memory_bytes=2**29), replace(newcomer(memory_bytes=2**31), has_text=False)
+    costs = (StageCost(100.0, 0.0, 1e9, needs_text=True), StageCost(100.0, 0.0, 4e9))
+    small, other = newcomer(memory_bytes=5e8), replace(newcomer(memory_bytes=2e9), has_text=False)
     for me in (small, other):
         assert stage_to_take(me, {}, costs, NOW, kept=()) is None
-    assert "no stage fits into 0.50 GiB (the smallest needs 1.00 GiB)" in why_none_fits(small, costs)
+    assert "no stage fits into 0.50 GB (the smallest needs 1.00 GB)" in why_none_fits(small, costs)
     assert "--data" in why_none_fits(other, costs) and "no stage fits" not in why_none_fits(other, costs)
 
 
