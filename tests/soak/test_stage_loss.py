@@ -3,6 +3,7 @@ run goes on, in either mode."""
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from cli.children import ChildPeer, Children, children
 from cli.course import Course
 from cli.progress import Progress
-from tests.cli.test_pipeline import RUN
+from tests.cli.test_pipeline import RUN, stages_of
 
 pytestmark = [pytest.mark.soak, pytest.mark.process]
 
@@ -56,13 +57,18 @@ def test_a_newcomer_restores_a_synchronous_stage_that_lost_its_only_replica(tmp_
 
 
 def begun(home: Path, group: Children, outer: str, peers: int) -> tuple[Course, list[ChildPeer]]:
-    """A run of two stages that has committed a few rounds, and its peers."""
+    """A run of two stages that has committed a few rounds, and its peers, half of them in each."""
     (home / "run.toml").write_text(RUN.replace("rounds = 12", f"rounds = {ROUNDS}").replace(LOCAL, outer))
     progress = Progress("test", keeps_all=True, stages=2)
     course = Course(home, ROUNDS, group, progress, lambda: None)
     course.begin()
-    started = [course.join(number) for number in range(1, peers + 1)]
-    course.wait(180, "both stages have committed three rounds", lambda: progress.round >= 3)
+    started: list[ChildPeer] = []
+    for number in range(1, peers + 1):  # those that come at once may not see each other in time, and end 3 to 1
+        started.append(course.join(number))
+        course.wait(90, "it has a stage", lambda: None not in stages_of(course, started))
+    spread = {FIRST: peers // 2, LAST: peers // 2}
+    course.wait(180, "half of the peers are in each", lambda: Counter(stages_of(course, started)) == spread)
+    course.wait(180, "both stages have committed three rounds more", course.rounds_from_now(3))
     return course, started
 
 

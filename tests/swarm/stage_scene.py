@@ -135,7 +135,7 @@ async def check_a_kill(folder: Path, replicas: list[int], stage: int, steps: int
         try:
             assert child.stdin is not None and child.stdout is not None
             with trio.fail_after(60 + 30 * steps):
-                entry = json.loads(await trio.to_thread.run_sync(child.stdout.readline))
+                entry = json.loads(await trio.to_thread.run_sync(child.stdout.readline, abandon_on_cancel=True))
                 async with scene_of(folder, setting, replicas, entry) as scene:
                     child.stdin.write(json.dumps(scene.table) + "\n")
                     child.stdin.flush()

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import trio
 
 from swarm.ledger import count
 from tests.swarm.pipeline_children import open_children
@@ -24,7 +25,9 @@ pytestmark = [
 async def test_faults_in_the_middle_cost_a_retry_each(tmp_path: Path) -> None:
     """Of three replicas of stage 1 one is killed with a gradient in its hands, one frozen before a forward, and one
     counts a micro-batch and loses the answer."""
-    faults = ["kill:pipeline_backward:3", "stop:pipeline_forward:4", "drop:pipeline_answer:5"]
+    drop = tmp_path / "drop"
+    drop.write_text("drop:pipeline_answer:5")
+    faults = ["kill:pipeline_backward:3", "stop:pipeline_forward:4", f"@{drop}"]
     rules = rules_of(3)
     issued = spans(0, 60)
     async with (
@@ -39,6 +42,9 @@ async def test_faults_in_the_middle_cost_a_retry_each(tmp_path: Path) -> None:
             killed, frozen, dropper = children
             await issue_all(first, issued)
             assert killed.process.wait(60) == -signal.SIGKILL
+            with trio.fail_after(60):
+                await frozen.stopped()
+            assert not drop.exists(), "it is read; what was never answered came through, so it was sent once more"
             thawed_at = frozen.thaw()
             counted, thawed = await dropper.counted(), await frozen.counted()
             together = {*counted, *thawed}
