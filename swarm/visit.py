@@ -23,7 +23,7 @@ from peer.identity import Identity
 from peer.temporary import temporary_folder
 from swarm.charter import MANIFEST_FILE, TOKENIZER_FILE
 from swarm.contact import obtain_charter
-from swarm.follow import Sighting, ask_standings, weigh
+from swarm.follow import ASKED_MAX, Sighting, ask_standings, weigh
 from swarm.gate import Gate
 from swarm.home import Home
 from swarm.invite import Invite
@@ -74,9 +74,10 @@ class Visitor:
         """The heads of that stage's group that count among these peers, best first (`swarm.follow`)."""
         manifest = self.manifest
         ours = [p for p, record in records.items() if manifest.stages == 1 or record.stage == stage]
-        asked = ours if manifest.stages == 1 else [*ours, manifest.authority]
+        asked = ours if manifest.stages == 1 else [manifest.authority, *ours]
         start = manifest.first_head(stage)
-        standings = await ask_standings(self.host.rpc, asked, group=start.run_id)
+        most = manifest.run.max_peers + ASKED_MAX
+        standings = await ask_standings(self.host.rpc, asked, group=start.run_id, most=most)
         return weigh(standings, manifest.authority, start)
 
     async def all_sightings(self, records: Mapping[str, MemberRecord]) -> list[list[Sighting]]:
