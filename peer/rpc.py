@@ -19,8 +19,17 @@ import trio
 
 from peer import faults
 from peer.decoding import MALFORMED
-from peer.errors import ConnectionLost, DeadlineExceeded, NotAdmitted, ProtocolViolation, RemoteError, TooLarge
+from peer.errors import (
+    ConnectionLost,
+    DeadlineExceeded,
+    DialError,
+    NotAdmitted,
+    ProtocolViolation,
+    RemoteError,
+    TooLarge,
+)
 from peer.events import EventLog
+from peer.identity import is_peer_id
 from peer.limits import NetLimits
 from peer.method import Call, Gate, Handler, Method, Rep, Reply, Req
 from peer.rate import Meter
@@ -108,6 +117,8 @@ class Rpc:
     async def _call_peer(
         self, peer: str, method: Method[Req, Rep], body: Req, payload: memoryview, bulk: bool, deadline: float
     ) -> Reply[Rep]:
+        if not is_peer_id(peer):  # from a head or a record that somebody made up
+            raise DialError(f"{peer!r} is no peer id.", "unreachable")
         async with self._slot(peer):
             channel = await self._lanes.open(peer, bulk)
             return await self._exchange(channel, method, body, payload, deadline)

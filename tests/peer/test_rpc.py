@@ -13,6 +13,7 @@ from peer.channel import PROTOCOL
 from peer.errors import (
     ConnectionLost,
     DeadlineExceeded,
+    DialError,
     NotAdmitted,
     ProtocolViolation,
     RemoteError,
@@ -158,6 +159,13 @@ async def test_the_gate_stops_everything_that_is_not_open() -> None:
             assert caught.value.code == "NotAdmitted"
         assert b.bytes_by_peer[a.peer_id].bytes_down < BIG
         assert (await a.rpc.call(b.peer_id, OPEN, Number(3), timeout_s=30)).body == Number(3)
+
+
+@pytest.mark.parametrize("peer", ["", "Somebody", "0OIl", "12D3KooWSomebody", "\N{SNOWMAN}"])
+async def test_a_call_to_what_is_no_peer_id_is_an_error_of_that_call(peer: str) -> None:
+    async with hosts() as (a, _, _):
+        with pytest.raises(DialError, match="no peer id"):
+            await a.rpc.call(peer, ECHO, Number(1), timeout_s=5.0)
 
 
 async def test_an_unknown_method_is_an_error_and_the_connection_lives_on() -> None:
