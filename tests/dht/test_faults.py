@@ -44,7 +44,9 @@ async def test_killed_and_frozen_nodes_go_out_of_sight_and_the_frozen_come_back(
         for member in here:
             for child in (*killed, *frozen):
                 await member.facts.wait("dht_peer_lost", peer=child.peer)
-                assert child.peer not in member.node.peers
+                with trio.fail_after(60):  # on a busy machine it may have been lost before, and found again
+                    while child.peer in member.node.peers:
+                        await member.node.get(CARDS, "key")
         for child in frozen:
             child.thaw()
         with trio.fail_after(60):
