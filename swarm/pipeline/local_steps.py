@@ -16,7 +16,6 @@ import trio
 from peer.errors import StageRefused
 from peer.training import learning_rate
 from swarm.ledger import Range, contains, count, union
-from swarm.pipeline.rules import STALENESS
 from swarm.pipeline.stage_trainer import WATCH_S, Adoption, StagePost, StageTrainer
 from swarm.trainer import Order, Work
 
@@ -61,13 +60,8 @@ class LocalSteps(StageTrainer):
             return False
         if trio.current_time() > self._ends:
             return True
-        return self._post.issuer is None and self._later_round() > self.head.round
-
-    def _later_round(self) -> int:
-        """Where the stages before are. What a neighbour sends is believed only as far from what the first stage says as
-        stages may be apart, or one that lies would have us run away from the others."""
-        first = self._post.first_round()
-        return max(min(self._station.later_epoch, first + STALENESS), first)
+        later = max(self._station.later_epoch, self._post.first_round())
+        return self._post.issuer is None and later > self.head.round
 
     async def _issue_until_over(self, order: Order) -> None:
         """Those under way when the round is over get a moment; what has not come back then is given up, for it might be
