@@ -3,6 +3,7 @@ is killed, one more joins, and every micro-batch counts exactly once at both sta
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -88,5 +89,6 @@ def check(report: Report) -> None:
     books = report.micro_batches
     assert books is not None and books.double_counted == books.lost == 0
     assert books.completed >= 200 and books.issued >= books.completed
-    assert report.val_loss_last < report.val_loss_first - 1.0
+    # How much was learned before the first measurement, which is at the first commit, depends on the machine.
+    assert report.val_loss_last < min(report.val_loss_first, math.log(256) - 2.0)
     assert report.sample
