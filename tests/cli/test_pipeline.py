@@ -19,7 +19,7 @@ from cli.verdict import judge
 
 pytestmark = pytest.mark.process
 
-ROUNDS = 12
+ROUNDS = 16
 RUN = f"""
 [run]
 name = "two stages"
@@ -38,7 +38,7 @@ seq_len = 64
 [inner]
 lr = 1e-2
 batch_size = 4
-total_steps = 960
+total_steps = 1280
 warmup_steps = 10
 [outer]
 method = "diloco"
