@@ -17,7 +17,7 @@ STALLED_S: Final = 2.0
 
 
 class Turns:
-    """At most `AT_ONCE` at a time, first come, first served."""
+    """At most `AT_ONCE` at a time, in order; who has waited for `STALLED_S` goes to the end."""
 
     def __init__(self) -> None:
         self._free = trio.Semaphore(AT_ONCE)
