@@ -31,9 +31,10 @@ quickstart: $(STAMP)
 
 # Two at a time, a file each: much of a test of processes is waiting for a deadline.
 test: $(STAMP)
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 soak: $(STAMP)
+	$(BIN)/python -m pytest -m "hypothesis and not soak" --hypothesis-profile explore
 	$(BIN)/python -m pytest -m soak -s
 
 lint: $(STAMP)

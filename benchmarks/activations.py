@@ -162,9 +162,9 @@ def train(codec: Activations, seed: int, steps: int) -> Row:
         warm = step < WARM_STEPS
         size, at = (BATCH, 10**6 * BATCH) if warm else (WORKERS * BATCH, -WARM_STEPS * WORKERS * BATCH)
         first = at + step * size
-        pipeline.step(corpus.batch(list(range(first, first + size)), seed), step)
         if step == WARM_STEPS + steps - steps // 5:
             pipeline.wire(measured=True)
+        pipeline.step(corpus.batch(list(range(first, first + size)), seed), step)
     wires = {"forward": pipeline.forward, "backward": pipeline.backward}
     hops = {way: [hop.figures for hop in found] for way, found in wires.items()}
     loss = pipeline.held_out(corpus, WARM_STEPS + steps)
@@ -212,8 +212,8 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    if options.seeds < 1 or options.steps < 5:
-        parser.error("give at least one seed and 5 steps")
+    if options.seeds < 1 or options.steps < 5 or options.jobs < 1:
+        parser.error("give at least one seed, 5 steps and one job")
     seeds, begin, load = range(options.seeds), time.monotonic(), os.getloadavg()[0]
     found: dict[str, dict[int, Row]] = {codec: {} for codec in CODECS}
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:

@@ -69,6 +69,9 @@ class NoTraining:
     def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None, head: Head) -> None:
         """There is nobody to train with it."""
 
+    def has_run_dry(self, round: int) -> bool:
+        return False
+
     async def gather(self, members: Sequence[str]) -> None:
         await trio.sleep_forever()
 

@@ -25,6 +25,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from peer.errors import ConfigError  # noqa: E402
 from swarm.load import StageCost  # noqa: E402
 from swarm.simulate.fluid import FluidConfig, simulate_fluid  # noqa: E402
 from swarm.simulate.policies import Barnraise, NoRebalancing, Policy, SwarmPeriodic  # noqa: E402
@@ -107,8 +108,13 @@ def main() -> int:
     arguments.add_argument("--stages", type=int, default=6)
     arguments.add_argument("--json", type=Path)
     chosen = arguments.parse_args()
+    if chosen.seeds < 1 or chosen.stages < 1:
+        arguments.error("give at least one seed and one stage")
     if chosen.trace is not None:
-        traces = {str(chosen.trace): read_trace(chosen.trace)}
+        try:
+            traces = {str(chosen.trace): read_trace(chosen.trace)}
+        except ConfigError as error:
+            arguments.error(str(error))
     else:
         traces = {f"generated, seed {seed}": spot_trace(seed) for seed in range(chosen.seeds)}
     compared = [compare(name, trace, chosen.stages, seed) for seed, (name, trace) in enumerate(traces.items())]

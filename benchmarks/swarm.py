@@ -15,7 +15,7 @@ network namespace, tbf each way, packets `--delay-ms` late from stage to stage.
 
 - CPU us a token: of all processes. Overhead: against one process of plain torch with one thread, as many at a time as
   there are cores, so that both sides share caches and memory alike; both are measured in turns, as a machine's speed
-  changes within seconds, and on loopback the middle one of five such pairs counts. Network: the network processes'
+  changes within seconds, and on loopback the middle one of nine such pairs counts. Network: the network processes'
   share.
 - busy: the busiest worker's CPU time by the clock. All stages share this machine's cores.
 - allowed: the least of what the slowest stage allows, by its worker's CPU time a token; what the cores allow that other
@@ -48,7 +48,7 @@ from benchmarks.swarm_setting import DENSE, SETTINGS, THIN, Setting
 
 OVERHEAD_MAX: Final = 0.10
 REACHED_MIN: Final = 0.85
-PAIRS: Final = 5
+PAIRS: Final = 9
 SLOW_MBIT: Final = 50.0  # the link of `thin` is the limit there even where two cores are all that there is
 
 

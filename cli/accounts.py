@@ -16,8 +16,8 @@ Range = tuple[int, int]  # half-open
 
 class MicroBatches(msgspec.Struct, frozen=True, kw_only=True):
     """report.json. `issued`, `completed` and `retried` (calls made once more) as the replicas of the first stage say;
-    `double_counted` and `lost` of all stages: micro-batches that were merged twice, and that a stage's ledger takes for
-    trained though no commit has them."""
+    `double_counted` and `lost` of all stages whose commits are known: micro-batches that were merged twice, and that a
+    stage's ledger takes for trained though no commit has them."""
 
     issued: int
     completed: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -89,10 +89,6 @@ class Course:
         stages = Counter(self.progress.row(child.name).stage for child in children)
         return max(children, key=lambda child: (stages[self.progress.row(child.name).stage], child.name))
 
-    def is_mate(self, child: ChildPeer, other: ChildPeer) -> bool:
-        """Whether both serve the same stage."""
-        return self.progress.row(child.name).stage == self.progress.row(other.name).stage
-
     def rounds_from_now(self, count: int) -> Callable[[], bool]:
         wanted = min(self.progress.round + count, self.rounds)
         return lambda: self.progress.round >= wanted
@@ -123,3 +119,10 @@ class Course:
             if child.process.returncode != 0:
                 raise RoundError(f"{child.name} ended with exit code {child.process.returncode}: {child.last_words()}")
         self._redraw()
+
+
+def to_freeze(stages: Mapping[str, int | None], killed_in: int | None) -> str:
+    """Which of the living, by name with its stage: one whose stage goes on without it, if there is one, and rather not
+    of the stage that has just lost one."""
+    count = Counter(stages.values())
+    return max(stages, key=lambda name: (count[stages[name]] > 1, stages[name] != killed_in, count[stages[name]], name))

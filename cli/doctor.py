@@ -36,8 +36,8 @@ def doctor(
 
     Without INVITE only the machine itself is checked; with --home that home gets its key, so that you can tell your
     peer id to whoever invites you. Give --home, --device, --listen, --announce and --relay as you would to `peer join`;
-    its other options do not matter here. The exit code is 0 if nothing stands in the way, else that of the error that
-    `peer join` would end with.
+    its other options are not looked at: of a model in stages the smallest must fit, and the largest is worth a warning.
+    The exit code is 0 if nothing stands in the way, else that of the error that `peer join` would end with.
     """
     opened = None if invite is None else read_invite(invite)
     make_key = home is not None
@@ -63,7 +63,7 @@ def doctor(
         port = await port_finding(ears)
         tell(port)
         if opened is None:
-            tell(disk_finding(home, DISK_MIN_BYTES))
+            tell(disk_finding(home, [DISK_MIN_BYTES]))
         elif port.state == "ok":
             async for finding in swarm_findings(opened, home, kept, ears):
                 tell(finding)

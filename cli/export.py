@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -68,24 +69,48 @@ def _from_swarm(text: str, out: Path) -> str:
 @contextmanager
 def _room_in(out: Path) -> Iterator[Path]:
     """A folder in `out`, which is made if it is missing, for what is gone after the block: it has the room for a model,
-    as other places may not. ResourceError before anything is fetched if `out` cannot be written."""
+    as other places may not. ResourceError before anything is fetched if `out` cannot be written. What fails leaves no
+    empty `out` behind."""
+    made = not os.path.exists(out)  # Path.exists raises for a name that is too long
     try:
         out.mkdir(parents=True, exist_ok=True)
         folder = TemporaryDirectory(prefix=".fetched-", dir=out)
     except OSError as error:
         raise ResourceError(f"cannot write to {out} ({error.strerror}): choose another folder with --out.") from error
-    with folder as path:
-        yield Path(path)
+    try:
+        with folder as path:
+            yield Path(path)
+    except BaseException:
+        if made:
+            with suppress(OSError):
+                out.rmdir()
+        raise
 
 
 def _from_homes(homes: Sequence[Path], out: Path) -> str:
     found = newest_model(homes)
+    _check_trained(homes, found)
     write_model(out, found.manifest, found.tokenizer, found.theta)
     places = [(part.round, part.tree.root) for part in found.parts]
     newest = max(number for number, _ in places)
     old = [stage for stage, (number, _) in enumerate(places) if number < newest - APART_MAX]
     hint = f" Behind the others: {_stages(old)}; add the --home of one of its peers, if that has newer." if old else ""
     return f"{_named(found.manifest, places)}, written to {out}.{hint}"
+
+
+def _check_trained(homes: Sequence[Path], found: KeptModel) -> None:
+    """CheckpointError where round 0 would be the coordinator's: it keeps what the run began with and nothing newer."""
+    from peer.identity import Identity
+    from swarm.home import Home
+
+    if all(part.round > 0 for part in found.parts):
+        return
+    for home in homes:
+        if Identity.load_or_create(Home(home).identity).peer_id == found.manifest.authority:
+            raise CheckpointError(
+                f"{home} is the coordinator's, which has only the weights that the run began with: give the --home of a"
+                " peer that trained, or export from an INVITE."
+            )
 
 
 def _named(manifest: Manifest, places: list[tuple[int, bytes]]) -> str:

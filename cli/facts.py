@@ -54,6 +54,7 @@ class Row:
     role: str = ""
     pipelined: bool = False  # whether it takes part in a pipeline
     fed: Fed | None = None
+    stale: bool = False  # whether it was ever unable to hear of the others, or to tell them of itself
 
 
 @dataclass
@@ -85,7 +86,8 @@ class Move:
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint on disk."""
+    """A checkpoint on disk; of a pipeline, of that stage."""
 
     round: int
     path: str
+    stage: int | None = None

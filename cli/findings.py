@@ -6,7 +6,7 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final, Literal
@@ -53,22 +53,21 @@ def python_finding(running: tuple[int, ...]) -> Finding:
     return Finding("python", "ok", f"{text} on {platform.system()} {platform.machine()}")
 
 
-def disk_finding(home: Path, needed_bytes: int) -> Finding:
-    """Whether the disk under `home` has that much free; `home` need not exist yet."""
+def disk_finding(home: Path, needs: Sequence[int]) -> Finding:
+    """Whether the disk under `home` has that much free; `home` need not exist yet. `needs`: bytes, of the model or of
+    each stage: the least stands in the way, as a peer takes what fits, and the most is worth a warning."""
     place = next((folder for folder in (home, *home.resolve().parents) if os.path.isdir(folder)), Path("/"))
     try:
         free = shutil.disk_usage(place).free
     except OSError as error:
         return failure("disk", ResourceError(f"{place} cannot be examined ({error.strerror}): choose another --home"))
-    if free < needed_bytes:
-        return Finding(
-            "disk",
-            "failure",
-            f"{free / 1e9:.1f} GB free under {place}, {needed_bytes / 1e9:.1f} GB needed",
-            "free some space or choose a --home on another disk",
-            ResourceError.exit_code,
-        )
-    return Finding("disk", "ok", f"{free / 1e9:.1f} GB free under {place}")
+    there, remedy = f"{free / 1e9:.1f} GB free under {place}", "free some space or choose a --home on another disk"
+    if free < min(needs):
+        needed = f"{there}, {min(needs) / 1e9:.1f} GB needed"
+        return Finding("disk", "failure", needed, remedy, ResourceError.exit_code)
+    if free < max(needs):
+        return Finding("disk", "warning", f"{there}, {max(needs) / 1e9:.1f} GB needed for the largest stage", remedy)
+    return Finding("disk", "ok", there)
 
 
 def home_finding(home: Path) -> Finding:
@@ -129,10 +128,19 @@ def _device_finding(spec: str) -> Finding:
     return Finding("device", "ok", f"{device.name} ({device.torch}){with_extras}, {usable_cores()} cores")
 
 
-def memory_finding(needed_bytes: int, what: str = "this model") -> Finding:
-    """Whether the machine has that much memory in all."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    detail = f"{total / 1e9:.1f} GB, about {needed_bytes / 1e9:.1f} GB needed for {what}"
-    if total < needed_bytes:
-        return Finding("memory", "warning", detail, "join a run of a smaller model, or add swap")
+def memory_finding(free_bytes: float, needs: Sequence[float]) -> Finding:
+    """What `peer join` would make of so much free memory. `needs`: bytes, of the model or of each stage: a whole model
+    is tried all the same, a stage that does not fit is left to others."""
+    least, most = min(needs), max(needs)
+    free = f"{free_bytes / 1e9:.1f} GB free"
+    if len(needs) == 1:
+        detail = f"{free}, about {least / 1e9:.1f} GB needed for this model"
+        if free_bytes < least:
+            return Finding("memory", "warning", detail, "free some, join a run of a smaller model, or add swap")
+        return Finding("memory", "ok", detail)
+    detail = f"{free}, about {least / 1e9:.1f} GB needed for the smallest stage and {most / 1e9:.1f} GB for the largest"
+    if free_bytes < least:
+        return Finding("memory", "failure", detail, "free some, or join with --role feeder", ConfigError.exit_code)
+    if free_bytes < most:
+        return Finding("memory", "warning", detail, "free some, or this machine takes only a stage that fits")
     return Finding("memory", "ok", detail)

@@ -12,7 +12,7 @@ import trio
 
 from cli.edge import run_until_stopped
 from cli.live import follow, read_tails
-from cli.options import default_home, home_option, network_options, read_invite, tied_option
+from cli.options import Amount, default_home, home_option, network_options, read_invite, tied_option
 from cli.progress import Progress
 from cli.table import several
 from cli.tail import EventTail
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     help="Train on the text files in this folder.",
 )
-@click.option("--upload-limit", type=click.FloatRange(0, min_open=True), metavar="MB/S", help="Never send faster.")
-@click.option("--download-limit", type=click.FloatRange(0, min_open=True), metavar="MB/S", help="Never receive faster.")
+@click.option("--upload-limit", type=Amount(), metavar="MB/S", help="Never send faster.")
+@click.option("--download-limit", type=Amount(), metavar="MB/S", help="Never receive faster.")
 @click.option(
     "--role",
     type=click.Choice(["auto", "full", "stage", "feeder"]),
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     " read training text for others (no accelerator needed).",
 )
 @click.option("--stage", type=click.IntRange(0), help="Of a pipeline: hold this one, always.  [default: where needed]")
-@click.option("--memory-limit", type=click.FloatRange(0, min_open=True), metavar="GB", help="Take no larger stage.")
+@click.option("--memory-limit", type=Amount(), metavar="GB", help="Take no larger stage.")
 @network_options(listen="/ip4/0.0.0.0/tcp/0")
 @click.option("--json", "as_json", is_flag=True, help="Print every event as a JSON line instead of a live view.")
 @tied_option
@@ -120,11 +120,12 @@ def what_was_kept(progress: Progress, home: Path) -> str:
         return ""
     if progress.saved is None:
         return f"Left after round {progress.round}; no checkpoint was written, so joining again fetches the state."
-    stage = None if row is None else row.stage
-    how = f"`peer export --home {home} --out DIR`"
-    if stage is not None:
-        how = f"`peer export --home {home} ... --out DIR`, with a --home of each other stage besides,"
-    return (
-        f"Saved: round {progress.saved.round}{'' if stage is None else f' of stage {stage}'} in {progress.saved.path}."
-        f" Joining again with --home {home} goes on from there; {how} makes a model of it."
-    )
+    saved = progress.saved
+    of, options, also = "", f"--home {home}", ""
+    if saved.stage is not None:
+        of, options, also = f" of stage {saved.stage}", f"{options} ...", ", with a --home of each other stage besides,"
+    what = f"Saved: round {saved.round}{of} in {saved.path}"
+    export = f"`peer export {options} --out DIR`{also} makes a model of it."
+    if row is not None and row.stage != saved.stage:
+        return f"{what}, and nothing yet of stage {row.stage}, where it moved then; {export}"
+    return f"{what}. Joining again with --home {home} goes on from there; {export}"

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Sequence
 from typing import Final
 
 import click
 
 from cli.edge import report_failure
 from cli.packages import check_packages
+from peer.errors import ConfigError
 
 COMMANDS: Final = {
     "quickstart": "Several peers on this machine train a small model.",
@@ -54,10 +56,18 @@ def group() -> None:
     """Barnraise: strangers' machines find each other and train one language model together."""
 
 
+def check_arguments(arguments: Sequence[str]) -> None:
+    """Raise ConfigError unless all are text: what is not UTF-8 can be neither printed nor sent."""
+    for argument in arguments:
+        if any("\ud800" <= letter <= "\udfff" for letter in argument):
+            raise ConfigError(f"{argument!a} is not UTF-8 text: write it anew in this terminal.")
+
+
 def main() -> None:
     """Entry point of the console script: run, and turn whatever goes wrong into one sentence and an exit code."""
     try:
         check_packages()
+        check_arguments(sys.argv[1:])
         code = group.main(prog_name="peer", standalone_mode=False)
     except BaseException as error:  # noqa: BLE001  the CLI edge: nothing leaves it but an exit code
         code = report_failure(error)

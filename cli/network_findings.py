@@ -15,7 +15,8 @@ from peer.addressbook import is_circuit
 from peer.errors import BarnraiseError, DialError
 from peer.host import Host, open_host
 from peer.traversal import probe
-from swarm.groups import layout_of
+from swarm.attendance import free_memory_bytes
+from swarm.groups import stage_costs, state_bytes
 from swarm.invite import Invite
 from swarm.manifest import Manifest
 from swarm.reach import CONNECT_S, REACH, AskReach, Reach
@@ -26,7 +27,6 @@ PROBE_S: Final = 15.0
 PROBED_MAX: Final = 4
 CLOCK_WARNING_S: Final = 5.0  # records live for 9 s
 STATE_COPIES_ON_DISK: Final = 4  # two checkpoints, one being written, one being fetched
-BYTES_PER_PARAMETER: Final = 60  # fp32: outer state twice, shelf, shared buffers, worker's weights, gradients, moments
 
 
 async def port_finding(ears: Ears) -> Finding:
@@ -75,12 +75,10 @@ def clock_finding(others_ahead_s: float) -> Finding:
 
 
 def size_findings(manifest: Manifest, home: Path) -> tuple[Finding, Finding]:
-    """Whether the run's model, or its largest stage, fits on this machine's disk and in its memory."""
-    parameters = max(layout_of(manifest, stage).numel for stage in range(manifest.stages))
-    what = "this model" if manifest.stages == 1 else "its largest stage"
+    """Whether the run's model, or a stage of it, fits on this machine's disk and in its memory."""
     return (
-        disk_finding(home, STATE_COPIES_ON_DISK * 8 * parameters),
-        memory_finding(BYTES_PER_PARAMETER * parameters, what),
+        disk_finding(home, [STATE_COPIES_ON_DISK * state_bytes(manifest, stage) for stage in range(manifest.stages)]),
+        memory_finding(free_memory_bytes(), [cost.memory_bytes for cost in stage_costs(manifest)]),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from swarm.invite import Invite
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _INVITE_FILE_MAX = 1 << 16
+_AMOUNT_MAX = 1_000_000  # of GB a petabyte
 
 
 def default_home(name: str) -> Path:
@@ -75,6 +77,19 @@ def network_options(listen: str) -> Callable[[Command], Command]:
 def tied_option(function: Command) -> Command:
     """--tied (hidden): leave when standard input ends; for parents such as `peer quickstart`."""
     return click.option("--tied", is_flag=True, hidden=True)(function)
+
+
+class Amount(click.FloatRange):
+    """So many MB/s or GB: above 0 and not infinite."""
+
+    def __init__(self) -> None:
+        super().__init__(0, _AMOUNT_MAX, min_open=True)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        amount = float(super().convert(value, param, ctx))
+        if math.isnan(amount):  # which is neither below nor above any bound
+            self.fail(f"{value} is no number.", param, ctx)
+        return amount
 
 
 def home_option(what: str) -> Callable[[Command], Command]:

@@ -171,6 +171,12 @@ class Progress:
     def _problem(self, row: Row, at: float, fields: Fields) -> None:
         self.note(f"{row.name}: {fields.get('reason') or fields.get('cause') or fields.get('error') or 'trouble'}")
 
+    def _stale(self, row: Row, at: float, fields: Fields) -> None:
+        """Told once: where the network is bad it happens over and over."""
+        if not row.stale:
+            row.stale = True
+            self._problem(row, at, fields)
+
     def _suspect(self, row: Row, at: float, fields: Fields) -> None:
         peer = str(fields.get("peer", ""))
         if peer not in self.missed:
@@ -196,7 +202,7 @@ class Progress:
     def _saved(self, row: Row, at: float, fields: Fields) -> None:
         path = str(fields["path"])
         if row.stage is None or f"stage-{row.stage}" in Path(path).parts:  # else one that it keeps for another stage
-            self.saved = Saved(int(fields["round"]), path)
+            self.saved = Saved(int(fields["round"]), path, row.stage)
 
 
 _HANDLERS: Final[dict[str, Callable[[Progress, Row, float, Fields], None]]] = {
@@ -204,6 +210,8 @@ _HANDLERS: Final[dict[str, Callable[[Progress, Row, float, Fields], None]]] = {
     "inner_step": Progress._step,
     "state_progress": Progress._fetching,
     "contact_failed": Progress._problem,
+    "text_missing": Progress._problem,
+    "membership_stale": Progress._stale,
     "round_committed": Progress._committed,
     "round_discarded": Progress._discarded,
     "head_adopted": Progress._adopted,

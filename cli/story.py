@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from cli.children import ChildPeer
-from cli.course import Course
+from cli.course import Course, to_freeze
 
 FREEZE_S: Final = 15.0  # longer than a group waits for whoever does not answer
+AWAKE_AT_THE_END: Final = 3  # rounds: who still sleeps when a run ends is left behind by all that have its last round
 
 
 @dataclass(frozen=True)
@@ -42,15 +43,22 @@ def play_pipeline(course: Course, peers: int) -> Story:
     course.begin()
     started = [course.join(number) for number in range(1, peers + 1)]
     progress, turn = course.progress, max(1, course.rounds // 4)
+
+    def stage_of(child: ChildPeer) -> int | None:
+        return progress.row(child.name).stage
+
+    course.wait(None, "every peer has a stage", lambda: all(stage_of(child) is not None for child in started))
     course.wait(None, f"every stage has committed round {turn}", lambda: progress.round >= turn)
     victim = course.spare(started)
     course.kill(victim)
     course.wait(None, "another round is committed", course.rounds_from_now(1))
-    sleeper = course.spare([child for child in started if child.alive and not course.is_mate(child, victim)])
+    living = {child.name: stage_of(child) for child in started if child.alive}
+    sleeper = course.children[to_freeze(living, stage_of(victim))]
     course.freeze(sleeper)
     added = course.add(peers + 1)
     thaws_at = time.monotonic() + FREEZE_S
-    course.wait(None, "it is time to thaw", lambda: time.monotonic() > thaws_at)
+    near_end = course.rounds - AWAKE_AT_THE_END
+    course.wait(None, "it is time to thaw", lambda: time.monotonic() > thaws_at or progress.round >= near_end)
     course.thaw(sleeper)
     return _end(course, started, [victim], [added], [sleeper])
 

@@ -18,6 +18,7 @@ from cli.story import Story
 if TYPE_CHECKING:
     from cli.export import KeptModel
     from swarm.chain import Head
+    from swarm.manifest import Manifest
 
 PROMPT: Final = "def "
 SAMPLE_TOKENS: Final = 200
@@ -83,7 +84,7 @@ def _judge_pipeline(
 ) -> Report:
     """What is to be said of a pipeline besides."""
     unknown: list[str] = []
-    books, uncounted = _books(progress, model, heads, unknown)
+    books, uncounted = _books(progress, model.manifest, heads, unknown)
     faults = {"killed": story.killed, "frozen": story.frozen, "added": story.added}
     commits = (commit for seen in progress.commits.values() for commit in seen.values())
     broken = broken_in_pipeline(commits, _ended(story, progress), rounds, faults, train_losses(progress), books)
@@ -124,20 +125,20 @@ def _ended(story: Story, progress: Progress) -> dict[str, int]:
 
 
 def _books(
-    progress: Progress, model: KeptModel, heads: list[Head], unknown: list[str]
+    progress: Progress, manifest: Manifest, heads: list[Head], unknown: list[str]
 ) -> tuple[MicroBatches, list[int]]:
     """What was issued, and whether each stage merged it once; and how many of the first stage's each of them has not
     merged. Adds to `unknown` the stages of which that cannot be told."""
-    accounts, size = progress.accounts, model.manifest.micro_batch
+    accounts, size = progress.accounts, manifest.micro_batch
     twice, lost, trained = 0, 0, []
     for stage, head in enumerate(heads):
-        merged = accounts.merged(stage, model.manifest.first_head(stage).hash.hex(), head.hash.hex())
+        merged = accounts.merged(stage, manifest.first_head(stage).hash.hex(), head.hash.hex())
         if merged is None:
-            unknown.append(f"nobody told of all the commits of stage {stage}")
-            merged = []
-        more, less = audit(merged, head.ledger.cursor, head.ledger.returned)
-        twice, lost = twice + more, lost + less
-        trained.append(head.tokens // model.manifest.data.seq_len)
+            unknown.append(f"nobody told of all the commits of stage {stage}: what it merged is not in the books")
+        else:
+            more, less = audit(merged, head.ledger.cursor, head.ledger.returned)
+            twice, lost = twice + more, lost + less
+        trained.append(head.tokens // manifest.data.seq_len)
 
     def total(name: str) -> int:
         return sum(totals.of(name) for totals in accounts.totals.values())

@@ -10,9 +10,9 @@ libp2p streams.
 from __future__ import annotations
 
 import secrets
-from collections import defaultdict
-from collections.abc import Awaitable, Callable
-from contextlib import closing
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, closing
 from typing import Final
 
 import msgspec
@@ -24,7 +24,7 @@ from peer.libp2p_fixes.sockets import set_keepalive
 from peer.method import Call, Method
 from peer.tls import Credentials, TlsSocket, client_context
 from peer.turns import Turns
-from peer.wire import SMALL_BYTES, Buffer, Channel
+from peer.wire import Buffer, Channel
 
 _TOKEN_BYTES: Final = 32
 _TOKEN_S: Final = 20.0
@@ -38,6 +38,7 @@ _POOL_PER_PEER: Final = 4
 _IDLE_S: Final = 60.0
 _SERVER_IDLE_S: Final = 2 * _IDLE_S  # the caller closes first, so that it never picks a connection we are closing
 _RETRY_S: Final = 30.0
+_MOVED_BYTES: Final = 256 << 10
 
 Ask = Callable[[str], Awaitable["Offer"]]
 Serve = Callable[[Channel], Awaitable[bool]]
@@ -55,7 +56,7 @@ class Offer(msgspec.Struct, frozen=True):
     token: bytes
 
 
-OFFER: Final = Method("net/lane", OfferRequest, Offer, open=True)
+OFFER: Final = Method("net/lane", OfferRequest, Offer, open=True, urgent=True)
 
 
 class LaneChannel(Channel):
@@ -71,13 +72,22 @@ class LaneChannel(Channel):
         self._turns = turns
         self._done = done
         self._ahead = ahead
+        self._is_our_turn = False
 
     async def send(self, data: Buffer) -> None:
-        if memoryview(data).nbytes <= SMALL_BYTES:
-            await self._tls.send(data)
-            return
-        async with self._turns.turn():
-            await self._tls.send(data)
+        view = memoryview(data).cast("B")
+        for start in range(0, len(view), _MOVED_BYTES):
+            await self._tls.send(view[start : start + _MOVED_BYTES])
+            if self._is_our_turn:
+                self._turns.moved()
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        async with self._turns.turn() as self._is_our_turn:
+            try:
+                yield
+            finally:
+                self._is_our_turn = False
 
     async def receive(self, max_bytes: int) -> Buffer:
         if self._ahead:
@@ -88,7 +98,7 @@ class LaneChannel(Channel):
 
     async def receive_into(self, view: memoryview) -> int:
         if not self._ahead:
-            return await self._tls.receive_into(view)
+            return await self._tls.receive_into(view, expected=len(view))
         data = await self.receive(len(view))
         view[: len(data)] = data
         return len(data)
@@ -115,6 +125,8 @@ class BulkLane:
         self._handshakes = 0
         self._open: defaultdict[str, set[TlsSocket]] = defaultdict(set)
         self._idle: defaultdict[str, list[tuple[TlsSocket, float]]] = defaultdict(list)
+        self._dialling: Counter[str] = Counter()
+        self._dialled: set[TlsSocket] = set()
         self._turns: defaultdict[str, Turns] = defaultdict(Turns)
         self._failed = Cooldown(_RETRY_S)
 
@@ -143,19 +155,26 @@ class BulkLane:
             if tls.is_idle():
                 return self._channel(peer, tls)
             self._forget(peer, tls)
-        if peer in self._failed or self._count(peer) >= _CONNECTIONS_PER_PEER:
+        ours = len(self._open.get(peer, set()) & self._dialled) + self._dialling[peer]
+        if peer in self._failed or ours >= _CONNECTIONS_PER_PEER:
             return None
+        self._dialling[peer] += 1
         try:
             tls = await self._dial(peer, ip)
         except (OSError, BarnraiseError):
             self._failed.begin(peer)
             return None
+        finally:
+            self._dialling[peer] -= 1
+            if not self._dialling[peer]:
+                del self._dialling[peer]
         return self._channel(peer, tls)
 
     def abort(self, peer: str) -> None:
         """Drop every connection with a peer that no longer answers, and try the lane afresh when it is back."""
         for tls in self._open.pop(peer, set()):
             tls.close()
+            self._dialled.discard(tls)
         self._idle.pop(peer, None)
         self._turns.pop(peer, None)
         self._failed.end(peer)
@@ -199,6 +218,7 @@ class BulkLane:
                 tls.close()
                 raise
             self._open[peer].add(tls)
+            self._dialled.add(tls)
             return tls
         raise ConnectionLost(f"the bulk lane of {peer} did not answer within {_DIAL_S:g} s.")
 
@@ -236,7 +256,8 @@ class BulkLane:
         peer, until = self._tokens.pop(bytes(token), ("", 0.0))
         known = got == _TOKEN_BYTES and trio.current_time() < until
         everybodys = sum(len(connections) for connections in self._open.values())
-        crowded = self._count(peer) >= 2 * _CONNECTIONS_PER_PEER or everybodys >= _CONNECTIONS_MAX
+        theirs = len(self._open.get(peer, set()) - self._dialled)
+        crowded = theirs >= _CONNECTIONS_PER_PEER or everybodys >= _CONNECTIONS_MAX
         return peer if known and not crowded else None
 
     async def _answer_calls(self, peer: str, tls: TlsSocket) -> None:
@@ -256,9 +277,6 @@ class BulkLane:
     def _channel(self, peer: str, tls: TlsSocket) -> LaneChannel:
         return LaneChannel(peer, tls, self._turns[peer], lambda tls: self._release(peer, tls))
 
-    def _count(self, peer: str) -> int:
-        return len(self._open.get(peer, ()))
-
     def _release(self, peer: str, tls: TlsSocket) -> None:
         if tls in self._open.get(peer, ()) and tls.is_idle() and len(self._idle[peer]) < _POOL_PER_PEER:
             self._idle[peer].append((tls, trio.current_time()))
@@ -267,6 +285,7 @@ class BulkLane:
 
     def _forget(self, peer: str, tls: TlsSocket) -> None:
         tls.close()
+        self._dialled.discard(tls)
         known = self._open.get(peer)
         if known is not None:
             known.discard(tls)

@@ -18,7 +18,7 @@ import msgspec
 import trio
 
 from peer.connections import Connections
-from peer.errors import BarnraiseError, DeadlineExceeded, NetworkError
+from peer.errors import DeadlineExceeded, NetworkError, ProtocolViolation, RemoteError
 from peer.events import EventLog
 from peer.limits import NetLimits
 from peer.method import Call, Method
@@ -34,7 +34,7 @@ class Pong(msgspec.Struct, frozen=True):
     """One."""
 
 
-PING: Final = Method("net/ping", Ping, Pong, open=True)
+PING: Final = Method("net/ping", Ping, Pong, open=True, urgent=True)
 _TICK_S: Final = 0.25
 _REDIAL_S: Final = 3.0
 _STANDSTILL_S: Final = 0.5
@@ -149,19 +149,19 @@ class Heartbeat:
                     return True  # busy sending us a payload
                 if self._lag.lost_s - lost < limits.ping_interval_s / 2:
                     return False  # else we were the ones who slept: ask again
+            except (RemoteError, ProtocolViolation):
+                return True  # it answered, if badly (it may be too busy); a strike is recorded where it was found
             except NetworkError:
                 return await self._redials(peer)
-            except BarnraiseError:
-                return True  # it answered, if badly; the strike is recorded where it was found
 
     async def _redials(self, peer: str) -> bool:
         """After a lost connection: whether a fresh one answers. At once, for a dead process refuses at once."""
         try:
             await self._rpc.call(peer, PING, Ping(), timeout_s=_REDIAL_S)
+        except (RemoteError, ProtocolViolation):
+            return True
         except NetworkError:
             return False
-        except BarnraiseError:
-            return True
         return True
 
     async def _suspect(self, peer: str) -> None:

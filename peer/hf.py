@@ -69,19 +69,22 @@ def flatten(config: ModelConfig, tensors: Mapping[str, Tensor], out: Tensor | No
 def export_pretrained(folder: Path, config: ModelConfig, flat: Tensor, tokenizer: Tokenizer) -> None:
     """Write config.json, model.safetensors (fp32) and the tokenizer into `folder`, which is made if it is missing.
 
-    The weights are renamed into place when complete. Raises ResourceError where the disk is full or read-only.
+    config.json comes last and the weights are renamed into place when complete: what is cut short is no checkpoint.
+    Raises ResourceError where the disk is full or read-only.
     """
     weights = _unshared(config, {name: view.detach() for name, view in FlatLayout.of(config).views(flat).items()})
     partial = folder / (_WEIGHTS + ".part")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.json").write_text(json.dumps(hub_config(config), indent=2) + "\n")
         tokenizer.save(folder)
         save_file(weights, partial, metadata={"format": "pt"})
         os.replace(partial, folder / _WEIGHTS)
-    except (OSError, SafetensorError) as error:
+        (folder / "config.json").write_text(json.dumps(hub_config(config), indent=2) + "\n")
+    except BaseException as error:  # Ctrl-C as well
         with suppress(OSError):
             partial.unlink()
+        if not isinstance(error, OSError | SafetensorError):
+            raise
         raise ResourceError(
             f"cannot write the checkpoint to {folder} ({error}): free space or choose another"
         ) from error

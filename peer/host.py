@@ -49,7 +49,7 @@ class Addresses(msgspec.Struct, frozen=True):
     addresses: list[str]
 
 
-HELLO: Final = Method("net/hello", Addresses, Addresses, open=True)
+HELLO: Final = Method("net/hello", Addresses, Addresses, open=True, urgent=True)
 
 
 @dataclass(frozen=True, kw_only=True)

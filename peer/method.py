@@ -16,7 +16,8 @@ Rep = TypeVar("Rep", bound=msgspec.Struct)
 
 @dataclass(frozen=True)
 class Method(Generic[Req, Rep]):
-    """A name with typed bodies and payload limits in bytes. `open`: also for peers the gate has not admitted."""
+    """A name with typed bodies and payload limits in bytes. `open`: also for peers the gate has not admitted. `urgent`:
+    it does not wait while all the calls that we keep open to that peer are taken: they may need it."""
 
     name: str
     request: type[Req]
@@ -24,6 +25,7 @@ class Method(Generic[Req, Rep]):
     request_payload_max: int = 0
     reply_payload_max: int = 0
     open: bool = False
+    urgent: bool = False
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ stream, writing, waiting, reading.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractContextManager, asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from typing import Final, Protocol
 
 import msgspec
@@ -119,7 +119,7 @@ class Rpc:
     ) -> Reply[Rep]:
         if not is_peer_id(peer):  # from a head or a record that somebody made up
             raise DialError(f"{peer!r} is no peer id.", "unreachable")
-        async with self._slot(peer):
+        async with nullcontext() if method.urgent else self._slot(peer):
             channel = await self._lanes.open(peer, bulk)
             return await self._exchange(channel, method, body, payload, deadline)
 

@@ -25,6 +25,7 @@ from peer.tokenizer import BYTES
 
 _BACKOFF_MAX_S = 30.0
 _LISTEN_S = 1.0
+_STARTS_MAX = 5  # that fail in a row, where others wait for a stage's work: some 8 s, and what the starts take
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,9 @@ class Supervisor:
             await self.child.destroy()
 
     async def run(self) -> None:
-        """Serve the worker until it dies, bury it, start the next; for ever."""
+        """Serve the worker until it dies, bury it, start the next; for ever. Where it computes a stage WorkerError once
+        it cannot be started any more: of a peer that lives all others in a pipeline expect its part, and where it has
+        gone they do without."""
         while True:
             assert self.child is not None
             child, cause = self.child, await self._serve(self.child)
@@ -195,14 +198,20 @@ class Supervisor:
         return child
 
     async def _respawn(self) -> None:
-        backoff_s = 0.5
+        backoff_s, failed = 0.5, 0
         while self.child is None:
             try:
                 self.child, self._spawn_error = await self._spawn(), None
             except (WorkerError, ConfigError) as error:
                 self._spawn_error = WorkerError(str(error))
                 self._config.events.emit("worker_failed", cause=str(error), retry_s=backoff_s)
+                failed += 1
             self._spawned.set()
+            if self._spawn_error is not None and self._config.stage is not None and failed >= _STARTS_MAX:
+                raise WorkerError(
+                    f"the compute worker could not be started again, {failed} times in a row: {self._spawn_error} "
+                    "Mend that and join again with the same --home; others take over meanwhile."
+                )
             if self.child is None:
                 await trio.sleep(backoff_s)
                 backoff_s = min(2 * backoff_s, _BACKOFF_MAX_S)

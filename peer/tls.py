@@ -13,6 +13,7 @@ import socket
 import ssl
 import tempfile
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,6 +27,9 @@ from peer.errors import ConnectionLost
 
 _TURN_BYTES: Final = 1 << 20  # at most this much is decrypted before other tasks get their turn
 _UNSENT_BYTES: Final = 1 << 19  # at most this much waits in the kernel: whoever has written has sent, or nearly so
+_WAKE_BYTES: Final = 1 << 17  # of a payload arrive before its reader is woken; a slow link brings 10 KB at a time
+_WAKE_S: Final = 0.5  # or what there is then: every byte is a sign of life
+_RECORD_BYTES: Final = 1 << 14  # of TLS, which OpenSSL may hold a part of
 _ENDED: Final = (ssl.SSLError, OSError, trio.ClosedResourceError)
 
 
@@ -86,6 +90,7 @@ class TlsSocket:
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
         self._socket = context.wrap_socket(raw, server_side=server_side, do_handshake_on_connect=False)
         self._closed = False
+        self._wake_bytes = 1
 
     async def handshake(self) -> None:
         while True:
@@ -119,14 +124,23 @@ class TlsSocket:
                 raise ConnectionLost("the connection ended while sending.") from error
         await trio.lowlevel.checkpoint()
 
-    async def receive_into(self, view: memoryview) -> int:
-        """Fill `view` from the front with what has arrived, at least one byte; how many."""
+    async def receive_into(self, view: memoryview, expected: int = 1) -> int:
+        """Fill `view` from the front with what has arrived, at least one byte; how many.
+
+        `expected`: so many bytes are on their way; it may wait a moment for more of them than one."""
         view = view[:_TURN_BYTES]
         await trio.lowlevel.checkpoint()
         while True:
             count = self._receive_now(view)
             if count:
                 return count
+            many = min(_WAKE_BYTES, expected - 2 * _RECORD_BYTES)
+            if many > 1:
+                self._wake_at(many)
+                with trio.move_on_after(_WAKE_S):
+                    await self._readable()
+                    continue
+            self._wake_at(1)
             await self._readable()
 
     def is_idle(self) -> bool:
@@ -160,6 +174,12 @@ class TlsSocket:
                 raise ConnectionLost("the connection ended while receiving.")
             count += got
         return count
+
+    def _wake_at(self, size_bytes: int) -> None:
+        if size_bytes != self._wake_bytes:
+            self._wake_bytes = size_bytes
+            with suppress(OSError):  # a system that has no such thing wakes us for every byte
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size_bytes)
 
     async def _readable(self) -> None:
         await self._wait(trio.lowlevel.wait_readable)

@@ -14,7 +14,7 @@ import mmap
 import struct
 import time
 from abc import ABC, abstractmethod
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from typing import ClassVar, Final, TypeVar
 
 import msgspec
@@ -25,6 +25,7 @@ from peer.errors import ConnectionLost, ProtocolViolation, TooLarge
 from peer.rate import Meter
 
 PIECE_BYTES: Final = 1 << 20
+TURN_BYTES: Final = 8 << 20  # of a payload leave in one turn: more than activations, less than makes others wait long
 SMALL_BYTES: Final = 64 << 10  # header and payload up to this size leave in a single write
 _HUGE_PAGE: Final = 2 << 20
 _SIZE: Final = struct.Struct("!I")
@@ -80,13 +81,18 @@ class Channel(ABC):
     async def send(self, data: Buffer) -> None:
         """Write everything; ConnectionLost if the stream or its connection has ended."""
 
+    def turn(self) -> AbstractAsyncContextManager[None]:
+        """Inside the block it is this channel's turn to send much."""
+        return nullcontext()
+
     @abstractmethod
     async def receive(self, max_bytes: int) -> Buffer:
         """1 to `max_bytes` bytes; ConnectionLost at the end of the stream (a reset looks the same)."""
 
     @abstractmethod
     async def receive_into(self, view: memoryview) -> int:
-        """Fill `view` from the front with at least 1 byte; how many. ConnectionLost as for `receive`."""
+        """Fill `view`, which is to be filled in the end, from the front with at least 1 byte; how many. ConnectionLost
+        as for `receive`."""
 
     @abstractmethod
     def finish(self) -> None:
@@ -120,16 +126,24 @@ class Frames:
             await self._channel.send(frame)
             self._meter.sent(self._peer, len(frame), self._channel.bulk)
             return
-        await self._channel.send(frame)
-        self._meter.sent(self._peer, len(frame), self._channel.bulk)
-        started = time.perf_counter()
+        seconds = 0.0
+        for start in range(0, payload.nbytes, TURN_BYTES):
+            async with self._channel.turn():
+                began = time.perf_counter()
+                if start == 0:  # only now: whoever has the header waits for the rest of it
+                    await self._channel.send(frame)
+                    self._meter.sent(self._peer, len(frame), self._channel.bulk)
+                await self._send_pieces(payload[start : start + TURN_BYTES])
+                seconds += time.perf_counter() - began
+        self._meter.transferred(self._peer, payload.nbytes, seconds)
+
+    async def _send_pieces(self, payload: memoryview) -> None:
         step = self._meter.upload.piece_bytes(PIECE_BYTES)
         for start in range(0, payload.nbytes, step):
             piece = payload[start : start + step]
             await self._meter.upload.take(piece.nbytes)
             await self._channel.send(piece)
             self._meter.sent(self._peer, piece.nbytes, self._channel.bulk)
-        self._meter.transferred(self._peer, payload.nbytes, time.perf_counter() - started)
 
     async def receive_header(self, type_: type[Header]) -> Header:
         """Read and check one header; ProtocolViolation if it is oversize or not what it should be."""

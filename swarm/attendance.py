@@ -42,7 +42,7 @@ from swarm.moving import (
     turns_back,
     why_none_fits,
 )
-from swarm.parting import run_is_over, see_off
+from swarm.parting import MEASURING, not_too_late, run_is_over, see_off
 from swarm.pipeline.feeder import Fed, serve_tokens
 from swarm.pipeline.rules import Load
 from swarm.rebalance import Move
@@ -87,12 +87,15 @@ class Attendance:
         self._membership = Membership(ground.node, ground.host, run_id, self._describe, events)
 
     async def run(self) -> None:
-        """Raises what stands in the way of a seat: ConfigError, ResourceError, WorkerError, CheckpointError."""
+        """Raises what stands in the way of a seat: ConfigError, ResourceError, WorkerError, CheckpointError; NoQuorum
+        where the run is complete and nobody is left who could pass on its last round."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._membership.run)
             if self._ground.config.role == "feeder":
                 await self._feed()
             else:
+                authority, rounds = self._manifest.authority, self._manifest.run.rounds
+                nursery.start_soon(not_too_late, self._others, authority, rounds, self._is_behind)
                 await self._choose()
                 while await self._sit(self._place.stage):
                     pass
@@ -297,6 +300,10 @@ class Attendance:
         seat = self._seat
         return self._manifest.stages > 1 and not (seat and seat.stage == self._place.stage and seat.is_member)
 
+    def _is_behind(self) -> bool:
+        """Whether we sit at an earlier round than the last."""
+        return self._seat is not None and self._seat.engine.head.round < self._manifest.run.rounds
+
     @property
     def _is_served(self) -> bool:
         """Whether another replica of our stage was there when it last wrote its record, and not just expected to be."""
@@ -349,6 +356,8 @@ class Attendance:
     def _told_phase(self) -> str:
         if self._seat is None:
             return self._phase
+        if self._seat.measures_last:
+            return MEASURING
         if self._missing and not self._is_arriving:
             return f"waiting for stage {self._missing[0]}"
         return self._seat.engine.phase

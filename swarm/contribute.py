@@ -40,8 +40,11 @@ class Contributor:
         self._post = post
         self._returned: deque[Message] = deque()
 
-    async def contribute(self, plan: WorkPlan, turn: Turn, coding: Coding) -> tuple[Signed, Message | None]:
-        """Do this peer's part of `plan`. Returns the signed `Contribution` and the message it commits to.
+    async def contribute(
+        self, plan: WorkPlan, turn: Turn, coding: Coding, hurried: bool
+    ) -> tuple[Signed, Message | None]:
+        """Do this peer's part of `plan`, or (`hurried`) take what there is. Returns the signed `Contribution` and the
+        message it commits to.
 
         A worker that fails, or a product that is not finite, makes a contribution of nothing: the peer stays in the
         group, owns slices and votes.
@@ -52,7 +55,7 @@ class Contributor:
         work: Work | None = None
         message: Message | None = None
         try:
-            order = Order(assignment, turn, coding.places, len(plan.assignments), plan.deadline_s)
+            order = Order(assignment, turn, coding.places, len(plan.assignments), plan.deadline_s, hurried)
             work = await post.trainer.train(order)
             if work.steps:
                 message = await trio.to_thread.run_sync(self._encode, turn, coding, work.product)

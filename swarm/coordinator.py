@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,19 +31,21 @@ from swarm.gate import Gate
 from swarm.home import Home
 from swarm.invite import ADDRESSES_MAX, Invite
 from swarm.library import serve_shelves
-from swarm.manifest import Manifest, open_manifest
+from swarm.manifest import BYTES_TOKENIZER, Manifest, open_manifest
 from swarm.membership import MEMBERS, MemberRecord, Membership, Own, describe
 from swarm.memory import HomeMemory
 from swarm.pipeline.rules import STALENESS
 from swarm.reach import serve_reach
 from swarm.run_config import RunConfig
 from swarm.snapshots import SnapshotShelf
+from swarm.tokenizer_file import read_tokenizer
 
 
 @dataclass(frozen=True)
 class CoordinatorConfig:
-    """`run` founds a new run in `home`; None goes on with the one that is there. `bootstrap`: further meeting points to
-    name in the invite, full multiaddrs. `banned`: peers to ban from now on, besides those banned before."""
+    """`run` founds a new run in `home`, or is the one that is there; None goes on with that. `bootstrap`: further
+    meeting points to name in the invite, full multiaddrs. `banned`: peers to ban from now on, besides those banned
+    before."""
 
     home: Path
     run: RunConfig | None
@@ -177,8 +180,27 @@ def _found_or_reopen(config: CoordinatorConfig, identity: Identity, events: Even
     manifest = open_manifest(charter)
     if manifest.authority != identity.peer_id:
         raise ConfigError(f"{config.home} belongs to a run of another authority: choose another folder with --home.")
-    if config.run is not None and config.run.run.name != manifest.run.name:
-        raise ConfigError(
-            f"{config.home} holds the run {manifest.run.name!r}: choose another folder with --home for a new one."
-        )
+    if config.run is not None:
+        _check_same(config.run, manifest, config.home)
     return charter, tokenizer, reload(config.home, manifest, identity, events)
+
+
+def _check_same(run: RunConfig, manifest: Manifest, home: Path) -> None:
+    """ConfigError if RUN.toml describes another run than the one in `home`: what it says now would change nothing."""
+    if run.run.name != manifest.run.name:
+        raise ConfigError(
+            f"{home} holds the run {manifest.run.name!r}: choose another folder with --home for a new one."
+        )
+    sections = ["run", "data", "inner", "outer", "codec", "pipeline"]
+    if run.pretrained is None:
+        sections.insert(1, "model")
+    differing = [f"[{name}]" for name in sections if getattr(run, name) != getattr(manifest, name)]
+    if run.pretrained is None or run.tokenizer.source != BYTES_TOKENIZER:  # else it is the checkpoint's
+        with suppress(ConfigError):  # the run has a copy: it goes on without the file
+            if read_tokenizer(run)[1] != manifest.tokenizer:
+                differing.append("[tokenizer]")
+    if differing:
+        raise ConfigError(
+            f"the run in {home} has another {', '.join(differing)} than RUN.toml, and the rules of a run never change:"
+            " choose another folder with --home for a new one, or leave RUN.toml out to go on with the one there."
+        )

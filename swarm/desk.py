@@ -108,8 +108,8 @@ class Desk:
                 await self._reach(ask.head)
             if self._here.head.height < ask.head.height:
                 self._here.look.set()
-                with trio.move_on_after(self._post.tempo.answer_s / 2):  # catching up by replay takes less
-                    await self._reach(ask.head)
+            with trio.move_on_after(self._post.tempo.answer_s / 2):  # catching up by replay takes less
+                await self._reach(ask.head)
         round_ = self._current()
         if round_.height.head.hash != ask.head.hash:
             return say.Promise(granted=False, promised=-1, head=self._here.head, member=self._post.me)

@@ -27,6 +27,7 @@ from swarm.post import Post
 from swarm.round import Nurseries, Round
 
 KNOCK_EVERY_S: Final = 1.0
+SEE_OFF_EVERY_S: Final = 0.2  # whoever has seen all others at the run's end is gone within a second
 LEADER_LEFT_S: Final = 1.0  # how often it is looked whether a pipeline's leader has moved to another stage
 LOOK_AROUND_S: Final = 5.0  # a member whose round does not move looks whether the run is elsewhere
 LOOK_PAUSE_S: Final = 0.1  # after a look for nothing, then doubled: a burst of calls must not become a burst of polls
@@ -307,11 +308,11 @@ class Engine:
 
     async def _serve_stragglers(self) -> None:
         """The run is complete: stay until every member of the last head is there too, but not for ever."""
+        rpc, head, me = self._post.host.rpc, self.head, self._post.me
+        missing = {member.peer for member in head.members if member != me}
         with trio.move_on_after(4 * self._post.tempo.answer_s):
-            while True:
-                others = [m.peer for m in self.head.members if m != self._post.me]
-                rpc = self._post.host.rpc
-                standings = await ask_standings(rpc, others, group=self.head.run_id, most=len(others))
-                if sum(s.head.hash == self.head.hash for _, s in standings) == len(others):
-                    return
-                await trio.sleep(KNOCK_EVERY_S)
+            while missing:  # whoever was seen there may leave before the others are
+                standings = await ask_standings(rpc, missing, group=head.run_id, most=len(missing))
+                missing -= {peer for peer, standing in standings if standing.head.hash == head.hash}
+                if missing:
+                    await trio.sleep(SEE_OFF_EVERY_S)

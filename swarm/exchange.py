@@ -5,7 +5,8 @@
 
 Everybody, the owner included, decodes the same result bytes, so the next states are bit-identical. All slices move at
 once: send, merge, send back and apply overlap. What was received or delivered is kept over attempts of the same round,
-so that the loss of a member costs only the slices it owned.
+so that the loss of a member costs only the slices it owned. Where there is nothing to merge nothing is sent, and the
+next state is the present one.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ class Exchange:
         self._events = events
         self._peers = [c.member.peer for c in merge.contributors]
         self._merged = merge.merged()
-        self._indices = range(merge.coding.count)
+        self._indices = range(merge.coding.count if self._merged else 0)
         self._owned = [i for i in self._indices if merge.owner(i) == me]
         self._arrived = {i: trio.Event() for i in self._owned}  # every contribution to slice i
         self._came = {i: trio.Event() for i in self._indices}  # the result of slice i
@@ -249,7 +250,8 @@ class Exchange:
         await self._seal()
 
     async def _seal(self) -> None:
-        self.state_hash = await trio.to_thread.run_sync(self._state.seal)
+        seal = self._state.seal if self._merged else self._state.seal_unchanged
+        self.state_hash = await trio.to_thread.run_sync(seal)
         self.built.set()
 
     async def _build(self, index: int) -> None:

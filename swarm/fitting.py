@@ -88,7 +88,12 @@ async def _fitted_with_stage(ground: Ground, stage: int, kept: Kept, known: Know
         if texts is not None:
             issuer = Issuer(station, FedTokens(host, rules, lambda: feeders(known()), texts.read), events)
             held_out = _held_out(texts, rules.micro_batch)
-        post = StagePost(gang, station, pace, events, issuer, held_out, lambda: first_round(known(), time.time()))
+
+        def committed() -> int | None:
+            return first_round(known(), time.time())
+
+        rounds = ground.manifest.run.rounds
+        post = StagePost(gang, station, pace, events, issuer, held_out, committed, rounds)
         trainer: StageTrainer
         if rules.synchronous:
             issue_here = None if issuer is None else issuer.reissue
@@ -140,7 +145,9 @@ def _held_out(texts: Texts, micro_batch: int) -> HeldOut:
     return HeldOut(batches, texts.corpus.bytes_per_token)
 
 
-def first_round(records: Mapping[str, MemberRecord], now_s: float) -> int:
-    """The latest round that most replicas at work in the first stage say they have committed."""
+def first_round(records: Mapping[str, MemberRecord], now_s: float) -> int | None:
+    """The latest round that most replicas at work in the first stage say they have committed; None where most have no
+    state yet, or nobody is there."""
     rounds = [record.round for record in at_work(0, records, now_s).values()]
-    return median_low(rounds) if rounds else 0
+    latest = median_low(rounds) if rounds else -1
+    return latest if latest >= 0 else None

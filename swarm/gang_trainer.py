@@ -46,7 +46,7 @@ class GangTrainer:
     async def train(self, order: Order) -> Work:
         await self._validate_if_due()
         orders = InnerOrders(product=self._product, capture=spans_of(order.places))
-        ranges, steps = list(order.assignment.ranges), order.assignment.steps
+        ranges, steps = list(order.assignment.ranges), 0 if order.hurried else order.assignment.steps
         result = await self._gang.inner_steps(ranges, order.turn.step, order.deadline_s, steps, orders=orders)
         self._note(result)
         self._say_trained(order, result)
@@ -72,6 +72,9 @@ class GangTrainer:
 
     def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None, head: Head | None = None) -> None:
         self._gang.outer.copy_(theta)
+
+    def has_run_dry(self, round: int) -> bool:
+        return False
 
     async def gather(self, members: Sequence[str]) -> None:
         await trio.sleep_forever()

@@ -108,7 +108,7 @@ class Harvest:
             async with trio.open_nursery() as nursery:
                 for member in self._waited_for(()):
                     if member.peer != me:
-                        nursery.start_soon(self._call, member.peer, Work(signed))
+                        nursery.start_soon(self._call, member.peer, Work(signed, wrap_up=self._hurried))
 
     async def _call(self, peer: str, work: Work) -> None:
         try:

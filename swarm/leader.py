@@ -57,6 +57,7 @@ class Leader:
         self._knockers = knockers
         self._given_up: set[bytes] = set()  # plans that led to nothing
         self._refused: set[str] = set()  # peers that did not take the plan
+        self._lost: set[str] = set()  # peers that were gone in an exchange: as newcomers they wait for the next round
         self._anew: set[Member] = set()  # those that have counted what others have, too, or what they cannot hand in
         self._claims: Claims = {}  # what each said it had when the last batch seemed whole
         self._broken_words: Counter[str] = Counter()  # how often a peer then did not hand it in
@@ -72,9 +73,14 @@ class Leader:
         if unfinished is not None:
             await self._finish(attempt, unfinished, promises)
             return
-        await self._agree_on_work(attempt, promises)
-        contributions = await self._collect_contributions(attempt, promises)
-        await self._exchange(attempt, contributions, promises)
+        # Who has only just come is no member of the head yet: dead, it would be waited for until a deadline.
+        self._post.host.watch((member.peer for member in promises.granted), cause="plan")
+        try:
+            await self._agree_on_work(attempt, promises)
+            contributions = await self._collect_contributions(attempt, promises)
+            await self._exchange(attempt, contributions, promises)
+        finally:
+            self._post.host.watch((), cause="plan")
 
     # -- promises ----------------------------------------------------------------------------------------------------
 
@@ -82,7 +88,7 @@ class Leader:
         head, me, host = self._height.head, self._post.me, self._post.host
         self._round.phase("plan")
         wanted = {m.peer: m for m in head.members}
-        joiners = {peer: m for peer, m in self._knockers().items() if peer not in wanted}
+        joiners = {peer: m for peer, m in self._knockers().items() if peer not in {*wanted, *self._lost}}
         addresses = {peer: host.book.get(peer) for peer in (*wanted, *joiners) if peer != me.peer}
         addresses[me.peer] = host.addresses
         ask = Prepare(head, attempt, addresses)
@@ -226,6 +232,7 @@ class Leader:
             self._require_voters()
             lost = [m.peer for m in members if m.peer in host.suspects]
             if lost and exchange is not None and not exchange.built.is_set():
+                self._lost.update(lost)
                 raise AttemptFailed(f"lost {', '.join(lost)} in the exchange")
             if trio.current_time() > until:
                 if self._blame_missing:  # leaving out whom the others waited for did not help either
@@ -300,7 +307,7 @@ class Leader:
         finish = ways[attempt % len(ways)]  # should that one not have the results that it says it has, the next one may
         await self._round.begin_finish(finish, self._post.me.peer)
         await self._broadcast(FINISH, finish, promises)
-        until = trio.current_time() + self._post.tempo.exchange_s(0)
+        until = trio.current_time() + self._post.tempo.exchange_s(self._round.payload_bytes())
         while height.decided is None:
             if finish.holder in self._post.host.suspects and height.sealed != unfinished.head:
                 raise AttemptFailed(f"lost {finish.holder}, who held the result of the earlier attempt")

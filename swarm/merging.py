@@ -24,16 +24,26 @@ BATCH_GATE: Final = Gate(token_cap=inf, norm_band=inf, norm_clip=10.0)
 
 def merge_of(post: Post, head: Head, coding: Coding, roster: Roster, plan: WorkPlan, signed_plan: Signed) -> Merge:
     """Check a roster and derive what it merges. `ProtocolViolation` if it is wrong; `RoundDiscarded` if nobody's update
-    may be merged, or a synchronous pipeline's batch would not be whole."""
+    may be merged, or a synchronous pipeline's batch would not be whole.
+
+    Nothing at all is merged, and the state stays as it is, where nothing will ever come for a round: every member must
+    know that by itself, and have said that it has nothing."""
     bodies = open_roster(roster, head, plan, coding.count, post.pace)
     weights = _weights(post, bodies)
     merged = [body for body, weight in zip(bodies, weights, strict=True) if weight > 0]
-    if not merged:
+    if not merged and not _is_empty(post, plan, bodies):
         raise RoundDiscarded("no contributor has a usable update")
     batch = post.pace.batch(head)
     if batch is not None and not all_counted(merged, batch):
         raise RoundDiscarded("not all of the batch was counted")
     return Merge(post.pace.turn(head), plan, signed_plan, roster, bodies, weights, coding)
+
+
+def _is_empty(post: Post, plan: WorkPlan, bodies: Sequence[Contribution]) -> bool:
+    """Whether all whom the plan names have nothing, and never will. Somebody whose contribution is missing may have
+    counted a lot: if it is alive, the next plan names it again."""
+    everybody = len(bodies) == len(plan.assignments)
+    return everybody and not any(body.steps for body in bodies) and post.trainer.has_run_dry(plan.round)
 
 
 def _weights(post: Post, bodies: Sequence[Contribution]) -> tuple[float, ...]:

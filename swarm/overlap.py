@@ -87,7 +87,7 @@ class OverlapTrainer(GangTrainer):
                 tail.done.set()
 
     async def train(self, order: Order) -> Work:
-        self._hurried, self._training = False, True
+        self._hurried, self._training = order.hurried, True
         try:
             return await self._train(order)
         finally:

@@ -146,7 +146,7 @@ class Round:
         self._check_order(signed.signer, plan.attempt)
         if plan.attempt > height.acceptor.promised:
             raise ProtocolViolation("a plan is for an attempt that was not announced")
-        self._stint.begin(plan, signed, leader)
+        self._stint.begin(plan, signed, leader, wrap_up)
 
     def discard(self, reason: str) -> None:
         """Drop the round's work: outer weights stay, its samples stay unassigned, a new plan must come."""
@@ -189,7 +189,8 @@ class Round:
         height = self.height
         self._check_order(leader, finish.attempt)
         self._check_promised(finish.attempt)
-        self.patience.give(leader, finish.attempt, self.post.tempo.exchange_s(0) + 2 * self.post.tempo.answer_s)
+        seconds = self.post.tempo.exchange_s(self.payload_bytes()) + 2 * self.post.tempo.answer_s
+        self.patience.give(leader, finish.attempt, seconds)
         if height.sealed == finish.accepted.head:
             self.spawn(self.voting.cast, finish.attempt, finish.accepted.head, finish.roster.hash)
         else:
@@ -284,6 +285,8 @@ class Round:
     def end(self, head: Head) -> None:
         """After the commit: let a running exchange serve slower peers for a while."""
         merge = self.height.sealed_by.merge if self.height.sealed_by is not None else None
+        if merge is not None and head == self.height.sealed and not merge.merged():
+            self.post.events.emit("round_empty", round=self.number, members=len(head.members))
         merged = merge is not None and head == self.height.sealed and self.post.me in {c.member for c in merge.merged()}
         if self.height.message is not None and not merged:
             self._contributor.give_back(self.height.message)

@@ -78,6 +78,7 @@ class Seat:
         self._saved_at = self._round_began = trio.current_time()
         self._adopted = kept.head.state_hash
         self._tasks: trio.Nursery | None = None
+        self._finished = False
         self.passed = 0
         """Micro-batches that were counted at this seat."""
         if self._station is not None:
@@ -118,6 +119,13 @@ class Seat:
         """Whether the group counts on this peer, so that micro-batches may be sent to it."""
         return self.engine.takes_part
 
+    @property
+    def measures_last(self) -> bool:
+        """Whether this peer has the run's last commit and has yet to measure by it, which takes all stages."""
+        head, rounds = self.engine.head, self._manifest.run.rounds
+        of_pipeline = self._station is not None and self.stage == 0
+        return of_pipeline and 0 < rounds <= head.round and self._measures(head) and not self._finished
+
     def load(self) -> Load:
         """How busy this replica of a stage is."""
         return self._station.load() if self._station is not None else Load()
@@ -132,7 +140,7 @@ class Seat:
         encoded = msgspec.msgpack.encode(head)
         await trio.to_thread.run_sync(post.shelf.publish, post.state.tree, post.state.tensors, encoded, results)
         self.trainer.adopt(post.state.theta, self._changed(head, bool(results)), head)
-        if head.members and head.members[0] == post.me:  # one peer measures for all
+        if self._measures(head):
             self.trainer.validate_round = head.round
         now = trio.current_time()
         post.events.emit(
@@ -224,9 +232,14 @@ class Seat:
         published = [peer for peer, record in self._group().items() if record.head == sighting.head.hash]
         return list(dict.fromkeys([*sighting.holders, *published]))
 
+    def _measures(self, head: Head) -> bool:
+        """One peer measures for all."""
+        return bool(head.members) and head.members[0] == self._post.me
+
     async def _finish(self) -> None:
         head = self.engine.head
-        if head.members and head.members[0] == self._post.me:
+        if self._measures(head):
             self.trainer.validate_round = head.round
             await self.trainer.validate()
+        self._finished = True
         self._post.events.emit("run_finished", round=head.round, state_hash=head.state_hash.hex())

@@ -43,8 +43,9 @@ class Stint:
         self._spawn = spawn
         self._scope: trio.CancelScope | None = None
 
-    def begin(self, plan: WorkPlan, signed: Signed, leader: str) -> None:
-        """Work under a plan that is newer than what there was."""
+    def begin(self, plan: WorkPlan, signed: Signed, leader: str, wrap_up: bool) -> None:
+        """Work under a plan that is newer than what there was; with `wrap_up` only hand in what there is, for the
+        others have heard of it before and are done."""
         height = self._height
         check_plan(plan, height.head, self._post.pace)
         if height.plan is not None:
@@ -55,7 +56,7 @@ class Stint:
         self._post.events.emit("round_planned", round=self._turn.round, members=len(plan.assignments))
         if not height.left_out:
             self._scope = trio.CancelScope()
-            self._spawn(self._compute, plan, self._scope)
+            self._spawn(self._compute, plan, self._scope, wrap_up)
 
     def go_on(self, plan: WorkPlan, leader: str, wrap_up: bool) -> None:
         """A leader has adopted the plan that is worked on, or asks for what there is of it."""
@@ -90,11 +91,11 @@ class Stint:
         height.handed_in[body.member] = signed
         height.changed.notify()
 
-    async def _compute(self, plan: WorkPlan, scope: trio.CancelScope) -> None:
+    async def _compute(self, plan: WorkPlan, scope: trio.CancelScope, hurried: bool) -> None:
         height, phase = self._height, self._phase
         with scope:
             phase("compute")
-            contribution, height.message = await self._contributor.contribute(plan, self._turn, self._coding)
+            contribution, height.message = await self._contributor.contribute(plan, self._turn, self._coding, hurried)
             if self._post.pace.synchronous:
                 self._post.tempo.note_batch(trio.current_time() - height.planned_at)
             end = self._patience.time_after_work(plan) + 4 * self._post.tempo.answer_s

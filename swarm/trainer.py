@@ -36,13 +36,14 @@ class Work:
 class Order:
     """What a round asks of a trainer: `assignment`, as the `turn` has it, the first inner step being number `turn.step`
     of the run's schedule; the product is wanted at `places`. `peers` take part; compute ends at a step boundary when
-    `deadline_s` is over."""
+    `deadline_s` is over. `hurried`: the others have done theirs; what there is already is wanted, and no more."""
 
     assignment: Assignment
     turn: Turn
     places: tuple[slice, ...]
     peers: int
     deadline_s: float
+    hurried: bool = False
 
 
 class Trainer(Protocol):
@@ -62,6 +63,11 @@ class Trainer(Protocol):
     def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None, head: Head) -> None:
         """Take over the outer weights of `head`, flat fp32, shape (P,). `changed`: where a commit changed them; None:
         the state was replaced, and whatever was trained from the old one is void."""
+        ...
+
+    def has_run_dry(self, round: int) -> bool:
+        """Whether no work may ever come for the round of that number, so that it is one with nothing to merge: at a
+        later stage of a pipeline, at the end of the run."""
         ...
 
     async def gather(self, members: Sequence[str]) -> Claims | None:

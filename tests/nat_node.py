@@ -72,15 +72,15 @@ async def _obey(host: Host, command: dict[str, Any]) -> None:
 async def _reach(host: Host, peer: str) -> dict[str, Any]:
     """First call, then path, then a payload by that path and the other side's view of it."""
     began = trio.current_time()
-    await host.rpc.call(peer, ECHO, Note("first"), timeout_s=15)
+    await host.rpc.call(peer, ECHO, Note("first"), timeout_s=60)
     first_s = trio.current_time() - began
     reachability = await probe(host, peer, timeout_s=40)
     settled_s = trio.current_time() - began
     payload = os.urandom(PAYLOAD_BYTES)
     began = trio.current_time()
-    reply = await host.rpc.call(peer, ECHO, Note("bulk"), payload, timeout_s=20, bulk=True)
+    reply = await host.rpc.call(peer, ECHO, Note("bulk"), payload, timeout_s=60, bulk=True)
     seconds = trio.current_time() - began
-    theirs = await host.rpc.call(peer, PATH, Note(""), timeout_s=5)
+    theirs = await host.rpc.call(peer, PATH, Note(""), timeout_s=60)
     return {
         "kind": reachability.kind,
         "detail": reachability.detail,

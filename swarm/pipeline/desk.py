@@ -21,7 +21,7 @@ from peer.method import Call
 from peer.wire import Buffer
 from swarm.pipeline.asking import is_awaited
 from swarm.pipeline.counting import Verdict
-from swarm.pipeline.messages import REASON_MAX, Cause, Pass, Passed
+from swarm.pipeline.messages import REASON_MAX, RETRIED_MAX, Cause, Pass, Passed
 from swarm.pipeline.rules import PipelineRules
 from swarm.pipeline.sender import Undelivered
 from swarm.pipeline.stage_work import Errand, Returned, StageWork
@@ -98,7 +98,9 @@ class PassDesk:
 
     async def _answer(self, returned: Returned | Undelivered, errand: Errand) -> Answer:
         if isinstance(returned, Undelivered):
-            return Passed(returned.outcome, returned.cause, returned.reason, begun=returned.begun), _NOTHING
+            retried = min(max(0, returned.tries - 1), RETRIED_MAX)
+            passed = Passed(returned.outcome, returned.cause, returned.reason, begun=returned.begun, retried=retried)
+            return passed, _NOTHING
         script = faults.reach("pipeline_answer", self._work.begun)
         if script == "drop":
             await trio.sleep_forever()

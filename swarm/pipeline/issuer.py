@@ -68,16 +68,18 @@ class Issuer:
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
         """Inside the block the issuer issues again what it is asked to."""
-        async with trio.open_nursery() as nursery:
-            self._nursery = nursery
-            self.station.on_reissue, self.station.issuing = self.reissue, lambda: self.issuing
-            try:
-                yield
-            finally:
-                self.station.on_reissue, self.station.issuing = lambda spans, epoch: None, lambda: ()
-                self._nursery = None
-                nursery.cancel_scope.cancel()
-                self._tell(now=True)
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                self.station.on_reissue, self.station.issuing = self.reissue, lambda: self.issuing
+                try:
+                    yield
+                finally:
+                    self.station.on_reissue, self.station.issuing = lambda spans, epoch: None, lambda: ()
+                    self._nursery = None
+                    nursery.cancel_scope.cancel()
+        finally:
+            self._tell(now=True)
 
     async def issue(
         self, ranges: Iterable[Range], again: bool = False, go_on: Callable[[], bool] = lambda: True
@@ -98,7 +100,7 @@ class Issuer:
                     nursery.start_soon(self._issue, span, again, self._window, token)
         finally:
             self._planned -= Counter(firsts)
-        self._tell(now=True)
+            self._tell(now=True)  # also of those given up: nobody may issue again
 
     def reissue(self, spans: Iterable[Range], epoch: int | None = None) -> None:
         """Issue these once more, beside all else, for `epoch` (see `Origin.issue`); those under way from here are left

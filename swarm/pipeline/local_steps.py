@@ -3,7 +3,9 @@ what the replicas have learned (arXiv 2311.08105, a stage at a time).
 
 Stage 0 issues the samples of its assignment and is done when all have come back. The others are done when a micro-batch
 of the next epoch comes by: the stages before them have committed. They go on learning while the exchange runs; a commit
-puts that on top of the new weights.
+puts that on top of the new weights. Once the first stage has finished the run nothing comes any more: what a later one
+has counted by then may be in its round before the last, or lost, and then the rounds that it lacks have nothing to
+merge.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import trio
 from peer.errors import StageRefused
 from peer.training import learning_rate
 from swarm.ledger import Range, contains, count, union
+from swarm.pipeline.rules import STALENESS
 from swarm.pipeline.stage_trainer import WATCH_S, Adoption, StagePost, StageTrainer
 from swarm.trainer import Order, Work
 
@@ -36,6 +39,29 @@ class LocalSteps(StageTrainer):
         self._captured_in = -1  # the generation of the worker that remembers the capture
         self._stepped_at = trio.current_time()
         self._ends = math.inf  # of the round's compute, if there is anything to hand in
+        self._first_round = 0  # what the first stage has committed, as far as we heard
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            if self._post.issuer is None:
+                nursery.start_soon(self._follow_first_stage)
+            await super().run()
+
+    async def _follow_first_stage(self) -> None:
+        """What it said last is remembered: records are short-lived, and whoever has committed the last round may be
+        gone by the time that we need to know."""
+        while True:
+            said = self._post.first_round()
+            if said is not None and said != self._first_round:
+                self._first_round = said
+                self._changed.notify()
+            await trio.sleep(WATCH_S)
+
+    def has_run_dry(self, round: int) -> bool:
+        """Only a round that the first stage may have left behind while it was in reach: nobody's word makes us give up
+        more of the run than that."""
+        rounds = self._post.rounds
+        return self._post.issuer is None and 0 < rounds <= min(self._first_round, round + STALENESS)
 
     async def _train(self, order: Order) -> Work:
         began, made = trio.current_time(), self._steps
@@ -57,10 +83,10 @@ class LocalSteps(StageTrainer):
         if self._hurried:
             return True
         if not (self._pending or self._stepped):
-            return False
+            return self.has_run_dry(self.head.round + 1)
         if trio.current_time() > self._ends:
             return True
-        later = max(self._station.later_epoch, self._post.first_round())
+        later = max(self._station.later_epoch, self._first_round)
         return self._post.issuer is None and later > self.head.round
 
     async def _issue_until_over(self, order: Order) -> None:

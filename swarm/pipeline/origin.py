@@ -21,7 +21,6 @@ from swarm.pipeline.stage_work import Errand, Returned, StageWork
 
 PAUSE_S: Final = 0.25  # before another try, where our own worker or epoch was in the way
 REFUSALS_MAX: Final = 4  # of its input: then there is something wrong with it that no retry mends
-EVALUATE_S: Final = 120.0
 
 
 @dataclass(frozen=True)
@@ -54,6 +53,7 @@ class Origin:
         that it is for, where a later stage of a synchronous run has not come as far as we."""
         work, counting = self._work, self._work.counting
         started, retried, refusals, reason = trio.current_time(), 0, 0, ""
+        once_more = False
         if epoch is None and counting.synchronous:
             epoch = counting.epoch
 
@@ -71,6 +71,7 @@ class Origin:
             verdict = counting.verdict(span, errand.epoch)
             if verdict == "stale":
                 return result(None, "stale")
+            retried += once_more
             errand.counts = verdict == "count"
             errand.confirm = partial(self._is_ours, span)
             if again and errand.counts:
@@ -91,15 +92,16 @@ class Origin:
             except StageRefused as refused:
                 reason = str(refused)
                 refusals += refused.reason in ("not_finite", "value", "shape", "dtype")
-            again, retried = True, retried + 1  # later stages may have counted it
+            again = once_more = True  # later stages may have counted it
             if refusals >= REFUSALS_MAX:
                 return result(None, cause)
             await trio.sleep(PAUSE_S)
 
-    async def evaluate(self, tokens: Tensor) -> float:
-        """Mean loss in nats a token. Raises DeadlineExceeded, StageRefused, WorkerError."""
+    async def evaluate(self, tokens: Tensor, patience_s: float) -> float:
+        """Mean loss in nats a token. Raises StageRefused, WorkerError, and DeadlineExceeded where it has not come
+        through, or found no replica of a later stage, in so many seconds."""
         errand = self._errand((0, len(tokens)), tokens, again=False, epoch=None)
-        errand.until = trio.current_time() + EVALUATE_S
+        errand.until = trio.current_time() + patience_s
         returned = await self._work.evaluate(errand)
         if isinstance(returned, Undelivered):
             raise DeadlineExceeded(f"the evaluation did not come through: {returned.reason}.")

@@ -47,7 +47,7 @@ a retry; anything else ends `send`."""
 
 @dataclass(frozen=True)
 class Delivered:
-    """It came back, after `tries` calls."""
+    """It came back, after `tries` calls: also those that replicas made once more further on before they declined it."""
 
     passed: Passed
     tries: int
@@ -185,6 +185,7 @@ class Sender:
     async def _declined(self, peer: str, number: int, passed: Passed, attempt: _Attempt) -> Undelivered | None:
         """`peer` answered that it has not done it."""
         wiring, now = self.wiring, trio.current_time()
+        attempt.tries += passed.retried
         if passed.outcome == "elsewhere":
             wiring.cancelled(peer, number)
             self._gone[peer] = (self._known[peer].at if peer in self._known else 0.0, now)

@@ -34,6 +34,9 @@ from swarm.trainer import Claims, Order, Work
 SPEED_MEMORY: Final = 0.7  # of the smoothed speed
 WATCH_S: Final = 0.5  # how often a lost worker is looked for, where nobody works with it
 VALIDATION_SHARE: Final = 0.03  # of the time, at most
+EVALUATE_S: Final = 120.0  # a batch of it: where a stage has lost its replicas nothing can be trained meanwhile, either
+LAST_EVALUATE_S: Final = 10.0  # the same after the last round, when replicas leave for good
+LATE: Final = 8.0  # or so many times what a micro-batch usually takes, if that is longer
 
 
 @dataclass(frozen=True)
@@ -59,8 +62,9 @@ class Adoption:
 @dataclass(frozen=True)
 class StagePost:
     """Where a stage is trained: its worker, its station, the run's pace; `issuer` on stage 0, and what is `held_out`
-    there. `first_round()`: the round that the replicas of stage 0 say they have committed, which tells the others
-    that a round is over where no micro-batch will, at the end of the run."""
+    there. `first_round()`: the round that the replicas of stage 0 say they have committed, None if nobody says; it
+    tells the others that a round is over where no micro-batch will, at the end of the run, which has so many `rounds`
+    (0: it never ends)."""
 
     gang: StageGang
     station: Station
@@ -68,7 +72,8 @@ class StagePost:
     events: EventLog
     issuer: Issuer | None = None
     held_out: HeldOut | None = None
-    first_round: Callable[[], int] = lambda: 0
+    first_round: Callable[[], int | None] = lambda: None
+    rounds: int = 0
 
 
 class StageTrainer(ABC):
@@ -88,7 +93,7 @@ class StageTrainer(ABC):
         self._lock = trio.Lock()  # one change of the worker's weights at a time
         self._changed = Changed()
         self._hurried = False
-        self._worked_on: bytes | None = None  # hash of the head after which something was issued
+        self._worked_on: int | None = None  # round of the head after which something was issued last
         self._validates_from = -math.inf
         self._station.on_counted = self._note_counted
         self._station.on_later = lambda epoch: self._changed.notify()
@@ -109,15 +114,12 @@ class StageTrainer(ABC):
                     await trio.sleep(WATCH_S)
 
     async def train(self, order: Order) -> Work:
-        self._hurried = False  # a call to wrap up may have come when the round before had been handed in
-        try:
-            await self._changed.until(lambda: self._is_ready(order), math.inf)
-            if order.assignment.anew or not self._may_go_on(order):
-                async with self._alone():
-                    await self._begin_anew()
-            return await self._train(order)
-        finally:
-            self._hurried = False
+        self._hurried = order.hurried  # a call to wrap up may have come when the round before had been handed in
+        await self._changed.until(lambda: self._is_ready(order), math.inf)
+        if order.assignment.anew or not self._may_go_on(order):
+            async with self._alone():
+                await self._begin_anew()
+        return await self._train(order)
 
     def wrap_up(self) -> None:
         self._hurried = True
@@ -135,11 +137,18 @@ class StageTrainer(ABC):
         self._adoption = Adoption(theta.clone(), head, replaced, same, orphaned)
         self._changed.notify()
 
+    def has_run_dry(self, round: int) -> bool:
+        return False
+
     async def gather(self, members: Sequence[str]) -> Claims | None:
         await trio.sleep_forever()
 
     async def validate(self) -> None:
-        """Stage 0: the held-out loss, by all stages' present weights, if it is asked for."""
+        """Stage 0: the held-out loss, by all stages' present weights, if it is asked for. Given up where it takes much
+        longer than it should: the other stages may have left."""
+        await self._validate(max(LAST_EVALUATE_S, LATE * self._station.answer_s))
+
+    async def _validate(self, patience_s: float) -> None:
         number, self.validate_round = self.validate_round, None
         held_out = self._post.held_out
         if number is None or held_out is None or self._post.issuer is None:
@@ -148,7 +157,7 @@ class StageTrainer(ABC):
         losses: list[float] = []
         try:
             for batch in await held_out.batches():
-                losses.append(await self._station.evaluate(batch))
+                losses.append(await self._station.evaluate(batch, patience_s))
         except BarnraiseError as error:
             self._events.emit("evaluation_failed", round=number, reason=str(error))
             return
@@ -294,8 +303,10 @@ class StageTrainer(ABC):
         issuer, head = self._post.issuer, self.head
         assert issuer is not None and head is not None
         left = without(order.assignment.ranges, self._counting.counted)
-        fresh = without(left, [(0, head.ledger.cursor)]) if self._worked_on != head.hash else ()
-        self._worked_on = head.hash
+        # A regrouped head is of the same round, and who has just come does not know what others have issued in it.
+        worked_on, self._worked_on = self._worked_on, head.round
+        is_new = head.round == 0 if worked_on is None else head.round > worked_on
+        fresh = without(left, [(0, head.ledger.cursor)]) if is_new else ()
 
         def go_on() -> bool:
             return not self._is_over(order)
@@ -323,7 +334,7 @@ class StageTrainer(ABC):
 
     async def _validate_if_due(self) -> None:
         if trio.current_time() >= self._validates_from:
-            await self.validate()
+            await self._validate(EVALUATE_S)
 
     @asynccontextmanager
     async def _issuing(self) -> AsyncIterator[None]:

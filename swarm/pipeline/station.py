@@ -151,10 +151,11 @@ class Station:
         assert self._origin is not None, "only stage 0 issues"
         return await self._origin.issue(span, tokens, again, epoch)
 
-    async def evaluate(self, tokens: Tensor) -> float:
-        """Stage 0: the mean loss in nats a token of `tokens` (B, T + 1) int64, by all stages' present weights."""
+    async def evaluate(self, tokens: Tensor, patience_s: float) -> float:
+        """Stage 0: the mean loss in nats a token of `tokens` (B, T + 1) int64, by all stages' present weights. Raises
+        as `Origin.evaluate`."""
         assert self._origin is not None, "only stage 0 evaluates"
-        return await self._origin.evaluate(tokens)
+        return await self._origin.evaluate(tokens, patience_s)
 
     def _mates(self) -> list[str]:
         """The other replicas of our own stage."""

@@ -53,16 +53,16 @@ class Overseer:
         self._turn = 0
         self._seen = -1  # the round that was gathered for last, whatever term that was in
 
-    async def gather(self, head: Head, members: Sequence[str], station: Station) -> Claims:
+    async def gather(self, head: Head, members: Sequence[str], station: Station, resumed: bool = False) -> Claims:
         """Until the members, of whom we with our `station` are one, have counted the whole batch of the round after
         `head`: also where only the next plan can merge it, for it leaves out somebody who has counted a part. Returns
-        what each says it has."""
+        what each says it has. `resumed`: others had begun with that round, and are gone."""
         batch = self._pace.batch(head)
         assert batch is not None
         wanted = set(range(*batch, self._rules.micro_batch))
         have: dict[str, set[int]] = {}  # first samples of what each has counted
         counted: set[int] = set()
-        again, self._seen = self._seen == head.round + 1, head.round + 1
+        again, self._seen = resumed or self._seen == head.round + 1, head.round + 1
         grown_at = -math.inf if again else trio.current_time()  # what nobody is at now is lost
         while True:
             suspects = self._host.suspects
@@ -167,12 +167,14 @@ class Synchronous(StageTrainer):
         self._overseer = overseer
         self._losses: dict[int, tuple[int, float]] = {}  # of what was counted: first sample -> tokens, loss
         self._before: torch.Tensor | None = None  # the weights of the epoch before that of `head`, if we know them
+        self._resumes = False  # a round that the group had begun with before it was regrouped
 
     async def gather(self, members: Sequence[str]) -> Claims:
         await self._changed.until(lambda: self.head is not None and self._adoption is None, math.inf)
         head = self.head
         assert head is not None
-        return await self._overseer.gather(head, members, self._station)
+        # The first stage issues its round anew, whoever was lost.
+        return await self._overseer.gather(head, members, self._station, self._resumes and self._post.issuer is None)
 
     async def _train(self, order: Order) -> Work:
         await self._validate_if_due()
@@ -209,6 +211,13 @@ class Synchronous(StageTrainer):
     def _mean_loss(self, losses: Mapping[int, tuple[int, float]]) -> float | None:
         tokens = sum(tokens for tokens, _ in losses.values())
         return math.fsum(loss for _, loss in losses.values()) / tokens if tokens else None
+
+    def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None, head: Head) -> None:
+        # At once, for the round that begins with this head asks; and its weights may well be those that are here.
+        before = self._adoption.head if self._adoption is not None else self.head
+        if before is not None and head != before:
+            self._resumes = head.term > before.term and head.round <= before.round
+        super().adopt(theta, changed, head)
 
     # -- what stays and what goes ------------------------------------------------------------------------------------
 

@@ -95,6 +95,11 @@ def test_corrupt_invites(peer: Peer, tmp_path: Path, invite: str, words: str) ->
         assert re.search(words, said(peer(*arguments), 2))
 
 
+def test_an_argument_that_is_no_text(peer: Peer, tmp_path: Path) -> None:
+    sentence = said(peer("join", invite_to(1), "--home", tmp_path, "--name", "J\udcfcrgen"), 2)
+    assert r"J\udcfcrgen" in sentence and "UTF-8" in sentence
+
+
 def test_a_home_that_cannot_be_written(peer: Peer, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     sentence = said(peer("join", invite_to(1), "--home", tmp_path / "file" / "home"), 5)
@@ -139,6 +144,7 @@ def test_a_temporary_folder_that_cannot_be_made(peer: Peer, tmp_path: Path, monk
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "file"))  # where Python keeps what it made of TMPDIR
     for arguments in (("status", invite_to(1)), ("export", invite_to(1), "--out", tmp_path / "model")):
         assert "TMPDIR" in said(peer(*arguments), 5)
+    assert not (tmp_path / "model").exists(), "an export that fails leaves nothing behind"
 
 
 def test_a_home_that_is_not_what_it_should_be(peer: Peer, tmp_path: Path) -> None:

@@ -61,4 +61,4 @@ def test_a_child_that_ends_by_itself_ends_the_run_whatever_it_died_of(tmp_path: 
         course = Course(tmp_path, 4, group, Progress("test"), lambda: None)
         group.start("peer-1", tmp_path / "peer-1", ["join", "nonsense"], threads=1)
         with pytest.raises(RoundError, match=r"peer-1 ended with exit code 2: .*this is no invite"):
-            course.wait(60, "it ends", lambda: False)
+            course.wait(200, "it ends", lambda: False)

@@ -5,17 +5,19 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
+import msgspec
 import pytest
 import trio
 
 from cli.findings import Finding, disk_finding, failure, home_finding, local_findings, memory_finding, python_finding
-from cli.network_findings import clock_finding, port_finding, reach_finding, swarm_findings
+from cli.network_findings import clock_finding, port_finding, reach_finding, size_findings, swarm_findings
 from peer.errors import NotAdmitted
 from peer.identity import Identity
 from swarm.home import Home
 from swarm.invite import Invite
 from swarm.reach import Reach
 from swarm.visit import Ears
+from tests.cli.test_pipeline_input import manifest_of
 from tests.cli.typed import Peer
 
 
@@ -35,8 +37,26 @@ def test_old_python() -> None:
 
 
 def test_full_disk_and_small_memory(tmp_path: Path) -> None:
-    assert is_failure(disk_finding(tmp_path / "not" / "yet", 1 << 60), 5)
-    assert memory_finding(1 << 60).state == "warning"
+    assert is_failure(disk_finding(tmp_path / "not" / "yet", [1 << 60]), 5)
+    assert memory_finding(1e9, [2e9]).state == "warning"  # it is tried, with swap
+
+
+def test_a_stage_that_fits_is_enough(tmp_path: Path) -> None:
+    assert is_failure(disk_finding(tmp_path, [1 << 60, 1 << 61]), 5)
+    found = disk_finding(tmp_path, [1, 1 << 60])
+    assert found.state == "warning" and "for the largest stage" in found.detail and found.exit_code == 0
+    assert disk_finding(tmp_path, [1, 2]).state == "ok"
+    assert is_failure(memory_finding(1e9, [3e9, 2e9]), 2) and "feeder" in memory_finding(1e9, [3e9, 2e9]).remedy
+    found = memory_finding(1e9, [3e9, 0.5e9])
+    assert found.state == "warning" and "0.5 GB needed for the smallest stage and 3.0 GB" in found.detail
+    assert memory_finding(1e9, [0.5e9, 0.6e9]).state == "ok"
+
+
+def test_a_run_of_stages_is_measured_by_each(tmp_path: Path) -> None:
+    manifest = manifest_of(Identity.generate(), 3)
+    model = msgspec.structs.replace(manifest.model, vocab_size=1 << 33)  # the first and the last stage fit nowhere
+    disk, memory = size_findings(msgspec.structs.replace(manifest, model=model), tmp_path)
+    assert (disk.state, memory.state) == ("warning", "warning")
 
 
 def test_a_home_that_is_in_use_or_cannot_be_written(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def test_a_shadowing_package_is_named_by_both_paths(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
     done = subprocess.run(
         [sys.executable, "-c", "from cli.main import main; main()", "--help"],
-        env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=30,
+        env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 2
     assert f"{tmp_path / 'swarm'} shadows {ROOT / 'swarm'}" in done.stderr

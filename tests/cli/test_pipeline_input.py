@@ -83,6 +83,11 @@ def test_a_role_that_the_run_has_not(peer: Peer, tmp_path: Path, stages: int, op
         ("quickstart --stages 2 --rounds 7", "the peer that is added needs 8 rounds here to take part: raise --rounds"),
         ("join INVITE --stage -1", "-1 is not in the range"),
         ("join INVITE --memory-limit 0", "0.0 is not in the range"),
+        ("join INVITE --memory-limit inf", "inf is not in the range"),
+        ("join INVITE --memory-limit nan", "nan is no number"),
+        ("join INVITE --upload-limit inf", "inf is not in the range"),
+        ("join INVITE --download-limit 1e9", "1000000000.0 is not in the range"),
+        ("join INVITE --upload-limit nan", "nan is no number"),
         ("join INVITE --role leader", "'leader' is not one of"),
     ],
 )
@@ -97,7 +102,11 @@ UNTIED = template().replace("# tie_embeddings = true", "tie_embeddings = false")
 @pytest.mark.parametrize(
     ("text", "section", "words"),
     [
-        (UNTIED, "stages = 3", r"line \d+: \[pipeline\] stages: .* 2 blocks make at most 2 stages"),
+        (
+            UNTIED,
+            "stages = 3",
+            r"line \d+: \[pipeline\] stages: .* 2 blocks make at most 2 stages; raise \[model\] layers",
+        ),
         (UNTIED, "stages = 0", r"\[pipeline\] stages: .* between 1 \(no pipeline\)"),
         (UNTIED, "stages = 2\nmicro_batch = 3", r"\[pipeline\] micro_batch: .* must divide \[inner\] batch_size \(8\)"),
         (UNTIED, 'stages = 2\nactivations = "int2"', r"\[pipeline\] activations: .*int2"),
@@ -112,6 +121,20 @@ def test_a_wrong_section(peer: Peer, tmp_path: Path, text: str, section: str, wo
     path.write_text(f"{text}\n[pipeline]\n{section}\n")
     assert re.search(words, said(peer("coordinate", path, "--home", tmp_path / "home"), 2))
     assert not (tmp_path / "home").exists()
+
+
+def test_what_the_readme_says_to_put_into_the_template_is_a_pipeline() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    (section,) = re.findall(r"^## A model larger.*?(?=^## |\Z)", readme, re.MULTILINE | re.DOTALL)
+    text = template()
+    for block in re.findall(r"^```toml\n(.*?)^```", section, re.MULTILINE | re.DOTALL):
+        if block.startswith("["):
+            text += f"\n{block}"
+            continue
+        for line in block.splitlines():
+            text, changed = re.subn(rf"^(# )?{line.split(' ')[0]} = .*", line, text, flags=re.MULTILINE)
+            assert changed == 1, line
+    assert parse_run_config(text).pipeline == PipelineConfig(stages=3)
 
 
 async def kept(home: Path, manifest: Manifest, authority: Identity, stages: list[int]) -> Path:

@@ -130,6 +130,20 @@ def test_what_is_kept_for_another_stage_is_not_ones_own_checkpoint() -> None:
     assert what_was_kept(Progress("nothing yet"), Path("home")) == ""
 
 
+def test_after_a_move_the_farewell_says_of_which_stage_the_checkpoint_is() -> None:
+    progress = Progress("one peer's own view")
+    progress.apply("a", "seat_taken", 1.0, {"stage": 0})
+    progress.apply("a", "round_committed", 1.0, committed(0, 12))
+    progress.apply("a", "checkpoint_saved", 2.0, {"round": 12, "path": "home/stage-0/checkpoints/12"})
+    progress.apply("a", "seat_taken", 3.0, {"stage": 1})
+    kept = what_was_kept(progress, Path("home"))
+    assert "Saved: round 12 of stage 0 in home/stage-0/checkpoints/12, and nothing yet of stage 1" in kept
+    assert "goes on from there" not in kept
+    progress.apply("a", "checkpoint_saved", 4.0, {"round": 13, "path": "home/stage-1/checkpoints/13"})
+    kept = what_was_kept(progress, Path("home"))
+    assert "Saved: round 13 of stage 1 in home/stage-1/checkpoints/13. Joining again" in kept
+
+
 def test_a_feeder_says_what_it_does_for_whom_and_how_much() -> None:
     progress = Progress("one peer's own view")
     progress.apply("f", "member_joined", 1.0, {"peer": "12D3KooWverylong", "name": "ann\x1b[2J"})

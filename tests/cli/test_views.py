@@ -72,6 +72,18 @@ def test_milestones_come_as_lines_where_there_is_no_terminal() -> None:
     assert [line.split("  ", 1)[1] for line in lines] == ["round 4 discarded: no quorum", "a: disk full"]
 
 
+def test_a_joiner_learns_that_it_has_no_text_and_once_that_it_does_not_hear_the_others() -> None:
+    progress = Progress("a run")
+    progress.apply("a", "text_missing", 1.0, {"reason": "no text (--data names a folder)"})
+    for name in ("a", "a", "b"):
+        progress.apply(name, "membership_stale", 2.0, {"reason": "nobody answers"})
+    assert [note.split("  ", 1)[1] for note in progress.notes] == [
+        "a: no text (--data names a folder)",
+        "a: nobody answers",
+        "b: nobody answers",
+    ]
+
+
 @pytest.mark.parametrize(("size", "text"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (2.5e9, "2.5 GB")])
 def test_sizes(size: float, text: str) -> None:
     assert size_text(size) == text

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,12 @@ from peer.identity import Identity
 RUN = "run-under-test"
 REPOSITORY = Path(__file__).parents[2]
 
-# As the defaults, but what happens every half minute happens several times a second.
+# As the defaults, but what happens every half minute happens several times a second, and who is slow is waited for: all
+# nodes live in one process, and on a busy machine it stands still for seconds.
 BRISK = Tuning(
+    patience_s=15.0,
+    lookup_budget_s=40.0,
+    bootstrap_timeout_s=40.0,
     refresh_s=0.4,
     refresh_max_s=0.4,
     relookup_s=0.4,
@@ -34,8 +38,11 @@ BRISK = Tuning(
     redial_min_s=0.1,
     redial_max_s=0.5,
     redial_strangers_max_s=0.5,
-    probe_timeout_s=1.5,
+    probe_timeout_s=40.0,
+    leave_timeout_s=5.0,
 )
+# For tests with nodes that are silent.
+HASTY = replace(BRISK, patience_s=0.75, lookup_budget_s=1.2, bootstrap_timeout_s=5.0, probe_timeout_s=1.5)
 
 
 class Card(msgspec.Struct):

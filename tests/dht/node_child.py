@@ -9,12 +9,12 @@ from dht.node import open_node
 from peer.events import EventLog
 from peer.host import HostConfig, open_host
 from peer.identity import Identity
-from tests.dht.local_swarm import BRISK, CARDS, RUN, Card
+from tests.dht.local_swarm import CARDS, HASTY, RUN, Card
 
 
 async def main(key: str, number: int, ttl_s: float, bootstrap: list[str]) -> None:
     config = HostConfig(identity=Identity.generate(), events=EventLog())
-    async with open_host(config) as host, open_node(host, bootstrap, [CARDS], None, RUN, tuning=BRISK) as node:
+    async with open_host(config) as host, open_node(host, bootstrap, [CARDS], None, RUN, tuning=HASTY) as node:
         await node.put(CARDS, key, Card(number), ttl_s)
         sys.stdout.write(json.dumps({"peer": host.peer_id, "address": host.addresses[0]}) + "\n")
         sys.stdout.flush()

@@ -27,7 +27,7 @@ from peer.errors import ConnectionLost, RemoteError
 from peer.host import Host
 from peer.identity import Identity, Signed, sign_body
 from peer.rpc import Call
-from tests.dht.local_swarm import CARDS, RUN, Card, Member, bare_host, local_swarm
+from tests.dht.local_swarm import CARDS, HASTY, RUN, Card, Member, bare_host, local_swarm
 
 HONEST = Identity.generate()
 MINE: Schema[Card] = Schema("mine", Card, ttl_max_s=30.0, size_max=500, signer=lambda key, peer: key == peer)
@@ -100,7 +100,7 @@ async def test_malformed_requests_are_refused_and_do_no_harm() -> None:
             FindRequest(RUN, ("/ip4/127.0.0.1/tcp/1",) * 1000, bytes(32)),
         ):
             with pytest.raises(ConnectionLost):
-                await attacker.rpc.call(victim.id, FIND, request, timeout_s=5)
+                await attacker.rpc.call(victim.id, FIND, request, timeout_s=60)
         nonsense = FindRequest(RUN, ("nonsense", "/ip4/0.0.0.0/tcp/0", ""), bytes(32))
         reply = await attacker.rpc.call(victim.id, FIND, nonsense, timeout_s=30)
         assert reply.body.nodes == ()
@@ -116,7 +116,7 @@ async def test_a_flood_stays_bounded_and_honest_records_live_on() -> None:
         assert await honest.node.put(CARDS, "key", Card(1), ttl_s=30) == 2
         codes = []
         for number in range(120):
-            signed = sign_body(attacker.identity, KIND, body(key=f"key-{number}"))
+            signed = sign_body(attacker.identity, KIND, body(key=f"key-{number}", ttl_ms=30_000))
             try:
                 await deliver(attacker, victim, signed)
             except RemoteError as error:
@@ -184,8 +184,9 @@ async def test_a_reader_believes_no_store_and_bans_a_liar(lie: str) -> None:
 
 
 async def test_no_store_can_bring_back_a_record_that_the_reader_saw_replaced() -> None:
-    old = sign_body(HONEST, KIND, body())
-    new = sign_body(HONEST, KIND, body(issued_us=body().issued_us + 1, value=msgspec.msgpack.encode(Card(2))))
+    old = sign_body(HONEST, KIND, body(ttl_ms=30_000))
+    newer = {"issued_us": body().issued_us + 1, "value": msgspec.msgpack.encode(Card(2))}
+    new = sign_body(HONEST, KIND, body(ttl_ms=30_000, **newer))
     async with local_swarm() as swarm:
         reader = await swarm.add()
         async with evil_store(held(new)) as fresh:
@@ -217,7 +218,7 @@ async def test_invented_peers_cost_little_time_and_no_place() -> None:
         port = listeners[0].socket.getsockname()[1]
         invented = [Contact(Identity.generate().peer_id, (f"/ip4/127.0.0.1/tcp/{port}",)) for _ in range(16)]
         async with evil_store([], named=invented) as evil:
-            reader, honest = await swarm.grow(2)
+            reader, honest = await swarm.grow(2, HASTY)
             await honest.node.put(CARDS, "key", Card(1), ttl_s=30)
             await join_by(evil, reader)
             with trio.fail_after(60):  # less than it takes to wait for each of the 16 in turn, three times

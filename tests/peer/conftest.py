@@ -5,6 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    """The same numbers in every run, whichever tests ran before."""
+    torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")

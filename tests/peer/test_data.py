@@ -160,7 +160,7 @@ def test_it_is_known_without_reading_whether_there_is_any_text(tmp_path: Path) -
 def test_the_standard_library_is_there_at_once() -> None:
     started = time.process_time()
     corpus = load_corpus(DataConfig(seq_len=128), ByteTokenizer())
-    assert time.process_time() - started < 1.0
+    assert time.process_time() - started < 5.0  # of CPU; 0.06 here, and a loop over its bytes would take more
     assert corpus.windows > 10_000 and not corpus.truncated
     assert b"import os" in bytes(corpus.train.tolist())
     batches = list(corpus.held_out_batches(batch_size=8, max_batches=3))

@@ -72,9 +72,9 @@ class Victim:
     async def still_serves(self) -> None:
         """An old acquaintance and a newcomer both get their answers, and little memory is gone."""
         async with a_host() as newcomer:
-            await newcomer.connect_address(self.host.addresses[0], timeout_s=15)  # on a loaded machine, too
+            await newcomer.connect_address(self.host.addresses[0], timeout_s=60)  # on a loaded machine, too
             for caller in (self.honest, newcomer):
-                reply = await caller.rpc.call(self.host.peer_id, ECHO, Note("there?"), timeout_s=15)
+                reply = await caller.rpc.call(self.host.peer_id, ECHO, Note("there?"), timeout_s=60)
                 assert reply.body == Note("there?")
         assert _resident() - self.memory < GROWTH_MAX
 
@@ -104,8 +104,8 @@ async def victim() -> AsyncIterator[Victim]:
         async with a_host(events) as host, a_host() as honest:
             host.rpc.serve(ECHO, echo)
             host.rpc.serve(BIG, big)
-            await honest.connect_address(host.addresses[0], timeout_s=30)
-            await honest.rpc.call(host.peer_id, ECHO, Note("warm"), timeout_s=30)
+            await honest.connect_address(host.addresses[0], timeout_s=60)
+            await honest.rpc.call(host.peer_id, ECHO, Note("warm"), timeout_s=60)
             yield Victim(host, honest, struck)
 
 

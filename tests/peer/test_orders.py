@@ -160,20 +160,31 @@ async def _stops(gang: Gang) -> None:
     async def run(stop: int) -> None:
         steps.append((await gang.inner_steps([(0, stop)], 0, HOUR_S, orders=TAIL)).steps)
 
+    def signalled(signum: signal.Signals) -> None:
+        """While it stands still it makes no steps past a stop that is yet to come."""
+        assert gang.worker_pid is not None
+        os.kill(gang.worker_pid, signum)
+
     for stops in ([30], [40, 20, 60], [10**6, 0]):
         async with trio.open_nursery() as nursery:
+            signalled(signal.SIGSTOP)
             nursery.start_soon(run, ENDLESS[0][1])
             await trio.testing.wait_all_tasks_blocked()
             for after_steps in stops:
                 gang.stop_inner(after_steps)
+            await trio.testing.wait_all_tasks_blocked()
+            signalled(signal.SIGCONT)
     assert steps[:2] == [30, 20] and steps[2] < 30
 
     steps.clear()
     async with trio.open_nursery() as nursery:  # of two runs the first is stopped; the second ends by its samples
+        signalled(signal.SIGSTOP)
         for samples in (ENDLESS[0][1], 40):
             nursery.start_soon(run, samples)
             await trio.testing.wait_all_tasks_blocked()
         gang.stop_inner(15)
+        await trio.testing.wait_all_tasks_blocked()
+        signalled(signal.SIGCONT)
     assert steps == [15, 10]
 
     steps.clear()

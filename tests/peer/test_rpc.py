@@ -80,7 +80,7 @@ async def hosts(limits: NetLimits | None = None) -> AsyncIterator[tuple[Host, Ho
     two = HostConfig(identity=Identity.generate(), events=log, limits=limits or NetLimits())
     async with open_host(one) as a, open_host(two) as b:
         b.rpc.serve(ECHO, echo)
-        await a.connect_address(b.addresses[0], timeout_s=30)
+        await a.connect_address(b.addresses[0], timeout_s=60)
         yield a, b, facts
 
 
@@ -89,7 +89,7 @@ async def hosts(limits: NetLimits | None = None) -> AsyncIterator[tuple[Host, Ho
 async def test_a_call_carries_body_and_payload_both_ways(size: int, bulk: bool) -> None:
     payload = bytes(range(256)) * (size // 256) + bytes(size % 256)
     async with hosts() as (a, b, _):
-        reply = await a.rpc.call(b.peer_id, ECHO, Number(1), payload, timeout_s=30, bulk=bulk)
+        reply = await a.rpc.call(b.peer_id, ECHO, Number(1), payload, timeout_s=60, bulk=bulk)
         assert reply.body == Number(2)
         assert reply.payload == payload
         assert a.bytes_up >= size and a.bytes_down >= size
@@ -101,7 +101,7 @@ async def test_a_call_carries_body_and_payload_both_ways(size: int, bulk: bool) 
 async def test_the_answering_side_can_call_back_over_the_same_connection() -> None:
     async with hosts() as (a, b, _):
         a.rpc.serve(ECHO, echo)
-        assert (await b.rpc.call(a.peer_id, ECHO, Number(1), timeout_s=30)).body == Number(2)
+        assert (await b.rpc.call(a.peer_id, ECHO, Number(1), timeout_s=60)).body == Number(2)
 
 
 async def test_many_calls_at_once() -> None:
@@ -109,7 +109,7 @@ async def test_many_calls_at_once() -> None:
         done: list[int] = []
 
         async def one(number: int) -> None:
-            done.append((await a.rpc.call(b.peer_id, ECHO, Number(number), timeout_s=20)).body.value)
+            done.append((await a.rpc.call(b.peer_id, ECHO, Number(number), timeout_s=60)).body.value)
 
         async with trio.open_nursery() as nursery:
             for number in range(300):
@@ -119,9 +119,9 @@ async def test_many_calls_at_once() -> None:
 
 async def test_a_call_to_oneself_takes_no_socket() -> None:
     async with hosts() as (_, b, _facts):
-        assert (await b.rpc.call(b.peer_id, ECHO, Number(1), b"x", timeout_s=30)).payload == b"x"
+        assert (await b.rpc.call(b.peer_id, ECHO, Number(1), b"x", timeout_s=60)).payload == b"x"
         with pytest.raises(RemoteError) as caught:
-            await b.rpc.call(b.peer_id, UNSERVED, Number(1), timeout_s=5)
+            await b.rpc.call(b.peer_id, UNSERVED, Number(1), timeout_s=60)
         assert caught.value.code == "UnknownMethod"
 
 
@@ -135,11 +135,11 @@ async def test_errors_of_a_handler_reach_the_caller_by_name() -> None:
         b.rpc.serve(FAIL, fail)
         for index, code in enumerate(["RoundDiscarded", "ProtocolViolation", "internal"]):
             with pytest.raises(RemoteError) as caught:
-                await a.rpc.call(b.peer_id, FAIL, Number(index), timeout_s=5)
+                await a.rpc.call(b.peer_id, FAIL, Number(index), timeout_s=60)
             assert caught.value.code == code
         assert (await facts.wait("peer_struck")).fields["peer"] == a.peer_id
         assert "KeyError" in str((await facts.wait("bug")).fields["error"])
-        assert (await a.rpc.call(b.peer_id, ECHO, Number(1), timeout_s=30)).body == Number(2)
+        assert (await a.rpc.call(b.peer_id, ECHO, Number(1), timeout_s=60)).body == Number(2)
 
 
 async def test_the_gate_stops_everything_that_is_not_open() -> None:
@@ -155,25 +155,25 @@ async def test_the_gate_stops_everything_that_is_not_open() -> None:
         b.rpc.gate = nobody
         for size in (0, BIG):  # a refusal stops a big payload on its way
             with pytest.raises(RemoteError, match="ask for a token") as caught:
-                await a.rpc.call(b.peer_id, ECHO, Number(1), bytes(size), timeout_s=5)
+                await a.rpc.call(b.peer_id, ECHO, Number(1), bytes(size), timeout_s=60)
             assert caught.value.code == "NotAdmitted"
         assert b.bytes_by_peer[a.peer_id].bytes_down < BIG
-        assert (await a.rpc.call(b.peer_id, OPEN, Number(3), timeout_s=30)).body == Number(3)
+        assert (await a.rpc.call(b.peer_id, OPEN, Number(3), timeout_s=60)).body == Number(3)
 
 
 @pytest.mark.parametrize("peer", ["", "Somebody", "0OIl", "12D3KooWSomebody", "\N{SNOWMAN}"])
 async def test_a_call_to_what_is_no_peer_id_is_an_error_of_that_call(peer: str) -> None:
     async with hosts() as (a, _, _):
         with pytest.raises(DialError, match="no peer id"):
-            await a.rpc.call(peer, ECHO, Number(1), timeout_s=5.0)
+            await a.rpc.call(peer, ECHO, Number(1), timeout_s=60)
 
 
 async def test_an_unknown_method_is_an_error_and_the_connection_lives_on() -> None:
     async with hosts() as (a, b, _):
         with pytest.raises(RemoteError) as caught:
-            await a.rpc.call(b.peer_id, UNSERVED, Number(1), timeout_s=5)
+            await a.rpc.call(b.peer_id, UNSERVED, Number(1), timeout_s=60)
         assert caught.value.code == "UnknownMethod"
-        assert (await a.rpc.call(b.peer_id, ECHO, Number(1), b"x", timeout_s=30)).payload == b"x"
+        assert (await a.rpc.call(b.peer_id, ECHO, Number(1), b"x", timeout_s=60)).payload == b"x"
 
 
 async def test_what_was_served_in_a_scope_is_withdrawn_at_its_end() -> None:
@@ -187,7 +187,7 @@ async def test_what_was_served_in_a_scope_is_withdrawn_at_its_end() -> None:
 
         async def call_it(caller: Host) -> None:
             with pytest.raises(RemoteError) as caught:
-                await caller.rpc.call(b.peer_id, STALL, Number(1), timeout_s=20)
+                await caller.rpc.call(b.peer_id, STALL, Number(1), timeout_s=60)
             errors.append(caught.value)
 
         with trio.fail_after(60):
@@ -200,10 +200,10 @@ async def test_what_was_served_in_a_scope_is_withdrawn_at_its_end() -> None:
             await call_it(a)
             await call_it(b)
             assert [error.code for error in errors] == ["UnknownMethod"] * 3
-            assert (await a.rpc.call(b.peer_id, ECHO, Number(1), b"x", timeout_s=30)).payload == b"x"
+            assert (await a.rpc.call(b.peer_id, ECHO, Number(1), b"x", timeout_s=60)).payload == b"x"
         with b.rpc.scope():  # another life of the same method
             b.rpc.serve(STALL, echo)
-            assert (await a.rpc.call(b.peer_id, STALL, Number(1), timeout_s=30)).body == Number(2)
+            assert (await a.rpc.call(b.peer_id, STALL, Number(1), timeout_s=60)).body == Number(2)
         assert "peer_struck" not in [event.name for event in facts]
 
 
@@ -220,7 +220,7 @@ async def test_a_deadline_ends_the_call_and_cancels_the_handler() -> None:
 
         b.rpc.serve(STALL, stall)
         with pytest.raises(DeadlineExceeded, match="test/stall"):
-            await a.rpc.call(b.peer_id, STALL, Number(1), timeout_s=0.3)
+            await a.rpc.call(b.peer_id, STALL, Number(1), timeout_s=2.0)  # time enough to get there
         with trio.fail_after(60):
             await cancelled.wait()
 
@@ -250,14 +250,14 @@ async def test_a_caller_that_gives_up_cancels_the_handler_at_once() -> None:
 async def test_oversize_payloads_are_refused_on_both_sides() -> None:
     async with hosts() as (a, b, facts):
         with pytest.raises(ValueError, match="takes 33554432"):
-            await a.rpc.call(b.peer_id, ECHO, Number(1), bytes(BIG + 1), timeout_s=5)
+            await a.rpc.call(b.peer_id, ECHO, Number(1), bytes(BIG + 1), timeout_s=60)
         generous = Method("test/echo", Number, Number, request_payload_max=BIG * 2)
         with pytest.raises(ConnectionLost):
-            await a.rpc.call(b.peer_id, generous, Number(1), bytes(BIG + 1), timeout_s=5)
+            await a.rpc.call(b.peer_id, generous, Number(1), bytes(BIG + 1), timeout_s=60)
         assert "limit" in str((await facts.wait("peer_struck")).fields["reason"])
         stingy = Method("test/echo", Number, Number, request_payload_max=BIG, reply_payload_max=10)
         with pytest.raises(ProtocolViolation, match="limit of 10"):
-            await a.rpc.call(b.peer_id, stingy, Number(1), bytes(11), timeout_s=5)
+            await a.rpc.call(b.peer_id, stingy, Number(1), bytes(11), timeout_s=60)
 
 
 async def test_what_no_header_holds_is_an_error_and_the_connection_lives_on() -> None:
@@ -271,18 +271,18 @@ async def test_what_no_header_holds_is_an_error_and_the_connection_lives_on() ->
         b.rpc.serve(repeat, answer)
         for size in (0, BIG):  # a big payload leaves in a task of its own
             with pytest.raises(TooLarge, match="limit of 1048576"):
-                await a.rpc.call(b.peer_id, repeat, Text(long), bytes(size), timeout_s=30)
+                await a.rpc.call(b.peer_id, repeat, Text(long), bytes(size), timeout_s=60)
             with pytest.raises(RemoteError, match="limit of 1048576") as caught:
-                await a.rpc.call(b.peer_id, repeat, Text("short"), bytes(size), timeout_s=30)
+                await a.rpc.call(b.peer_id, repeat, Text("short"), bytes(size), timeout_s=60)
             assert caught.value.code == "TooLarge"
-        assert (await a.rpc.call(b.peer_id, ECHO, Number(1), timeout_s=30)).body == Number(2)
+        assert (await a.rpc.call(b.peer_id, ECHO, Number(1), timeout_s=60)).body == Number(2)
 
 
 async def test_a_malformed_body_is_a_strike() -> None:
     async with hosts() as (a, b, facts):
         wrong = Method("test/echo", Text, Number)
         with pytest.raises(ConnectionLost):
-            await a.rpc.call(b.peer_id, wrong, Text("not a number"), timeout_s=5)
+            await a.rpc.call(b.peer_id, wrong, Text("not a number"), timeout_s=60)
         assert "malformed body" in str((await facts.wait("peer_struck")).fields["reason"])
 
 
@@ -306,7 +306,7 @@ async def test_garbage_is_a_strike_and_nothing_dies(garbage: bytes) -> None:
         stream = await raw_stream(a, b.peer_id)
         await stream.write(garbage)
         await facts.wait("peer_struck")
-        assert (await a.rpc.call(b.peer_id, ECHO, Number(1), timeout_s=30)).body == Number(2)
+        assert (await a.rpc.call(b.peer_id, ECHO, Number(1), timeout_s=60)).body == Number(2)
 
 
 async def test_silence_and_truncation_free_their_slot() -> None:
@@ -321,7 +321,8 @@ async def test_silence_and_truncation_free_their_slot() -> None:
             with trio.fail_after(60), pytest.raises(StreamError):
                 while await stream.read(100):
                     pass
-        assert (await a.rpc.call(b.peer_id, ECHO, Number(1), timeout_s=30)).body == Number(2)
+        b.rpc.server._limits = NetLimits()  # what is honest may take its time
+        assert (await a.rpc.call(b.peer_id, ECHO, Number(1), timeout_s=60)).body == Number(2)
 
 
 async def test_too_many_calls_of_one_peer_are_told_so() -> None:
@@ -346,7 +347,7 @@ async def test_too_many_calls_of_one_peer_are_told_so() -> None:
             with trio.fail_after(60):
                 await both.wait()
             with pytest.raises(RemoteError) as caught:
-                await a.rpc.call(b.peer_id, ECHO, Number(1), timeout_s=5)
+                await a.rpc.call(b.peer_id, ECHO, Number(1), timeout_s=60)
             assert caught.value.code == "Busy"
             nursery.cancel_scope.cancel()
 
@@ -357,7 +358,7 @@ async def test_payloads_wait_for_the_memory_budget() -> None:
         replies: list[int] = []
 
         async def one(size: int) -> None:
-            reply = await a.rpc.call(b.peer_id, ECHO, Number(1), bytes(size), timeout_s=20, bulk=True)
+            reply = await a.rpc.call(b.peer_id, ECHO, Number(1), bytes(size), timeout_s=60, bulk=True)
             replies.append(reply.payload.nbytes)
 
         async with trio.open_nursery() as nursery:

@@ -15,6 +15,7 @@ import trio.testing
 from torch import Tensor
 
 from peer.errors import ConfigError, StageRefused, WorkerError
+from peer.events import Event
 from peer.layout import init_flat, join_flat
 from peer.stage_gang import MicroBatch, StageGang
 from tests.peer.stage_gang_harness import STAGES, open_worker
@@ -152,8 +153,8 @@ async def test_what_waits_can_be_dropped_and_the_rest_is_computed(tmp_path: Path
 
 async def test_a_killed_and_a_frozen_worker_are_replaced(tmp_path: Path) -> None:
     """What was in flight fails, its slots come back, and the new worker waits for weights."""
-    async with open_worker(tmp_path, 1, silence_s=3.0) as (gang, log):
-        for fatal, words in ((signal.SIGKILL, "killed by SIGKILL"), (signal.SIGSTOP, "silent for 3 s")):
+    async with open_worker(tmp_path, 1, silence_s=8.0) as (gang, log):
+        for fatal, words in ((signal.SIGKILL, "killed by SIGKILL"), (signal.SIGSTOP, "silent for 8 s")):
             errors: list[str] = []
 
             async def compute(name: str) -> None:
@@ -183,6 +184,27 @@ async def test_a_killed_and_a_frozen_worker_are_replaced(tmp_path: Path) -> None
                 slot.hidden(2, 8).fill_(0.5)
                 slot.targets(2, 8).fill_(1)
                 await gang.forward(MicroBatch("d", 1, 0), slot, 2, 8)
+
+
+async def test_a_peer_whose_worker_cannot_be_started_again_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its group would expect its part of every round: nothing else tells a peer that lives from one that works."""
+    monkeypatch.setattr("peer.supervisor._STARTS_MAX", 3)
+
+    def fails(*arguments: object) -> None:
+        raise WorkerError("the device is gone")
+
+    in_vain: list[Event] = []
+    last_words = pytest.RaisesGroup(pytest.RaisesExc(WorkerError, match="the device is gone.*join again"))
+    with trio.fail_after(60), last_words:
+        async with open_worker(tmp_path, 1) as (gang, log):
+            monkeypatch.setattr("peer.child.Child.start", fails)
+            assert gang.worker_pid is not None
+            os.kill(gang.worker_pid, signal.SIGKILL)
+            with log.subscribed(in_vain.append):
+                await trio.sleep_forever()
+    assert [event.name for event in in_vain].count("worker_failed") == 3
 
 
 async def test_what_cannot_work_is_said_at_once(tmp_path: Path) -> None:

@@ -38,8 +38,9 @@ async def test_a_stage_and_the_coordinator_are_lost_at_once(tmp_path: Path) -> N
 
 
 async def test_a_mover_whose_deputy_dies_turns_back(tmp_path: Path) -> None:
-    async with open_pipeline(tmp_path, LOCAL, [0, 0, 1, 2, 2, None]) as pipeline:
-        mover = pipeline.replicas[-1]
+    async with open_pipeline(tmp_path, LOCAL, [0, 0, 1, 2, 2]) as pipeline:
+        mover = pipeline.join()  # only now: who starts together with the others may choose before their records are out
+        await pipeline.whole(timeout_s=240.0)
         assert mover.stage == 1, "where one was missing"
         (deputy,) = [replica for replica in pipeline.of(1) if replica is not mover]
         witness = pipeline.of(2)[0].peer

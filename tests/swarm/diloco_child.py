@@ -2,9 +2,10 @@
 
     diloco_child.py NUMBER NUMEL ROUNDS FOLDER
 
-Prints where it is, reads the whole group from stdin, takes part in ROUNDS rounds, writes its final state to FOLDER and
-says so. All children hold the key of a throwaway authority (in FOLDER) and sign the head that the run begins with:
-Ed25519 is deterministic, so they sign the same bytes.
+Prints where it is, reads the whole group from stdin, says when it can be called, and once a further line has come takes
+part in ROUNDS rounds, writes its final state to FOLDER, says so, and stays until another line comes: the others look
+for it at the end. All children hold the key of a throwaway authority (in FOLDER) and sign the head that the run begins
+with: Ed25519 is deterministic, so they sign the same bytes.
 """
 
 from __future__ import annotations
@@ -71,6 +72,9 @@ class Invented:
     def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None, head: Head) -> None:
         """There is nobody to train with it."""
 
+    def has_run_dry(self, round: int) -> bool:
+        return False
+
     async def gather(self, members: Sequence[str]) -> None:
         await trio.sleep_forever()
 
@@ -91,6 +95,10 @@ class Witness:
         return ()
 
 
+async def hear() -> str:
+    return await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)
+
+
 async def main(number: int, numel: int, rounds: int, folder: Path) -> None:
     torch.set_num_threads(1)
     authority = Identity.load_or_create(folder / "authority.key")
@@ -101,20 +109,24 @@ async def main(number: int, numel: int, rounds: int, folder: Path) -> None:
     async with open_host(HostConfig(identity=identity, events=log)) as host:
         me = Member(host.peer_id, secrets.token_hex(4))
         print(json.dumps({"peer": me.peer, "session": me.session, "addresses": host.addresses}), flush=True)  # noqa: T201
-        group = json.loads(await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True))
+        group = json.loads(await hear())
         for hello in group:
             host.book.add(hello["peer"], hello["addresses"])
         first = genesis("four processes", state.tree.root)
         head = first.regrouped(tuple(Member(hello["peer"], hello["session"]) for hello in group), 1)
         pace = Pace(Diloco(steps=STEPS), InnerConfig(lr=1e-3, batch_size=BATCH, total_steps=1), SEQ, 60.0)
         shelf = SnapshotShelf(state.size_bytes, 9 << 20)
-        post = Post(me, identity, host, state, shelf, Invented(number, numel), pace, Tempo(), log)
+        post = Post(me, identity, host, state, shelf, Invented(number, numel), pace, Tempo(patience_s=60.0), log)
         witness = Witness()
         facts = RunFacts(first, authority.peer_id, rounds, len(group))
-        await Engine(post, facts, head, sign_body(authority, REGROUP_KIND, head), witness).run()
+        engine = Engine(post, facts, head, sign_body(authority, REGROUP_KIND, head), witness)
+        print(json.dumps("ready"), flush=True)  # noqa: T201
+        await hear()
+        await engine.run()
         save_file(state.named(), folder / f"{number}.safetensors")
         report = {"members": witness.members, "state_hash": state.tree.root.hex(), "bytes_up": host.bytes_up}
         print(json.dumps(report), flush=True)  # noqa: T201
+        await hear()
 
 
 if __name__ == "__main__":

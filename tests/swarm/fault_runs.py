@@ -23,7 +23,7 @@ class Fault:
     def __str__(self) -> str:
         return f"{self.signal}:{self.point}:{self.round}"
 
-    async def strikes(self, victim: PeerProcess, timeout_s: float = 60.0) -> None:
+    async def strikes(self, victim: PeerProcess, timeout_s: float = 120.0) -> None:
         """Until it has."""
         if self.signal == "kill":
             assert await victim.wait_exit(timeout_s) == -9, victim.story()

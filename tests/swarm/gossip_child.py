@@ -1,10 +1,10 @@
 """Child of test_gossip_processes: one gossiping peer with an invented worker, in a process of its own.
 
-    gossip_child.py NUMBER NUMEL ROUNDS CODEC FOLDER
+    gossip_child.py NUMBER NUMEL CODEC FOLDER
 
-Prints where it is, reads the group's addresses from stdin, takes part in ROUNDS rounds, printing each of its rounds,
-writes its weights to FOLDER and says so. Its deltas are STEP times as long as its weights, and then die away as under a
-falling learning rate.
+Prints where it is, reads the group's addresses from stdin, takes part until a further line comes, printing each of its
+rounds, writes its weights to FOLDER and says so. Its deltas are STEP times as long as its weights, and then die away as
+under a falling learning rate.
 """
 
 from __future__ import annotations
@@ -96,17 +96,21 @@ def say(message: object) -> None:
     print(json.dumps(message), flush=True)  # noqa: T201
 
 
-async def main(number: int, numel: int, rounds: int, codec_name: str, folder: Path) -> None:
+async def hear() -> str:
+    return await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)
+
+
+async def main(number: int, numel: int, codec_name: str, folder: Path) -> None:
     torch.set_num_threads(1)
     log, codec = EventLog(), get_codec(codec_name)
     replica = Replica(initial_theta(number, numel), torch.zeros(numel))
     coding = PairCoding(numel, codec, codec)
     async with open_host(HostConfig(identity=Identity.generate(), events=log)) as host:
         say({"peer": host.peer_id, "addresses": host.addresses})
-        group = json.loads(await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True))
+        group = json.loads(await hear())
         addresses = [hello["addresses"][0] for hello in group if hello["peer"] != host.peer_id]
         me = Member(host.peer_id, secrets.token_hex(4))
-        rules = Rules(RUN, b"", "", STEPS, BATCH, SEQ, rounds, PEERS, 60.0, 0.0, CONSTANTS)
+        rules = Rules(RUN, b"", "", STEPS, BATCH, SEQ, 0, PEERS, 60.0, 0.0, CONSTANTS)
         shelf = SnapshotShelf(replica.size_bytes, 1 << 16)
         shelf.serve(host.rpc)
         trainee = Invented(number, numel)
@@ -122,7 +126,8 @@ async def main(number: int, numel: int, rounds: int, codec_name: str, folder: Pa
             with log.subscribed(tell):
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(keeper.membership.run)
-                    await engine.run()
+                    nursery.start_soon(engine.run)
+                    await hear()
                     nursery.cancel_scope.cancel()
         save_file({"theta": replica.theta}, folder / f"{number}.safetensors")
         message_bytes = coding.total("phi") + coding.total("delta")
@@ -130,5 +135,5 @@ async def main(number: int, numel: int, rounds: int, codec_name: str, folder: Pa
 
 
 if __name__ == "__main__":
-    _, number, numel, rounds, codec, folder = sys.argv
-    trio.run(main, int(number), int(numel), int(rounds), codec, Path(folder))
+    _, number, numel, codec, folder = sys.argv
+    trio.run(main, int(number), int(numel), codec, Path(folder))

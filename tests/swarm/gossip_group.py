@@ -34,17 +34,6 @@ def noise(seed: int, scale: float = 1.0) -> torch.Tensor:
     return torch.randn(NUMEL, generator=torch.Generator().manual_seed(seed)) * scale
 
 
-class Hasty(Tempo):
-    """Nobody waits long for what never comes."""
-
-    @property
-    def answer_s(self) -> float:
-        return 1.0
-
-    def exchange_s(self, payload_bytes: int) -> float:
-        return 5.0
-
-
 @dataclass
 class Invented:
     """`deltas(n)` is the delta of the n-th call."""
@@ -97,7 +86,8 @@ class Peer:
 
 @dataclass
 class Group:
-    """`strangers`: peers that everybody believes to be members, with their rounds."""
+    """`strangers`: peers that everybody believes to be members, with their rounds. Nobody gives up on anybody for
+    `patience_s` at least, whatever the machine is busy with."""
 
     folder: Path
     codec: str
@@ -105,6 +95,7 @@ class Group:
     min_peers: int
     peers: list[Peer] = field(default_factory=list)
     strangers: dict[str, Seen] = field(default_factory=dict)
+    patience_s: float = 60.0
 
     @property
     def coding(self) -> PairCoding:
@@ -120,9 +111,10 @@ class Group:
             shelf = SnapshotShelf(replica.size_bytes, 1 << 16)
             shelf.serve(host.rpc)
             me = Member(host.peer_id, secrets.token_hex(4))
-            rules = Rules("run", b"", "", STEPS, BATCH, SEQ, self.rounds, self.min_peers, 60.0, 0.0, CONSTANTS)
+            sizes, waits = (STEPS, BATCH, SEQ, self.rounds, self.min_peers), (60.0, self.patience_s)
+            rules = Rules("run", b"", "", *sizes, *waits, CONSTANTS)
             part = self.folder / f"{host.peer_id}.part"
-            corner = Corner(me, host, peer.trainee, peer, Hasty(), shelf, part, log)
+            corner = Corner(me, host, peer.trainee, peer, Tempo(self.patience_s), shelf, part, log)
             peer.engine = Engine(corner, rules, replica, self.coding)
             for other in self.peers:  # as the DHT would
                 host.book.add(other.host.peer_id, other.host.addresses)

@@ -64,6 +64,7 @@ class InventedTrainer:
     gate: trio.Event | None = None
     gated_from: int = 0
     waiting: bool = False  # at the gate
+    dry: bool = False  # nothing will ever come
     theta: torch.Tensor | None = None
 
     async def train(self, order: Order) -> Work:
@@ -83,6 +84,9 @@ class InventedTrainer:
 
     def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None, head: Head) -> None:
         self.theta = theta.clone()
+
+    def has_run_dry(self, round: int) -> bool:
+        return self.dry
 
     async def gather(self, members: Sequence[str]) -> None:
         await trio.sleep_forever()
@@ -109,11 +113,12 @@ class Seat:
         self.post.trainer.adopt(state.theta, None, head)
 
     async def fetch(self, sighting: Sighting, mine: Head) -> None:
-        donors = list(sighting.holders)
+        donors = list(sighting.holders)  # those that answered until there were enough
         if not await replay(self.post, mine, sighting.head.state_hash, donors):
+            told = [peer for peer in self.others() if peer != self.host.peer_id]  # as records in the DHT would
             fetched = await fetch_state(
                 self.host.rpc,
-                lambda: donors,
+                lambda: list(dict.fromkeys([*donors, *told])),
                 sighting.head.state_hash,
                 self.post.state.size_bytes,
                 self.part_file,

@@ -2,9 +2,10 @@
 
     python -m tests.swarm.method_child NUMBER ROUNDS FOLDER   < {"outer": ..., "codec": ...}
 
-Says {"peer", "session", "addresses"}, reads the list of what all of them said, runs the rounds, and after each says
-{"round", "state_hash", "members", "bulk_bytes_up", "ideal_bytes"}: what it has sent in all, and what the coding of that
-round says the exchange among these members takes, all of them together.
+Says {"peer", "session", "addresses"}, reads the list of what all of them said, says that it can be called, and once a
+further line has come runs the rounds and stays until another one comes: the others look for it at the end. After each
+round it says {"round", "state_hash", "members", "bulk_bytes_up", "ideal_bytes"}: what it has sent in all, and what the
+coding of that round says the exchange among these members takes, all of them together.
 """
 
 from __future__ import annotations
@@ -70,6 +71,9 @@ class Invented:
 
     def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None, head: Head) -> None:
         """There is nobody to train with it."""
+
+    def has_run_dry(self, round: int) -> bool:
+        return False
 
     async def gather(self, members: Sequence[str]) -> None:
         await trio.sleep_forever()
@@ -141,7 +145,11 @@ async def main(number: int, rounds: int, folder: Path) -> None:
         post = Post(me, identity, host, state, shelf, Invented(number), pace, Tempo(), log)
         facts = RunFacts(first, authority.peer_id, rounds, len(group))
         signed = sign_body(authority, REGROUP_KIND, head)
-        await Engine(post, facts, head, signed, Reporter(post, folder / f"{number}.part")).run()
+        engine = Engine(post, facts, head, signed, Reporter(post, folder / f"{number}.part"))
+        say("ready")
+        await hear()
+        await engine.run()
+        await hear()
 
 
 if __name__ == "__main__":

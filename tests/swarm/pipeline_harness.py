@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import trio
 
@@ -25,6 +26,7 @@ from swarm.pipeline.counting import Counting
 from swarm.pipeline.messages import Pass, Passed, PipelineCalls
 from swarm.pipeline.rules import Load, PipelineRules
 from swarm.pipeline.station import Station
+from swarm.wiring import Wiring, WiringConfig
 from tests.peer.gang_harness import Log, gang_config
 from tests.peer.stage_harness import INNER, MODEL, SPLITS, spec_of
 
@@ -72,6 +74,14 @@ async def read_tokens(spans: Sequence[Range]) -> torch.Tensor:
 def ids_of(span: Range) -> bytes:
     """The same on the wire."""
     return tokens_of(span).numpy().astype("<u4").tobytes()
+
+
+def without_haste(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No answer is late, however long this machine stands still: for tests that count what was sent, and to whom."""
+    config = WiringConfig(deadline_first_s=60.0, deadline_min_s=60.0)
+    monkeypatch.setattr("swarm.pipeline.sender.Wiring", lambda seed: Wiring(seed, config))
+    for name in ("origin.SEEN_S", "sender.SEEN_S", "asking.AWAITED_S", "synchronous.ANSWER_S", "feeder.FEED_S"):
+        monkeypatch.setattr(f"swarm.pipeline.{name}", 60.0)
 
 
 def spans(first: int, count: int) -> list[Range]:
@@ -206,7 +216,7 @@ async def pass_to(host: Host, rules: PipelineRules, peer: str, stage: int, paylo
         "length": SEQ,
         **changes,
     }
-    return (await host.rpc.call(peer, PipelineCalls.of(rules).pass_on, Pass(**values), payload, timeout_s=30)).body
+    return (await host.rpc.call(peer, PipelineCalls.of(rules).pass_on, Pass(**values), payload, timeout_s=60)).body
 
 
 async def issue_all(replica: Replica, spans: list[Range], window: int = 8) -> float:

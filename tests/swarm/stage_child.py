@@ -2,7 +2,7 @@
 
     stage_child.py FOLDER STAGES STAGE BATCH ROUNDS
 
-Says its entry of the table, reads the table, and takes part in a synchronous run's rounds.
+Says its entry of the table, reads the table, says that it is ready, and takes part in a synchronous run's rounds.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ async def main(folder: Path, stages: int, stage: int, batch: int, rounds: int) -
         print(json.dumps({replica.peer: entry_of(replica)}), flush=True)  # noqa: T201
         table = json.loads(await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True))
         async with seated(replica, setting, table, authority, folder / "child") as seat:
+            print(json.dumps({"ready": True}), flush=True)  # noqa: T201
             await seat.engine.run()
 
 

@@ -139,6 +139,8 @@ async def check_a_kill(folder: Path, replicas: list[int], stage: int, steps: int
                 async with scene_of(folder, setting, replicas, entry) as scene:
                     child.stdin.write(json.dumps(scene.table) + "\n")
                     child.stdin.flush()
+                    ready = await trio.to_thread.run_sync(child.stdout.readline, abandon_on_cancel=True)
+                    assert json.loads(ready) == {"ready": True}, "else its first round may begin without it"
                     async with trio.open_nursery() as nursery:
                         nursery.start_soon(scene.run)
                         witness = scene.stages[1 if stage == 0 else 0][0]

@@ -126,8 +126,8 @@ class StageSeat:
                 merged[place] = values
 
 
-def _first_round(table: Table) -> int:
-    return max(entry.get("round", 0) for entry in table.values() if entry["stage"] == 0)
+def _first_round(table: Table) -> int | None:
+    return max((entry.get("round", 0) for entry in table.values() if entry["stage"] == 0), default=None)
 
 
 def entry_of(replica: Replica) -> dict[str, Any]:
@@ -159,7 +159,7 @@ async def seated(
     station = Station(stage, rules, replica.gang, host, counting, replicas_of, log)
     replica.station = station
     issuer = Issuer(station, tokens, log) if stage == 0 else None
-    post = StagePost(replica.gang, station, pace, log, issuer, None, lambda: _first_round(table))
+    post = StagePost(replica.gang, station, pace, log, issuer, None, lambda: _first_round(table), setting.rounds)
     trainer: StageTrainer
     if rules.synchronous:
         issue_here = issuer.reissue if issuer is not None else None

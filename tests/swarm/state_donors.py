@@ -45,7 +45,7 @@ class Joiner:
         return await self.fetch_from(lambda: names, root)
 
     async def fetch_from(self, donors: Callable[[], Sequence[str]], root: bytes = TREE.root) -> Fetched:
-        with self.events.subscribed(self.seen.append), trio.fail_after(60):
+        with self.events.subscribed(self.seen.append), trio.fail_after(120):
             return await fetch_state(self.host.rpc, donors, root, TREE.size_bytes, self.part_file, self.events)
 
     def know(self, donor: Host) -> str:

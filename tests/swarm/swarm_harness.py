@@ -16,7 +16,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -31,6 +30,7 @@ from typing import Any, Final
 import trio
 
 from cli.tail import EventTail
+from tests.ports import free_port
 
 REPO: Final = Path(__file__).parents[2]
 POLL_S: Final = 0.02
@@ -148,7 +148,7 @@ class PeerProcess:
         """Whether it is frozen."""
         return _state(self.process.pid) == "T"
 
-    async def wait_exit(self, timeout_s: float = 30.0) -> int:
+    async def wait_exit(self, timeout_s: float = 60.0) -> int:
         """Its exit status; negative for the signal that ended it."""
         with trio.move_on_after(timeout_s):
             while self.process.poll() is None:
@@ -214,7 +214,7 @@ class Swarm:
     def __init__(self, folder: Path, run_toml: str) -> None:
         self.folder = folder
         self.token = uuid.uuid4().hex
-        self.port = _free_port()
+        self.port = free_port()
         self.peers: dict[str, PeerProcess] = {}
         self._run_toml = folder / "run.toml"
         self._run_toml.write_text(run_toml)
@@ -313,6 +313,9 @@ class Swarm:
         for pid in self.leftovers():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        with trio.move_on_after(LEAVE_S):
+            while self.leftovers():  # whoever is killed takes a moment to be gone
+                await trio.sleep(POLL_S)
         for peer in [self.coordinator, *self.peers.values()]:
             peer.tail.close()
 
@@ -376,12 +379,6 @@ def _write_text(folder: Path) -> None:
         if size < TEXT_BYTES:
             shutil.copy(source, folder / f"{source.stem}.txt")
             size += source.stat().st_size
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _state(pid: int) -> str:

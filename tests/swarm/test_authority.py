@@ -40,10 +40,11 @@ async def regrouped_by(
     others: tuple[Head, ...] = (),
     crowd: tuple[Member, ...] = (),
     within_s: float = 60.0,
+    until: Callable[[], bool] | None = None,
 ) -> Head | None:
     """What an authority with that memory, which has just seen those heads before the last, signs anew when one peer,
     standing there, knocks and nobody else is alive. The other groups stand at `others`. The `crowd` publishes records,
-    and knocks at that head."""
+    and knocks at that head. Waits for the signing, or `until` that holds."""
     before = memory.signed
     async with (
         open_host(HostConfig(identity=me, events=EventLog())) as host,
@@ -84,7 +85,10 @@ async def regrouped_by(
         await host.connect_address(other.addresses[0], timeout_s=30)
         nursery.start_soon(authority.run)
         with trio.move_on_after(within_s):
-            await told.wait()
+            if until is None:
+                await told.wait()
+            while until is not None and not until():
+                await trio.sleep(0.02)
         nursery.cancel_scope.cancel()
     signed = memory.signed
     return None if signed is None or signed == before else open_regroup(signed, me.peer_id, "run")
@@ -159,6 +163,7 @@ async def test_strangers_crowd_out_nobody(monkeypatch: object) -> None:
     """However many say that they take part: who is a member is asked, and goes on with whoever was one lately."""
     monkeypatch.setattr(module, "ROUND_TRIP_S", 0.1)  # type: ignore[attr-defined]
     monkeypatch.setattr(module, "GONE_AFTER_S", 0.2)  # type: ignore[attr-defined]
+    monkeypatch.setattr(module, "KNOCK_LASTS_S", 600.0)  # type: ignore[attr-defined]
     me, peer = Identity.generate(), Identity.generate()
     lately, *strangers = some_members(5 * ASKED_MAX)
     start, signed = begun(me, (Member("gone", "s"), Member(peer.peer_id, "s")))
@@ -249,8 +254,12 @@ async def test_where_nobody_known_comes_back_strangers_are_the_stage(monkeypatch
     theirs = msgspec.structs.replace(start, round=40, previous=b"6" * 32, members=(stranger,))
     memory = after(msgspec.structs.replace(start, round=7, previous=b"5" * 32), signed)
     standing = say.Standing(theirs, stranger, "training", signed)
-    await regrouped_by(memory, standing, me, peer, abreast=lambda head: head, within_s=NEVER_S)
-    assert memory.seen is not None and memory.seen.head == theirs
+
+    def believed() -> bool:
+        return memory.seen is not None and memory.seen.head == theirs
+
+    await regrouped_by(memory, standing, me, peer, abreast=lambda head: head, until=believed)
+    assert believed()
 
 
 async def test_whom_a_stage_s_authority_believes() -> None:
@@ -323,6 +332,7 @@ async def test_the_authority_tells_which_heads_it_would_go_on_from() -> None:
 
 async def test_each_group_begins_once_the_run_has_enough_peers(monkeypatch: object) -> None:
     """Two peers suffice, whichever groups they are in; a group without a peer waits for its first."""
+    monkeypatch.setattr(module, "KNOCK_LASTS_S", 600.0)  # type: ignore[attr-defined]
     async with (
         open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as host,
         open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as one,

@@ -29,7 +29,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=400)
+@settings(max_examples=400, deadline=None)
 @given(steps)
 def test_two_heads_are_never_both_chosen(schedule: list[tuple[int, set[int], list[int]]]) -> None:
     base = head_with(MEMBERS)

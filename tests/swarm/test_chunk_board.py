@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peer.chunks import StateTree, hash_state
@@ -25,6 +25,7 @@ def tree_of(chunks: int) -> StateTree:
     return StateTree(1, chunks, tuple(bytes(32) for _ in range(chunks)))
 
 
+@settings(deadline=None)
 @given(st.integers(1, 40), st.integers(1, 4), st.randoms(use_true_random=False))
 def test_every_chunk_is_delivered_once(chunks: int, count: int, dice: object) -> None:
     """Donors take, deliver and fail in random order; one of them never fails."""

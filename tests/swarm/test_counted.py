@@ -95,6 +95,7 @@ def test_later_stages_are_assigned_nothing_and_have_all_the_time(pace: Pace) -> 
             check_plan(replace(plan, assignments=(wrong, *plan.assignments[1:])), HEAD, pace)
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0.1, 10), min_size=1, max_size=4))
 def test_the_first_stage_issues_the_whole_synchronous_batch(speeds: list[float]) -> None:
     plan = make_plan(WHOLE, 0, dict(zip(MEMBERS, speeds, strict=False)), SYNCHRONOUS)
@@ -166,6 +167,7 @@ def bodies_of(claimed: list[set[int]]) -> list[Contribution]:
     return [body_of(0, plan, spans(*(100 + MICRO * k for k in claim))) for claim in claimed]
 
 
+@settings(deadline=None)
 @given(claims)
 def test_as_much_as_can_be_is_merged_without_counting_twice(claimed: list[set[int]]) -> None:
     bodies = bodies_of(claimed)
@@ -225,7 +227,7 @@ def test_contributions_that_no_message_holds_together_go_without_the_longest() -
 histories = st.lists(st.lists(st.sets(st.integers(0, 40), max_size=6), min_size=1, max_size=4), min_size=1, max_size=6)
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(histories)
 def test_whatever_is_contributed_round_after_round_every_sample_is_merged_once_or_free(
     rounds: list[list[set[int]]],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -11,7 +12,15 @@ import trio
 
 from optim.outer import DilocoOuter
 from swarm.plan import Assignment
-from tests.swarm.group import Group, Seat, open_group
+from swarm.tempo import Tempo
+from tests.swarm.group import Group, InventedTrainer, Seat, open_group
+
+
+class Patient(Tempo):
+    """Nobody is left out of a round because this machine stood still for some seconds."""
+
+    def __init__(self) -> None:
+        super().__init__(patience_s=60.0)
 
 
 def deltas(peer: str, first_step: int, assignment: Assignment, numel: int = 40_000) -> torch.Tensor:
@@ -20,7 +29,7 @@ def deltas(peer: str, first_step: int, assignment: Assignment, numel: int = 40_0
 
 
 async def run_all(group: Group, seats: list[Seat]) -> None:
-    with trio.fail_after(60):
+    with trio.fail_after(120):
         async with trio.open_nursery() as nursery:
             for seat in seats:
                 nursery.start_soon(seat.engine.run)
@@ -29,6 +38,7 @@ async def run_all(group: Group, seats: list[Seat]) -> None:
 async def test_members_commit_the_same_bits_and_a_hash_chain(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         group = await stack.enter_async_context(open_group(tmp_path, 40_000, rounds=3))
+        group.tempo = Patient
         seats = [await stack.enter_async_context(group.join(deltas)) for _ in range(3)]
         await run_all(group, seats)
         for seat in seats:
@@ -46,6 +56,7 @@ async def test_fp32_result_is_diloco_in_float64(tmp_path: Path) -> None:
     outer = DilocoOuter(0.7, 0.9, True)
     async with AsyncExitStack() as stack:
         group = await stack.enter_async_context(open_group(tmp_path, 40_000, codec="fp32", rounds=3, outer=outer))
+        group.tempo = Patient
         seats = [await stack.enter_async_context(group.join(deltas)) for _ in range(3)]
         await run_all(group, seats)
         theta, velocity = group.theta.double(), torch.zeros(40_000, dtype=torch.float64)
@@ -63,18 +74,20 @@ async def test_a_joiner_is_taken_in_at_the_next_round(tmp_path: Path) -> None:
         group = await stack.enter_async_context(open_group(tmp_path, 40_000, rounds=8, min_peers=2))
         seats = [await stack.enter_async_context(group.join(deltas)) for _ in range(2)]
         late = await stack.enter_async_context(group.join(deltas))
-        with trio.fail_after(60):
+        gate = trio.Event()
+        with trio.fail_after(120):
             async with trio.open_nursery() as nursery:
                 for seat in seats:
-                    seat.post.trainer.gate = trio.Event()  # type: ignore[attr-defined]
+                    trainer = cast(InventedTrainer, seat.post.trainer)
+                    trainer.gate, trainer.gated_from = gate, 3
+                    trainer.speed = 0.01  # so that the gated round's deadline is a minute away
                     nursery.start_soon(seat.engine.run)
-                while len(seats[0].heads) < 1:
-                    await trio.sleep(0.01)
-                for seat in seats:
-                    seat.post.trainer.gate.set()  # type: ignore[attr-defined]
-                while seats[0].engine.head.round < 2:
+                while any(seat.engine.head.round < 2 for seat in seats):
                     await trio.sleep(0.01)
                 nursery.start_soon(late.engine.run)
+                while not all(late.host.peer_id in seat.engine._ready() for seat in seats):
+                    await trio.sleep(0.01)
+                gate.set()
         assert late.engine.head == seats[0].engine.head == seats[1].engine.head
         assert late.engine.head.has(late.post.me)
         assert torch.equal(late.post.state.theta, seats[0].post.state.theta)
@@ -88,6 +101,7 @@ async def test_a_poisoned_update_is_left_out(tmp_path: Path, poison: float) -> N
 
     async with AsyncExitStack() as stack:
         group = await stack.enter_async_context(open_group(tmp_path, 40_000, codec="fp32", rounds=2, min_peers=4))
+        group.tempo = Patient
         seats = [await stack.enter_async_context(group.join(deltas)) for _ in range(3)]
         seats.append(await stack.enter_async_context(group.join(bad)))
         await run_all(group, seats)

@@ -13,12 +13,12 @@ from peer.faults import ROUND_POINTS
 from tests.swarm.fault_runs import Fault, Onlooker
 from tests.swarm.swarm_harness import open_swarm
 
-OF_MEMBERS = (  # founders of the run, struck one after the other
-    Fault("kill", "before_send", 3),
-    Fault("kill", "during_exchange", 7),
-    Fault("stop", "before_vote", 11),
-    Fault("kill", "after_vote", 17),
-    Fault("kill", "during_checkpoint", 21),
+OF_MEMBERS = (  # founders of the run, struck one after the other: each when the others have got over the one before
+    Fault("kill", "before_send"),
+    Fault("kill", "during_exchange"),
+    Fault("stop", "before_vote"),
+    Fault("kill", "after_vote"),
+    Fault("kill", "during_checkpoint"),
 )
 OF_A_DONOR = Fault("kill", "during_state_transfer")
 OF_ITS_JOINER = Fault("stop", "during_fetch")
@@ -30,14 +30,16 @@ async def test_a_fault_at_any_point_of_the_protocol(tmp_path: Path) -> None:
     assert {fault.point for fault in (*OF_MEMBERS, OF_A_DONOR, OF_ITS_JOINER)} == set(ROUND_POINTS)
     async with open_swarm(tmp_path, min_peers=3 + len(OF_MEMBERS)) as swarm:
         healthy = [swarm.join("p0"), swarm.join("p1")]
-        donor = swarm.join("donor", fault=str(OF_A_DONOR))
-        victims = [swarm.join(fault.point, fault=str(fault)) for fault in OF_MEMBERS]
+        scripts = {fault: tmp_path / f"{fault.point}.script" for fault in (*OF_MEMBERS, OF_A_DONOR)}
+        donor, *victims = (swarm.join(fault.point, fault=f"@{scripts[fault]}") for fault in (OF_A_DONOR, *OF_MEMBERS))
         await swarm.committed(1, *healthy)
         for fault, victim in zip(OF_MEMBERS, victims, strict=True):
             onlooker = Onlooker(swarm, healthy)
+            scripts[fault].write_text(str(fault))
             await fault.strikes(victim)
             await onlooker.check_the_others_go_on([victim])
         onlooker = Onlooker(swarm, healthy)
+        scripts[OF_A_DONOR].write_text(str(OF_A_DONOR))
         joiner = swarm.join("joiner", fault=str(OF_ITS_JOINER))
         await OF_A_DONOR.strikes(donor)
         await OF_ITS_JOINER.strikes(joiner)

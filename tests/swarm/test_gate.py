@@ -34,7 +34,7 @@ from swarm.reach import REACH, AskReach, serve_reach
 from tests.swarm.test_manifest import make_manifest
 
 AUTHORITY = Identity.generate()
-SOON = 5.0
+SOON = 60.0
 
 
 class Word(msgspec.Struct, frozen=True):
@@ -183,7 +183,6 @@ async def test_a_newcomer_gets_the_charter_and_the_reason_if_it_may_not(tmp_path
 
 async def test_unreachable_bootstraps_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarm.contact.TRIES", 1)
-    monkeypatch.setattr("swarm.contact.DIAL_S", 1.0)
     stranger = Identity.generate().peer_id
     with trio.socket.socket() as silent, trio.socket.socket() as closed:
         await silent.bind(("127.0.0.1", 0))
@@ -193,6 +192,12 @@ async def test_unreachable_bootstraps_are_told_apart(tmp_path: Path, monkeypatch
             wrong = b.addresses[0].replace(b.peer_id, stranger)
             refused = f"/ip4/127.0.0.1/tcp/{closed.getsockname()[1]}/p2p/{stranger}"
             mute = f"/ip4/127.0.0.1/tcp/{silent.getsockname()[1]}/p2p/{stranger}"
+            dial = a.connect_address
+
+            async def soon_tired_of_the_mute(address: str, timeout_s: float) -> str:
+                return await dial(address, timeout_s=0.5 if address == mute else SOON)
+
+            monkeypatch.setattr(a, "connect_address", soon_tired_of_the_mute)
             for addresses, reason in (
                 ((refused,), "refused"),
                 ((mute,), "timeout"),
@@ -224,11 +229,11 @@ async def test_a_peer_tries_our_ports_at_the_address_it_sees() -> None:
             serve_reach(b)
             own = int(a.addresses[0].split("/")[4])
             ports = (own, closed.getsockname()[1])
-            reply = (await a.rpc.call(b.peer_id, REACH, AskReach(ports), timeout_s=10)).body
+            reply = (await a.rpc.call(b.peer_id, REACH, AskReach(ports), timeout_s=SOON)).body
             assert reply.seen_at == "127.0.0.1"
             assert dict(reply.outcomes) == {ports[0]: "open", ports[1]: "refused"}
             with pytest.raises(RemoteError, match="ask again"):
-                await a.rpc.call(b.peer_id, REACH, AskReach(ports), timeout_s=10)
+                await a.rpc.call(b.peer_id, REACH, AskReach(ports), timeout_s=SOON)
 
 
 def test_a_home_without_an_invite_is_nobodys(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from itertools import pairwise
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peer.errors import ProtocolViolation, RoundDiscarded
@@ -36,6 +36,7 @@ def test_partners_are_drawn_evenly_and_the_distant_are_asked_last() -> None:
     assert candidates(at(10, 50), 10, {"peer 0"}, random) == ["peer 1"]
 
 
+@settings(deadline=None)
 @given(st.integers(0, 1000), st.integers(-APART_MAX, APART_MAX), st.lists(st.integers(0, 2000), max_size=9))
 def test_a_round_number_grows_by_what_most_bear_out(mine: int, ahead: int, rounds: list[int]) -> None:
     others = at(*rounds)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from itertools import combinations
 from pathlib import Path
@@ -28,9 +29,15 @@ def read_json(child: subprocess.Popen[str]) -> Any:
     return json.loads(line)
 
 
-def read_to_end(child: subprocess.Popen[str]) -> Events:
+def tell(child: subprocess.Popen[str], line: str) -> None:
+    assert child.stdin is not None
+    child.stdin.write(line + "\n")
+    child.stdin.flush()
+
+
+def read_until(child: subprocess.Popen[str], over: Callable[[dict[str, Any]], bool]) -> Events:
     events = [read_json(child)]
-    while events[-1]["event"] != "end":
+    while not over(events[-1]):
         events.append(read_json(child))
     return events
 
@@ -41,21 +48,22 @@ def gossip(folder: Path, codec: str) -> list[Events]:
     with ExitStack() as stack:
         children = []
         for i in range(PEERS):
-            arguments = [*command, str(i), str(NUMEL), str(ROUNDS), codec, str(folder)]
+            arguments = [*command, str(i), str(NUMEL), codec, str(folder)]
             child = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
             children.append(stack.enter_context(child))
             stack.callback(child.kill)
         group = json.dumps([read_json(child) for child in children])
         for child in children:
-            assert child.stdin is not None
-            child.stdin.write(group + "\n")
-            child.stdin.flush()
+            tell(child, group)
         victim = children.pop()
-        while read_json(victim).get("round", 0) < KILLED_AT:
-            pass
+        read_until(victim, lambda event: event.get("round", 0) >= KILLED_AT)
         victim.kill()
-        stories = [read_to_end(child) for child in children]
-        assert [child.wait(30) for child in children] == [0] * (PEERS - 1)
+        stories = [read_until(child, lambda event: event.get("round", 0) >= ROUNDS) for child in children]
+        for child in children:  # only now: who is slow would be left alone by those that had ended
+            tell(child, "end")
+        for child, events in zip(children, stories, strict=True):
+            events += read_until(child, lambda event: event["event"] == "end")
+        assert [child.wait(120) for child in children] == [0] * (PEERS - 1)
         return stories
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 from safetensors.torch import load_file
 
-from tests.swarm.swarm_harness import REPO, PeerProcess, open_swarm
+from tests.swarm.swarm_harness import REPO, PeerProcess, Swarm, open_swarm
 
 OUTER = '[outer]\nmethod = "gossip"\nsteps = 10\n'
 
@@ -26,6 +27,11 @@ async def cli(*arguments: str) -> str:
     return str(done.stdout.decode())
 
 
+async def status(swarm: Swarm) -> dict[str, Any]:
+    seen: dict[str, Any] = json.loads(await cli("status", str(swarm.invite), "--json"))
+    return seen
+
+
 @pytest.mark.process
 async def test_peers_learn_by_gossip_come_late_and_go(tmp_path: Path) -> None:
     async with open_swarm(tmp_path, outer=OUTER) as swarm:
@@ -33,25 +39,22 @@ async def test_peers_learn_by_gossip_come_late_and_go(tmp_path: Path) -> None:
         for peer in peers:
             await met(peer, 8)  # beyond what a newcomer could be apart
         late = swarm.join("late")
-        told: dict[str, str] = {}
-
-        async def ask(command: str, *options: str) -> None:
-            told[command] = await cli(command, str(swarm.invite), *options)
-
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(ask, "export", "--out", str(tmp_path / "model"))
+            nursery.start_soon(cli, "export", str(swarm.invite), "--out", str(tmp_path / "model"))
             await met(late, 2)
-            nursery.start_soon(ask, "status", "--json")
+        seen = await status(swarm)
+        with trio.fail_after(120):
+            while seen["members"] != 3:  # whoever looks on may not have found all of the records in time
+                seen = await status(swarm)
         assert late.all("state_fetched"), late.story()
         assert load_file(tmp_path / "model" / "model.safetensors")
-        seen = json.loads(told["status"])
-        assert seen["method"] == "gossip" and seen["members"] == 3 and seen["round"] >= 4
+        assert seen["method"] == "gossip" and seen["round"] >= 4
         losses = [fact.fields["loss"] for peer in swarm.living() for fact in peer.all("val_evaluated")]
         assert losses[-1] < 0.7 * losses[0], losses
         assert max(fact.fields["distance"] for fact in peers[0].all("gossip_met")) < 0.3
 
         peers[0].interrupt()
-        assert await peers[0].wait_exit() == 130
+        assert await peers[0].wait_exit(90) == 130
         assert peers[0].all("checkpoint_saved")
         peers[1].kill()
         before = peers[0].all("gossip_met")[-1].fields["round"]

@@ -54,7 +54,7 @@ def test_spoilt_invites_name_the_remedy(text: str, words: str) -> None:
 
 
 @given(st.integers(len(PREFIX), len(str(OPEN)) - 1), st.sampled_from("abcdefghijklmnopqrstuvwxyz234567"))
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 def test_one_wrong_letter_never_passes(position: int, letter: str) -> None:
     text = str(OPEN)
     if text[position] != letter:
@@ -62,6 +62,7 @@ def test_one_wrong_letter_never_passes(position: int, letter: str) -> None:
             Invite.parse(text[:position] + letter + text[position + 1 :])
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_any_text_is_refused_with_a_sentence(text: str) -> None:
     with pytest.raises(ConfigError):

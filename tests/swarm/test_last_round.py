@@ -1,4 +1,4 @@
-"""The end of a run, for one who is about to join it, and for feeders."""
+"""The end of a run, for one who is about to join it, for who measures, and for feeders."""
 
 from __future__ import annotations
 
@@ -9,22 +9,29 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from peer.errors import NoQuorum
 from swarm.membership import MemberRecord
-from swarm.parting import LOOK_EVERY_S, run_is_over
-from tests.swarm.swarm_harness import open_swarm
+from swarm.parting import LOOK_EVERY_S, MEASURING, TOO_LATE_S, not_too_late, run_is_over
+from tests.swarm.swarm_harness import RUN_TOML, open_swarm
 from tests.swarm.test_moving import record
 
 ROUNDS = 2
+TWO_STAGES = (
+    RUN_TOML.replace("max_seq_len = 128", "max_seq_len = 128\ntie_embeddings = false")
+    + """
+[pipeline]
+stages = 2
+"""
+)
 
 
 @pytest.mark.process
 async def test_nobody_is_left_alone_with_an_earlier_round(tmp_path: Path) -> None:
     """A joiner comes in the last round, while the members stand still; they see to it that it has that round, too."""
-    async with open_swarm(tmp_path, rounds=ROUNDS, steps=100) as swarm:
-        members = [swarm.join("p1"), swarm.join("p2")]
-        await swarm.committed(1, *members)
+    async with open_swarm(tmp_path, rounds=ROUNDS) as swarm:
+        members = [swarm.join(name, fault=f"stop:before_send:{ROUNDS}") for name in ("p1", "p2")]
         for member in members:
-            member.freeze()
+            await member.wait_stopped(120)
         joiner = swarm.join("late")
         await swarm.coordinator.wait_for("member_joined", lambda fields: fields["name"] == "late")
         for member in members:
@@ -34,6 +41,28 @@ async def test_nobody_is_left_alone_with_an_earlier_round(tmp_path: Path) -> Non
         assert {(f.fields["round"], f.fields["state_hash"]) for f in finished} == {(ROUNDS, members[0].state_hash)}
         assert [await peer.wait_exit(90) for peer in everybody] == [0, 0, 0]
         swarm.check_agreement()
+
+
+@pytest.mark.process
+async def test_the_last_measurement_is_waited_for(tmp_path: Path) -> None:
+    """A replica of stage 0 freezes with its last vote: the others of that stage wait for it, and only then is there
+    measured. Meanwhile its record expires, and everybody that is left stands at the last round."""
+    async with open_swarm(tmp_path, rounds=ROUNDS, min_peers=4, steps=10, run=TWO_STAGES) as swarm:
+        scripts = {name: tmp_path / f"{name}.script" for name in ("p1", "p2", "p3")}
+        first = {name: swarm.join(name, "--stage", "0", fault=f"@{script}") for name, script in scripts.items()}
+        peers: dict[str, str] = {}
+        for name in first:
+            joined = await swarm.coordinator.wait_for("member_joined", lambda f, name=name: f["name"] == name)  # type: ignore[misc]
+            peers[joined.fields["peer"]] = name
+        measures, *_, victim = (peers[peer] for peer in sorted(peers))  # the first of a commit's members does
+        scripts[victim].write_text(f"stop:before_vote:{ROUNDS}")
+        last = swarm.join("last", "--stage", "1")
+        left = [peer for name, peer in first.items() if name != victim]
+        assert [await peer.wait_exit(180) for peer in (*left, last)] == [0, 0, 0]
+        assert first[victim].is_stopped
+        first[victim].kill()
+        told = [fact.fields["round"] for fact in first[measures].all("val_evaluated")]
+        assert told[-1:] == [ROUNDS], first[measures].story()
 
 
 class Readings:
@@ -48,8 +77,15 @@ class Readings:
         self.view = self._rest.pop(0)
 
 
-def at(round: int, role: str = "stage") -> MemberRecord:
-    return record(0 if role == "stage" else -1, round=round, role=role)
+def at(round: int, role: str = "stage", phase: str = "finished") -> MemberRecord:
+    return record(0 if role == "stage" else -1, round=round, role=role, phase=phase)
+
+
+async def test_nobody_goes_while_one_measures(autojump_clock: MockClock) -> None:
+    for trains in (True, False):
+        readings: Any = Readings({"a": at(3, phase=MEASURING), "b": at(3)}, {"a": at(3), "b": at(3)})
+        await run_is_over(readings, lambda readings=readings: readings.view, 3, trains=trains)
+        assert readings.read_so_far == 1
 
 
 async def test_a_feeder_reads_nothing_by_itself_until_the_end_is_near(autojump_clock: MockClock) -> None:
@@ -68,3 +104,25 @@ async def test_a_feeder_goes_once_the_coordinator_alone_is_left_at_the_end(autoj
         with trio.move_on_after(10 * LOOK_EVERY_S) as waiting:
             await run_is_over(readings, lambda readings=readings: readings.view, 3, trains=False)
         assert waiting.cancelled_caught is not over
+
+
+async def test_whoever_comes_when_all_have_left_is_told(autojump_clock: MockClock) -> None:
+    alone, mate = {"c": at(3, "coordinator")}, {"c": at(3, "coordinator"), "a": at(2)}
+    for view in (alone, mate):
+        with pytest.raises(NoQuorum, match="peer export"), trio.fail_after(2 * TOO_LATE_S):
+            await not_too_late(lambda view=view: view, "c", 3, lambda: True)
+    others = ({}, {"c": at(2, "coordinator")}, {"x": at(3, "coordinator")}, {**alone, "a": at(3)})
+    for view, waits in (*((view, True) for view in others), (alone, False)):
+        with trio.move_on_after(10 * TOO_LATE_S) as waiting:
+            await not_too_late(lambda view=view: view, "c", 3, lambda waits=waits: waits)
+        assert waiting.cancelled_caught
+
+
+@pytest.mark.soak  # a minute of waiting
+@pytest.mark.process
+async def test_a_joiner_after_the_end_leaves_by_itself(tmp_path: Path) -> None:
+    async with open_swarm(tmp_path, rounds=1, min_peers=1) as swarm:
+        assert await swarm.join("p1").wait_exit(120) == 0
+        late = swarm.join("late")
+        assert await late.wait_exit(180) == NoQuorum.exit_code
+        assert "peer export" in late.log.read_text()

@@ -1,6 +1,6 @@
 """The data ledger loses no sample and hands none out twice, whatever happens to contributors."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm.ledger import Ledger, Range, contains, count, head_of, overlaps
@@ -13,6 +13,7 @@ def samples(ranges: list[Range] | tuple[Range, ...]) -> list[int]:
 rounds = st.lists(st.lists(st.tuples(st.integers(1, 20), st.integers(0, 20)), min_size=1, max_size=5), max_size=8)
 
 
+@settings(deadline=None)
 @given(rounds)
 def test_every_sample_is_committed_once_or_still_to_come(plan: list[list[tuple[int, int]]]) -> None:
     ledger, committed = Ledger(), []
@@ -36,6 +37,7 @@ def test_a_ledger_narrowed_keeps_what_is_nearest_and_hands_out_again_what_is_far
         assert ledger.narrowed(at, most) == ledger
 
 
+@settings(deadline=None)
 @given(rounds)
 def test_what_was_given_back_is_handed_out_before_fresh_samples(plan: list[list[tuple[int, int]]]) -> None:
     ledger = Ledger()
@@ -50,6 +52,7 @@ def test_what_was_given_back_is_handed_out_before_fresh_samples(plan: list[list[
 rosters = st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=5, unique=True), min_size=1, max_size=8)
 
 
+@settings(deadline=None)
 @given(rosters, st.integers(1, 9))
 def test_promises_are_kept_or_given_back(present: list[list[int]], size: int) -> None:
     """Each round its peers train on what they were promised, or on fresh samples, and are promised as many more."""

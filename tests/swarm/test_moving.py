@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm.load import PeerLoad, StageCost
@@ -57,6 +57,7 @@ def test_a_joiner_takes_the_poorest_stage() -> None:
     assert stage_to_take(newcomer(), records, COSTS, NOW, kept=()) == 1
 
 
+@settings(deadline=None)
 @given(st.lists(st.text("abcdef", min_size=4, max_size=8), min_size=3, max_size=9, unique=True))
 def test_those_who_choose_at_the_same_time_spread_out(peers: list[str]) -> None:
     records = {peer: record(-1, phase=CHOOSING, service_s=0.0) for peer in peers}

@@ -198,6 +198,25 @@ async def test_being_hurried_ends_the_round_and_not_the_steps_ahead(tmp_path: Pa
         assert works[0].steps < MANY and works[0].samples == works[0].steps * BATCH
 
 
+@pytest.mark.parametrize("outer", [STREAMING, IN_TURN], ids=["overlaps", "in-turn"])
+async def test_an_order_that_comes_when_the_others_are_done_takes_no_step(
+    tmp_path: Path, text: Path, outer: Streaming
+) -> None:
+    async with _scene(tmp_path, text, outer) as scene:
+        place = HALVES[0] if outer is STREAMING else slice(0, NUMEL)
+        assignment = Assignment(Member("me", "here"), ((0, MANY * BATCH),), MANY)
+        order = Order(assignment, Turn(1, 0, INNER.lr), (place,), 4, HOUR_S, hurried=True)
+        work = await scene.trainer.train(order)
+        assert (work.steps, work.samples) == (0, 0)
+        theta = scene.new_outer(1, (place,))
+        work = await scene.train(1, place)
+        if outer is IN_TURN:
+            scene.twin.local.copy_(theta)
+            scene.steps(0, STEPS)
+            scene.check(work, place)
+        assert work.steps == STEPS
+
+
 @pytest.mark.parametrize("overlaps", [False, True])
 async def test_one_fragment_at_once_and_unmixed_is_diloco(tmp_path: Path, text: Path, overlaps: bool) -> None:
     """To the bit, by the plain trainer, which such a run takes, and by the other one, given nothing ahead."""
@@ -217,8 +236,8 @@ async def test_one_fragment_at_once_and_unmixed_is_diloco(tmp_path: Path, text: 
 async def test_what_the_worker_did_not_do_is_measured(tmp_path: Path, text: Path) -> None:
     """`idle_s` is the worker's own time without a command, `busy_s` that of its steps; evaluation is neither."""
     async with _scene(tmp_path, text, STREAMING) as scene:
+        began = trio.current_time()  # before the worker's last answer, from which on it may be idle
         await scene.train(1, HALVES[0], ahead=STEPS)
-        began = trio.current_time()
         await scene.tail_over()
         rested_from = trio.current_time()
         await trio.sleep(0.3)  # what is measured, not what is waited for

@@ -9,16 +9,20 @@ from typing import Any
 import pytest
 import torch
 import trio
-import trio.testing
 
+from optim.config import Diloco
 from peer.errors import ConnectionLost
 from peer.events import Event
 from peer.layout import init_flat, join_flat
 from swarm.ledger import count
+from swarm.pace import Pace
+from swarm.pipeline import stage_trainer
 from swarm.pipeline.activations import ActivationCode
+from swarm.pipeline.issuer import Issuer
+from swarm.pipeline.local_steps import LocalSteps
 from swarm.pipeline.messages import Pass, Passed
-from swarm.pipeline.rules import PipelineRules
-from tests.peer.stage_harness import MODEL, SPLITS, relative, whole_gradient
+from swarm.pipeline.stage_trainer import HeldOut, StagePost
+from tests.peer.stage_harness import INNER, MODEL, SPLITS, relative, whole_gradient
 from tests.swarm.pipeline_harness import (
     HIDDEN_BYTES,
     MICRO,
@@ -31,10 +35,12 @@ from tests.swarm.pipeline_harness import (
     open_impostor,
     open_replicas,
     pass_to,
+    read_tokens,
     rules_of,
     serving,
     spans,
     tokens_of,
+    without_haste,
 )
 
 pytestmark = [
@@ -75,7 +81,7 @@ async def test_gradients_are_those_of_the_whole_model(tmp_path: Path) -> None:
                 assert all(replica.station.counting.counted for replicas in stages for replica in replicas)
                 held_out = tokens_of((7, 9))
                 exact, _ = whole_gradient(MODEL, init_flat(MODEL, seed=0), [held_out])
-                assert await stages[0][0].station.evaluate(held_out) == pytest.approx(exact, rel=max(bound, 1e-5))
+                assert await stages[0][0].station.evaluate(held_out, 60.0) == pytest.approx(exact, rel=max(bound, 1e-5))
 
 
 async def test_bad_input_is_refused_and_disturbs_nothing(tmp_path: Path) -> None:
@@ -178,9 +184,65 @@ async def test_garbage_gradients_cost_a_retry_and_a_strike(tmp_path: Path) -> No
         assert set(first.struck()) == {one.peer_id, two.peer_id}
 
 
-async def test_a_slow_replica_gets_little_and_holds_nobody_up(tmp_path: Path) -> None:
+async def test_the_last_measurement_is_given_up_where_a_stage_has_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """First the last of three stages is gone, then the one before it as well: it waits for neither to come back."""
+    rules = rules_of(3)
+
+    async def held_out() -> list[torch.Tensor]:
+        return [tokens_of((0, MICRO)), tokens_of((MICRO, 2 * MICRO))]
+
+    async with open_replicas(tmp_path, [1, 1, 1]) as ((first,), (middle,), (last,)):
+        table: Table = {}
+        async with first.serving(rules, table):
+            issuer = Issuer(first.station, read_tokens, first.log)
+            pace = Pace(Diloco(steps=1), INNER, SEQ, 600.0, 0, 3, MICRO)
+            trainer = LocalSteps(
+                StagePost(first.gang, first.station, pace, first.log, issuer, HeldOut(held_out, bytes_per_token=1.0))
+            )
+
+            async def measured() -> int:
+                trainer.validate_round = 1
+                with trio.fail_after(60):
+                    await trainer.validate()
+                return len(first.seen("val_evaluated"))
+
+            async with middle.serving(rules, table):
+                monkeypatch.setattr(stage_trainer, "LAST_EVALUATE_S", 60.0)
+                async with last.serving(rules, table):
+                    assert await measured() == 1
+                monkeypatch.setattr(stage_trainer, "LAST_EVALUATE_S", 1.0)
+                assert await measured() == 1
+            assert await measured() == 1
+        told = [str(event.fields["reason"]) for event in first.seen("evaluation_failed")]
+        assert len(told) == 2 and "stage 1" in told[1]
+
+
+async def test_what_was_retried_further_on_is_told_where_it_came_to_nothing(tmp_path: Path) -> None:
+    """The two replicas of the last stage refuse it, one after the other."""
+    rules = rules_of(3)
+
+    async def refuse(request: Pass, payload: memoryview) -> tuple[Passed, bytes]:
+        return Passed("refused", "not_finite", "what it makes of it is NaN", retried=2), b""
+
+    async with (
+        open_replicas(tmp_path, [0, 1, 0]) as (_, (middle,), _),
+        serving([[middle]], rules) as table,
+        open_impostor(rules, 2, table, refuse),
+        open_impostor(rules, 2, table, refuse),
+        open_impostor(rules, 0, {}, None) as caller,
+    ):
+        caller.book.add(middle.peer, middle.host.addresses)
+        hidden = ids_of((0, MICRO)) + bytes(HIDDEN_BYTES)
+        answer = await pass_to(caller, rules, middle.peer, 1, hidden)
+        assert (answer.outcome, answer.retried) == ("refused", 1 + 2 + 2)
+
+
+async def test_a_slow_replica_gets_little_and_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes one micro-batch at a time, as long as the other replica takes for four, and says busy to others: work
     flows around it."""
+    without_haste(monkeypatch)
     rules = rules_of(2)
     at_once, most, served = 0, 0, 0
 
@@ -198,7 +260,7 @@ async def test_a_slow_replica_gets_little_and_holds_nobody_up(tmp_path: Path) ->
                 await trio.sleep(0.01)
         finally:
             at_once -= 1
-        served += 1  # only now: whoever waited too long has cancelled us and gone to the other replica
+        served += 1
         return Passed("done"), bytes(HIDDEN_BYTES)
 
     async with (
@@ -220,31 +282,20 @@ async def test_a_stage_without_replicas_is_waited_for(tmp_path: Path) -> None:
         first, last = stages[0][0], stages[1][0]
         table: Table = {}
         async with first.serving(rules, table), trio.open_nursery() as nursery:
-            waits = trio.Event()
+            waits, issued = trio.Event(), trio.Event()
 
             def on_event(event: Event) -> None:
                 if event.name == "pipeline_waiting":
                     waits.set()
 
+            async def issue() -> None:
+                await issue_all(first, spans(0, 6))
+                issued.set()
+
             with first.log.subscribed(on_event):
-                nursery.start_soon(issue_all, first, spans(0, 6))
+                nursery.start_soon(issue)
                 await waits.wait()
-            await nursery.start(_serve_until_counted, last, rules, table, 6)
+            async with last.serving(rules, table):
+                await issued.wait()
         assert [len(first.seen(name)) for name in ("pipeline_waiting", "pipeline_resumed")] == [1, 1]
         assert (await gradient_of(stages))[1] == [6, 6]
-
-
-async def _serve_until_counted(
-    replica: Replica, rules: PipelineRules, table: Table, wanted: int, task_status: trio.TaskStatus[None]
-) -> None:
-    counted = trio.Event()
-    async with replica.serving(rules, table):
-        task_status.started()
-
-        def on_counted(span: tuple[int, int], tokens: int, loss: float) -> None:
-            if count(replica.station.counting.counted) == wanted * MICRO:
-                counted.set()
-
-        replica.station.on_counted = on_counted
-        await counted.wait()
-        await trio.testing.wait_all_tasks_blocked(0.2)  # the last answer leaves

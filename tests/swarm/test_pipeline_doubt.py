@@ -37,6 +37,7 @@ from tests.swarm.pipeline_harness import (
     serving,
     spans,
     tokens_of,
+    without_haste,
 )
 
 pytestmark = [
@@ -45,6 +46,12 @@ pytestmark = [
 ]
 SPANS = spans(0, 4)
 STANDSTILL_S = 0.8
+
+
+@pytest.fixture(autouse=True)
+def nobody_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No word is a no: here all have their say."""
+    without_haste(monkeypatch)
 
 
 @dataclass
@@ -157,7 +164,7 @@ async def test_who_is_asked_whether_it_has_it_asks_back_before_it_counts(tmp_pat
                 await middle.take(span, nursery)
                 if asks:
                     group, replica = middle.rules.groups[1], middle.replica.peer
-                    assert await who_has(caller.host, group, span, [replica], timeout_s=30) is None
+                    assert await who_has(caller.host, group, span, [replica], timeout_s=60) is None
                 await middle.answers.send(None)
             assert middle.outcomes[-1] == outcome
         assert caller.asked[-2:] == SPANS[1:3]
@@ -174,7 +181,7 @@ async def test_who_asks_on_and_on_does_not_keep_it_from_being_counted(tmp_path: 
         stranger.book.add(peer, middle.replica.host.addresses)
 
         async def ask() -> None:
-            assert await who_has(stranger, group, SPANS[0], [peer], timeout_s=30) is None
+            assert await who_has(stranger, group, SPANS[0], [peer], timeout_s=60) is None
 
         caller.meanwhile = ask
         async with trio.open_nursery() as nursery:
@@ -219,7 +226,7 @@ async def test_what_is_at_its_backward_is_had(tmp_path: Path) -> None:
                 while not counting.is_at(SPANS[0]):
                     await trio.sleep(0.01)
             group = middle.rules.groups[1]
-            assert await who_has(middle.caller.host, group, SPANS[0], [replica.peer], timeout_s=30) == replica.peer
+            assert await who_has(middle.caller.host, group, SPANS[0], [replica.peer], timeout_s=60) == replica.peer
             assert not counting.counted
             os.kill(worker, signal.SIGCONT)
         assert middle.outcomes == ["done"] and counting.counted == (SPANS[0],)

@@ -97,10 +97,10 @@ async def test_local_steps_count_an_epoch_apart_and_tell_of_it(tmp_path: Path) -
         assert later == [1] and last.station.counting.counted == ((0, 4),)
 
         group = rules.groups[1]
-        seen = await first.host.rpc.call(last.peer, SEEN, AskSeen(group, tuple(SPANS)), timeout_s=30)
+        seen = await first.host.rpc.call(last.peer, SEEN, AskSeen(group, tuple(SPANS)), timeout_s=60)
         assert seen.body.counted == (True, True, False)
         for asked, epoch, spans in ((group, 0, ((0, 4),)), (group, 1, ()), (rules.groups[0], 0, ())):
-            counted = await first.host.rpc.call(last.peer, COUNTED, AskCounted(asked, epoch), timeout_s=30)
+            counted = await first.host.rpc.call(last.peer, COUNTED, AskCounted(asked, epoch), timeout_s=60)
             assert counted.body.spans == spans
 
         # Issued once more, it goes through and counts nowhere again.

@@ -188,7 +188,7 @@ async def refused(host: Host, replica: Replica, method: Method[Any, Any], body: 
     """It is not answered, or with these words; and who sent it is struck."""
     del replica.events[:]
     with pytest.raises((ConnectionLost, RemoteError), match=words):
-        await host.rpc.call(replica.peer, method, body, timeout_s=30)
+        await host.rpc.call(replica.peer, method, body, timeout_s=60)
     assert replica.struck() == [host.peer_id], body
     assert not replica.seen("bug")
 
@@ -227,18 +227,18 @@ async def test_orders_and_questions_that_make_no_sense(tmp_path: Path) -> None:
                 Reissue(group, 0, ((BATCH, BATCH + MICRO),)),  # of a batch to come
                 Reissue(group, 0, ((0, BATCH + MICRO),)),
             ):
-                await stranger.rpc.call(first.peer, REISSUE, body, timeout_s=30)
+                await stranger.rpc.call(first.peer, REISSUE, body, timeout_s=60)
             first.station.moved(head_at(rules, 0, 3, Ledger(cursor=3 * BATCH)))
             for epoch, span in ((3, (2 * BATCH, 3 * BATCH)), (2, (3 * BATCH, 4 * BATCH)), (1, (BATCH, 2 * BATCH))):
-                await stranger.rpc.call(first.peer, REISSUE, Reissue(group, epoch, (span,)), timeout_s=30)
-            seen = await stranger.rpc.call(first.peer, SEEN, AskSeen(other, elsewhere), timeout_s=30)
+                await stranger.rpc.call(first.peer, REISSUE, Reissue(group, epoch, (span,)), timeout_s=60)
+            seen = await stranger.rpc.call(first.peer, SEEN, AskSeen(other, elsewhere), timeout_s=60)
             assert seen.body.counted == (False,)
             assert not issuer.issuing and issuer.totals.issued == 0 and not first.struck()
 
             # What is of the batch of its epoch, this one or the one before, is issued.
             batches = ((3, (4 * BATCH - MICRO, 4 * BATCH)), (2, (2 * BATCH, 2 * BATCH + MICRO)))
             for epoch, span in batches:
-                await stranger.rpc.call(first.peer, REISSUE, Reissue(group, epoch, (span,)), timeout_s=30)
+                await stranger.rpc.call(first.peer, REISSUE, Reissue(group, epoch, (span,)), timeout_s=60)
             assert issuer.issuing == tuple(sorted(span for _, span in batches))
 
 
@@ -274,5 +274,5 @@ async def test_a_feeder_is_asked_for_no_more_than_it_can_read(tmp_path: Path) ->
         far = 1 << 52
         for spans in (((0, far), (far, FEED_SAMPLES_MAX)), ((4, 2), (0, 4)), ((0, 0), (0, 2))):
             with pytest.raises(RemoteError, match="samples at once"):
-                await asker.rpc.call(feeder.peer_id, method, AskTokens(rules.run_id, spans), timeout_s=30)
+                await asker.rpc.call(feeder.peer_id, method, AskTokens(rules.run_id, spans), timeout_s=60)
         assert not read

@@ -12,6 +12,7 @@ import torch
 import trio
 
 from peer.errors import RemoteError
+from peer.events import Event
 from peer.host import Host
 from peer.method import Call
 from swarm.ledger import Range
@@ -29,6 +30,7 @@ from swarm.pipeline.messages import (
     PipelineCalls,
     Reissue,
 )
+from swarm.pipeline.origin import REFUSALS_MAX
 from swarm.plan import RANGES_MAX
 from tests.peer.stage_harness import MODEL
 from tests.swarm.pipeline_harness import (
@@ -40,6 +42,7 @@ from tests.swarm.pipeline_harness import (
     rules_of,
     serving,
     tokens_of,
+    without_haste,
 )
 
 RULES = rules_of(2)
@@ -68,7 +71,9 @@ async def hosts(stack: AsyncExitStack, count: int) -> list[Host]:
     return found
 
 
-async def test_feeders_in_turn_and_local_text_where_they_fail() -> None:
+async def test_feeders_in_turn_and_local_text_where_they_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_haste(monkeypatch)
+    monkeypatch.setattr("swarm.pipeline.feeder.SULK_S", 600.0)
     async with AsyncExitStack() as stack:
         me, good, gone, wrong_ids, too_few = await hosts(stack, 5)
         serve_tokens(good.rpc, RULES, read)
@@ -107,7 +112,7 @@ async def test_a_feeder_answers_no_nonsense() -> None:
             AskTokens("another run", ((0, 2),)),
         ):
             with pytest.raises(RemoteError, match="samples at once"):
-                await me.rpc.call(feeder.peer_id, method, request, timeout_s=5)
+                await me.rpc.call(feeder.peer_id, method, request, timeout_s=60)
 
 
 async def test_a_micro_batch_of_any_size_is_fed_at_once() -> None:
@@ -122,7 +127,7 @@ async def test_a_micro_batch_of_any_size_is_fed_at_once() -> None:
         assert not local.read
         method = PipelineCalls.of(rules).tokens
         with pytest.raises(RemoteError, match=f"ask for 1 to {size}"):
-            await me.rpc.call(feeder.peer_id, method, AskTokens("run", ((0, size + 1),)), timeout_s=5)
+            await me.rpc.call(feeder.peer_id, method, AskTokens("run", ((0, size + 1),)), timeout_s=60)
 
 
 async def test_a_replica_can_say_what_it_has_counted_however_scattered_that_is() -> None:
@@ -135,7 +140,7 @@ async def test_a_replica_can_say_what_it_has_counted_however_scattered_that_is()
     async with AsyncExitStack() as stack:
         me, mate = await hosts(stack, 2)
         mate.rpc.serve(COUNTED, answer)
-        reply = await me.rpc.call(mate.peer_id, COUNTED, AskCounted("group 1", 0), timeout_s=30)
+        reply = await me.rpc.call(mate.peer_id, COUNTED, AskCounted("group 1", 0), timeout_s=60)
         assert reply.body.spans == counted
 
 
@@ -159,12 +164,14 @@ async def test_what_every_replica_refuses_is_given_up_and_told(tmp_path: Path) -
             assert 1 <= len(told) < 4, "not each of them"
             assert 4 <= int(str(told[0]["first"])) == int(str(told[0]["last"])) - MICRO < 12
             assert (told[0]["cause"], told[0]["synchronous"]) == ("not_finite", rules.synchronous)
+            assert issuer.totals.retried == 4 * (REFUSALS_MAX - 1), "after the last refusal it is not tried again"
             assert "NaN" in str(told[0]["reason"])
 
 
 @pytest.mark.process
 @pytest.mark.skipif(sys.platform != "linux", reason="stages run in worker processes, supervised through /proc")
-async def test_an_issuer_takes_its_samples_through_and_reports(tmp_path: Path) -> None:
+async def test_an_issuer_takes_its_samples_through_and_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_haste(monkeypatch)
     rules = rules_of(2, synchronous=True, round_samples=64)
     async with open_replicas(tmp_path, [1, 1]) as stages, serving(stages, rules):
         first, last = stages[0][0], stages[1][0]
@@ -187,9 +194,39 @@ async def test_an_issuer_takes_its_samples_through_and_reports(tmp_path: Path) -
 
             issuer.on_result = on_result
             request = Reissue(rules.groups[0], 0, ((38, 42),))
-            await last.host.rpc.call(first.peer, REISSUE, request, timeout_s=5)
+            await last.host.rpc.call(first.peer, REISSUE, request, timeout_s=60)
             await ended.wait()
             assert sorted(results) == [((38, 40), False), ((40, 42), True)]
         totals = first.seen("pipeline_progress")[-1].fields
         assert totals == {"issued": 24, "completed": 24, "retried": 0, "abandoned": 0}
         assert last.station.counting.counted == ((0, 42), (60, 64))
+
+
+@pytest.mark.process
+@pytest.mark.skipif(sys.platform != "linux", reason="stages run in worker processes, supervised through /proc")
+async def test_what_is_told_last_accounts_for_all(tmp_path: Path) -> None:
+    """A seat is left while micro-batches are under way, some of a round and some issued again."""
+    async with open_replicas(tmp_path, [1, 1]) as stages:
+        first = stages[0][0]
+        async with first.serving(RULES, {}):
+            for round_ends_first in (False, True):
+                waits = trio.Event()
+
+                def on_event(event: Event, waits: trio.Event = waits) -> None:
+                    if event.name == "pipeline_waiting":
+                        waits.set()
+
+                issuer = Issuer(first.station, read_tokens, first.log)
+                with first.log.subscribed(on_event):
+                    async with trio.open_nursery() as round_:
+                        async with issuer.open():
+                            round_.start_soon(issuer.issue, [(0, 8)])
+                            await waits.wait()  # nobody serves the next stage
+                            issuer.reissue([(20, 24)])
+                            while issuer.totals.issued < WINDOW_MIN + 2:
+                                await trio.sleep(0.01)
+                            if round_ends_first:
+                                round_.cancel_scope.cancel()
+                        round_.cancel_scope.cancel()
+                told = first.seen("pipeline_progress")[-1].fields
+                assert told["issued"] == told["abandoned"] == WINDOW_MIN + 2 and told["completed"] == 0

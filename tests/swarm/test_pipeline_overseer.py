@@ -22,12 +22,12 @@ from peer.identity import Identity, Signed, open_body
 from peer.method import Call
 from peer.serving import BUSY
 from swarm.ledger import Range
-from swarm.messages import HAND_IN, PREPARE, HandIn
-from swarm.pipeline.messages import COUNTED, AskCounted, Counted
+from swarm.messages import HAND_IN, PREPARE, Done, HandIn
+from swarm.pipeline.messages import COUNTED, REISSUE, AskCounted, Counted, Reissue
 from swarm.plan import CONTRIBUTION_KIND, Contribution
 from tests.swarm.hostile import Liar
-from tests.swarm.pipeline_harness import Table, open_impostor, open_replica
-from tests.swarm.stage_scene import BATCH, check_one_process, scene_of
+from tests.swarm.pipeline_harness import Table, open_impostor, open_replica, without_haste
+from tests.swarm.stage_scene import BATCH, check_one_process, scene_of, until
 from tests.swarm.stage_seats import Setting, StageSeat, entry_of, seated
 
 pytestmark = [
@@ -97,6 +97,33 @@ async def test_who_is_too_busy_to_say_has_what_it_had(tmp_path: Path) -> None:
                     busy.busy = True
                 slow.has = ((BATCH // 2, BATCH),)
         assert not [e for e in seat.replica.seen("pipeline_reissued") if "gone" in str(e.fields["reason"])]
+
+
+async def test_a_round_that_a_lost_leader_had_begun_with_is_issued_again_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The group was regrouped at the head that it had, and begins at once: what nobody is at now was counted by whoever
+    is gone."""
+    without_haste(monkeypatch)
+    async with open_group(tmp_path, 1) as (seat, [mate]):
+        before, at = seat.engine.head, seat.post.host
+        reissued = trio.Event()
+
+        async def on_reissue(call: Call[Reissue]) -> Done:
+            assert call.body.spans and mate.asked <= 3, "soon, and not when it has waited for long"
+            reissued.set()
+            return Done()
+
+        mate.host.rpc.serve(REISSUE, on_reissue)
+        at.book.add(mate.host.peer_id, list(mate.host.addresses))
+        seat.trainer._overseer._issuers = lambda: [mate.host.peer_id]
+        with trio.fail_after(60):
+            await until(lambda: seat.trainer.head == before and seat.trainer._adoption is None)
+            seat.trainer.adopt(seat.post.state.theta, (), before.regrouped(before.members, before.term + 1))
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(seat.trainer.gather, [seat.replica.peer, mate.host.peer_id])
+                await reissued.wait()
+                nursery.cancel_scope.cancel()
 
 
 # -- members that do not hand in what they say they have ---------------------------------------------------------------

@@ -118,6 +118,7 @@ def test_deadlines_are_bounded_by_the_manifest(deadline_s: float) -> None:
 AHEAD = dataclasses.replace(PACE, outer=Streaming(steps=4 * STEPS, fragments=4))
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0.1, 10.0), min_size=4, max_size=4), st.lists(st.floats(0.1, 10.0), min_size=4, max_size=4))
 def test_who_trains_ahead_is_promised_more_than_it_has_to_do_and_may_use_it_up(
     now: list[float], then: list[float]
@@ -146,7 +147,7 @@ def test_who_trains_ahead_is_promised_more_than_it_has_to_do_and_may_use_it_up(
 odd = st.floats(allow_nan=True, allow_infinity=True)
 
 
-@settings(max_examples=200)
+@settings(deadline=None, max_examples=200)
 @given(st.lists(st.one_of(odd, st.floats(0.01, 100.0)), min_size=1, max_size=4), st.integers(0, 500))
 def test_whatever_speeds_are_reported_the_plan_passes_the_check(speeds: list[float], returned: int) -> None:
     head = replace(HEAD, ledger=Ledger(1000, ((0, returned),) if returned else ()))
@@ -255,6 +256,7 @@ def test_newcomers_are_no_majority() -> None:
 # -- slices ---------------------------------------------------------------------------------------------------------
 
 
+@settings(deadline=None)
 @given(st.integers(0, 3000), st.lists(st.one_of(st.just(0.0), st.floats(1.0, 1e11)), min_size=1, max_size=20))
 def test_every_slice_has_one_owner_in_order(slices: int, bandwidths: list[float]) -> None:
     owners = share_slices(slices, bandwidths)
@@ -271,7 +273,7 @@ def test_shares_go_with_bandwidth_beyond_the_noise() -> None:
 # -- the next head --------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=100)
+@settings(deadline=None, max_examples=100)
 @given(
     st.lists(st.integers(0, STEPS), min_size=4, max_size=4),
     st.sets(st.integers(0, 3)),

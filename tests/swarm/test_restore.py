@@ -34,6 +34,13 @@ from tests.swarm.kept_commits import STAGE, Commit, commit_of, ground_of, record
 from tests.swarm.test_roles import run_of
 
 
+@pytest.fixture(autouse=True)
+def nobody_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a word of the authority any commit will do, and whoever turns up too late is not asked any more."""
+    monkeypatch.setattr(module, "BELIEVED_S", 60.0)
+    monkeypatch.setattr(module, "ASK_FOR_S", 60.0)
+
+
 class Scene:
     """A fresh machine that takes the stage, the authority that has seen some heads of it, and who keeps commits."""
 
@@ -48,7 +55,7 @@ class Scene:
         """One of the stage before, which has not opened its archive."""
         self._count += 1
         async with ground_of(self.manifest, self._folder / f"keeper{self._count}") as (ground, _):
-            await self.fresh.host.connect_address(ground.host.addresses[0], timeout_s=30)
+            await self.fresh.host.connect_address(ground.host.addresses[0], timeout_s=60)
             yield ground
 
     def enters(self, ground: Ground) -> None:
@@ -88,8 +95,8 @@ async def scene_of(
     ):
         first = manifest.first_head(STAGE)
         AuthorityDesk(host, [Authority(host, first, 1, list, memory, abreast=lambda head: head)])
-        await fresh.host.connect_address(host.addresses[0], timeout_s=30)
-        with trio.fail_after(60):
+        await fresh.host.connect_address(host.addresses[0], timeout_s=60)
+        with trio.fail_after(120):
             yield Scene(folder, manifest, host, fresh, events), [made[round] for round in commits]
 
 
@@ -189,7 +196,7 @@ async def test_without_the_authority_the_newest_is_taken(tmp_path: Path) -> None
         archive = Archive(keeper, STAGE - 1, dict)
         assert archive.of == STAGE
         serve_shelves(keeper.host.rpc, [archive.lent])
-        await fresh.host.connect_address(keeper.host.addresses[0], timeout_s=30)
+        await fresh.host.connect_address(keeper.host.addresses[0], timeout_s=60)
         records = {keeper.host.peer_id: record_of(keeper.host, head, STAGE - 1)}
 
         await restore(fresh, STAGE, lambda: records)
@@ -212,7 +219,7 @@ async def test_a_commit_that_the_authority_did_not_begin_is_not_taken(tmp_path: 
         assert archive._lent.regroup is None, "it does not offer it by itself"
         archive._lent = KeptHead(head, forged)
         serve_shelves(keeper.host.rpc, [archive.lent])
-        await fresh.host.connect_address(keeper.host.addresses[0], timeout_s=30)
+        await fresh.host.connect_address(keeper.host.addresses[0], timeout_s=60)
         records = {keeper.host.peer_id: record_of(keeper.host, head, STAGE - 1)}
         await restore(fresh, STAGE, lambda: records)
         assert open_store(fresh.home, manifest, STAGE, fresh.host.identity, EventLog()).load_latest() is None
@@ -231,7 +238,7 @@ async def test_a_stage_that_is_served_is_fetched_from_its_replicas_only(tmp_path
     async with ground_of(manifest, tmp_path / "a") as (keeper, _), ground_of(manifest, tmp_path / "b") as (fresh, _b):
         assert await keep(keeper, STAGE, head, regroup, state)
         serve_shelves(keeper.host.rpc, [Archive(keeper, STAGE - 1, dict).lent])
-        await fresh.host.connect_address(keeper.host.addresses[0], timeout_s=30)
+        await fresh.host.connect_address(keeper.host.addresses[0], timeout_s=60)
         records = {
             keeper.host.peer_id: record_of(keeper.host, head, STAGE - 1),
             "a replica": record_of(keeper.host, head, STAGE),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cli.coordinate import template
@@ -121,6 +121,7 @@ def test_missing_model_and_unreadable_files_say_what_to_do(tmp_path: Path) -> No
         read_run_config(tmp_path / "latin.toml")
 
 
+@settings(deadline=None)
 @given(position=st.integers(0, len(GOOD) - 1), replacement=st.text(max_size=3))
 def test_any_edit_is_read_or_refused_with_one_sentence(position: int, replacement: str) -> None:
     try:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks import rebalance
 from peer.errors import ConfigError
 from swarm.load import LoadView, PeerLoad, StageCost
 from swarm.rebalance import RebalanceConfig, stage_for_joiner
@@ -229,3 +230,20 @@ def test_the_spot_market_is_rough_clustered_and_repeatable() -> None:
     usual = sum(gaps) / len(gaps)
     # Independent deaths would have exponential gaps, of which 63 percent are below their mean; clustered ones more.
     assert sum(gap < usual for gap in gaps) / len(gaps) > 0.75
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--seeds", "0"], "at least one seed"),
+        (["--stages", "0"], "one stage"),
+        (["--trace", "/nowhere.csv"], "/nowhere.csv"),
+    ],
+)
+def test_the_benchmark_of_rebalancing_replays_something_or_says_why_not(
+    arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["rebalance.py", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        rebalance.main()
+    assert ended.value.code == 2 and words in capsys.readouterr().err

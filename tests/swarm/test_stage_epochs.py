@@ -4,6 +4,7 @@ best."""
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -12,10 +13,13 @@ import torch
 import trio
 
 from optim.config import AllReduce
+from optim.turn import Turn
 from peer.layout import init_flat, join_flat, split_flat
 from swarm.chain import Head, Member
-from swarm.ledger import Ledger
+from swarm.ledger import Ledger, Range
 from swarm.pipeline.station import IssueResult
+from swarm.plan import Assignment
+from swarm.trainer import Order
 from tests.peer.stage_harness import MODEL, SPLITS, whole_gradient
 from tests.swarm.pipeline_harness import MICRO, tokens_of
 from tests.swarm.stage_scene import BATCH, kill_worker, scene_of, until
@@ -72,6 +76,40 @@ async def test_a_lost_worker_costs_not_the_weights_of_the_epoch_before(tmp_path:
             check_loss(await issued(first, epoch=0), START)
             assert last.replica.station.counting.counted == (), "it went through"
             assert torch.equal(last.replica.gang.outer, moved_weights(1))
+
+
+async def test_what_others_may_have_issued_is_issued_as_if_for_the_second_time(tmp_path: Path) -> None:
+    """Only who has worked on the round before knows that a sample is new: not who has just taken the seat, and nobody
+    after a regroup, which begins the same round again."""
+    with trio.fail_after(120):
+        async with scene_of(tmp_path, SETTING, [1, 1]) as scene:
+            (first,), _ = scene.stages
+            issued: list[tuple[Range, bool]] = []
+
+            async def note(ranges: tuple[Range, ...], again: bool, go_on: Callable[[], bool]) -> None:
+                issued.extend((part, again) for part in ranges)
+
+            issuer = first.trainer._post.issuer
+            assert issuer is not None
+            issuer.issue = note  # type: ignore[method-assign,assignment]
+            head, members = first.engine.head, first.engine.head.members
+
+            async def issued_after(head: Head) -> list[tuple[Range, bool]]:
+                first.trainer.adopt(START[0], None, head)
+                await settled(first, head)
+                issued.clear()
+                ranges = ((head.ledger.cursor, head.ledger.cursor + BATCH),)
+                assignment = Assignment(members[0], ranges, BATCH // MICRO)
+                await first.trainer._issue(Order(assignment, Turn(head.round + 1, head.inner_step, 0.0), (), 1, 60.0))
+                return list(issued)
+
+            everything = (0, BATCH)
+            assert await issued_after(head) == [(everything, False)]
+            assert await issued_after(head.regrouped(members, head.term + 1)) == [(everything, True)]
+            new = (BATCH, 2 * BATCH)
+            assert await issued_after(head_of(first, 1, START[0], members)) == [(new, False)]
+            first.trainer._worked_on = None  # as of who has just come
+            assert await issued_after(head_of(first, 1, START[0], members)) == [(new, True)]
 
 
 async def test_where_all_were_restarted_the_present_weights_must_do(tmp_path: Path) -> None:

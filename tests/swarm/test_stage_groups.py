@@ -19,12 +19,13 @@ from swarm.chain import TRIES_PER_LEADER, Member
 from swarm.harvest import Harvest
 from swarm.height import Height
 from swarm.ledger import Range, count, union
+from swarm.messages import WORK
 from swarm.pace import Pace
 from swarm.plan import Assignment, make_plan
 from swarm.tempo import Tempo
 from swarm.trainer import Order, Work
 from tests.swarm.group import Seat, open_group, pace_of
-from tests.swarm.hostile import Impatient
+from tests.swarm.hostile import Impatient, Liar
 
 NUMEL, MICRO = 2_000, 2
 LATER = dataclasses.replace(pace_of(4), stage=1, stages=2, micro_batch=MICRO)
@@ -107,6 +108,68 @@ async def test_a_round_in_which_nobody_has_counted_anything_is_no_commit(tmp_pat
         pass
     assert seen(seats, "attempt_failed", "no contributor has a usable update")
     assert seats[0].engine.head.ledger.returned == () and seats[0].engine.head.ledger.cursor == 6
+
+
+async def test_a_round_for_which_nothing_will_ever_come_leaves_the_state_as_it_is(tmp_path: Path) -> None:
+    async def script(number: int, order: Order) -> tuple[Range, ...]:
+        return ((2 * number, 2 * number + 2),) if order.turn.round == 1 else ()
+
+    async with running(tmp_path, LATER, 2, script) as seats:
+        for seat in seats:
+            trainer: Any = seat.post.trainer
+            trainer.dry = True
+    for seat in seats:
+        before, last = seat.heads[-2:]
+        assert seat.engine.head == last == seats[0].engine.head and last.previous == before.hash
+        assert last.round == 2 and last.members == before.members and len(last.members) == 3
+        assert last.state_hash == before.state_hash == seat.post.state.tree.root
+        assert last.ledger == before.ledger and last.tokens == before.tokens > 0
+        assert not seat.seen("peer_struck") and not seat.seen("bug")
+    assert any(event.fields["round"] == 2 for seat in seats for event in seat.seen("round_empty"))
+
+
+async def test_one_that_says_that_nothing_will_come_is_no_majority(tmp_path: Path) -> None:
+    at_work: list[Seat] = []
+
+    async def script(number: int, order: Order) -> tuple[Range, ...]:
+        return ((2 * number, 2 * number + 2),) if seen(at_work, "attempt_failed", "") else ()
+
+    async with running(tmp_path, LATER, 1, script, tempo=Impatient) as seats:
+        at_work += seats
+        trainer: Any = seats[0].post.trainer
+        trainer.dry = True
+    assert seats[0].engine.head.tokens > 0 and not seen(seats, "round_empty", "")
+
+
+async def test_who_missed_a_plan_is_told_when_it_is_to_be_over(tmp_path: Path) -> None:
+    """And does not begin what nobody waits for."""
+    missed: list[str] = []
+    told, hurried = trio.Event(), trio.Event()
+
+    def change(peer: str, work: Any, payload: bytes) -> tuple[Any, bytes] | None:
+        if not missed:
+            missed.append(peer)
+        return None if peer == missed[0] and not work.wrap_up else (work, payload)
+
+    async def script(number: int, order: Order) -> tuple[Range, ...]:
+        if order.hurried:
+            told.set()
+        elif led_by(names[number]):
+            return ((2 * number, 2 * number + 2),)
+        await hurried.wait()
+        return ((2 * number, 2 * number + 2),)
+
+    def led_by(peer: str) -> bool:
+        return any(
+            e.fields["phase"] == "plan" for s in seats if s.host.peer_id == peer for e in s.seen("phase_entered")
+        )
+
+    async with running(tmp_path, LATER, 1, script) as seats:
+        names = sorted(seat.host.peer_id for seat in seats)
+        for seat in seats:
+            Liar(seat).sends(WORK, change)
+        await told.wait()
+        hurried.set()
 
 
 async def test_a_synchronous_batch_is_whole_or_gathered_anew(tmp_path: Path) -> None:

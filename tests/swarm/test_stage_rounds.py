@@ -11,7 +11,10 @@ import torch
 import trio
 
 from optim.config import AllReduce, CodecConfig, Diloco, SparseLoco
-from tests.swarm.stage_scene import BATCH, check_a_kill, check_one_process, kill_worker, scene_of, until
+from swarm.plan import Assignment
+from swarm.trainer import Order
+from tests.swarm import stage_seats
+from tests.swarm.stage_scene import BATCH, Scene, check_a_kill, check_one_process, kill_worker, scene_of, until
 from tests.swarm.stage_seats import FP32, Setting
 
 pytestmark = [
@@ -54,6 +57,80 @@ async def test_a_lost_worker_costs_no_commit_and_counts_nothing_twice(tmp_path: 
                     await until(lambda seats=seats: seats[0].heads and seats[0].replica.station.counting.counted)
                     kill_worker(seats[0])
             scene.check(rounds)
+
+
+@pytest.mark.parametrize("gone", [False, True], ids=["stays", "is-gone"])
+async def test_a_stage_that_counted_all_in_the_round_before_its_last_finishes(
+    tmp_path: Path, gone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its plan was late by a round of the first stage, which finishes the run, and may then be gone."""
+    rounds = 2
+    with trio.fail_after(120):
+        async with scene_of(tmp_path, Setting(2, Diloco(steps=4), rounds), [1, 2]) as scene:
+            (first,), later = scene.stages
+            await first.engine.run()
+            await heard_of_the_end(scene, rounds)
+            if gone:
+                del scene.table[first.replica.peer]
+                await all_read(scene, monkeypatch)
+            async with trio.open_nursery() as nursery:
+                for seat in later:
+                    nursery.start_soon(seat.engine.run)
+            for seat in later:
+                before, last = seat.heads[-2:]
+                assert (before.round, last.round) == (1, rounds) and len(last.members) == 2
+                assert last.state_hash == before.state_hash == seat.post.state.tree.root
+                assert last.ledger == before.ledger and before.ledger.returned == ()
+                assert before.ledger.cursor == first.heads[-1].ledger.cursor, "it has counted all"
+
+
+async def test_a_stage_that_lost_what_it_counted_in_its_last_round_finishes(tmp_path: Path) -> None:
+    with trio.fail_after(120):
+        async with scene_of(tmp_path, Setting(2, Diloco(steps=4), rounds=1), [1, 1]) as scene:
+            (first,), (last,) = scene.stages
+            await first.engine.run()
+            await heard_of_the_end(scene, 1)
+            kill_worker(last)
+            await until(lambda: last.replica.seen("worker_died"))
+            await last.engine.run()
+            assert last.heads[-1].round == 1 and last.heads[-1].tokens == 0
+            assert last.replica.seen("round_empty") and last.replica.seen("pipeline_lost")
+
+
+async def all_read(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every later replica has looked once more for what the first stage says."""
+    reads, look = list[int | None](), stage_seats._first_round
+    monkeypatch.setattr(stage_seats, "_first_round", lambda table: reads.append(look(table)) or reads[-1])
+    await until(lambda: len(reads) >= 2 * len(scene.stages[1]))  # all look equally often
+
+
+async def heard_of_the_end(scene: Scene, rounds: int) -> None:
+    await until(lambda: all(seat.trainer.has_run_dry(rounds) for seat in scene.stages[1]))
+
+
+async def test_only_rounds_that_the_first_stage_may_have_left_behind_can_have_nothing(tmp_path: Path) -> None:
+    """Whatever records say of the first stage; and that one is assigned what it does."""
+    rounds = 4
+    with trio.fail_after(120):
+        async with scene_of(tmp_path, Setting(2, Diloco(steps=4), rounds), [1, 1]) as scene:
+            (first,), (last,) = scene.stages
+            first.entry["round"] = rounds
+            await heard_of_the_end(scene, rounds)
+            assert [last.trainer.has_run_dry(number) for number in range(1, 5)] == [False, False, True, True]
+            assert not first.trainer.has_run_dry(rounds)
+
+
+async def test_who_hears_of_a_plan_when_it_is_to_be_over_hands_in_what_there_is(tmp_path: Path) -> None:
+    with trio.fail_after(120):
+        async with scene_of(tmp_path, Setting(2, Diloco(steps=4), rounds=9), [1, 1]) as scene:
+            (seat,) = scene.stages[1]
+            head, post = seat.engine.head, seat.post
+            coding = post.state.recipe.coding(post.pace.turn(head), post.state.tensors)
+            assignment = Assignment(post.me, (), post.pace.most_steps(head))
+            work = await seat.trainer.train(
+                Order(assignment, post.pace.turn(head), coding.places, 1, 600.0, hurried=True)
+            )
+            assert (work.steps, work.counted) == (0, ())
 
 
 # -- synchronous -----------------------------------------------------------------------------------------------------

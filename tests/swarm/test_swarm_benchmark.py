@@ -29,7 +29,7 @@ PING = """
 import socket, sys, time
 client = socket.create_connection((sys.argv[1], 5000))
 fastest = 1e9
-for _ in range(5):
+for _ in range(20):  # on a busy machine few are prompt
     begin = time.monotonic()
     client.sendall(b"x")
     client.recv(1)
@@ -60,7 +60,7 @@ def test_a_delayed_link_is_late_and_loses_nothing() -> None:
         try:
             assert echo.stdout is not None and echo.stdout.readline() == b"ready\n"
             ping = lan.at_host(1, sys.executable, "-c", PING, lan.ip(0))
-            done = subprocess.run(ping, capture_output=True, text=True, timeout=30, check=True)
+            done = subprocess.run(ping, capture_output=True, text=True, timeout=60, check=True)
         finally:
             echo.kill()
             echo.communicate()

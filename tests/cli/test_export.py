@@ -1,0 +1,55 @@
+"""What `peer export` writes from disk, and what it leaves where it could not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import trio
+from safetensors.torch import save_file
+from torch import Tensor
+
+from cli.coordinate import template
+from peer.config import ModelConfig
+from peer.events import EventLog
+from peer.hf import export_pretrained
+from peer.identity import Identity
+from peer.layout import init_flat
+from peer.tokenizer import ByteTokenizer
+from swarm.charter import load_charter
+from swarm.founding import found
+from swarm.home import Home
+from swarm.manifest import open_manifest
+from swarm.run_config import parse_run_config
+from tests.cli.test_pipeline_input import kept
+from tests.cli.typed import Peer, said
+
+MODEL = ModelConfig(hidden_size=16, layers=1, heads=2, kv_heads=1, intermediate_size=16, max_seq_len=64)
+
+
+async def test_the_coordinator_has_no_trained_model_to_export(peer: Peer, tmp_path: Path) -> None:
+    home, out = tmp_path / "coordinator", tmp_path / "model"
+    authority = Identity.load_or_create(Home(home).identity)
+    await trio.to_thread.run_sync(found, home, parse_run_config(template()), authority, EventLog())
+    sentence = said(peer("export", "--home", home, "--out", out), 6)
+    assert f"{home} is the coordinator's" in sentence and "--home of a peer that trained" in sentence
+    assert "INVITE" in sentence and not out.exists()
+    charter = load_charter(home)
+    assert charter is not None
+    trained = await kept(tmp_path / "peer", open_manifest(charter[0]), authority, [0])
+    ended = peer("export", "--home", home, "--home", trained, "--out", out)
+    assert ended.code == 0 and "Round 4 of" in ended.stdout
+
+
+def test_an_export_that_is_interrupted_leaves_nothing_that_looks_like_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(weights: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str]) -> None:
+        save_file(dict(weights), path, metadata=dict(metadata))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("peer.hf.save_file", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        export_pretrained(tmp_path, MODEL, init_flat(MODEL, 0), ByteTokenizer())
+    assert not list(tmp_path.glob("model.safetensors*")) and not (tmp_path / "config.json").exists()

@@ -1,0 +1,91 @@
+"""A coordinator comes back: to the run that its RUN.toml describes, or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import trio
+
+from cli.coordinate import template
+from peer.errors import ConfigError
+from peer.events import EventLog
+from peer.hf import export_pretrained
+from peer.identity import Identity
+from peer.layout import init_flat
+from peer.tokenizer import ByteTokenizer
+from swarm.coordinator import CoordinatorConfig, _found_or_reopen
+from swarm.home import Home
+from swarm.manifest import open_manifest
+from swarm.run_config import parse_run_config
+
+PLAIN = template()
+CUT = PLAIN.replace("# tie_embeddings = true", "tie_embeddings = false") + "\n[pipeline]\nstages = 2\n"
+FOLDER = PLAIN.replace('# source = "stdlib"', 'source = "folder"').replace('# path = ""', 'path = "texts"')
+
+
+async def coordinate(home: Path, text: str | None) -> str:
+    """Found or reopen the run; its id."""
+    identity = Identity.load_or_create(Home(home).identity)
+    config = CoordinatorConfig(home, None if text is None else parse_run_config(text))
+    charter, _, _ = await trio.to_thread.run_sync(_found_or_reopen, config, identity, EventLog())
+    return open_manifest(charter).run_id
+
+
+def pretrained(folder: Path) -> str:
+    model = parse_run_config(PLAIN).model
+    assert model is not None
+    export_pretrained(folder, model, init_flat(model, 7), ByteTokenizer())
+    before, _, rest = PLAIN.partition("[model]")
+    return f"{before}[model]\ninit = {str(folder)!r}\n{rest[rest.index('# [tokenizer]') :]}"
+
+
+@pytest.mark.parametrize("kind", ["plain", "cut", "folder", "pretrained", "tokenizer"])
+async def test_a_file_that_says_the_same_goes_on_with_the_run(tmp_path: Path, kind: str) -> None:
+    from_hub = pretrained(tmp_path / "hub")
+    with_file = PLAIN.replace('# [tokenizer]\n# source = "bytes"', f"[tokenizer]\nsource = {str(tmp_path / 'hub')!r}")
+    text = {"plain": PLAIN, "cut": CUT, "folder": FOLDER, "pretrained": from_hub, "tokenizer": with_file}[kind]
+    run_id = await coordinate(tmp_path / "home", text)
+    spelt_out = text.replace("# seed = 0", "seed = 0").replace("# weight_decay = 0.1", "weight_decay = 0.1")
+    assert spelt_out != text
+    for same in (text, spelt_out, None):
+        assert await coordinate(tmp_path / "home", same) == run_id
+    (tmp_path / "hub" / "tokenizer.json").unlink()
+    assert await coordinate(tmp_path / "home", text) == run_id, "the run has a copy of what it began with"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sections"),
+    [
+        ("lr = 8e-3", "lr = 4e-3", r"\[inner\]"),
+        ("rounds = 12", "rounds = 24", r"\[run\]"),
+        ("layers = 2", "layers = 4", r"\[model\]"),
+        ("seq_len = 128", "seq_len = 64", r"\[data\]"),
+        ("\nsteps = 100", "\nsteps = 50", r"\[outer\]"),
+        ('# [codec]\n# up = "int8"', '[codec]\nup = "int4"', r"\[codec\]"),
+        ("stages = 2", "stages = 2\nrecompute = true", r"\[pipeline\]"),
+        ('# [tokenizer]\n# source = "bytes"', '[tokenizer]\nsource = "hub"', r"\[tokenizer\]"),
+        ("batch_size = 8 ", 'dtype = "fp32"\nbatch_size = 16 ', r"\[inner\]"),
+    ],
+)
+async def test_a_file_that_says_otherwise_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, sections: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pretrained(tmp_path / "hub")
+    assert CUT.count(old) == 1
+    run_id = await coordinate(tmp_path / "home", CUT)
+    with pytest.raises(ConfigError, match=rf"has another {sections} than RUN\.toml.* --home .*leave RUN\.toml out"):
+        await coordinate(tmp_path / "home", CUT.replace(old, new))
+    with pytest.raises(ConfigError, match="holds the run 'embedded example'"):
+        await coordinate(tmp_path / "home", CUT.replace("embedded example", "another"))
+    assert await coordinate(tmp_path / "home", None) == run_id
+
+
+async def test_a_pretrained_run_notices_what_stands_beside_the_checkpoint(tmp_path: Path) -> None:
+    text = pretrained(tmp_path / "hub")
+    await coordinate(tmp_path / "home", text)
+    with pytest.raises(ConfigError, match=r"has another \[inner\] than"):
+        await coordinate(tmp_path / "home", text.replace("lr = 8e-3", "lr = 4e-3"))
+    with pytest.raises(ConfigError, match=r"has another \[model\], \[tokenizer\] than"):
+        await coordinate(tmp_path / "home", PLAIN.replace("layers = 2", "layers = 4"))
