@@ -206,28 +206,34 @@ class Engine:
             doors = [*(m.peer for m in head.members), self._run.authority]
             async with trio.open_nursery() as nursery:
                 for door in doors:
-                    nursery.start_soon(self._knock_at, door, knock)
+                    nursery.start_soon(self._knock_at, door, knock, head.height)
             await height.changed.until(lambda: height.decided is not None, KNOCK_EVERY_S)
 
-    async def _knock_at(self, door: str, knock: say.Knock) -> None:
+    async def _knock_at(self, door: str, knock: say.Knock, height: tuple[int, int]) -> None:
         try:
             reply = await self._post.host.rpc.call(door, say.KNOCK, knock, timeout_s=self._post.tempo.answer_s)
         except BarnraiseError:
             return
-        if reply.body.head.hash != knock.head:
+        if reply.body.head.height > height:  # the authority's is that of the last regroup: older than ours, as a rule
             self._here.look.set()
 
     async def _look_around(self, round_: Round) -> Sighting:
-        """Look where the run stands when somebody seems to be further on, and now and then anyway; returns what is."""
+        """Look where the run stands when somebody seems to be further on, and now and then anyway; returns what is.
+
+        Vain looks that others make us take come ever more slowly; a quiet while ends that, so that a joiner sees the
+        next commit in time for the round after it."""
         head = round_.height.head
         pause_s = LOOK_PAUSE_S
         while True:
-            with trio.move_on_after(LOOK_AROUND_S):
+            with trio.move_on_after(LOOK_AROUND_S) as quiet:
                 await self._here.look.wait()
             self._here.look = trio.Event()
             best, self._here.offer = self._here.offer or await self.best_sighting(), None
             if best is not None and best.head.height > head.height and best.head.hash != head.hash:
                 return best
+            if quiet.cancelled_caught:
+                pause_s = LOOK_PAUSE_S
+                continue
             await trio.sleep(pause_s)
             pause_s = min(2 * pause_s, LOOK_AROUND_S / 2)
 

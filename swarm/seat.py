@@ -140,8 +140,7 @@ class Seat:
         encoded = msgspec.msgpack.encode(head)
         await trio.to_thread.run_sync(post.shelf.publish, post.state.tree, post.state.tensors, encoded, results)
         self.trainer.adopt(post.state.theta, self._changed(head, bool(results)), head)
-        if self._measures(head):
-            self.trainer.validate_round = head.round
+        self.trainer.validate_round = head.round if self._measures(head) else None
         now = trio.current_time()
         post.events.emit(
             "round_committed" if results else "head_adopted",

@@ -107,7 +107,7 @@ class Matchmaker:
 
     async def _attend(self, meeting: Meeting, examine: Examine) -> bool:
         await meeting.over.wait()
-        if meeting.theirs is None:
+        if meeting.theirs is None or meeting.failure is not None:
             return False
         try:
             await examine(meeting)

@@ -128,6 +128,8 @@ class Meeting:
                     nursery.start_soon(self._fetch_slices, half, left, slices, limit_s)
         if patience.cancelled_caught:
             raise DeadlineExceeded(f"the partner's {half} did not come within {limit_s:.1f} s")
+        if self.failure is not None:  # of fetchers that all failed at once: then nobody was left to be cancelled
+            raise self.failure
         self._tempo.note_exchange(trio.current_time() - began)
         return Packed(tuple(slices[i] for i in sorted(slices)), self._hashes[half])
 

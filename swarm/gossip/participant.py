@@ -153,8 +153,7 @@ class _GossipParticipant:
 
     async def stepped(self, head: Head) -> None:
         """Ask for what is due after a step."""
-        if self._measures:
-            self._trainer.validate_round = head.round
+        self._trainer.validate_round = head.round if self._measures else None
         now = trio.current_time()
         if now - self._saved_at >= CHECKPOINT_EVERY_S and self._tasks is not None:
             self._saved_at = now

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -91,6 +92,50 @@ async def test_a_joiner_is_taken_in_at_the_next_round(tmp_path: Path) -> None:
         assert late.engine.head == seats[0].engine.head == seats[1].engine.head
         assert late.engine.head.has(late.post.me)
         assert torch.equal(late.post.state.theta, seats[0].post.state.theta)
+
+
+async def test_a_joiner_that_knocks_for_long_still_sees_the_next_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the authority signed last is old news: no reason to look around at each knock, ever more slowly."""
+    monkeypatch.setattr("swarm.engine.KNOCK_EVERY_S", 0.05)
+    monkeypatch.setattr("swarm.engine.LOOK_AROUND_S", 600.0)
+    monkeypatch.setattr("swarm.leader.JOINER_GRACE_S", 60.0)
+    async with AsyncExitStack() as stack:
+        group = await stack.enter_async_context(open_group(tmp_path, 40_000, rounds=5, min_peers=2))
+        group.tempo = Patient
+        seats = [await stack.enter_async_context(group.join(deltas)) for _ in range(2)]
+        late = await stack.enter_async_context(group.join(deltas))
+        knocks, looks = Counter[tuple[int, str]](), Counter[int]()
+        knock_at, best_sighting = late.engine._knock_at, late.engine.best_sighting
+
+        async def count_knock(door: str, *rest: Any) -> None:
+            await knock_at(door, *rest)
+            knocks[late.engine.head.round, door] += 1
+
+        async def count_look() -> Any:
+            looks[late.engine.head.round] += 1
+            return await best_sighting()
+
+        monkeypatch.setattr(late.engine, "_knock_at", count_knock)
+        monkeypatch.setattr(late.engine, "best_sighting", count_look)
+        gate = trio.Event()
+        with trio.fail_after(120):
+            async with trio.open_nursery() as nursery:
+                for seat in seats:
+                    trainer = cast(InventedTrainer, seat.post.trainer)
+                    trainer.gate, trainer.gated_from = gate, 3
+                    trainer.speed = 0.01  # so that the gated round's deadline is a minute away
+                    nursery.start_soon(seat.engine.run)
+                while any(seat.engine.head.round < 2 for seat in seats):
+                    await trio.sleep(0.01)
+                nursery.start_soon(late.engine.run)
+                while knocks[2, group.authority_host.peer_id] < 40:
+                    await trio.sleep(0.01)
+                assert looks[2] <= 1, "each knock had it look around"
+                gate.set()
+        fourth = next(head for head in seats[0].heads if head.round == 4)
+        assert fourth.has(late.post.me)
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), 1e4])

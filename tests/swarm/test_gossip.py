@@ -12,11 +12,13 @@ import torch
 import trio
 from blake3 import blake3
 
+from peer.errors import RoundDiscarded
 from peer.events import EventLog
 from peer.host import Host, HostConfig, open_host
 from peer.identity import Identity
 from peer.rpc import Buffer, Call
 from swarm.gossip import messages as say
+from swarm.gossip.meeting import Meeting
 from swarm.gossip.pairing import Seen
 from tests.swarm.gossip_group import CONSTANTS, NUMEL, Group, Peer, noise
 
@@ -161,6 +163,44 @@ async def test_a_lying_partner_is_refused_and_struck(tmp_path: Path, lie: str) -
     (theta, _), *_ = peer.stands
     alone = THETA - BETA * noise(10, 0.05)
     assert (theta - alone).norm() <= 1e-6 * alone.norm()
+
+
+@pytest.mark.parametrize("cheats", [True, False])
+async def test_a_partner_without_its_last_slice_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cheats: bool
+) -> None:
+    """All has come but the last slice, so that nothing else is under way that could be cancelled when that one fails.
+    Nothing is used of what came, and the peer goes on alone."""
+    rest_is_here, fetch = trio.Event(), Meeting._fetch
+
+    async def fetch_and_tell(meeting: Meeting, half: say.Half, index: int, limit_s: float) -> memoryview:
+        piece = await fetch(meeting, half, index, limit_s)
+        if half == "delta":
+            rest_is_here.set()
+        return piece
+
+    class Withholds(Liar):
+        async def _on_slice(self, call: Call[say.SliceOf]) -> tuple[say.Nothing, Buffer]:
+            nothing, piece = await super()._on_slice(call)
+            if (call.body.half, call.body.index) != ("delta", group.coding.count - 1):
+                return nothing, piece
+            await rest_is_here.wait()
+            if cheats:
+                return nothing, piece[:-4]
+            raise RoundDiscarded("there is no such meeting here any more")
+
+    monkeypatch.setattr(Meeting, "_fetch", fetch_and_tell)
+    group = Group(tmp_path, "fp32", 1, 2)
+    assert group.coding.count == 2
+    async with open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as host:
+        slices = {"phi": cut(group, "phi", THETA), "delta": cut(group, "delta", noise(5, 0.05))}
+        Withholds(host, slices, lambda b: b)
+        async with group.join(THETA, lambda n: noise(10 + n, 0.05)) as peer:
+            meet_stranger(group, peer, host)
+            await step_once(peer)
+    struck = {event.fields["peer"] for event in peer.seen("peer_struck")}
+    assert rest_is_here.is_set() and struck == ({host.peer_id} if cheats else set())
+    assert len(peer.seen("gossip_alone")) == 1 and not peer.seen("gossip_met")
 
 
 async def test_an_honest_stranger_of_the_same_kind_is_met(tmp_path: Path) -> None:
