@@ -29,7 +29,7 @@ $(STAMP): pyproject.toml constraints.txt tools/check_system.sh
 quickstart: $(STAMP)
 	$(BIN)/peer quickstart --home $(HOME_DIR)
 
-# Two at a time, a file each: much of a test of processes is waiting for a deadline.
+# Three at a time, a file each: much of a test of processes is waiting for a deadline.
 test: $(STAMP)
 	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 

@@ -71,6 +71,11 @@ class Commit:
         """Of a pipeline."""
         return self.fields.get("stage")
 
+    @property
+    def term(self) -> int:
+        """After a regroup the rounds that were lost are made again, in the next term."""
+        return int(self.fields.get("term", 0))
+
 
 @dataclass(frozen=True)
 class Move:

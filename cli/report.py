@@ -96,11 +96,15 @@ def broken_invariants(
 ) -> list[str]:
     """What did not hold, one sentence each; empty if all is well. `commits`: name -> round -> commit; `ended`: the
     round in which each survivor ended."""
-    broken = []
-    for number in sorted({number for seen in commits.values() for number in seen}):
-        hashes = {seen[number].state_hash for seen in commits.values() if number in seen}
-        if len(hashes) > 1:
-            broken.append(f"after round {number} peers held {len(hashes)} different states")
+    states: dict[tuple[int, int], set[str]] = {}
+    for seen in commits.values():
+        for commit in seen.values():
+            states.setdefault((commit.term, commit.round), set()).add(commit.state_hash)
+    broken = [
+        f"after round {number} peers held {len(hashes)} different states"
+        for (_, number), hashes in sorted(states.items(), key=lambda item: item[0])
+        if len(hashes) > 1
+    ]
     broken += [f"{name} ended at round {last} instead of {rounds}" for name, last in ended.items() if last != rounds]
     broken += [f"{name} never took part in a commit" for name in added if not commits.get(name)]
     if not killed:
@@ -127,12 +131,12 @@ def broken_in_pipeline(
 ) -> list[str]:
     """What did not hold in a pipeline, one sentence each. `ended`: the round in which each survivor ended; `faults`:
     who was killed, frozen and added; `losses` by round."""
-    states: dict[tuple[int | None, int], set[str]] = {}
+    states: dict[tuple[int, int, int], set[str]] = {}
     for commit in commits:
-        states.setdefault((commit.stage, commit.round), set()).add(commit.state_hash)
+        states.setdefault((commit.stage or 0, commit.term, commit.round), set()).add(commit.state_hash)
     broken = [
         f"after round {number} the replicas of stage {stage} held {len(hashes)} different states"
-        for (stage, number), hashes in sorted(states.items(), key=lambda item: (item[0][0] or 0, item[0][1]))
+        for (stage, _, number), hashes in sorted(states.items(), key=lambda item: item[0])
         if len(hashes) > 1
     ]
     broken += [f"{name} ended at round {last} instead of {rounds}" for name, last in ended.items() if last != rounds]

@@ -28,10 +28,11 @@ class Story:
 
 
 def play_whole(course: Course, peers: int) -> Story:
-    """One peer is killed and another one joins."""
+    """One peer joins and another one is killed."""
     course.begin()
     started = [course.join(number) for number in range(1, peers + 1)]
     progress, turn = course.progress, max(1, course.rounds // 3)
+    added = _add_early(course, peers)
 
     def all_know() -> bool:  # of two members, one that dies as it commits takes that round with it
         return progress.round > turn or all(progress.row(child.name).round >= turn for child in started)
@@ -39,11 +40,11 @@ def play_whole(course: Course, peers: int) -> Story:
     course.wait(None, f"round {turn} is committed", all_know)
     victim = started[1]
     course.kill(victim)
-    return _end(course, started, [victim], [course.add(peers + 1)])
+    return _end(course, started, [victim], [added])
 
 
 def play_pipeline(course: Course, peers: int) -> Story:
-    """One replica is killed, one of another stage is frozen and thaws later, and another peer joins."""
+    """Another peer joins, one replica is killed, one of another stage is frozen and thaws later."""
     course.begin()
     started = [course.join(number) for number in range(1, peers + 1)]
     progress, turn = course.progress, max(1, course.rounds // 4)
@@ -52,6 +53,7 @@ def play_pipeline(course: Course, peers: int) -> Story:
         return progress.row(child.name).stage
 
     course.wait(None, "every peer has a stage", lambda: all(stage_of(child) is not None for child in started))
+    added = _add_early(course, peers)
     course.wait(None, f"every stage has committed round {turn}", lambda: progress.round >= turn)
     victim = course.spare(started)
     course.kill(victim)
@@ -59,12 +61,17 @@ def play_pipeline(course: Course, peers: int) -> Story:
     living = {child.name: stage_of(child) for child in started if child.alive}
     sleeper = course.children[to_freeze(living, stage_of(victim))]
     course.freeze(sleeper)
-    added = course.add(peers + 1)
     thaws_at = time.monotonic() + FREEZE_S
     near_end = course.rounds - AWAKE_AT_THE_END
     course.wait(None, "it is time to thaw", lambda: time.monotonic() > thaws_at or progress.round >= near_end)
     course.thaw(sleeper)
     return _end(course, started, [victim], [added], [sleeper])
+
+
+def _add_early(course: Course, peers: int) -> ChildPeer:
+    """A peer that comes when the run is under way, and has most of it to get ready in: rounds do not wait for it."""
+    course.wait(None, "round 1 is committed", lambda: course.progress.round >= 1)
+    return course.add(peers + 1)
 
 
 def _end(

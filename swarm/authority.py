@@ -137,6 +137,7 @@ class Authority:
             return
         best = self._latest(standings)
         if best is None or (self.completed.is_set() and all(other.completed.is_set() for other in self._others())):
+            self._missing_since = None  # whoever was missing is not counted as such while nobody can be asked
             self._say_who_is_missing()
             return
         alive = {s.member for _, s in standings if best.has(s.member)}  # who is a commit behind is about to catch up

@@ -103,17 +103,19 @@ class Desk:
     async def _on_prepare(self, call: Call[say.Prepare]) -> say.Promise:
         ask = call.body
         self._check_group(ask.head.run_id)
-        if self._here.round is None or self._here.round.height.head.height < ask.head.height:
-            with trio.move_on_after(0.3):  # usually we are about to commit that very head ourselves
-                await self._reach(ask.head)
+        round_ = self._here.round
+        if round_ is None or round_.height.head.height < ask.head.height:
+            if round_ is None or round_.height.signed_plan is not None:
+                with trio.move_on_after(0.3):  # usually we are about to commit that very head ourselves
+                    await self._reach(ask.head)
             if self._here.head.height < ask.head.height:
                 self._here.look.set()
             with trio.move_on_after(self._post.tempo.answer_s / 2):  # catching up by replay takes less
                 await self._reach(ask.head)
-        round_ = self._current()
-        if round_.height.head.hash != ask.head.hash:
+        current = self._current()
+        if current.height.head.hash != ask.head.hash:
             return say.Promise(granted=False, promised=-1, head=self._here.head, member=self._post.me)
-        promise = await round_.promise_when_due(ask, call.peer)
+        promise = await current.promise_when_due(ask, call.peer)
         if promise.granted:
             self._learn(ask.addresses)
         return promise

@@ -107,7 +107,8 @@ class Matchmaker:
 
     async def _attend(self, meeting: Meeting, examine: Examine) -> bool:
         await meeting.over.wait()
-        if meeting.theirs is None or meeting.failure is not None:
+        if meeting.failure is not None:  # perhaps only now, of a partner that has sent all and then something else
+            self._part(meeting, meeting.failure)
             return False
         try:
             await examine(meeting)

@@ -178,6 +178,8 @@ def books(**changes: int) -> dict[str, Any]:
 
 def test_a_good_pipeline_breaks_no_invariant() -> None:
     assert broken_in_pipeline(**GOOD) == []
+    made_again = [*GOOD["commits"], Commit(1, 0.0, "z", {"stage": 1, "term": 2})]  # after a regroup: no fork
+    assert broken_in_pipeline(**{**GOOD, "commits": made_again}) == []
 
 
 @pytest.mark.parametrize(

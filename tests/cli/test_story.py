@@ -48,7 +48,7 @@ class Late(Course):
         return child
 
     def kill(self, victim: ChildPeer) -> None:
-        self.at_the_kill = [self.progress.row(name).stage for name in self.started]
+        self.at_the_kill = [self.progress.row(name).stage for name in self.started[: len(ARRIVALS)]]
         super().kill(victim)
 
     def wait(self, limit_s: float | None, what: str, done: Callable[[], bool]) -> None:

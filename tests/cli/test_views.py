@@ -119,9 +119,9 @@ def test_a_tail_may_start_at_the_end(tmp_path: Path) -> None:
     tail.close()
 
 
-def commits(**by_name: dict[int, str]) -> dict[str, dict[int, Commit]]:
+def commits(term: int = 1, /, **by_name: dict[int, str]) -> dict[str, dict[int, Commit]]:
     return {
-        name: {number: Commit(number, 0.0, state, {}) for number, state in rounds.items()}
+        name: {number: Commit(number, 0.0, state, {"term": term}) for number, state in rounds.items()}
         for name, rounds in by_name.items()
     }
 
@@ -132,6 +132,12 @@ LOSSES = {0: 5.5, 2: 2.2}
 
 def test_a_good_run_breaks_no_invariant() -> None:
     assert broken_invariants(GOOD, {"a": 2, "b": 2, "n": 2}, 2, ["k"], ["n"], LOSSES, 100.0) == []
+
+
+def test_a_round_made_again_after_a_regroup_is_no_fork() -> None:
+    """Who was killed told of a round that nobody else had yet; the authority had the others go on without it."""
+    again = commits(1, k={1: "z"}) | commits(2, a={1: "x", 2: "y"}, b={1: "x", 2: "y"}, n={2: "y"})
+    assert broken_invariants(again, {"a": 2, "b": 2, "n": 2}, 2, ["k"], ["n"], LOSSES, 100.0) == []
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from peer.gang import Gang, GangConfig, open_gang
 from peer.layout import init_flat
 
 MODEL = ModelConfig(hidden_size=32, layers=2, heads=2, kv_heads=1, intermediate_size=48, max_seq_len=32)
-INNER = InnerConfig(lr=1e-2, batch_size=4, total_steps=1000, warmup_steps=5)
+INNER = InnerConfig(lr=1e-2, batch_size=4, total_steps=1000, warmup_steps=5, dtype="fp32")
 ENDLESS = [(0, 10**9)]
 HOUR_S = 3600.0
 

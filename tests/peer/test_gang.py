@@ -202,7 +202,7 @@ async def main():
     config = GangConfig(
         model=ModelConfig(hidden_size=32, layers=2, heads=2, kv_heads=1, intermediate_size=48, max_seq_len=32),
         data=DataConfig(source="folder", path=sys.argv[2], seq_len=32),
-        inner=InnerConfig(lr=1e-2, batch_size=4, total_steps=1000),
+        inner=InnerConfig(lr=1e-2, batch_size=4, total_steps=1000, dtype="fp32"),
         directory=Path(sys.argv[1]), events=EventLog(), device="cpu", threads=1,
     )
     async with open_gang(config) as gang:

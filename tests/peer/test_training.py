@@ -20,7 +20,9 @@ from peer.model import Decoder, next_token_loss
 from peer.training import InnerRun, StepOutcome, Trainer, learning_rate, run_inner
 
 MODEL = ModelConfig(vocab_size=32, hidden_size=16, layers=2, heads=2, kv_heads=1, intermediate_size=24, max_seq_len=16)
-INNER = InnerConfig(lr=3e-3, batch_size=4, total_steps=100, warmup_steps=10, weight_decay=0.2, clip_norm=0.5)
+INNER = InnerConfig(
+    lr=3e-3, batch_size=4, total_steps=100, warmup_steps=10, weight_decay=0.2, clip_norm=0.5, dtype="fp32"
+)
 CPU = resolve_device("cpu")
 torch.set_num_threads(1)  # on tensors this small a second thread only waits for the first
 

@@ -142,7 +142,7 @@ async def main(number: int, rounds: int, folder: Path) -> None:
         pace, shelf = Pace(setup.outer, INNER, 8, 60.0), SnapshotShelf(state.size_bytes, 9 << 20)
         shelf.publish(state.tree, state.tensors)
         shelf.serve(host.rpc)
-        post = Post(me, identity, host, state, shelf, Invented(number), pace, Tempo(), log)
+        post = Post(me, identity, host, state, shelf, Invented(number), pace, Tempo(patience_s=60.0), log)
         facts = RunFacts(first, authority.peer_id, rounds, len(group))
         signed = sign_body(authority, REGROUP_KIND, head)
         engine = Engine(post, facts, head, signed, Reporter(post, folder / f"{number}.part"))

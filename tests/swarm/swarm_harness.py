@@ -121,7 +121,7 @@ class PeerProcess:
         name: str,
         where: Callable[[dict[str, Any]], bool] = lambda fields: True,
         since: int = 0,
-        timeout_s: float = 60.0,
+        timeout_s: float = 120.0,
     ) -> Fact:
         """The first fact called `name` for which `where(fields)`, from place `since` on; waits until there is one."""
         found: list[Fact] = []
@@ -135,7 +135,7 @@ class PeerProcess:
         await self.until(seen, name, timeout_s)
         return found[0]
 
-    async def until(self, condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
+    async def until(self, condition: Callable[[], bool], what: str, timeout_s: float = 120.0) -> None:
         """Until `condition()` holds; it is asked again after each new fact of this peer."""
         with trio.move_on_after(timeout_s):
             while not condition():
@@ -148,7 +148,7 @@ class PeerProcess:
         """Whether it is frozen."""
         return _state(self.process.pid) == "T"
 
-    async def wait_exit(self, timeout_s: float = 60.0) -> int:
+    async def wait_exit(self, timeout_s: float = 120.0) -> int:
         """Its exit status; negative for the signal that ended it."""
         with trio.move_on_after(timeout_s):
             while self.process.poll() is None:
@@ -157,7 +157,7 @@ class PeerProcess:
             return int(self.process.returncode)
         raise AssertionError(f"{self.name} has not ended within {timeout_s:g} s.\n{self.story()}")
 
-    async def wait_stopped(self, timeout_s: float = 60.0) -> None:
+    async def wait_stopped(self, timeout_s: float = 120.0) -> None:
         """Until it is frozen (state T), by us or by a scripted fault."""
         with trio.move_on_after(timeout_s):
             while not self.is_stopped:
@@ -238,7 +238,7 @@ class Swarm:
         peer.kill()  # closes what is left of its last life
         peer.process = self._spawn(peer.home, peer.arguments, fault)
 
-    async def wait_invite(self, timeout_s: float = 60.0) -> None:
+    async def wait_invite(self, timeout_s: float = 120.0) -> None:
         """Until the coordinator has written its invite."""
         with trio.move_on_after(timeout_s):
             while not self.invite.exists():
@@ -291,6 +291,11 @@ class Swarm:
     def story(self) -> str:
         everybody = [self.coordinator, *self.peers.values()]
         return "\n".join(f"== {peer.name}\n{peer.story(15)}" for peer in everybody)
+
+    def ended(self) -> str:
+        """What each peer that is no more said last: the one that a test waits for may be waiting for it."""
+        gone = [peer for peer in [self.coordinator, *self.peers.values()] if not peer.alive]
+        return "\n".join(f"== {peer.name} ended with {peer.process.returncode}\n{peer.story(5)}" for peer in gone)
 
     async def run(self) -> None:
         """Read what everybody reports, until cancelled."""
@@ -367,6 +372,9 @@ async def open_swarm(
             await swarm.wait_invite()
             yield swarm
             nursery.cancel_scope.cancel()
+    except BaseException:
+        print(swarm.ended())  # pytest shows it with the failure
+        raise
     finally:
         with trio.CancelScope(shield=True):
             await swarm.end_all()

@@ -12,12 +12,13 @@ import torch
 import trio
 from blake3 import blake3
 
-from peer.errors import RoundDiscarded
+from peer.errors import ProtocolViolation, RoundDiscarded
 from peer.events import EventLog
 from peer.host import Host, HostConfig, open_host
 from peer.identity import Identity
 from peer.rpc import Buffer, Call
 from swarm.gossip import messages as say
+from swarm.gossip.matchmaker import Matchmaker
 from swarm.gossip.meeting import Meeting
 from swarm.gossip.pairing import Seen
 from tests.swarm.gossip_group import CONSTANTS, NUMEL, Group, Peer, noise
@@ -200,6 +201,29 @@ async def test_a_partner_without_its_last_slice_is_left(
             await step_once(peer)
     struck = {event.fields["peer"] for event in peer.seen("peer_struck")}
     assert rest_is_here.is_set() and struck == ({host.peer_id} if cheats else set())
+    assert len(peer.seen("gossip_alone")) == 1 and not peer.seen("gossip_met")
+
+
+async def test_a_partner_that_has_sent_all_and_then_something_else_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its second commitment comes when the meeting is over here, and before its message was looked at."""
+    hold = Matchmaker._hold
+
+    async def hold_and_be_cheated(match: Matchmaker, meeting: Meeting) -> None:
+        await hold(match, meeting)
+        assert meeting.theirs is not None
+        meeting.fail(ProtocolViolation("a peer committed to two messages in one meeting"))
+
+    monkeypatch.setattr(Matchmaker, "_hold", hold_and_be_cheated)
+    group = Group(tmp_path, "fp32", 1, 2)
+    async with open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as host:
+        slices = {"phi": cut(group, "phi", THETA), "delta": cut(group, "delta", noise(5, 0.05))}
+        Liar(host, slices, lambda b: b)
+        async with group.join(THETA, lambda n: noise(10 + n, 0.05)) as peer:
+            meet_stranger(group, peer, host)
+            await step_once(peer)
+    assert {event.fields["peer"] for event in peer.seen("peer_struck")} == {host.peer_id}
     assert len(peer.seen("gossip_alone")) == 1 and not peer.seen("gossip_met")
 
 
