@@ -95,12 +95,16 @@ class Stint:
         height, phase = self._height, self._phase
         with scope:
             phase("compute")
-            contribution, height.message = await self._contributor.contribute(plan, self._turn, self._coding, hurried)
+            contribution, message = await self._contributor.contribute(plan, self._turn, self._coding, hurried)
+            if scope.cancel_called:  # while it was encoded, which nothing interrupts: the height is another plan's
+                if message is not None:
+                    self._contributor.give_back(message)
+                return
             if self._post.pace.synchronous:
                 self._post.tempo.note_batch(trio.current_time() - height.planned_at)
             end = self._patience.time_after_work(plan) + 4 * self._post.tempo.answer_s
             height.stage_deadline = min(height.stage_deadline, height.planned_at + end)
-            height.contribution = contribution
+            height.contribution, height.message = contribution, message
             height.changed.notify()
             phase("hand in")
             await self._hand_in()
