@@ -298,9 +298,12 @@ class Engine:
         while True:
             head = sighting.head
             try:
+                if head.state_hash == state.tree.root:
+                    break
                 if height.sealed is not None and height.sealed.hash == head.hash:
                     state.commit(head.state_hash)
-                elif head.state_hash != state.tree.root:
+                else:
+                    height.sealed = None  # its state is written over by what is fetched
                     await self._keeper.fetch(sighting, self.head)
                 break
             except (NetworkError, ProtocolViolation) as error:
