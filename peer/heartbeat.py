@@ -147,8 +147,8 @@ class Heartbeat:
             except DeadlineExceeded:
                 if self._meter.traffic(peer).heard_at >= began:
                     return True  # busy sending us a payload
-                if self._lag.lost_s - lost < limits.ping_interval_s / 2:
-                    return False  # else we were the ones who slept: ask again
+                if not self._slept_since(lost):
+                    return False
             except (RemoteError, ProtocolViolation):
                 return True  # it answered, if badly (it may be too busy); a strike is recorded where it was found
             except NetworkError:
@@ -156,13 +156,22 @@ class Heartbeat:
 
     async def _redials(self, peer: str) -> bool:
         """After a lost connection: whether a fresh one answers. At once, for a dead process refuses at once."""
-        try:
-            await self._rpc.call(peer, PING, Ping(), timeout_s=_REDIAL_S)
-        except (RemoteError, ProtocolViolation):
-            return True
-        except NetworkError:
-            return False
-        return True
+        while True:
+            lost = self._lag.lost_s
+            try:
+                await self._rpc.call(peer, PING, Ping(), timeout_s=_REDIAL_S)
+                return True
+            except DeadlineExceeded:
+                if not self._slept_since(lost):
+                    return False
+            except (RemoteError, ProtocolViolation):
+                return True
+            except NetworkError:
+                return False
+
+    def _slept_since(self, lost_s: float) -> bool:
+        """Whether we, not the peer, let a deadline pass that began when our loop had lost `lost_s`."""
+        return self._lag.lost_s - lost_s >= self._limits.ping_interval_s / 2
 
     async def _suspect(self, peer: str) -> None:
         if peer not in self._suspects:

@@ -201,6 +201,26 @@ async def test_our_own_sleep_is_not_the_peers_silence() -> None:
         assert not [event for event in facts if event.name == "peer_suspect"]
 
 
+async def test_our_own_sleep_during_a_redial_is_not_the_peers_silence() -> None:
+    log = EventLog()
+    async with open_host(HostConfig(identity=Identity.generate(), events=log)) as host:
+        heartbeat = host._heartbeat
+        slept: list[float] = []
+
+        async def call(*_: object, timeout_s: float) -> None:
+            if not slept:
+                return
+            heartbeat._lag._lost += slept.pop(0)
+            raise DeadlineExceeded("it did not answer.")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(heartbeat._rpc, "call", call)
+            slept += [10.0, 10.0]
+            assert await heartbeat._redials("whoever") and not slept
+            slept += [10.0, 0.0]
+            assert not await heartbeat._redials("whoever") and not slept
+
+
 def block(seconds: float) -> None:
     """Stand still, as a starved or stopped process does."""
     subprocess.run(["sleep", str(seconds)], check=True)
