@@ -39,14 +39,16 @@ class GangTrainer:
         self._product: Product = product
         self._events = events
         self._validates_from = -math.inf
+        self._hurried = False  # asked to end the round that is being trained
 
     async def run(self) -> None:
         """What goes on besides `train`: nothing."""
 
     async def train(self, order: Order) -> Work:
+        self._hurried = order.hurried
         await self._validate_if_due()
         orders = InnerOrders(product=self._product, capture=spans_of(order.places))
-        ranges, steps = list(order.assignment.ranges), 0 if order.hurried else order.assignment.steps
+        ranges, steps = list(order.assignment.ranges), 0 if self._hurried else order.assignment.steps
         result = await self._gang.inner_steps(ranges, order.turn.step, order.deadline_s, steps, orders=orders)
         self._note(result)
         self._say_trained(order, result)
@@ -54,7 +56,7 @@ class GangTrainer:
 
     async def validate(self) -> None:
         """Measure the held-out loss if it is asked for; a worker that fails at it costs nothing but the number."""
-        round_number, self.validate_round = self.validate_round, None
+        round_number = self.validate_round
         if round_number is None:
             return
         began = trio.current_time()
@@ -62,12 +64,15 @@ class GangTrainer:
             self.val_loss = await self._gang.evaluate(VALIDATION_BATCHES)
         except WorkerError as error:
             self._events.emit("worker_failed", round=round_number, reason=str(error))
-            return
-        ended = trio.current_time()
-        self._validates_from = ended + (ended - began) / VALIDATION_SHARE
-        self._events.emit("val_evaluated", round=round_number, loss=self.val_loss)
+        else:
+            ended = trio.current_time()
+            self._validates_from = ended + (ended - began) / VALIDATION_SHARE
+            self._events.emit("val_evaluated", round=round_number, loss=self.val_loss)
+        if self.validate_round == round_number:  # not sooner: if we are cancelled, it is still to be measured
+            self.validate_round = None
 
     def wrap_up(self) -> None:
+        self._hurried = True  # the held-out loss may be being measured, and no step to stop
         self._gang.stop_inner()
 
     def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None, head: Head | None = None) -> None:

@@ -72,7 +72,6 @@ class OverlapTrainer(GangTrainer):
         self._fresh = True
         self._tail: _Tail | None = None
         self._tails, self._asked = trio.open_memory_channel[_Tail](1)
-        self._hurried = False  # asked to end the round that is being trained
         self._training = False  # a round, not ahead of one
 
     async def run(self) -> None:
@@ -107,8 +106,10 @@ class OverlapTrainer(GangTrainer):
         after = await trio.to_thread.run_sync(self._taking.captured, delta, order.peers)
         self._say_trained(order, result, ahead)
         if work.ahead:
+            # a round given up while that thread ran has no tail: one that never begins would be waited for for ever
+            await trio.lowlevel.checkpoint_if_cancelled()
             self._tail = _Tail(work.ahead, order.turn.step + ahead.steps + result.steps, after)
-            await self._tails.send(self._tail)
+            self._tails.send_nowait(self._tail)  # there is room: the tail before has begun
         return Work(ahead.steps + result.steps, ahead.sequences + result.sequences, _mean_loss(ahead, result), delta)
 
     async def validate(self) -> None:

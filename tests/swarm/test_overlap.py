@@ -22,6 +22,7 @@ from peer.device import resolve_device
 from peer.events import Event
 from peer.gang import Gang
 from peer.layout import FlatLayout, init_flat
+from peer.orders import InnerOrders
 from peer.tokenizer import ByteTokenizer
 from peer.training import Trainer
 from swarm.chain import Member
@@ -215,6 +216,65 @@ async def test_an_order_that_comes_when_the_others_are_done_takes_no_step(
             scene.steps(0, STEPS)
             scene.check(work, place)
         assert work.steps == STEPS
+
+
+async def test_a_round_given_up_while_its_delta_is_taken_in_blocks_none_after_it(tmp_path: Path, text: Path) -> None:
+    async with _scene(tmp_path, text, STREAMING) as scene:
+        assert isinstance(scene.trainer, OverlapTrainer)
+        captured = scene.trainer._taking.captured
+        with trio.CancelScope() as scope:
+
+            def cancelled_meanwhile(delta: torch.Tensor, peers: int) -> InnerOrders:
+                trio.from_thread.run_sync(scope.cancel)
+                return captured(delta, peers)
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(scene.trainer._taking, "captured", cancelled_meanwhile)
+                await scene.train(1, HALVES[0], ahead=STEPS)
+        assert scope.cancelled_caught
+        with trio.fail_after(60):
+            for number in (1, 2):
+                work = await scene.train(number, HALVES[0], ahead=STEPS)
+                assert work.steps == STEPS
+
+
+@pytest.mark.parametrize("outer", [STREAMING, IN_TURN], ids=["overlaps", "in-turn"])
+async def test_being_hurried_while_the_loss_is_measured_ends_the_round(
+    tmp_path: Path, text: Path, outer: Streaming
+) -> None:
+    async with _scene(tmp_path, text, outer) as scene:
+        scene.trainer.validate_round = 1
+        works: list[Work] = []
+
+        async def endless() -> None:
+            works.append(await scene.train(1, HALVES[0], steps=MANY))
+
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(endless)
+                await _measuring(scene)
+                scene.trainer.wrap_up()
+        assert (works[0].steps, works[0].samples) == (0, 0)
+        assert scene.trainer.val_loss is not None and scene.trainer.validate_round is None
+
+
+async def test_a_loss_that_was_not_measured_to_the_end_is_measured_later(tmp_path: Path, text: Path) -> None:
+    async with _scene(tmp_path, text, IN_TURN) as scene:
+        scene.trainer.validate_round = 1
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(scene.trainer.validate)
+            await _measuring(scene)
+            nursery.cancel_scope.cancel()
+        assert scene.trainer.val_loss is None
+        for _ in range(2):
+            await scene.trainer.validate()
+        assert [e.fields["round"] for e in scene.events if e.name == "val_evaluated"] == [1]
+
+
+async def _measuring(scene: Scene) -> None:
+    """The worker has been given something to do."""
+    while not scene.gang._pending:
+        await trio.lowlevel.checkpoint()
 
 
 @pytest.mark.parametrize("overlaps", [False, True])
