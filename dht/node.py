@@ -14,15 +14,26 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import trio
 
 from dht.bootstrap import Bootstrap
-from dht.clock import SwarmClock
+from dht.clock import NEGLIGIBLE_S, SwarmClock
 from dht.protocol import LEAVE, STORE, LeaveRequest, StoreReply, StoreRequest
 from dht.reader import Reader
-from dht.records import Entry, ExpiredRecord, FutureRecord, Record, Schema, StaleRecord, StoreFull, open_record, seal
+from dht.records import (
+    CLOCK_TOLERANCE_S,
+    Entry,
+    ExpiredRecord,
+    FutureRecord,
+    Record,
+    Schema,
+    StaleRecord,
+    StoreFull,
+    open_record,
+    seal,
+)
 from dht.router import PeerFault, Router
 from dht.server import Server
 from dht.storage import DEFAULT_LIMITS, Storage, StorageLimits
@@ -33,6 +44,10 @@ from peer.host import Host
 __all__ = ["DEFAULT_TUNING", "Entry", "Node", "Schema", "StorageLimits", "Tuning", "open_node"]
 
 T = TypeVar("T")
+
+# How far ahead of the clock a record may be issued to overtake an older one: stores whose clocks are right, but for
+# what nobody corrects, must still take it. What an honest store holds beyond that, the clock itself overtakes soon.
+OVERTAKE_MAX_S: Final = CLOCK_TOLERANCE_S - 2 * NEGLIGIBLE_S
 
 
 class Node:
@@ -114,7 +129,8 @@ class Node:
         return open_record(signed, self._router.namespace, self._schemas)
 
     async def _store_everywhere(self, record: Record) -> tuple[int, int]:
-        """Number of stores that took it, and the issue time of the newest record that anybody holds."""
+        """Number of stores that took it, and the issue time of the newest record that anybody holds, as far as that can
+        be believed: a store that names a later time than we may issue would have all others refuse us."""
         taken, newest_us, refused = 0, 0, set[str]()
 
         async def store_at(peer: str) -> None:
@@ -127,7 +143,8 @@ class Node:
             except PeerFault:
                 return  # a dead peer; the router has seen it
             taken += reply.kept
-            newest_us = max(newest_us, reply.newest_us)
+            if reply.newest_us <= (self.now() + OVERTAKE_MAX_S) * 1e6:
+                newest_us = max(newest_us, reply.newest_us)
 
         async with trio.open_nursery() as nursery:
             for peer in await self._router.closest(record.digest):

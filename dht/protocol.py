@@ -24,6 +24,8 @@ FETCH_BYTES_MAX: Final = 2 << 20
 Namespace = Annotated[str, msgspec.Meta(max_length=KEY_CHARS_MAX)]
 PeerId = Annotated[str, msgspec.Meta(max_length=128)]
 Digest = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+ClockS = Annotated[float, msgspec.Meta(ge=0, le=1e11)]  # Unix time; refuses NaN and infinity as well
+IssuedUs = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]  # microseconds of Unix time, until the year 2255
 Addresses = Annotated[tuple[Annotated[str, msgspec.Meta(max_length=256)], ...], msgspec.Meta(max_length=ADDRESSES_MAX)]
 
 
@@ -51,7 +53,7 @@ class FindReply(msgspec.Struct, frozen=True):
 
     nodes: Annotated[tuple[Contact, ...], msgspec.Meta(max_length=NODES_MAX)]
     knew_you: bool
-    clock_s: float
+    clock_s: ClockS
 
 
 class StoreRequest(msgspec.Struct, frozen=True):
@@ -64,8 +66,8 @@ class StoreReply(msgspec.Struct, frozen=True):
     """`newest_us` is the issue time of what is held now: that of the record, or, if not `kept`, of a newer one."""
 
     kept: bool
-    newest_us: int
-    clock_s: float
+    newest_us: IssuedUs
+    clock_s: ClockS
 
 
 class FetchRequest(msgspec.Struct, frozen=True):
@@ -77,7 +79,7 @@ class FetchRequest(msgspec.Struct, frozen=True):
 class FetchReply(msgspec.Struct, frozen=True):
     """The payload is msgpack of a list of Held."""
 
-    clock_s: float
+    clock_s: ClockS
 
 
 class Held(msgspec.Struct, frozen=True):

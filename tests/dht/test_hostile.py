@@ -1,7 +1,7 @@
 """Hostile peers: what they send to a store, what they serve to a reader, what they name in lookups."""
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -128,15 +128,18 @@ async def test_a_flood_stays_bounded_and_honest_records_live_on() -> None:
 
 
 @asynccontextmanager
-async def evil_store(served: Sequence[Held] | bytes, named: Sequence[Contact] = ()) -> AsyncIterator[Host]:
-    """A host that speaks the protocol, and answers every fetch and find with the same things."""
+async def evil_store(
+    served: Sequence[Held] | bytes, named: Sequence[Contact] = (), newest_us: Callable[[], int] | None = None
+) -> AsyncIterator[Host]:
+    """A host that speaks the protocol, and answers every fetch and find with the same things. It keeps all it is given,
+    or, with `newest_us`, claims to hold something newer."""
     payload = served if isinstance(served, bytes) else msgspec.msgpack.encode(list(served))
 
     async def find(call: Call[FindRequest]) -> FindReply:
         return FindReply(tuple(named), True, time.time())
 
     async def store(call: Call[StoreRequest]) -> StoreReply:
-        return StoreReply(kept=True, newest_us=0, clock_s=time.time())
+        return StoreReply(kept=newest_us is None, newest_us=newest_us() if newest_us else 0, clock_s=time.time())
 
     async def fetch(call: Call[FetchRequest]) -> tuple[FetchReply, bytes]:
         return FetchReply(time.time()), payload
@@ -181,6 +184,30 @@ async def test_a_reader_believes_no_store_and_bans_a_liar(lie: str) -> None:
         assert evil.peer_id not in reader.node.peers
         await evil.rpc.call(reader.id, FIND, FindRequest(RUN, evil.addresses, bytes(32)), timeout_s=30)
         assert evil.peer_id not in reader.node.peers
+
+
+@pytest.mark.parametrize("ahead_s", [7.9, 19.0, 3600.0, None])
+async def test_no_store_can_make_a_writer_issue_what_the_others_refuse(ahead_s: float | None) -> None:
+    """It says to hold a newer record: of so many seconds from now, or (None) of a time that msgpack cannot write."""
+
+    def newest_us() -> int:
+        return (1 << 64) - 1 if ahead_s is None else int((time.time() + ahead_s) * 1e6)
+
+    async with local_swarm() as swarm, evil_store([], newest_us=newest_us) as evil:
+        writer, honest = await swarm.grow(2)
+        await join_by(evil, writer)
+        for number in range(4):
+            assert await writer.node.put(CARDS, "key", Card(number), ttl_s=30) == 2
+            assert (await honest.node.get(CARDS, "key"))[writer.id].value == Card(number)
+        assert not writer.facts.all("dht_put_refused")
+
+
+@pytest.mark.parametrize("clock_s", [-1.0, 1e12, float("nan"), float("inf")])
+def test_a_reply_shows_a_time_that_can_be_one(clock_s: float) -> None:
+    for reply in (FindReply((), True, clock_s), StoreReply(True, 0, clock_s), FetchReply(clock_s)):
+        encoded = msgspec.msgpack.encode(reply)
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.msgpack.decode(encoded, type=type(reply))
 
 
 async def test_no_store_can_bring_back_a_record_that_the_reader_saw_replaced() -> None:
