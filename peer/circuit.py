@@ -18,10 +18,14 @@ from libp2p.connection_types import ConnectionType
 from libp2p.custom_types import TProtocol
 from libp2p.exceptions import BaseLibp2pError
 from libp2p.network.connection.raw_connection import RawConnection
+from libp2p.network.exceptions import SwarmException
 from libp2p.peer.id import ID
 from libp2p.relay.circuit_v2.pb.circuit_pb2 import HopMessage, PeerId, Status, StopMessage
 from libp2p.relay.circuit_v2.utils import read_delimited_msg, write_delimited_msg
 from multiaddr import Multiaddr
+
+from peer.channel import LOST
+from peer.libp2p_fixes.dialing import GARBLED
 
 HOP: Final = TProtocol("/libp2p/circuit/relay/0.2.0/hop")
 STOP: Final = TProtocol("/libp2p/circuit/relay/0.2.0/stop")
@@ -58,10 +62,14 @@ async def reserve(host: Any, relay: ID) -> Place:
 
 
 async def connect(host: Any, relay: ID, peer: ID) -> Any:
-    """A SwarmConn to `peer` through a connected relay at which it holds a place. Raises as `reserve`."""
+    """A SwarmConn to `peer` through a connected relay at which it holds a place. Raises as `reserve`; SwarmException
+    also when `peer` answers the handshake with garbage."""
     stream, _ = await _ask(host, relay, HopMessage(type=HopMessage.CONNECT, peer=PeerId(id=peer.to_bytes())))
     try:
         return await host.get_network().upgrade_outbound_raw_conn(_raw(stream, relay, peer, True), peer)
+    except GARBLED as error:
+        await stream.reset()
+        raise SwarmException(f"the handshake with {peer} failed: {error!r}") from error
     except BaseException:
         await stream.reset()
         raise
@@ -81,7 +89,7 @@ async def accept(host: Any, stream: Any) -> Any:
                 return await host.get_network().upgrade_inbound_raw_conn(raw, raw.get_transport_addresses()[0])
             refusal = StopMessage(type=StopMessage.STATUS, status=Status.UNEXPECTED_MESSAGE)
             await write_delimited_msg(stream, refusal)
-        except (BaseLibp2pError, DecodeError, ValueError, OSError, trio.BrokenResourceError, trio.ClosedResourceError):
+        except (*LOST, *GARBLED, DecodeError):
             pass  # a relay that talks nonsense, or a stranger who fails the handshake
     await stream.reset()
     return None

@@ -2,7 +2,8 @@
 
 Stock 0.8.1 tries the first TCP address of a peer and no other (hole 10), waits a quarter of a second even when a dial
 succeeds at once, and refuses for a minute to dial a peer again that could not be reached (hole 9). It stores a thousand
-addresses of whoever says to have them, comparing each with each, as often as it is told.
+addresses of whoever says to have them, comparing each with each, as often as it is told. And it lets through whatever
+the Noise library makes of a handshake that is garbage.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 import trio
+from cryptography.exceptions import InvalidTag
 from libp2p.abc import INetConn
 from libp2p.network.exceptions import SwarmDialAllFailedError, SwarmException
 from libp2p.network.swarm import Swarm
@@ -18,6 +20,7 @@ from libp2p.peer.id import ID
 from libp2p.peer.peerdata import PeerData
 from libp2p.peer.peerstore import PeerStoreError
 from multiaddr import Multiaddr
+from noise.exceptions import NoiseHandshakeError, NoiseInvalidMessage, NoiseValueError  # type: ignore[import-untyped]
 
 from peer.dialing import race
 from peer.errors import DialError
@@ -26,6 +29,9 @@ ADDRESSES_MAX: Final = 8
 KEPT_MAX: Final = 32
 _ATTEMPT_S: Final = 5.0
 _STAGGER_S: Final = 0.25
+
+GARBLED: Final = (ValueError, EOFError, InvalidTag, NoiseHandshakeError, NoiseInvalidMessage, NoiseValueError)
+"""What a handshake raises, besides the library's own errors, when the far end sends garbage."""
 
 
 def apply() -> None:
@@ -78,7 +84,10 @@ async def _candidates(swarm: Swarm, peer_id: ID) -> list[str]:
 async def _dial(swarm: Swarm, peer_id: ID, addresses: list[str]) -> INetConn:
     async def attempt(address: str) -> INetConn:
         async with swarm._global_dial_limiter:
-            return await swarm._dial_addr_single_attempt(Multiaddr(address), peer_id)
+            try:
+                return await swarm._dial_addr_single_attempt(Multiaddr(address), peer_id)
+            except GARBLED as error:
+                raise SwarmException(f"the handshake with {peer_id} failed: {error!r}") from error
 
     def discard(connection: INetConn) -> None:
         swarm.manager.run_task(connection.close)
