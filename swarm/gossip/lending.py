@@ -1,7 +1,8 @@
 """States in a gossip run: what a peer lends of its own, and whose it takes over when it comes late or strays.
 
 No quorum stands behind a state here, for no two peers hold the same. What a joiner takes is one peer's weights, checked
-against the hash which that peer named; of its round no more is believed than the middle of the group bears out.
+against the hash which that peer named; of its round no more is believed than the middle of the group bears out: the
+others' records, and of those who answered the middle one.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ from swarm.gossip.pairing import APART_MAX, Seen, group_round
 from swarm.gossip.replica import Replica
 
 ASKED: Final = 5
+AHEAD_MAX: Final = 100  # rounds that a group may go on while the records of its members are under way
 
 
 async def find_donor(rpc: Rpc, others: Mapping[str, Seen], answer_s: float) -> tuple[str, Place]:
     """Somebody to fetch a state from, and which: of a few random peers, one whose round is near the middle of theirs.
-    Their answers count, not their records, for rounds may last less than a record. NetworkError if there is none."""
+    Their answers count, for rounds may last less than a record; but who is `AHEAD_MAX` rounds ahead of the records is
+    not believed, though it be the only one that answers. NetworkError if there is none."""
     places: dict[str, Place] = {}
 
     async def ask(peer: str) -> None:
@@ -39,7 +42,9 @@ async def find_donor(rpc: Rpc, others: Mapping[str, Seen], answer_s: float) -> t
     async with trio.open_nursery() as nursery:
         for peer in sample(sorted(others), min(ASKED, len(others))):
             nursery.start_soon(ask, peer)
-    lent = {peer: place for peer, place in places.items() if place.state_hash}
+    under_way = {peer: seen for peer, seen in others.items() if seen.round >= 0}  # newcomers bear out nothing
+    newest = (group_round(under_way) or 0) + AHEAD_MAX
+    lent = {peer: place for peer, place in places.items() if place.state_hash and place.round <= newest}
     if not lent:
         raise NetworkError("nobody lends its state at the moment: try again later.")
     middle = median_low([place.round for place in lent.values()])
