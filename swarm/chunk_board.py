@@ -25,6 +25,7 @@ _SMOOTHING: Final = 0.3
 _FIRST_DEADLINE_S: Final = 30.0
 _DEADLINE_MIN_S: Final = 3.0
 _DEADLINE_MAX_S: Final = 120.0
+_DOUBLINGS_MAX: Final = 16  # more of them would only overflow: every cap is reached long before
 
 Standing = Literal["new", "useful", "lost", "gone", "none", "bad"]  # "none": it lends no states at all
 
@@ -51,10 +52,15 @@ class Donor:
         return self.standing in ("none", "bad")
 
     @property
+    def backoff(self) -> int:
+        """How many times longer than usual it is waited for, and left alone: twice as long after each failure."""
+        return 1 << min(self.failures, _DOUBLINGS_MAX)
+
+    @property
     def deadline_s(self) -> float:
         """How long one chunk may take: a multiple of what it took so far, more after each failure."""
         usual = _FIRST_DEADLINE_S if self.typical_s is None else max(8 * self.typical_s, _DEADLINE_MIN_S)
-        return float(min(usual * 2**self.failures, _DEADLINE_MAX_S))
+        return float(min(usual * self.backoff, _DEADLINE_MAX_S))
 
     def took(self, seconds: float) -> None:
         self.typical_s = _smooth(self.typical_s, seconds)

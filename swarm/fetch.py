@@ -198,7 +198,7 @@ class _Fetch:
                     for _ in range(1 if donor.failures else CALLS_PER_DONOR):
                         nursery.start_soon(self._ask_chunks, donor, self._board, nursery.cancel_scope)
             donor.resting = True
-            await trio.sleep(min(REST_S * 2**donor.failures, REST_MAX_S))
+            await trio.sleep(min(REST_S * donor.backoff, REST_MAX_S))
             donor.resting = False
 
     async def _ask_manifest(self, donor: Donor) -> None:

@@ -102,3 +102,9 @@ def test_deadlines_grow_with_failures_and_follow_what_a_chunk_takes() -> None:
     usual = donor.deadline_s
     donor.failures = 2
     assert donor.deadline_s == 4 * usual
+
+
+def test_a_donor_that_always_fails_is_left_alone_for_long_and_no_sum_overflows() -> None:
+    donor = Donor("dead", failures=100_000)
+    assert donor.deadline_s == Donor("dead", failures=10).deadline_s == 120.0
+    assert min(0.5 * donor.backoff, 8.0) == 8.0  # as `swarm.fetch` pauses
