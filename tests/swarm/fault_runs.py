@@ -60,7 +60,8 @@ class Onlooker:
         self._swarm.check_chain()
 
     async def _check_nobody_waits_twice(self) -> None:
+        """Whoever is waited for again costs every round; a machine that stands still for once costs one."""
         since = time.time()
         await self.more_rounds(3)
         for peer in self._healthy:
-            assert peer.longest_pause(since) <= ROUND_TAKES_S, f"delayed again\n{peer.story()}"
+            assert sorted(peer.pauses(since))[-2] <= ROUND_TAKES_S, f"delayed again\n{peer.story()}"

@@ -185,8 +185,12 @@ class PeerProcess:
 
     def longest_pause(self, since: float, until: float = float("inf")) -> float:
         """The longest time between two of its commits, of those in that span of time (seconds since the epoch)."""
+        return max(self.pauses(since, until), default=0.0)
+
+    def pauses(self, since: float, until: float = float("inf")) -> list[float]:
+        """Seconds from `since` to its first commit after that, and from each commit to the next."""
         times = [since, *(fact.at for fact in self.commits if since <= fact.at <= until)]
-        return max((b - a for a, b in pairwise(times)), default=0.0)
+        return [b - a for a, b in pairwise(times)]
 
     def story(self, lines: int = 40) -> str:
         """Its last facts and what it printed, for a failed test."""
@@ -370,11 +374,12 @@ async def open_swarm(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(swarm.run)
             await swarm.wait_invite()
-            yield swarm
+            try:
+                yield swarm
+            except Exception:
+                sys.stderr.write(swarm.ended())  # pytest shows it with the failure
+                raise
             nursery.cancel_scope.cancel()
-    except BaseException:
-        print(swarm.ended())  # pytest shows it with the failure
-        raise
     finally:
         with trio.CancelScope(shield=True):
             await swarm.end_all()
