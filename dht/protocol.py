@@ -86,7 +86,7 @@ class Held(msgspec.Struct, frozen=True):
     """A record as a store hands it out, and how long it would go on keeping it."""
 
     signed: Signed
-    remaining_s: float
+    remaining_s: Annotated[float, msgspec.Meta(le=1e9)]  # which refuses NaN
 
 
 class LeaveRequest(msgspec.Struct, frozen=True):
