@@ -1,5 +1,5 @@
-"""`peer quickstart`: a coordinator and several peers on this machine, one killed and one added half-way; with --stages
-one is frozen for a while, too.
+"""`peer quickstart`: a coordinator and several peers on this machine, one added and one killed on the way; with
+--stages one is frozen for a while, too.
 
 The children are real processes that run `peer coordinate` and `peer join` as a user would; this process only starts
 them, reads their event streams, brings the faults about, and at the end checks that every invariant held.
@@ -55,7 +55,7 @@ LEFTOVERS: Final = ("run.toml", "report.json", "loss.png", "coordinator*", "peer
 def quickstart(peers: int, stages: int, rounds: int, home: Path) -> None:
     """Train a small language model on the text of Python's standard library with several peers on this machine.
 
-    Half-way one peer is killed (SIGKILL) and another one joins. Exit code 0 means that every invariant held: all peers
+    On the way another peer joins and one is killed (SIGKILL). Exit code 0 means that every invariant held: all peers
     ended every round with bit-identical weights, no round was lost for good, the held-out loss fell.
 
     With --stages no peer holds the whole model, and one peer more is frozen for a while (SIGSTOP). Then all replicas of

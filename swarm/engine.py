@@ -320,8 +320,9 @@ class Engine:
         rpc, head, me = self._post.host.rpc, self.head, self._post.me
         missing = {member.peer for member in head.members if member != me}
         with trio.move_on_after(4 * self._post.tempo.answer_s):
-            while missing:  # whoever was seen there may leave before the others are
-                standings = await ask_standings(rpc, missing, group=head.run_id, most=len(missing))
-                missing -= {peer for peer, standing in standings if standing.head.hash == head.hash}
+            while missing:  # whoever was seen there may leave before the others are, or before we have seen it
+                gone: set[str] = set()
+                standings = await ask_standings(rpc, missing, group=head.run_id, most=len(missing), gone=gone)
+                missing -= gone.union(peer for peer, standing in standings if standing.head.hash == head.hash)
                 if missing:
                     await trio.sleep(SEE_OFF_EVERY_S)

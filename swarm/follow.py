@@ -14,7 +14,7 @@ from typing import Final
 
 import trio
 
-from peer.errors import BarnraiseError, ProtocolViolation
+from peer.errors import BarnraiseError, DialError, ProtocolViolation
 from peer.identity import Signed, open_body
 from peer.rpc import Rpc
 from swarm.chain import Head, Member
@@ -118,10 +118,11 @@ async def ask_standings(
     group: str = "",
     enough: Callable[[list[tuple[str, Standing]], int], bool] = lambda answers, unheard: False,
     most: int = ASKED_MAX,
+    gone: set[str] | None = None,
 ) -> list[tuple[str, Standing]]:
     """Ask peers, the first `most` of them, where they stand in `group` (see `AskHead`), all at once; those who do not
     answer in time, or before it is `enough` (called with the answers and the number of those still asked), or are in
-    another group, are left out."""
+    another group, are left out. Whose machine says that nobody listens there any more is put into `gone`."""
     answers: list[tuple[str, Standing]] = []
     asked = list(dict.fromkeys(peers))[:most]
     unheard = len(asked)
@@ -130,6 +131,10 @@ async def ask_standings(
         nonlocal unheard
         try:
             answers.append((peer, (await rpc.call(peer, STANDING, AskHead(group), timeout_s=timeout_s)).body))
+        except DialError as error:
+            if gone is not None and error.reason == "refused":
+                gone.add(peer)
+            return
         except BarnraiseError:
             return
         finally:

@@ -72,7 +72,7 @@ class OverlapTrainer(GangTrainer):
         self._fresh = True
         self._tail: _Tail | None = None
         self._tails, self._asked = trio.open_memory_channel[_Tail](1)
-        self._training = False  # a round, not ahead of one
+        self._training: Order | None = None  # of a round, not ahead of one
 
     async def run(self) -> None:
         """Train on while messages are in flight."""
@@ -86,11 +86,12 @@ class OverlapTrainer(GangTrainer):
                 tail.done.set()
 
     async def train(self, order: Order) -> Work:
-        self._hurried, self._training = order.hurried, True
+        self._hurried, self._training = order.hurried, order
         try:
             return await self._train(order)
         finally:
-            self._training = False
+            if self._training is order:  # else a newer plan's is being trained already
+                self._training = None
 
     async def _train(self, order: Order) -> Work:
         work = order.assignment
@@ -120,7 +121,7 @@ class OverlapTrainer(GangTrainer):
     def wrap_up(self) -> None:
         """Steps ahead of the next round go on: they hold up nobody."""
         self._hurried = True
-        if self._training:
+        if self._training is not None:
             self._gang.stop_inner()
 
     def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None, head: Head | None = None) -> None:

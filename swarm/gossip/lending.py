@@ -42,7 +42,7 @@ async def find_donor(rpc: Rpc, others: Mapping[str, Seen], answer_s: float) -> t
     async with trio.open_nursery() as nursery:
         for peer in sample(sorted(others), min(ASKED, len(others))):
             nursery.start_soon(ask, peer)
-    under_way = {peer: seen for peer, seen in others.items() if seen.round >= 0}  # newcomers bear out nothing
+    under_way = {peer: seen for peer, seen in others.items() if seen.round > 0}  # newcomers bear out nothing
     newest = (group_round(under_way) or 0) + AHEAD_MAX
     lent = {peer: place for peer, place in places.items() if place.state_hash and place.round <= newest}
     if not lent:

@@ -64,4 +64,4 @@ class Onlooker:
         since = time.time()
         await self.more_rounds(3)
         for peer in self._healthy:
-            assert sorted(peer.pauses(since))[-2] <= ROUND_TAKES_S, f"delayed again\n{peer.story()}"
+            assert all(s <= ROUND_TAKES_S for s in sorted(peer.pauses(since))[:-1]), f"delayed again\n{peer.story()}"

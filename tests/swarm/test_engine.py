@@ -12,6 +12,7 @@ import torch
 import trio
 
 from optim.outer import DilocoOuter
+from swarm.chain import Head
 from swarm.plan import Assignment
 from swarm.tempo import Tempo
 from tests.swarm.group import Group, InventedTrainer, Seat, open_group
@@ -136,6 +137,31 @@ async def test_a_joiner_that_knocks_for_long_still_sees_the_next_commit(
                 gate.set()
         fourth = next(head for head in seats[0].heads if head.round == 4)
         assert fourth.has(late.post.me)
+
+
+async def test_who_has_left_at_the_end_of_the_run_is_not_waited_for(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        group = await stack.enter_async_context(open_group(tmp_path, 40_000, rounds=2, min_peers=2))
+        group.tempo = Patient  # so that whoever is waited for is waited for until the test fails
+        stays = await stack.enter_async_context(group.join(deltas))
+        has_left, committed = trio.Event(), stays.committed
+
+        async def commit_late(head: Head, results: list[memoryview]) -> None:
+            if head.round == 2:
+                await has_left.wait()
+            await committed(head, results)
+
+        stays.committed = commit_late  # type: ignore[method-assign]
+        with trio.fail_after(120):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(stays.engine.run)
+                async with group.join(deltas) as leaves, trio.open_nursery() as first:
+                    first.start_soon(leaves.engine.run)
+                    while leaves.engine.head.round < 2:
+                        await trio.sleep(0.01)
+                    first.cancel_scope.cancel()
+                has_left.set()
+        assert stays.heads[-1] == leaves.heads[-1]
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), 1e4])

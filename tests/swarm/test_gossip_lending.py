@@ -45,5 +45,6 @@ async def test_a_group_may_go_on_while_its_records_are_under_way() -> None:
 
 
 async def test_newcomers_do_not_make_the_others_unbelievable() -> None:
-    others = {"a": Seen(500), "b": Seen(-1), "c": Seen(-1)}
-    assert (await find_donor(cast(Rpc, Answers({"a": 500})), others, 1.0))[0] == "a"
+    for new in (-1, 0):
+        others = {"a": Seen(500), "b": Seen(new), "c": Seen(new)}
+        assert (await find_donor(cast(Rpc, Answers({"a": 500})), others, 1.0))[0] == "a"
