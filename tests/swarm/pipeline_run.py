@@ -46,6 +46,7 @@ path = "{text}"
 
 [inner]
 lr = 1e-3
+dtype = "fp32"
 batch_size = BATCH
 total_steps = 20000
 warmup_steps = 10
