@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, cast
@@ -28,6 +29,24 @@ class Patient(Tempo):
 def deltas(peer: str, first_step: int, assignment: Assignment, numel: int = 40_000) -> torch.Tensor:
     seed = sum(peer.encode()) * 1000 + first_step
     return torch.randn(numel, generator=torch.Generator().manual_seed(seed)) * 1e-2
+
+
+async def run_with(late: Seat, seats: list[Seat], has_come: Callable[[], bool]) -> None:
+    """A whole run of `seats`. `late` comes when they stand at round 2; they end the next one when it `has_come`."""
+    gate = trio.Event()
+    with trio.fail_after(120):
+        async with trio.open_nursery() as nursery:
+            for seat in seats:
+                trainer = cast(InventedTrainer, seat.post.trainer)
+                trainer.gate, trainer.gated_from = gate, 3
+                trainer.speed = 0.01  # so that the gated round's deadline is a minute away
+                nursery.start_soon(seat.engine.run)
+            while any(seat.engine.head.round < 2 for seat in seats):
+                await trio.sleep(0.01)
+            nursery.start_soon(late.engine.run)
+            while not has_come():
+                await trio.sleep(0.01)
+            gate.set()
 
 
 async def run_all(group: Group, seats: list[Seat]) -> None:
@@ -76,20 +95,7 @@ async def test_a_joiner_is_taken_in_at_the_next_round(tmp_path: Path) -> None:
         group = await stack.enter_async_context(open_group(tmp_path, 40_000, rounds=8, min_peers=2))
         seats = [await stack.enter_async_context(group.join(deltas)) for _ in range(2)]
         late = await stack.enter_async_context(group.join(deltas))
-        gate = trio.Event()
-        with trio.fail_after(120):
-            async with trio.open_nursery() as nursery:
-                for seat in seats:
-                    trainer = cast(InventedTrainer, seat.post.trainer)
-                    trainer.gate, trainer.gated_from = gate, 3
-                    trainer.speed = 0.01  # so that the gated round's deadline is a minute away
-                    nursery.start_soon(seat.engine.run)
-                while any(seat.engine.head.round < 2 for seat in seats):
-                    await trio.sleep(0.01)
-                nursery.start_soon(late.engine.run)
-                while not all(late.host.peer_id in seat.engine._ready() for seat in seats):
-                    await trio.sleep(0.01)
-                gate.set()
+        await run_with(late, seats, lambda: all(late.host.peer_id in seat.engine._ready() for seat in seats))
         assert late.engine.head == seats[0].engine.head == seats[1].engine.head
         assert late.engine.head.has(late.post.me)
         assert torch.equal(late.post.state.theta, seats[0].post.state.theta)
@@ -120,21 +126,12 @@ async def test_a_joiner_that_knocks_for_long_still_sees_the_next_commit(
 
         monkeypatch.setattr(late.engine, "_knock_at", count_knock)
         monkeypatch.setattr(late.engine, "best_sighting", count_look)
-        gate = trio.Event()
-        with trio.fail_after(120):
-            async with trio.open_nursery() as nursery:
-                for seat in seats:
-                    trainer = cast(InventedTrainer, seat.post.trainer)
-                    trainer.gate, trainer.gated_from = gate, 3
-                    trainer.speed = 0.01  # so that the gated round's deadline is a minute away
-                    nursery.start_soon(seat.engine.run)
-                while any(seat.engine.head.round < 2 for seat in seats):
-                    await trio.sleep(0.01)
-                nursery.start_soon(late.engine.run)
-                while knocks[2, group.authority_host.peer_id] < 40:
-                    await trio.sleep(0.01)
-                assert looks[2] <= 1, "each knock had it look around"
-                gate.set()
+
+        def has_knocked_for_long() -> bool:
+            assert looks[2] <= 1, "each knock had it look around"
+            return knocks[2, group.authority_host.peer_id] >= 40
+
+        await run_with(late, seats, has_knocked_for_long)
         fourth = next(head for head in seats[0].heads if head.round == 4)
         assert fourth.has(late.post.me)
 

@@ -154,12 +154,9 @@ LIES = {
 async def test_a_lying_partner_is_refused_and_struck(tmp_path: Path, lie: str) -> None:
     phi, delta, forge = LIES[lie]
     group = Group(tmp_path, "fp32", 1, 2)
-    async with open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as host:
-        Liar(host, {"phi": cut(group, "phi", phi), "delta": cut(group, "delta", delta)}, forge)
-        async with group.join(THETA, lambda n: noise(10 + n, 0.05)) as peer:
-            meet_stranger(group, peer, host)
-            await step_once(peer)
-    assert {event.fields["peer"] for event in peer.seen("peer_struck")} == {host.peer_id}
+    slices = {"phi": cut(group, "phi", phi), "delta": cut(group, "delta", delta)}
+    peer, stranger = await meet_once(group, lambda host: Liar(host, slices, forge))
+    assert {event.fields["peer"] for event in peer.seen("peer_struck")} == {stranger}
     assert not peer.seen("gossip_met")
     (theta, _), *_ = peer.stands
     alone = THETA - BETA * noise(10, 0.05)
@@ -193,14 +190,9 @@ async def test_a_partner_without_its_last_slice_is_left(
     monkeypatch.setattr(Meeting, "_fetch", fetch_and_tell)
     group = Group(tmp_path, "fp32", 1, 2)
     assert group.coding.count == 2
-    async with open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as host:
-        slices = {"phi": cut(group, "phi", THETA), "delta": cut(group, "delta", noise(5, 0.05))}
-        Withholds(host, slices, lambda b: b)
-        async with group.join(THETA, lambda n: noise(10 + n, 0.05)) as peer:
-            meet_stranger(group, peer, host)
-            await step_once(peer)
+    peer, stranger = await meet_once(group, lambda host: Withholds(host, honest(group), lambda b: b))
     struck = {event.fields["peer"] for event in peer.seen("peer_struck")}
-    assert rest_is_here.is_set() and struck == ({host.peer_id} if cheats else set())
+    assert rest_is_here.is_set() and struck == ({stranger} if cheats else set())
     assert len(peer.seen("gossip_alone")) == 1 and not peer.seen("gossip_met")
 
 
@@ -217,25 +209,15 @@ async def test_a_partner_that_has_sent_all_and_then_something_else_is_left(
 
     monkeypatch.setattr(Matchmaker, "_hold", hold_and_be_cheated)
     group = Group(tmp_path, "fp32", 1, 2)
-    async with open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as host:
-        slices = {"phi": cut(group, "phi", THETA), "delta": cut(group, "delta", noise(5, 0.05))}
-        Liar(host, slices, lambda b: b)
-        async with group.join(THETA, lambda n: noise(10 + n, 0.05)) as peer:
-            meet_stranger(group, peer, host)
-            await step_once(peer)
-    assert {event.fields["peer"] for event in peer.seen("peer_struck")} == {host.peer_id}
+    peer, stranger = await meet_once(group, lambda host: Liar(host, honest(group), lambda b: b))
+    assert {event.fields["peer"] for event in peer.seen("peer_struck")} == {stranger}
     assert len(peer.seen("gossip_alone")) == 1 and not peer.seen("gossip_met")
 
 
 async def test_an_honest_stranger_of_the_same_kind_is_met(tmp_path: Path) -> None:
     """What the test above refuses, it refuses for the lie."""
     group = Group(tmp_path, "fp32", 1, 2)
-    async with open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as host:
-        slices = {"phi": cut(group, "phi", THETA), "delta": cut(group, "delta", noise(5, 0.05))}
-        Liar(host, slices, lambda b: b)
-        async with group.join(THETA, lambda n: noise(10 + n, 0.05)) as peer:
-            meet_stranger(group, peer, host)
-            await step_once(peer)
+    peer, _ = await meet_once(group, lambda host: Liar(host, honest(group), lambda b: b))
     assert len(peer.seen("gossip_met")) == 1 and not peer.seen("peer_struck")
 
 
@@ -305,6 +287,21 @@ async def test_who_is_too_far_apart_does_not_meet(tmp_path: Path) -> None:
 def meet_stranger(group: Group, peer: Peer, host: Host) -> None:
     group.strangers[host.peer_id] = Seen(0)
     peer.host.book.add(host.peer_id, host.addresses)
+
+
+def honest(group: Group) -> dict[str, list[bytes]]:
+    """The slices of a message as it should be."""
+    return {"phi": cut(group, "phi", THETA), "delta": cut(group, "delta", noise(5, 0.05))}
+
+
+async def meet_once(group: Group, serve: Callable[[Host], object]) -> tuple[Peer, str]:
+    """A peer after its first round, in which `serve` had a stranger's host answer; and the stranger's id."""
+    async with open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as host:
+        serve(host)
+        async with group.join(THETA, lambda n: noise(10 + n, 0.05)) as peer:
+            meet_stranger(group, peer, host)
+            await step_once(peer)
+    return peer, host.peer_id
 
 
 async def step_once(peer: Peer) -> None:
