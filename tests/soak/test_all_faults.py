@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import trio
 
 from peer.faults import ROUND_POINTS
-from tests.swarm.fault_runs import Fault, Onlooker
+from tests.swarm.fault_runs import Fault, Onlooker, strikes_a_donor
 from tests.swarm.swarm_harness import PeerProcess, Swarm, open_swarm
 
 OF_JOINERS = "during_fetch"
@@ -31,20 +30,12 @@ async def test_one_peer_is_struck(tmp_path: Path, signal: str, point: str) -> No
         if point == OF_DONORS:
             await victim.wait_for("round_committed")
         await swarm.committed(1, *healthy)
-        onlooker = Onlooker(swarm, healthy)
-        async with trio.open_nursery() as nursery:
-            if point == OF_DONORS:
-                nursery.start_soon(joiners_come, swarm)
+        onlooker = Onlooker(swarm, healthy, timed=True)
+        if point == OF_DONORS:
+            await strikes_a_donor(swarm, fault, victim)
+        else:
             await fault.strikes(victim)
-            nursery.cancel_scope.cancel()
         await onlooker.check_the_others_go_on([victim])
-
-
-async def joiners_come(swarm: Swarm) -> None:
-    """One after another: a small state may come from other donors than the victim."""
-    for number in range(5):
-        await swarm.join(f"joiner{number}").wait_for("head_adopted")
-    await trio.sleep_forever()
 
 
 @pytest.mark.parametrize(("signal", "phase"), LEADS)
@@ -56,7 +47,7 @@ async def test_the_leader_is_struck(tmp_path: Path, signal: str, phase: str) -> 
         leader, since = await the_next_leader(peers)
         await leader.wait_for("phase_entered", lambda fields: fields["phase"] == phase, since)
         healthy = [peer for peer in peers if peer is not leader]
-        onlooker = Onlooker(swarm, healthy)
+        onlooker = Onlooker(swarm, healthy, timed=True)
         if signal == "kill":
             leader.kill()
         else:
@@ -85,7 +76,7 @@ async def test_two_peers_are_struck_at_once(tmp_path: Path, coordinated: bool) -
         await swarm.committed(1, *healthy)
         if not coordinated:
             swarm.coordinator.kill()
-        onlooker = Onlooker(swarm, healthy)
+        onlooker = Onlooker(swarm, healthy, timed=True)
         for fault, victim in zip(faults, victims, strict=True):
             await fault.strikes(victim)
         await onlooker.check_the_others_go_on(victims)

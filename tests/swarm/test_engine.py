@@ -141,10 +141,11 @@ async def test_who_has_left_at_the_end_of_the_run_is_not_waited_for(tmp_path: Pa
         group = await stack.enter_async_context(open_group(tmp_path, 40_000, rounds=2, min_peers=2))
         group.tempo = Patient  # so that whoever is waited for is waited for until the test fails
         stays = await stack.enter_async_context(group.join(deltas))
-        has_left, committed = trio.Event(), stays.committed
+        decided, has_left, committed = trio.Event(), trio.Event(), stays.committed
 
         async def commit_late(head: Head, results: list[memoryview]) -> None:
             if head.round == 2:
+                decided.set()
                 await has_left.wait()
             await committed(head, results)
 
@@ -154,6 +155,7 @@ async def test_who_has_left_at_the_end_of_the_run_is_not_waited_for(tmp_path: Pa
                 nursery.start_soon(stays.engine.run)
                 async with group.join(deltas) as leaves, trio.open_nursery() as first:
                     first.start_soon(leaves.engine.run)
+                    await decided.wait()  # whose vote had not come would be waited for, and rightly so
                     while leaves.engine.head.round < 2:
                         await trio.sleep(0.01)
                     first.cancel_scope.cancel()
