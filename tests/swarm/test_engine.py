@@ -15,15 +15,7 @@ import trio
 from optim.outer import DilocoOuter
 from swarm.chain import Head
 from swarm.plan import Assignment
-from swarm.tempo import Tempo
-from tests.swarm.group import Group, InventedTrainer, Seat, open_group
-
-
-class Patient(Tempo):
-    """Nobody is left out of a round because this machine stood still for some seconds."""
-
-    def __init__(self) -> None:
-        super().__init__(patience_s=60.0)
+from tests.swarm.group import Group, InventedTrainer, Patient, Seat, open_group
 
 
 def deltas(peer: str, first_step: int, assignment: Assignment, numel: int = 40_000) -> torch.Tensor:
