@@ -31,12 +31,11 @@ from typing import Any
 
 from averaging_data import exact_mean, max_error
 from averaging_limits import measure_limits
-from children import Child, ChildFailed
+from children import START_S, Child, ChildFailed, begin
 
 CODECS = {8: "int8", 16: "fp16"}
 RIVALS = {8: ("uniform8", "blockwise8"), 16: ("float16",)}
 SIGNALS = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP}
-START_S = 60.0
 ROUND_S = 90.0
 Figures = dict[str, Any]
 
@@ -56,8 +55,7 @@ def run_ours(peers: int, numel: int, bits: int, rounds: int, fault: str | None, 
             if number == 0:
                 group = [child.read(START_S)]  # it has made the authority's key
         group += [child.read(START_S) for child in children[1:]]
-        for child in children:
-            child.tell({"group": group})
+        begin(children, group)
         survivors = range(peers - 1) if fault else range(peers)
         reports = [children[number].read(ROUND_S + 10.0 * rounds) for number in survivors]
     commits = [max(times) for times in zip(*(report["seconds"] for report in reports), strict=True)]

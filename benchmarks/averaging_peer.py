@@ -23,6 +23,7 @@ import torch
 import trio
 
 from benchmarks.averaging_data import delta_of, save
+from benchmarks.children import START_S
 from benchmarks.tcp_bytes import sent_bytes
 from optim.codecs import get_codec
 from optim.config import Diloco
@@ -48,7 +49,7 @@ from swarm.tempo import Tempo
 from swarm.trainer import Order, Work
 
 PACE = Pace(Diloco(steps=1), InnerConfig(lr=1e-3, batch_size=1, total_steps=1), 8, 60.0)
-START_S = 60.0
+PATIENCE_S = 60.0  # where nobody is struck all are waited for: who misses a round finds no results to catch up with
 
 
 class NoTraining:
@@ -124,14 +125,17 @@ async def take_part(post: Post, observer: Observer, authority: Identity, rounds:
     """Learn who is there, then run the engine to the end."""
     with trio.fail_after(START_S):
         line = await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)
-    nursery.start_soon(end_with_parent, nursery.cancel_scope)
     group: list[dict[str, Any]] = json.loads(line)["group"]
     for hello in group:
         post.host.book.add(hello["peer"], hello["addresses"])
     first = genesis("benchmark", post.state.tree.root)
     head = first.regrouped(tuple(Member(hello["peer"], hello["session"]) for hello in group), 1)
     signed = sign_body(authority, REGROUP_KIND, head)
-    await Engine(post, RunFacts(first, authority.peer_id, rounds, len(group)), head, signed, observer).run()
+    engine = Engine(post, RunFacts(first, authority.peer_id, rounds, len(group)), head, signed, observer)
+    print(json.dumps({"ready": True}), flush=True)
+    await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)  # all can be called now
+    nursery.start_soon(end_with_parent, nursery.cancel_scope)
+    await engine.run()
 
 
 async def end_with_parent(everything: trio.CancelScope) -> None:
@@ -149,8 +153,10 @@ async def main(number: int, numel: int, codec: str, rounds: int, folder: Path) -
         me = Member(host.peer_id, secrets.token_hex(4))
         shelf = SnapshotShelf(state.size_bytes, 8 << 20)
         shelf.serve(host.rpc)
-        post = Post(me, identity, host, state, shelf, NoTraining(delta_of(number, numel)), PACE, Tempo(), log)
-        observer = Observer(post, rounds, "BENCHMARK_SHELF" in os.environ, folder)
+        publishes = "BENCHMARK_SHELF" in os.environ
+        trainer, tempo = NoTraining(delta_of(number, numel)), Tempo(0.0 if publishes else PATIENCE_S)
+        post = Post(me, identity, host, state, shelf, trainer, PACE, tempo, log)
+        observer = Observer(post, rounds, publishes, folder)
         print(json.dumps({"peer": me.peer, "session": me.session, "addresses": host.addresses}), flush=True)
         await take_part(post, observer, authority, rounds, nursery)
         before = observer.before_last if observer.before_last is not None else torch.zeros(numel)

@@ -10,16 +10,27 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+START_S = 300.0  # of a child, beside others that import torch too
 
 
 class ChildFailed(Exception):
     """One sentence about a child that ended early or did not answer in time."""
+
+
+def begin(peers: Sequence[Child], group: Sequence[dict[str, Any]]) -> None:
+    """Tell everybody who there is, and go on once all can be called: who cannot is left out of the first round."""
+    for peer in peers:
+        peer.tell({"group": group})
+    for peer in peers:
+        peer.read(START_S)
+    for peer in peers:
+        peer.tell({"go": True})
 
 
 class Child:

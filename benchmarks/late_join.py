@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.averaging_data import delta_of
 from benchmarks.averaging_peer import PACE, NoTraining, Observer, diloco_state, take_part
-from benchmarks.children import Child
+from benchmarks.children import START_S, Child, begin
 from optim.outer import DilocoOuter
 from peer.errors import NetworkError
 from peer.events import EventLog
@@ -47,7 +47,7 @@ from swarm.snapshots import SnapshotShelf
 from swarm.tempo import Tempo
 from swarm.trainer import Order, Work
 
-START_S, ROUND_S = 60.0, 60.0
+ROUND_S = 60.0
 WARM_UP = 3  # rounds
 REST = 3  # rounds from one fetch to the next
 
@@ -135,8 +135,8 @@ def measure(peers: int, numel: int, pause_s: float, rounds: int, nice: int) -> d
         late = Child("benchmarks.late_join", "--joiner", numel, rounds, nice, folder)
         stack.callback(late.end)
         group = [child.read(START_S) for child in children]
-        for child in (*children, late):
-            child.tell({"group": group})
+        late.tell({"group": group})
+        begin(children, group)
         fetches = late.read(rounds * ROUND_S)["fetches"]
         notes = [child.read(ROUND_S) for child in children]
     costs: dict[bool, list[tuple[float, float]]] = {False: [], True: []}  # (wall, CPU) seconds of rounds, by overlap

@@ -20,7 +20,7 @@ BURST_KB = 64  # what a link lets through at once
 QUEUE_MS = 50  # what waits before it at most, as in a home router
 HUB_IP = "10.77.0.1"
 LINE_BURST_KB = 160  # a frame is 64 KiB: smaller ones would only cost more of our own work
-LINE_S = 10.0  # within which a delay line must be there
+LINE_S = 60.0  # within which a delay line must be there
 
 
 class Unavailable(Exception):

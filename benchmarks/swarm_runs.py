@@ -12,11 +12,10 @@ from typing import Any, Final
 
 import psutil
 
-from benchmarks.children import Child
+from benchmarks.children import START_S, Child
 from benchmarks.shaped_lan import Lan, over_link, shaped_lan
 from benchmarks.swarm_setting import Setting
 
-START_S: Final = 90.0
 ANSWER_S: Final = 180.0
 WARM_UP: Final = 16  # micro-batches
 WINDOWS: Final = 5  # as many micro-batches at least as are under way at a time; they come back in bursts

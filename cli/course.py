@@ -16,6 +16,7 @@ from swarm.home import Home
 
 LOOPBACK: Final = ("--listen", "/ip4/127.0.0.1/tcp/0")
 START_S: Final = 90.0  # importing torch on a cold disk
+FIRST_S: Final = 600.0  # until the first commit, on a machine with more peers than cores
 SILENCE_S: Final = 180.0  # without a commit: something is wrong that waiting does not mend
 COORDINATOR: Final = "coordinator"
 
@@ -101,8 +102,9 @@ class Course:
             now = time.monotonic()
             if limit_s is not None and now - began > limit_s:
                 raise RoundError(f"waited {limit_s:.0f} s until {what}, in vain: read the logs in {self._home}.")
-            if limit_s is None and now - max(self._heard, began) > SILENCE_S:
-                raise RoundError(f"no round was committed for {SILENCE_S:.0f} s: read the logs in {self._home}.")
+            silence_s = SILENCE_S if self._round else FIRST_S
+            if limit_s is None and now - max(self._heard, began) > silence_s:
+                raise RoundError(f"no round was committed for {silence_s:.0f} s: read the logs in {self._home}.")
             time.sleep(POLL_S)
         self._look()
 

@@ -79,6 +79,7 @@ class _HeadDownload:
         self._visitor, self._part_file = visitor, part_file
         self._parts: dict[int, _Part] = {}
         self._failures: dict[int, NetworkError] = {}
+        self._told: dict[int, int] = {}  # of each stage the last round that a record names
 
     @property
     def wanted(self) -> list[int]:
@@ -87,12 +88,15 @@ class _HeadDownload:
         return [
             stage
             for stage in range(self._visitor.manifest.stages)
-            if stage not in self._parts or self._parts[stage].head.round < newest - APART_MAX
+            if stage not in self._parts
+            or self._parts[stage].head.round < max(newest, self._told.get(stage, 0)) - APART_MAX
         ]
 
     async def advance(self) -> None:
         """Try to fetch what is wanted, all of it at once."""
         records = await self._visitor.members()
+        for record in records.values():
+            self._told[record.stage] = max(record.round, self._told.get(record.stage, 0))
         async with trio.open_nursery() as nursery:
             for stage in self.wanted:
                 nursery.start_soon(self._try, stage, records)
@@ -110,7 +114,9 @@ class _HeadDownload:
 
     async def _try(self, stage: int, records: Mapping[str, MemberRecord]) -> None:
         try:
-            self._parts[stage] = await self._fetch(stage, records)
+            part = await self._fetch(stage, records)
+            if stage not in self._parts or part.head.round > self._parts[stage].head.round:
+                self._parts[stage] = part
         except NetworkError as error:
             whole = self._visitor.manifest.stages == 1
             self._failures[stage] = error if whole else NetworkError(f"stage {stage}: {error}")
@@ -121,6 +127,8 @@ class _HeadDownload:
         if not sightings:
             raise NetworkError("no commit that a majority of its members stands by was found: try again later.")
         best = sightings[0]
+        if stage in self._parts and best.head == self._parts[stage].head:
+            return self._parts[stage]
         authority = records.get(manifest.authority)
         if authority is not None and authority.round > best.head.round:
             raise NetworkError(

@@ -14,7 +14,7 @@ from typing import Final
 import trio
 
 from peer.errors import NetworkError, NoQuorum
-from swarm.membership import Known, MemberRecord, Membership
+from swarm.membership import TTL_S, Known, MemberRecord, Membership
 
 PART_S: Final = 60.0  # after its own group's last commit a peer serves the others so long at most
 TOO_LATE_S: Final = 60.0  # whoever has the last commit may come back
@@ -32,9 +32,13 @@ async def see_off(membership: Membership, others: Known, rounds: int) -> None:
 async def run_is_over(membership: Membership, others: Known, rounds: int, trains: bool) -> None:
     """Until all that are there have seen the last of `rounds`, and nobody measures any more. `trains`: we are a
     replica, which has; else somebody must be there, and until one of them has it there is no hurry: what `membership`
-    reads by itself is new enough."""
+    reads by itself is new enough. Whom a reading lacks is there for a while all the same: where a store stood still,
+    it has told nothing of it."""
+    read: dict[str, tuple[float, MemberRecord]] = {}
     while True:
-        there = [record for record in others().values() if record.role != "feeder"]
+        now = trio.current_time()
+        read |= {peer: (now, record) for peer, record in others().items() if record.role != "feeder"}
+        there = [record for at, record in read.values() if now - at < TTL_S]
         if rounds and (trains or there) and all(_is_through(record, rounds) for record in there):
             return
         await trio.sleep(LOOK_EVERY_S)

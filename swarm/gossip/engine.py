@@ -157,17 +157,18 @@ class Engine:
 
     async def _step(self, letter: Letter, work: Trained, meeting: Meeting | None) -> None:
         replica, constants, others = self.replica, self._rules.constants, self.others()
-        if meeting is None or meeting.theirs is None:
-            await letter.take_back()
-            await trio.to_thread.run_sync(step_alone, replica.theta, replica.move, work.delta, constants)
-            replica.round = round_after_alone(replica.round, others)
-        else:
-            mine, theirs = await letter.message(), meeting.theirs
-            await trio.to_thread.run_sync(self._coding.step, replica.theta, replica.move, mine, theirs, constants)
-            meeting.forget()
-            replica.round = round_after(replica.round, replica.round + meeting.terms.rounds_apart, others)
-        replica.tokens += work.samples * self._rules.seq_len
-        await trio.to_thread.run_sync(replica.rehash)
+        with trio.CancelScope(shield=True):  # what is saved at the end is the old state or the new one
+            if meeting is None or meeting.theirs is None:
+                await letter.take_back()
+                await trio.to_thread.run_sync(step_alone, replica.theta, replica.move, work.delta, constants)
+                replica.round = round_after_alone(replica.round, others)
+            else:
+                mine, theirs = await letter.message(), meeting.theirs
+                await trio.to_thread.run_sync(self._coding.step, replica.theta, replica.move, mine, theirs, constants)
+                meeting.forget()
+                replica.round = round_after(replica.round, replica.round + meeting.terms.rounds_apart, others)
+            replica.tokens += work.samples * self._rules.seq_len
+            await trio.to_thread.run_sync(replica.rehash)
         self._corner.trainee.adopt(replica.theta)
 
     def _report(self, work: Trained, meeting: Meeting | None, seconds: float, waited_s: float) -> None:

@@ -60,14 +60,14 @@ def test_a_pipeline_with_a_kill_and_a_join_counts_every_micro_batch_once(tmp_pat
 def play(course: Course) -> Story:
     course.begin()
     started = [course.join(number) for number in range(1, 5)]
-    course.wait(240, "everybody has a stage", lambda: None not in stages_of(course, started))
+    course.wait(None, "everybody has a stage", lambda: None not in stages_of(course, started))
     assert set(stages_of(course, started)) == {0, 1}, "those who choose at the same time spread out"
     added = course.add(5)  # early: where it starts slowly, many rounds are over before it can take part
-    course.wait(240, "both stages have committed a round", lambda: course.progress.round >= 1)
+    course.wait(None, "both stages have committed a round", lambda: course.progress.round >= 1)
     victim = course.spare(started)
     course.kill(victim)
     survivors = [child for child in (*started, added) if child is not victim]
-    course.wait(240, "all see the end of the run", lambda: not any(child.alive for child in survivors))
+    course.wait(None, "all see the end of the run", lambda: not any(child.alive for child in survivors))
     assert set(stages_of(course, survivors)) == {0, 1}, "where it is worth most, by what was measured"
     assert COORDINATOR in group_names(course)
     return Story(course.children, [victim.name], [added.name], [child.name for child in survivors])

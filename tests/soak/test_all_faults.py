@@ -8,11 +8,12 @@ import pytest
 
 from peer.faults import ROUND_POINTS
 from tests.swarm.fault_runs import Fault, Onlooker, strikes_a_donor
-from tests.swarm.swarm_harness import PeerProcess, Swarm, open_swarm
+from tests.swarm.swarm_harness import PeerProcess, open_swarm
 
 OF_JOINERS = "during_fetch"
 OF_DONORS = "during_state_transfer"
 STRUCK_IN = 3  # the round
+JOINS_WITHIN = 5  # rounds
 LEADS = [("kill", "plan"), ("kill", "exchange"), ("stop", "compute"), ("stop", "vote")]
 
 pytestmark = [pytest.mark.soak, pytest.mark.process]
@@ -36,6 +37,9 @@ async def test_one_peer_is_struck(tmp_path: Path, signal: str, point: str) -> No
         else:
             await fault.strikes(victim)
         await onlooker.check_the_others_go_on([victim])
+        if point == OF_JOINERS and victim.alive:
+            fetched, joined = victim.all("state_fetched")[0].at, victim.commits[0].at
+            assert sum(fetched < fact.at < joined for fact in healthy[0].commits) <= JOINS_WITHIN, victim.story()
 
 
 @pytest.mark.parametrize(("signal", "phase"), LEADS)

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import msgspec
 import torch
 import trio
 from safetensors.torch import save_file
@@ -29,6 +30,7 @@ from peer.config import InnerConfig
 from peer.events import EventLog
 from peer.host import HostConfig, open_host
 from peer.identity import Identity, sign_body
+from peer.limits import NetLimits
 from swarm.chain import Head, Member, genesis
 from swarm.desk import RunFacts
 from swarm.engine import Engine
@@ -37,11 +39,13 @@ from swarm.messages import REGROUP_KIND
 from swarm.outer_state import OuterState
 from swarm.pace import Pace
 from swarm.post import Post
+from swarm.replay import replay
 from swarm.snapshots import SnapshotShelf
 from swarm.tempo import Tempo
 from swarm.trainer import Order, Work
 
 STEPS, BATCH, SEQ = 2, 1, 8
+PATIENT = NetLimits(suspect_after_s=120.0)  # who stands still for some seconds is in every round all the same
 
 
 def initial_theta(numel: int) -> torch.Tensor:
@@ -80,16 +84,20 @@ class Invented:
 
 
 class Witness:
-    """The engine's Keeper: notes how many took part in each round."""
+    """The engine's Keeper: notes how many took part in each round. Who sees the others' commit before its own result is
+    ready replays it; nobody is left further behind."""
 
-    def __init__(self) -> None:
+    def __init__(self, post: Post) -> None:
         self.members: list[int] = []
+        self._post = post
 
     async def committed(self, head: Head, results: list[memoryview]) -> None:
+        state = self._post.state
         self.members.append(len(head.members))
+        self._post.shelf.publish(state.tree, state.tensors, msgspec.msgpack.encode(head), results)
 
     async def fetch(self, sighting: Sighting, mine: Head) -> None:
-        raise AssertionError("nobody is left behind in this test")
+        assert await replay(self._post, mine, sighting.head.state_hash, sighting.holders)
 
     def known_peers(self) -> Iterable[str]:
         return ()
@@ -106,7 +114,7 @@ async def main(number: int, numel: int, rounds: int, folder: Path) -> None:
     theta = initial_theta(numel)
     recipe = DilocoRecipe(DenseWire([[slice(0, numel)]], codec, codec), DilocoOuter(0.7, 0.9, True))
     state = OuterState([theta, torch.zeros_like(theta)], recipe)
-    async with open_host(HostConfig(identity=identity, events=log)) as host:
+    async with open_host(HostConfig(identity=identity, events=log, limits=PATIENT)) as host:
         me = Member(host.peer_id, secrets.token_hex(4))
         print(json.dumps({"peer": me.peer, "session": me.session, "addresses": host.addresses}), flush=True)  # noqa: T201
         group = json.loads(await hear())
@@ -116,8 +124,9 @@ async def main(number: int, numel: int, rounds: int, folder: Path) -> None:
         head = first.regrouped(tuple(Member(hello["peer"], hello["session"]) for hello in group), 1)
         pace = Pace(Diloco(steps=STEPS), InnerConfig(lr=1e-3, batch_size=BATCH, total_steps=1), SEQ, 60.0)
         shelf = SnapshotShelf(state.size_bytes, 9 << 20)
+        shelf.serve(host.rpc)
         post = Post(me, identity, host, state, shelf, Invented(number, numel), pace, Tempo(patience_s=60.0), log)
-        witness = Witness()
+        witness = Witness(post)
         facts = RunFacts(first, authority.peer_id, rounds, len(group))
         engine = Engine(post, facts, head, sign_body(authority, REGROUP_KIND, head), witness)
         print(json.dumps("ready"), flush=True)  # noqa: T201

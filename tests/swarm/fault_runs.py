@@ -26,7 +26,7 @@ class Fault:
     def __str__(self) -> str:
         return f"{self.signal}:{self.point}:{self.round}"
 
-    async def strikes(self, victim: PeerProcess, timeout_s: float = 120.0) -> None:
+    async def strikes(self, victim: PeerProcess, timeout_s: float = 300.0) -> None:
         """Until it has."""
         if self.signal == "kill":
             assert await victim.wait_exit(timeout_s) == -9, victim.story()
@@ -45,7 +45,7 @@ async def strikes_a_donor(swarm: Swarm, fault: Fault, donor: PeerProcess) -> Non
 async def _joiners_come(swarm: Swarm) -> None:
     for number in count():
         joiner = swarm.join(f"joiner{number}")
-        await joiner.wait_for("head_adopted")
+        await joiner.wait_for("state_fetched")
         joiner.interrupt()  # a crowd would take the processor from the others
         await joiner.wait_exit()
 

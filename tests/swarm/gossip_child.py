@@ -38,6 +38,7 @@ from swarm.tempo import Tempo
 
 RUN, BATCH, STEPS, SEQ, PEERS = "gossip test", 1, 2, 8, 4
 COMPUTE_S = 0.1
+PATIENCE_S = 60.0  # whoever is killed is noticed at once, and who stands still for some seconds is waited for
 STEP, CONSTANT_ROUNDS, DECAY = 0.01, 10, 0.7
 CONSTANTS = (0.5, 0.7, 0.6)
 
@@ -110,7 +111,7 @@ async def main(number: int, numel: int, codec_name: str, folder: Path) -> None:
         group = json.loads(await hear())
         addresses = [hello["addresses"][0] for hello in group if hello["peer"] != host.peer_id]
         me = Member(host.peer_id, secrets.token_hex(4))
-        rules = Rules(RUN, b"", "", STEPS, BATCH, SEQ, 0, PEERS, 60.0, 0.0, CONSTANTS)
+        rules = Rules(RUN, b"", "", STEPS, BATCH, SEQ, 0, PEERS, 60.0, PATIENCE_S, CONSTANTS)
         shelf = SnapshotShelf(replica.size_bytes, 1 << 16)
         shelf.serve(host.rpc)
         trainee = Invented(number, numel)
@@ -121,7 +122,7 @@ async def main(number: int, numel: int, codec_name: str, folder: Path) -> None:
 
         async with open_node(host, addresses, [MEMBERS], folder / f"{number}.json", RUN) as node:
             keeper = Neighbourhood(host, node, log)
-            corner = Corner(me, host, trainee, keeper, Tempo(), shelf, folder / f"{number}.part", log)
+            corner = Corner(me, host, trainee, keeper, Tempo(PATIENCE_S), shelf, folder / f"{number}.part", log)
             keeper.engine = engine = Engine(corner, rules, replica, coding)
             with log.subscribed(tell):
                 async with trio.open_nursery() as nursery:

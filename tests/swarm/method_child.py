@@ -15,6 +15,7 @@ import secrets
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -27,6 +28,8 @@ from peer.events import EventLog
 from peer.host import HostConfig, open_host
 from peer.identity import Identity, sign_body
 from peer.layout import FlatLayout
+from peer.limits import NetLimits
+from peer.method import Call
 from swarm.chain import Head, Member, genesis
 from swarm.desk import RunFacts
 from swarm.engine import Engine
@@ -38,12 +41,14 @@ from swarm.pace import Pace
 from swarm.post import Post
 from swarm.replay import replay
 from swarm.snapshots import SnapshotShelf
+from swarm.state import AskChunk, AskResult
 from swarm.tempo import Tempo
 from swarm.trainer import Order, Work
 
 MODEL = ModelConfig(
     hidden_size=96, layers=5, heads=4, kv_heads=4, intermediate_size=256, max_seq_len=128, vocab_size=512
 )
+PATIENT = NetLimits(suspect_after_s=120.0)  # who stands still for some seconds is in every round all the same
 INNER = InnerConfig(lr=1e-3, batch_size=1, total_steps=1000)
 
 
@@ -79,11 +84,27 @@ class Invented:
         await trio.sleep_forever()
 
 
+class Shelf(SnapshotShelf):
+    """Knows what it has lent to those that missed a commit: that is no part of the exchange."""
+
+    lent_bytes = 0
+
+    async def hand_out_result(self, call: Call[AskResult]) -> Any:
+        return self._noted(await super().hand_out_result(call))
+
+    async def hand_out_chunk(self, call: Call[AskChunk]) -> Any:
+        return self._noted(await super().hand_out_chunk(call))
+
+    def _noted(self, answer: Any) -> Any:
+        self.lent_bytes += memoryview(answer[1]).nbytes if isinstance(answer, tuple) else 0
+        return answer
+
+
 class Reporter:
     """The engine's Keeper: says what each commit was. One that missed commits replays or fetches them."""
 
-    def __init__(self, post: Post, part_file: Path) -> None:
-        self._post = post
+    def __init__(self, post: Post, shelf: Shelf, part_file: Path) -> None:
+        self._post, self._shelf = post, shelf
         self._part_file = part_file
 
     async def committed(self, head: Head, results: list[memoryview]) -> None:
@@ -97,7 +118,7 @@ class Reporter:
             "round": head.round,
             "state_hash": head.state_hash.hex(),
             "members": members,
-            "bulk_bytes_up": post.host.bulk_bytes_up,
+            "bulk_bytes_up": post.host.bulk_bytes_up - self._shelf.lent_bytes,
             "ideal_bytes": (members - 1) * (messages + down),
         }
         say(report)
@@ -131,7 +152,7 @@ async def main(number: int, rounds: int, folder: Path) -> None:
     theta = torch.randn(layout.numel, generator=torch.Generator().manual_seed(1)) * 0.02
     state = OuterState([theta, *(torch.zeros_like(theta) for _ in recipe.shared)], recipe)
     authority, identity, log = Identity.load_or_create(folder / "authority.key"), Identity.generate(), EventLog()
-    async with open_host(HostConfig(identity=identity, events=log)) as host:
+    async with open_host(HostConfig(identity=identity, events=log, limits=PATIENT)) as host:
         me = Member(host.peer_id, secrets.token_hex(4))
         say({"peer": me.peer, "session": me.session, "addresses": host.addresses})
         group = json.loads(await hear())
@@ -139,13 +160,13 @@ async def main(number: int, rounds: int, folder: Path) -> None:
             host.book.add(hello["peer"], hello["addresses"])
         first = genesis("methods", state.tree.root)
         head = first.regrouped(tuple(Member(hello["peer"], hello["session"]) for hello in group), 1)
-        pace, shelf = Pace(setup.outer, INNER, 8, 60.0), SnapshotShelf(state.size_bytes, 9 << 20)
+        pace, shelf = Pace(setup.outer, INNER, 8, 60.0), Shelf(state.size_bytes, 9 << 20)
         shelf.publish(state.tree, state.tensors)
         shelf.serve(host.rpc)
         post = Post(me, identity, host, state, shelf, Invented(number), pace, Tempo(patience_s=60.0), log)
         facts = RunFacts(first, authority.peer_id, rounds, len(group))
         signed = sign_body(authority, REGROUP_KIND, head)
-        engine = Engine(post, facts, head, signed, Reporter(post, folder / f"{number}.part"))
+        engine = Engine(post, facts, head, signed, Reporter(post, shelf, folder / f"{number}.part"))
         say("ready")
         await hear()
         await engine.run()

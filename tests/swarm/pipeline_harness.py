@@ -32,6 +32,7 @@ from tests.peer.stage_harness import INNER, MODEL, SPLITS, spec_of
 
 MICRO, SEQ = 2, 16
 HIDDEN_BYTES = MICRO * SEQ * MODEL.hidden_size * 4  # as it is (activations "none"), and so is its gradient
+NEVER_SILENT_S = 3600.0  # a worker that this machine has no time for is no lost worker
 Table = dict[str, dict[str, Any]]  # peer -> {"stage", "addresses"}
 
 
@@ -82,6 +83,7 @@ def without_haste(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarm.pipeline.sender.Wiring", lambda seed: Wiring(seed, config))
     for name in ("origin.SEEN_S", "sender.SEEN_S", "asking.AWAITED_S", "synchronous.ANSWER_S", "feeder.FEED_S"):
         monkeypatch.setattr(f"swarm.pipeline.{name}", 60.0)
+    monkeypatch.setattr("swarm.pipeline.stage_work.DOUBTS_MAX", 100)  # a doubt comes with each standstill
 
 
 def spans(first: int, count: int) -> list[Range]:
@@ -137,7 +139,10 @@ async def open_replica(folder: Path, stages: int, stage: int, **spec: Any) -> As
     cuts, log = SPLITS[stages], Log()
     folder.mkdir(parents=True, exist_ok=True)
     changes: dict[str, Any] = {"staleness": 1, **spec}
-    config = gang_config(folder, folder, model=MODEL, inner=INNER, stage=spec_of(cuts, stage, **changes), events=log)
+    spec_of_stage = spec_of(cuts, stage, **changes)
+    config = gang_config(
+        folder, folder, model=MODEL, inner=INNER, stage=spec_of_stage, events=log, silence_s=NEVER_SILENT_S
+    )
     async with (
         open_host(HostConfig(identity=Identity.generate(), events=log)) as host,
         open_stage_gang(config) as gang,

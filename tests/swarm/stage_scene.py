@@ -65,7 +65,9 @@ class Scene:
             assert not overlaps(parts), "a sample was merged twice"
             ledger = chain[rounds].ledger
             used = union(r for part in parts.values() for r in part)
-            assert len(merged) == rounds
+            empty = {event.fields["round"] for seat in seats for event in seat.replica.seen("round_empty")}
+            assert merged.keys() | empty == set(range(1, rounds + 1)) and not merged.keys() & empty
+            assert all(seat.trainer.has_run_dry(number) for number in empty for seat in seats)
             assert count(used) + count(ledger.returned) == ledger.cursor == union([*used, *ledger.returned])[0][1]
 
 
@@ -134,9 +136,9 @@ async def check_a_kill(folder: Path, replicas: list[int], stage: int, steps: int
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as child:
         try:
             assert child.stdin is not None and child.stdout is not None
-            with trio.fail_after(60 + 30 * steps):
-                entry = json.loads(await trio.to_thread.run_sync(child.stdout.readline, abandon_on_cancel=True))
-                async with scene_of(folder, setting, replicas, entry) as scene:
+            entry = json.loads(await trio.to_thread.run_sync(child.stdout.readline, abandon_on_cancel=True))
+            async with scene_of(folder, setting, replicas, entry) as scene:
+                with trio.fail_after(240 + 30 * steps):
                     child.stdin.write(json.dumps(scene.table) + "\n")
                     child.stdin.flush()
                     ready = await trio.to_thread.run_sync(child.stdout.readline, abandon_on_cancel=True)

@@ -121,7 +121,7 @@ class PeerProcess:
         name: str,
         where: Callable[[dict[str, Any]], bool] = lambda fields: True,
         since: int = 0,
-        timeout_s: float = 120.0,
+        timeout_s: float = 300.0,
     ) -> Fact:
         """The first fact called `name` for which `where(fields)`, from place `since` on; waits until there is one."""
         found: list[Fact] = []
@@ -135,7 +135,7 @@ class PeerProcess:
         await self.until(seen, name, timeout_s)
         return found[0]
 
-    async def until(self, condition: Callable[[], bool], what: str, timeout_s: float = 120.0) -> None:
+    async def until(self, condition: Callable[[], bool], what: str, timeout_s: float = 300.0) -> None:
         """Until `condition()` holds; it is asked again after each new fact of this peer."""
         with trio.move_on_after(timeout_s):
             while not condition():
@@ -148,7 +148,7 @@ class PeerProcess:
         """Whether it is frozen."""
         return _state(self.process.pid) == "T"
 
-    async def wait_exit(self, timeout_s: float = 120.0) -> int:
+    async def wait_exit(self, timeout_s: float = 300.0) -> int:
         """Its exit status; negative for the signal that ended it."""
         with trio.move_on_after(timeout_s):
             while self.process.poll() is None:
@@ -157,7 +157,7 @@ class PeerProcess:
             return int(self.process.returncode)
         raise AssertionError(f"{self.name} has not ended within {timeout_s:g} s.\n{self.story()}")
 
-    async def wait_stopped(self, timeout_s: float = 120.0) -> None:
+    async def wait_stopped(self, timeout_s: float = 300.0) -> None:
         """Until it is frozen (state T), by us or by a scripted fault."""
         with trio.move_on_after(timeout_s):
             while not self.is_stopped:
@@ -242,7 +242,7 @@ class Swarm:
         peer.kill()  # closes what is left of its last life
         peer.process = self._spawn(peer.home, peer.arguments, fault)
 
-    async def wait_invite(self, timeout_s: float = 120.0) -> None:
+    async def wait_invite(self, timeout_s: float = 300.0) -> None:
         """Until the coordinator has written its invite."""
         with trio.move_on_after(timeout_s):
             while not self.invite.exists():
@@ -253,7 +253,7 @@ class Swarm:
                 return
         raise AssertionError(f"the coordinator gave no invite.\n{self.coordinator.story()}")
 
-    async def committed(self, round_number: int, *peers: PeerProcess, timeout_s: float = 90.0) -> None:
+    async def committed(self, round_number: int, *peers: PeerProcess, timeout_s: float = 300.0) -> None:
         """Until each of `peers` (default: all that live) stands at `round_number` or later."""
         for peer in peers or tuple(self.living()):
             await peer.until(lambda peer=peer: peer.round >= round_number, f"round {round_number}", timeout_s)

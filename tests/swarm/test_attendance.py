@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
+import pytest
 import trio
 
 from peer.host import Host
@@ -15,6 +17,7 @@ from peer.method import Call
 from swarm import attendance as module
 from swarm.attendance import Attendance
 from swarm.chain import Member
+from swarm.follow import ask_standings
 from swarm.membership import MemberRecord
 from swarm.messages import STANDING, AskHead, Standing
 from tests.swarm.kept_commits import STAGE, ground_of, record_of
@@ -22,9 +25,9 @@ from tests.swarm.test_roles import run_of
 
 
 async def test_who_was_on_its_way_to_a_stage_that_was_lost_meanwhile_sits_down_again(
-    tmp_path: Path, monkeypatch: object
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "REFRESH_S", 0.01)  # type: ignore[attr-defined]
+    monkeypatch.setattr(module, "REFRESH_S", 0.01)
     manifest = run_of(3)
     async with ground_of(manifest, tmp_path / "mine") as (ground, seen):
         replica = record_of(ground.host, manifest.first_head(STAGE), STAGE)
@@ -58,8 +61,9 @@ async def test_who_was_on_its_way_to_a_stage_that_was_lost_meanwhile_sits_down_a
                 await left.wait()
 
 
-async def test_who_leaves_has_a_deputy_that_the_group_knows(tmp_path: Path) -> None:
+async def test_who_leaves_has_a_deputy_that_the_group_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stranger publishes that it is a replica of the stage, and says so when it is asked."""
+    monkeypatch.setattr("swarm.attendance.ask_standings", partial(ask_standings, timeout_s=60.0))
     manifest = run_of(3)
     async with (
         ground_of(manifest, tmp_path / "mine") as (ground, _),

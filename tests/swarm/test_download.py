@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,15 +28,16 @@ from swarm.chain import Head, Member
 from swarm.charter import load_charter
 from swarm.coordinator import CoordinatorConfig, run_coordinator
 from swarm.download import Download, download_head
+from swarm.follow import Sighting
 from swarm.groups import layout_of, vectors_of
 from swarm.home import Home
 from swarm.invite import Invite
 from swarm.manifest import Manifest, open_manifest
-from swarm.membership import MEMBERS, Own, describe
+from swarm.membership import MEMBERS, MemberRecord, Own, describe
 from swarm.run_config import parse_run_config
 from swarm.snapshots import SnapshotShelf
 from swarm.view import look
-from swarm.visit import visit
+from swarm.visit import Visitor, visit
 
 STAGES = 3
 CUT = template().replace("layers = 2", "layers = 6\ntie_embeddings = false") + f"\n[pipeline]\nstages = {STAGES}\n"
@@ -154,6 +156,26 @@ async def test_a_stage_that_others_have_left_behind_is_fetched_again(
         found = await fetched(run, tmp_path)
         assert [head.round for head in found.heads] == [9, 9, 9]
         assert torch.equal(found.theta, torch.cat([run.theta(stage, 9) for stage in range(3)]))
+
+
+async def test_a_stage_whose_replica_did_not_answer_in_time_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The authority's word alone would be the beginning of the run."""
+    monkeypatch.setattr(download, "PAUSE_S", 0.1)
+    asked, sightings = Counter[int](), Visitor.sightings
+
+    async def late(visitor: Visitor, records: Mapping[str, MemberRecord], stage: int = 0) -> list[Sighting]:
+        asked[stage] += 1
+        if asked[stage] == 1:
+            records = {peer: record for peer, record in records.items() if record.role == "coordinator"}
+        return await sightings(visitor, records, stage)
+
+    monkeypatch.setattr(Visitor, "sightings", late)
+    async with coordinated(tmp_path / "home") as run, AsyncExitStack() as stack:
+        for stage, number in enumerate((5, 4, 5)):
+            await stack.enter_async_context(run.replica(stage, [number]))
+        assert [head.round for head in (await fetched(run, tmp_path)).heads] == [5, 4, 5]
 
 
 async def test_a_stage_that_stays_behind_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,6 @@ OF_MEMBERS = (  # founders of the run, struck one after the other: each when the
 )
 OF_A_DONOR = Fault("kill", "during_state_transfer")
 OF_A_JOINER = Fault("stop", "during_fetch")
-JOINS_WITHIN = 5  # rounds
 
 
 @pytest.mark.process
@@ -47,5 +46,3 @@ async def test_a_fault_at_any_point_of_the_protocol(tmp_path: Path) -> None:
         joiner = swarm.join("struck joiner", fault=str(OF_A_JOINER))
         await OF_A_JOINER.strikes(joiner)
         await onlooker.check_the_others_go_on([joiner])
-        fetched, joined = joiner.all("state_fetched")[0].at, joiner.commits[0].at
-        assert sum(fetched < fact.at < joined for fact in healthy[0].commits) <= JOINS_WITHIN, joiner.story()

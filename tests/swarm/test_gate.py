@@ -222,7 +222,9 @@ def test_a_damaged_charter_is_noticed(tmp_path: Path) -> None:
         load_charter(tmp_path)
 
 
-async def test_a_peer_tries_our_ports_at_the_address_it_sees() -> None:
+async def test_a_peer_tries_our_ports_at_the_address_it_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm.reach.ASK_EVERY_S", 3600.0)
+    monkeypatch.setattr("swarm.reach.CONNECT_S", SOON)
     with trio.socket.socket() as closed:
         await closed.bind(("127.0.0.1", 0))
         async with hosts(2) as (a, b):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,12 +13,14 @@ import torch
 import trio
 from blake3 import blake3
 
+from peer.chunks import hash_state
 from peer.errors import ProtocolViolation, RoundDiscarded
 from peer.events import EventLog
 from peer.host import Host, HostConfig, open_host
 from peer.identity import Identity
 from peer.rpc import Buffer, Call
 from swarm.gossip import messages as say
+from swarm.gossip.coding import step_alone
 from swarm.gossip.matchmaker import Matchmaker
 from swarm.gossip.meeting import Meeting
 from swarm.gossip.pairing import Seen
@@ -227,8 +230,12 @@ async def test_a_frozen_partner_costs_one_deadline(tmp_path: Path, monkeypatch: 
     asked = []
 
     class Frozen(Liar):
-        async def _on_commit(self, call: Call[say.Commit]) -> say.Committed:
+        async def _on_propose(self, call: Call[say.Propose]) -> say.Answer:
             asked.append(call.body.meeting)
+            peer.engine._corner.tempo._patience_s = 0.0
+            return await super()._on_propose(call)
+
+        async def _on_commit(self, call: Call[say.Commit]) -> say.Committed:
             await trio.sleep_forever()
             raise AssertionError
 
@@ -236,6 +243,7 @@ async def test_a_frozen_partner_costs_one_deadline(tmp_path: Path, monkeypatch: 
         Frozen(host, {}, lambda b: b)
         async with group.join(THETA, lambda n: noise(10 + n, 0.05)) as peer:
             meet_stranger(group, peer, host)
+            peer.engine._corner.tempo._patience_s = 60.0  # until it is asked: a first call takes long on a busy machine
             await run(peer)
     assert len(asked) == 1, "it was asked again at once"
     assert len(peer.seen("gossip_alone")) == 3 and not peer.seen("peer_struck")
@@ -263,10 +271,29 @@ async def test_a_late_joiner_takes_over_a_state_and_begins_without_momentum(tmp_
     assert not [e for peer in group.peers for e in peer.events if e.name in ("peer_struck", "bug")]
 
 
+async def test_who_is_stopped_in_the_middle_of_a_step_has_one_whole_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is saved then names the weights that it has."""
+    group = Group(tmp_path, "fp32", 1, 1, patience_s=0.0)
+    with trio.CancelScope() as stopped:
+
+        def step_and_stop(theta: torch.Tensor, *rest: Any) -> None:
+            step_alone(theta, *rest)
+            trio.from_thread.run_sync(stopped.cancel)
+
+        monkeypatch.setattr("swarm.gossip.engine.step_alone", step_and_stop)
+        async with group.join(THETA, lambda n: noise(n, 0.02)) as peer:
+            await peer.engine.run()
+    replica = peer.engine.replica
+    assert stopped.cancelled_caught and replica.round == 1 and not torch.equal(replica.theta, THETA)
+    assert hash_state([replica.theta]).root == replica.tree.root
+
+
 async def test_who_is_too_far_apart_does_not_meet(tmp_path: Path) -> None:
     group = Group(tmp_path, "int8", 0, 2)
     async with AsyncExitStack() as stack:
-        ahead = await stack.enter_async_context(group.join(THETA, lambda n: noise(n, 0.02)))
+        ahead = await stack.enter_async_context(group.join(THETA, lambda n: noise(n, 0.02), pause_s=5.0))
         behind = await stack.enter_async_context(group.join(THETA, lambda n: noise(99 + n, 0.02)))
         ahead.engine.replica.round = 40
         group.peers.clear()  # neither knows more than the other's name

@@ -11,7 +11,7 @@ import pytest
 import trio
 from safetensors.torch import load_file
 
-from tests.swarm.swarm_harness import REPO, PeerProcess, Swarm, open_swarm
+from tests.swarm.swarm_harness import POLL_S, REPO, PeerProcess, Swarm, open_swarm
 
 OUTER = '[outer]\nmethod = "gossip"\nsteps = 10\n'
 
@@ -19,7 +19,7 @@ OUTER = '[outer]\nmethod = "gossip"\nsteps = 10\n'
 async def met(peer: PeerProcess, more: int) -> None:
     """Until it has met somebody so many times more."""
     wanted = len(peer.all("gossip_met")) + more
-    await peer.until(lambda: len(peer.all("gossip_met")) >= wanted, f"meeting number {wanted}", 120)
+    await peer.until(lambda: len(peer.all("gossip_met")) >= wanted, f"meeting number {wanted}")
 
 
 async def cli(*arguments: str) -> str:
@@ -30,6 +30,12 @@ async def cli(*arguments: str) -> str:
 async def status(swarm: Swarm) -> dict[str, Any]:
     seen: dict[str, Any] = json.loads(await cli("status", str(swarm.invite), "--json"))
     return seen
+
+
+def has_learnt(swarm: Swarm) -> bool:
+    measured = [fact.fields for peer in swarm.peers.values() for fact in peer.all("val_evaluated")]
+    losses = [fields["loss"] for fields in sorted(measured, key=lambda fields: fields["round"])]
+    return len(losses) > 1 and losses[-1] < 0.7 * losses[0]
 
 
 @pytest.mark.process
@@ -43,18 +49,19 @@ async def test_peers_learn_by_gossip_come_late_and_go(tmp_path: Path) -> None:
             nursery.start_soon(cli, "export", str(swarm.invite), "--out", str(tmp_path / "model"))
             await met(late, 2)
         seen = await status(swarm)
-        with trio.fail_after(120):
+        with trio.fail_after(300):
             while seen["members"] != 3:  # whoever looks on may not have found all of the records in time
                 seen = await status(swarm)
         assert late.all("state_fetched"), late.story()
         assert load_file(tmp_path / "model" / "model.safetensors")
         assert seen["method"] == "gossip" and seen["round"] >= 4
-        losses = [fact.fields["loss"] for peer in swarm.living() for fact in peer.all("val_evaluated")]
-        assert losses[-1] < 0.7 * losses[0], losses
+        with trio.fail_after(300):
+            while not has_learnt(swarm):  # who is slow to measure measures seldom
+                await trio.sleep(POLL_S)
         assert max(fact.fields["distance"] for fact in peers[0].all("gossip_met")) < 0.3
 
         peers[0].interrupt()
-        assert await peers[0].wait_exit(90) == 130
+        assert await peers[0].wait_exit() == 130
         assert peers[0].all("checkpoint_saved")
         peers[1].kill()
         before = peers[0].all("gossip_met")[-1].fields["round"]

@@ -66,8 +66,9 @@ async def gradient_of(stages: list[list[Replica]]) -> tuple[torch.Tensor, list[i
     return join_flat(MODEL, sums, SPLITS[len(stages)]), counted
 
 
-async def test_gradients_are_those_of_the_whole_model(tmp_path: Path) -> None:
+async def test_gradients_are_those_of_the_whole_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """S = 3 with 1, 2 and 2 replicas. fp32 exactly, then with coded activations: the mean error of a sum of 20."""
+    without_haste(monkeypatch)
     async with open_replicas(tmp_path, [1, 2, 2]) as stages:
         for turn, (activations, bound) in enumerate((("none", 1e-5), ("fp16", 1e-3), ("int8", 0.05), ("int4", 0.6))):
             mine = spans(20 * turn, 20)
@@ -158,9 +159,10 @@ async def test_bad_input_is_refused_and_disturbs_nothing(tmp_path: Path) -> None
         assert (last.gang.free_slots, last.gang.queue_length) == (last.gang.spec.slots, 0)
 
 
-async def test_garbage_gradients_cost_a_retry_and_a_strike(tmp_path: Path) -> None:
+async def test_garbage_gradients_cost_a_retry_and_a_strike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two impostors answer for the last stage, one with bytes that decode to NaN, one with too few. Every micro-batch
     is counted once at the honest replica."""
+    without_haste(monkeypatch)
     rules = rules_of(2)
 
     async def not_a_number(request: Pass, payload: memoryview) -> tuple[Passed, bytes]:

@@ -54,6 +54,7 @@ from tests.swarm.pipeline_harness import (
     serving,
     spans,
     tokens_of,
+    without_haste,
 )
 
 pytestmark = [
@@ -129,8 +130,11 @@ def answers(host: Host, rules: PipelineRules, stage: int, table: Table, body: An
     table[host.peer_id] = {"stage": stage, "addresses": list(host.addresses)}
 
 
-async def test_an_answer_that_cannot_be_true_costs_a_retry_and_a_strike(tmp_path: Path) -> None:
+async def test_an_answer_that_cannot_be_true_costs_a_retry_and_a_strike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One liar after another, beside an honest replica; whoever is new is tried at once."""
+    without_haste(monkeypatch)
     rules = rules_of(2, activations="int8")
     async with open_replicas(tmp_path, [1, 1]) as stages:
         first, last = stages[0][0], stages[1][0]

@@ -38,7 +38,8 @@ from tests.swarm.test_roles import run_of
 def nobody_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a word of the authority any commit will do, and whoever turns up too late is not asked any more."""
     monkeypatch.setattr(module, "BELIEVED_S", 60.0)
-    monkeypatch.setattr(module, "ASK_FOR_S", 60.0)
+    monkeypatch.setattr(module, "KEPT_S", 60.0)
+    monkeypatch.setattr(module, "ASK_FOR_S", 120.0)
 
 
 class Scene:

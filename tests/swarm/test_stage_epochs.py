@@ -62,8 +62,8 @@ def check_loss(result: IssueResult, weights: list[torch.Tensor]) -> None:
 
 
 async def test_a_lost_worker_costs_not_the_weights_of_the_epoch_before(tmp_path: Path) -> None:
-    with trio.fail_after(120):
-        async with scene_of(tmp_path, SETTING, [1, 1]) as scene:
+    async with scene_of(tmp_path, SETTING, [1, 1]) as scene:
+        with trio.fail_after(300):
             (first,), (last,) = scene.stages
             before = last.engine.head
             await settled(last, before)
@@ -81,8 +81,8 @@ async def test_a_lost_worker_costs_not_the_weights_of_the_epoch_before(tmp_path:
 async def test_what_others_may_have_issued_is_issued_as_if_for_the_second_time(tmp_path: Path) -> None:
     """Only who has worked on the round before knows that a sample is new: not who has just taken the seat, and nobody
     after a regroup, which begins the same round again."""
-    with trio.fail_after(120):
-        async with scene_of(tmp_path, SETTING, [1, 1]) as scene:
+    async with scene_of(tmp_path, SETTING, [1, 1]) as scene:
+        with trio.fail_after(300):
             (first,), _ = scene.stages
             issued: list[tuple[Range, bool]] = []
 
@@ -115,8 +115,8 @@ async def test_what_others_may_have_issued_is_issued_as_if_for_the_second_time(t
 async def test_where_all_were_restarted_the_present_weights_must_do(tmp_path: Path) -> None:
     """The last stage is one commit further, and of those that made it nobody is left: the first stage would wait for
     ever."""
-    with trio.fail_after(120):
-        async with scene_of(tmp_path, SETTING, [1, 1]) as scene:
+    async with scene_of(tmp_path, SETTING, [1, 1]) as scene:
+        with trio.fail_after(300):
             (first,), (last,) = scene.stages
             behind = head_of(first, 4, START[0], first.engine.head.members)
             first.trainer.adopt(START[0], None, behind)

@@ -39,8 +39,9 @@ __all__ = ["joiner"]
 
 @pytest.fixture
 def each_has_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long a donor takes to answer at all: the others leave it its part."""
-    monkeypatch.setattr("swarm.chunk_board.SHARE_GRACE_S", 60.0)
+    """However long a donor takes to answer: the others leave it its part."""
+    for name in ("SHARE_GRACE_S", "_HEDGE_FIRST_S", "_HEDGE_MIN_S", "_HEDGE_MAX_S"):
+        monkeypatch.setattr(f"swarm.chunk_board.{name}", 60.0)
 
 
 @pytest.mark.usefixtures("each_has_its_share")
