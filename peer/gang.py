@@ -22,8 +22,6 @@ from peer.supervisor import GangBuffers, GangConfig, Pending, Supervisor
 
 __all__ = ["Gang", "GangConfig", "InnerOrders", "InnerResult", "open_gang"]
 
-_STOP_SEND_S = 1.0
-
 
 class Gang:
     """Commands to the worker; from `open_gang`. One command runs at a time, in the order of the calls.
@@ -112,14 +110,14 @@ class Gang:
             async with self._sending:  # first come, first served, also by a worker that was awaited
                 child = await self._supervisor.ready()
                 pending.sent = True
+                if pending.stop is not None:  # asked for already: behind the command it could come too late
+                    await child.send(pending.stop)
                 await child.send(build(id))
-            if pending.stop is not None:  # it came before there was anything to stop
-                await child.send(pending.stop)
             await pending.done.wait()
         finally:
             del self._pending[id]
             if pending.sent and not pending.done.is_set():  # cancelled: free the worker for the next command
-                with trio.CancelScope(shield=True, deadline=trio.current_time() + _STOP_SEND_S):
+                with trio.CancelScope(shield=True):  # no deadline: untold, the worker would train on
                     await child.send(control.Stop(id))
         if isinstance(pending.result, WorkerError):
             raise pending.result

@@ -45,8 +45,10 @@ class ControlLink:
             wait_s = max(0.0, next_beat - time.monotonic())
             readable, _, _ = select.select([self._socket], [], [], wait_s)
             if readable:
-                for body in self._receive():
-                    self._take(self._decoder.decode(body))
+                messages = [self._decoder.decode(body) for body in self._receive()]
+                # stops first: this thread may stand still between two, and the command would make more steps meanwhile
+                for message in sorted(messages, key=lambda message: not isinstance(message, control.Stop)):
+                    self._take(message)
             if time.monotonic() >= next_beat:
                 self.send(control.Beat(self.ticks))
                 next_beat = time.monotonic() + _BEAT_S

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -34,6 +36,12 @@ class Log(EventLog):
         with self.subscribed(on_event):
             await arrived.wait()
         return found[0]
+
+
+def freeze(pid: int) -> None:
+    """Stop this process's child `pid`; it stands still when this returns, which a signal sent does not yet mean."""
+    os.kill(pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
 
 
 def gang_config(directory: Path, text: Path, **changes: object) -> GangConfig:

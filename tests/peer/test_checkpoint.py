@@ -321,4 +321,4 @@ def test_sigkill_at_random_moments_never_tears_a_checkpoint(tmp_path: Path) -> N
 def run_child(*arguments: object, fault: str = "") -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(REPO), "BARNRAISE_FAULT": fault}
     command = [sys.executable, str(CHILD), *map(str, arguments)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500, check=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import resource
@@ -17,17 +18,20 @@ from peer.events import EventLog
 
 @contextmanager
 def files_below(fd: int) -> Iterator[None]:
-    """Inside the block no file can be opened under that number or a higher one."""
+    """Inside the block no file can be opened under that number or a higher one, and no garbage frees a lower one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (fd, hard))
+    gc.disable()
     try:
         yield
     finally:
+        gc.enable()
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def lowest_free() -> int:
     """The number that the next file to be opened gets."""
+    gc.collect()  # files that other tests have left open
     fd = os.open(os.devnull, os.O_RDONLY)
     os.close(fd)
     return fd

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -17,15 +17,18 @@ import torch
 import trio
 import trio.testing
 
+from peer import control
+from peer.child import Child, handshake
 from peer.config import InnerConfig
 from peer.data import Corpus, load_corpus
 from peer.device import resolve_device
 from peer.gang import Gang, InnerOrders
 from peer.layout import init_flat
 from peer.model import Decoder, next_token_loss
+from peer.supervisor import GangBuffers
 from peer.tokenizer import ByteTokenizer
 from peer.training import Trainer
-from tests.peer.gang_harness import ENDLESS, HOUR_S, INNER, MODEL, Log, open_test_gang
+from tests.peer.gang_harness import ENDLESS, HOUR_S, INNER, MODEL, Log, freeze, gang_config, open_test_gang
 
 LOCAL = InnerOrders(begin="local")
 TAIL = InnerOrders(begin="local", capture=())
@@ -66,13 +69,13 @@ async def _twins(directory: Path, text: Path, inner: InnerConfig = INNER) -> Asy
 
 
 @pytest.mark.process
-async def test_orders_against_the_same_done_here(tmp_path: Path, text: Path) -> None:
+async def test_orders_against_the_same_done_here(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with _twins(tmp_path, text) as twins:
         await _local_stream(twins)
         await _tail(twins)
         await _gradients(twins)
         await _stops(twins.gang)
-        await _new_worker(twins)
+        await _new_worker(twins, monkeypatch)
 
 
 async def _local_stream(twins: Twins) -> None:
@@ -155,49 +158,53 @@ async def _gradients(twins: Twins) -> None:
 
 async def _stops(gang: Gang) -> None:
     """A stop waits for its steps; of several the earliest holds."""
-    steps: list[int] = []
+    endless = ENDLESS[0][1]
+    pid = gang.worker_pid
+    assert pid is not None
+    made: dict[int, int] = {}  # by samples: replies that were read at once wake their callers in any order
 
-    async def run(stop: int) -> None:
-        steps.append((await gang.inner_steps([(0, stop)], 0, HOUR_S, orders=TAIL)).steps)
+    async def run(samples: int) -> None:
+        made[samples] = (await gang.inner_steps([(0, samples)], 0, HOUR_S, orders=TAIL)).steps
 
-    def signalled(signum: signal.Signals) -> None:
-        """While it stands still it makes no steps past a stop that is yet to come."""
-        assert gang.worker_pid is not None
-        os.kill(gang.worker_pid, signum)
-
-    for stops in ([30], [40, 20, 60], [10**6, 0]):
+    for stops, steps in (([30], 30), ([40, 20, 60], 20), ([10**6, 0], 0)):
         async with trio.open_nursery() as nursery:
-            signalled(signal.SIGSTOP)
-            nursery.start_soon(run, ENDLESS[0][1])
+            freeze(pid)  # so that it makes no steps past a stop that is yet to come
+            nursery.start_soon(run, endless)
             await trio.testing.wait_all_tasks_blocked()
             for after_steps in stops:
                 gang.stop_inner(after_steps)
             await trio.testing.wait_all_tasks_blocked()
-            signalled(signal.SIGCONT)
-    assert steps[:2] == [30, 20] and steps[2] < 30
+            os.kill(pid, signal.SIGCONT)
+        assert made == {endless: steps}
 
-    steps.clear()
     async with trio.open_nursery() as nursery:  # of two runs the first is stopped; the second ends by its samples
-        signalled(signal.SIGSTOP)
-        for samples in (ENDLESS[0][1], 40):
+        freeze(pid)
+        for samples in (endless, 40):
             nursery.start_soon(run, samples)
             await trio.testing.wait_all_tasks_blocked()
         gang.stop_inner(15)
         await trio.testing.wait_all_tasks_blocked()
-        signalled(signal.SIGCONT)
-    assert steps == [15, 10]
+        os.kill(pid, signal.SIGCONT)
+    assert made == {endless: 15, 40: 10}
 
-    steps.clear()
+    made.clear()
     with trio.move_on_after(0):  # given up before it began: the worker is free at once
-        await run(ENDLESS[0][1])
+        await run(endless)
     await run(40)
-    assert steps == [10]
+    assert made == {40: 10}
 
 
-async def _new_worker(twins: Twins) -> None:
+async def _new_worker(twins: Twins, monkeypatch: pytest.MonkeyPatch) -> None:
     """It begins a local stream at the outer weights; a stop that comes while there is none holds, too."""
     gang, mine = twins.gang, twins.mine
     before = torch.clone(gang.inner_state)
+    stop_asked = trio.Event()
+
+    async def late(child: Child, load: control.Load, timeout_s: float) -> control.Loaded | control.Rejected:
+        await stop_asked.wait()  # were we slow, the worker would be there before the stop
+        return await handshake(child, load, timeout_s)
+
+    monkeypatch.setattr("peer.supervisor.handshake", late)
     async with trio.open_nursery() as nursery:
 
         async def run() -> None:
@@ -208,6 +215,7 @@ async def _new_worker(twins: Twins) -> None:
             nursery.start_soon(run)
             await trio.testing.wait_all_tasks_blocked()
             gang.stop_inner(2)
+            stop_asked.set()
 
         nursery.start_soon(run_without_worker)
         await trio.testing.wait_all_tasks_blocked()
@@ -216,6 +224,66 @@ async def _new_worker(twins: Twins) -> None:
     mine.local.copy_(gang.outer)
     twins.steps(range(8), 2)
     assert torch.equal(gang.delta, gang.outer - mine.local)
+
+
+class SlowWorker:
+    """Stands where a gang has its child: notes what it is sent, as soon as it `reads`."""
+
+    def __init__(self) -> None:
+        self.reads = trio.Event()
+        self.got: list[object] = []
+
+    async def send(self, message: object) -> None:
+        await self.reads.wait()
+        self.got.append(message)
+
+
+@contextmanager
+def _slow_worker(directory: Path, text: Path) -> Iterator[tuple[Gang, SlowWorker]]:
+    """A gang that has no worker yet, and the one that `supervisor.child` may become."""
+    config = gang_config(directory, text)
+    with GangBuffers.open(config) as buffers:
+        yield Gang(config, buffers), SlowWorker()
+
+
+async def test_a_stop_from_before_the_worker_reaches_it_before_the_command(tmp_path: Path, text: Path) -> None:
+    """After it, the worker could have made more steps by then."""
+    with _slow_worker(tmp_path, text) as (gang, worker):
+        worker.reads.set()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(gang.inner_steps, ENDLESS, 0, HOUR_S)
+            await trio.testing.wait_all_tasks_blocked()
+            gang.stop_inner(2)
+            gang._supervisor.child = worker  # type: ignore[assignment]
+            gang._supervisor._spawned.set()
+            await trio.testing.wait_all_tasks_blocked()
+            stop, command = worker.got
+            assert stop == control.Stop(0, 2) and isinstance(command, control.RunInner) and command.id == 0
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_run_that_was_given_up_is_stopped_however_long_the_stop_takes(
+    tmp_path: Path, text: Path, mock_clock: trio.testing.MockClock
+) -> None:
+    with _slow_worker(tmp_path, text) as (gang, worker):
+        gang._supervisor.child = worker  # type: ignore[assignment]
+        given_up = trio.CancelScope()
+
+        async def run() -> None:
+            with given_up:
+                await gang.inner_steps(ENDLESS, 0, HOUR_S)
+
+        async with trio.open_nursery() as nursery:
+            worker.reads.set()
+            nursery.start_soon(run)
+            await trio.testing.wait_all_tasks_blocked()
+            worker.reads = trio.Event()
+            given_up.cancel()
+            await trio.testing.wait_all_tasks_blocked()
+            mock_clock.jump(HOUR_S)
+            await trio.testing.wait_all_tasks_blocked()
+            worker.reads.set()
+        assert worker.got[1:] == [control.Stop(0)]
 
 
 @pytest.mark.process

@@ -18,6 +18,7 @@ from peer.errors import ConfigError, StageRefused, WorkerError
 from peer.events import Event
 from peer.layout import init_flat, join_flat
 from peer.stage_gang import MicroBatch, StageGang
+from tests.peer.gang_harness import freeze
 from tests.peer.stage_gang_harness import STAGES, open_worker
 from tests.peer.stage_harness import MODEL, open_stages, relative, token_batches, whole_gradient
 
@@ -125,7 +126,7 @@ async def test_what_waits_can_be_dropped_and_the_rest_is_computed(tmp_path: Path
         for name in "ab":
             await run("f", name)
         assert gang.worker_pid is not None
-        os.kill(gang.worker_pid, signal.SIGSTOP)
+        freeze(gang.worker_pid)
         gave_up = trio.CancelScope()
 
         async def give_up() -> None:
@@ -197,12 +198,12 @@ async def test_a_peer_whose_worker_cannot_be_started_again_leaves(
 
     in_vain: list[Event] = []
     last_words = pytest.RaisesGroup(pytest.RaisesExc(WorkerError, match="the device is gone.*join again"))
-    with trio.fail_after(60), last_words:
+    with last_words:
         async with open_worker(tmp_path, 1) as (gang, log):
             monkeypatch.setattr("peer.child.Child.start", fails)
             assert gang.worker_pid is not None
             os.kill(gang.worker_pid, signal.SIGKILL)
-            with log.subscribed(in_vain.append):
+            with trio.fail_after(60), log.subscribed(in_vain.append):
                 await trio.sleep_forever()
     assert [event.name for event in in_vain].count("worker_failed") == 3
 
