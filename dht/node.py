@@ -232,9 +232,9 @@ async def open_node(
         except BarnraiseError as error:
             failure = error  # raised below as it is: the nursery would wrap it in a group
         finally:
+            nursery.cancel_scope.cancel()  # first: whom we ask after our goodbye takes us for alive
             with trio.CancelScope(shield=True):
                 await node.leave()
             contact.save_cache()
-            nursery.cancel_scope.cancel()
     if failure is not None:
         raise failure

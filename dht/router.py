@@ -35,6 +35,7 @@ PLACEMENTS_MAX: Final = 256
 REMEMBERED_MAX: Final = 1024
 PROBES_MAX: Final = 16
 BAN_S: Final = 600.0
+GOODBYE_S: Final = 1.0  # a call that comes so soon after its caller's goodbye was sent before it
 ADDRESSES_FRESH_S: Final = 2.0  # how old our view of our own addresses may be: a relay may add one
 
 # What a call to a peer may raise through that peer's fault.
@@ -56,6 +57,7 @@ class Router:
         self._nursery = nursery
         self._down = Backoff(tuning.redial_min_s, tuning.redial_max_s)
         self._banned: OrderedDict[str, float] = OrderedDict()  # peer -> until
+        self._left_at: OrderedDict[str, float] = OrderedDict()
         self._probing: set[str] = set()
         self._told: OrderedDict[str, tuple[str, ...]] = OrderedDict()  # addresses as peers last gave them
         self._placements: OrderedDict[bytes, tuple[float, tuple[str, ...]]] = OrderedDict()
@@ -74,11 +76,14 @@ class Router:
             self._addresses_until = now + ADDRESSES_FRESH_S
         return self._addresses
 
-    def heard(self, peer: str, addresses: Iterable[str] | None = None) -> None:
-        """A peer has answered, or called us and said where it listens."""
-        self._down.reset(peer)
-        if addresses is not None:
+    def called(self, peer: str, addresses: Iterable[str]) -> None:
+        """A peer has called us and said where it listens."""
+        if not self._left_since(peer, trio.current_time() - GOODBYE_S):
             self._learn_own_claim(peer, tuple(addresses))
+            self._heard(peer)
+
+    def _heard(self, peer: str) -> None:
+        self._down.reset(peer)
         if not self.host.book.get(peer) or self._is_banned(peer):
             return  # without an address it is reachable only while it holds its connection to us: no use to others
         self.split.peer_back(peer)
@@ -98,6 +103,10 @@ class Router:
 
     def left(self, peer: str) -> None:
         """A peer has said goodbye."""
+        self._left_at[peer] = trio.current_time()
+        self._left_at.move_to_end(peer)
+        if len(self._left_at) > REMEMBERED_MAX:
+            self._left_at.popitem(last=False)
         self.split.peer_back(peer)
         if self.table.remove(peer):
             self.events.emit("dht_peer_left", peer=peer, peers=len(self.table))
@@ -156,7 +165,8 @@ class Router:
         except PeerFault as error:
             self.lost(peer, str(error))
             raise
-        self.heard(peer)
+        if not self._left_since(peer, sent):
+            self._heard(peer)
         clock_s = getattr(reply.body, "clock_s", None)
         if clock_s is not None:
             self._watch_clock(peer, clock_s, trio.current_time() - sent)
@@ -276,6 +286,9 @@ class Router:
 
     def _is_banned(self, peer: str) -> bool:
         return trio.current_time() < self._banned.get(peer, -float("inf"))
+
+    def _left_since(self, peer: str, time_s: float) -> bool:
+        return self._left_at.get(peer, -float("inf")) >= time_s
 
     def _learn_own_claim(self, peer: str, addresses: tuple[str, ...]) -> None:
         if self._told.get(peer) != addresses:

@@ -47,13 +47,13 @@ class Server:
         self._check_namespace(call.body.namespace)
         knew = call.peer in self._router.table
         nodes = self._router.contacts(as_int(call.body.target), call.peer)
-        self._router.heard(call.peer, call.body.addresses)
+        self._router.called(call.peer, call.body.addresses)
         return FindReply(nodes, knew, self._router.clock.raw())
 
     async def _store(self, call: Call[StoreRequest]) -> StoreReply:
         """Keep a record that its own signer delivers: so nobody fills a store in others' names, or replays them."""
         self._check_namespace(call.body.namespace)
-        self._router.heard(call.peer, call.body.addresses)
+        self._router.called(call.peer, call.body.addresses)
         signed = call.body.record
         if signed.signer != call.peer:
             raise WrongSigner(f"{call.peer} delivers a record of {signed.signer}: only its signer may.")
@@ -68,7 +68,7 @@ class Server:
 
     async def _fetch(self, call: Call[FetchRequest]) -> tuple[FetchReply, bytes]:
         self._check_namespace(call.body.namespace)
-        self._router.heard(call.peer, call.body.addresses)
+        self._router.called(call.peer, call.body.addresses)
         now = trio.current_time()
         return FetchReply(self._router.clock.raw()), encode_held(self._storage.get(call.body.digest, now), now)
 

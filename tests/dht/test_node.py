@@ -2,15 +2,18 @@
 
 import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import trio
 
 from dht.node import DEFAULT_TUNING, Schema, open_node
+from dht.protocol import FIND, LEAVE, FindReply, FindRequest, LeaveReply, LeaveRequest
 from dht.records import OversizeRecord, WrongSchema, WrongSigner
 from peer.errors import DialError
 from peer.identity import Identity
-from tests.dht.local_swarm import CARDS, Card, bare_host, local_swarm
+from peer.method import Call, Method
+from tests.dht.local_swarm import BRISK, CARDS, RUN, Card, bare_host, local_swarm
 
 
 async def test_alone() -> None:
@@ -41,7 +44,7 @@ async def test_records_of_all_are_seen_by_all_in_a_swarm_larger_than_k() -> None
         patient = replace(DEFAULT_TUNING, patience_s=15.0, lookup_budget_s=40.0, probe_timeout_s=40.0)
         members = await swarm.grow(14, patient)
         for number, member in enumerate(members):
-            assert await member.node.put(CARDS, "key", Card(number), ttl_s=30) == DEFAULT_TUNING.stores
+            assert await member.node.put(CARDS, "key", Card(number), ttl_s=600) == DEFAULT_TUNING.stores
         for member in members:
             entries = await member.node.get(CARDS, "key")
             assert {entry.value.number for entry in entries.values()} == set(range(14))
@@ -60,6 +63,56 @@ async def test_who_leaves_in_order_is_gone_at_once_with_its_records() -> None:
         assert await stays.node.get(CARDS, "key") == {}
         assert stays.node.peers == frozenset()
         assert not stays.node.split_suspected
+
+
+async def test_who_says_goodbye_asks_nobody_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with local_swarm() as swarm:
+        stays = await swarm.add()
+        leaves = await swarm.add(tuning=replace(BRISK, leave_timeout_s=2.0))  # time for several of its regular calls
+        said: list[str] = []
+        call = leaves.host.rpc.call
+
+        async def noted(peer: str, method: Method[Any, Any], *rest: Any, **options: Any) -> Any:
+            await trio.lowlevel.checkpoint()  # no call of who has been cancelled
+            said.append(method.name)
+            return await call(peer, method, *rest, **options)
+
+        async def mute(call: Call[LeaveRequest]) -> LeaveReply:
+            await trio.sleep_forever()
+            return LeaveReply()
+
+        monkeypatch.setattr(leaves.host.rpc, "call", noted)
+        monkeypatch.delitem(stays.host.rpc.server._methods, LEAVE.name)
+        stays.host.rpc.serve(LEAVE, mute)
+        await leaves.stop()
+        assert LEAVE.name in said
+        assert set(said[said.index(LEAVE.name) :]) == {LEAVE.name}
+
+
+async def test_a_call_from_before_the_goodbye_does_not_bring_the_leaver_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dht.router.GOODBYE_S", 600.0)
+    async with local_swarm() as swarm, bare_host() as leaves:
+        stays = await swarm.add()
+
+        async def find(call: Call[FindRequest]) -> FindReply:
+            await leaves.rpc.call(stays.id, LEAVE, LeaveRequest(RUN), timeout_s=60)
+            return FindReply((), True, time.time())
+
+        async def ask() -> None:
+            await leaves.rpc.call(stays.id, FIND, FindRequest(RUN, leaves.addresses, bytes(32)), timeout_s=60)
+
+        leaves.rpc.serve(FIND, find)
+        await leaves.connect_address(stays.address, timeout_s=60)
+        await ask()
+        await stays.facts.wait("dht_peer_found", peer=leaves.peer_id)
+        await stays.node._router.ask_nearest(leaves.peer_id, 0, 60)  # which it answers after its goodbye
+        assert stays.node.peers == frozenset()
+        await ask()  # as if on its way since before the goodbye
+        assert stays.node.peers == frozenset()
+        assert len(stays.facts.all("dht_peer_found")) == 1
+        monkeypatch.setattr("dht.router.GOODBYE_S", 0.0)
+        await ask()
+        assert len(stays.facts.all("dht_peer_found")) == 2
 
 
 async def test_a_restart_with_a_slower_clock_overtakes_its_old_record() -> None:
