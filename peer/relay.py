@@ -85,6 +85,7 @@ class Relay:
                 if line is None:
                     raise ResourceError(f"the relay cannot start ({self._last_words()}): choose another --listen.")
                 self._said.append(line)
+            found.append(await self._lines.next() or "")
         with trio.move_on_after(_MORE_ADDRESSES_S):  # it does not say how many there are
             while (line := await self._lines.next()) is not None:
                 found.append(line)

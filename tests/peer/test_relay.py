@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import trio
+import trio.testing
 from libp2p.exceptions import BaseLibp2pError
 from libp2p.peer.id import ID
 from libp2p.peer.peerinfo import PeerInfo
@@ -25,7 +26,7 @@ from peer.events import EventLog
 from peer.host import Host, HostConfig, open_host
 from peer.identity import Identity
 from peer.method import Call, Method
-from peer.relay import RelayConfig, find_daemon, open_relay
+from peer.relay import Relay, RelayConfig, find_daemon, open_relay
 from peer.traversal import probe
 
 _ROOT = Path(__file__).parents[2]
@@ -70,7 +71,8 @@ def _circuits(host: Host) -> list[str]:
     return [address for address in host.addresses if "/p2p-circuit/" in address]
 
 
-async def test_hole_11_a_peer_is_reached_by_its_circuit_address(daemon: None) -> None:
+async def test_hole_11_a_peer_is_reached_by_its_circuit_address(daemon: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("peer.traversal._DIAL_BACK_S", 60.0)  # before it punches a hole instead
     config = RelayConfig(Identity.generate(), ("/ip4/127.0.0.1/tcp/0",))
     async with open_relay(config) as relay, a_host(relay.addresses[0]) as hidden, a_host() as caller:
         peer_id = ID.from_base58(hidden.peer_id)
@@ -96,6 +98,19 @@ async def test_a_peer_that_left_its_relay_is_told_apart_from_a_dead_relay(daemon
                 await caller.connect_address(circuits[0], timeout_s=60)
         with pytest.raises(DialError):
             await caller.connect_address(circuits[0], timeout_s=60)
+
+
+async def test_the_daemon_may_take_its_time_to_name_its_first_address(autojump_clock: trio.testing.MockClock) -> None:
+    with subprocess.Popen(["true"], stdout=subprocess.PIPE) as process:
+        relay = Relay("its-id", process)
+        await relay._output.aclose()
+        says, relay._lines._stream = trio.testing.memory_stream_one_way_pair()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(relay._hear_addresses)
+            for pause_s, line in ((5.0, "Peer Addrs:"), (5.0, "/ip4/192.0.2.1/tcp/1"), (0.1, "/ip6/::1/tcp/1")):
+                await trio.sleep(pause_s)
+                await says.send_all(f"{line}\n".encode())
+    assert relay.addresses == ("/ip4/192.0.2.1/tcp/1/p2p/its-id", "/ip6/::1/tcp/1/p2p/its-id")
 
 
 async def test_bad_addresses_and_missing_daemon_have_their_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
