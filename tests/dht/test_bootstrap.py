@@ -1,10 +1,11 @@
 """Getting in, staying in, finding back."""
 
 import socket
-from dataclasses import replace
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+import trio
 
 from dht.node import open_node
 from peer.errors import DialError
@@ -19,7 +20,9 @@ def address(port: int, peer: str = ABSENT) -> str:
     return f"/ip4/127.0.0.1/tcp/{port}/p2p/{peer}"
 
 
-async def test_failures_are_told_apart_by_address_in_one_event_and_in_the_error() -> None:
+async def test_failures_are_told_apart_by_address_in_one_event_and_in_the_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with local_swarm() as swarm, bare_host() as host:
         other = await swarm.add()
         facts = Facts(host.events)
@@ -31,9 +34,14 @@ async def test_failures_are_told_apart_by_address_in_one_event_and_in_the_error(
                 "timeout": address(mute.getsockname()[1]),
                 "wrong_peer": address(int(other.address.split("/")[4])),
             }
-            patient = replace(BRISK, bootstrap_timeout_s=6.0)  # with the mute one; the others are never that slow
+            connect = host.connect_address
+
+            async def tired_of_the_mute_one(where: str, *, timeout_s: float) -> str:
+                return await connect(where, timeout_s=1.0 if where == addresses["timeout"] else timeout_s)
+
+            monkeypatch.setattr(host, "connect_address", tired_of_the_mute_one)
             with pytest.raises(DialError) as raised:
-                async with open_node(host, list(addresses.values()), [CARDS], None, RUN, required=True, tuning=patient):
+                async with open_node(host, list(addresses.values()), [CARDS], None, RUN, required=True, tuning=BRISK):
                     pass
         assert raised.value.reason == "wrong_peer"
         (event,) = facts.all("dht_bootstrap_failed")
@@ -118,21 +126,44 @@ async def test_an_unwritable_cache_is_an_event_not_an_end(tmp_path: Path) -> Non
         assert await joiner.node.put(CARDS, "key", Card(1), ttl_s=9) == 2
 
 
-async def test_two_networks_that_never_met_become_one() -> None:
+async def test_two_networks_that_never_met_become_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """hivemind #624: four peers, two networks, each with its own bootstrap; then one peer learns of both."""
     port, identity = free_port(), Identity.generate()
     async with local_swarm() as swarm:
         left = [await swarm.add([])]
         left.append(await swarm.add([left[0].address]))
         between = await swarm.add([left[0].address, address(port, identity.peer_id)])
+        connect, turned_away, complete, met = between.host.connect_address, trio.Event(), trio.Event(), trio.Event()
+
+        async def connect_when_complete(where: str, *, timeout_s: float) -> str:
+            if identity.peer_id in where and not complete.is_set():
+                turned_away.set()
+                raise DialError("one peer is no network yet.", "refused")
+            return await connect(where, timeout_s=timeout_s)
+
+        monkeypatch.setattr(between.host, "connect_address", connect_when_complete)
+        with trio.fail_after(60):
+            await turned_away.wait()  # so that no earlier try is under way
         right = [await swarm.add([], identity=identity, listen=f"/ip4/127.0.0.1/tcp/{port}")]
         right.append(await swarm.add([right[0].address]))
+        await right[0].facts.wait("dht_peer_found", peer=right[1].id)
+
+        for member in (*left, *right):  # whose own lookups might join the two before anybody compares them
+
+            async def refresh(really: Callable[[], Awaitable[None]] = member.node._router.refresh) -> None:
+                await met.wait()
+                await really()
+
+            monkeypatch.setattr(member.node._router, "refresh", refresh)
+        complete.set()
         await between.facts.wait("dht_split_suspected", why="disjoint views")
         await between.facts.wait("dht_split_healed")
+        met.set()
         for member in [*left, *right, between]:
             others = {other.id for other in swarm.members} - {member.id}
             for other in others - member.node.peers:
                 await member.facts.wait("dht_peer_found", peer=other)
-            assert await member.node.put(CARDS, "key", Card(1), ttl_s=20) == 5
+        for member in [*left, *right, between]:
+            assert await member.node.put(CARDS, "key", Card(1), ttl_s=600) == 5
         for member in [*left, *right, between]:
             assert len(await member.node.get(CARDS, "key")) == 5
