@@ -82,8 +82,8 @@ class Stint:
         body = open_body(signed, CONTRIBUTION_KIND, Contribution)
         if body.head != height.head.hash:
             raise RoundDiscarded("the contribution is to another round, or another group's")
-        if plan is None:
-            raise ProtocolViolation("a contribution came before its plan")
+        if plan is None:  # an earlier leader's, which did not come here: whoever works on it has promised us first
+            raise RoundDiscarded("a contribution came before its plan")
         if body.plan != plan.hash:
             raise RoundDiscarded("that plan was replaced")
         if plan.of(body.member) is None or body.member.peer != signed.signer:

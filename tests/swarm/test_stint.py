@@ -1,17 +1,20 @@
-"""A plan that is replaced while the message of the one before is encoded, which nothing interrupts."""
+"""Work under a plan that was replaced, or that never came to whoever leads now."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trio
 
+from peer.errors import RoundDiscarded
 from peer.events import EventLog
+from peer.identity import Identity, sign_body
 from swarm import stint
 from swarm.chain import Member, genesis
 from swarm.height import Height
+from swarm.plan import CONTRIBUTION_KIND, Contribution
 from swarm.stint import Stint
 
 ME = Member("me", "s")
@@ -56,3 +59,15 @@ async def test_what_was_made_under_a_replaced_plan_is_given_back(monkeypatch: py
     assert height.plan is next_one
     assert height.message is None and height.contribution is None
     assert contributor.given_back == ["message"]
+
+
+async def test_work_under_a_plan_that_the_leader_does_not_have_is_no_violation() -> None:
+    """The leader before died while it gave out its plan. Whoever has it and promised the next one is done before that
+    one has read the promises: `ProtocolViolation` would be a strike."""
+    identity, nothing = Identity.generate(), cast(Any, None)
+    height, member = Height(HEAD, ME), Member(identity.peer_id, "s")
+    body = Contribution(HEAD.hash, b"theirs", member, 1, 2, 0.0, (), ())
+    work = Stint(nothing, height, nothing, nothing, nothing, nothing, nothing)
+    with pytest.raises(RoundDiscarded, match="before its plan"):
+        work.take_hand_in(sign_body(identity, CONTRIBUTION_KIND, body))
+    assert not height.handed_in
