@@ -18,7 +18,7 @@ from peer.host import Host
 from peer.identity import sign_body
 from swarm import messages as say
 from swarm.chain import MEMBERS_MAX, Head, Member
-from swarm.follow import ASKED_MAX, Sighting, Viewpoint, ask_standings, open_regroup, weigh
+from swarm.follow import ASKED_MAX, Sighting, Viewpoint, ask_standings, majority_speaks, open_regroup, weigh
 from swarm.memory import Memory
 from swarm.pipeline.rules import STALENESS
 
@@ -75,6 +75,7 @@ class Authority:
         self._knocks: dict[str, tuple[say.Knock, float]] = {}
         self._asked = trio.Event()
         self._known_seen_at = 0.0  # in trio's time: when a peer last answered that we know as a member
+        self._unheard_since: float | None = None  # a majority of the head's members, whatever they go on from
         self._missing_since: float | None = None
         self._said_missing = -1
 
@@ -129,7 +130,8 @@ class Authority:
             self._known_seen_at = trio.current_time()
         sightings = weigh(standings, self.me.peer, self._genesis, Viewpoint(self.me, self.head))
         counting = [s for s in sightings if s.head.members and self._is_credible(s)]
-        if counting and counting[0].head.height > self.head.height:
+        may_follow = self._may_follow(standings)
+        if may_follow and counting and counting[0].head.height > self.head.height:
             self._see(counting[0].head)
             self._tell_head()
         if counting and _gathered(counting[0].head, standings):
@@ -157,6 +159,20 @@ class Authority:
             if group:
                 self._missing_since = None
                 await self._regroup(best, group)
+
+    def _may_follow(self, standings: Sequence[tuple[str, say.Standing]]) -> bool:
+        """Whether to go where a later head counts. Where few members of our own answer, heads count by theirs, whom a
+        liar names as it likes: one bad poll must not take us away from the others for ever. They must be missing for
+        `GONE_AFTER_S`, while somebody answers; then it is as when we were away, and all others have been replaced."""
+        if self._abreast is not None:
+            return True
+        if not standings or majority_speaks(standings, self.me.peer, self._genesis, self.head):
+            self._unheard_since = None
+            return True
+        now = trio.current_time()
+        if self._unheard_since is None:
+            self._unheard_since = now
+        return now - self._unheard_since >= GONE_AFTER_S
 
     def _whom_to_ask(self) -> list[str]:
         """The members of the last head first, then those that were members lately, then strangers by lot: anybody may
@@ -220,10 +236,13 @@ class Authority:
     def _is_credible(self, sighting: Sighting) -> bool:
         """A majority of a head's own members says little where a stage has lost all of its replicas: who makes a head
         up names its members. Somebody must stand there who may be gone on from; but where nobody of those that we know
-        is left, as everybody may have come and gone while we were away, strangers are the run in the end."""
+        is left, as everybody may have come and gone while we were away, strangers are the run in the end. Nothing is
+        committed beyond the end of the run."""
+        head = sighting.head
+        if self._rounds and head.round > self._rounds:
+            return False
         if self._abreast is None or trio.current_time() - self._known_seen_at > STRANGERS_AFTER_S:
             return True
-        head = sighting.head
         return any(self.believes(peer, head.hash, head.round) for peer in sighting.holders)
 
     def _knows(self, peer: str) -> bool:

@@ -8,7 +8,7 @@ What the authority signed counts anyway.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -64,13 +64,8 @@ def weigh(
     witnesses: dict[bytes, set[Member]] = {}  # who is there, or has gone on from there to the next
     starts: dict[bytes, Head] = {}
     voices = set()
-    for peer, standing in standings:
+    for peer, standing, start in _valid(standings, authority, genesis):
         head = standing.head
-        if head.run_id != genesis.run_id or standing.member.peer != peer:
-            continue
-        start = _start_of_term(standing, authority)
-        if head != genesis and start is None:
-            continue
         if start is not None:
             starts[start.hash] = start
         voices.add(peer)
@@ -93,6 +88,25 @@ def weigh(
         believed = [n for n in counting if not unheard or n in signed or 2 * backers[n] > len(voices) + unheard]
         believed.sort(key=lambda n: _weight(seen[n].head, there[n], known), reverse=True)
     return [Sighting(seen[n].head, tuple(sorted(m.peer for m in witnesses[n])), seen[n].regroup) for n in believed]
+
+
+def majority_speaks(standings: Iterable[tuple[str, Standing]], authority: str, genesis: Head, head: Head) -> bool:
+    """Whether `weigh` goes where the group of `head` went, for who looks from there without a vote; else by numbers."""
+    voices = {peer for peer, _, _ in _valid(standings, authority, genesis)}
+    return len(voices & {member.peer for member in head.members}) >= head.quorum
+
+
+def _valid(
+    standings: Iterable[tuple[str, Standing]], authority: str, genesis: Head
+) -> Iterator[tuple[str, Standing, Head | None]]:
+    """What is said of this run by whom it is about, with the start of its term."""
+    for peer, standing in standings:
+        head = standing.head
+        if head.run_id != genesis.run_id or standing.member.peer != peer:
+            continue
+        start = _start_of_term(standing, authority)
+        if head == genesis or start is not None:
+            yield peer, standing, start
 
 
 def _weight(head: Head, there: set[Member], known: set[str]) -> tuple[int, int, int, int]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
 import trio
+from trio.testing import MockClock
 
 from peer.errors import RemoteError
 from peer.events import EventLog
@@ -190,7 +193,8 @@ async def test_all_members_of_a_large_group_are_asked() -> None:
         AuthorityDesk(last, [Authority(last, FIRST, 1, list, Memory())])
         await host.connect_address(last.addresses[0], timeout_s=30)
         for most, answers in ((len(members), 0), (len(members) + 1, 1)):
-            standings = await ask_standings(host.rpc, [*members, last.peer_id], group="run", most=most)
+            asking = [*members, last.peer_id]
+            standings = await ask_standings(host.rpc, asking, timeout_s=60, group="run", most=most)
             assert len(standings) == answers
 
 
@@ -377,7 +381,7 @@ async def test_each_group_begins_once_the_run_has_enough_peers(monkeypatch: obje
         assert refused.value.code == "RoundError", "no strike"
         with pytest.raises(RemoteError, match="no such group"):
             await one.rpc.call(host.peer_id, say.STANDING, say.AskHead(), timeout_s=30)  # which of three?
-        asked = await ask_standings(one.rpc, [host.peer_id], group="g2")
+        asked = await ask_standings(one.rpc, [host.peer_id], timeout_s=60, group="g2")
         assert [standing.head.run_id for _, standing in asked] == ["g2"]
         nursery.cancel_scope.cancel()
 
@@ -405,3 +409,101 @@ async def test_a_majority_that_hung_up_on_us_is_waited_for(monkeypatch: object) 
     start, signed = begun(me, (Member(peer.peer_id, "s"), *dead))
     left = say.Standing(start, Member(peer.peer_id, "s"), say.NO_MAJORITY, signed)
     assert await regrouped_by(after(start, signed), left, me, peer, within_s=NEVER_S) is None
+
+
+# -- whom it follows --------------------------------------------------------------------------------------------------
+
+A, B, C, LIAR, D, E = (Member(name, "s") for name in ("a", "b", "c", "liar", "d", "e"))
+
+
+class Watched:
+    """An authority of one group that was at round 5 of `members` when it was (re)started, and hears what it is told."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, members: tuple[Member, ...], rounds: int = 0) -> None:
+        me = Identity.generate()
+        self.host: Any = SimpleNamespace(peer_id=me.peer_id, identity=me, events=EventLog(), rpc=None, connected=set())
+        self.start, self.signed = begun(me, members)
+        self.last = self.later(5, members)
+        self.authority = Authority(self.host, FIRST, 1, list, after(self.last, self.signed), rounds)
+        monkeypatch.setattr(module, "ask_standings", self._ask)
+
+    def later(self, round: int, members: tuple[Member, ...]) -> Head:
+        return msgspec.structs.replace(self.start, round=round, previous=b"p" * 32, members=members)
+
+    async def _ask(self, *_: object, **__: object) -> list[tuple[str, say.Standing]]:
+        return self._said
+
+    async def hears(self, head: Head, *members: Member, lie: Head | None = None) -> Head:
+        """Where it is after a poll in which those members stand at `head`, and the liar at its `lie`."""
+        stand = [(head, member) for member in members] + ([(lie, LIAR)] if lie is not None else [])
+        self._said = [(who.peer, say.Standing(where, who, "training", self.signed)) for where, who in stand]
+        await self.authority._watch()
+        return self.authority.head
+
+
+async def test_a_member_heard_alone_does_not_take_the_authority_away(
+    monkeypatch: pytest.MonkeyPatch, mock_clock: MockClock
+) -> None:
+    """It is a billion rounds further on, it says, in a group of its own, and that has the authority's signature."""
+    members = (A, B, C, LIAR)
+    watched = Watched(monkeypatch, members)
+    absurd = watched.later(10**9, (LIAR,))
+    for others in ((), (A,), (C,)):
+        assert await watched.hears(watched.last, *others, lie=absurd) == watched.last
+        mock_clock.jump(module.GONE_AFTER_S - 1)
+        theirs = watched.later(watched.last.round + 1, members)
+        assert await watched.hears(theirs, A, B, C, lie=absurd) == theirs, "the others answer again"
+        watched.last = theirs
+    await watched.hears(watched.last, A, lie=absurd)
+    mock_clock.jump(module.GONE_AFTER_S)
+    watched._said = []
+    await watched.authority._watch()
+    assert await watched.hears(watched.last, A, lie=absurd) == watched.last, "we were cut off: they may answer as well"
+
+
+async def test_no_head_is_beyond_the_end_of_the_run(monkeypatch: pytest.MonkeyPatch, mock_clock: MockClock) -> None:
+    watched = Watched(monkeypatch, (A, LIAR), rounds=20)
+    for _ in range(3):
+        await watched.hears(watched.last, lie=watched.later(21, (LIAR,)))
+        mock_clock.jump(module.GONE_AFTER_S)
+    assert watched.authority.head == watched.last and not watched.authority.completed.is_set()
+
+
+@pytest.mark.parametrize("now", [(A, D, E), (C, D, E), (D, E)], ids=["one is left", "another one", "nobody is left"])
+async def test_a_run_whose_members_were_replaced_while_we_were_away_is_followed(
+    monkeypatch: pytest.MonkeyPatch, mock_clock: MockClock, now: tuple[Member, ...]
+) -> None:
+    watched = Watched(monkeypatch, (A, B, C), rounds=40)
+    assert await watched.hears(watched.later(38, now), *now) == watched.last
+    mock_clock.jump(module.GONE_AFTER_S)
+    for round in (38, 39, 40):  # from then on without delay
+        theirs = watched.later(round, now)
+        assert await watched.hears(theirs, *now) == theirs
+    assert watched.authority.completed.is_set()
+
+
+async def test_members_that_die_or_are_replaced_one_by_one_are_followed_at_once(
+    monkeypatch: pytest.MonkeyPatch, mock_clock: MockClock
+) -> None:
+    watched = Watched(monkeypatch, (A, B, C))
+    groups = [(A, B), (A, B, D), (B, D), (B, D, E), (D, E)]
+    for round, members in enumerate(groups, 6):
+        theirs = watched.later(round, members)
+        assert await watched.hears(theirs, *members) == theirs
+
+
+async def test_a_minority_goes_on_that_was_never_followed(
+    monkeypatch: pytest.MonkeyPatch, mock_clock: MockClock
+) -> None:
+    """All of those that the authority knew are gone, and then most of those that took their places."""
+    watched = Watched(monkeypatch, (A, B, C))
+    theirs, regroups = watched.later(38, (D, E)), list[Head]()
+
+    async def regroup(head: Head, members: Sequence[Member]) -> None:
+        regroups.append(head.regrouped(tuple(members), 2))
+
+    monkeypatch.setattr(watched.authority, "_regroup", regroup)
+    await watched.hears(theirs, D)
+    mock_clock.jump(module.GONE_AFTER_S)
+    await watched.hears(theirs, D)
+    assert [(head.round, head.members) for head in regroups] == [(38, (D,))]
