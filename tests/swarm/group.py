@@ -78,8 +78,10 @@ class InventedTrainer:
         assignment = order.assignment
         if self.gate is not None and order.turn.round >= self.gated_from:
             self.waiting = True
-            await self.gate.wait()
-            self.waiting = False
+            try:
+                await self.gate.wait()
+            finally:
+                self.waiting = False
         await trio.lowlevel.checkpoint()
         assert count(assignment.ranges) == assignment.steps * BATCH
         delta = self.deltas(self.peer, order.turn.step, assignment)

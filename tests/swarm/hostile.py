@@ -84,7 +84,8 @@ class Liar:
         return sign_body(self.seat.post.identity, CONTRIBUTION_KIND, msgspec.structs.replace(body, **changes))
 
     async def call(self, peer: str, method: Method[Any, Any], body: Any, payload: bytes = b"") -> Any:
-        return (await self.seat.host.rpc.call(peer, method, body, payload, timeout_s=10)).body
+        # a refusal may be held back for some seconds, and this machine stand still for as long again
+        return (await self.seat.host.rpc.call(peer, method, body, payload, timeout_s=60)).body
 
 
 @dataclass
@@ -120,13 +121,16 @@ class Scene:
     def check(self) -> None:
         """What must hold whatever the liar did: one chain, the same bits, no bug, and nobody honest struck."""
         names = {seat.host.peer_id for seat in self.honest}
+        committed = {head.state_hash for seat in (*self.honest, self.liar.seat) for head in seat.heads}
         chains = [{head.height: head.hash for head in seat.heads} for seat in self.honest]
         for chain in chains[1:]:
             assert all(chains[0].get(height, name) == name for height, name in chain.items()), "a fork"
         for seat in self.honest:
             assert not seat.seen("bug"), seat.seen("bug")
             assert not [e for e in seat.seen("peer_struck") if e.fields["peer"] in names], seat.seen("peer_struck")
-            assert seat.post.state.tree.root == seat.engine.head.state_hash
+            root = seat.post.state.tree.root
+            replaying = seat.engine.phase == "catching up"  # round by round: the end may come between two of them
+            assert root == seat.engine.head.state_hash or (replaying and root in committed)
             assert bool(torch.isfinite(seat.post.state.theta).all())
             assert float(seat.post.state.theta.norm()) < 2 * float(self.group.theta.norm())
 

@@ -18,6 +18,12 @@ from swarm.plan import Assignment
 from tests.swarm.group import Group, InventedTrainer, Patient, Seat, open_group
 
 
+@pytest.fixture(autouse=True)
+def slow_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is late because this machine stood still is hurried, and then not dropped."""
+    monkeypatch.setattr("swarm.harvest.WRAP_UP_WAIT_S", 600.0)
+
+
 def deltas(peer: str, first_step: int, assignment: Assignment, numel: int = 40_000) -> torch.Tensor:
     seed = sum(peer.encode()) * 1000 + first_step
     return torch.randn(numel, generator=torch.Generator().manual_seed(seed)) * 1e-2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -18,7 +18,7 @@ from swarm.ballot import ATTEMPTS_KEPT, Accepted
 from swarm.chain import TRIES_PER_LEADER, Head, Member
 from swarm.plan import PLAN_KIND, Roster, WorkPlan
 from swarm.round import Round
-from tests.swarm.group import Seat
+from tests.swarm.group import InventedTrainer, Seat
 from tests.swarm.hostile import Scene, hostile_scene
 
 replace = msgspec.structs.replace
@@ -37,7 +37,8 @@ def round_of(seat: Seat) -> Round:
 
 
 def not_led_by(peer: str, head: Head) -> int:
-    return next(attempt for attempt in range(100) if head.leader(attempt).peer != peer)
+    """An attempt that the round does not come to."""
+    return next(attempt for attempt in range(1000, 1100) if head.leader(attempt).peer != peer)
 
 
 async def refused(scene: Scene, victim: Seat, method: Method[Any, Any], body: Any, payload: bytes = b"") -> str:
@@ -49,16 +50,17 @@ async def refused(scene: Scene, victim: Seat, method: Method[Any, Any], body: An
 async def test_orders_of_a_peer_that_does_not_lead_are_refused(tmp_path: Path) -> None:
     async with hostile_scene(tmp_path) as scene:
         await scene.rounds(1)
-        victim, liar = scene.honest[0], scene.liar
-        gate = trio.Event()
+        liar, gate = scene.liar, trio.Event()
         seats = (*scene.honest, liar.seat)
         trainers: list[Any] = [seat.post.trainer for seat in seats]
         begun = max(seat.engine.head.round for seat in seats) + 1  # some may be done with their part of it
         for trainer in trainers:
             trainer.gate, trainer.gated_from = gate, begun + 1
             trainer.speed = 0.01  # by what it says of itself: the deadline of that round is a minute away
-        while not all(trainer.waiting for trainer in trainers):  # in one round, then, which stays where it is
+        # Who was slow to answer has no part in that round, which stays where it is once somebody is held up in it.
+        while not (held := [seat for seat in scene.honest if cast(InventedTrainer, seat.post.trainer).waiting]):
             await trio.sleep(0.02)
+        victim = held[0]
         height = round_of(victim).height
         head, plan = height.head, height.plan
         assert plan is not None and height.signed_plan is not None
@@ -74,10 +76,14 @@ async def test_orders_of_a_peer_that_does_not_lead_are_refused(tmp_path: Path) -
             (say.VOTE, say.Vote(head.hash, 0, b"x" * 32, victim.post.me)),
             (say.KNOCK, say.Knock(head.hash, head.round, victim.post.me, ())),
         ]
+        promised = max(height.acceptor.promised, 0)
+        leader = head.leader(promised).peer
+        overdue = leader != liar.peer and round_of(victim)._may_have_led(liar.peer, promised)
         for method, body in orders:
-            assert await refused(scene, victim, method, body) == "ProtocolViolation", method.name
-        assert len(scene.struck()) >= len(orders)
-        leader = head.leader(max(height.acceptor.promised, 0)).peer
+            # who led before need not know that a later attempt was promised: its work is refused, and it is not struck
+            expected = "RoundDiscarded" if method is say.WORK and overdue else "ProtocolViolation"
+            assert await refused(scene, victim, method, body) == expected, method.name
+        assert len(scene.struck()) >= len(orders) - overdue
         if leader != liar.peer:
             await refused(scene, victim, say.WORK, say.Work(height.signed_plan, wrap_up=True))
             assert not gate.is_set(), "a replayed plan must not cut the work short"
@@ -102,7 +108,9 @@ async def test_votes_knocks_and_garbage_leave_nothing_behind(tmp_path: Path) -> 
                 knock = say.Knock(head.hash, head.round, Member(f"12D3KooWSomebody{i}", "s"), ())
                 nursery.start_soon(quietly, say.VOTE, vote)
                 nursery.start_soon(quietly, say.KNOCK, knock)
-        assert len(victim.engine._here.knockers._waiting) <= 1
+        # an honest peer that missed a round knocks, too
+        known = {seat.host.peer_id for seat in (*scene.honest, liar.seat)}
+        assert victim.engine._here.knockers._waiting.keys() <= known
         assert sum(len(cast) for cast in round_of(victim).height.votes._votes.values()) <= 4 * ATTEMPTS_KEPT
         long_name = say.Knock(victim.engine.head.hash, 0, Member(liar.peer, "s" * 900_000), ())
         await quietly(say.KNOCK, long_name)
@@ -125,7 +133,7 @@ async def test_slices_of_strangers_are_not_waited_for(tmp_path: Path) -> None:
     async with hostile_scene(tmp_path) as scene:
         await scene.rounds(1)
         victim = scene.honest[0]
-        with trio.fail_after(60):
+        with trio.fail_after(120):
             async with trio.open_nursery() as nursery:
                 for i in range(50):
                     slice_of = say.SliceOf(i.to_bytes(32, "big"), -1)
