@@ -16,6 +16,7 @@ import trio.testing
 from peer.errors import StageRefused, WorkerError
 from peer.layout import init_flat, split_flat
 from peer.stage_gang import MicroBatch, Slot, StageGang
+from tests.peer.gang_harness import freeze
 from tests.peer.stage_gang_harness import STAGES, open_worker
 from tests.peer.stage_harness import MODEL, open_stages
 
@@ -92,7 +93,7 @@ async def test_a_lost_worker_takes_all_with_it_and_says_so(tmp_path: Path) -> No
             await gang.forward(MicroBatch("b", 1, 0), slot, *SHAPE)
             await gang.export(capture=True)
             assert gang.worker_pid is not None
-            os.kill(gang.worker_pid, signal.SIGSTOP)
+            freeze(gang.worker_pid)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(log.wait_for, "worker_ready")
                 nursery.start_soon(fails, gang, slot, lost + 1)
@@ -138,7 +139,7 @@ async def test_a_backward_that_waits_is_dropped_when_cancelled(tmp_path: Path) -
         micro_batch = MicroBatch("a", 1, 0)
         await gang.forward(micro_batch, slot, *SHAPE)
         assert gang.worker_pid is not None
-        os.kill(gang.worker_pid, signal.SIGSTOP)
+        freeze(gang.worker_pid)
         ended: list[bool] = []
 
         async def give_up(scope: trio.CancelScope) -> None:
@@ -178,7 +179,7 @@ async def test_a_stage_closes_though_its_worker_hangs(tmp_path: Path) -> None:
             fill(slot, 0)
             await gang.forward(MicroBatch("a", 1, 0), slot, *SHAPE)
             assert gang.worker_pid is not None
-            os.kill(gang.worker_pid, signal.SIGSTOP)
+            freeze(gang.worker_pid)
             nursery.start_soon(gang.backward, MicroBatch("a", 1, 0), slot, *SHAPE)
             nursery.start_soon(stubborn, gang, slot)
             await trio.testing.wait_all_tasks_blocked()

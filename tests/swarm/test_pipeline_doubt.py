@@ -22,6 +22,7 @@ from swarm.pipeline.messages import AWAITED, AskAwaited, Awaited, Pass, Passed
 from swarm.pipeline.rules import PipelineRules
 from swarm.pipeline.stage_work import BACKLOG_S, SURE_S
 from swarm.pipeline.station import IssueResult
+from tests.peer.gang_harness import freeze
 from tests.swarm.pipeline_children import open_children
 from tests.swarm.pipeline_harness import (
     HIDDEN_BYTES,
@@ -220,7 +221,7 @@ async def test_what_is_at_its_backward_is_had(tmp_path: Path) -> None:
         assert worker is not None
         async with trio.open_nursery() as nursery:
             await middle.take(SPANS[0], nursery)
-            os.kill(worker, signal.SIGSTOP)
+            freeze(worker)
             await middle.answers.send(None)
             with trio.fail_after(60):
                 while not counting.is_at(SPANS[0]):
