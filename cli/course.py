@@ -15,7 +15,7 @@ from peer.errors import RoundError
 from swarm.home import Home
 
 LOOPBACK: Final = ("--listen", "/ip4/127.0.0.1/tcp/0")
-START_S: Final = 90.0  # importing torch on a cold disk
+START_S: Final = 300.0  # importing torch on a cold disk, beside others that do
 FIRST_S: Final = 600.0  # until the first commit, on a machine with more peers than cores
 SILENCE_S: Final = 180.0  # without a commit: something is wrong that waiting does not mend
 COORDINATOR: Final = "coordinator"

@@ -111,8 +111,8 @@ def broken_invariants(
         broken.append("no peer was killed")
     if not added:
         broken.append("no peer was added")
-    first, last = val_losses.get(0), val_losses.get(rounds)
-    if first is None or last is None:
+    first, last = val_losses.get(min(val_losses, default=0)), val_losses.get(rounds)
+    if first is None or last is None or len(val_losses) < 2:
         broken.append("the held-out loss was not measured at both ends")
     elif not last < first:
         broken.append(f"the held-out loss did not fall ({first:.3f} -> {last:.3f})")

@@ -63,6 +63,10 @@ class Node:
         self._last_issued_us = 0
         self._refusals: dict[tuple[str, str], frozenset[str]] = {}
 
+    def has_left(self, peer: str) -> bool:
+        """Whether we have heard its goodbye, and nothing of it since."""
+        return self._router.has_left(peer)
+
     @property
     def peers(self) -> frozenset[str]:
         """The other nodes that were alive when last heard of (in a big network: those in the routing table)."""

@@ -76,11 +76,13 @@ class Router:
             self._addresses_until = now + ADDRESSES_FRESH_S
         return self._addresses
 
-    def called(self, peer: str, addresses: Iterable[str]) -> None:
-        """A peer has called us and said where it listens."""
-        if not self._left_since(peer, trio.current_time() - GOODBYE_S):
-            self._learn_own_claim(peer, tuple(addresses))
-            self._heard(peer)
+    def called(self, peer: str, addresses: Iterable[str]) -> bool:
+        """A peer has called us and said where it listens. False if it did so before its goodbye."""
+        if self._left_since(peer, trio.current_time() - GOODBYE_S):
+            return False
+        self._learn_own_claim(peer, tuple(addresses))
+        self._heard(peer)
+        return True
 
     def _heard(self, peer: str) -> None:
         self._down.reset(peer)
@@ -100,6 +102,10 @@ class Router:
             self.split.peer_lost(peer, now)
             self.events.emit("dht_peer_lost", peer=peer, why=why, peers=len(self.table))
             self.judge_split()
+
+    def has_left(self, peer: str) -> bool:
+        """Whether we have heard its goodbye, and nothing of it since."""
+        return peer in self._left_at and peer not in self.table
 
     def left(self, peer: str) -> None:
         """A peer has said goodbye."""

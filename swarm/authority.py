@@ -195,7 +195,7 @@ class Authority:
         return DEAD_AFTER_S if len(missing) < best.quorum and hung_up and missed else GONE_AFTER_S
 
     def _see(self, head: Head) -> None:
-        self.head = head
+        self.head, self._unheard_since = head, None  # another group has all of its time
         self._note_completion()
         self._memory.see(head, BACK_S_MAX if self._abreast is None else STAGE_BACK_S_MAX)
 

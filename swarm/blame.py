@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 
 
@@ -11,7 +12,7 @@ def whom_to_blame(waits: Mapping[str, tuple[Collection[str], Collection[str]]], 
 
     Of two of whom one waited for the other, either may be at fault: it did not send, or it lies. (An owner that gave no
     results because it waited for slices itself is excused.) Whoever has most such quarrels goes first, until none is
-    left; where several have as many, which of them it is changes with `turn`."""
+    left; where several have as many, they take turns by `turn`."""
     quarrels = {
         frozenset((peer, other))
         for peer, (missing, silent) in waits.items()
@@ -20,9 +21,9 @@ def whom_to_blame(waits: Mapping[str, tuple[Collection[str], Collection[str]]], 
     }
     blamed: set[str] = set()
     while quarrels:
-        order = sorted(waits.keys() - blamed)
-        first = turn % len(order)
-        worst = max(order[first:] + order[:first], key=lambda peer: sum(peer in pair for pair in quarrels))
+        counts = Counter(peer for pair in quarrels for peer in pair)
+        tied = sorted(peer for peer, count in counts.items() if count == max(counts.values()))
+        worst = tied[turn % len(tied)]
         blamed.add(worst)
         quarrels = {pair for pair in quarrels if worst not in pair}
     return blamed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from swarm.visit import Visitor, visit
 
 TRIES: Final = 5
 PAUSE_S: Final = 2.0
+FETCHES_FOR_A_RECORD: Final = 2  # of a stage: what a record says of its round anybody may make up
 APART_MAX: Final = 1  # rounds: stages of a pipeline commit one after the other, so they are this far apart anyway
 
 
@@ -80,16 +82,17 @@ class _HeadDownload:
         self._parts: dict[int, _Part] = {}
         self._failures: dict[int, NetworkError] = {}
         self._told: dict[int, int] = {}  # of each stage the last round that a record names
+        self._fetched = Counter[int]()
 
     @property
     def wanted(self) -> list[int]:
         """The stages still to be fetched."""
         newest = max((part.head.round for part in self._parts.values()), default=0)
+        told = {stage: number for stage, number in self._told.items() if self._fetched[stage] < FETCHES_FOR_A_RECORD}
         return [
             stage
             for stage in range(self._visitor.manifest.stages)
-            if stage not in self._parts
-            or self._parts[stage].head.round < max(newest, self._told.get(stage, 0)) - APART_MAX
+            if stage not in self._parts or self._parts[stage].head.round < max(newest, told.get(stage, 0)) - APART_MAX
         ]
 
     async def advance(self) -> None:
@@ -115,6 +118,7 @@ class _HeadDownload:
     async def _try(self, stage: int, records: Mapping[str, MemberRecord]) -> None:
         try:
             part = await self._fetch(stage, records)
+            self._fetched[stage] += 1
             if stage not in self._parts or part.head.round > self._parts[stage].head.round:
                 self._parts[stage] = part
         except NetworkError as error:
@@ -146,7 +150,7 @@ async def _download_replica(visitor: Visitor, part_file: Path) -> Download:
     for _ in range(TRIES - 1):
         with suppress(NetworkError):
             return await _try_replica(visitor, part_file)
-        await trio.sleep(PAUSE_S / 4)
+        await trio.sleep(PAUSE_S)
     return await _try_replica(visitor, part_file)
 
 

@@ -190,6 +190,10 @@ class Membership:
         self.view = view
         return view
 
+    def has_left(self, peer: str) -> bool:
+        """Whether we have heard its goodbye, and nothing of it since."""
+        return self._node.has_left(peer)
+
     @contextmanager
     def _told_if_stale(self) -> Iterator[None]:
         try:

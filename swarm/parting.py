@@ -32,13 +32,16 @@ async def see_off(membership: Membership, others: Known, rounds: int) -> None:
 async def run_is_over(membership: Membership, others: Known, rounds: int, trains: bool) -> None:
     """Until all that are there have seen the last of `rounds`, and nobody measures any more. `trains`: we are a
     replica, which has; else somebody must be there, and until one of them has it there is no hurry: what `membership`
-    reads by itself is new enough. Whom a reading lacks is there for a while all the same: where a store stood still,
-    it has told nothing of it."""
-    read: dict[str, tuple[float, MemberRecord]] = {}
+    reads by itself is new enough. Whom a reading lacks is there while its record may live, unless it said goodbye: a
+    store that stood still has told nothing of it."""
+    read: dict[str, tuple[float, MemberRecord]] = {}  # since when, and for how long: a record that is old expires
+    has_left = membership.has_left
     while True:
-        now = trio.current_time()
-        read |= {peer: (now, record) for peer, record in others().items() if record.role != "feeder"}
-        there = [record for at, record in read.values() if now - at < TTL_S]
+        now, known = trio.current_time(), others()
+        for peer, record in known.items():
+            if record.role != "feeder" and (peer not in read or read[peer][1] != record):
+                read[peer] = (now, record)
+        there = [r for peer, (at, r) in read.items() if peer in known or (now - at < TTL_S and not has_left(peer))]
         if rounds and (trains or there) and all(_is_through(record, rounds) for record in there):
             return
         await trio.sleep(LOOK_EVERY_S)

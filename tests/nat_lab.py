@@ -53,13 +53,10 @@ class Lab:
             self._masquerade(f"nat-{home}", random_ports)
 
     def check_kernel(self) -> None:
-        """Unavailable if this machine lets us have no namespaces, or no NAT in them."""
-        try:
-            self._add("check")
-            self._run("check", "iptables -t nat -A POSTROUTING -j MASQUERADE")
-            self._run("check", "ip link add one type veth peer name other")
-        except subprocess.CalledProcessError as error:
-            raise Unavailable(f"`{' '.join(error.cmd)}` fails: {error.stderr.strip()}") from error
+        """CalledProcessError if this machine lets us have no namespaces, or no NAT in them."""
+        self._add("check")
+        self._run("check", "iptables -t nat -A POSTROUTING -j MASQUERADE")
+        self._run("check", "ip link add one type veth peer name other")
 
     def remove(self) -> None:
         for name in self._names:
@@ -104,8 +101,11 @@ def nat_lab(random_ports: bool) -> Iterator[Lab]:
     _remove_stale()
     lab = Lab()
     try:
-        lab.check_kernel()
-        lab.build(random_ports)
+        try:
+            lab.check_kernel()
+            lab.build(random_ports)
+        except subprocess.CalledProcessError as error:
+            raise Unavailable(f"`{' '.join(error.cmd)}` fails: {error.stderr.strip()}") from error
         yield lab
     finally:
         lab.remove()

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import trio
 
+from peer import traversal
 from peer.errors import BarnraiseError
 from peer.events import EventLog
 from peer.host import Host, HostConfig, open_host
@@ -74,7 +75,7 @@ async def _reach(host: Host, peer: str) -> dict[str, Any]:
     began = trio.current_time()
     await host.rpc.call(peer, ECHO, Note("first"), timeout_s=60)
     first_s = trio.current_time() - began
-    reachability = await probe(host, peer, timeout_s=40)
+    reachability = await probe(host, peer, timeout_s=120)
     settled_s = trio.current_time() - began
     payload = os.urandom(PAYLOAD_BYTES)
     began = trio.current_time()
@@ -102,4 +103,5 @@ def _say(fact: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
+    traversal._DIAL_BACK_S = 20.0  # type: ignore[misc]  # who stands still meanwhile would punch a hole instead
     trio.run(main, sys.argv[1] if len(sys.argv) > 1 else "")

@@ -89,6 +89,17 @@ async def test_who_says_goodbye_asks_nobody_any_more(monkeypatch: pytest.MonkeyP
         assert set(said[said.index(LEAVE.name) :]) == {LEAVE.name}
 
 
+async def test_a_record_from_before_the_goodbye_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dht.router.GOODBYE_S", 600.0)
+    async with local_swarm() as swarm:
+        stays, leaves = await swarm.add(), await swarm.add()
+        await stays.facts.wait("dht_peer_found", peer=leaves.id)
+        assert await leaves.node.put(CARDS, "key", Card(1), ttl_s=600) == 2
+        await leaves.host.rpc.call(stays.id, LEAVE, LeaveRequest(RUN), timeout_s=60)
+        await leaves.node.put(CARDS, "key", Card(2), ttl_s=600)
+        assert not await stays.node.get(CARDS, "key")
+
+
 async def test_a_call_from_before_the_goodbye_does_not_bring_the_leaver_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dht.router.GOODBYE_S", 600.0)
     async with local_swarm() as swarm, bare_host() as leaves:

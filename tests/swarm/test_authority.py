@@ -461,6 +461,17 @@ async def test_a_member_heard_alone_does_not_take_the_authority_away(
     assert await watched.hears(watched.last, A, lie=absurd) == watched.last, "we were cut off: they may answer as well"
 
 
+async def test_whoever_is_regrouped_is_not_soon_given_up_too(
+    monkeypatch: pytest.MonkeyPatch, mock_clock: MockClock
+) -> None:
+    watched = Watched(monkeypatch, (A, B, C, LIAR))
+    await watched.hears(watched.last, A, LIAR)
+    mock_clock.jump(module.GONE_AFTER_S)
+    left = watched.later(6, (A, LIAR))
+    watched.authority._see(left)
+    assert await watched.hears(left, lie=watched.later(10**9, (LIAR,))) == left, "A was late once"
+
+
 async def test_no_head_is_beyond_the_end_of_the_run(monkeypatch: pytest.MonkeyPatch, mock_clock: MockClock) -> None:
     watched = Watched(monkeypatch, (A, LIAR), rounds=20)
     for _ in range(3):

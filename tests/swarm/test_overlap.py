@@ -30,7 +30,7 @@ from swarm.gang_trainer import GangTrainer
 from swarm.overlap import OverlapTrainer, TakesFragments, trainer_of
 from swarm.plan import Assignment
 from swarm.trainer import Order, Work
-from tests.peer.gang_harness import HOUR_S, INNER, MODEL, Log, open_test_gang
+from tests.peer.gang_harness import HOUR_S, INNER, MODEL, Log, freeze, open_test_gang
 
 pytestmark = pytest.mark.process
 
@@ -85,7 +85,7 @@ class Scene:
         worker = self.gang.worker_pid
         assert worker is not None
         async with trio.open_nursery() as nursery:
-            os.kill(worker, signal.SIGSTOP)
+            freeze(worker)
             try:
                 nursery.start_soon(train)
                 await trio.testing.wait_all_tasks_blocked()
