@@ -76,15 +76,14 @@ class Router:
             self._addresses_until = now + ADDRESSES_FRESH_S
         return self._addresses
 
-    def called(self, peer: str, addresses: Iterable[str]) -> bool:
-        """A peer has called us and said where it listens. False if it did so before its goodbye."""
-        if self._left_since(peer, trio.current_time() - GOODBYE_S):
-            return False
-        self._learn_own_claim(peer, tuple(addresses))
-        self._heard(peer)
-        return True
+    def called(self, peer: str, addresses: Iterable[str]) -> None:
+        """A peer has called us and said where it listens."""
+        if not self.left_since(peer, trio.current_time() - GOODBYE_S):
+            self._learn_own_claim(peer, tuple(addresses))
+            self._heard(peer)
 
     def _heard(self, peer: str) -> None:
+        self._left_at.pop(peer, None)
         self._down.reset(peer)
         if not self.host.book.get(peer) or self._is_banned(peer):
             return  # without an address it is reachable only while it holds its connection to us: no use to others
@@ -105,7 +104,11 @@ class Router:
 
     def has_left(self, peer: str) -> bool:
         """Whether we have heard its goodbye, and nothing of it since."""
-        return peer in self._left_at and peer not in self.table
+        return peer in self._left_at
+
+    def left_since(self, peer: str, time_s: float) -> bool:
+        """Whether that goodbye came after `time_s` (trio's time)."""
+        return self._left_at.get(peer, -float("inf")) >= time_s
 
     def left(self, peer: str) -> None:
         """A peer has said goodbye."""
@@ -171,7 +174,7 @@ class Router:
         except PeerFault as error:
             self.lost(peer, str(error))
             raise
-        if not self._left_since(peer, sent):
+        if not self.left_since(peer, sent):
             self._heard(peer)
         clock_s = getattr(reply.body, "clock_s", None)
         if clock_s is not None:
@@ -292,9 +295,6 @@ class Router:
 
     def _is_banned(self, peer: str) -> bool:
         return trio.current_time() < self._banned.get(peer, -float("inf"))
-
-    def _left_since(self, peer: str, time_s: float) -> bool:
-        return self._left_at.get(peer, -float("inf")) >= time_s
 
     def _learn_own_claim(self, peer: str, addresses: tuple[str, ...]) -> None:
         if self._told.get(peer) != addresses:

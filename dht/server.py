@@ -53,14 +53,15 @@ class Server:
     async def _store(self, call: Call[StoreRequest]) -> StoreReply:
         """Keep a record that its own signer delivers: so nobody fills a store in others' names, or replays them."""
         self._check_namespace(call.body.namespace)
-        has_left = not self._router.called(call.peer, call.body.addresses)
+        self._router.called(call.peer, call.body.addresses)
         signed = call.body.record
         if signed.signer != call.peer:
             raise WrongSigner(f"{call.peer} delivers a record of {signed.signer}: only its signer may.")
         record = open_record(signed, self._router.namespace, self._schemas)
         check_delivery(record, self._router.clock.now())
         clock_s = self._router.clock.raw()
-        if has_left:
+        age_s = self._router.clock.now() - record.body.issued_us / 1e6
+        if self._router.left_since(call.peer, trio.current_time() - age_s):  # it was on its way before the goodbye
             return StoreReply(kept=False, newest_us=0, clock_s=clock_s)
         try:
             self._storage.put(record, trio.current_time())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from statistics import median
 from typing import Final, NamedTuple
 
@@ -37,7 +37,8 @@ class HandedIn(NamedTuple):
 
 class Harvest:
     """Of one attempt: the contributions of those `assigned`. `hurry` asks all of them for what they have. `claims`:
-    what each said it has once all was gathered; those `doubted` are not asked."""
+    what each said it has once all was gathered; those `doubted` are not asked. `knocking()`: peers outside
+    the group. Who missed a commit is one, and counts its part of the batch all the same."""
 
     def __init__(
         self,
@@ -47,6 +48,7 @@ class Harvest:
         assigned: Sequence[Member],
         hurry: Callable[[], Awaitable[None]],
         doubted: Collection[str] = (),
+        knocking: Callable[[], Iterable[str]] = tuple,
     ) -> None:
         assert height.plan is not None
         self._post, self._height = post, height
@@ -55,6 +57,7 @@ class Harvest:
         self._hurry = hurry
         # Who did not answer in time is not in the plan, but goes on counting: nobody else will count what it has.
         self._asked = sorted({m.peer for m in (*assigned, *height.head.members)}.difference(doubted))
+        self._doubted, self._knocking = doubted, knocking
         self.claims: Claims = {}
         self._plan: WorkPlan = height.plan
         self._gathered = self._hurried = False
@@ -80,6 +83,8 @@ class Harvest:
             if height.acceptor.promised > attempt:
                 raise AttemptFailed("a later attempt has begun")
             now = trio.current_time()
+            if self._post.pace.synchronous:  # whoever gathers looks at this list again and again
+                self._asked += [peer for peer in self._knocking() if peer not in {*self._asked, *self._doubted}]
             for member in height.handed_in:
                 took.setdefault(member, now - height.planned_at)
             waiting = self._waited_for(refused)

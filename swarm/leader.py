@@ -6,6 +6,7 @@ the others could not check: it collects, orders and repeats. It holds no lock, s
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -183,7 +184,7 @@ class Leader:
 
         assigned = [a.member for a in plan.assignments if a.member in promises.granted]
         doubted = [peer for peer, times in self._broken_words.items() if times >= BROKEN_WORDS]
-        harvest = Harvest(self._post, height, self._round.coding.count, assigned, hurry, doubted)
+        harvest = Harvest(self._post, height, self._round.coding.count, assigned, hurry, doubted, self._knockers)
         gathering = trio.CancelScope()
         self._round.spawn(harvest.gather, gathering)
         try:
@@ -202,7 +203,8 @@ class Leader:
         blamed: set[str] = set()
         if self._blame_missing:
             waits = {member.peer: (p.missing, p.silent) for member, p in promises.granted.items()}
-            blamed = whom_to_blame(waits, attempt) - {self._post.me.peer}
+            turn = random.getrandbits(31)  # by lot: a liar that knew whose turn it is could always name another
+            blamed = whom_to_blame(waits, turn) - {self._post.me.peer}
         ready = whose_fit({m: handed.signed for m, handed in contributions.items() if m in promises.granted})
         members = [m for m in ready if m.peer not in blamed]
         if sum(head.has(m) for m in members) < head.quorum:
@@ -281,6 +283,9 @@ class Leader:
             if (handed_in and usable is None) or not (kept_word or told):
                 self._broken_words[member.peer] += 1
                 self._anew |= {member} if handed_in else set()
+        inside = {m.peer for m in (*self._height.head.members, *(a.member for a in plan.assignments))}
+        # Who knocks has its turn in the next plan, and has to keep its word there.
+        self._broken_words.update(peer for peer, claim in self._claims.items() if claim and peer not in inside)
 
     def _measured(self, members: list[Member], promises: Promises) -> list[float]:
         """Bytes/s to each member: the lower median of what the others measured, never what it says of itself."""

@@ -35,9 +35,12 @@ async def run_is_over(membership: Membership, others: Known, rounds: int, trains
     reads by itself is new enough. Whom a reading lacks is there while its record may live, unless it said goodbye: a
     store that stood still has told nothing of it."""
     read: dict[str, tuple[float, MemberRecord]] = {}  # since when, and for how long: a record that is old expires
-    has_left = membership.has_left
+    has_left, looked_at = membership.has_left, trio.current_time()
     while True:
         now, known = trio.current_time(), others()
+        if now - looked_at > TTL_S / 2:  # we stood still: none of them could tell us that it is there
+            read = {peer: (now, record) for peer, (_, record) in read.items()}
+        looked_at = now
         for peer, record in known.items():
             if record.role != "feeder" and (peer not in read or read[peer][1] != record):
                 read[peer] = (now, record)

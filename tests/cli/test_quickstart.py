@@ -31,7 +31,9 @@ def wait_for_peers(process: subprocess.Popen[str], home: Path, name: str) -> Non
     """Until that child has an event stream: it is past its imports and holds sockets and a worker."""
     deadline = time.monotonic() + 300
     while not (home / name / "events.jsonl").exists():
-        assert process.poll() is None and time.monotonic() < deadline, process.stderr and process.stderr.read()
+        if process.poll() is not None or time.monotonic() > deadline:
+            process.send_signal(signal.SIGINT)
+            raise AssertionError(process.communicate(timeout=300)[1])
         time.sleep(0.1)
 
 
@@ -41,7 +43,7 @@ def ended(process: subprocess.Popen[str]) -> tuple[str, str]:
         return process.communicate(timeout=1000)
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGINT)
-        raise AssertionError(process.communicate()[1]) from None
+        raise AssertionError(process.communicate(timeout=100)[1]) from None
 
 
 def test_a_run_with_a_kill_and_a_join_ends_with_one_state(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from dht.node import DEFAULT_TUNING, Schema, open_node
-from dht.protocol import FIND, LEAVE, FindReply, FindRequest, LeaveReply, LeaveRequest
+from dht.protocol import FIND, LEAVE, STORE, FindReply, FindRequest, LeaveReply, LeaveRequest
 from dht.records import OversizeRecord, WrongSchema, WrongSigner
 from peer.errors import DialError
 from peer.identity import Identity
@@ -95,9 +95,18 @@ async def test_a_record_from_before_the_goodbye_is_not_kept(monkeypatch: pytest.
         stays, leaves = await swarm.add(), await swarm.add()
         await stays.facts.wait("dht_peer_found", peer=leaves.id)
         assert await leaves.node.put(CARDS, "key", Card(1), ttl_s=600) == 2
-        await leaves.host.rpc.call(stays.id, LEAVE, LeaveRequest(RUN), timeout_s=60)
-        await leaves.node.put(CARDS, "key", Card(2), ttl_s=600)
+        call = leaves.host.rpc.call
+
+        async def late(peer: str, method: Method[Any, Any], *rest: Any, **options: Any) -> Any:
+            if method.name == STORE.name:
+                await call(peer, LEAVE, LeaveRequest(RUN), timeout_s=60)
+            return await call(peer, method, *rest, **options)
+
+        monkeypatch.setattr(leaves.host.rpc, "call", late)
+        assert await leaves.node.put(CARDS, "key", Card(2), ttl_s=600) == 1
         assert not await stays.node.get(CARDS, "key")
+        monkeypatch.setattr(leaves.host.rpc, "call", call)
+        assert await leaves.node.put(CARDS, "key", Card(3), ttl_s=600) == 2, "it is back"
 
 
 async def test_a_call_from_before_the_goodbye_does_not_bring_the_leaver_back(monkeypatch: pytest.MonkeyPatch) -> None:

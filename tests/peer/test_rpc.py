@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import msgspec
 import pytest
@@ -220,7 +220,7 @@ async def test_a_deadline_ends_the_call_and_cancels_the_handler() -> None:
 
         b.rpc.serve(STALL, stall)
         with pytest.raises(DeadlineExceeded, match="test/stall"):
-            await a.rpc.call(b.peer_id, STALL, Number(1), timeout_s=10.0)  # time enough to get there
+            await a.rpc.call(b.peer_id, STALL, Number(1), timeout_s=30.0)  # time enough to get there
         with trio.fail_after(60):
             await cancelled.wait()
 
@@ -316,7 +316,8 @@ async def test_silence_and_truncation_free_their_slot() -> None:
         paused = await raw_stream(a, b.peer_id)
         body = msgspec.Raw(msgspec.msgpack.encode(Number(1)))
         frame = msgspec.msgpack.encode(RequestHeader("test/echo", 100, 60_000, body))
-        await paused.write(len(frame).to_bytes(4, "big") + frame + b"only this")
+        with suppress(StreamError):  # it may have been told already that it is too late
+            await paused.write(len(frame).to_bytes(4, "big") + frame + b"only this")
         for stream in (silent, paused):
             with trio.fail_after(60), pytest.raises(StreamError):
                 while await stream.read(100):

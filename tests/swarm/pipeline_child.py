@@ -18,7 +18,7 @@ import torch
 import trio
 
 from swarm.ledger import Range
-from swarm.pipeline import asking
+from swarm.pipeline import asking, stage_work
 from swarm.pipeline.counting import Counting
 from tests.swarm.pipeline_harness import open_replica, rules_of
 
@@ -40,7 +40,7 @@ async def main(folder: Path, stages: int, stage: int, activations: str) -> None:
             begun[span[0]] = time.monotonic()
             return super().begin(span, epoch)
 
-    asking.AWAITED_S = 60.0  # no word is a no: here all have their say
+    asking.AWAITED_S, stage_work.DOUBTS_MAX = 60.0, 100  # no word is a no: here all have their say
     async with open_replica(folder, stages, stage) as replica:
         say(peer=replica.peer, stage=stage, addresses=list(replica.host.addresses))
         table = json.loads(await read_line())

@@ -170,7 +170,7 @@ async def seated(
     shelf.publish(state.tree, state.tensors)
     shelf.serve(host.rpc)
     me = Member(host.peer_id, table[host.peer_id]["session"])
-    round_post = Post(me, host.identity, host, state, shelf, trainer, pace, Tempo(), log)
+    round_post = Post(me, host.identity, host, state, shelf, trainer, pace, Tempo(60.0), log)
     seat = StageSeat(replica, round_post, trainer, shelf, lambda: list(mates), folder, table[host.peer_id])
     facts = RunFacts(first, authority.peer_id, setting.rounds, 64)
     seat.engine = Engine(round_post, facts, head, sign_body(authority, REGROUP_KIND, head), seat)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -28,7 +29,7 @@ from swarm.chain import Head, Member
 from swarm.charter import load_charter
 from swarm.coordinator import CoordinatorConfig, run_coordinator
 from swarm.download import Download, download_head
-from swarm.follow import Sighting
+from swarm.follow import Sighting, ask_standings
 from swarm.groups import layout_of, vectors_of
 from swarm.home import Home
 from swarm.invite import Invite
@@ -38,6 +39,7 @@ from swarm.run_config import parse_run_config
 from swarm.snapshots import SnapshotShelf
 from swarm.view import look
 from swarm.visit import Visitor, visit
+from tests.dht.local_swarm import BRISK
 
 STAGES = 3
 CUT = template().replace("layers = 2", "layers = 6\ntie_embeddings = false") + f"\n[pipeline]\nstages = {STAGES}\n"
@@ -88,9 +90,17 @@ class Run:
 
             host.rpc.serve(messages.STANDING, standing)
             own = Own(session="s", name=f"s{stage}", role="stage", phase="", joined_at=time.time(), stage=stage)
-            async with open_node(host, self.invite.addresses, [MEMBERS], None, manifest.run_id) as node:
-                await node.put(MEMBERS, manifest.run_id, describe(host, heads[0], own), 60.0)
+            async with open_node(host, self.invite.addresses, [MEMBERS], None, manifest.run_id, tuning=BRISK) as node:
+                assert await node.put(MEMBERS, manifest.run_id, describe(host, heads[0], own), 60.0) >= 2
                 yield
+
+
+@pytest.fixture(autouse=True)
+def nobody_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them are in this process: where it stands still nobody answers."""
+    for module in ("visit", "coordinator"):
+        monkeypatch.setattr(f"swarm.{module}.open_node", partial(open_node, tuning=BRISK))
+    monkeypatch.setattr("swarm.visit.ask_standings", partial(ask_standings, timeout_s=60.0))
 
 
 @asynccontextmanager

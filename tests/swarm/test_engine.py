@@ -88,11 +88,13 @@ async def test_fp32_result_is_diloco_in_float64(tmp_path: Path) -> None:
         assert error < 1e-6
 
 
-async def test_a_joiner_is_taken_in_at_the_next_round(tmp_path: Path) -> None:
+async def test_a_joiner_is_taken_in_at_the_next_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with AsyncExitStack() as stack:
         group = await stack.enter_async_context(open_group(tmp_path, 40_000, rounds=8, min_peers=2))
+        group.tempo = Patient
         seats = [await stack.enter_async_context(group.join(deltas)) for _ in range(2)]
         late = await stack.enter_async_context(group.join(deltas))
+        monkeypatch.setattr("swarm.leader.JOINER_GRACE_S", 60.0)
         await run_with(late, seats, lambda: all(late.host.peer_id in seat.engine._ready() for seat in seats))
         assert late.engine.head == seats[0].engine.head == seats[1].engine.head
         assert late.engine.head.has(late.post.me)

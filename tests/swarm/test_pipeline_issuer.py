@@ -115,7 +115,8 @@ async def test_a_feeder_answers_no_nonsense() -> None:
                 await me.rpc.call(feeder.peer_id, method, request, timeout_s=60)
 
 
-async def test_a_micro_batch_of_any_size_is_fed_at_once() -> None:
+async def test_a_micro_batch_of_any_size_is_fed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_haste(monkeypatch)
     size = FEED_SAMPLES_MAX + 36
     rules = rules_of(2, micro_batch=size)
     async with AsyncExitStack() as stack:

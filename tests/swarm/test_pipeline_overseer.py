@@ -141,7 +141,7 @@ async def test_who_claims_the_batch_and_hands_in_nothing_holds_up_nobody(tmp_pat
             return Counted(((call.body.epoch * BATCH, (call.body.epoch + 1) * BATCH),))
 
         liar.host.rpc.server._methods[COUNTED.name].handler = claim
-        with trio.fail_after(120):
+        with trio.fail_after(300):
             await scene.run()
         scene.check(2)
         check_one_process(scene, 2)
@@ -166,7 +166,7 @@ async def test_who_hands_in_what_cannot_be_used_begins_anew(tmp_path: Path) -> N
         broken.answers(
             PREPARE, lambda p: replace(p, contribution=spoil(p.contribution)) if p.contribution is not None else p
         )
-        with trio.fail_after(150):
+        with trio.fail_after(300):
             await scene.run()
         for seats in scene.stages:
             assert all(seat.heads[-1].round == 3 for seat in seats)

@@ -241,6 +241,41 @@ async def test_who_is_not_in_the_plan_is_asked_what_it_has(tmp_path: Path) -> No
         assert asked == [planned.peer, left_out.peer]
 
 
+async def test_who_knocks_with_a_part_of_the_batch_comes_into_the_next_plan(tmp_path: Path) -> None:
+    """It missed a commit, and counted before the others knew that it is back: nobody else will count what it has."""
+    hurried = [trio.Event() for _ in range(3)]
+
+    async def script(number: int, order: Order) -> tuple[Range, ...]:
+        await hurried[number].wait()
+        hurried[number] = trio.Event()
+        return ((4 * number, 4 * number + 4),)
+
+    async with AsyncExitStack() as stack:
+        group = await stack.enter_async_context(open_group(tmp_path, NUMEL, "fp32", 1, 2))
+        group.pace, group.tempo = SYNCHRONOUS, Patient
+        seats = [await stack.enter_async_context(group.join(unused)) for _ in range(3)]
+
+        async def gather(names: Sequence[str]) -> dict[str, tuple[Range, ...]]:
+            while len(names) < 3:
+                await trio.sleep(0.01)
+            return {seat.host.peer_id: ((4 * k, 4 * k + 4),) for k, seat in enumerate(seats)}
+
+        for number, seat in enumerate(seats):
+            scripted(seat, number, script)
+            trainer: Any = seat.post.trainer
+            trainer.gather, trainer.wrap_up = gather, lambda number=number: hurried[number].set()
+        with trio.fail_after(300):
+            async with trio.open_nursery() as nursery:
+                for seat in seats[:2]:
+                    nursery.start_soon(seat.engine.run)
+                while not all(seat.engine._here.round and seat.engine._here.round.height.plan for seat in seats[:2]):
+                    await trio.sleep(0.02)
+                nursery.start_soon(seats[2].engine.run)
+    head = seats[0].engine.head
+    assert head.round == 1 and len(head.members) == 3 and head.ledger.cursor == 12
+    assert all(seat.engine.head == head for seat in seats) and not any(seat.seen("peer_struck") for seat in seats)
+
+
 async def test_a_leader_that_never_ends_the_work_is_replaced(tmp_path: Path) -> None:
     """Synchronous: whoever leads the third round goes on gathering for ever. That takes an hour by the plan, and a few
     seconds by what a batch usually takes."""

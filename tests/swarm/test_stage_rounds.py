@@ -16,7 +16,7 @@ from swarm.trainer import Order
 from tests.swarm import stage_seats
 from tests.swarm.pipeline_harness import without_haste
 from tests.swarm.stage_scene import BATCH, Scene, check_a_kill, check_one_process, kill_worker, scene_of, until
-from tests.swarm.stage_seats import FP32, Setting
+from tests.swarm.stage_seats import FP32, Setting, StageSeat
 
 pytestmark = [
     pytest.mark.process,
@@ -47,6 +47,11 @@ async def test_replicas_of_a_stage_are_the_same_bits_after_every_commit(
                 assert not torch.equal(seats[0].post.state.theta, seats[0].replica.gang.delta)
 
 
+def at_work(seats: list[StageSeat]) -> list[StageSeat]:
+    """Those with something to lose."""
+    return [seat for seat in seats if seat.heads and seat.replica.station.counting.counted]
+
+
 async def test_a_lost_worker_costs_no_commit_and_counts_nothing_twice(tmp_path: Path) -> None:
     """Local steps; the worker of a replica of each stage dies in the middle."""
     rounds = 3
@@ -55,8 +60,8 @@ async def test_a_lost_worker_costs_no_commit_and_counts_nothing_twice(tmp_path: 
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(scene.run)
                 for seats in scene.stages:
-                    await until(lambda seats=seats: seats[0].heads and seats[0].replica.station.counting.counted)
-                    kill_worker(seats[0])
+                    await until(lambda seats=seats: at_work(seats))
+                    kill_worker(at_work(seats)[0])
             scene.check(rounds)
 
 
