@@ -105,11 +105,15 @@ class Leader:
                 self._post.events.emit("prepare_unanswered", round=self._round.number, peer=peer, reason=str(error))
             waiting.discard(peer)
             if not waiting:
-                nursery.cancel_scope.deadline = min(nursery.cancel_scope.deadline, trio.current_time() + JOINER_GRACE_S)
+                nursery.cancel_scope.deadline = min(nursery.cancel_scope.deadline, trio.current_time() + grace_s())
+
+        def grace_s() -> float:
+            """For the joiners; none where without a majority nobody can be taken in."""
+            return JOINER_GRACE_S if sum(map(head.has, promises.granted)) >= head.quorum else 0.0
 
         async with trio.open_nursery() as nursery:
             if not waiting:
-                nursery.cancel_scope.deadline = trio.current_time() + JOINER_GRACE_S
+                nursery.cancel_scope.deadline = trio.current_time() + grace_s()
             for peer in [*waiting, *joiners]:
                 nursery.start_soon(ask_one, peer)
         self.ahead = promises.ahead
