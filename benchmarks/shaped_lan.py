@@ -17,6 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BURST_KB = 64  # what a link lets through at once
+CONGESTION = "cubic"  # what Linux, macOS and Windows do unless told otherwise, whatever this machine was told
 QUEUE_MS = 50  # what waits before it at most, as in a home router
 HUB_IP = "10.77.0.1"
 LINE_BURST_KB = 160  # a frame is 64 KiB: smaller ones would only cost more of our own work
@@ -41,10 +42,10 @@ class Lan:
 
     def at_hub(self, *command: str) -> list[str]:
         """`command`, to be run at the hub; the process keeps its id."""
-        return ["ip", "netns", "exec", f"{self._prefix}hub", *command]
+        return self._inside("hub", *command)
 
     def at_host(self, host: int, *command: str) -> list[str]:
-        return ["ip", "netns", "exec", f"{self._prefix}{host}", *command]
+        return self._inside(str(host), *command)
 
     def build(self) -> None:
         self._add("hub")
@@ -73,9 +74,13 @@ class Lan:
         _call(["ip", "netns", "add", name])
         self._made.append(name)
         self._run(place, "ip link set lo up")
+        _call(self._inside(place, "sh", "-c", f"echo {CONGESTION} > /proc/sys/net/ipv4/tcp_congestion_control"))
 
     def _run(self, place: str, command: str) -> None:
-        _call(["ip", "netns", "exec", self._prefix + place, *command.split()])
+        _call(self._inside(place, *command.split()))
+
+    def _inside(self, place: str, *command: str) -> list[str]:
+        return ["ip", "netns", "exec", self._prefix + place, *command]
 
 
 class DelayedLan(Lan):

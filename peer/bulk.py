@@ -2,17 +2,17 @@
 
 It trusts nothing of its own. Over the authenticated libp2p connection the caller asks for an offer: a port, the hash of
 the listener's certificate, and a token that opens one connection. The caller checks the hash before it sends the token,
-the listener takes the token for the peer it gave it to, so both sides know whom they talk to. Frames, limits and
-deadlines are those of any call. Where the lane cannot be reached (NAT, firewall, a relayed peer) calls silently take
-libp2p streams.
+the listener takes the token for the peer it gave it to, so both sides know whom they talk to. All calls of one peer to
+another share a connection (`peer.lane_link`); their frames, limits and deadlines are those of any call. Where the lane
+cannot be reached (NAT, firewall, a relayed peer) calls silently take libp2p streams.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, closing
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from contextlib import closing
 from typing import Final
 
 import msgspec
@@ -20,11 +20,11 @@ import trio
 
 from peer.cooldown import Cooldown
 from peer.errors import BarnraiseError, ConnectionLost
+from peer.lane_link import LaneLink, Serve
 from peer.libp2p_fixes.sockets import set_keepalive
 from peer.method import Call, Method
 from peer.tls import Credentials, TlsSocket, client_context
-from peer.turns import Turns
-from peer.wire import Buffer, Channel
+from peer.wire import Channel
 
 _TOKEN_BYTES: Final = 32
 _TOKEN_S: Final = 20.0
@@ -32,16 +32,13 @@ _TOKENS_PER_PEER: Final = 16
 _HANDSHAKE_S: Final = 5.0
 _DIAL_S: Final = 3.0
 _HANDSHAKES_MAX: Final = 32
-_CONNECTIONS_PER_PEER: Final = 16
+_CONNECTIONS_PER_PEER: Final = 4  # a new one may come before we know that the last has ended
 _CONNECTIONS_MAX: Final = 512
-_POOL_PER_PEER: Final = 4
 _IDLE_S: Final = 60.0
-_SERVER_IDLE_S: Final = 2 * _IDLE_S  # the caller closes first, so that it never picks a connection we are closing
+_SERVER_IDLE_S: Final = 2 * _IDLE_S  # the caller closes first, so that it never takes a connection we are closing
 _RETRY_S: Final = 30.0
-_MOVED_BYTES: Final = 256 << 10
 
 Ask = Callable[[str], Awaitable["Offer"]]
-Serve = Callable[[Channel], Awaitable[bool]]
 
 
 class OfferRequest(msgspec.Struct, frozen=True):
@@ -59,60 +56,8 @@ class Offer(msgspec.Struct, frozen=True):
 OFFER: Final = Method("net/lane", OfferRequest, Offer, open=True, urgent=True)
 
 
-class LaneChannel(Channel):
-    """One call over a lane connection; a finished one goes back to `done`."""
-
-    bulk = True
-
-    def __init__(
-        self, peer: str, tls: TlsSocket, turns: Turns, done: Callable[[TlsSocket], None], ahead: bytes = b""
-    ) -> None:
-        self.peer = peer
-        self._tls = tls
-        self._turns = turns
-        self._done = done
-        self._ahead = ahead
-        self._is_our_turn = False
-
-    async def send(self, data: Buffer) -> None:
-        view = memoryview(data).cast("B")
-        for start in range(0, len(view), _MOVED_BYTES):
-            await self._tls.send(view[start : start + _MOVED_BYTES])
-            if self._is_our_turn:
-                self._turns.moved()
-
-    @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
-        async with self._turns.turn() as self._is_our_turn:
-            try:
-                yield
-            finally:
-                self._is_our_turn = False
-
-    async def receive(self, max_bytes: int) -> Buffer:
-        if self._ahead:
-            ahead, self._ahead = self._ahead[:max_bytes], self._ahead[max_bytes:]
-            return ahead
-        buffer = memoryview(bytearray(max_bytes))
-        return buffer[: await self._tls.receive_into(buffer)]
-
-    async def receive_into(self, view: memoryview) -> int:
-        if not self._ahead:
-            return await self._tls.receive_into(view, expected=len(view))
-        data = await self.receive(len(view))
-        view[: len(data)] = data
-        return len(data)
-
-    def finish(self) -> None:
-        self._done(self._tls)
-
-    def abandon(self) -> None:
-        self._tls.close()
-        self._done(self._tls)
-
-
 class BulkLane:
-    """The listener of one host and its pooled connections to others'."""
+    """The listener of one host, and its connections to others'."""
 
     def __init__(self, nursery: trio.Nursery, ask: Ask, serve: Serve) -> None:
         self._nursery = nursery
@@ -123,11 +68,9 @@ class BulkLane:
         self._port = 0
         self._tokens: dict[bytes, tuple[str, float]] = {}
         self._handshakes = 0
-        self._open: defaultdict[str, set[TlsSocket]] = defaultdict(set)
-        self._idle: defaultdict[str, list[tuple[TlsSocket, float]]] = defaultdict(list)
-        self._dialling: Counter[str] = Counter()
-        self._dialled: set[TlsSocket] = set()
-        self._turns: defaultdict[str, Turns] = defaultdict(Turns)
+        self._ours: dict[str, LaneLink] = {}
+        self._theirs: defaultdict[str, set[LaneLink]] = defaultdict(set)
+        self._dials: dict[str, trio.Event] = {}
         self._failed = Cooldown(_RETRY_S)
 
     async def listen(self, ip: str, port: int) -> None:
@@ -149,57 +92,59 @@ class BulkLane:
 
     async def channel(self, peer: str, ip: str) -> Channel | None:
         """A channel to `peer`, which has the address `ip`; None where the lane is not to be had."""
-        idle = self._idle[peer]
-        while idle:
-            tls, _ = idle.pop()
-            if tls.is_idle():
-                return self._channel(peer, tls)
-            self._forget(peer, tls)
-        ours = len(self._open.get(peer, set()) & self._dialled) + self._dialling[peer]
-        if peer in self._failed or ours >= _CONNECTIONS_PER_PEER:
-            return None
-        self._dialling[peer] += 1
-        try:
-            tls = await self._dial(peer, ip)
-        except (OSError, BarnraiseError):
-            self._failed.begin(peer)
-            return None
-        finally:
-            self._dialling[peer] -= 1
-            if not self._dialling[peer]:
-                del self._dialling[peer]
-        return self._channel(peer, tls)
+        if not self._is_open(peer) and peer not in self._failed:
+            if peer not in self._dials:
+                self._dials[peer] = trio.Event()
+                self._nursery.start_soon(self._connect, peer, ip)
+            await self._dials[peer].wait()
+        return self._ours[peer].channel() if self._is_open(peer) else None
 
     def abort(self, peer: str) -> None:
         """Drop every connection with a peer that no longer answers, and try the lane afresh when it is back."""
-        for tls in self._open.pop(peer, set()):
-            tls.close()
-            self._dialled.discard(tls)
-        self._idle.pop(peer, None)
-        self._turns.pop(peer, None)
+        for link in self._links(peer):
+            link.close()
         self._failed.end(peer)
 
-    def forget_idle(self, peer: str) -> None:
-        """Close the pooled connections with a peer that has gone; one with a call on it ends by itself."""
-        for tls, _ in self._idle.pop(peer, []):
-            self._forget(peer, tls)
+    def leave(self, peer: str) -> None:
+        """A peer has gone: close the connections with it, those with a call on them when it has ended."""
+        for link in self._links(peer):
+            link.leave()
 
     def close(self) -> None:
-        for peer in list(self._open):
+        for peer in {*self._ours, *self._theirs}:
             self.abort(peer)
 
     async def run(self) -> None:
         """Close connections that nobody has used for a while, until cancelled."""
         while True:
             await trio.sleep(_IDLE_S / 4)
-            oldest = trio.current_time() - _IDLE_S
-            for peer, idle in list(self._idle.items()):
-                for tls, since in idle:
-                    if since < oldest:
-                        self._forget(peer, tls)
-                self._idle[peer] = [(tls, since) for tls, since in idle if since >= oldest]
-                if not self._idle[peer]:
-                    del self._idle[peer]
+            now = trio.current_time()
+            theirs = [link for links in self._theirs.values() for link in links]
+            for links, idle_s in ((self._ours.values(), _IDLE_S), (theirs, _SERVER_IDLE_S)):
+                for link in links:
+                    if link.idle_since is not None and now - link.idle_since > idle_s:
+                        link.leave()
+
+    def _is_open(self, peer: str) -> bool:
+        return peer in self._ours and self._ours[peer].is_open
+
+    def _links(self, peer: str) -> list[LaneLink]:
+        ours = [self._ours[peer]] if peer in self._ours else []
+        return [*ours, *self._theirs.get(peer, ())]
+
+    async def _connect(self, peer: str, ip: str) -> None:
+        try:
+            link = self._ours[peer] = LaneLink(self._nursery, peer, await self._dial(peer, ip))
+            self._nursery.start_soon(self._read_ours, link)
+        except (OSError, BarnraiseError):
+            self._failed.begin(peer)
+        finally:
+            self._dials.pop(peer).set()
+
+    async def _read_ours(self, link: LaneLink) -> None:
+        await link.run()
+        if self._ours.get(link.peer) is link:
+            del self._ours[link.peer]
 
     async def _dial(self, peer: str, ip: str) -> TlsSocket:
         with trio.move_on_after(_DIAL_S):
@@ -217,8 +162,6 @@ class BulkLane:
             except BaseException:
                 tls.close()
                 raise
-            self._open[peer].add(tls)
-            self._dialled.add(tls)
             return tls
         raise ConnectionLost(f"the bulk lane of {peer} did not answer within {_DIAL_S:g} s.")
 
@@ -231,11 +174,7 @@ class BulkLane:
             with closing(TlsSocket(stream, self._credentials.context, server_side=True)) as tls:
                 peer = await self._authenticate(tls)
                 if peer is not None:
-                    self._open[peer].add(tls)
-                    try:
-                        await self._answer_calls(peer, tls)
-                    finally:
-                        self._forget(peer, tls)
+                    await self._answer(LaneLink(self._nursery, peer, tls, self._serve))
         except OSError:  # gone before we looked at it
             return
 
@@ -255,40 +194,15 @@ class BulkLane:
             self._handshakes -= 1
         peer, until = self._tokens.pop(bytes(token), ("", 0.0))
         known = got == _TOKEN_BYTES and trio.current_time() < until
-        everybodys = sum(len(connections) for connections in self._open.values())
-        theirs = len(self._open.get(peer, set()) - self._dialled)
-        crowded = theirs >= _CONNECTIONS_PER_PEER or everybodys >= _CONNECTIONS_MAX
+        everybodys = sum(len(links) for links in self._theirs.values())
+        crowded = len(self._theirs.get(peer, ())) >= _CONNECTIONS_PER_PEER or everybodys >= _CONNECTIONS_MAX
         return peer if known and not crowded else None
 
-    async def _answer_calls(self, peer: str, tls: TlsSocket) -> None:
-        """One call after another until the caller goes away or breaks off."""
-        first = memoryview(bytearray(1 << 16))
-        while True:
-            count = 0
-            with trio.move_on_after(_SERVER_IDLE_S):
-                try:
-                    count = await tls.receive_into(first)
-                except ConnectionLost:
-                    return
-            channel = LaneChannel(peer, tls, self._turns[peer], lambda _: None, bytes(first[:count]))
-            if not count or not await self._serve(channel):
-                return
-
-    def _channel(self, peer: str, tls: TlsSocket) -> LaneChannel:
-        return LaneChannel(peer, tls, self._turns[peer], lambda tls: self._release(peer, tls))
-
-    def _release(self, peer: str, tls: TlsSocket) -> None:
-        if tls in self._open.get(peer, ()) and tls.is_idle() and len(self._idle[peer]) < _POOL_PER_PEER:
-            self._idle[peer].append((tls, trio.current_time()))
-        else:
-            self._forget(peer, tls)
-
-    def _forget(self, peer: str, tls: TlsSocket) -> None:
-        tls.close()
-        self._dialled.discard(tls)
-        known = self._open.get(peer)
-        if known is not None:
-            known.discard(tls)
-            if not known:
-                del self._open[peer]
-                self._turns.pop(peer, None)
+    async def _answer(self, link: LaneLink) -> None:
+        self._theirs[link.peer].add(link)
+        try:
+            await link.run()
+        finally:
+            self._theirs[link.peer].discard(link)
+            if not self._theirs[link.peer]:
+                del self._theirs[link.peer]

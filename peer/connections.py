@@ -127,7 +127,7 @@ class Connections:
         if dialling is not None and not dialling.locked():
             del self._bulk_dials[peer]
         if self.lane is not None:
-            self.lane.forget_idle(peer)
+            self.lane.leave(peer)
         if self.traversal is not None:
             self.traversal.forget(peer_id)
 

@@ -76,10 +76,8 @@ def client_context() -> ssl.SSLContext:
 
 
 class TlsSocket:
-    """One TLS connection. At most one task reads and one writes; any of them may be cancelled.
-
-    After a cancelled `send` only `close` is left. Every method raises ConnectionLost when the connection has ended.
-    """
+    """One TLS connection. At most one task reads and one writes; any of them may be cancelled. Every method raises
+    ConnectionLost when the connection has ended."""
 
     def __init__(self, stream: trio.SocketStream, context: ssl.SSLContext, *, server_side: bool) -> None:
         raw = socket.socket(fileno=os.dup(stream.socket.fileno()))
@@ -110,19 +108,24 @@ class TlsSocket:
         return hashlib.sha256(self._socket.getpeercert(binary_form=True) or b"").digest()
 
     async def send(self, data: bytes | bytearray | memoryview) -> None:
-        """Write everything."""
+        """Write everything. After it was cancelled only `close` is left."""
         view = memoryview(data).cast("B")
-        sent = 0
-        while sent < len(view):
+        while view:
+            view = view[await self.send_some(view) :]
+        await trio.lowlevel.checkpoint()
+
+    async def send_some(self, view: memoryview) -> int:
+        """Write the beginning of `view`; how many bytes. Cancelled, it has written none of them, but the same bytes,
+        wherever they lie then, must be the next."""
+        while True:
             try:
-                sent += self._socket.send(view[sent:])
+                return self._socket.send(view)
             except ssl.SSLWantWriteError:
                 await self._writable()
             except ssl.SSLWantReadError:
                 await self._readable()
             except _ENDED as error:
                 raise ConnectionLost("the connection ended while sending.") from error
-        await trio.lowlevel.checkpoint()
 
     async def receive_into(self, view: memoryview, expected: int = 1) -> int:
         """Fill `view` from the front with what has arrived, at least one byte; how many.
@@ -142,13 +145,6 @@ class TlsSocket:
                     continue
             self._wake_at(1)
             await self._readable()
-
-    def is_idle(self) -> bool:
-        """Whether the connection is alive with nothing to read, as one between two calls is."""
-        try:
-            return not self._closed and self._receive_now(memoryview(bytearray(1))) == 0
-        except ConnectionLost:
-            return False
 
     def close(self) -> None:
         """End the connection now; pending reads and writes fail."""

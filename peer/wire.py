@@ -25,7 +25,6 @@ from peer.errors import ConnectionLost, ProtocolViolation, TooLarge
 from peer.rate import Meter
 
 PIECE_BYTES: Final = 1 << 20
-TURN_BYTES: Final = 8 << 20  # of a payload leave in one turn: more than activations, less than makes others wait long
 SMALL_BYTES: Final = 64 << 10  # header and payload up to this size leave in a single write
 _HUGE_PAGE: Final = 2 << 20
 _SIZE: Final = struct.Struct("!I")
@@ -126,15 +125,12 @@ class Frames:
             await self._channel.send(frame)
             self._meter.sent(self._peer, len(frame), self._channel.bulk)
             return
-        seconds = 0.0
-        for start in range(0, payload.nbytes, TURN_BYTES):
-            async with self._channel.turn():
-                began = time.perf_counter()
-                if start == 0:  # only now: whoever has the header waits for the rest of it
-                    await self._channel.send(frame)
-                    self._meter.sent(self._peer, len(frame), self._channel.bulk)
-                await self._send_pieces(payload[start : start + TURN_BYTES])
-                seconds += time.perf_counter() - began
+        async with self._channel.turn():
+            began = time.perf_counter()
+            await self._channel.send(frame)  # only now: whoever has the header waits for the rest of it
+            self._meter.sent(self._peer, len(frame), self._channel.bulk)
+            await self._send_pieces(payload)
+            seconds = time.perf_counter() - began
         self._meter.transferred(self._peer, payload.nbytes, seconds)
 
     async def _send_pieces(self, payload: memoryview) -> None:
