@@ -42,10 +42,10 @@ class Lan:
 
     def at_hub(self, *command: str) -> list[str]:
         """`command`, to be run at the hub; the process keeps its id."""
-        return self._inside("hub", *command)
+        return ["ip", "netns", "exec", f"{self._prefix}hub", *command]
 
     def at_host(self, host: int, *command: str) -> list[str]:
-        return self._inside(str(host), *command)
+        return ["ip", "netns", "exec", f"{self._prefix}{host}", *command]
 
     def build(self) -> None:
         self._add("hub")
@@ -60,6 +60,7 @@ class Lan:
             self._run("hub", f"tc qdisc add dev to-{host} {self._shape}")
             self._run("hub", f"ip link set dev to-{host} master lan up")
             self._run(str(host), "ip link set wan up")
+            self._run(str(host), f"ip route replace 10.77.0.0/24 dev wan src {self.ip(host)} congctl {CONGESTION}")
 
     def _lay_cable(self, host: int) -> None:
         """Makes `wan` at the host and `to-{host}` at the hub, its two ends."""
@@ -74,13 +75,9 @@ class Lan:
         _call(["ip", "netns", "add", name])
         self._made.append(name)
         self._run(place, "ip link set lo up")
-        _call(self._inside(place, "sh", "-c", f"echo {CONGESTION} > /proc/sys/net/ipv4/tcp_congestion_control"))
 
     def _run(self, place: str, command: str) -> None:
-        _call(self._inside(place, *command.split()))
-
-    def _inside(self, place: str, *command: str) -> list[str]:
-        return ["ip", "netns", "exec", self._prefix + place, *command]
+        _call(["ip", "netns", "exec", self._prefix + place, *command.split()])
 
 
 class DelayedLan(Lan):
