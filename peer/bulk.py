@@ -20,9 +20,10 @@ import trio
 
 from peer.cooldown import Cooldown
 from peer.errors import BarnraiseError, ConnectionLost
-from peer.lane_link import LaneLink, Serve
+from peer.lane_link import LaneLink
 from peer.libp2p_fixes.sockets import set_keepalive
 from peer.method import Call, Method
+from peer.serving import Server
 from peer.tls import Credentials, TlsSocket, client_context
 from peer.wire import Channel
 
@@ -32,7 +33,7 @@ _TOKENS_PER_PEER: Final = 16
 _HANDSHAKE_S: Final = 5.0
 _DIAL_S: Final = 3.0
 _HANDSHAKES_MAX: Final = 32
-_CONNECTIONS_PER_PEER: Final = 4  # a new one may come before we know that the last has ended
+_CONNECTIONS_PER_PEER: Final = 6  # one each way; new ones may come before we know that the last have ended
 _CONNECTIONS_MAX: Final = 512
 _IDLE_S: Final = 60.0
 _SERVER_IDLE_S: Final = 2 * _IDLE_S  # the caller closes first, so that it never takes a connection we are closing
@@ -59,17 +60,17 @@ OFFER: Final = Method("net/lane", OfferRequest, Offer, open=True, urgent=True)
 class BulkLane:
     """The listener of one host, and its connections to others'."""
 
-    def __init__(self, nursery: trio.Nursery, ask: Ask, serve: Serve) -> None:
+    def __init__(self, nursery: trio.Nursery, ask: Ask, server: Server) -> None:
         self._nursery = nursery
         self._ask = ask
-        self._serve = serve
+        self._server = server
         self._credentials = Credentials.generate()
         self._client = client_context()
         self._port = 0
         self._tokens: dict[bytes, tuple[str, float]] = {}
         self._handshakes = 0
-        self._ours: dict[str, LaneLink] = {}
-        self._theirs: defaultdict[str, set[LaneLink]] = defaultdict(set)
+        self._ours: dict[str, LaneLink] = {}  # for calls that we begin
+        self._links: defaultdict[str, set[LaneLink]] = defaultdict(set)  # all of them, theirs and those we leave, too
         self._dials: dict[str, trio.Event] = {}
         self._failed = Cooldown(_RETRY_S)
 
@@ -101,17 +102,17 @@ class BulkLane:
 
     def abort(self, peer: str) -> None:
         """Drop every connection with a peer that no longer answers, and try the lane afresh when it is back."""
-        for link in self._links(peer):
+        for link in self._links.get(peer, ()):
             link.close()
         self._failed.end(peer)
 
     def leave(self, peer: str) -> None:
         """A peer has gone: close the connections with it, those with a call on them when it has ended."""
-        for link in self._links(peer):
+        for link in self._links.get(peer, ()):
             link.leave()
 
     def close(self) -> None:
-        for peer in {*self._ours, *self._theirs}:
+        for peer in self._links:
             self.abort(peer)
 
     async def run(self) -> None:
@@ -119,32 +120,35 @@ class BulkLane:
         while True:
             await trio.sleep(_IDLE_S / 4)
             now = trio.current_time()
-            theirs = [link for links in self._theirs.values() for link in links]
-            for links, idle_s in ((self._ours.values(), _IDLE_S), (theirs, _SERVER_IDLE_S)):
-                for link in links:
-                    if link.idle_since is not None and now - link.idle_since > idle_s:
-                        link.leave()
+            for link in (link for links in self._links.values() for link in links):
+                patience_s = _IDLE_S if link is self._ours.get(link.peer) else _SERVER_IDLE_S
+                if link.idle_since is not None and now - link.idle_since > patience_s:
+                    link.leave()
 
     def _is_open(self, peer: str) -> bool:
         return peer in self._ours and self._ours[peer].is_open
 
-    def _links(self, peer: str) -> list[LaneLink]:
-        ours = [self._ours[peer]] if peer in self._ours else []
-        return [*ours, *self._theirs.get(peer, ())]
-
     async def _connect(self, peer: str, ip: str) -> None:
         try:
-            link = self._ours[peer] = LaneLink(self._nursery, peer, await self._dial(peer, ip))
-            self._nursery.start_soon(self._read_ours, link)
+            link = LaneLink(self._nursery, peer, await self._dial(peer, ip), self._server.strike)
+            self._ours[peer] = link
+            self._links[peer].add(link)
+            self._nursery.start_soon(self._read, link)
         except (OSError, BarnraiseError):
             self._failed.begin(peer)
         finally:
             self._dials.pop(peer).set()
 
-    async def _read_ours(self, link: LaneLink) -> None:
-        await link.run()
-        if self._ours.get(link.peer) is link:
-            del self._ours[link.peer]
+    async def _read(self, link: LaneLink) -> None:
+        """Until the connection ends."""
+        try:
+            await link.run()
+        finally:
+            self._links[link.peer].discard(link)
+            if not self._links[link.peer]:
+                del self._links[link.peer]
+            if self._ours.get(link.peer) is link:
+                del self._ours[link.peer]
 
     async def _dial(self, peer: str, ip: str) -> TlsSocket:
         with trio.move_on_after(_DIAL_S):
@@ -174,7 +178,9 @@ class BulkLane:
             with closing(TlsSocket(stream, self._credentials.context, server_side=True)) as tls:
                 peer = await self._authenticate(tls)
                 if peer is not None:
-                    await self._answer(LaneLink(self._nursery, peer, tls, self._serve))
+                    link = LaneLink(self._nursery, peer, tls, self._server.strike, self._server.serve)
+                    self._links[peer].add(link)
+                    await self._read(link)
         except OSError:  # gone before we looked at it
             return
 
@@ -194,15 +200,6 @@ class BulkLane:
             self._handshakes -= 1
         peer, until = self._tokens.pop(bytes(token), ("", 0.0))
         known = got == _TOKEN_BYTES and trio.current_time() < until
-        everybodys = sum(len(links) for links in self._theirs.values())
-        crowded = len(self._theirs.get(peer, ())) >= _CONNECTIONS_PER_PEER or everybodys >= _CONNECTIONS_MAX
+        everybodys = sum(len(links) for links in self._links.values())
+        crowded = len(self._links.get(peer, ())) >= _CONNECTIONS_PER_PEER or everybodys >= _CONNECTIONS_MAX
         return peer if known and not crowded else None
-
-    async def _answer(self, link: LaneLink) -> None:
-        self._theirs[link.peer].add(link)
-        try:
-            await link.run()
-        finally:
-            self._theirs[link.peer].discard(link)
-            if not self._theirs[link.peer]:
-                del self._theirs[link.peer]

@@ -22,18 +22,18 @@ from typing import Final
 
 import trio
 
-from peer.errors import ConnectionLost
+from peer.errors import ConnectionLost, ProtocolViolation
 from peer.tls import TlsSocket
 from peer.wire import SMALL_BYTES, Buffer, Channel
 
 CALLS_MAX: Final = 256  # under way on one connection: more than a host allows a peer
 PIECE_BYTES: Final = 512 << 10  # what is begun is sent to its end, whatever becomes of its call
-INBOX_BYTES: Final = 4 * SMALL_BYTES
 _PREFIX: Final = struct.Struct("!QBI")
 _DATA, _FIRST, _GIVEN_UP = 0, 1, 2
 _HEAD_BYTES: Final = (1 << 14) - _PREFIX.size  # leave with the prefix, in one TLS record
 
 Serve = Callable[[Channel], Awaitable[bool]]
+Strike = Callable[[str, str], None]
 
 
 class LaneChannel(Channel):
@@ -91,7 +91,7 @@ class LaneChannel(Channel):
     async def take(self, size: int) -> int:
         """Called by the link that stands at a piece of `size` bytes: returns when that is taken or the call is over,
         and how much is left of it."""
-        if size <= SMALL_BYTES and len(self._inbox) + size <= INBOX_BYTES:
+        if len(self._inbox) + size <= SMALL_BYTES:
             piece = memoryview(bytearray(size))
             await self._link.read_all(piece)
             self._inbox += piece
@@ -121,9 +121,12 @@ class LaneChannel(Channel):
 
 
 class LaneLink:
-    """The calls over one connection with `peer`: ours, begun with `channel`, or what the other side asks of `serve`."""
+    """The calls over one connection with `peer`: ours, begun with `channel`, or what the other side asks of `serve`.
+    `strike` is told of who breaks the rules, and how."""
 
-    def __init__(self, nursery: trio.Nursery, peer: str, tls: TlsSocket, serve: Serve | None = None) -> None:
+    def __init__(
+        self, nursery: trio.Nursery, peer: str, tls: TlsSocket, strike: Strike, serve: Serve | None = None
+    ) -> None:
         self.peer: Final = peer
         self.turn: Final = trio.Lock()
         """To send much."""
@@ -131,6 +134,7 @@ class LaneLink:
         """None while a call is under way."""
         self._nursery = nursery
         self._tls = tls
+        self._strike = strike
         self._serve = serve
         self._calls: dict[int, LaneChannel] = {}
         self._numbers = count()
@@ -140,7 +144,7 @@ class LaneLink:
 
     @property
     def is_open(self) -> bool:
-        """Whether calls can be begun."""
+        """Whether calls may be begun."""
         return not self._leaving and not self._ended
 
     def channel(self) -> LaneChannel | None:
@@ -148,7 +152,7 @@ class LaneLink:
         return self._add(next(self._numbers), begun=False) if len(self._calls) < CALLS_MAX else None
 
     async def run(self) -> None:
-        """Read until the connection ends; then all calls have ended."""
+        """Read until the connection ends; so do its calls then."""
         prefix = memoryview(bytearray(_PREFIX.size))
         try:
             while True:
@@ -156,6 +160,8 @@ class LaneLink:
                 await self._read_piece(*_PREFIX.unpack(prefix))
         except ConnectionLost:
             pass
+        except ProtocolViolation as error:
+            self._strike(self.peer, str(error))
         finally:
             self.close()
 
@@ -194,7 +200,9 @@ class LaneLink:
         try:
             await self._send(parts)
         except trio.Cancelled:
-            if not self._ended:
+            if self._ended:
+                self._writing.release()
+            else:
                 self._nursery.start_soon(self._send_rest, deque(memoryview(bytes(part)) for part in parts))
             raise
         except ConnectionLost:
@@ -217,11 +225,11 @@ class LaneLink:
             ready += await self.read(view[ready:])
 
     async def _read_piece(self, number: int, kind: int, size: int) -> None:
-        """ConnectionLost if it is none."""
         call = self._calls.get(number)
-        if size > PIECE_BYTES or kind > _GIVEN_UP or (kind == _FIRST and (call is not None or self._serve is None)):
-            self.close()
-            raise ConnectionLost(f"{self.peer} does not keep to the rules of the lane.")
+        if size > PIECE_BYTES or kind > _GIVEN_UP:
+            raise ProtocolViolation(f"a piece of kind {kind} and {size} bytes on the lane")
+        if kind == _FIRST and (call is not None or self._serve is None):
+            raise ProtocolViolation("a call on the lane that was begun before, or may not be")
         if kind == _FIRST:
             call = await self._begin(number)
         if kind == _GIVEN_UP and call is not None:
@@ -257,8 +265,7 @@ class LaneLink:
 
     async def _send_rest(self, parts: deque[memoryview]) -> None:
         try:
-            await self._send(parts)
-        except ConnectionLost:
-            pass
+            with suppress(ConnectionLost):
+                await self._send(parts)
         finally:
             self._writing.release()

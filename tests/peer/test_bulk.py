@@ -12,7 +12,10 @@ from peer.events import EventLog
 from peer.host import Host, HostConfig, open_host
 from peer.identity import Identity
 from peer.lane_link import LaneLink
+from peer.limits import NetLimits
 from peer.method import Call, Method
+from peer.rate import Meter, TokenBucket
+from peer.serving import Server
 from peer.tls import Credentials, TlsSocket, client_context
 from tests.peer.test_rpc import BIG, ECHO, STALL, Facts, Number, echo
 
@@ -39,7 +42,7 @@ async def pair(bulk_port: int | None = 0) -> AsyncIterator[tuple[Host, Host, Fac
 
 
 def lane_connections(host: Host, peer: str) -> list[LaneLink]:
-    return host._lane._links(peer)
+    return list(host._lane._links.get(peer, ()))
 
 
 def libp2p_connections(host: Host) -> int:
@@ -221,14 +224,12 @@ async def test_an_impostor_on_the_port_gets_no_token_and_no_payload() -> None:
     async def ask(peer: str) -> Offer:
         return Offer(port, b"\0" * 32, b"t" * 32)
 
-    async def serve(channel: object) -> bool:
-        return False
-
     async with trio.open_nursery() as nursery:
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
         port = listeners[0].socket.getsockname()[1]
         nursery.start_soon(trio.serve_listeners, impostor, listeners)
-        assert await BulkLane(nursery, ask, serve).channel("peer", "127.0.0.1") is None
+        server = Server(NetLimits(), Meter(TokenBucket(None), TokenBucket(None)), EventLog())
+        assert await BulkLane(nursery, ask, server).channel("peer", "127.0.0.1") is None
         assert not received
         nursery.cancel_scope.cancel()
 
