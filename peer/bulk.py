@@ -13,16 +13,17 @@ import secrets
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from contextlib import closing
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 import trio
 
 from peer.cooldown import Cooldown
 from peer.errors import BarnraiseError, ConnectionLost
-from peer.lane_link import LaneLink
+from peer.lane_link import LaneLink, Serve
 from peer.libp2p_fixes.sockets import set_keepalive
 from peer.method import Call, Method
+from peer.rate import Meter
 from peer.serving import Server
 from peer.tls import Credentials, TlsSocket, client_context
 from peer.wire import Channel
@@ -49,7 +50,7 @@ class OfferRequest(msgspec.Struct, frozen=True):
 class Offer(msgspec.Struct, frozen=True):
     """Where and as whom the lane listens (port 0: not at all), and a token for one connection."""
 
-    port: int
+    port: Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
     fingerprint: bytes
     token: bytes
 
@@ -60,10 +61,11 @@ OFFER: Final = Method("net/lane", OfferRequest, Offer, open=True, urgent=True)
 class BulkLane:
     """The listener of one host, and its connections to others'."""
 
-    def __init__(self, nursery: trio.Nursery, ask: Ask, server: Server) -> None:
+    def __init__(self, nursery: trio.Nursery, ask: Ask, server: Server, meter: Meter) -> None:
         self._nursery = nursery
         self._ask = ask
         self._server = server
+        self._meter = meter
         self._credentials = Credentials.generate()
         self._client = client_context()
         self._port = 0
@@ -107,9 +109,9 @@ class BulkLane:
         self._failed.end(peer)
 
     def leave(self, peer: str) -> None:
-        """A peer has gone: close the connections with it, those with a call on them when it has ended."""
-        for link in self._links.get(peer, ()):
-            link.leave()
+        """A peer has gone: close our connection to it, with a call on it when that has ended. It closes its own."""
+        if peer in self._ours:
+            self._ours[peer].leave()
 
     def close(self) -> None:
         for peer in self._links:
@@ -130,14 +132,17 @@ class BulkLane:
 
     async def _connect(self, peer: str, ip: str) -> None:
         try:
-            link = LaneLink(self._nursery, peer, await self._dial(peer, ip), self._server.strike)
-            self._ours[peer] = link
-            self._links[peer].add(link)
+            link = self._ours[peer] = self._link(peer, await self._dial(peer, ip), None)
             self._nursery.start_soon(self._read, link)
         except (OSError, BarnraiseError):
             self._failed.begin(peer)
         finally:
             self._dials.pop(peer).set()
+
+    def _link(self, peer: str, tls: TlsSocket, serve: Serve | None) -> LaneLink:
+        link = LaneLink(self._nursery, peer, tls, self._meter, self._server.strike, serve)
+        self._links[peer].add(link)
+        return link
 
     async def _read(self, link: LaneLink) -> None:
         """Until the connection ends."""
@@ -178,9 +183,7 @@ class BulkLane:
             with closing(TlsSocket(stream, self._credentials.context, server_side=True)) as tls:
                 peer = await self._authenticate(tls)
                 if peer is not None:
-                    link = LaneLink(self._nursery, peer, tls, self._server.strike, self._server.serve)
-                    self._links[peer].add(link)
-                    await self._read(link)
+                    await self._read(self._link(peer, tls, self._server.serve))
         except OSError:  # gone before we looked at it
             return
 

@@ -90,7 +90,7 @@ class Host:
         self._watched: dict[str, frozenset[str]] = {}
         self._heartbeat = Heartbeat(self.rpc, self._connections, self._meter, config.limits, config.events)
         self.rpc.serve(HELLO, self._on_hello)
-        self._lane = BulkLane(nursery, self._ask_for_lane, self.rpc.server)
+        self._lane = BulkLane(nursery, self._ask_for_lane, self.rpc.server, self._meter)
         self.rpc.serve(OFFER, self._lane.offer)
         self._connections.lane = self._lane
         self.traversal: Final = Traversal(libp2p_host, self._connections, config.relays, config.events)

@@ -6,9 +6,10 @@ one, a payload at a time, so that it never cools while there is work, and every 
 
     piece     u64 call | u8 kind (0 data, 1 the call's first data, 2 the call is given up) | u32 size | bytes
 
-Small pieces are read at once. A big one stays on the connection until its call takes it, straight into the buffer it
-will be kept in, and so do all behind it: what a peer sends takes no memory that its calls have not claimed. A payload
-goes in one turn, so none that is half read waits behind it.
+Small pieces are read at once, up to 64 KiB a call. A big one stays on the connection until its call takes it, straight
+into the buffer it will be kept in, and so do all behind it: payloads take no memory that their calls have not claimed.
+A payload goes in one turn, so none that is half read waits behind it; a call that takes nothing of what is there for
+`STANDSTILL_S`, as there is no memory, is given up, so that it holds up the others no longer.
 """
 
 from __future__ import annotations
@@ -23,10 +24,13 @@ from typing import Final
 import trio
 
 from peer.errors import ConnectionLost, ProtocolViolation
+from peer.rate import Meter
 from peer.tls import TlsSocket
 from peer.wire import SMALL_BYTES, Buffer, Channel
 
 CALLS_MAX: Final = 256  # under way on one connection: more than a host allows a peer
+STANDSTILL_S: Final = 15.0  # before the kernel gives up a connection on which the other side cannot send
+GIVE_UP_S: Final = 20.0
 PIECE_BYTES: Final = 512 << 10  # what is begun is sent to its end, whatever becomes of its call
 _PREFIX: Final = struct.Struct("!QBI")
 _DATA, _FIRST, _GIVEN_UP = 0, 1, 2
@@ -48,6 +52,7 @@ class LaneChannel(Channel):
         self._begun = begun
         self._inbox = bytearray()
         self._on_link = 0  # bytes of the piece that the connection stands at
+        self._reading = False
         self._over = False  # for one side or both
         self._changed = trio.lowlevel.ParkingLot()
 
@@ -74,8 +79,11 @@ class LaneChannel(Channel):
             view[:size] = self._inbox[:size]
             del self._inbox[:size]
             return size
-        view = view[: self._on_link]
-        size = await self._link.read(view)
+        self._reading = True
+        try:
+            size = await self._link.read(view[: self._on_link])
+        finally:
+            self._reading = False
         self._on_link -= size
         self._changed.unpark_all()
         return size
@@ -100,7 +108,11 @@ class LaneChannel(Channel):
         self._on_link = size
         self._changed.unpark_all()
         while self._on_link and not self._over:
-            await self._changed.park()
+            with trio.move_on_after(STANDSTILL_S) as patience:
+                await self._changed.park()
+            if patience.cancelled_caught and not self._reading:
+                self._link.give_up(self._number)
+                self.lost()
         left, self._on_link = self._on_link, 0
         return left
 
@@ -125,7 +137,7 @@ class LaneLink:
     `strike` is told of who breaks the rules, and how."""
 
     def __init__(
-        self, nursery: trio.Nursery, peer: str, tls: TlsSocket, strike: Strike, serve: Serve | None = None
+        self, nursery: trio.Nursery, peer: str, tls: TlsSocket, meter: Meter, strike: Strike, serve: Serve | None
     ) -> None:
         self.peer: Final = peer
         self.turn: Final = trio.Lock()
@@ -134,10 +146,12 @@ class LaneLink:
         """None while a call is under way."""
         self._nursery = nursery
         self._tls = tls
+        self._meter = meter
         self._strike = strike
         self._serve = serve
         self._calls: dict[int, LaneChannel] = {}
         self._numbers = count()
+        self._giving_up = 0
         self._writing = trio.Semaphore(1)  # of a piece; another task than the one that began it may end it
         self._fewer = trio.lowlevel.ParkingLot()
         self._leaving = self._ended = False
@@ -190,6 +204,7 @@ class LaneLink:
     def give_up(self, number: int) -> None:
         """Tell the other side that a call is over."""
         if not self._ended:
+            self._giving_up += 1
             self._nursery.start_soon(self._give_up, number)
 
     async def write(self, number: int, kind: int, data: memoryview) -> None:
@@ -206,6 +221,7 @@ class LaneLink:
                 self._nursery.start_soon(self._send_rest, deque(memoryview(bytes(part)) for part in parts))
             raise
         except ConnectionLost:
+            self.close()  # something of the piece may have gone
             self._writing.release()
             raise
         self._writing.release()
@@ -235,14 +251,21 @@ class LaneLink:
         if kind == _GIVEN_UP and call is not None:
             call.lost()
         left = size if call is None else await call.take(size)
-        scratch = memoryview(bytearray(min(left, SMALL_BYTES)))
-        while left:
-            left -= await self.read(scratch[:left])
+        await self._throw_away(left)
+
+    async def _throw_away(self, size: int) -> None:
+        """Counted, and no faster than we would read it."""
+        scratch = memoryview(bytearray(min(size, SMALL_BYTES)))
+        while size:
+            count = await self.read(scratch[:size])
+            size -= count
+            self._meter.received(self.peer, count)
+            await self._meter.download.take(count)
 
     async def _begin(self, number: int) -> LaneChannel:
         """Serve a call of the other side's."""
         assert self._serve is not None
-        while len(self._calls) >= CALLS_MAX:
+        while len(self._calls) + self._giving_up >= CALLS_MAX:
             await self._fewer.park()
         call = self._add(number, begun=True)
         self._nursery.start_soon(self._serve, call)
@@ -254,8 +277,12 @@ class LaneLink:
         return call
 
     async def _give_up(self, number: int) -> None:
-        with suppress(ConnectionLost):
+        with trio.move_on_after(GIVE_UP_S) as patience, suppress(ConnectionLost):
             await self.write(number, _GIVEN_UP, memoryview(b""))
+        if patience.cancelled_caught:
+            self.close()
+        self._giving_up -= 1
+        self._fewer.unpark_all()
 
     async def _send(self, parts: deque[memoryview]) -> None:
         while parts:
@@ -265,7 +292,8 @@ class LaneLink:
 
     async def _send_rest(self, parts: deque[memoryview]) -> None:
         try:
-            with suppress(ConnectionLost):
-                await self._send(parts)
+            await self._send(parts)
+        except ConnectionLost:
+            self.close()
         finally:
             self._writing.release()

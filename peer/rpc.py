@@ -91,7 +91,7 @@ class Rpc:
     ) -> Reply[Rep]:
         """Call `method` at `peer` and wait for the answer, `timeout_s` seconds at most.
 
-        `bulk` sends over a connection of its own, so that big payloads never delay control calls. Raises DialError,
+        `bulk` sends over a connection for payloads, so that big payloads never delay control calls. Raises DialError,
         ConnectionLost, DeadlineExceeded, RemoteError (what the handler raised), TooLarge (`body`) or ProtocolViolation
         (a bad reply).
         """

@@ -210,8 +210,9 @@ class Server:
 
     async def _refuse(self, frames: Frames, code: str, message: str) -> None:
         """Answer before the payload is read: the caller stops sending when it sees the reply."""
-        with trio.move_on_after(_REFUSAL_S):
+        with trio.move_on_after(self._limits.header_timeout_s) as patience:
             await frames.send(ReplyHeader(code, message, 0, _NO_BODY), _NOTHING)
+            patience.deadline = trio.current_time() + _REFUSAL_S
             await frames.discard()
 
 

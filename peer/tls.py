@@ -115,15 +115,15 @@ class TlsSocket:
         await trio.lowlevel.checkpoint()
 
     async def send_some(self, view: memoryview) -> int:
-        """Write the beginning of `view`; how many bytes. Cancelled, it has written none of them, but the same bytes,
-        wherever they lie then, must be the next."""
+        """Write the beginning of `view`; how many bytes. After it was cancelled or has raised, the next bytes must be
+        the same ones, wherever they lie then."""
         while True:
             try:
                 return self._socket.send(view)
             except ssl.SSLWantWriteError:
                 await self._writable()
-            except ssl.SSLWantReadError:
-                await self._readable()
+            except ssl.SSLWantReadError as error:  # it changes keys in the middle, which no peer of ours does
+                raise ConnectionLost("the other side asked for a new handshake.") from error
             except _ENDED as error:
                 raise ConnectionLost("the connection ended while sending.") from error
 
@@ -188,5 +188,5 @@ class TlsSocket:
             raise ConnectionLost("the connection was closed.")
         try:
             await ready(self._socket.fileno())
-        except _ENDED as error:
+        except (*_ENDED, trio.BusyResourceError) as error:  # busy: it wants of us what no honest peer wants
             raise ConnectionLost("the connection was closed.") from error

@@ -119,7 +119,7 @@ class Frames:
         if len(frame) > self._header_max_bytes:
             raise TooLarge(f"a header of {len(frame)} bytes is over the limit of {self._header_max_bytes}.")
         self._meter.upload.charge(len(frame))
-        if payload.nbytes <= SMALL_BYTES:
+        if len(frame) + payload.nbytes <= SMALL_BYTES:
             self._meter.upload.charge(payload.nbytes)
             frame += payload
             await self._channel.send(frame)

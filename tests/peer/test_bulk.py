@@ -3,8 +3,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing, suppress
 
+import msgspec
 import pytest
 import trio
+import trio.testing
 
 from peer.bulk import OFFER, BulkLane, Offer, OfferRequest
 from peer.errors import ConnectionLost, DeadlineExceeded, NotAdmitted, RemoteError, ResourceError
@@ -228,10 +230,42 @@ async def test_an_impostor_on_the_port_gets_no_token_and_no_payload() -> None:
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
         port = listeners[0].socket.getsockname()[1]
         nursery.start_soon(trio.serve_listeners, impostor, listeners)
-        server = Server(NetLimits(), Meter(TokenBucket(None), TokenBucket(None)), EventLog())
-        assert await BulkLane(nursery, ask, server).channel("peer", "127.0.0.1") is None
+        meter = Meter(TokenBucket(None), TokenBucket(None))
+        server = Server(NetLimits(), meter, EventLog())
+        assert await BulkLane(nursery, ask, server, meter).channel("peer", "127.0.0.1") is None
         assert not received
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("port", [2**63, 1 << 16, -1])
+async def test_an_offer_of_a_port_that_is_none_harms_nobody(port: int) -> None:
+    class AnyPort(msgspec.Struct, frozen=True):
+        port: int
+        fingerprint: bytes
+        token: bytes
+
+    async def offer(call: Call[OfferRequest]) -> AnyPort:
+        return AnyPort(port, b"", b"")
+
+    async with pair() as (a, b, _):
+        del b.rpc.server._methods[OFFER.name]
+        b.rpc.serve(Method(OFFER.name, OfferRequest, AnyPort, open=True, urgent=True), offer)
+        reply = await a.rpc.call(b.peer_id, ECHO, Number(1), bytes(SIZE), timeout_s=60, bulk=True)
+        assert reply.body == Number(2)
+        assert not lane_connections(a, b.peer_id)
+
+
+async def test_two_that_wait_for_the_same_socket_lose_the_connection_and_nothing_else() -> None:
+    """As a writer and a reader do where the other side asks for new keys and says no more."""
+    async with pair() as (a, b, _):
+        tls = await knock(offer := await offer_of(a, b), offer.token)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(tls.receive_into, memoryview(bytearray(1)))
+            await trio.testing.wait_all_tasks_blocked()
+            with pytest.raises(ConnectionLost):
+                await tls.receive_into(memoryview(bytearray(1)))
+            nursery.cancel_scope.cancel()
+        tls.close()
 
 
 async def test_a_taken_bulk_port_is_one_sentence() -> None:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from random import Random
 
+import msgspec
 import pytest
 import trio
 
@@ -18,10 +19,11 @@ from peer.lane_link import CALLS_MAX, PIECE_BYTES, LaneLink
 from peer.limits import NetLimits
 from peer.method import Call, Method
 from peer.tls import TlsSocket, client_context
-from peer.wire import SMALL_BYTES
+from peer.wire import SMALL_BYTES, RequestHeader
 from tests.peer.test_rpc import BIG, ECHO, STALL, Facts, Number, echo
 
 SIZE = 3 << 20
+BULKY = Method("test/bulky", Number, Number, reply_payload_max=BIG)
 LARGE = Method("test/large", Number, Number, request_payload_max=BIG)
 
 
@@ -135,7 +137,7 @@ async def test_a_call_cut_off_in_the_middle_of_a_slow_payload_leaves_the_connect
 
 
 async def test_payloads_wait_on_the_connection_for_memory_and_all_are_served() -> None:
-    """None takes more than its share, and what waits never stands before what the one at work still has to get."""
+    """None takes more than its share, and none that waits stands before what the one at work still has to get."""
     most = 0
 
     async def measure(call: Call[Number]) -> Number:
@@ -147,14 +149,43 @@ async def test_payloads_wait_on_the_connection_for_memory_and_all_are_served() -
     async with pair(NetLimits(payload_bytes_in_flight=2 * SIZE)) as (a, b, _):
         b.rpc.serve(LARGE, measure)
 
-        async def one() -> None:
-            reply = await a.rpc.call(b.peer_id, LARGE, Number(1), bytes(SIZE), timeout_s=120, bulk=True)
-            assert reply.body == Number(SIZE)
+        async def one(size: int) -> None:
+            reply = await a.rpc.call(b.peer_id, LARGE, Number(1), bytes(size), timeout_s=120, bulk=True)
+            assert reply.body == Number(size)
 
         async with trio.open_nursery() as nursery:
             for _ in range(12):
-                nursery.start_soon(one)
+                nursery.start_soon(one, SIZE)
+                nursery.start_soon(one, SMALL_BYTES)
         assert most == SIZE, "half of the budget is one peer's"
+
+
+async def test_a_call_that_finds_no_memory_holds_up_the_others_for_a_while_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("peer.lane_link.STANDSTILL_S", 0.5)
+    begun, done = trio.Event(), trio.Event()
+
+    async def keep(call: Call[Number]) -> Number:
+        begun.set()
+        await done.wait()
+        return call.body
+
+    async with pair(NetLimits(payload_bytes_in_flight=2 * SIZE)) as (a, b, _):
+        b.rpc.serve(LARGE, keep)
+
+        async def one() -> None:
+            reply = await a.rpc.call(b.peer_id, LARGE, Number(1), bytes(SIZE), timeout_s=120, bulk=True)
+            assert reply.body == Number(1)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(one)
+            await begun.wait()
+            with pytest.raises(ConnectionLost):
+                await a.rpc.call(b.peer_id, LARGE, Number(2), bytes(SIZE), timeout_s=120, bulk=True)
+            await ask(a, b, 3, 0)
+            done.set()
+        await ask(a, b, 4)
 
 
 async def test_a_refusal_comes_while_its_payload_is_still_on_the_way_and_others_go_on() -> None:
@@ -254,19 +285,61 @@ async def test_who_breaks_the_rules_of_the_lane_is_struck_and_loses_the_connecti
         await ask(a, b, 1)
 
 
-async def test_data_for_a_call_that_nobody_knows_is_thrown_away() -> None:
+async def test_data_for_a_call_that_nobody_knows_is_counted_and_thrown_away() -> None:
     async with pair() as (a, b, facts):
         tls = await knock(a, b)
         for _ in range(4):
             await tls.send(piece(99, 0, bytes(PIECE_BYTES)) + piece(98, 2, b""))
+        with trio.fail_after(60):
+            while b.bytes_by_peer[a.peer_id].bytes_down < 4 * PIECE_BYTES:
+                await trio.sleep(0.01)
         await ask(a, b, 1)
         assert not [event for event in facts if event.name == "peer_struck"]
         tls.close()
 
 
-async def test_calls_without_end_take_bounded_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Headers that never come to their end, on one connection: the reader stops, and goes on as they are given up."""
-    monkeypatch.setattr("peer.serving._REFUSAL_S", 0.1)
+async def test_who_reads_nothing_of_what_it_is_told_loses_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And there is no end of calls that would have to be given up."""
+    monkeypatch.setattr("peer.lane_link.GIVE_UP_S", 0.5)
+    replying = trio.Event()
+
+    async def reply_at_length(call: Call[Number]) -> tuple[Number, bytes]:
+        replying.set()
+        return call.body, bytes(BIG)
+
+    async with pair() as (a, b, _):
+        b.rpc.serve(BULKY, reply_at_length)
+        tls = await knock(a, b)
+        async with trio.open_nursery() as nursery:
+            most = 0
+
+            async def flood() -> None:
+                """A request for more than a connection holds, then what breaks the rules again and again."""
+                body = msgspec.Raw(msgspec.msgpack.encode(Number(1)))
+                header = msgspec.msgpack.encode(RequestHeader(BULKY.name, 0, 60_000, body))
+                await tls.send(piece(0, 1, len(header).to_bytes(4, "big") + header))
+                await replying.wait()
+                for number in range(1, 100_000):
+                    await tls.send(piece(number, 1, b"\xff\xff\xff\xff"))
+
+            async def lose() -> None:
+                with suppress(ConnectionLost):
+                    await flood()
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(lose)
+            with trio.fail_after(60):
+                while True:
+                    await trio.sleep(0.01)
+                    for link in b._lane._links.get(a.peer_id, ()):
+                        most = max(most, len(link._calls) + link._giving_up)
+        assert 8 < most <= CALLS_MAX
+        tls.close()
+        await ask(a, b, 1)
+
+
+async def test_calls_without_end_take_bounded_room() -> None:
+    """Headers that never come to their end, on one connection: the reader stops."""
     async with pair(NetLimits(header_timeout_s=3600.0, calls_in_per_peer=4 * CALLS_MAX)) as (a, b, _):
         tls = await knock(a, b)
         async with trio.open_nursery() as nursery:
