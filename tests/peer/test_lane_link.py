@@ -137,7 +137,6 @@ async def test_a_call_cut_off_in_the_middle_of_a_slow_payload_leaves_the_connect
 
 
 async def test_payloads_wait_on_the_connection_for_memory_and_all_are_served() -> None:
-    """None takes more than its share, and none that waits stands before what the one at work still has to get."""
     most = 0
 
     async def measure(call: Call[Number]) -> Number:
@@ -158,6 +157,27 @@ async def test_payloads_wait_on_the_connection_for_memory_and_all_are_served() -
                 nursery.start_soon(one, SIZE)
                 nursery.start_soon(one, SMALL_BYTES)
         assert most == SIZE, "half of the budget is one peer's"
+
+
+async def test_none_that_waits_for_memory_stands_before_what_its_holder_still_has_to_get() -> None:
+    async def measure(call: Call[Number]) -> Number:
+        return Number(len(call.payload))
+
+    async with pair(NetLimits(payload_bytes_in_flight=2 * SIZE), upload=float(2 << 20)) as (a, b, _):
+        b.rpc.serve(LARGE, measure)
+
+        async def one(size: int) -> None:
+            reply = await a.rpc.call(b.peer_id, LARGE, Number(1), bytes(size), timeout_s=120, bulk=True)
+            assert reply.body == Number(size)
+
+        async with trio.open_nursery() as nursery:
+            before = b.bytes_down
+            nursery.start_soon(one, SIZE)
+            with trio.fail_after(60):
+                while b.bytes_down - before < PIECE_BYTES:
+                    await trio.sleep(0.01)
+            for size in (SMALL_BYTES - 100, SMALL_BYTES, SMALL_BYTES + 1):
+                nursery.start_soon(one, size)
 
 
 async def test_a_call_that_finds_no_memory_holds_up_the_others_for_a_while_only(
