@@ -30,7 +30,7 @@ from peer.wire import SMALL_BYTES, Buffer, Channel
 
 CALLS_MAX: Final = 256  # under way on one connection: more than a host allows a peer
 STANDSTILL_S: Final = 15.0  # before the kernel gives up a connection on which the other side cannot send
-GIVE_UP_S: Final = 20.0
+GIVE_UP_S: Final = 120.0  # without a byte sent, where there are calls to be given up: the other side reads nothing
 PIECE_BYTES: Final = 512 << 10  # what is begun is sent to its end, whatever becomes of its call
 _PREFIX: Final = struct.Struct("!QBI")
 _DATA, _FIRST, _GIVEN_UP = 0, 1, 2
@@ -52,7 +52,7 @@ class LaneChannel(Channel):
         self._begun = begun
         self._inbox = bytearray()
         self._on_link = 0  # bytes of the piece that the connection stands at
-        self._reading = False
+        self._is_taking = False
         self._over = False  # for one side or both
         self._changed = trio.lowlevel.ParkingLot()
 
@@ -79,11 +79,8 @@ class LaneChannel(Channel):
             view[:size] = self._inbox[:size]
             del self._inbox[:size]
             return size
-        self._reading = True
-        try:
-            size = await self._link.read(view[: self._on_link])
-        finally:
-            self._reading = False
+        self._is_taking = True
+        size = await self._link.read(view[: self._on_link])
         self._on_link -= size
         self._changed.unpark_all()
         return size
@@ -99,22 +96,32 @@ class LaneChannel(Channel):
     async def take(self, size: int) -> int:
         """Called by the link that stands at a piece of `size` bytes: returns when that is taken or the call is over,
         and how much is left of it."""
+        if self._over:
+            return size
         if len(self._inbox) + size <= SMALL_BYTES:
-            piece = memoryview(bytearray(size))
-            await self._link.read_all(piece)
-            self._inbox += piece
-            self._changed.unpark_all()
+            await self._put_in_inbox(size)
             return 0
-        self._on_link = size
+        self._on_link, self._is_taking = size, False
         self._changed.unpark_all()
+        looks = 0
         while self._on_link and not self._over:
-            with trio.move_on_after(STANDSTILL_S) as patience:
+            with trio.move_on_after(STANDSTILL_S / 2) as patience:
                 await self._changed.park()
-            if patience.cancelled_caught and not self._reading:
+            looks += patience.cancelled_caught and not self._is_taking
+            if looks == 2:  # once may be our own standstill
                 self._link.give_up(self._number)
                 self.lost()
         left, self._on_link = self._on_link, 0
         return left
+
+    async def _put_in_inbox(self, size: int) -> None:
+        """As it comes: there is a deadline for headers."""
+        piece = memoryview(bytearray(size))
+        while size:
+            count = await self._link.read(piece[:size])
+            self._inbox += piece[:count]
+            size -= count
+            self._changed.unpark_all()
 
     def lost(self) -> None:
         """Called by the link: the other side has given the call up, or the connection has ended."""
@@ -255,7 +262,7 @@ class LaneLink:
 
     async def _throw_away(self, size: int) -> None:
         """Counted, and no faster than we would read it."""
-        scratch = memoryview(bytearray(min(size, SMALL_BYTES)))
+        scratch = memoryview(bytearray(min(size, self._meter.download.piece_bytes(SMALL_BYTES))))
         while size:
             count = await self.read(scratch[:size])
             size -= count
@@ -277,16 +284,19 @@ class LaneLink:
         return call
 
     async def _give_up(self, number: int) -> None:
-        with trio.move_on_after(GIVE_UP_S) as patience, suppress(ConnectionLost):
-            await self.write(number, _GIVEN_UP, memoryview(b""))
-        if patience.cancelled_caught:
-            self.close()
-        self._giving_up -= 1
-        self._fewer.unpark_all()
+        try:
+            with suppress(ConnectionLost):
+                await self.write(number, _GIVEN_UP, memoryview(b""))
+        finally:
+            self._giving_up -= 1
+            self._fewer.unpark_all()
 
     async def _send(self, parts: deque[memoryview]) -> None:
         while parts:
-            parts[0] = parts[0][await self._tls.send_some(parts[0]) :]
+            with trio.move_on_after(GIVE_UP_S) as patience:
+                parts[0] = parts[0][await self._tls.send_some(parts[0]) :]
+            if patience.cancelled_caught and self._giving_up:
+                self.close()
             if not parts[0]:
                 parts.popleft()
 

@@ -25,11 +25,12 @@ from cryptography.x509.oid import NameOID
 
 from peer.errors import ConnectionLost
 
+_WRITE_BYTES: Final = 1 << 14  # a record of TLS; OpenSSL says nothing of a write until all of it is done
 _TURN_BYTES: Final = 1 << 20  # at most this much is decrypted before other tasks get their turn
 _UNSENT_BYTES: Final = 1 << 19  # at most this much waits in the kernel: whoever has written has sent, or nearly so
 _WAKE_BYTES: Final = 1 << 17  # of a payload arrive before its reader is woken; a slow link brings 10 KB at a time
 _WAKE_S: Final = 0.5  # or what there is then: every byte is a sign of life
-_RECORD_BYTES: Final = 1 << 14  # of TLS, which OpenSSL may hold a part of
+_RECORD_BYTES: Final = 1 << 14  # of TLS, of which OpenSSL may hold a part
 _ENDED: Final = (ssl.SSLError, OSError, trio.ClosedResourceError)
 
 
@@ -119,7 +120,7 @@ class TlsSocket:
         the same ones, wherever they lie then."""
         while True:
             try:
-                return self._socket.send(view)
+                return self._socket.send(view[:_WRITE_BYTES])
             except ssl.SSLWantWriteError:
                 await self._writable()
             except ssl.SSLWantReadError as error:  # it changes keys in the middle, which no peer of ours does

@@ -183,7 +183,7 @@ async def test_none_that_waits_for_memory_stands_before_what_its_holder_still_ha
 async def test_a_call_that_finds_no_memory_holds_up_the_others_for_a_while_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("peer.lane_link.STANDSTILL_S", 0.5)
+    monkeypatch.setattr("peer.lane_link.STANDSTILL_S", 2.0)
     begun, done = trio.Event(), trio.Event()
 
     async def keep(call: Call[Number]) -> Number:
@@ -320,7 +320,7 @@ async def test_data_for_a_call_that_nobody_knows_is_counted_and_thrown_away() ->
 
 async def test_who_reads_nothing_of_what_it_is_told_loses_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """And there is no end of calls that would have to be given up."""
-    monkeypatch.setattr("peer.lane_link.GIVE_UP_S", 0.5)
+    monkeypatch.setattr("peer.lane_link.GIVE_UP_S", 3.0)
     replying = trio.Event()
 
     async def reply_at_length(call: Call[Number]) -> tuple[Number, bytes]:
@@ -350,7 +350,7 @@ async def test_who_reads_nothing_of_what_it_is_told_loses_the_connection(monkeyp
             nursery.start_soon(lose)
             with trio.fail_after(60):
                 while True:
-                    await trio.sleep(0.01)
+                    await trio.lowlevel.checkpoint()
                     for link in b._lane._links.get(a.peer_id, ()):
                         most = max(most, len(link._calls) + link._giving_up)
         assert 8 < most <= CALLS_MAX
