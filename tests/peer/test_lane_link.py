@@ -46,6 +46,21 @@ async def pair(limits: NetLimits | None = None, upload: float | None = None) -> 
         yield a, b, facts
 
 
+class Held:
+    """A handler that answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.begun, self.answer, self.ended = trio.Event(), trio.Event(), trio.Event()
+
+    async def __call__(self, call: Call[Number]) -> Number:
+        self.begun.set()
+        try:
+            await self.answer.wait()
+        finally:
+            self.ended.set()
+        return call.body
+
+
 async def ask(a: Host, b: Host, number: int, size: int = SIZE) -> None:
     payload = Random(number).randbytes(size)
     reply = await a.rpc.call(b.peer_id, ECHO, Number(number), payload, timeout_s=120, bulk=True)
@@ -99,24 +114,15 @@ async def test_calls_of_any_size_given_up_at_any_moment_do_not_disturb_the_other
 
 
 async def test_who_gives_a_call_up_ends_its_handler() -> None:
-    begun, ended = trio.Event(), trio.Event()
-
-    async def stall(call: Call[Number]) -> Number:
-        begun.set()
-        try:
-            await trio.sleep_forever()
-        finally:
-            ended.set()
-        return call.body
-
+    held = Held()
     async with pair() as (a, b, _):
-        b.rpc.serve(STALL, stall)
+        b.rpc.serve(STALL, held)
         with trio.fail_after(60):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(lambda: a.rpc.call(b.peer_id, STALL, Number(1), timeout_s=60, bulk=True))
-                await begun.wait()
+                await held.begun.wait()
                 nursery.cancel_scope.cancel()
-            await ended.wait()
+            await held.ended.wait()
         await ask(a, b, 1)
         await none_under_way(link_of(a, b), link_of(b, a))
 
@@ -184,15 +190,9 @@ async def test_a_call_that_finds_no_memory_holds_up_the_others_for_a_while_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("peer.lane_link.STANDSTILL_S", 2.0)
-    begun, done = trio.Event(), trio.Event()
-
-    async def keep(call: Call[Number]) -> Number:
-        begun.set()
-        await done.wait()
-        return call.body
-
+    held = Held()
     async with pair(NetLimits(payload_bytes_in_flight=2 * SIZE)) as (a, b, _):
-        b.rpc.serve(LARGE, keep)
+        b.rpc.serve(LARGE, held)
 
         async def one() -> None:
             reply = await a.rpc.call(b.peer_id, LARGE, Number(1), bytes(SIZE), timeout_s=120, bulk=True)
@@ -200,11 +200,11 @@ async def test_a_call_that_finds_no_memory_holds_up_the_others_for_a_while_only(
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(one)
-            await begun.wait()
+            await held.begun.wait()
             with pytest.raises(ConnectionLost):
                 await a.rpc.call(b.peer_id, LARGE, Number(2), bytes(SIZE), timeout_s=120, bulk=True)
             await ask(a, b, 3, 0)
-            done.set()
+            held.answer.set()
         await ask(a, b, 4)
 
 
@@ -219,15 +219,9 @@ async def test_a_refusal_comes_while_its_payload_is_still_on_the_way_and_others_
 
 
 async def test_when_the_connection_ends_so_do_its_calls_and_the_next_has_another() -> None:
-    begun = trio.Event()
-
-    async def stall(call: Call[Number]) -> Number:
-        begun.set()
-        await trio.sleep_forever()
-        return call.body
-
+    held = Held()
     async with pair() as (a, b, _):
-        b.rpc.serve(STALL, stall)
+        b.rpc.serve(STALL, held)
 
         async def lose() -> None:
             with pytest.raises(ConnectionLost):
@@ -237,21 +231,15 @@ async def test_when_the_connection_ends_so_do_its_calls_and_the_next_has_another
             async with trio.open_nursery() as nursery:
                 for _ in range(5):
                     nursery.start_soon(lose)
-                await begun.wait()
+                await held.begun.wait()
                 link_of(b, a).close()
         await ask(a, b, 1)
 
 
 async def test_who_leaves_ends_the_calls_under_way_first() -> None:
-    asked, answer = trio.Event(), trio.Event()
-
-    async def slow(call: Call[Number]) -> Number:
-        asked.set()
-        await answer.wait()
-        return call.body
-
+    held = Held()
     async with pair() as (a, b, _):
-        b.rpc.serve(STALL, slow)
+        b.rpc.serve(STALL, held)
         async with trio.open_nursery() as nursery:
 
             async def one() -> None:
@@ -259,13 +247,13 @@ async def test_who_leaves_ends_the_calls_under_way_first() -> None:
                 assert reply.body == Number(7)
 
             nursery.start_soon(one)
-            await asked.wait()
+            await held.begun.wait()
             old = link_of(a, b)
             assert a._lane is not None
             a._lane.leave(b.peer_id)
             await ask(a, b, 1)
             assert {old} < a._lane._links[b.peer_id], "the next call has a connection of its own"
-            answer.set()
+            held.answer.set()
         with trio.fail_after(60):
             while old in a._lane._links[b.peer_id]:
                 await trio.lowlevel.checkpoint()
