@@ -51,7 +51,7 @@ def libp2p_connections(host: Host) -> int:
     return len(host.libp2p.get_network().get_connections())
 
 
-async def test_bulk_takes_one_pooled_tls_connection_and_control_does_not() -> None:
+async def test_bulk_takes_one_tls_connection_and_control_does_not() -> None:
     async with pair() as (a, b, _):
         payload = bytes(range(256)) * (SIZE // 256)
         for _round in range(3):
