@@ -132,7 +132,8 @@ class _Coordinator:
 
     def _abreast(self, head: Head) -> Head:
         others = [authority.head for authority in self.authorities if authority.group != head.run_id]
-        return abreast(head, others, self._manifest.synchronous)
+        issues = head.run_id == self._manifest.group_id(0)
+        return abreast(head, others, self._manifest.synchronous, issues)
 
     def _replicas(self, stage: int) -> list[str]:
         """Who says that it belongs to that group."""
@@ -153,15 +154,18 @@ class _Coordinator:
         return describe(self._host, last.head, own)
 
 
-def abreast(head: Head, others: Sequence[Head], synchronous: bool) -> Head:
+def abreast(head: Head, others: Sequence[Head], synchronous: bool, issues: bool) -> Head:
     """The weights of a stage at the place in the run where the `others` are, if they are too old for it. In a
-    synchronous run that is where the last of these is: the others have kept the weights of its epoch."""
+    synchronous run that is where the last of these is: the others have kept the weights of its epoch. The stage that
+    `issues` hands out nothing that another has merged: it would pass there uncounted, and the run wait for rounds in
+    which nothing counts."""
     last, furthest = min(others, key=lambda head: head.round), max(others, key=lambda head: head.round)
     if furthest.round - head.round <= STALENESS:
         return head
     if synchronous:
         return msgspec.structs.replace(head, round=last.round, inner_step=last.inner_step, ledger=last.ledger)
-    return msgspec.structs.replace(head, round=furthest.round, inner_step=furthest.inner_step)
+    ledger = head.ledger.after(other.ledger for other in others) if issues else head.ledger
+    return msgspec.structs.replace(head, round=furthest.round, inner_step=furthest.inner_step, ledger=ledger)
 
 
 def _shelf(state: InitialState) -> SnapshotShelf:

@@ -75,6 +75,13 @@ class Ledger(msgspec.Struct, frozen=True):
         left = _union([*self.returned, *broken, (self.cursor, cursor), *handed])
         return Ledger(cursor, tuple(_subtract(left, used)), promises)
 
+    def after(self, others: Iterable[Ledger]) -> Ledger:
+        """With all that any of `others` takes for trained taken for trained, too."""
+        free: Sequence[Range] = self.free
+        for other in others:
+            free = without(free, without([(0, NUMBERS_END)], other.free))
+        return msgspec.structs.replace(self, cursor=free[-1][0], returned=tuple(free[:-1]))
+
     def narrowed(self, at: int, most: int) -> Ledger:
         """With the `most` returned ranges before the sample `at`, and as many from there on, that are nearest to it.
         The samples of those further back are given up; further ahead all are free again, trained on or not."""
