@@ -11,6 +11,7 @@ import pytest
 from cli.children import ChildPeer, Children, children
 from cli.course import Course
 from cli.progress import Progress
+from tests.cli.test_pipeline import ROUNDS as FEW
 from tests.cli.test_pipeline import RUN, stages_of
 
 pytestmark = [pytest.mark.soak, pytest.mark.process]
@@ -58,7 +59,7 @@ def test_a_newcomer_restores_a_synchronous_stage_that_lost_its_only_replica(tmp_
 
 def begun(home: Path, group: Children, outer: str, peers: int) -> tuple[Course, list[ChildPeer]]:
     """A run of two stages that has committed a few rounds, and its peers, half of them in each."""
-    (home / "run.toml").write_text(RUN.replace("rounds = 12", f"rounds = {ROUNDS}").replace(LOCAL, outer))
+    (home / "run.toml").write_text(RUN.replace(f"rounds = {FEW}", f"rounds = {ROUNDS}").replace(LOCAL, outer))
     progress = Progress("test", keeps_all=True, stages=2)
     course = Course(home, ROUNDS, group, progress, lambda: None)
     course.begin()
