@@ -8,22 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
-Range = tuple[int, int]  # half-open
+from swarm.ledger import Range, count, union, without
 
 
 class MicroBatches(msgspec.Struct, frozen=True, kw_only=True):
     """report.json. `issued`, `completed` and `retried` (calls made once more) as the replicas of the first stage say;
     `double_counted` and `lost` of all stages whose commits are known: micro-batches that were merged twice, and that a
-    stage's ledger takes for trained though no commit has them."""
+    stage's ledger takes for trained though no commit has them. `undone`: those that later stages have merged, while the
+    first one has lost its commits with its last replica."""
 
     issued: int
     completed: int
     retried: int
     double_counted: int
     lost: int
+    undone: int
 
 
 @dataclass(frozen=True)
@@ -81,39 +84,29 @@ class Accounts:
             head = entry.previous
         return found
 
+    def merged_elsewhere(self, stage: int) -> list[Range]:
+        """What any known commit of the other stages has merged, also of those that were gone back on."""
+        others = (entry for other, known in self.entries.items() if other != stage for entry in known.values())
+        return [r for entry in others for ranges in entry.counted for r in ranges]
 
-def audit(merged: Iterable[Range], cursor: int, returned: Sequence[Range]) -> tuple[int, int]:
-    """(samples merged twice, samples that the ledger takes for trained and nobody has merged)."""
+
+class Audit(NamedTuple):
+    """In samples. `twice`: merged twice; `lost`: taken for trained by the ledger, and in no commit; `undone`: the same,
+    but other stages have merged them."""
+
+    twice: int
+    lost: int
+    undone: int
+
+
+def audit(merged: Iterable[Range], cursor: int, returned: Sequence[Range], elsewhere: Iterable[Range] = ()) -> Audit:
+    """A stage's ledger beside what its commits have `merged`, repetitions included. `elsewhere`, for the first stage:
+    what any commit of the others has merged. A first stage that has lost all its replicas goes back, but hands out no
+    more what the others have had (`Ledger.after`)."""
     ranges = list(merged)
-    distinct = _union(ranges)
-    trained = _without((0, cursor), returned)
-    twice = _count(ranges) - _count(distinct)
-    again = sum(_overlap(r, free) for r in distinct for free in [*returned, (cursor, 1 << 62)])  # to be handed out anew
-    return twice + again, _count(trained) - sum(_overlap(r, t) for r in distinct for t in trained)
-
-
-def _union(ranges: Iterable[Range]) -> list[Range]:
-    merged: list[Range] = []
-    for first, last in sorted(ranges):
-        if merged and first <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(last, merged[-1][1]))
-        else:
-            merged.append((first, last))
-    return merged
-
-
-def _without(whole: Range, holes: Sequence[Range]) -> list[Range]:
-    left, at = list[Range](), whole[0]
-    for first, last in sorted(holes):
-        if at < first:
-            left.append((at, first))
-        at = max(at, last)
-    return [*left, (at, whole[1])] if at < whole[1] else left
-
-
-def _overlap(a: Range, b: Range) -> int:
-    return max(0, min(a[1], b[1]) - max(a[0], b[0]))
-
-
-def _count(ranges: Iterable[Range]) -> int:
-    return sum(last - first for first, last in ranges)
+    distinct = union(ranges)
+    trained = without([(0, cursor)], returned)
+    missing = without(trained, distinct)
+    lost = without(missing, elsewhere)
+    again = without(distinct, trained)  # to be handed out anew
+    return Audit(count(ranges) - count(distinct) + count(again), count(lost), count(missing) - count(lost))

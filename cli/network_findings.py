@@ -13,9 +13,9 @@ from multiaddr import Multiaddr
 from cli.findings import Finding, State, disk_finding, failure, memory_finding
 from peer.addressbook import is_circuit
 from peer.errors import BarnraiseError, DialError
+from peer.free_memory import free_memory_bytes
 from peer.host import Host, open_host
 from peer.traversal import probe
-from swarm.attendance import free_memory_bytes
 from swarm.groups import stage_costs, state_bytes
 from swarm.invite import Invite
 from swarm.manifest import Manifest

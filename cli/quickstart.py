@@ -179,10 +179,11 @@ def _told_books(report: Report) -> str:
     books = report.micro_batches
     assert books is not None
     missed = ", ".join(f"{stage.uncounted} at stage {stage.stage}" for stage in report.stages[1:])
+    undone = f" Merged by later stages, and undone at the first: {books.undone}." if books.undone else ""
     return (
         f"{books.issued} micro-batches issued, {books.completed} completed, {books.retried} calls made once more;"
         f" {books.double_counted} counted twice, {books.lost} lost.\n"
-        f"Merged by the first stage and not by a later one: {missed}."
+        f"Merged by the first stage and not by a later one: {missed}.{undone}"
         " What could not be counted once is reported, never guessed.\n"
         f"Moves between stages: {len(report.moves)}."
     )

@@ -130,14 +130,15 @@ def _books(
     """What was issued, and whether each stage merged it once; and how many of the first stage's each of them has not
     merged. Adds to `unknown` the stages of which that cannot be told."""
     accounts, size = progress.accounts, manifest.micro_batch
-    twice, lost, trained = 0, 0, []
+    twice, lost, undone, trained = 0, 0, 0, []
     for stage, head in enumerate(heads):
         merged = accounts.merged(stage, manifest.first_head(stage).hash.hex(), head.hash.hex())
         if merged is None:
             unknown.append(f"nobody told of all the commits of stage {stage}: what it merged is not in the books")
         else:
-            more, less = audit(merged, head.ledger.cursor, head.ledger.returned)
-            twice, lost = twice + more, lost + less
+            elsewhere = accounts.merged_elsewhere(stage) if stage == 0 else ()
+            found = audit(merged, head.ledger.cursor, head.ledger.returned, elsewhere)
+            twice, lost, undone = twice + found.twice, lost + found.lost, undone + found.undone
         trained.append(head.tokens // manifest.data.seq_len)
 
     def total(name: str) -> int:
@@ -149,6 +150,7 @@ def _books(
         retried=total("retried"),
         double_counted=-(-twice // size),
         lost=-(-lost // size),
+        undone=-(-undone // size),
     )
     return books, [max(0, trained[0] - samples) // size for samples in trained]
 

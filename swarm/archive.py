@@ -18,10 +18,10 @@ from peer.checkpoint_file import Loaded
 from peer.errors import BarnraiseError
 from peer.identity import Signed
 from peer.rpc import Call, Method
-from swarm.chain import Head
+from swarm.chain import Head, Member
 from swarm.charter import write_atomically
 from swarm.fetch import Fetched, fetch_state
-from swarm.follow import ask_standings, weigh
+from swarm.follow import Viewpoint, ask_standings, weigh
 from swarm.ground import Ground
 from swarm.groups import layout_of, open_store, state_bytes, vectors_of
 from swarm.kept import regroup_of
@@ -30,7 +30,7 @@ from swarm.messages import SLICE_BYTES_MAX
 from swarm.snapshots import SnapshotShelf
 
 KEEPERS: Final = 2  # of each stage
-EVERY_S: Final = 45.0
+EVERY_S: Final = 15.0
 DUTY: Final = 0.05  # of the time a keeper's link may be busy with it
 FIRST_S: Final = 10.0
 ASK_S: Final = 4.0
@@ -121,11 +121,13 @@ class Archive:
 async def newest_seen(
     ground: Ground, stage: int, records: Mapping[str, MemberRecord]
 ) -> tuple[Head, Signed | None, tuple[str, ...]] | None:
-    """The head that the group of `stage` stands at, the signature of its term, and who holds its state."""
+    """The head that the group of `stage` stands at, the signature of its term, and who holds its state. Where a
+    majority of those with whom the authority began the term answers, nobody else's word counts."""
     manifest, first = ground.manifest, ground.manifest.first_head(stage)
     asked = [peer for peer, record in records.items() if record.role == "stage" and record.stage == stage]
     standings = await ask_standings(ground.host.rpc, asked[:ASKED_MAX], ASK_S, group=first.run_id)
-    sightings = weigh(standings, manifest.authority, first)
+    view = Viewpoint(Member(ground.host.peer_id, ""), first)
+    sightings = weigh(standings, manifest.authority, first, view)
     if not sightings or not sightings[0].head.members:
         return None
     best = sightings[0]

@@ -9,13 +9,11 @@ decision; until then everybody else says what they wait for.
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
@@ -23,12 +21,13 @@ import trio
 
 from peer import faults
 from peer.errors import ConfigError, NetworkError
+from peer.free_memory import free_memory_bytes
 from swarm.chain import Head
 from swarm.fitting import rules_of
 from swarm.follow import ask_standings
 from swarm.ground import Ground
 from swarm.groups import stage_costs
-from swarm.kept import kept_stages
+from swarm.kept import kept_stages, note_seat
 from swarm.load import PeerLoad
 from swarm.membership import REFRESH_S, MemberRecord, Membership, Own, describe
 from swarm.moving import (
@@ -52,6 +51,7 @@ from swarm.texts import has_text, open_texts
 SETTLE_S: Final = 1.5  # for what was published to be read by those who choose, too
 LATE_S: Final = 5.0  # who is not at work by the time it expected publishes that it takes so much longer
 WATCHED_MAX: Final = 64
+RESTORE_AGAIN_S: Final = 60.0  # after so long at a seat that nobody takes us at, keepers are asked once more
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,7 @@ class Attendance:
         self._seat: Seat | None = None
         self._phase = "starting"
         self._missing: tuple[int, ...] = ()
+        self._seated_at = 0.0
         self._served = False  # whether our stage has been since we set out for our seat
         self._passed = (0, trio.current_time())  # micro-batches counted at this seat, and when that was looked at
         self._rate = 0.0  # of these, a second
@@ -97,9 +98,21 @@ class Attendance:
                 authority, rounds = self._manifest.authority, self._manifest.run.rounds
                 nursery.start_soon(not_too_late, self._others, authority, rounds, self._is_behind)
                 await self._choose()
-                while await self._sit(self._place.stage):
+                while await self._stay(self._place.stage):
                     pass
             nursery.cancel_scope.cancel()
+
+    async def _stay(self, stage: int) -> bool:
+        """As `_sit`; who has come from another stage and has too little text for the first goes back."""
+        try:
+            return await self._sit(stage)
+        except ConfigError as error:
+            if stage > 0 or self._place.source < 0 or self._ground.config.stage is not None:
+                raise
+            self._has_text = False
+            self._host.events.emit("text_missing", reason=str(error))
+            self._go(self._place.source)
+            return True
 
     async def _sit(self, stage: int) -> bool:
         """Take part in the group of `stage`: until the run is complete, or (true) until another stage needs us more, or
@@ -109,6 +122,8 @@ class Attendance:
             self._seat = seat
             self._passed, self._rate = (0, trio.current_time()), 0.0
             if self._manifest.stages > 1:
+                note_seat(self._ground, stage)
+                self._seated_at = trio.current_time()
                 self._host.events.emit("seat_taken", stage=stage)
                 faults.reach("arriving")
             try:
@@ -119,6 +134,7 @@ class Attendance:
                         await self._until_needed_elsewhere()
                         faults.reach("leaving")
                         moves = True
+                        seat.tell_unmerged()
                         nursery.cancel_scope.cancel()
 
                     if self._manifest.stages > 1:
@@ -226,7 +242,8 @@ class Attendance:
         await self._membership.announce()
         with suppress(NetworkError):
             await self._membership.read()
-        crowded = not empty and is_one_too_many(me, self._membership.view, time.time())
+        served = at_work(move.target, self._membership.view, time.time())
+        crowded = bool(served) if empty else is_one_too_many(me, self._membership.view, time.time())
         if crowded or not await self._has_deputy(move.source):
             self._place = before
             await self._membership.announce()
@@ -312,9 +329,16 @@ class Attendance:
 
     @property
     def _is_orphaned(self) -> bool:
-        """Whether the last replica was lost while this peer was on its way there. Who takes its seat again asks the
-        keepers, which it did not while the stage was served (`swarm.restore`)."""
-        return self._is_arriving and self._served and self._place.stage in self._missing
+        """Whether the last replica was lost while this peer was on its way there, or nobody takes it for one with what
+        it has, while others go on from later rounds. Who takes its seat again asks the keepers, which it did not while
+        the stage was served, or may not have reached (`swarm.restore`)."""
+        if not self._is_arriving or self._place.stage not in self._missing:
+            return False
+        if self._served or self._seat is None:
+            return self._served
+        rounds = [record.round for record in self._others().values() if record.role == "stage"]
+        behind = self._seat.engine.head.round < max(rounds, default=0)
+        return behind and trio.current_time() - self._seated_at > RESTORE_AGAIN_S
 
     def _describe(self) -> MemberRecord:
         place, seat, now = self._place, self._seat, time.time()
@@ -367,12 +391,3 @@ class Attendance:
         """The head of who has no state yet."""
         first = self._manifest.first_head(max(self._place.stage, 0))
         return msgspec.structs.replace(first, round=-1)
-
-
-def free_memory_bytes() -> float:
-    """What this machine could give to a worker now: where the system tells, with the caches that it would give up."""
-    with suppress(OSError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return 1024.0 * int(line.split()[1])
-    return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))

@@ -23,18 +23,21 @@ from swarm.trainer import Order, Work
 
 @dataclass(frozen=True)
 class Message:
-    """What a peer has to say in a round: its encoded slices, their blake3 hashes and squared norms."""
+    """What a peer has to say in a round: its encoded slices, their blake3 hashes and squared norms. `before`: in a
+    pipeline, what the method remembered before it."""
 
     turn: Turn
     coding: Coding
     slices: Sequence[memoryview]
     hashes: tuple[bytes, ...]
     sqnorms: tuple[float, ...]
+    before: tuple[torch.Tensor, ...] = ()
 
 
 class Contributor:
     """Makes a peer's contributions, one at a time, and sees to it that what a method keeps between its messages stays
-    true: what was in a message that was not merged is in the next one."""
+    true: what was in a message that was not merged is in the next one. In a pipeline the trainer sees to that, or to
+    its being counted elsewhere: there the method forgets the message."""
 
     def __init__(self, post: Post) -> None:
         self._post = post
@@ -82,12 +85,17 @@ class Contributor:
         self._returned.append(message)
 
     def _encode(self, turn: Turn, coding: Coding, product: torch.Tensor) -> Message:
-        recipe = self._post.state.recipe
+        recipe, pipeline = self._post.state.recipe, self._post.pace.pipeline
         while self._returned:
-            lost = self._returned.popleft()
-            recipe.take_back(lost.turn, lost.coding, lost.slices)
+            lost = self._returned.pop()  # the last one first: what was before it holds what came before that
+            if pipeline:
+                for vector, was in zip(recipe.memory(lost.coding), lost.before, strict=True):
+                    vector.copy_(was)
+            else:
+                recipe.take_back(lost.turn, lost.coding, lost.slices)
+        before = tuple(vector.clone() for vector in recipe.memory(coding)) if pipeline else ()
         sizes = [coding.message_bytes(index) for index in range(coding.count)]
         room = torch.frombuffer(allocate(sum(sizes)), dtype=torch.uint8).split(sizes)
         sqnorms = recipe.encode(turn, coding, product, room)
         slices = [as_bytes(piece) for piece in room]
-        return Message(turn, coding, slices, tuple(blake3(s).digest() for s in slices), tuple(sqnorms))
+        return Message(turn, coding, slices, tuple(blake3(s).digest() for s in slices), tuple(sqnorms), before)

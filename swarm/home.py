@@ -3,8 +3,8 @@
 lock   identity.key   invite   manifest.msgpack   tokenizer.json   regroup.msgpack   addresses.json   events.jsonl
 worker.log   tokens-*.npy   checkpoints/   state.part; at the coordinator's also bans.msgpack   seen.msgpack
 
-In a pipeline what belongs to a stage (regroup.msgpack, seen.msgpack, checkpoints/, state.part) lies in stage-0/,
-stage-1/ ... of its own, as does archive.part: a commit that is kept for another stage, while it is fetched.
+In a pipeline there is seat, and what belongs to a stage (regroup.msgpack, seen.msgpack, checkpoints/, state.part) lies
+in stage-0/, stage-1/ ... of its own, as does archive.part: a commit that is kept for another stage, while it is fetched.
 """
 
 from __future__ import annotations
@@ -56,6 +56,11 @@ class Home:
     def seen(self) -> Path:
         """The last heads that a coordinator saw committed."""
         return self.path / "seen.msgpack"
+
+    @property
+    def seat(self) -> Path:
+        """In a pipeline: the number of the stage in which this peer had its seat last."""
+        return self.path / "seat"
 
     @property
     def addresses(self) -> Path:

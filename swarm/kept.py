@@ -90,13 +90,26 @@ def regroup_of(home: Home, authority: str, head: Head) -> Signed | None:
 
 
 def kept_stages(ground: Ground) -> list[int]:
-    """The stages that this home has a checkpoint of, the latest first."""
+    """The stages that this home has a checkpoint of: first the one in which it had its seat last, then the latest."""
     manifest, host = ground.manifest, ground.host
     latest = {}
     for stage in range(manifest.stages):
         if entries := open_store(ground.home, manifest, stage, host.identity, host.events).list():
             latest[stage] = entries[-1].path.stat().st_mtime
-    return sorted(latest, key=lambda stage: -latest[stage])
+    last = _last_seat(ground)
+    return sorted(latest, key=lambda stage: (stage != last, -latest[stage]))
+
+
+def note_seat(ground: Ground, stage: int) -> None:
+    """Remember across restarts that this is our stage: what we keep for another one may be as new."""
+    write_atomically(ground.home.seat, str(stage).encode())
+
+
+def _last_seat(ground: Ground) -> int | None:
+    try:
+        return int(ground.home.seat.read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def _initial(store: CheckpointStore, manifest: Manifest, stage: int, recipe: Recipe) -> tuple[OuterState, Head]:

@@ -76,10 +76,14 @@ class Ledger(msgspec.Struct, frozen=True):
         return Ledger(cursor, tuple(_subtract(left, used)), promises)
 
     def after(self, others: Iterable[Ledger]) -> Ledger:
-        """With all that any of `others` takes for trained taken for trained, too."""
+        """With all that any of `others` takes for trained taken for trained, too; but for one that says it has come so
+        far that it would leave nothing to hand out."""
         free: Sequence[Range] = self.free
         for other in others:
-            free = without(free, without([(0, NUMBERS_END)], other.free))
+            if other.cursor <= NUMBERS_END // 2:
+                free = without(free, without([(0, NUMBERS_END)], other.free))
+        if not free or free[-1][1] != NUMBERS_END:  # no honest ledger's
+            return self
         return msgspec.structs.replace(self, cursor=free[-1][0], returned=tuple(free[:-1]))
 
     def narrowed(self, at: int, most: int) -> Ledger:

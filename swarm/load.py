@@ -14,6 +14,7 @@ from functools import cached_property
 from statistics import median_low
 from typing import Final
 
+SPEED_MAX: Final = 1e30  # of no machine; sums of what is above could overflow
 BOAST_MAX: Final = 4.0  # no speed counts as more than this many times the median: whoever boasts attracts no moves
 
 
@@ -67,7 +68,7 @@ class LoadView:
     @cached_property
     def usual_speed(self) -> float:
         """The median of the known speeds; 1 if none is known."""
-        known = [load.speed for load in self.peers if 0 < load.speed < math.inf]
+        known = [load.speed for load in self.peers if 0 < load.speed < SPEED_MAX]
         return median_low(known) if known else 1.0
 
     @cached_property
@@ -75,12 +76,12 @@ class LoadView:
         """The speed of each of `peers` that is believed: the usual one for whoever has shown none."""
         usual, most = self.usual_speed, BOAST_MAX * self.usual_speed
         # The comparison is false for NaN too.
-        return [min(load.speed, most) if 0 < load.speed < math.inf else usual for load in self.peers]
+        return [min(load.speed, most) if 0 < load.speed < SPEED_MAX else usual for load in self.peers]
 
     def speed(self, load: PeerLoad) -> float:
         """The speed that is believed of one record, which need not be in the view."""
         usual = self.usual_speed
-        return min(load.speed, BOAST_MAX * usual) if 0 < load.speed < math.inf else usual
+        return min(load.speed, BOAST_MAX * usual) if 0 < load.speed < SPEED_MAX else usual
 
     def in_flight(self, load: PeerLoad) -> bool:
         return load.ready_s > self.now_s

@@ -53,7 +53,7 @@ async def restore(ground: Ground, stage: int, known: Known) -> None:
     mine = await trio.to_thread.run_sync(_on_disk, ground, stage)
     vain: list[_Offer] = []
     while not at_work(stage, known(), time.time()) and trio.current_time() < until:
-        offers, waiting = await _ask_keepers(ground, stage, known(), until)
+        offers, complete = await _ask_keepers(ground, stage, known(), until)
         believed, last = await _ask_authority(ground, stage, [mine, *(offer.head for offer in offers)])
         fit = [offer for offer in offers if offer.head.hash in believed and offer not in vain]
         best = max(fit, key=lambda offer: offer.head.height, default=None)
@@ -62,7 +62,7 @@ async def restore(ground: Ground, stage: int, known: Known) -> None:
                 mine = best.head
             else:
                 vain.append(best)
-        elif mine.hash in believed and (not waiting or mine.height >= last):
+        elif mine.hash in believed and (complete or mine.height >= last):
             return
         else:
             await trio.sleep(ASK_AGAIN_S)
@@ -71,20 +71,22 @@ async def restore(ground: Ground, stage: int, known: Known) -> None:
 async def _ask_keepers(
     ground: Ground, stage: int, records: Mapping[str, MemberRecord], until: float
 ) -> tuple[list[_Offer], bool]:
-    """What they claim to keep; and whether somebody has yet to take the seat from which it will tell."""
+    """What they claim to keep; and whether somebody has answered, and nobody has yet to take the seat from which it
+    will tell."""
     before = (stage - 1) % ground.manifest.stages
     able = [peer for peer, record in records.items() if record.role == "stage" and record.stage in (before, -1)]
     asked = sorted(able, key=lambda peer: lot(peer, stage))[:ASKED_MAX]
     found: dict[bytes, _Offer] = {}
-    waiting = False
+    heard = waiting = False
 
     async def ask(peer: str) -> None:
-        nonlocal waiting
+        nonlocal heard, waiting
         try:
             kept = (await ground.host.rpc.call(peer, KEPT, AskKept(stage), timeout_s=KEPT_S)).body
         except BarnraiseError as error:
             waiting |= isinstance(error, RemoteError) and error.code in (UNKNOWN_METHOD, BUSY)
             return
+        heard = True
         if kept.head is not None and kept.regroup is not None and _is_signed(ground, stage, kept.head, kept.regroup):
             name = kept.head.hash
             others = found[name].holders if name in found else ()
@@ -94,7 +96,7 @@ async def _ask_keepers(
         async with trio.open_nursery() as nursery:
             for peer in asked:
                 nursery.start_soon(ask, peer)
-    return list(found.values()), waiting
+    return list(found.values()), heard and not waiting
 
 
 async def _ask_authority(ground: Ground, stage: int, heads: Sequence[Head]) -> tuple[set[bytes], tuple[int, int]]:

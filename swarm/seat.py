@@ -28,7 +28,7 @@ from swarm.follow import Sighting
 from swarm.ground import Ground
 from swarm.groups import state_bytes
 from swarm.kept import Kept
-from swarm.ledger import Range
+from swarm.ledger import Range, count
 from swarm.library import serve_shelves
 from swarm.membership import Known, MemberRecord
 from swarm.messages import SLICE_BYTES_MAX
@@ -129,6 +129,14 @@ class Seat:
     def load(self) -> Load:
         """How busy this replica of a stage is."""
         return self._station.load() if self._station is not None else Load()
+
+    def tell_unmerged(self) -> None:
+        """This peer leaves for another stage. What it has counted since the last commit goes with it: the first stage
+        issues its own again, and so does a synchronous round."""
+        if self._station is not None and self.stage > 0 and not self._manifest.synchronous:
+            counted = count(self._station.counting.counted)
+            if counted:
+                self._post.events.emit("pipeline_lost", samples=counted, reason="left the stage")
 
     # -- Keeper ------------------------------------------------------------------------------------------------------
 

@@ -21,9 +21,10 @@ from peer.events import EventLog
 from peer.host import Host, HostConfig, open_host
 from peer.identity import Identity
 from peer.temporary import temporary_folder
+from swarm.chain import Member
 from swarm.charter import MANIFEST_FILE, TOKENIZER_FILE
 from swarm.contact import obtain_charter
-from swarm.follow import ASKED_MAX, Sighting, ask_standings, weigh
+from swarm.follow import ASKED_MAX, Sighting, Viewpoint, ask_standings, weigh
 from swarm.gate import Gate
 from swarm.home import Home
 from swarm.invite import Invite
@@ -78,7 +79,7 @@ class Visitor:
         start = manifest.first_head(stage)
         most = manifest.run.max_peers + ASKED_MAX
         standings = await ask_standings(self.host.rpc, asked, group=start.run_id, most=most)
-        return weigh(standings, manifest.authority, start)
+        return weigh(standings, manifest.authority, start, Viewpoint(Member(self.host.peer_id, ""), start))
 
     async def all_sightings(self, records: Mapping[str, MemberRecord]) -> list[list[Sighting]]:
         """The `sightings` of each stage, asked for at once."""

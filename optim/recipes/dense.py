@@ -122,6 +122,9 @@ class Feedback:
             torch.sub(wanted[span], coding.up.decode(out[i], coding.size(i)), out=owed[span])
         return sqnorms
 
+    def memory(self, coding: DenseCoding) -> Sequence[torch.Tensor]:
+        return (self._owed(coding),) if coding.up.needs_error_feedback else ()
+
     def take_back(self, coding: DenseCoding, messages: Sequence[Buffer]) -> None:
         """That message was not merged: all of it is owed again."""
         if coding.up.needs_error_feedback:
@@ -151,6 +154,10 @@ class Wire(ABC):
         """As `Recipe.encode`."""
 
     @abstractmethod
+    def memory(self, coding: Coding) -> Sequence[torch.Tensor]:
+        """As `Recipe.memory`."""
+
+    @abstractmethod
     def take_back(self, coding: Coding, messages: Sequence[Buffer]) -> None:
         """As `Recipe.take_back`."""
 
@@ -169,6 +176,10 @@ class DenseWire(Wire):
     def encode(self, coding: Coding, vector: torch.Tensor, out: Sequence[torch.Tensor]) -> list[float]:
         assert isinstance(coding, DenseCoding)
         return self._feedback.encode(coding, vector, out)
+
+    def memory(self, coding: Coding) -> Sequence[torch.Tensor]:
+        assert isinstance(coding, DenseCoding)
+        return self._feedback.memory(coding)
 
     def take_back(self, coding: Coding, messages: Sequence[Buffer]) -> None:
         assert isinstance(coding, DenseCoding)

@@ -34,5 +34,8 @@ class DilocoRecipe(Recipe):
     def encode(self, turn: Turn, coding: Coding, product: torch.Tensor, out: Sequence[torch.Tensor]) -> list[float]:
         return self._wire.encode(coding, product, out)
 
+    def memory(self, coding: Coding) -> Sequence[torch.Tensor]:
+        return self._wire.memory(coding)
+
     def take_back(self, turn: Turn, coding: Coding, messages: Sequence[Buffer]) -> None:
         self._wire.take_back(coding, messages)

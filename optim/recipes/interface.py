@@ -1,7 +1,7 @@
 """What the round engine must know of a method of agreeing on weights.
 
 A *recipe* is one peer's copy of a method. It has a shared half, the same at every member and a pure function of the
-last commit (coding, weights, step), and a private half that belongs to this peer alone (encode, take_back):
+last commit (coding, weights, step), and a private half that belongs to this peer alone (encode, memory, take_back):
 
     work of the worker --encode--> slices --merge (a slice's owner)--> result --updates--> step_into --> next state
 
@@ -106,6 +106,10 @@ class Recipe(ABC):
         """My message of this round into `out` (uint8, one a slice); returns the slices' squared norms. `product`: what
         the worker made at the coding's places, (m,), only read. What the message leaves out is kept for the next one.
         `ProtocolViolation` if the product is not finite."""
+
+    def memory(self, coding: Coding) -> Sequence[torch.Tensor]:
+        """The vectors that `encode` of that coding keeps for the next message, to be copied and written back."""
+        return ()
 
     @abstractmethod
     def take_back(self, turn: Turn, coding: Coding, messages: Sequence[Buffer]) -> None:

@@ -161,6 +161,10 @@ class LowRankWire(Wire):
             _add(owed, blocks, message, -1)
         return sqnorms
 
+    def memory(self, coding: Coding) -> Sequence[torch.Tensor]:
+        assert isinstance(coding, LowRankCoding)
+        return (self._owed(coding),)
+
     def take_back(self, coding: Coding, messages: Sequence[Buffer]) -> None:
         assert isinstance(coding, LowRankCoding)
         for index, data in enumerate(messages):

@@ -90,6 +90,9 @@ class SparseRecipe(Recipe):
             sqnorms.append(coding.sqnorm(index, message))
         return sqnorms
 
+    def memory(self, coding: Coding) -> Sequence[torch.Tensor]:
+        return (self._memory,)
+
     def take_back(self, turn: Turn, coding: Coding, messages: Sequence[Buffer]) -> None:
         assert isinstance(coding, SparseCoding)
         for index, data in enumerate(messages):

@@ -17,7 +17,7 @@ import trio
 
 from peer.errors import StageRefused
 from peer.training import learning_rate
-from swarm.ledger import Range, contains, count, union
+from swarm.ledger import Range, contains, count, union, without
 from swarm.pipeline.rules import STALENESS
 from swarm.pipeline.stage_trainer import WATCH_S, Adoption, StagePost, StageTrainer
 from swarm.trainer import Order, Work
@@ -204,6 +204,11 @@ class LocalSteps(StageTrainer):
         return follows and not adoption.replaced and self._captured_in == self._gang.generation
 
     def _settle(self) -> None:
+        assert self.head is not None
+        handed_in = union((first, first + self._counting.micro_batch) for first in self._captured)
+        unmerged = without(handed_in, without(handed_in, self.head.ledger.free))
+        if unmerged and self._post.pace.stage > 0:  # the first stage issues them again, and they pass through here
+            self._say_lost("not merged", unmerged)
         self._stepped -= self._captured
         self._steps = max(0, self._steps - self._captured_steps)
         self._captured, self._captured_steps, self._captured_in = set(), 0, -1

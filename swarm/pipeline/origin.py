@@ -74,13 +74,14 @@ class Origin:
             retried += once_more
             errand.counts = verdict == "count"
             errand.confirm = partial(self._is_ours, span)
-            if again and errand.counts:
-                errand.counts = await self._is_ours(span)
-            if not errand.counts:
-                errand.confirm = None  # whoever has counted it here, the later stages still want it of us
             cause: Cause = "not_finite"
             try:
-                outcome = await work.run(errand)
+                with work.under_way(errand):  # a mate's question may cross ours
+                    if again and errand.counts:
+                        errand.counts = await self._is_ours(span)
+                    if not errand.counts:
+                        errand.confirm = None  # whoever has counted it here, the later stages still want it of us
+                    outcome = await work.run(errand)
                 if isinstance(outcome, Returned):
                     retried += outcome.retried
                     return result(outcome)

@@ -37,6 +37,7 @@ POLL_S: Final = 0.25  # replicas are looked up so often while there is none
 PAUSE_MIN_S: Final = 0.01
 GONE_S: Final = 30.0  # longer than any record says that somebody is where it is not
 FAILURES_MAX: Final = 2
+FOLLOW_S: Final = 120.0  # a stage further on may be without replicas for about so long
 REFUSALS_MAX: Final = 2  # two replicas that refuse an input, or answer it to no avail, are right about it
 
 Replicas = Callable[[], Mapping[str, Load]]
@@ -67,8 +68,9 @@ class Undelivered:
 @dataclass
 class _Attempt:
     """What is known of one micro-batch on this hop. `strayed`: replicas it did not come back from. `failures` of each:
-    at `FAILURES_MAX` it is not followed there any more, even if it was counted there. `unwanted`: whoever we have it
-    from has learnt that it is counted by another."""
+    at `FAILURES_MAX` it is not followed there any more, even if it was counted there. `holder`: who has it, by its own
+    word, and is asked for that; `held_up`: since when such a one has declined. `unwanted`: whoever we have it from has
+    learnt that it is counted by another."""
 
     again: bool
     until: float
@@ -77,6 +79,8 @@ class _Attempt:
     refusals: int = 0
     begun: bool = False
     unwanted: bool = False
+    holder: str | None = None
+    held_up: dict[str, float] = field(default_factory=dict)
     strayed: set[str] = field(default_factory=set)
     failures: Counter[str] = field(default_factory=Counter)
 
@@ -94,6 +98,7 @@ class Sender:
         self._gone: dict[str, tuple[float, float]] = {}  # not in the group: its record's time, when we learnt it
         self._numbers = count(randbits(48))  # no sender that was here before has used them
         self._open: dict[int, tuple[str, Range, _Attempt]] = {}  # calls that we wait for, by their number
+        self._not_followed: set[str] = set()  # said so long that they have it, and declined, that we believe it no more
         self._stranded = 0  # micro-batches that wait, as no replica of the stage is alive
 
     async def awaits(self, peer: str, span: Range, number: int) -> bool:
@@ -177,6 +182,7 @@ class Sender:
             raise
         if passed.outcome == "done":
             wiring.succeeded(peer, number, answered_at, passed.downstream_s, passed.queued_s)
+            self._not_followed.discard(peer)
             return Delivered(passed, attempt.tries)
         attempt.begun |= passed.begun
         attempt.again |= passed.begun
@@ -186,6 +192,8 @@ class Sender:
         """`peer` answered that it has not done it."""
         wiring, now = self.wiring, trio.current_time()
         attempt.tries += passed.retried
+        if peer == attempt.holder and now - attempt.held_up.setdefault(peer, now) > FOLLOW_S:
+            self._not_followed.add(peer)
         if passed.outcome == "elsewhere":
             wiring.cancelled(peer, number)
             self._gone[peer] = (self._known[peer].at if peer in self._known else 0.0, now)
@@ -206,10 +214,11 @@ class Sender:
 
     async def _choose(self, request: Pass, attempt: _Attempt) -> str | None:
         """Who has it already, if it may have been counted; else whom the wiring names. None if nobody is left."""
+        attempt.holder = None
         if attempt.again and not request.evaluate:
-            holder = await self._who_has(request.span, attempt)
-            if holder is not None:
-                return holder
+            attempt.holder = await self._who_has(request.span, attempt)
+            if attempt.holder is not None:
+                return attempt.holder
         chosen = self.wiring.choose(trio.current_time(), exclude=attempt.strayed)
         if chosen is None and self.wiring.replicas:  # all have failed
             await trio.sleep(min(POLL_S, max(0.0, attempt.until - trio.current_time())))
@@ -219,7 +228,8 @@ class Sender:
 
     async def _who_has(self, span: Range, attempt: _Attempt) -> str | None:
         """The first live replica to say that it has counted `span`; None if none does in time."""
-        asked = [peer for peer in self.wiring.replicas if attempt.failures[peer] < FAILURES_MAX]
+        followed = (peer for peer in self.wiring.replicas if peer not in self._not_followed)
+        asked = [peer for peer in followed if attempt.failures[peer] < FAILURES_MAX]
         timeout_s = min(SEEN_S, SEEN_SHARE * (attempt.until - trio.current_time()))
         return await who_has(self._host, self._group, span, asked, timeout_s)
 
@@ -281,6 +291,7 @@ class Sender:
             if self._known.get(peer) != load:
                 self.wiring.published(peer, load.queue, load.service_s, 0.0)
         self._known = found
+        self._not_followed &= found.keys()
 
     def _others(self, attempt: _Attempt) -> bool:
         return any(peer not in attempt.strayed for peer in self.wiring.replicas)

@@ -279,9 +279,10 @@ class StageTrainer(ABC):
 
     async def _throw_away(self, head: Head) -> None:
         """All gradients, wherever they are. Lost is what has not been merged on the way to `head`."""
-        if self._generation == self._gang.generation:
-            await self._gang.take_gradient()
-        counted = self._counting.forget()
+        async with self._station.nothing_counts():
+            if self._generation == self._gang.generation:
+                await self._gang.take_gradient()
+            counted = self._counting.forget()
         lost = without(counted, without(counted, head.ledger.free))
         if lost:
             self._say_lost("thrown away", lost)

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -111,12 +111,25 @@ class StageWork:
         self._stood_still_until = stood_still_until
         self._under_way: dict[Range, list[Errand]] = {}
         self._backward_ended = trio.Event()
+        self._backwards = 0  # that count, under way
+        self._barred = False
 
     def notice_loss(self) -> None:
         """If the worker was lost since, so is all that was counted in it."""
         if self._generation != self.compute.gang.generation:
             self._generation = self.compute.gang.generation
             self.on_lost(self.counting.forget())
+
+    @asynccontextmanager
+    async def nothing_counts(self) -> AsyncIterator[None]:
+        """No backward that counts is under way inside, so that what the worker has counted is what we have."""
+        self._barred = True
+        try:
+            while self._backwards:
+                await self._backward_ended.wait()
+            yield
+        finally:
+            self._barred = False
 
     async def settled(self, span: Range, asker: str) -> bool:
         """Whether the micro-batch is counted here, or is about to be: one at its backward is waited for, but not for
@@ -134,10 +147,19 @@ class StageWork:
         """Raises StageRefused ("cancelled" where it is wanted no more) and WorkerError (nothing was counted, but later
         stages may have: see `Sender`), and ProtocolViolation where the hidden state does not decode."""
         errand.doubted |= self._stood_still_until() > errand.began - BACKLOG_S
+        with self.under_way(errand):
+            return await self._run_once(errand)
+
+    @contextmanager
+    def under_way(self, errand: Errand) -> Iterator[None]:
+        """Who asks meanwhile who has it puts it in doubt; also from within another such block."""
         errands = self._under_way.setdefault(errand.span, [])
+        if errand in errands:
+            yield
+            return
         errands.append(errand)
         try:
-            return await self._run_once(errand)
+            yield
         finally:
             errands.remove(errand)
             if not errands:
@@ -227,7 +249,10 @@ class StageWork:
         wanted = of.count and await self._is_wanted(errand)
         with trio.CancelScope(shield=True):
             self.notice_loss()
+            if wanted and self._barred:
+                raise StageRefused("what was counted here is being thrown away: send it again", "cancelled")
             counts = wanted and counting.begin(span, errand.epoch)
+            self._backwards += counts
             try:
                 pass_ = msgspec.structs.replace(of, count=counts)
                 await self.compute.backward(slot, pass_, errand.size, errand.times)
@@ -237,6 +262,7 @@ class StageWork:
             finally:
                 if counts:
                     counting.undo(span)  # where it failed
+                    self._backwards -= 1
                 self.notice_loss()
                 ended, self._backward_ended = self._backward_ended, trio.Event()
                 ended.set()

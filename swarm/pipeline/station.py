@@ -10,7 +10,7 @@ so that a slow replica says "busy" instead of hoarding.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Final
 
 from torch import Tensor
@@ -127,6 +127,10 @@ class Station:
         conflicts = self.counting.reset(head)
         self._desk.moved()
         return conflicts
+
+    def nothing_counts(self) -> AbstractAsyncContextManager[None]:
+        """As `StageWork.nothing_counts`."""
+        return self._work.nothing_counts()
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:

@@ -168,7 +168,7 @@ GOOD: dict[str, Any] = {
     "rounds": 4,
     "faults": {"killed": ["c"], "frozen": ["d"], "added": ["e"]},
     "losses": {1: 3.0, 4: 2.5},
-    "books": MicroBatches(issued=9, completed=8, retried=1, double_counted=0, lost=0),
+    "books": MicroBatches(issued=9, completed=8, retried=1, double_counted=0, lost=0, undone=0),
 }
 
 

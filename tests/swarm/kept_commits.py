@@ -46,10 +46,10 @@ def record_of(host: Host, head: Head, stage: int) -> MemberRecord:
     return describe(host, head, own)
 
 
-def commit_of(manifest: Manifest, authority: Identity, round: int) -> Commit:
-    numel = layout_of(manifest, STAGE).numel
-    tensors = tuple(torch.full((numel,), float(round + n)) for n in range(len(vectors_of(manifest, STAGE))))
+def commit_of(manifest: Manifest, authority: Identity, round: int, stage: int = STAGE) -> Commit:
+    numel = layout_of(manifest, stage).numel
+    tensors = tuple(torch.full((numel,), float(round + n)) for n in range(len(vectors_of(manifest, stage))))
     tree = hash_state(tensors)
-    first = manifest.first_head(STAGE).regrouped((Member("gone", "s"),), 1)
+    first = manifest.first_head(stage).regrouped((Member("gone", "s"),), 1)
     head = msgspec.structs.replace(first, round=round, state_hash=tree.root, previous=first.hash)
     return head, sign_body(authority, REGROUP_KIND, first), Fetched(tensors, tree, {}, 0, 0.0)

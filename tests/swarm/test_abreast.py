@@ -7,7 +7,7 @@ import pytest
 
 from swarm.chain import Head, genesis
 from swarm.coordinator import abreast
-from swarm.ledger import Ledger
+from swarm.ledger import NUMBERS_END, Ledger
 
 BATCH = 64
 
@@ -50,3 +50,12 @@ def test_the_first_stage_hands_out_nothing_that_another_has_merged() -> None:
     assert (on.round, on.inner_step) == (8, 8)
     assert on.ledger == Ledger(cursor=512, returned=((8, 16), (64, 80), (256, 300)))
     assert (on.run_id, on.state_hash) == (kept.run_id, kept.state_hash)
+
+
+@pytest.mark.parametrize("cursor", [NUMBERS_END, 1 << 60, NUMBERS_END - 8])
+def test_a_stage_that_says_it_has_merged_everything_leaves_the_first_something_to_hand_out(cursor: int) -> None:
+    kept = with_ledger(head_at(3), Ledger(cursor=192))
+    others = [with_ledger(head_at(8, 1), Ledger(cursor=cursor)), with_ledger(head_at(8, 2), Ledger(cursor=256))]
+    on = abreast(kept, others, synchronous=False, issues=True)
+    assert on.ledger == Ledger(cursor=256)
+    assert Ledger(cursor=cursor).after([Ledger(cursor=8)]).cursor == cursor

@@ -61,6 +61,29 @@ async def test_who_was_on_its_way_to_a_stage_that_was_lost_meanwhile_sits_down_a
                 await left.wait()
 
 
+async def test_who_is_not_taken_in_with_what_it_has_asks_the_keepers_again(tmp_path: Path) -> None:
+    """Nobody serves its stage, and it found no keeper when it came."""
+    manifest = run_of(3)
+    async with ground_of(manifest, tmp_path / "mine") as (ground, _):
+        first = manifest.first_head(0)
+        begun = record_of(ground.host, msgspec.structs.replace(first, round=3), 0)
+        engine = SimpleNamespace(head=manifest.first_head(STAGE), phase="knocking")
+        idle = SimpleNamespace(service_s=0.0, queue=0.0)
+        seat = SimpleNamespace(
+            stage=STAGE, engine=engine, is_member=False, passed=0, load=lambda: idle, measures_last=False
+        )
+        attendance = Attendance(ground)
+        attendance._go(STAGE)
+        attendance._seat = cast(Any, seat)
+        attendance._missing, attendance._seated_at = (STAGE,), trio.current_time()
+        attendance._membership.view = {"another": begun}
+        assert not attendance._is_orphaned, "the authority may still take it in"
+        attendance._seated_at -= module.RESTORE_AGAIN_S + 1
+        assert attendance._is_orphaned
+        attendance._membership.view = {"another": record_of(ground.host, first, 0)}
+        assert not attendance._is_orphaned, "the run has not begun"
+
+
 async def test_who_leaves_has_a_deputy_that_the_group_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stranger publishes that it is a replica of the stage, and says so when it is asked."""
     monkeypatch.setattr("swarm.attendance.ask_standings", partial(ask_standings, timeout_s=60.0))

@@ -14,13 +14,14 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 
 from peer.host import Host
 from peer.method import Call
 from swarm.pipeline.asking import is_awaited, who_has
 from swarm.pipeline.messages import AWAITED, AskAwaited, Awaited, Pass, Passed
 from swarm.pipeline.rules import PipelineRules
-from swarm.pipeline.stage_work import BACKLOG_S, SURE_S
+from swarm.pipeline.stage_work import BACKLOG_S, SURE_S, Errand
 from swarm.pipeline.station import IssueResult
 from tests.peer.gang_harness import freeze
 from tests.swarm.pipeline_children import open_children
@@ -231,6 +232,49 @@ async def test_what_is_at_its_backward_is_had(tmp_path: Path) -> None:
             assert not counting.counted
             os.kill(worker, signal.SIGCONT)
         assert middle.outcomes == ["done"] and counting.counted == (SPANS[0],)
+
+
+async def test_what_is_thrown_away_is_all_that_the_worker_has_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One is at its backward then, and is forgotten with the rest; one comes back meanwhile, and is asked for again."""
+    async with open_middle(tmp_path) as middle:
+        replica, counting = middle.replica, middle.replica.station.counting
+        worker = replica.gang.worker_pid
+        assert worker is not None
+        work = replica.station._work
+        thrown: list[tuple[list[str], tuple[tuple[int, int], ...]]] = []
+        came_back, is_wanted = trio.Event(), work._is_wanted
+
+        async def watched(errand: Errand) -> bool:
+            wanted = await is_wanted(errand)
+            if errand.span == SPANS[1]:
+                came_back.set()
+            return wanted
+
+        monkeypatch.setattr(work, "_is_wanted", watched)
+
+        async def throw_away() -> None:
+            async with replica.station.nothing_counts():
+                thrown.append((list((await replica.gang.take_gradient()).micro_batches), counting.forget()))
+
+        async with trio.open_nursery() as nursery:
+            await middle.take(SPANS[0], nursery)
+            await middle.take(SPANS[1], nursery)
+            freeze(worker)
+            await middle.answers.send(None)
+            with trio.fail_after(60):
+                while not counting.is_at(SPANS[0]):
+                    await trio.sleep(0.01)
+            nursery.start_soon(throw_away)
+            await trio.testing.wait_all_tasks_blocked(0.1)
+            await middle.answers.send(None)
+            with trio.fail_after(60):
+                await came_back.wait()
+            assert not thrown
+            os.kill(worker, signal.SIGCONT)
+        assert sorted(middle.outcomes) == ["done", "later"] and counting.counted == ()
+        assert thrown == [([str(SPANS[0][0])], (SPANS[0],))]
 
 
 async def test_of_two_that_issue_the_same_one_counts(tmp_path: Path) -> None:

@@ -16,9 +16,10 @@ import trio
 
 from peer.errors import ConnectionLost, RemoteError
 from peer.host import Host
-from peer.method import Method
+from peer.method import Call, Method
 from swarm.ledger import Ledger, Range
 from swarm.messages import Done
+from swarm.pipeline import sender
 from swarm.pipeline.activations import ActivationCode
 from swarm.pipeline.feeder import serve_tokens
 from swarm.pipeline.issuer import Issuer
@@ -36,6 +37,7 @@ from swarm.pipeline.messages import (
     Passed,
     PipelineCalls,
     Reissue,
+    Seen,
 )
 from swarm.pipeline.rules import PipelineRules
 from tests.peer.stage_harness import MODEL
@@ -171,6 +173,28 @@ async def test_a_gradient_that_no_stage_can_use_costs_a_retry_or_the_micro_batch
         for replica in (first, last):
             assert len((await replica.gang.take_gradient()).micro_batches) == 4
             assert (replica.gang.free_slots, replica.gang.queue_length) == (replica.gang.spec.slots, 0)
+
+
+async def test_who_says_that_it_has_it_and_does_nothing_is_not_followed_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sender, "FOLLOW_S", 0.3)
+    rules = rules_of(2)
+    async with (
+        open_replicas(tmp_path, [1, 1]) as stages,
+        serving(stages, rules) as table,
+        open_impostor(rules, 1, {}, None) as liar,
+    ):
+        first, last = stages[0][0], stages[1][0]
+
+        async def on_seen(call: Call[AskSeen]) -> Seen:
+            return Seen(tuple(True for _ in call.body.spans))
+
+        liar.rpc.serve(SEEN, on_seen)
+        answers(liar, rules, 1, table, Passed("busy", "full", begun=True), b"")
+        with trio.fail_after(60):
+            await issue_all(first, spans(0, 8))
+        assert len((await last.gang.take_gradient()).micro_batches) == 8
 
 
 async def test_who_only_passes_numbers_on_is_not_struck(tmp_path: Path) -> None:

@@ -272,6 +272,14 @@ def test_boasts_and_nonsense_are_not_believed() -> None:
     assert LoadView.of(0.0, stages, [load("a", 7), load("b", -1)]).peers == ()
 
 
+def test_the_only_speed_that_is_known_may_be_nonsense() -> None:
+    stages = [StageCost(1.0)] * 2
+    peers = [load("a", 0, 1e308), load("b", 0, 0.0), load("c", 0, 0.0), load("d", 1, 0.0)]
+    view = LoadView.of(LATER_S, stages, peers)
+    assert view.throughputs() == [3.0, 1.0]
+    assert len(decide(view)) <= 1 and stage_for_joiner(view, load("joiner", 0, 0.0)) == 1
+
+
 # Cutting the model into stages
 
 

@@ -4,7 +4,7 @@ would go on from, and asks for it while somebody may still turn up with one."""
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -49,6 +49,7 @@ class Scene:
         self.manifest, self.fresh = manifest, fresh
         self.records: dict[str, MemberRecord] = {}
         self._folder, self._authority, self._events = folder, authority, events
+        self.sees: Callable[[Head], None] = lambda head: None
         self._count = 0
 
     @asynccontextmanager
@@ -98,7 +99,9 @@ async def scene_of(
         AuthorityDesk(host, [Authority(host, first, 1, list, memory, abreast=lambda head: head)])
         await fresh.host.connect_address(host.addresses[0], timeout_s=60)
         with trio.fail_after(120):
-            yield Scene(folder, manifest, host, fresh, events), [made[round] for round in commits]
+            scene = Scene(folder, manifest, host, fresh, events)
+            scene.sees = lambda head: memory.see(head, STAGE_BACK_S_MAX)
+            yield scene, [made[round] for round in commits]
 
 
 async def test_the_newest_that_the_authority_believes_is_taken(tmp_path: Path) -> None:
@@ -141,6 +144,23 @@ async def test_a_keeper_that_turns_up_later_is_asked(tmp_path: Path) -> None:
             await scene.opens(two, new)
         assert scene.restored == [5, 7]
         assert await scene.begins_with() == new[0]
+
+
+async def test_who_has_nothing_but_the_beginning_waits_for_somebody_to_answer(tmp_path: Path) -> None:
+    async with scene_of(tmp_path, (5,), seen=(5, 9)) as (scene, (kept,)), scene.machine() as keeper:
+        scene.sees(scene.manifest.first_head(STAGE))  # it may begin with that, if there is nothing else
+        await scene.opens(keeper, kept)
+        looked = 0
+
+        def known() -> dict[str, MemberRecord]:
+            nonlocal looked
+            looked += 1
+            if looked == 7:  # cut off from everybody at first
+                scene.enters(keeper)
+            return scene.records
+
+        await restore(scene.fresh, STAGE, known)
+        assert scene.restored == [5] and await scene.begins_with() == kept[0]
 
 
 async def test_who_has_the_last_commit_waits_for_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
