@@ -39,6 +39,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.convergence_training import BATCH, HELD_OUT, INNER, RAMP_STEPS, SEQ, WARM_STEPS, WORKERS
+from benchmarks.options import writable
 from peer.config import DataConfig, InnerConfig, ModelConfig
 from peer.data import Corpus, load_corpus
 from peer.device import resolve_device
@@ -210,7 +211,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=600, help="after the 480 of one worker")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=writable)
     options = parser.parse_args()
     if options.seeds < 1 or options.steps < 5 or options.jobs < 1:
         parser.error("give at least one seed, 5 steps and one job")

@@ -25,6 +25,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.options import writable  # noqa: E402
 from peer.errors import ConfigError  # noqa: E402
 from swarm.load import StageCost  # noqa: E402
 from swarm.simulate.fluid import FluidConfig, simulate_fluid  # noqa: E402
@@ -106,7 +107,7 @@ def main() -> int:
     arguments.add_argument("--trace", type=Path, help="replay this CSV or JSON trace instead of generated ones")
     arguments.add_argument("--seeds", type=int, default=3, help="how many generated traces")
     arguments.add_argument("--stages", type=int, default=6)
-    arguments.add_argument("--json", type=Path)
+    arguments.add_argument("--json", type=writable)
     chosen = arguments.parse_args()
     if chosen.seeds < 1 or chosen.stages < 1:
         arguments.error("give at least one seed and one stage")

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import signal
 import sys
@@ -42,7 +43,8 @@ from typing import Any, Final
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.children import ChildFailed
-from benchmarks.shaped_lan import Unavailable
+from benchmarks.options import writable
+from benchmarks.shaped_lan import Unavailable, shaped_lan
 from benchmarks.swarm_runs import CORES, Figures, Link, open_whole, run_chain
 from benchmarks.swarm_setting import DENSE, SETTINGS, THIN, Setting
 
@@ -115,10 +117,17 @@ def main() -> int:
     parser.add_argument("--delay-ms", type=float, default=10.0, help="from one stage to another; twice that and back")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each run")
     parser.add_argument("--only", choices=list(SETTINGS))
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=writable)
     options = parser.parse_args()
-    if options.seconds <= 0 or options.delay_ms < 0 or any(mbit <= 0 for mbit in options.mbit):
+    values = (options.seconds, options.delay_ms, *options.mbit)
+    if not all(map(math.isfinite, values)) or options.delay_ms < 0 or min((options.seconds, *options.mbit)) <= 0:
         parser.error("seconds and links must be above 0, delays not below")
+    if options.mbit:
+        try:
+            with shaped_lan(2, options.mbit[0], options.delay_ms):
+                pass
+        except Unavailable as error:
+            parser.error(f"{error}; or give --mbit without a value, for loopback alone")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("The benchmark was ended."))  # and so are its children
     load = os.getloadavg()[0]
     print(f"{CORES} cores (load {load:.1f} before we began); packets {options.delay_ms:g} ms late on links\n")

@@ -16,6 +16,7 @@ from cli.edge import run_until_stopped
 from cli.live import event_line, follow, read_tails
 from cli.options import default_home, home_option, network_options, tied_option
 from cli.progress import Progress
+from cli.table import quoted
 from cli.tail import EventTail
 from optim.config import Eager
 from peer.errors import ConfigError
@@ -155,4 +156,4 @@ def _run(config: CoordinatorConfig, as_json: bool, tied: bool) -> None:
 def _farewell(progress: Progress, home: Path) -> str:
     if progress.complete:
         return f"The run is complete, and kept in {home}."
-    return f"The run is kept in {home}; the members train on. Come back with: peer coordinate --home {home}"
+    return f"The run is kept in {home}; the members train on. Come back with: peer coordinate --home {quoted(home)}"

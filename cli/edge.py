@@ -53,7 +53,7 @@ def run_until_stopped(work: Callable[[], Awaitable[T]], tied: bool = False) -> T
             if caught:
                 os._exit(128 + signum)
             caught.append(signum)
-            click.echo("\nLeaving the run; a second Ctrl-C ends at once.", err=True)
+            click.echo("\nStopping in good order; a second Ctrl-C ends at once.", err=True)
             scope.cancel()
 
     async def wait_for_parent(scope: trio.CancelScope) -> None:

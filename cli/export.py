@@ -14,7 +14,7 @@ import click
 
 from cli.edge import run_until_stopped
 from cli.options import read_invite
-from cli.table import several
+from cli.table import quoted, several
 from peer.errors import CheckpointError, ConfigError, ResourceError
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ def _what_is_missing(held: Mapping[Path, Sequence[int]], stages: int) -> str:
     missing = sorted(set(range(stages)) - {stage for kept in held.values() for stage in kept})
     are = "is" if len(missing) == 1 else "are"
     has = "; ".join(f"{home} holds {_stages(kept) if kept else 'none'}" for home, kept in held.items())
-    options = " ".join(f"--home {home}" for home, kept in held.items() if kept)
+    options = " ".join(f"--home {quoted(home)}" for home, kept in held.items() if kept)
     more = " ".join(f"--home HOME_OF_STAGE_{stage}" for stage in missing)
     return (
         f"{_stages(missing)} of {stages} {are} missing ({has}): add the home of a peer of each,"

@@ -14,7 +14,7 @@ from cli.edge import run_until_stopped
 from cli.live import follow, read_tails
 from cli.options import Amount, default_home, home_option, network_options, read_invite, tied_option
 from cli.progress import Progress
-from cli.table import several
+from cli.table import quoted, several
 from cli.tail import EventTail
 from swarm.home import Home
 
@@ -115,17 +115,17 @@ def what_was_kept(progress: Progress, home: Path) -> str:
     row = next(iter(progress.rows.values()), None)
     if row is not None and row.fed is not None:
         peers = several(len(row.fed.peers), "peer")
-        return f"Read {row.fed.micro_batches} micro-batches for {peers}; a feeder keeps nothing."
+        return f"Read {several(row.fed.micro_batches, 'micro-batch')} for {peers}; a feeder keeps nothing."
     if not progress.round:
         return ""
     if progress.saved is None:
         return f"Left after round {progress.round}; no checkpoint was written, so joining again fetches the state."
     saved = progress.saved
-    of, options, also = "", f"--home {home}", ""
+    of, options, also = "", f"--home {quoted(home)}", ""
     if saved.stage is not None:
         of, options, also = f" of stage {saved.stage}", f"{options} ...", ", with a --home of each other stage besides,"
     what = f"Saved: round {saved.round}{of} in {saved.path}"
     export = f"`peer export {options} --out DIR`{also} makes a model of it."
     if row is not None and row.stage != saved.stage:
         return f"{what}, and nothing yet of stage {row.stage}, where it moved then; {export}"
-    return f"{what}. Joining again with --home {home} goes on from there; {export}"
+    return f"{what}. Joining again with --home {quoted(home)} goes on from there; {export}"

@@ -11,6 +11,7 @@ import trio
 from multiaddr import Multiaddr
 
 from cli.findings import Finding, State, disk_finding, failure, memory_finding
+from cli.table import several
 from peer.addressbook import is_circuit
 from peer.errors import BarnraiseError, DialError
 from peer.free_memory import free_memory_bytes
@@ -56,7 +57,7 @@ async def swarm_findings(invite: Invite, home: Path, kept: Path | None, ears: Ea
                 yield finding
             members = await visitor.members()
             training = [peer for peer, record in members.items() if record.role in ("full", "stage")]
-            yield Finding("members", "ok", f"{len(training)} peers are training")
+            yield Finding("members", "ok", f"{several(len(training), 'peer')} in training")
             yield clock_finding(visitor.node.clock_disagreement_s)
             yield await _reach_finding(visitor)
             for finding in await _path_findings(visitor.host, training[:PROBED_MAX]):

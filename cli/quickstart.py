@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import shutil
 import sys
 import time
@@ -26,7 +25,7 @@ from cli.live import shown
 from cli.progress import Progress
 from cli.report import Report, draw_losses, write_report
 from cli.story import play_pipeline, play_whole
-from cli.table import several, size_text
+from cli.table import quoted, several, size_text
 from cli.verdict import judge, train_losses
 from peer.errors import ConfigError, ResourceError, RoundError
 from swarm.home import Home
@@ -137,7 +136,7 @@ def _summarize(report: Report, home: Path) -> None:
         held = f"The stages end with states {states}.\n{_told_books(report)}"
         names = {peer: seen.name for peer, seen in report.peers.items()}
         homes = [home / names[stage.replicas[0]] for stage in report.stages if stage.replicas]
-    options = " ".join(f"--home {shlex.quote(str(path))}" for path in homes)
+    options = " ".join(f"--home {quoted(path)}" for path in homes)
     click.echo(
         f"\n{report.rounds_committed} rounds committed, {report.rounds_discarded} discarded,"
         f" {report.tokens / 1e6:.1f} million tokens in {report.wall_s:.0f} s.\n"
@@ -156,7 +155,7 @@ def _this_command() -> str:
     found = shutil.which("peer")
     if not own.exists() or (found is not None and os.path.samefile(found, own)):
         return "peer"
-    return shlex.quote(str(own.relative_to(here) if own.is_relative_to(here) else own))
+    return quoted(own.relative_to(here) if own.is_relative_to(here) else own)
 
 
 def _told_traffic(report: Report) -> str:
@@ -181,7 +180,8 @@ def _told_books(report: Report) -> str:
     missed = ", ".join(f"{stage.uncounted} at stage {stage.stage}" for stage in report.stages[1:])
     undone = f" Merged by later stages, and undone at the first: {books.undone}." if books.undone else ""
     return (
-        f"{books.issued} micro-batches issued, {books.completed} completed, {books.retried} calls made once more;"
+        f"{books.issued} micro-batches issued, {books.completed} completed,"
+        f" {several(books.retried, 'call')} made once more;"
         f" {books.double_counted} counted twice, {books.lost} lost.\n"
         f"Merged by the first stage and not by a later one: {missed}.{undone}"
         " What could not be counted once is reported, never guessed.\n"

@@ -10,6 +10,7 @@ import msgspec
 
 from cli.accounts import MicroBatches
 from cli.facts import Commit
+from cli.table import several
 from peer.errors import ResourceError
 
 TRAFFIC_FACTOR_MIN: Final = 50.0
@@ -146,9 +147,9 @@ def broken_in_pipeline(
     elif not losses[max(losses)] < losses[min(losses)]:
         broken.append(f"the loss did not fall ({losses[min(losses)]:.3f} -> {losses[max(losses)]:.3f})")
     if books.double_counted:
-        broken.append(f"{books.double_counted} micro-batches were counted twice")
+        broken.append(f"counted twice: {several(books.double_counted, 'micro-batch')}")
     if books.lost:
-        broken.append(f"{books.lost} micro-batches were lost")
+        broken.append(f"lost: {several(books.lost, 'micro-batch')}")
     if not books.completed:
         broken.append("no micro-batch came through")
     return broken

@@ -75,7 +75,7 @@ def _summary(seen: SwarmStatus) -> str:
     loss = "" if seen.val_loss is None else f", last held-out loss {seen.val_loss:.3f}"
     if seen.stages and seen.round is None:
         missing = [str(stage.stage) for stage in seen.stages if stage.round is None]
-        return f"No commit that a majority stands by was found of stage {', '.join(missing)}: its peers are away."
+        return f"No commit that a majority stands by was found of stage {', '.join(missing)}: nobody of it is there."
     if seen.round is None:
         return "No commit that a majority stands by was found: the run has not begun, or most peers are away."
     if seen.stages:
@@ -86,13 +86,14 @@ def _summary(seen: SwarmStatus) -> str:
         if not rounds:
             return f"gossip: {several(seen.members, 'peer')}, none of which has begun."
         return (
-            f"gossip: {seen.members} peers, each with weights of its own, at rounds {min(rounds)} to {max(rounds)}{of},"
+            f"gossip: {several(seen.members, 'peer')}, each with weights of its own,"
+            f" at rounds {min(rounds)} to {max(rounds)}{of},"
             f" {seen.tokens / 1e6:.1f} M tokens{loss}{' (of one peer)' if loss else ''}"
         )
     alive = "alive" if seen.quorum_alive else "[red]too few alive to go on[/red]"
     return (
         f"round {seen.round}{of}, {seen.tokens / 1e6:.1f} M tokens{loss},"
-        f" state {seen.state_hash[:8]}, {seen.members} members (quorum {seen.quorum}: {alive})"
+        f" state {seen.state_hash[:8]}, {several(seen.members, 'member')} (quorum {seen.quorum}: {alive})"
     )
 
 

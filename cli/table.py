@@ -3,7 +3,9 @@ what happened last."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from rich.box import HEAVY_HEAD, SIMPLE_HEAD
@@ -95,8 +97,13 @@ def size_text(size_bytes: float) -> str:
 
 
 def several(count: int, what: str) -> str:
-    """ "1 peer", "2 peers"."""
-    return f"{count} {what}{'' if count == 1 else 's'}"
+    """ "1 peer", "2 peers", "3 micro-batches"."""
+    return f"{count} {what}{'' if count == 1 else 'es' if what.endswith('ch') else 's'}"
+
+
+def quoted(path: Path) -> str:
+    """As it is typed in a shell."""
+    return shlex.quote(str(path))
 
 
 def number_text(value: float | None) -> str:

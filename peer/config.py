@@ -25,6 +25,13 @@ class RopeScaling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     high_freq_factor: float
     original_max_seq_len: int
 
+    def __post_init__(self) -> None:
+        _positive(self, "factor", "low_freq_factor", "high_freq_factor", "original_max_seq_len")
+        if self.high_freq_factor <= self.low_freq_factor:
+            raise ValueError(
+                f"high_freq_factor is {self.high_freq_factor}: it must be above low_freq_factor, {self.low_freq_factor}"
+            )
+
 
 class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A decoder of the Llama family. `attention_bias` puts biases on q, k and v (Qwen2), `qk_norm` an RMSNorm on each
@@ -124,8 +131,14 @@ class InnerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         _positive(self, "lr", "batch_size", "total_steps", "eps", "clip_norm")
         if not (0.0 <= self.betas[0] < 1.0 and 0.0 <= self.betas[1] < 1.0):
             raise ValueError(f"betas is {list(self.betas)}: both must lie in [0, 1)")
-        if self.weight_decay < 0 or not 0 <= self.warmup_steps <= self.total_steps or not 0 <= self.min_lr_share <= 1:
-            raise ValueError("weight_decay >= 0, 0 <= warmup_steps <= total_steps and 0 <= min_lr_share <= 1 must hold")
+        if self.weight_decay < 0:
+            raise ValueError(f"weight_decay is {self.weight_decay}: it must not be below 0")
+        if not 0 <= self.warmup_steps <= self.total_steps:
+            raise ValueError(
+                f"warmup_steps is {self.warmup_steps}: it must lie between 0 and total_steps, {self.total_steps}"
+            )
+        if not 0 <= self.min_lr_share <= 1:
+            raise ValueError(f"min_lr_share is {self.min_lr_share}: it must lie between 0 and 1")
         if not 0.0 <= self.momentum < 1.0:
             raise ValueError(f"momentum is {self.momentum}: it must lie in [0, 1)")
         if not 1 <= self.newton_schulz_steps <= 20:

@@ -57,7 +57,7 @@ def found(path: Path, run: RunConfig, identity: Identity, events: EventLog) -> F
         check_fit(model, run.data, tokenizer_name)
         check_pipeline(run.pipeline, model, run.inner, run.outer)
     except ValueError as error:
-        raise ConfigError(f"RUN.toml does not fit the model: {error}; mend that field.") from error
+        raise ConfigError(f"RUN.toml does not fit the model: {error}.") from error
     cuts = cut(run.pipeline.stages, model, run.outer, run.codec, run.inner, run.data.seq_len)
     states = []
     for blocks, part in zip(cuts, split_flat(model, theta, cuts), strict=True):

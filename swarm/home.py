@@ -4,7 +4,7 @@ lock   identity.key   invite   manifest.msgpack   tokenizer.json   regroup.msgpa
 worker.log   tokens-*.npy   checkpoints/   state.part; at the coordinator's also bans.msgpack   seen.msgpack
 
 In a pipeline there is seat, and what belongs to a stage (regroup.msgpack, seen.msgpack, checkpoints/, state.part) lies
-in stage-0/, stage-1/ ... of its own, as does archive.part: a commit that is kept for another stage, while it is fetched.
+in stage-0/, stage-1/ ... of its own, as does archive.part: a commit kept for another stage, while it is fetched.
 """
 
 from __future__ import annotations

@@ -194,8 +194,8 @@ def check_pipeline(pipeline: PipelineConfig, model: ModelConfig, inner: InnerCon
     if pipeline.stages > most:
         blocks = "blocks" if model.shared_blocks == 1 else f"blocks, {model.shared_blocks} of which share parameters,"
         raise ValueError(
-            f"stages is {pipeline.stages}: the model's {model.layers} {blocks} make at most {most} stages;"
-            " raise [model] layers, or lower stages"
+            f"stages is {pipeline.stages}: the model's {model.layers} {blocks} make at most {most}"
+            f" stage{'' if most == 1 else 's'}; lower stages, or take a model of more layers"
         )
     if model.tie_embeddings:
         raise ValueError("tie_embeddings is true: a pipeline's head is not where its embedding is; set it to false")

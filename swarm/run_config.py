@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args, get_type_hints
 
 import msgspec
 
@@ -140,6 +140,8 @@ def _explain(message: str, method: str) -> tuple[tuple[str, ...], str]:
         return (*path, field), f"unknown field, {hint}"
     if missing := re.fullmatch(r"Object missing required field `(.*)`", what):
         return path, f"the {'field' if path else 'section'} {missing[1]} is missing"
+    if wrong := re.fullmatch(r"Invalid enum value (.*)", what):
+        return path, f"{path[-1]} is {wrong[1]}: choose one of {', '.join(_choices(path, method))}"
     first_word = what.split(" ", 1)[0]
     if first_word in _fields_at(path, method):  # our own checks begin with the field's name
         return (*path, first_word), what
@@ -148,15 +150,25 @@ def _explain(message: str, method: str) -> tuple[tuple[str, ...], str]:
 
 def _fields_at(path: tuple[str, ...], method: str) -> list[str]:
     """Names allowed inside the section at `path`, of a run with that method."""
-    sections: dict[str, Any] = {
-        "run": RunRules, "model": ModelConfig, "pretrained": Pretrained, "tokenizer": TokenizerConfig,
-        "data": DataConfig, "inner": InnerConfig, "outer": METHODS[method], "codec": CodecConfig,
-        "pipeline": PipelineConfig,
-    }  # fmt: skip
+    sections = _sections(method)
     if not path:
         return [name for name in sections if name != "pretrained"]
     section = sections.get(path[0])
     return list(section.__struct_fields__) if section is not None else []
+
+
+def _choices(path: tuple[str, ...], method: str) -> list[str]:
+    """What the field at `path`, which takes one of some words, may be."""
+    kind = get_type_hints(_sections(method)[path[0]])[path[-1]]
+    return [str(choice) for choice in get_args(kind)]
+
+
+def _sections(method: str) -> dict[str, Any]:
+    return {
+        "run": RunRules, "model": ModelConfig, "pretrained": Pretrained, "tokenizer": TokenizerConfig,
+        "data": DataConfig, "inner": InnerConfig, "outer": METHODS[method], "codec": CodecConfig,
+        "pipeline": PipelineConfig,
+    }  # fmt: skip
 
 
 def _line_of(text: str, path: tuple[str, ...]) -> int | None:

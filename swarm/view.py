@@ -135,7 +135,8 @@ def picture(
     peers.sort(key=lambda status: (_ROLES.index(status.role), status.stage, status.name, status.peer))
     # Of those that are furthest the lowest: who measured long ago still says so.
     measured = [(record.round, -record.val_loss) for record in records.values() if record.val_loss is not None]
-    stages = [_stage(manifest, stage, records.values(), sighting, now) for stage, sighting in enumerate(best)]
+    told = records.get(manifest.authority)
+    stages = [_stage(manifest, stage, records.values(), sighting, told, now) for stage, sighting in enumerate(best)]
     heads = [sighting.head for sighting in best if sighting]
     head: Head | None = heads[0] if manifest.stages == 1 and heads else None
     rounds = [stage.round for stage in stages if stage.round is not None]
@@ -190,8 +191,15 @@ def _member(peer: str, record: MemberRecord, in_head: bool, now: float) -> Membe
 
 
 def _stage(
-    manifest: Manifest, stage: int, records: Iterable[MemberRecord], best: Sighting | None, now: float
+    manifest: Manifest,
+    stage: int,
+    records: Iterable[MemberRecord],
+    best: Sighting | None,
+    told: MemberRecord | None,
+    now: float,
 ) -> StageStatus:
+    """`told`: the authority's record, which has the last round that all stages have committed. Asked for a stage of
+    which nobody is there, it answers with the head that it began the term with."""
     first, end = manifest.cuts[stage]
     head = best.head if best else None
     there = [record for record in records if record.stage == stage]
@@ -199,18 +207,19 @@ def _stage(
     measured = [record for record in at_work if record.service_s > 0]
     members = {member.peer for member in head.members} if head else set[str]()
     alive = bool(best and head and len(members.intersection(best.holders)) >= head.quorum)
+    at_least = told if told is not None and not at_work else None
     return StageStatus(
         stage=stage,
         first=first,
         end=end,
-        round=head.round if head else None,
+        round=max(head.round, at_least.round if at_least else 0) if head else None,
         term=head.term if head else 0,
         state_hash=head.state_hash.hex() if head else "",
         head=head.hash.hex() if head else "",
         members=len(members),
         quorum=head.quorum if head else 0,
         quorum_alive=alive,
-        tokens=head.tokens if head else 0,
+        tokens=max(head.tokens, at_least.tokens if at_least else 0) if head else 0,
         replicas=len(at_work),
         arriving=len(there) - len(at_work),
         queue=fmean(record.queue for record in measured) if measured else None,

@@ -105,7 +105,7 @@ UNTIED = template().replace("# tie_embeddings = true", "tie_embeddings = false")
         (
             UNTIED,
             "stages = 3",
-            r"line \d+: \[pipeline\] stages: .* 2 blocks make at most 2 stages; raise \[model\] layers",
+            r"line \d+: \[pipeline\] stages: .* 2 blocks make at most 2 stages; lower stages",
         ),
         (UNTIED, "stages = 0", r"\[pipeline\] stages: .* between 1 \(no pipeline\)"),
         (UNTIED, "stages = 2\nmicro_batch = 3", r"\[pipeline\] micro_batch: .* must divide \[inner\] batch_size \(8\)"),

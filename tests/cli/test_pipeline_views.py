@@ -191,7 +191,7 @@ def test_a_good_pipeline_breaks_no_invariant() -> None:
         ({"losses": {1: 3.0}}, "not measured"),
         ({"losses": {1: 3.0, 4: 3.1}}, "did not fall"),
         (books(double_counted=1), "counted twice"),
-        (books(lost=2), "2 micro-batches were lost"),
+        (books(lost=2), "lost: 2 micro-batches"),
         (books(completed=0), "came through"),
     ],
 )

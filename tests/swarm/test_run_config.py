@@ -39,6 +39,7 @@ betas = [0.9, 0.95]
 [outer]
 steps = 10
 """
+STRETCH = "factor = 0.0, low_freq_factor = 1.0, high_freq_factor = 4.0, original_max_seq_len = 64"
 
 
 def test_defaults_fill_what_is_left_out() -> None:
@@ -69,7 +70,10 @@ def test_a_model_may_come_from_a_folder() -> None:
         ("[data]\nseq_len = 64", "[data]\nseq_len = 128", 14, ["[data] seq_len", "max_seq_len"]),
         ("hidden_size = 32", "hidden_size = 32\nvocab_size = 100", 7, ["[model] vocab_size", "256"]),
         ("\nsteps = 10", "\nsteps = 0", 23, ["[outer] steps", "at least 1"]),
-        ("\nsteps = 10", "\nsteps = 10\n[codec]\nup = 'int7'", 25, ["[codec] up", "int7"]),
+        ("\nsteps = 10", "\nsteps = 10\n[codec]\nup = 'int7'", 25, ["[codec] up", "int7", "one of fp32, fp16"]),
+        ("lr = 1e-3", "lr = 1e-3\nwarmup_steps = 101", 18, ["[inner] warmup_steps", "between 0 and total_steps, 100"]),
+        ("lr = 1e-3", "lr = 1e-3\nschedule = 'linear'", 18, ["[inner] schedule", "one of cosine, constant"]),
+        ("layers = 1", f"layers = 1\nrope_scaling = {{{STRETCH}}}", 8, ["[model] rope_scaling", "factor is 0.0"]),
         ("rounds = 3", "rounds = -3", 3, ["[run] rounds"]),
         ("rounds = 3", "rounds = ", 3, ["not valid TOML"]),
         ("[data]", "[dta]", 13, ["[dta]", "did you mean data?"]),
@@ -155,7 +159,11 @@ def test_a_pipeline_is_read() -> None:
         (DEEP, "stages = 0", r"line 27: \[pipeline\] stages: stages is 0: it must lie between 1"),
         (DEEP, "stages = 2\nmicro_batch = 3", r"line 28: \[pipeline\] micro_batch: .* divide \[inner\] batch_size"),
         (DEEP, "stages = 2\nmicro_batch = -1", r"line 28: \[pipeline\] micro_batch: micro_batch is -1"),
-        (DEEP, 'stages = 2\nactivations = "int2"', r"line 28: \[pipeline\] activations: .*int2"),
+        (
+            DEEP,
+            'stages = 2\nactivations = "int2"',
+            r"line 28: .*activations is 'int2': choose one of int8, int4, fp16, none",
+        ),
         (DEEP, "stages = 2\nstage = 2", r"line 28: \[pipeline\] stage: unknown field, did you mean stages"),
         (DEEP.replace("tie_embeddings = false", ""), "stages = 2", r"\[model\] tie_embeddings: .* set it to false"),
         (DEEP.replace("[outer]", '[outer]\nmethod = "eager"'), "stages = 2", r"\[outer\] method: .*sparseloco"),

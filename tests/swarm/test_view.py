@@ -86,7 +86,7 @@ def test_status_shows_stages_moves_and_feeders(capsys: pytest.CaptureFixture[str
     manifest, records, best = three_stages()
     text = shown(picture(manifest, records, best, NOW), capsys)
     for words in (
-        "found of stage 2: its peers are away",
+        "found of stage 2: nobody of it is there",
         "dan is moving from stage 0 to stage 1, at work in about 12 s",
         "eve is joining stage 1, at work in about 30 s",
         "text is read by fay",
@@ -113,6 +113,16 @@ def test_why_nothing_goes_on_at_a_stage_is_said() -> None:
     assert [stage.phase for stage in stages] == ["waiting for a majority", "ready in 30 s", "not served"]
 
 
+def test_a_stage_that_nobody_serves_is_as_far_as_the_authority_says() -> None:
+    """Which is asked for its head, too, and has only the one that the term began with."""
+    manifest, records, best = three_stages()
+    told = peer(name="coordinator", role="coordinator", round=34, tokens=34_000)
+    lost = sighting(manifest, 2, 0, ["h"], 0)
+    seen = picture(manifest, records | {manifest.authority: told}, [*best[:2], lost], NOW)
+    assert [(stage.round, stage.tokens) for stage in seen.stages] == [(7, 7000), (6, 6000), (34, 34_000)]
+    assert (seen.stages[2].quorum_alive, seen.stages[2].phase) == (False, "not served")
+
+
 def test_a_name_is_no_command_to_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     manifest, records, best = three_stages()
     for name in ("[/red]", "x\x1b[2J"):
@@ -131,5 +141,5 @@ def test_the_held_out_loss_is_the_latest() -> None:
 def test_status_of_a_whole_model_knows_no_stages(capsys: pytest.CaptureFixture[str]) -> None:
     manifest = manifest_of(1)
     text = shown(picture(manifest, {"a": peer(name="ann")}, [sighting(manifest, 0, 4, ["a"])], NOW), capsys)
-    assert "round 4" in text and "state 04040404, 1 members (quorum 1: alive)" in text
+    assert "round 4" in text and "state 04040404, 1 member (quorum 1: alive)" in text
     assert "stage" not in text
