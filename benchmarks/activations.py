@@ -4,9 +4,9 @@ fp16, int8 and int4.
     python benchmarks/activations.py [--seeds 2] [--steps 600] [--jobs 2] [--json FILE]
 
 Text, batches, optimizer and rates are those of `convergence.py` (480 steps of one worker, 600 of eight, 8 samples each
-a step), but from the first step on all goes through stages (`peer.stage.Stage`, as in the network, in one process): the
-hidden state on its way forward and the gradient on its way back through the network's codec, at each of three hops. The
-model is the same with four blocks in place of two, and a head of its own.
+a step), but from the first step on all goes through stages (`peer.compute.stage.Stage`, as in the network, in one
+process): the hidden state on its way forward and the gradient on its way back through the network's codec, at each of
+three hops. The model is the same with four blocks in place of two, and a head of its own.
 
 "error" is that of what is decoded, relative to what was sent, per hop, over the last fifth of the run; "crest" is the
 largest magnitude of an int8 row (256 values) over the row's root mean square: its relative error is about
@@ -38,17 +38,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 from torch import Tensor
 
-from benchmarks.convergence_training import BATCH, HELD_OUT, INNER, RAMP_STEPS, SEQ, WARM_STEPS, WORKERS
-from benchmarks.options import writable
+from benchmarks.common.options import writable
+from benchmarks.parts.convergence_training import BATCH, HELD_OUT, INNER, RAMP_STEPS, SEQ, WARM_STEPS, WORKERS
+from peer.compute.device import resolve_device
+from peer.compute.stage import Stage
 from peer.config import DataConfig, InnerConfig, ModelConfig
-from peer.data import Corpus, load_corpus
-from peer.device import resolve_device
-from peer.layout import init_flat, split_flat
-from peer.stage import Stage
-from peer.stage_spec import MicroBatch, StageSpec
-from peer.tokenizer import ByteTokenizer
+from peer.data.corpus import Corpus, load_corpus
+from peer.data.tokenizer import ByteTokenizer
+from peer.ipc.stage_spec import MicroBatch, StageSpec
+from peer.model.layout import init_flat, split_flat
 from swarm.pipeline.activations import ActivationCode, FineInt8
-from swarm.pipeline.rules import Activations
+from swarm.pipeline.config import Activations
 
 BAR: Final = 0.02
 CODECS: Final[tuple[Activations, ...]] = ("none", "fp16", "int8", "int4")

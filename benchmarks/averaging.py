@@ -29,9 +29,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from averaging_data import exact_mean, max_error
-from averaging_limits import measure_limits
-from children import START_S, Child, ChildFailed, begin
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.common.children import START_S, Child, ChildFailed, begin
+from benchmarks.parts.averaging_data import exact_mean, max_error
+from benchmarks.parts.averaging_limits import measure_limits
 
 CODECS = {8: "int8", 16: "fp16"}
 RIVALS = {8: ("uniform8", "blockwise8"), 16: ("float16",)}
@@ -49,7 +51,7 @@ def run_ours(peers: int, numel: int, bits: int, rounds: int, fault: str | None, 
             if fault and number == peers - 1:
                 action = {"kill": "kill", "freeze": "stop"}[fault]
                 env["BARNRAISE_FAULT"] = f"{action}:during_exchange:{rounds}"
-            child = Child("benchmarks.averaging_peer", number, numel, codec, rounds, folder, env=env)
+            child = Child("benchmarks.parts.averaging_peer", number, numel, codec, rounds, folder, env=env)
             stack.callback(child.end)
             children.append(child)
             if number == 0:
@@ -77,7 +79,7 @@ def run_hivemind(peers: int, numel: int, compression: str, rounds: int, fault: s
         children: list[Child] = []
         bootstrap: list[str] = []
         for number in range(peers):
-            child = Child("benchmarks.averaging_hivemind", number, numel, compression, peers, folder, *bootstrap)
+            child = Child("benchmarks.parts.averaging_hivemind", number, numel, compression, peers, folder, *bootstrap)
             stack.callback(child.end)
             children.append(child)
             bootstrap = bootstrap or child.read(START_S)["addresses"][:1]

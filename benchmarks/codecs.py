@@ -84,8 +84,8 @@ def measure_low_rank(numel: int, repeat: int) -> dict[str, Figures]:
     """PowerSGD's code needs matrices: one of 4096 columns, its error feedback on both sides of the time."""
     import torch
 
-    from optim.recipes.low_rank import LowRankWire
-    from peer.layout import FlatLayout, Slot
+    from optim.strategies.low_rank import LowRankWire
+    from peer.model.layout import FlatLayout, Slot
 
     found = {}
     rows, columns = numel // 4096, 4096

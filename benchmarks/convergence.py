@@ -28,9 +28,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from convergence_training import MODEL, Run, train, warm_up
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from peer.layout import FlatLayout
+from benchmarks.parts.convergence_training import MODEL, Run, train, warm_up
+from peer.model.layout import FlatLayout
 
 PICTURE = Path(__file__).resolve().parent / "convergence.png"
 FOUR_BITS = {"codec": "int4", "codec_down": "int4"}

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-FLEETS = {"barnraise": "benchmarks.dht_fleet", "hivemind": "benchmarks.dht_fleet_hivemind"}
+FLEETS = {"barnraise": "benchmarks.parts.dht_fleet", "hivemind": "benchmarks.parts.dht_fleet_hivemind"}
 DEAD_SHARE = 0.3
 IDLE_S = 10.0
 

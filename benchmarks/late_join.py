@@ -31,21 +31,21 @@ import trio
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.averaging_data import delta_of
-from benchmarks.averaging_peer import PACE, NoTraining, Observer, diloco_state, take_part
-from benchmarks.children import START_S, Child, begin
-from optim.outer import DilocoOuter
+from benchmarks.common.children import START_S, Child, begin
+from benchmarks.parts.averaging_data import delta_of
+from benchmarks.parts.averaging_peer import PACE, NoTraining, Observer, diloco_state, take_part
+from optim.algorithms.outer_step import DilocoOuter
 from peer.errors import NetworkError
 from peer.events import EventLog
-from peer.host import HostConfig, open_host
 from peer.identity import Identity
-from swarm.chain import Head, Member
-from swarm.fetch import fetch_state
-from swarm.follow import ask_standings
-from swarm.post import Post
-from swarm.snapshots import SnapshotShelf
-from swarm.tempo import Tempo
-from swarm.trainer import Order, Work
+from peer.net.host import HostConfig, open_host
+from swarm.protocol.head import Head, Member
+from swarm.protocol.quorum import ask_standings
+from swarm.protocol.timeouts import Tempo
+from swarm.rounds.context import Post
+from swarm.rounds.trainer import Order, Work
+from swarm.state.fetch import fetch_state
+from swarm.state.snapshots import SnapshotShelf
 
 ROUND_S = 60.0
 WARM_UP = 3  # rounds

@@ -33,12 +33,12 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.overlap_swarm import INNER, MODEL, Failed, Member, run_swarm, write_text
-from benchmarks.shaped_lan import Unavailable, shaped_lan
+from benchmarks.common.shaped_lan import Unavailable, shaped_lan
+from benchmarks.parts.overlap_swarm import INNER, MODEL, Failed, Member, run_swarm, write_text
 from optim.config import CodecConfig, Diloco, Streaming
-from optim.recipes.interface import Turn
-from optim.recipes.registry import build_recipe
-from peer.layout import FlatLayout
+from optim.strategies.interface import Turn
+from optim.strategies.registry import build_recipe
+from peer.model.layout import FlatLayout
 
 WARM_UP = 1  # cycles: speeds become known, windows grow
 IDLE_MAX = 0.03

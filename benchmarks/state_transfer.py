@@ -25,13 +25,13 @@ from pathlib import Path
 import torch
 import trio
 
-from peer.chunks import hash_state
+from peer.checkpoint.hash_tree import hash_state
 from peer.events import EventLog
-from peer.host import HostConfig, open_host
 from peer.identity import Identity
-from swarm.fetch import fetch_state
-from swarm.part_file import PartFile
-from swarm.snapshots import SnapshotShelf
+from peer.net.host import HostConfig, open_host
+from swarm.state.fetch import fetch_state
+from swarm.state.partial_file import PartFile
+from swarm.state.snapshots import SnapshotShelf
 
 MB = 1_000_000
 

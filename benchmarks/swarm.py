@@ -3,15 +3,15 @@
     python benchmarks/swarm.py [--stages 2 3 4] [--mbit 200 500] [--delay-ms 10] [--seconds 10] [--only dense | thin]
                                [--json FILE]
 
-Every stage is a process with a host of its own and a compute worker of one thread (`benchmarks.swarm_stage`): the real
-station, calls, codec, transport and worker. The table of who has which stage is fixed, one replica a stage; nothing is
-merged and no optimizer step is made, neither here nor in the one process. Micro-batches go forward and backward without
-a pause; the clock runs between two that come back.
+Every stage is a process with a host of its own and a compute worker of one thread (`benchmarks.parts.swarm_stage`):
+the real station, calls, codec, transport and worker. The table of who has which stage is fixed, one replica a stage;
+nothing is merged and no optimizer step is made, neither here nor in the one process. Micro-batches go forward and
+backward without a pause; the clock runs between two that come back.
 
-Models of hidden size 1024 (`benchmarks.swarm_setting`): `dense` has four blocks with the arithmetic of such models, and
-int8 between stages; `thin` a block a stage with next to none, and fp32 between them, so that its link can be the limit,
-as where stages have fast devices; it runs on links alone, and on a slower one, too. Links (root): every stage in a
-network namespace, tbf each way, packets `--delay-ms` late from stage to stage.
+Models of hidden size 1024 (`benchmarks.parts.swarm_setting`): `dense` has four blocks with the arithmetic of such
+models, and int8 between stages; `thin` a block a stage with next to none, and fp32 between them, so that its link can
+be the limit, as where stages have fast devices; it runs on links alone, and on a slower one, too. Links (root): every
+stage in a network namespace, tbf each way, packets `--delay-ms` late from stage to stage.
 
 - CPU us a token: of all processes. Overhead: against one process of plain torch with one thread, as many at a time as
   there are cores, so that both sides share caches and memory alike; both are measured in turns, as a machine's speed
@@ -42,11 +42,11 @@ from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.children import ChildFailed
-from benchmarks.options import writable
-from benchmarks.shaped_lan import Unavailable, shaped_lan
-from benchmarks.swarm_runs import CORES, Figures, Link, open_whole, run_chain
-from benchmarks.swarm_setting import DENSE, SETTINGS, THIN, Setting
+from benchmarks.common.children import ChildFailed
+from benchmarks.common.options import writable
+from benchmarks.common.shaped_lan import Unavailable, shaped_lan
+from benchmarks.parts.swarm_runs import CORES, Figures, Link, open_whole, run_chain
+from benchmarks.parts.swarm_setting import DENSE, SETTINGS, THIN, Setting
 
 OVERHEAD_MAX: Final = 0.10
 REACHED_MIN: Final = 0.85

@@ -12,23 +12,23 @@ import click
 import msgspec
 import trio
 
-from cli.edge import run_until_stopped
-from cli.live import event_line, follow, read_tails
 from cli.options import default_home, home_option, network_options, tied_option
-from cli.progress import Progress
-from cli.table import quoted
-from cli.tail import EventTail
+from cli.run import run_until_stopped
+from cli.views.event_tail import EventTail
+from cli.views.live import event_line, follow, read_tails
+from cli.views.progress import Progress
+from cli.views.table import quoted
 from optim.config import Eager
 from peer.errors import ConfigError
 from peer.identity import Identity, is_peer_id
-from swarm.admission import TOKEN_DAYS
-from swarm.home import Home
-from swarm.manifest import open_manifest
-from swarm.run_config import read_run_config
+from swarm.run.config import read_run_config
+from swarm.run.credentials import TOKEN_DAYS
+from swarm.run.home import Home
+from swarm.run.manifest import open_manifest
 
 if TYPE_CHECKING:
-    from swarm.coordinator import CoordinatorConfig
-    from swarm.invite import Invite
+    from swarm.coordinator.coordinator import CoordinatorConfig
+    from swarm.run.invite import Invite
 
 
 @click.command()
@@ -78,7 +78,7 @@ def coordinate(
     run = None if run_toml is None else read_run_config(run_toml)  # before the slow imports: a typo is told at once
     if run is not None and isinstance(run.outer, Eager) and (caution := run.outer.caution(run.run.max_peers)):
         click.echo(f"Warning: {caution}.", err=True)
-    from swarm.coordinator import CoordinatorConfig
+    from swarm.coordinator.coordinator import CoordinatorConfig
 
     _run(CoordinatorConfig(home, run, listen, announce, relays, bootstrap, banned), as_json, tied)
 
@@ -101,9 +101,9 @@ def _write_template(path: Path) -> None:
 
 def _bound_invite(home: Path, guest: str) -> str:
     """An invite with a token made out to one peer, from what the coordinator keeps in `home`; needs no network."""
-    from swarm.admission import issue_token
-    from swarm.charter import load_charter
-    from swarm.visit import read_kept_invite
+    from swarm.client.session import read_kept_invite
+    from swarm.run.credentials import issue_token
+    from swarm.run.manifest_transfer import load_charter
 
     if not is_peer_id(guest):
         raise ConfigError(f"--invite-for {guest} is no peer id: the guest sees its own with `peer doctor --home DIR`.")
@@ -119,8 +119,8 @@ def _bound_invite(home: Path, guest: str) -> str:
 
 
 def _run(config: CoordinatorConfig, as_json: bool, tied: bool) -> None:
-    from swarm.charter import write_atomically
-    from swarm.coordinator import run_coordinator
+    from swarm.coordinator.coordinator import run_coordinator
+    from swarm.run.manifest_transfer import write_atomically
 
     opened = False
 

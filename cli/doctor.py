@@ -9,10 +9,10 @@ import click
 import msgspec
 from rich.console import Console
 
-from cli.edge import run_until_stopped
-from cli.findings import DISK_MIN_BYTES, Finding, disk_finding, local_findings
+from cli.checks.machine import DISK_MIN_BYTES, Finding, disk_finding, local_findings
 from cli.options import default_home, home_option, network_options, read_invite
-from cli.table import several
+from cli.run import run_until_stopped
+from cli.views.table import several
 
 _MARKS = {"ok": "[green]ok     [/green]", "warning": "[yellow]warning[/yellow]", "failure": "[red]FAILURE[/red]"}
 
@@ -56,8 +56,8 @@ def doctor(
         tell(finding)
 
     async def by_trying() -> None:
-        from cli.network_findings import port_finding, swarm_findings
-        from swarm.visit import Ears
+        from cli.checks.network import port_finding, swarm_findings
+        from swarm.client.session import Ears
 
         ears = Ears(listen, announce, relays)
         port = await port_finding(ears)

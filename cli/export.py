@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from cli.edge import run_until_stopped
 from cli.options import read_invite
-from cli.table import quoted, several
+from cli.run import run_until_stopped
+from cli.views.table import quoted, several
 from peer.errors import CheckpointError, ConfigError, ResourceError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from peer.checkpoint_file import Loaded
-    from swarm.manifest import Manifest
+    from peer.checkpoint.checkpoint_file import Loaded
+    from swarm.run.manifest import Manifest
 
 
 APART_MAX: Final = 1  # rounds: stages commit one after the other
@@ -56,7 +56,7 @@ def export(invite: str | None, homes: tuple[Path, ...], out: Path) -> None:
 def _from_swarm(text: str, out: Path) -> str:
     import torch  # noqa: F401  a slow import: before the network, not in the middle of it
 
-    from swarm.download import download_head
+    from swarm.client.download import download_head
 
     invite = read_invite(text)
     with _room_in(out) as folder:
@@ -101,7 +101,7 @@ def _from_homes(homes: Sequence[Path], out: Path) -> str:
 def _check_trained(homes: Sequence[Path], found: KeptModel) -> None:
     """CheckpointError where round 0 would be the coordinator's: it keeps what the run began with and nothing newer."""
     from peer.identity import Identity
-    from swarm.home import Home
+    from swarm.run.home import Home
 
     if all(part.round > 0 for part in found.parts):
         return
@@ -133,7 +133,7 @@ class KeptModel:
     @property
     def theta(self) -> Tensor:
         """The outer weights of the whole model, flat fp32, shape (P,)."""
-        from peer.layout import join_flat
+        from peer.model.layout import join_flat
 
         return join_flat(self.manifest.model, [part.theta for part in self.parts], self.manifest.cuts)
 
@@ -143,10 +143,10 @@ def newest_model(homes: Sequence[Path]) -> KeptModel:
     model is cut into stages it takes a home of each. CheckpointError if something is missing."""
     from peer.events import EventLog
     from peer.identity import Identity
-    from swarm.charter import load_charter
-    from swarm.groups import open_store
-    from swarm.home import Home
-    from swarm.manifest import open_manifest
+    from swarm.placement.stages import open_store
+    from swarm.run.home import Home
+    from swarm.run.manifest import open_manifest
+    from swarm.run.manifest_transfer import load_charter
 
     newest: dict[int, Loaded] = {}
     held: dict[Path, list[int]] = {}
@@ -204,9 +204,9 @@ def newest_checkpoint(home: Path) -> tuple[Manifest, bytes, Loaded]:
 
 def write_model(out: Path, manifest: Manifest, tokenizer: bytes, theta: Tensor) -> None:
     """theta: flat fp32, shape (P,); `tokenizer`: the run's tokenizer.json. ResourceError if `out` cannot be written."""
-    from peer.hf import export_pretrained
-    from peer.tokenizer import ByteTokenizer, read_tokenizer
-    from swarm.manifest import BYTES_TOKENIZER
+    from peer.data.tokenizer import ByteTokenizer, read_tokenizer
+    from peer.model.huggingface import export_pretrained
+    from swarm.run.manifest import BYTES_TOKENIZER
 
     is_bytes = manifest.tokenizer == BYTES_TOKENIZER
     export_pretrained(out, manifest.model, theta, ByteTokenizer() if is_bytes else read_tokenizer(tokenizer))

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 import click
 import trio
 
-from cli.edge import run_until_stopped
-from cli.live import follow, read_tails
 from cli.options import Amount, default_home, home_option, network_options, read_invite, tied_option
-from cli.progress import Progress
-from cli.table import quoted, several
-from cli.tail import EventTail
-from swarm.home import Home
+from cli.run import run_until_stopped
+from cli.views.event_tail import EventTail
+from cli.views.live import follow, read_tails
+from cli.views.progress import Progress
+from cli.views.table import quoted, several
+from swarm.run.home import Home
 
 if TYPE_CHECKING:
-    from swarm.ground import Role
+    from swarm.training.context import Role
 
 
 @click.command()
@@ -71,8 +71,8 @@ def join(
     Ctrl-C leaves at the next safe moment and keeps the last commit; joining again with the same --home goes on from it.
     """
     opened = read_invite(invite)  # before the slow imports: a typo is told at once
-    from swarm.ground import JoinConfig
-    from swarm.participant import run_participant
+    from swarm.training.context import JoinConfig
+    from swarm.training.peer import run_participant
 
     home = home or default_home(opened.run_id[:12])
     config = JoinConfig(

@@ -13,8 +13,8 @@ from typing import Final
 
 import click
 
-from cli.edge import report_failure
 from cli.packages import check_packages
+from cli.run import report_failure
 from peer.errors import ConfigError
 
 COMMANDS: Final = {

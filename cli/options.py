@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from peer.errors import ConfigError
-from swarm.invite import Invite
+from swarm.run.invite import Invite
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _INVITE_FILE_MAX = 1 << 16

@@ -17,18 +17,18 @@ from typing import Final
 
 import click
 
-from cli.children import children
 from cli.coordinate import template
-from cli.course import Course
-from cli.edge import stopping_by_signal
-from cli.live import shown
-from cli.progress import Progress
-from cli.report import Report, draw_losses, write_report
-from cli.story import play_pipeline, play_whole
-from cli.table import quoted, several, size_text
-from cli.verdict import judge, train_losses
+from cli.demo.child_processes import children
+from cli.demo.cluster import Course
+from cli.demo.report import Report, draw_losses, write_report
+from cli.demo.scenario import play_pipeline, play_whole
+from cli.demo.verdict import judge, train_losses
+from cli.run import stopping_by_signal
+from cli.views.live import shown
+from cli.views.progress import Progress
+from cli.views.table import quoted, several, size_text
 from peer.errors import ConfigError, ResourceError, RoundError
-from swarm.home import Home
+from swarm.run.home import Home
 
 SPARE: Final = 2  # one is killed and one is frozen, and every stage keeps a replica
 PIPELINE_STEPS: Final = 30

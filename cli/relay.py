@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 import msgspec
 
-from cli.edge import run_until_stopped
 from cli.options import default_home, home_option
+from cli.run import run_until_stopped
 
 
 @click.command()
@@ -35,8 +35,8 @@ def relay(listen: tuple[str, ...], announce: tuple[str, ...], home: Path | None,
     way to each other where their routers allow it. The relay sees who talks to whom, but not what they say.
     """
     from peer.identity import Identity
-    from peer.relay import RelayConfig, open_relay
-    from swarm.home import Home
+    from peer.net.relay_daemon import RelayConfig, open_relay
+    from swarm.run.home import Home
 
     folder = Home(home or default_home("relay"))
 

@@ -13,13 +13,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cli.edge import run_until_stopped
 from cli.options import home_option, read_invite
-from cli.table import NOTHING, number_text, plain, several, size_text
+from cli.run import run_until_stopped
+from cli.views.table import NOTHING, number_text, plain, several, size_text
 from peer.errors import ConfigError
 
 if TYPE_CHECKING:
-    from swarm.view import MemberStatus, StageStatus, SwarmStatus
+    from swarm.client.status import MemberStatus, StageStatus, SwarmStatus
 
 _STAGES: Final = ("stage", "blocks", "round", "replicas", "members", "mb/s", "queue", "phase")
 _PIPELINE: Final = ("peer", "id", "stage", "round", "mb/s", "queue", "loss", "phase")
@@ -38,8 +38,8 @@ def status(invite: str | None, home: Path | None, as_json: bool) -> None:
     """
     if (invite is None) == (home is None):
         raise ConfigError("say which run to look at: either INVITE or --home DIR.")
-    from swarm.view import read_status
-    from swarm.visit import read_kept_invite
+    from swarm.client.session import read_kept_invite
+    from swarm.client.status import read_status
 
     opened = read_invite(invite) if invite is not None else read_kept_invite(home or Path())
     seen = run_until_stopped(lambda: read_status(opened, home))

@@ -15,11 +15,11 @@ from typing import Final
 import trio
 
 from dht.backoff import Backoff
+from dht.partition import views_disjoint
 from dht.protocol import ADDRESSES_MAX, FindReply
 from dht.router import PeerFault, Router
-from dht.split import views_disjoint
-from peer.addressbook import AddressBook
 from peer.errors import ConfigError, DeadlineExceeded, DialError, DialReason, ResourceError
+from peer.net.address_book import AddressBook
 
 CACHED_PEERS_MAX: Final = 256
 CACHE_HEAD_START_S: Final = 0.3  # bootstraps get this long before the cache is tried besides

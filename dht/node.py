@@ -20,6 +20,8 @@ import trio
 
 from dht.bootstrap import Bootstrap
 from dht.clock import NEGLIGIBLE_S, SwarmClock
+from dht.config import DEFAULT_TUNING, Tuning
+from dht.handlers import Server
 from dht.protocol import LEAVE, STORE, LeaveRequest, StoreReply, StoreRequest
 from dht.reader import Reader
 from dht.records import (
@@ -35,11 +37,9 @@ from dht.records import (
     seal,
 )
 from dht.router import PeerFault, Router
-from dht.server import Server
 from dht.storage import DEFAULT_LIMITS, Storage, StorageLimits
-from dht.tuning import DEFAULT_TUNING, Tuning
 from peer.errors import BarnraiseError, DialError, RemoteError
-from peer.host import Host
+from peer.net.host import Host
 
 __all__ = ["DEFAULT_TUNING", "Entry", "Node", "Schema", "StorageLimits", "Tuning", "open_node"]
 

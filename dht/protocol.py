@@ -15,7 +15,7 @@ import msgspec
 from dht.records import KEY_CHARS_MAX
 from peer.errors import BarnraiseError
 from peer.identity import Signed
-from peer.rpc import Method
+from peer.net.rpc import Method
 
 NODES_MAX: Final = 16  # named in one answer
 ADDRESSES_MAX: Final = 8

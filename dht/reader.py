@@ -28,7 +28,7 @@ from dht.storage import Storage, Stored
 from peer.decoding import MALFORMED
 from peer.errors import ProtocolViolation
 from peer.identity import Signed
-from peer.rpc import Buffer
+from peer.net.rpc import Buffer
 
 T = TypeVar("T")
 

@@ -17,16 +17,16 @@ import trio
 
 from dht.backoff import Backoff
 from dht.clock import SwarmClock
+from dht.config import Tuning
 from dht.key import as_bytes, as_int, nearest, node_key
 from dht.lookup import Lookup
+from dht.partition import SplitWatch
 from dht.protocol import ADDRESSES_MAX, FIND, NODES_MAX, Contact, FindReply, FindRequest, WrongNamespace
 from dht.records import CLOCK_TOLERANCE_S
-from dht.split import SplitWatch
-from dht.table import RoutingTable
-from dht.tuning import Tuning
+from dht.routing_table import RoutingTable
 from peer.errors import DeadlineExceeded, NetworkError, ProtocolViolation, RemoteError
-from peer.host import Host
-from peer.rpc import Method, Reply
+from peer.net.host import Host
+from peer.net.rpc import Method, Reply
 
 Req = TypeVar("Req", bound=msgspec.Struct)
 Rep = TypeVar("Rep", bound=msgspec.Struct)

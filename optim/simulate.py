@@ -7,25 +7,25 @@ from typing import Any, Final
 
 import torch
 
+from optim.algorithms.allreduce import AllReduce
+from optim.algorithms.demo import Demo
+from optim.algorithms.diloco import Diloco, Eager, Streaming
+from optim.algorithms.gossip import Gossip
+from optim.algorithms.interface import Dense, Method
+from optim.algorithms.large_batch import LargeBatchStep
+from optim.algorithms.lion import DistributedLion
+from optim.algorithms.outer_step import DilocoOuter
+from optim.algorithms.packing import Sparse
+from optim.algorithms.powersgd import PowerSgd
+from optim.algorithms.sparse import SparseMethod
+from optim.algorithms.sparseloco import SparseLoco
 from optim.codecs import get_codec
+from optim.codecs.error_feedback import ErrorFeedback
 from optim.codecs.interface import bytes_of
-from optim.feedback import ErrorFeedback
-from optim.large_batch import LargeBatchStep
 from optim.merge import merge_part
-from optim.methods.allreduce import AllReduce
-from optim.methods.demo import Demo
-from optim.methods.diloco import Diloco, Eager, Streaming
-from optim.methods.gossip import Gossip
-from optim.methods.interface import Dense, Method
-from optim.methods.lion import DistributedLion
-from optim.methods.packing import Sparse
-from optim.methods.powersgd import PowerSgd
-from optim.methods.sparse import SparseMethod
-from optim.methods.sparseloco import SparseLoco
-from optim.outer import DilocoOuter
+from peer.compute.inner_optimizer import InnerSpec, build_inner
 from peer.errors import ConfigError
-from peer.inner import InnerSpec, build_inner
-from peer.layout import FlatLayout, Slot
+from peer.model.layout import FlatLayout, Slot
 
 Config = dict[str, Any]
 

@@ -15,10 +15,10 @@ from typing import Final
 import torch
 from blake3 import blake3
 
+from optim.algorithms.gossip import pair_step
+from optim.algorithms.interface import weighted_sum
 from optim.codecs import Codec
-from optim.methods.gossip import pair_step
-from optim.methods.interface import weighted_sum
-from optim.recipes.dense import DenseCoding, Feedback
+from optim.strategies.dense import DenseCoding, Feedback
 from swarm.gossip.messages import Half
 
 HALF_EACH: Final = (0.5, 0.5)

@@ -14,19 +14,19 @@ from typing import Final
 import trio
 
 from peer.errors import NetworkError, ProtocolViolation, WorkerError
-from peer.rpc import Call
-from swarm.chain import Head
+from peer.net.rpc import Call
 from swarm.gossip.coding import PairCoding, step_alone
-from swarm.gossip.corner import Corner, Rules, Trained
-from swarm.gossip.lending import Lending
-from swarm.gossip.letter import Letter
-from swarm.gossip.matchmaker import Matchmaker
-from swarm.gossip.meeting import Meeting
-from swarm.gossip.norms import Examiner
+from swarm.gossip.context import Corner, Rules, Trained
+from swarm.gossip.exchange import Meeting
+from swarm.gossip.matchmaking import Matchmaker
+from swarm.gossip.norm_check import Examiner
+from swarm.gossip.outgoing import Letter
 from swarm.gossip.pairing import Seen, candidates, is_left_behind, round_after, round_after_alone, steps_for
 from swarm.gossip.replica import Replica
-from swarm.gossip.samples import draw
-from swarm.messages import STANDING, AskHead, Standing
+from swarm.gossip.sampling import draw
+from swarm.gossip.state_transfer import Lending
+from swarm.protocol.head import Head
+from swarm.protocol.messages import STANDING, AskHead, Standing
 
 PATIENCE_MIN_S: Final = 3.0
 RETRY_S: Final = 1.0

@@ -6,8 +6,8 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from peer.rpc import Method
-from swarm.chain import Count, Hash
+from peer.net.rpc import Method
+from swarm.protocol.head import Count, Hash
 
 SLICE_BYTES_MAX: Final = 9 << 20  # one slice at 32 bits a value, with room for scales
 SLICES_MAX: Final = 1 << 16

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from peer.chunks import StateTree, hash_state
-from swarm.chain import Head
-from swarm.ledger import Ledger
+from peer.checkpoint.hash_tree import StateTree, hash_state
+from swarm.protocol.head import Head
+from swarm.protocol.ledger import Ledger
 
 
 @dataclass

@@ -21,7 +21,7 @@ from torch import Tensor
 from optim.codecs import Codec
 from optim.codecs.blockwise import Int4, Int8
 from optim.codecs.floats import Fp16, Fp32
-from swarm.pipeline.rules import Activations
+from swarm.pipeline.config import Activations
 
 _INLINE_VALUES: Final = 1 << 14  # below it a thread costs more than the coding (0.1 ms against 0.03)
 

@@ -15,18 +15,18 @@ from typing import Final
 
 import trio
 
+from peer.compute.train_loop import learning_rate
 from peer.errors import StageRefused
-from peer.training import learning_rate
-from swarm.ledger import Range, contains, count, union, without
-from swarm.pipeline.rules import STALENESS
+from swarm.pipeline.config import STALENESS
 from swarm.pipeline.stage_trainer import WATCH_S, Adoption, StagePost, StageTrainer
-from swarm.trainer import Order, Work
+from swarm.protocol.ledger import Range, contains, count, union, without
+from swarm.rounds.trainer import Order, Work
 
 GRACE_S: Final = 4.0  # for micro-batches under way, when the round is to be wrapped up
 
 
 class LocalSteps(StageTrainer):
-    """Implements `swarm.trainer.Trainer`. Event `inner_step` at every step."""
+    """Implements `swarm.rounds.trainer.Trainer`. Event `inner_step` at every step."""
 
     def __init__(self, post: StagePost) -> None:
         super().__init__(post)

@@ -17,12 +17,12 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from peer.rpc import Method
-from swarm.chain import Name
-from swarm.messages import Done
+from peer.net.rpc import Method
 from swarm.pipeline.activations import ActivationCode
-from swarm.pipeline.rules import PipelineRules
-from swarm.plan import RANGES_MAX
+from swarm.pipeline.config import PipelineRules
+from swarm.protocol.head import Name
+from swarm.protocol.messages import Done
+from swarm.protocol.plan import RANGES_MAX
 
 SPANS_MAX: Final = 4096
 TOKEN_BYTES: Final = 4

@@ -20,14 +20,14 @@ import msgspec
 import trio
 
 from peer.errors import DeadlineExceeded, NetworkError, ProtocolViolation, RemoteError, StageRefused
-from peer.host import Host
-from peer.rpc import Reply
-from peer.serving import UNKNOWN_METHOD
-from swarm.ledger import Range
-from swarm.pipeline.asking import SEEN_S, Confirm, who_has
+from peer.net.host import Host
+from peer.net.rpc import Reply
+from peer.net.rpc_server import UNKNOWN_METHOD
+from swarm.pipeline.config import Load
+from swarm.pipeline.duplicate_checks import SEEN_S, Confirm, who_has
 from swarm.pipeline.messages import REASON_MAX, Cause, Pass, Passed, PassOutcome, PipelineCalls
-from swarm.pipeline.rules import Load
-from swarm.wiring import Wiring
+from swarm.pipeline.router import Wiring
+from swarm.protocol.ledger import Range
 
 SHARE: Final = 0.6  # of our caller's time, for one call
 ALONE: Final = 4.0  # times the usual deadline: where nobody else could do it, another try is only more work

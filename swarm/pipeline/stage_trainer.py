@@ -22,14 +22,14 @@ import trio
 
 from peer.errors import BarnraiseError, StageRefused, WorkerError
 from peer.events import EventLog
-from peer.stage_gang import StageGang
-from swarm.chain import Head
-from swarm.height import Changed
-from swarm.ledger import Range, count, union, without
-from swarm.pace import Pace
-from swarm.pipeline.issuer import Issuer
-from swarm.pipeline.station import Station
-from swarm.trainer import Claims, Order, Work
+from peer.worker.stage_client import StageGang
+from swarm.pipeline.source import Issuer
+from swarm.pipeline.stage_server import Station
+from swarm.protocol.head import Head
+from swarm.protocol.ledger import Range, count, union, without
+from swarm.protocol.round_schedule import Pace
+from swarm.rounds.round_state import Changed
+from swarm.rounds.trainer import Claims, Order, Work
 
 SPEED_MEMORY: Final = 0.7  # of the smoothed speed
 WATCH_S: Final = 0.5  # how often a lost worker is looked for, where nobody works with it
@@ -77,7 +77,8 @@ class StagePost:
 
 
 class StageTrainer(ABC):
-    """Implements `swarm.trainer.Trainer`; `run` must be running. Its station must be open while a round trains."""
+    """Implements `swarm.rounds.trainer.Trainer`; `run` must be running. Its station must be open while a round
+    trains."""
 
     def __init__(self, post: StagePost) -> None:
         self.speed = 0.0

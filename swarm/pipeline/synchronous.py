@@ -16,16 +16,16 @@ import trio
 
 from peer.errors import BarnraiseError, RemoteError
 from peer.events import EventLog
-from peer.host import Host
-from peer.serving import BUSY
-from swarm.chain import Head
-from swarm.ledger import Range, contains, count, union
-from swarm.pace import Pace
+from peer.net.host import Host
+from peer.net.rpc_server import BUSY
+from swarm.pipeline.config import PipelineRules
 from swarm.pipeline.messages import COUNTED, REISSUE, SPANS_MAX, AskCounted, Reissue
-from swarm.pipeline.rules import PipelineRules
+from swarm.pipeline.stage_server import Station
 from swarm.pipeline.stage_trainer import Adoption, StagePost, StageTrainer
-from swarm.pipeline.station import Station
-from swarm.trainer import Claims, Order, Work
+from swarm.protocol.head import Head
+from swarm.protocol.ledger import Range, contains, count, union
+from swarm.protocol.round_schedule import Pace
+from swarm.rounds.trainer import Claims, Order, Work
 
 POLL_S: Final = 0.2
 ANSWER_S: Final = 1.0  # a member that takes longer is asked again
@@ -160,7 +160,8 @@ class Overseer:
 
 
 class Synchronous(StageTrainer):
-    """Implements `swarm.trainer.Trainer`. A round has no deadline of its own: a part of the batch is of no use."""
+    """Implements `swarm.rounds.trainer.Trainer`. A round has no deadline of its own: a part of the batch is of no
+    use."""
 
     def __init__(self, post: StagePost, overseer: Overseer) -> None:
         super().__init__(post)

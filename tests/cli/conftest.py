@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.cli.typed import Peer, typed
+from tests.cli.support.typed import Peer, typed
 
 
 @pytest.fixture

@@ -15,15 +15,15 @@ from cli.options import default_home
 from cli.quickstart import MARK, _claim, _prepare, run_toml
 from optim.config import METHODS
 from peer.config import ModelConfig, RopeScaling
+from peer.data.tokenizer import ByteTokenizer
 from peer.errors import ConfigError
-from peer.hf import export_pretrained
 from peer.identity import Identity
-from peer.layout import init_flat
-from peer.tokenizer import ByteTokenizer
-from swarm.home import Home
-from swarm.invite import Invite
-from swarm.run_config import _fields_at, parse_run_config
-from tests.cli.typed import Peer, said
+from peer.model.huggingface import export_pretrained
+from peer.model.layout import init_flat
+from swarm.run.config import _fields_at, parse_run_config
+from swarm.run.home import Home
+from swarm.run.invite import Invite
+from tests.cli.support.typed import Peer, said
 
 RUN_ID = "abcdefgh234567abcdefgh234567abcd"
 

@@ -9,16 +9,24 @@ import msgspec
 import pytest
 import trio
 
-from cli.findings import Finding, disk_finding, failure, home_finding, local_findings, memory_finding, python_finding
-from cli.network_findings import clock_finding, port_finding, reach_finding, size_findings, swarm_findings
+from cli.checks.machine import (
+    Finding,
+    disk_finding,
+    failure,
+    home_finding,
+    local_findings,
+    memory_finding,
+    python_finding,
+)
+from cli.checks.network import clock_finding, port_finding, reach_finding, size_findings, swarm_findings
 from peer.errors import NotAdmitted
 from peer.identity import Identity
-from swarm.home import Home
-from swarm.invite import Invite
-from swarm.reach import Reach
-from swarm.visit import Ears
+from swarm.client.session import Ears
+from swarm.membership.reachability import Reach
+from swarm.run.home import Home
+from swarm.run.invite import Invite
+from tests.cli.support.typed import Peer
 from tests.cli.test_pipeline_input import manifest_of
-from tests.cli.typed import Peer
 
 
 def test_this_machine_is_fit(tmp_path: Path) -> None:

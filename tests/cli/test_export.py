@@ -12,18 +12,18 @@ from torch import Tensor
 
 from cli.coordinate import template
 from peer.config import ModelConfig
+from peer.data.tokenizer import ByteTokenizer
 from peer.events import EventLog
-from peer.hf import export_pretrained
 from peer.identity import Identity
-from peer.layout import init_flat
-from peer.tokenizer import ByteTokenizer
-from swarm.charter import load_charter
-from swarm.founding import found
-from swarm.home import Home
-from swarm.manifest import open_manifest
-from swarm.run_config import parse_run_config
+from peer.model.huggingface import export_pretrained
+from peer.model.layout import init_flat
+from swarm.coordinator.create_run import found
+from swarm.run.config import parse_run_config
+from swarm.run.home import Home
+from swarm.run.manifest import open_manifest
+from swarm.run.manifest_transfer import load_charter
+from tests.cli.support.typed import Peer, said
 from tests.cli.test_pipeline_input import kept
-from tests.cli.typed import Peer, said
 
 MODEL = ModelConfig(hidden_size=16, layers=1, heads=2, kv_heads=1, intermediate_size=16, max_seq_len=64)
 
@@ -49,7 +49,7 @@ def test_an_export_that_is_interrupted_leaves_nothing_that_looks_like_a_model(
         save_file(dict(weights), path, metadata=dict(metadata))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("peer.hf.save_file", interrupted)
+    monkeypatch.setattr("peer.model.huggingface.save_file", interrupted)
     with pytest.raises(KeyboardInterrupt):
         export_pretrained(tmp_path, MODEL, init_flat(MODEL, 0), ByteTokenizer())
     assert not list(tmp_path.glob("model.safetensors*")) and not (tmp_path / "config.json").exists()

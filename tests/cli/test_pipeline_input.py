@@ -12,15 +12,15 @@ from cli.coordinate import template
 from peer.config import ModelConfig
 from peer.events import EventLog
 from peer.identity import Identity
-from swarm.charter import save_charter
-from swarm.founding import _model
-from swarm.groups import layout_of, open_store, vectors_of
-from swarm.home import Home
-from swarm.invite import Invite
-from swarm.manifest import Manifest, PipelineConfig, sign_manifest
-from swarm.run_config import parse_run_config
-from tests.cli.typed import Peer, said
-from tests.swarm.test_manifest import make_manifest
+from swarm.coordinator.create_run import _model
+from swarm.placement.stages import layout_of, open_store, vectors_of
+from swarm.run.config import parse_run_config
+from swarm.run.home import Home
+from swarm.run.invite import Invite
+from swarm.run.manifest import Manifest, PipelineConfig, sign_manifest
+from swarm.run.manifest_transfer import save_charter
+from tests.cli.support.typed import Peer, said
+from tests.swarm.run.test_manifest import make_manifest
 
 LOOPBACK = ("--listen", "/ip4/127.0.0.1/tcp/0")
 

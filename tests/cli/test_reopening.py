@@ -8,16 +8,16 @@ import pytest
 import trio
 
 from cli.coordinate import template
+from peer.data.tokenizer import ByteTokenizer
 from peer.errors import ConfigError
 from peer.events import EventLog
-from peer.hf import export_pretrained
 from peer.identity import Identity
-from peer.layout import init_flat
-from peer.tokenizer import ByteTokenizer
-from swarm.coordinator import CoordinatorConfig, _found_or_reopen
-from swarm.home import Home
-from swarm.manifest import open_manifest
-from swarm.run_config import parse_run_config
+from peer.model.huggingface import export_pretrained
+from peer.model.layout import init_flat
+from swarm.coordinator.coordinator import CoordinatorConfig, _found_or_reopen
+from swarm.run.config import parse_run_config
+from swarm.run.home import Home
+from swarm.run.manifest import open_manifest
 
 PLAIN = template()
 CUT = PLAIN.replace("# tie_embeddings = true", "tie_embeddings = false") + "\n[pipeline]\nstages = 2\n"

@@ -10,8 +10,8 @@ import trio
 from dht.node import open_node
 from peer.errors import DialError
 from peer.identity import Identity
-from tests.dht.local_swarm import BRISK, CARDS, RUN, Card, Facts, bare_host, local_swarm
-from tests.ports import free_port, refusing_port
+from tests.dht.support.local_swarm import BRISK, CARDS, RUN, Card, Facts, bare_host, local_swarm
+from tests.support.ports import free_port, refusing_port
 
 ABSENT = Identity.generate().peer_id
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import trio
 
-from tests.dht.local_swarm import CARDS, HASTY, Child, local_swarm, start_child
+from tests.dht.support.local_swarm import CARDS, HASTY, Child, local_swarm, start_child
 
 pytestmark = pytest.mark.process
 

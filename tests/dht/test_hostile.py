@@ -25,10 +25,10 @@ from dht.protocol import (
 )
 from dht.records import KIND, Body
 from peer.errors import ConnectionLost, RemoteError
-from peer.host import Host
 from peer.identity import Identity, Signed, sign_body
-from peer.rpc import Call
-from tests.dht.local_swarm import CARDS, HASTY, RUN, Card, Member, bare_host, local_swarm
+from peer.net.host import Host
+from peer.net.rpc import Call
+from tests.dht.support.local_swarm import CARDS, HASTY, RUN, Card, Member, bare_host, local_swarm
 
 HONEST = Identity.generate()
 MINE: Schema[Card] = Schema("mine", Card, ttl_max_s=30.0, size_max=500, signer=lambda key, peer: key == peer)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from dht.key import nearest, node_key
 from dht.lookup import QUERIES_MAX, Lookup
-from dht.table import RoutingTable
+from dht.routing_table import RoutingTable
 
 WIDTH = 8
 

@@ -12,8 +12,8 @@ from dht.protocol import FIND, LEAVE, STORE, FindReply, FindRequest, LeaveReply,
 from dht.records import OversizeRecord, WrongSchema, WrongSigner
 from peer.errors import DialError
 from peer.identity import Identity
-from peer.method import Call, Method
-from tests.dht.local_swarm import BRISK, CARDS, RUN, Card, bare_host, local_swarm
+from peer.net.method import Call, Method
+from tests.dht.support.local_swarm import BRISK, CARDS, RUN, Card, bare_host, local_swarm
 
 
 async def test_alone() -> None:

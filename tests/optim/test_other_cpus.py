@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.optim.shared_half import RUNS, write
+from tests.optim.support.shared_half import RUNS, write
 
 OTHERS = {
     "no vectors": {
@@ -23,7 +23,7 @@ OTHERS = {
 
 def hashes(folder: Path, env: dict[str, str]) -> list[str]:
     root = Path(__file__).parents[2]
-    command = [sys.executable, "-m", "tests.optim.shared_half", str(folder)]
+    command = [sys.executable, "-m", "tests.optim.support.shared_half", str(folder)]
     plain = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
     done = subprocess.run(command, env={**os.environ, **plain, **env}, cwd=root, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

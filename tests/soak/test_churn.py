@@ -17,7 +17,7 @@ from statistics import median
 import pytest
 import trio
 
-from tests.swarm.swarm_harness import PeerProcess, Swarm, open_swarm
+from tests.swarm.support.swarm_harness import PeerProcess, Swarm, open_swarm
 
 STRIKE_EVERY_S = 2.0  # on average
 PEERS_MIN, PEERS_MAX = 2, 7  # alive and not frozen; alive

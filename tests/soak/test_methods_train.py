@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.swarm.swarm_harness import open_swarm
+from tests.swarm.support.swarm_harness import open_swarm
 
 ROUNDS = 30
 METHODS = {

@@ -17,9 +17,9 @@ from typing import Final
 import pytest
 import trio
 
-from swarm.rebalance import RebalanceConfig
-from tests.swarm.pipeline_run import STAGES, Pipeline, open_pipeline
-from tests.swarm.swarm_harness import Fact
+from swarm.placement.rebalance import RebalanceConfig
+from tests.swarm.support.pipeline_run import STAGES, Pipeline, open_pipeline
+from tests.swarm.support.swarm_harness import Fact
 
 pytestmark = [pytest.mark.soak, pytest.mark.process]
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.swarm.pipeline_faults import Strike, play
-from tests.swarm.pipeline_run import open_pipeline
+from tests.swarm.support.pipeline_faults import Strike, play
+from tests.swarm.support.pipeline_run import open_pipeline
 
 pytestmark = [pytest.mark.soak, pytest.mark.process]
 

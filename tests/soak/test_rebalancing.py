@@ -1,7 +1,7 @@
 """Two of the three replicas of a stage die at once while the other stages have one to spare: somebody moves, and the
 pipeline is nearly as fast again as the remaining devices allow.
 
-Every peer has a device of its own (`tests.swarm.slow_devices`), so that a stage is as fast as it has replicas.
+Every peer has a device of its own (`tests.swarm.support.slow_devices`), so that a stage is as fast as it has replicas.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Final
 import pytest
 import trio
 
-from tests.swarm.pipeline_run import STAGES, Pipeline, open_pipeline
-from tests.swarm.slow_devices import open_devices, unavailable
+from tests.swarm.support.pipeline_run import STAGES, Pipeline, open_pipeline
+from tests.swarm.support.slow_devices import open_devices, unavailable
 
 pytestmark = [
     pytest.mark.soak,

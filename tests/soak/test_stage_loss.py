@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from cli.children import ChildPeer, Children, children
-from cli.course import Course
-from cli.progress import Progress
-from tests.cli.test_pipeline import ROUNDS as FEW
-from tests.cli.test_pipeline import RUN, stages_of
+from cli.demo.child_processes import ChildPeer, Children, children
+from cli.demo.cluster import Course
+from cli.views.progress import Progress
+from tests.processes.test_pipeline_quickstart import ROUNDS as FEW
+from tests.processes.test_pipeline_quickstart import RUN, stages_of
 
 pytestmark = [pytest.mark.soak, pytest.mark.process]
 

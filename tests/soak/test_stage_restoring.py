@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.swarm.pipeline_run import Pipeline, Replica, open_pipeline
+from tests.swarm.support.pipeline_run import Pipeline, Replica, open_pipeline
 
 pytestmark = [pytest.mark.soak, pytest.mark.process]
 

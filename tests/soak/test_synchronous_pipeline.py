@@ -8,8 +8,8 @@ import pytest
 import trio
 
 from optim.config import AllReduce
-from tests.swarm.stage_scene import BATCH, check_a_kill, check_one_process, scene_of
-from tests.swarm.stage_seats import Setting
+from tests.swarm.support.stage_replicas import Setting
+from tests.swarm.support.stage_scene import BATCH, check_a_kill, check_one_process, scene_of
 
 pytestmark = [pytest.mark.soak, pytest.mark.process]
 STEPS = 20

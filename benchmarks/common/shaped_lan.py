@@ -1,0 +1,156 @@
+"""A network of this machine's own in which every host has a slow link: namespaces on a bridge, each behind two token
+bucket filters of the kernel (tbf), one a direction (Linux, root).
+
+    lan 10.77.0.1 (bridge, not shaped) == host 0: 10.77.0.2, host 1: 10.77.0.3, ...
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+BURST_KB = 64  # what a link lets through at once
+CONGESTION = "cubic"  # what Linux, macOS and Windows do unless told otherwise, whatever this machine was told
+QUEUE_MS = 50  # what waits before it at most, as in a home router
+HUB_IP = "10.77.0.1"
+LINE_BURST_KB = 160  # a frame is 64 KiB: smaller ones would only cost more of our own work
+LINE_S = 60.0  # within which a delay line must be there
+
+
+class Unavailable(Exception):
+    """This machine cannot make such a network; str() says why and what to do."""
+
+
+class Lan:
+    """`hosts` shaped hosts and the hub; from `shaped_lan`."""
+
+    def __init__(self, hosts: int, mbit: float, burst_kb: int = BURST_KB) -> None:
+        self._prefix = f"barnraise-lan-{os.getpid()}-"
+        self._hosts = hosts
+        self._shape = f"root tbf rate {mbit}mbit burst {burst_kb}kb latency {QUEUE_MS}ms"
+        self._made: list[str] = []
+
+    def ip(self, host: int) -> str:
+        return f"10.77.0.{host + 2}"
+
+    def at_hub(self, *command: str) -> list[str]:
+        """`command`, to be run at the hub; the process keeps its id."""
+        return ["ip", "netns", "exec", f"{self._prefix}hub", *command]
+
+    def at_host(self, host: int, *command: str) -> list[str]:
+        return ["ip", "netns", "exec", f"{self._prefix}{host}", *command]
+
+    def build(self) -> None:
+        self._add("hub")
+        self._run("hub", "ip link add lan type bridge")
+        self._run("hub", f"ip address add {HUB_IP}/24 dev lan")
+        self._run("hub", "ip link set lan up")
+        for host in range(self._hosts):
+            self._add(str(host))
+            self._lay_cable(host)
+            self._run(str(host), f"ip address add {self.ip(host)}/24 dev wan")
+            self._run(str(host), f"tc qdisc add dev wan {self._shape}")
+            self._run("hub", f"tc qdisc add dev to-{host} {self._shape}")
+            self._run("hub", f"ip link set dev to-{host} master lan up")
+            self._run(str(host), "ip link set wan up")
+            self._run(str(host), f"ip route replace 10.77.0.0/24 dev wan src {self.ip(host)} congctl {CONGESTION}")
+
+    def _lay_cable(self, host: int) -> None:
+        """Makes `wan` at the host and `to-{host}` at the hub, its two ends."""
+        self._run(str(host), f"ip link add wan type veth peer name to-{host} netns {self._prefix}hub")
+
+    def remove(self) -> None:
+        for name in self._made:
+            subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
+
+    def _add(self, place: str) -> None:
+        name = self._prefix + place
+        _call(["ip", "netns", "add", name])
+        self._made.append(name)
+        self._run(place, "ip link set lo up")
+
+    def _run(self, place: str, command: str) -> None:
+        _call(["ip", "netns", "exec", self._prefix + place, *command.split()])
+
+
+class DelayedLan(Lan):
+    """The kernel at hand may have no netem: a cable is two TAP devices, and a process that carries frames between them
+    (`benchmarks.common.delay_line`), each way half of the delay late."""
+
+    def __init__(self, hosts: int, mbit: float, delay_ms: float) -> None:
+        super().__init__(hosts, mbit, LINE_BURST_KB)
+        self._delay_ms = delay_ms
+        self._lines: list[subprocess.Popen[bytes]] = []
+
+    def _lay_cable(self, host: int) -> None:
+        module = (
+            sys.executable,
+            "-m",
+            "benchmarks.common.delay_line",
+            f"{self._delay_ms / 2}",
+            f"wan-{host}",
+            f"to-{host}",
+        )
+        line = subprocess.Popen(self.at_hub(*module), cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._lines.append(line)
+        assert line.stdout is not None
+        ready, _, _ = select.select([line.stdout], [], [], LINE_S)
+        if not ready or line.stdout.readline() != b"ready\n":
+            raise Unavailable("no TAP device could be made: is there /dev/net/tun?")
+        self._run("hub", f"ip link set wan-{host} netns {self._prefix}{host} name wan")
+
+    def remove(self) -> None:
+        for line in self._lines:
+            line.kill()
+            line.wait()
+            for stream in (line.stdin, line.stdout):
+                assert stream is not None
+                stream.close()
+        super().remove()
+
+
+@contextmanager
+def shaped_lan(hosts: int, mbit: float, delay_ms: float = 0.0) -> Iterator[Lan]:
+    """A network that is gone after the block; end what runs in it before. A packet between two hosts arrives `delay_ms`
+    after it was sent, at least. `Unavailable` if this machine cannot."""
+    if os.geteuid() != 0:
+        raise Unavailable("network namespaces need root: run it as root, or in a container where you are")
+    missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
+    if missing:
+        raise Unavailable(f"{' and '.join(missing)} not installed: install iproute2")
+    lan = Lan(hosts, mbit) if delay_ms == 0 else DelayedLan(hosts, mbit, delay_ms)
+    try:
+        lan.build()
+        yield lan
+    except subprocess.CalledProcessError as error:
+        raise Unavailable(f"`{' '.join(error.cmd)}` fails: {error.stderr.strip()}") from error
+    finally:
+        lan.remove()
+
+
+def over_link(pid: int) -> tuple[int, int]:
+    """Bytes that have left the host where process `pid` runs over its link, and come in, as the kernel counts, headers
+    included; 0 until the process is there."""
+    with open(f"/proc/{pid}/net/dev") as counters:
+        for line in counters:
+            name, _, figures = line.partition(":")
+            if name.strip() == "wan":
+                received, sent = (int(figures.split()[column]) for column in (0, 8))
+                return sent, received
+    return 0, 0
+
+
+def sent_over_link(pid: int) -> int:
+    """The first of `over_link`."""
+    return over_link(pid)[0]
+
+
+def _call(command: list[str]) -> None:
+    subprocess.run(command, capture_output=True, text=True, check=True)

@@ -1,0 +1,178 @@
+"""One peer of ours for averaging.py: a host, an engine and made-up gradients, in a process of its own.
+
+    python -m benchmarks.averaging_peer NUMBER PARAMS CODEC ROUNDS FOLDER
+
+Prints where it is; reads the whole group; takes part in ROUNDS rounds; prints what it saw. All peers hold the key of a
+throwaway authority (in FOLDER), with which each signs the head that the run begins with: Ed25519 is deterministic, so
+they sign the same bytes and no further process takes part.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import trio
+
+from benchmarks.common.children import START_S
+from benchmarks.common.tcp_bytes import sent_bytes
+from benchmarks.parts.averaging_data import delta_of, save
+from optim.algorithms.outer_step import DilocoOuter
+from optim.codecs import get_codec
+from optim.config import Diloco
+from optim.strategies.dense import DenseWire
+from optim.strategies.diloco import DilocoRecipe
+from peer.config import InnerConfig
+from peer.events import EventLog
+from peer.identity import Identity, sign_body
+from peer.net.host import HostConfig, open_host
+from swarm.protocol.head import Head, Member, genesis
+from swarm.protocol.messages import REGROUP_KIND
+from swarm.protocol.quorum import Sighting
+from swarm.protocol.round_schedule import Pace
+from swarm.protocol.timeouts import Tempo
+from swarm.rounds.context import Post
+from swarm.rounds.engine import Engine
+from swarm.rounds.handlers import RunFacts
+from swarm.rounds.replay import replay
+from swarm.rounds.trainer import Order, Work
+from swarm.state.fetch import fetch_state
+from swarm.state.outer_state import OuterState
+from swarm.state.snapshots import SnapshotShelf
+
+PACE = Pace(Diloco(steps=1), InnerConfig(lr=1e-3, batch_size=1, total_steps=1), 8, 60.0)
+PATIENCE_S = 60.0  # where nobody is struck all are waited for: who misses a round finds no results to catch up with
+
+
+class NoTraining:
+    """A trainer whose pseudo-gradient is there already."""
+
+    speed = 1.0
+
+    def __init__(self, delta: torch.Tensor) -> None:
+        self._delta = delta
+
+    async def train(self, order: Order) -> Work:
+        await trio.lowlevel.checkpoint()
+        return Work(order.assignment.steps, order.assignment.steps, 1.0, self._delta)
+
+    def wrap_up(self) -> None:
+        """There is nothing to end."""
+
+    def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None, head: Head) -> None:
+        """There is nobody to train with it."""
+
+    def has_run_dry(self, round: int) -> bool:
+        return False
+
+    async def gather(self, members: Sequence[str]) -> None:
+        await trio.sleep_forever()
+
+
+def diloco_state(numel: int, codec: str, outer: DilocoOuter) -> OuterState:
+    """All zero, with a DiLoCo recipe of its own."""
+    recipe = DilocoRecipe(DenseWire([[slice(0, numel)]], get_codec(codec), get_codec(codec)), outer)
+    return OuterState([torch.zeros(numel), torch.zeros(numel)], recipe)
+
+
+class Observer:
+    """The engine's Keeper: notes when each round was committed, and theta before the last one.
+
+    The shelf, on which others find the results they missed, is filled only before a scripted fault: publishing is no
+    part of averaging."""
+
+    def __init__(self, post: Post, rounds: int, publishes: bool, folder: Path) -> None:
+        self.seconds: list[float] = []  # time.monotonic, the same clock in all processes
+        self.members: list[int] = []
+        self.cpu_s = 0.0
+        self.before_last: torch.Tensor | None = None
+        self._post, self._rounds, self._publishes, self._folder = post, rounds, publishes, folder
+
+    async def committed(self, head: Head, results: list[memoryview]) -> None:
+        state = self._post.state
+        self.seconds.append(time.monotonic())
+        self.members.append(len(head.members))
+        if head.round == 1:
+            self.cpu_s = time.process_time()
+        elif head.round == self._rounds:
+            self.cpu_s = time.process_time() - self.cpu_s
+        if head.round == self._rounds - 1:
+            self.before_last = state.theta.clone()
+        if self._publishes:
+            self._post.shelf.publish(state.tree, state.tensors, msgspec.msgpack.encode(head), results)
+
+    async def fetch(self, sighting: Sighting, mine: Head) -> None:
+        post, wanted, donors = self._post, sighting.head.state_hash, list(sighting.holders)
+        if await replay(post, mine, wanted, donors):
+            return
+        file = self._folder / f"{post.me.peer}.part"
+        fetched = await fetch_state(post.host.rpc, lambda: donors, wanted, post.state.size_bytes, file, post.events)
+        post.state.replace(fetched.tensors, fetched.tree)
+
+    def known_peers(self) -> Iterable[str]:
+        return ()
+
+
+async def take_part(post: Post, observer: Observer, authority: Identity, rounds: int, nursery: trio.Nursery) -> None:
+    """Learn who is there, then run the engine to the end."""
+    with trio.fail_after(START_S):
+        line = await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)
+    group: list[dict[str, Any]] = json.loads(line)["group"]
+    for hello in group:
+        post.host.book.add(hello["peer"], hello["addresses"])
+    first = genesis("benchmark", post.state.tree.root)
+    head = first.regrouped(tuple(Member(hello["peer"], hello["session"]) for hello in group), 1)
+    signed = sign_body(authority, REGROUP_KIND, head)
+    engine = Engine(post, RunFacts(first, authority.peer_id, rounds, len(group)), head, signed, observer)
+    print(json.dumps({"ready": True}), flush=True)
+    await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)  # all can be called now
+    nursery.start_soon(end_with_parent, nursery.cancel_scope)
+    await engine.run()
+
+
+async def end_with_parent(everything: trio.CancelScope) -> None:
+    await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)
+    everything.cancel()
+
+
+async def main(number: int, numel: int, codec: str, rounds: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    authority = Identity.load_or_create(folder / "authority.key")
+    identity = Identity.generate()
+    state = diloco_state(numel, codec, DilocoOuter(lr=1.0, momentum=0.0))
+    log = EventLog()
+    async with open_host(HostConfig(identity=identity, events=log)) as host, trio.open_nursery() as nursery:
+        me = Member(host.peer_id, secrets.token_hex(4))
+        shelf = SnapshotShelf(state.size_bytes, 8 << 20)
+        shelf.serve(host.rpc)
+        publishes = "BENCHMARK_SHELF" in os.environ
+        trainer, tempo = NoTraining(delta_of(number, numel)), Tempo(0.0 if publishes else PATIENCE_S)
+        post = Post(me, identity, host, state, shelf, trainer, PACE, tempo, log)
+        observer = Observer(post, rounds, publishes, folder)
+        print(json.dumps({"peer": me.peer, "session": me.session, "addresses": host.addresses}), flush=True)
+        await take_part(post, observer, authority, rounds, nursery)
+        before = observer.before_last if observer.before_last is not None else torch.zeros(numel)
+        report = {
+            "peer": me.peer,
+            "seconds": observer.seconds,
+            "members": observer.members,
+            "cpu_s": observer.cpu_s,
+            "wire_bytes": sent_bytes([os.getpid()]),
+            "payload_bytes": host.bytes_up,
+            "state_hash": state.tree.root.hex(),
+            "hash": save(before - state.theta, folder / f"ours-{number}"),
+        }
+        print(json.dumps(report), flush=True)
+        await trio.sleep_forever()  # others may still need us
+
+
+if __name__ == "__main__":
+    trio.run(main, int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), Path(sys.argv[5]))

@@ -1,0 +1,155 @@
+"""A child of `benchmarks/swarm.py`: one stage of a pipeline, with a host and a compute worker of its own.
+
+    python -m benchmarks.swarm_stage SETTING STAGES INDEX IP FOLDER
+
+    says  {"peer": id, "address": multiaddr}
+    hears {"peers": [...]}          what all stages have said, in order; connects to the next one
+    says  {"ready": true}
+    hears {"micro_batches": n}      stage 0: issues so many, and waits until all have come back
+    says  {"seconds", "steady", "steady_s", "retried", "window"}: how many came back while others were still begun, in
+          what time, calls made once more, and how many were under way at a time in the end
+    hears {"report": true}          says its counters since the start
+
+Ends with its standard input. The issuer, the stations, their calls and workers are the network's; the table of who has
+which stage is fixed, nothing is merged and no step is made.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import trio
+
+from benchmarks.parts.swarm_setting import HIDDEN_SIZE, SEED, SETTINGS, VOCAB_SIZE, Setting, some_tokens
+from peer.events import EventLog
+from peer.identity import Identity
+from peer.ipc.stage_spec import StageSpec
+from peer.model.layout import init_flat, split_flat
+from peer.net.host import HostConfig, open_host
+from peer.worker.stage_client import StageGang, open_stage_gang
+from peer.worker.supervisor import GangConfig
+from swarm.pipeline.accounting import Counting
+from swarm.pipeline.config import Load, PipelineRules
+from swarm.pipeline.source import Issuer
+from swarm.pipeline.stage_server import IssueResult, Station
+from swarm.protocol.head import Head
+from swarm.protocol.ledger import Ledger, Range
+
+RUN = "benchmark"
+CALL_S = 30.0
+
+
+def rules_of(setting: Setting, stages: int) -> PipelineRules:
+    return PipelineRules(
+        run_id=RUN,
+        groups=tuple(f"{RUN}-{stage}" for stage in range(stages)),
+        micro_batch=setting.sequences,
+        seq_len=setting.seq_len,
+        hidden_size=HIDDEN_SIZE,
+        vocab_size=VOCAB_SIZE,
+        activations=setting.activations,
+    )
+
+
+def gang_config(setting: Setting, stages: int, index: int, folder: Path) -> GangConfig:
+    return GangConfig(
+        model=setting.model(stages),
+        data=setting.data,
+        inner=setting.inner,
+        directory=folder,
+        events=EventLog(),
+        device="cpu",
+        threads=1,
+        stage=StageSpec(stages=setting.cuts(stages), index=index, max_tokens=setting.tokens, staleness=1),
+    )
+
+
+class Issues:
+    """Stage 0's micro-batches; no span comes twice."""
+
+    def __init__(self, setting: Setting, station: Station, events: EventLog) -> None:
+        self._setting = setting
+        self._generator = torch.Generator().manual_seed(SEED)
+        self._issuer = Issuer(station, self._tokens, events)
+        self._issuer.on_result = self._on_result
+        self._came_back: list[float] = []
+        self._next = 0
+
+    async def run(self, micro_batches: int) -> dict[str, float]:
+        """As {"micro_batches": n} asks."""
+        begin, retried = trio.current_time(), self._issuer.totals.retried
+        self._came_back = []
+        first, self._next = self._next, self._next + micro_batches * self._setting.sequences
+        await self._issuer.issue([(first, self._next)])
+        steady = self._came_back[: max(micro_batches // 2, micro_batches - self._issuer.window)]
+        return {
+            "seconds": trio.current_time() - begin,
+            "steady": len(steady) - 1,
+            "steady_s": steady[-1] - steady[0],
+            "retried": self._issuer.totals.retried - retried,
+            "window": self._issuer.window,
+        }
+
+    def _on_result(self, result: IssueResult) -> None:
+        assert result.counted
+        self._came_back.append(trio.current_time())
+
+    async def _tokens(self, spans: Sequence[Range]) -> torch.Tensor:
+        return some_tokens(self._setting, self._generator)
+
+
+async def main() -> None:
+    name, stages, index, ip, folder = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], Path(sys.argv[5])
+    torch.set_num_threads(1)
+    setting = SETTINGS[name]
+    rules = rules_of(setting, stages)
+    config = HostConfig(identity=Identity.generate(), events=EventLog(), listen=(f"/ip4/{ip}/tcp/0",))
+    async with open_host(config) as host, open_stage_gang(gang_config(setting, stages, index, folder)) as gang:
+        await load(setting, gang)
+        say(peer=host.peer_id, address=host.addresses[0])
+        peers = (await hear())["peers"]
+        if index + 1 < stages:
+            await host.connect_address(peers[index + 1]["address"], timeout_s=CALL_S)
+        table = [{peer["peer"]: Load()} for peer in peers]
+
+        def replicas_of(stage: int) -> Mapping[str, Load]:
+            return table[stage]
+
+        head = Head(rules.groups[index], 0, 0, b"", b"", (), Ledger(), 0, 0)
+        station = Station(index, rules, gang, host, Counting(head, rules.micro_batch), replicas_of, config.events)
+        async with station.open():
+            issues = Issues(setting, station, config.events)
+            say(ready=True)
+            while order := await hear():
+                if "micro_batches" in order:
+                    say(**await issues.run(order["micro_batches"]))
+                else:
+                    say(bytes_up=host.bytes_up)
+
+
+async def load(setting: Setting, gang: StageGang) -> None:
+    """The weights that everybody starts from."""
+    model = setting.model(len(gang.spec.stages))
+    parts = split_flat(model, init_flat(model, SEED), gang.spec.stages)
+    gang.outer.copy_(parts[gang.spec.index])
+    await gang.import_weights(epoch=0)
+
+
+def say(**message: object) -> None:
+    print(json.dumps(message), flush=True)
+
+
+async def hear() -> dict[str, Any]:
+    """The parent's next line; empty when there are no more."""
+    line = await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)
+    message: dict[str, Any] = json.loads(line) if line else {}
+    return message
+
+
+if __name__ == "__main__":
+    trio.run(main)

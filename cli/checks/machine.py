@@ -1,0 +1,146 @@
+"""What `peer doctor` finds about this machine alone; what needs the network is in `cli.checks.network`."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from peer.errors import BarnraiseError, ConfigError, IdentityError, ResourceError
+
+State = Literal["ok", "warning", "failure"]
+PYTHON_MIN: Final = (3, 10)
+LIBP2P: Final = "0.8.1"
+DISK_MIN_BYTES: Final = 1 << 30
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One check. `exit_code` is that of the error a failure would end `peer join` with."""
+
+    check: str
+    state: State
+    detail: str
+    remedy: str = ""
+    exit_code: int = 0
+
+
+def failure(check: str, error: BarnraiseError) -> Finding:
+    """An error as a finding: its sentence is "what: remedy"."""
+    detail, colon, remedy = str(error).rpartition(": ")
+    return Finding(check, "failure", detail if colon else str(error), remedy, error.exit_code)
+
+
+def local_findings(home: Path, device: str, make_key: bool = False) -> Iterator[Finding]:
+    """Versions, device and folder; nothing here opens a socket. With `make_key` the home gets its key, as at a join."""
+    yield python_finding(sys.version_info[:3])
+    yield from _library_findings()
+    yield _device_finding(device)
+    yield home_finding(home)
+    yield identity_finding(home, make_key)
+
+
+def python_finding(running: tuple[int, ...]) -> Finding:
+    text = ".".join(map(str, running))
+    if running < PYTHON_MIN:
+        return Finding("python", "failure", f"Python {text} is too old", "install Python 3.10 or newer", 2)
+    return Finding("python", "ok", f"{text} on {platform.system()} {platform.machine()}")
+
+
+def disk_finding(home: Path, needs: Sequence[int]) -> Finding:
+    """Whether the disk under `home` has that much free; `home` need not exist yet. `needs`: bytes, of the model or of
+    each stage: the least stands in the way, as a peer takes what fits, and the most is worth a warning."""
+    place = next((folder for folder in (home, *home.resolve().parents) if os.path.isdir(folder)), Path("/"))
+    try:
+        free = shutil.disk_usage(place).free
+    except OSError as error:
+        return failure("disk", ResourceError(f"{place} cannot be examined ({error.strerror}): choose another --home"))
+    there, remedy = f"{free / 1e9:.1f} GB free under {place}", "free some space or choose a --home on another disk"
+    if free < min(needs):
+        needed = f"{there}, {min(needs) / 1e9:.1f} GB needed"
+        return Finding("disk", "failure", needed, remedy, ResourceError.exit_code)
+    if free < max(needs):
+        return Finding("disk", "warning", f"{there}, {max(needs) / 1e9:.1f} GB needed for the largest stage", remedy)
+    return Finding("disk", "ok", there)
+
+
+def home_finding(home: Path) -> Finding:
+    """Whether a peer could live in `home`: writable, and not in use by another process. Leaves nothing behind."""
+    from swarm.run.home import Home
+
+    existed = os.path.exists(home)  # which, unlike Path's, takes whatever is typed
+    try:
+        with Home(home).locked():
+            pass
+    except ResourceError as error:
+        return failure("home", error)
+    finally:
+        if not existed and os.path.isdir(home):
+            shutil.rmtree(home)
+    return Finding("home", "ok", f"{home} is writable and free")
+
+
+def identity_finding(home: Path, make_key: bool) -> Finding:
+    """The peer id of this home, which an invite can be made out to."""
+    from peer.identity import Identity
+    from swarm.run.home import Home
+
+    path = Home(home).identity
+    if not os.path.exists(path) and not make_key:
+        return Finding("identity", "ok", "none yet: the first `peer join` makes one")
+    try:
+        return Finding("identity", "ok", Identity.load_or_create(path).peer_id)
+    except IdentityError as error:
+        return failure("identity", error)
+
+
+def _library_findings() -> Iterator[Finding]:
+    for name in ("torch", "libp2p", "trio", "msgspec", "safetensors", "blake3"):
+        try:
+            found = version(name)
+        except PackageNotFoundError:
+            yield Finding(name, "failure", "not installed", "run `make setup`, or install barnraise again", 2)
+            continue
+        if name == "libp2p" and found != LIBP2P:
+            remedy = f"pip install libp2p=={LIBP2P}"
+            yield Finding(name, "failure", f"version {found} is not the one whose faults are mended", remedy, 2)
+        else:
+            yield Finding(name, "ok", found)
+
+
+def _device_finding(spec: str) -> Finding:
+    try:
+        from peer.compute.device import resolve_device, usable_cores
+
+        device = resolve_device(spec)
+    except ConfigError as error:
+        return failure("device", error)
+    except (ImportError, OSError) as error:  # a broken torch installation shows only here
+        return Finding("device", "failure", f"torch cannot be loaded ({error})", "reinstall torch", 2)
+    extras = [word for word, has in (("bf16", device.bf16), ("torch.compile", device.compile)) if has]
+    with_extras = f" with {' and '.join(extras)}" if extras else ""
+    return Finding("device", "ok", f"{device.name} ({device.torch}){with_extras}, {usable_cores()} cores")
+
+
+def memory_finding(free_bytes: float, needs: Sequence[float]) -> Finding:
+    """What `peer join` would make of so much free memory. `needs`: bytes, of the model or of each stage: a whole model
+    is tried all the same, a stage that does not fit is left to others."""
+    least, most = min(needs), max(needs)
+    free = f"{free_bytes / 1e9:.1f} GB free"
+    if len(needs) == 1:
+        detail = f"{free}, about {least / 1e9:.1f} GB needed for this model"
+        if free_bytes < least:
+            return Finding("memory", "warning", detail, "free some, join a run of a smaller model, or add swap")
+        return Finding("memory", "ok", detail)
+    detail = f"{free}, about {least / 1e9:.1f} GB needed for the smallest stage and {most / 1e9:.1f} GB for the largest"
+    if free_bytes < least:
+        return Finding("memory", "failure", detail, "free some, or join with --role feeder", ConfigError.exit_code)
+    if free_bytes < most:
+        return Finding("memory", "warning", detail, "free some, or this machine takes only a stage that fits")
+    return Finding("memory", "ok", detail)

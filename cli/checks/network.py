@@ -1,0 +1,151 @@
+"""What `peer doctor` finds out by trying: port, each address of the invite, admission, clock, being dialled back."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Final
+
+import trio
+from multiaddr import Multiaddr
+
+from cli.checks.machine import Finding, State, disk_finding, failure, memory_finding
+from cli.views.table import several
+from peer.errors import BarnraiseError, DialError
+from peer.free_memory import free_memory_bytes
+from peer.net.address_book import is_circuit
+from peer.net.host import Host, open_host
+from peer.net.nat_traversal import probe
+from swarm.client.session import Ears, Visitor, visit
+from swarm.membership.reachability import CONNECT_S, REACH, AskReach, Reach
+from swarm.placement.stages import stage_costs, state_bytes
+from swarm.run.invite import Invite
+from swarm.run.manifest import Manifest
+
+DIAL_S: Final = 8.0
+PROBE_S: Final = 15.0
+PROBED_MAX: Final = 4
+CLOCK_WARNING_S: Final = 5.0  # records live for 9 s
+STATE_COPIES_ON_DISK: Final = 4  # two checkpoints, one being written, one being fetched
+
+
+async def port_finding(ears: Ears) -> Finding:
+    """Whether we can listen there, and announce what `ears` says."""
+    try:
+        async with open_host(ears.config()) as host:
+            told = ", others are told" if ears.announce else ":"
+            return Finding("port", "ok", f"listening works{told} {', '.join(_bare(a, host) for a in host.addresses)}")
+    except BarnraiseError as error:
+        return failure("port", error)
+
+
+async def swarm_findings(invite: Invite, home: Path, kept: Path | None, ears: Ears) -> AsyncIterator[Finding]:
+    """Everything that takes a run to find out. `kept`: `home`, if it exists."""
+    reached = 0
+    async with open_host(ears.config()) as host:
+        for address in invite.addresses:
+            finding = await _dial_finding(host, address)
+            reached += finding.state == "ok"
+            yield finding
+    if not reached:
+        return  # each address has said why
+    try:
+        async with visit(invite, kept, ears) as visitor:
+            yield Finding("admission", "ok", f"run {visitor.manifest.run.name!r} lets this machine in")
+            for finding in size_findings(visitor.manifest, home):
+                yield finding
+            members = await visitor.members()
+            training = [peer for peer, record in members.items() if record.role in ("full", "stage")]
+            yield Finding("members", "ok", f"{several(len(training), 'peer')} in training")
+            yield clock_finding(visitor.node.clock_disagreement_s)
+            yield await _reach_finding(visitor)
+            for finding in await _path_findings(visitor.host, training[:PROBED_MAX]):
+                yield finding
+    except BarnraiseError as error:
+        yield failure("admission", error)
+
+
+def clock_finding(others_ahead_s: float) -> Finding:
+    """`others_ahead_s`: by how much the peers' clocks (their median) are ahead of this machine's."""
+    side = "behind" if others_ahead_s > 0 else "ahead of"
+    detail = f"{abs(others_ahead_s):.1f} s {side} the peers' clocks"
+    if abs(others_ahead_s) > CLOCK_WARNING_S:
+        return Finding("clock", "warning", detail, "set this machine's clock, best by NTP (timedatectl set-ntp true)")
+    return Finding("clock", "ok", detail)
+
+
+def size_findings(manifest: Manifest, home: Path) -> tuple[Finding, Finding]:
+    """Whether the run's model, or a stage of it, fits on this machine's disk and in its memory."""
+    return (
+        disk_finding(home, [STATE_COPIES_ON_DISK * state_bytes(manifest, stage) for stage in range(manifest.stages)]),
+        memory_finding(free_memory_bytes(), [cost.memory_bytes for cost in stage_costs(manifest)]),
+    )
+
+
+def reach_finding(reach: Reach, own: tuple[str, ...]) -> Finding:
+    """What a peer that tried to dial us says. `own`: the IP addresses of this machine's interfaces."""
+    if not reach.seen_at:
+        return Finding("reachable", "warning", "only through a relay", "forward a TCP port to this machine for speed")
+    opened = [port for port, outcome in reach.outcomes if outcome == "open"]
+    if opened:
+        return Finding("reachable", "ok", f"directly, at {reach.seen_at} port {opened[0]}")
+    behind = "" if reach.seen_at in own else f"behind NAT (others see it at {reach.seen_at}), "
+    tried = ", ".join(f"port {port} {outcome}" for port, outcome in reach.outcomes)
+    return Finding(
+        "reachable",
+        "warning",
+        f"{behind}others cannot dial this machine ({tried})",
+        "forward that port to this machine and name it with --announce, open it in the firewall, or use --relay",
+    )
+
+
+async def _dial_finding(host: Host, address: str) -> Finding:
+    try:
+        await host.connect_address(address, timeout_s=DIAL_S)
+    except DialError as error:
+        told = failure("bootstrap", error)
+        return Finding("bootstrap", "failure", f"{error.reason}: {told.detail}", told.remedy, error.exit_code)
+    except BarnraiseError as error:
+        return failure("bootstrap", error)
+    return Finding("bootstrap", "ok", address)
+
+
+async def _path_findings(host: Host, peers: list[str]) -> list[Finding]:
+    """Which kind of path leads to each of these peers."""
+    found: list[Finding] = []
+
+    async def look(peer: str) -> None:
+        path = await probe(host, peer, timeout_s=PROBE_S)
+        state: State = "failure" if path.kind == "unreachable" else "warning" if path.kind == "relayed" else "ok"
+        remedy = "" if state == "ok" else "give --relay MULTIADDR here and there, or forward a TCP port"
+        found.append(Finding("path", state, f"{path.kind}: {path.detail}", remedy, 3 if state == "failure" else 0))
+
+    async with trio.open_nursery() as nursery:
+        for peer in peers:
+            nursery.start_soon(look, peer)
+    return found
+
+
+async def _reach_finding(visitor: Visitor) -> Finding:
+    host = visitor.host
+    addresses = [Multiaddr(address) for address in host.addresses if not is_circuit(address)]
+    ports = tuple({int(address.value_for_protocol("tcp")) for address in addresses})
+    own = tuple({str(address.value_for_protocol("ip4")) for address in addresses if str(address).startswith("/ip4")})
+    relayed = [address for address in host.addresses if is_circuit(address)]
+    found = Finding("reachable", "warning", "no peer was there to try", "ask again when the run has members")
+    for peer in host.connected:
+        try:
+            reply = await host.rpc.call(peer, REACH, AskReach(ports[:4]), timeout_s=2 * CONNECT_S)
+        except BarnraiseError:
+            continue
+        found = reach_finding(reply.body, own)
+        if found.state == "ok" or not ip_address(reply.body.seen_at or "0.0.0.0").is_loopback:
+            break
+    if found.state != "ok" and relayed:
+        return Finding("reachable", "ok", f"through a relay: {relayed[0]}")
+    return found
+
+
+def _bare(address: str, host: Host) -> str:
+    return address.removesuffix(f"/p2p/{host.peer_id}")

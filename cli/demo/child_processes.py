@@ -1,0 +1,133 @@
+"""Child processes that run the same `peer` commands a user would run, and never outlive us.
+
+Each child holds the read end of a pipe as its standard input and leaves when that pipe closes (`--tied`), so killing
+this process with SIGKILL takes the children along. One that is frozen (SIGSTOP) cannot notice: on Linux the kernel
+thaws it when we die; elsewhere it stays until somebody sends it SIGCONT. What a child prints goes to a log file beside
+its home.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Final
+
+from cli.views.event_tail import EventTail
+from peer.errors import ResourceError
+from swarm.run.home import Home
+
+_LEAVE_S: Final = 20.0  # to save and say goodbye after SIGINT, before SIGKILL
+_PR_SET_PDEATHSIG: Final = 1
+_LIBC: Final = ctypes.CDLL(None)  # before the fork: nothing may be loaded between fork and exec
+
+
+@dataclass
+class ChildPeer:
+    """One child. `killed` marks a death that we caused on purpose; `since` is its start, seconds since the epoch."""
+
+    name: str
+    home: Path
+    process: subprocess.Popen[bytes]
+    events: EventTail
+    since: float
+    killed: bool = False
+    until: float | None = None
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def kill(self) -> None:
+        """SIGKILL, as a power cut would."""
+        self.killed = True
+        self.process.kill()
+        self.process.wait()
+        self.until = time.time()
+
+    def freeze(self) -> None:
+        """SIGSTOP, as a machine that swaps, or a laptop whose lid is closed."""
+        self.process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+    def last_words(self, lines: int = 3) -> str:
+        """The end of its log, for an error message."""
+        try:
+            text = log_path(self.home).read_text(errors="replace")
+        except OSError:
+            return ""
+        return " | ".join(line.strip() for line in text.strip().splitlines()[-lines:])
+
+
+def log_path(home: Path) -> Path:
+    return home.with_name(home.name + ".log")
+
+
+@dataclass
+class Children:
+    """The children by name, in the order they were started."""
+
+    peers: dict[str, ChildPeer] = field(default_factory=dict)
+
+    def start(self, name: str, home: Path, arguments: Sequence[str], threads: int) -> ChildPeer:
+        """Run `peer ARGUMENTS --home HOME --tied` with `threads` compute threads."""
+        command = [sys.executable, "-m", "cli.main", *arguments, "--home", str(home), "--tied"]
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
+        environment["PYTHONSAFEPATH"] = "1"  # a folder called `peer` beside the user is not ours to import
+        try:
+            home.parent.mkdir(parents=True, exist_ok=True)
+            log: IO[bytes] = log_path(home).open("wb")
+        except OSError as error:
+            raise ResourceError(f"cannot write to {home.parent} ({error.strerror}): choose another --home.") from error
+        with log:
+            process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, env=environment,
+                start_new_session=True,  # Ctrl-C at the terminal reaches us alone; we end the children in order
+                preexec_fn=_thaws_when_we_die if sys.platform == "linux" else None,
+            )  # fmt: skip
+        child = ChildPeer(name, home, process, EventTail(Home(home).events), time.time())
+        self.peers[name] = child
+        return child
+
+    def living(self) -> Iterator[ChildPeer]:
+        return (child for child in self.peers.values() if child.alive)
+
+    def end_all(self) -> None:
+        """Ask every child to leave, wait, and kill what does not."""
+        for child in self.living():
+            child.process.send_signal(signal.SIGINT)
+            child.thaw()
+        deadline = time.monotonic() + _LEAVE_S
+        for child in self.peers.values():
+            try:
+                child.process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                child.process.kill()
+                child.process.wait()
+            if child.process.stdin is not None:
+                child.process.stdin.close()
+            child.events.close()
+
+
+def _thaws_when_we_die() -> None:
+    """In the child, before it becomes `peer`."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
+
+
+@contextmanager
+def children() -> Iterator[Children]:
+    """All children have ended when the block has, however it ends."""
+    group = Children()
+    try:
+        yield group
+    finally:
+        group.end_all()

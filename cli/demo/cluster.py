@@ -1,0 +1,130 @@
+"""The course of a quickstart: child processes that run the commands a user would, and every wait on what they say."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from cli.demo.child_processes import ChildPeer, Children
+from cli.views.live import POLL_S, read_tails
+from cli.views.progress import Progress
+from peer.errors import RoundError
+from swarm.run.home import Home
+
+LOOPBACK: Final = ("--listen", "/ip4/127.0.0.1/tcp/0")
+START_S: Final = 300.0  # importing torch on a cold disk, beside others that do
+FIRST_S: Final = 600.0  # until the first commit, on a machine with more peers than cores
+SILENCE_S: Final = 180.0  # without a commit: something is wrong that waiting does not mend
+COORDINATOR: Final = "coordinator"
+
+
+class Course:
+    """One run in `home`. Every wait ends by itself: with what it waited for, or an error that says what happened."""
+
+    def __init__(
+        self, home: Path, rounds: int, group: Children, progress: Progress, redraw: Callable[[], None]
+    ) -> None:
+        self.rounds: Final = rounds
+        self.progress: Final = progress
+        self._home = home
+        self._invite = Home(home / COORDINATOR).invite
+        self._group = group
+        self._redraw = redraw
+        self.marks: Final[dict[int, str]] = {}
+        """What befell whom, by the round that was committed last."""
+        self._heard = time.monotonic()
+        self._round = 0
+
+    @property
+    def children(self) -> dict[str, ChildPeer]:
+        """By name."""
+        return self._group.peers
+
+    def begin(self) -> None:
+        """Start the coordinator and wait for its invite."""
+        self._group.start(COORDINATOR, self._home / COORDINATOR, self._coordinate(), threads=1)
+        self.wait(START_S, "the coordinator prints its invite", self._invite.exists)
+
+    def _coordinate(self) -> list[str]:
+        return ["coordinate", str(self._home / "run.toml"), *LOOPBACK]
+
+    def join(self, number: int) -> ChildPeer:
+        """Start a peer of that number."""
+        name = f"peer-{number}"
+        arguments = ["join", str(self._invite), "--name", name, "--device", "cpu", "--threads", "1", *LOOPBACK]
+        self.progress.row(name)
+        return self._group.start(name, self._home / name, arguments, threads=1)
+
+    def kill(self, victim: ChildPeer) -> None:
+        """SIGKILL."""
+        victim.kill()
+        self.progress.row(victim.name).gone = "killed"
+        self._tell("killed", victim, " (SIGKILL)")
+
+    def add(self, number: int) -> ChildPeer:
+        """One more peer."""
+        added = self.join(number)
+        self._tell("added", added)
+        return added
+
+    def freeze(self, sleeper: ChildPeer) -> None:
+        """SIGSTOP."""
+        sleeper.freeze()
+        self._tell("froze", sleeper, " (SIGSTOP)")
+
+    def thaw(self, sleeper: ChildPeer) -> None:
+        """SIGCONT."""
+        sleeper.thaw()
+        self._tell("thawed", sleeper, " (SIGCONT)")
+
+    def _tell(self, what: str, child: ChildPeer, how: str = "") -> None:
+        self.progress.note(f"{what} {child.name}{how}")
+        number, text = self.progress.round, f"{what} {child.name}"
+        self.marks[number] = f"{self.marks[number]}, {text}" if number in self.marks else text
+
+    def spare(self, children: Sequence[ChildPeer]) -> ChildPeer:
+        """Of these the replica of the stage that has most of them."""
+        stages = Counter(self.progress.row(child.name).stage for child in children)
+        return max(children, key=lambda child: (stages[self.progress.row(child.name).stage], child.name))
+
+    def rounds_from_now(self, count: int) -> Callable[[], bool]:
+        wanted = min(self.progress.round + count, self.rounds)
+        return lambda: self.progress.round >= wanted
+
+    def wait(self, limit_s: float | None, what: str, done: Callable[[], bool]) -> None:
+        """Until `done()`; without a limit, as long as rounds go on."""
+        began = time.monotonic()
+        while not done():
+            self._look()
+            now = time.monotonic()
+            if limit_s is not None and now - began > limit_s:
+                raise RoundError(f"waited {limit_s:.0f} s until {what}, in vain: read the logs in {self._home}.")
+            silence_s = SILENCE_S if self._round else FIRST_S
+            if limit_s is None and now - max(self._heard, began) > silence_s:
+                raise RoundError(f"no round was committed for {silence_s:.0f} s: read the logs in {self._home}.")
+            time.sleep(POLL_S)
+        self._look()
+
+    def _look(self) -> None:
+        """Read what the children say and notice those that died."""
+        tails = {child.name: child.events for child in self._group.peers.values()}
+        read_tails(self.progress, tails)
+        if self.progress.round > self._round:
+            self._round, self._heard = self.progress.round, time.monotonic()
+        for child in self._group.peers.values():
+            if child.alive or child.until is not None:
+                continue
+            child.until = time.time()
+            if child.process.returncode != 0:
+                raise RoundError(f"{child.name} ended with exit code {child.process.returncode}: {child.last_words()}")
+        self._redraw()
+
+
+def to_freeze(stages: Mapping[str, int | None], killed_in: int | None) -> str:
+    """Which of the living, by name with its stage: one whose stage goes on without it, if there is one, and rather not
+    of the stage that has just lost one."""
+    count = Counter(stages.values())
+    return max(stages, key=lambda name: (count[stages[name]] > 1, stages[name] != killed_in, count[stages[name]], name))

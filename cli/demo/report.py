@@ -1,0 +1,193 @@
+"""What `peer quickstart` says at the end: report.json, the invariants it checks, loss.png."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from cli.views.facts import Commit
+from cli.views.micro_batch_audit import MicroBatches
+from cli.views.table import several
+from peer.errors import ResourceError
+
+TRAFFIC_FACTOR_MIN: Final = 50.0
+
+
+class PeerReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One peer's part. Times in seconds since the quickstart began; `left` is None for who stayed to the end; bytes are
+    all that crossed its sockets, state transfer and gossip included."""
+
+    name: str
+    joined: float
+    left: float | None
+    rounds: int
+    state_hash: str
+    bytes_up: int
+    bytes_down: int
+    stage: int | None = None
+
+
+class StageReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a stage of a pipeline ended. `uncounted`: micro-batches that the first stage has merged and this one has
+    not, so that they did not train it."""
+
+    stage: int
+    round: int
+    state_hash: str
+    replicas: list[str]
+    uncounted: int
+
+
+class MoveReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A peer that changed its stage, `at` seconds after the start. `gain`: what it expected, micro-batches a second."""
+
+    peer: str
+    at: float
+    source: int
+    target: int
+    reason: str
+    gain: float
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """report.json. Losses in nats per byte on held-out files; `ddp_bytes_equivalent`: what each of as many peers would
+    have sent in an fp32 ring all-reduce of the gradients after every one of the same inner steps. `stages`,
+    `micro_batches`, `moves` and `frozen` peers are of pipelines only; `state_hash` is then that of the first stage, and
+    `rounds_committed` those of all."""
+
+    rounds_committed: int
+    rounds_discarded: int
+    peers: dict[str, PeerReport]
+    state_hash: str
+    val_loss_first: float
+    val_loss_last: float
+    val_losses: dict[str, float]
+    tokens: int
+    parameters: int
+    inner_steps: int
+    ddp_bytes_equivalent: int
+    traffic_factor: float
+    killed: list[str]
+    added: list[str]
+    sample: str
+    wall_s: float
+    broken_invariants: list[str]
+    stages: list[StageReport] = []
+    micro_batches: MicroBatches | None = None
+    moves: list[MoveReport] = []
+    frozen: list[str] = []
+
+
+def ddp_bytes(parameters: int, inner_steps: int, peers: int) -> int:
+    """Bytes one peer sends in `inner_steps` ring all-reduces of fp32 gradients among N `peers`: 2 (N-1)/N each."""
+    return round(inner_steps * 2 * (peers - 1) / peers * 4 * parameters)
+
+
+def broken_invariants(
+    commits: Mapping[str, Mapping[int, Commit]],
+    ended: Mapping[str, int],
+    rounds: int,
+    killed: Sequence[str],
+    added: Sequence[str],
+    val_losses: Mapping[int, float],
+    traffic_factor: float,
+) -> list[str]:
+    """What did not hold, one sentence each; empty if all is well. `commits`: name -> round -> commit; `ended`: the
+    round in which each survivor ended."""
+    states: dict[tuple[int, int], set[str]] = {}
+    for seen in commits.values():
+        for commit in seen.values():
+            states.setdefault((commit.term, commit.round), set()).add(commit.state_hash)
+    broken = [
+        f"after round {number} peers held {len(hashes)} different states"
+        for (_, number), hashes in sorted(states.items(), key=lambda item: item[0])
+        if len(hashes) > 1
+    ]
+    broken += [f"{name} ended at round {last} instead of {rounds}" for name, last in ended.items() if last != rounds]
+    broken += [f"{name} never took part in a commit" for name in added if not commits.get(name)]
+    if not killed:
+        broken.append("no peer was killed")
+    if not added:
+        broken.append("no peer was added")
+    first, last = val_losses.get(min(val_losses, default=0)), val_losses.get(rounds)
+    if first is None or last is None or len(val_losses) < 2:
+        broken.append("the held-out loss was not measured at both ends")
+    elif not last < first:
+        broken.append(f"the held-out loss did not fall ({first:.3f} -> {last:.3f})")
+    if traffic_factor < TRAFFIC_FACTOR_MIN:
+        broken.append(f"traffic is only {traffic_factor:.0f} times below that of an all-reduce every step")
+    return broken
+
+
+def broken_in_pipeline(
+    commits: Iterable[Commit],
+    ended: Mapping[str, int],
+    rounds: int,
+    faults: Mapping[str, Sequence[str]],
+    losses: Mapping[int, float],
+    books: MicroBatches,
+) -> list[str]:
+    """What did not hold in a pipeline, one sentence each. `ended`: the round in which each survivor ended; `faults`:
+    who was killed, frozen and added; `losses` by round."""
+    states: dict[tuple[int, int, int], set[str]] = {}
+    for commit in commits:
+        states.setdefault((commit.stage or 0, commit.term, commit.round), set()).add(commit.state_hash)
+    broken = [
+        f"after round {number} the replicas of stage {stage} held {len(hashes)} different states"
+        for (stage, _, number), hashes in sorted(states.items(), key=lambda item: item[0])
+        if len(hashes) > 1
+    ]
+    broken += [f"{name} ended at round {last} instead of {rounds}" for name, last in ended.items() if last != rounds]
+    broken += [f"no peer was {what}" for what, names in faults.items() if not names]
+    if len(losses) < 2:
+        broken.append("the loss was not measured at both ends")
+    elif not losses[max(losses)] < losses[min(losses)]:
+        broken.append(f"the loss did not fall ({losses[min(losses)]:.3f} -> {losses[max(losses)]:.3f})")
+    if books.double_counted:
+        broken.append(f"counted twice: {several(books.double_counted, 'micro-batch')}")
+    if books.lost:
+        broken.append(f"lost: {several(books.lost, 'micro-batch')}")
+    if not books.completed:
+        broken.append("no micro-batch came through")
+    return broken
+
+
+def write_report(path: Path, report: Report) -> None:
+    try:
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
+    except OSError as error:
+        raise ResourceError(f"cannot write {path} ({error.strerror}): free some space, or change --home.") from error
+
+
+def draw_losses(
+    path: Path, val_losses: Mapping[int, float], train_losses: Mapping[int, float], marks: Mapping[int, str]
+) -> None:
+    """loss.png: held-out and training loss by round; `marks` (round -> text) are drawn as vertical lines."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+    from matplotlib.ticker import MaxNLocator
+
+    figure, axes = pyplot.subplots(figsize=(7, 4), dpi=120)
+    axes.plot(list(val_losses), list(val_losses.values()), "o:", label="held-out, where measured")
+    if train_losses:
+        axes.plot(list(train_losses), list(train_losses.values()), ".--", alpha=0.6, label="training, mean of peers")
+    top = axes.get_ylim()[1]
+    for number, text in marks.items():
+        axes.axvline(number, color="grey", linewidth=0.8)
+        axes.text(number, top, f" {text}", rotation=90, va="top", ha="right", fontsize=7, color="grey")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("committed round")
+    axes.set_ylabel("nats per byte")
+    axes.legend()
+    figure.tight_layout()
+    try:
+        figure.savefig(path)
+    except OSError as error:
+        raise ResourceError(f"cannot write {path} ({error.strerror}): free some space, or change --home.") from error
+    finally:
+        pyplot.close(figure)

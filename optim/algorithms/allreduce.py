@@ -1,0 +1,63 @@
+"""Synchronous large-batch training, as in DeDLOC (arXiv 2106.10207)."""
+
+from __future__ import annotations
+
+import torch
+
+from optim.algorithms.interface import Dense
+from optim.algorithms.large_batch import LargeBatchStep
+from peer.model.layout import FlatLayout
+
+
+class SharedOptimizer:
+    """AdamW's or LAMB's state, a function of the merged gradients alone, so that all peers hold the same."""
+
+    def __init__(self, rule: LargeBatchStep, lr: float, layout: FlatLayout, like: torch.Tensor) -> None:
+        self.rule, self.lr, self.layout, self.steps = rule, lr, layout, 0
+        self.mean, self.square = torch.zeros_like(like), torch.zeros_like(like)
+
+    def step(self, theta: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Move theta (n,) in place."""
+        self.steps += 1
+        state = [theta, self.mean, self.square]
+        self.rule.step_into(state, state, gradient, self.layout, self.steps, self.lr)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {"mean": self.mean, "square": self.square, "steps": torch.tensor(self.steps)}
+
+
+class AllReduce(Dense):
+    """Peers add up gradients for `accumulate` steps each; their mean, over all peers and steps, makes one optimizer
+    step everywhere. Equal to one process with the whole batch."""
+
+    takes_gradients = True
+
+    def __init__(
+        self, layout: FlatLayout, theta: torch.Tensor, rule: LargeBatchStep, lr: float, accumulate: int = 1
+    ) -> None:
+        super().__init__(layout, theta)
+        self.optimizer = SharedOptimizer(rule, lr, layout, theta)
+        self.accumulate = accumulate
+        self.sum = torch.zeros_like(theta)
+        self._added = 0
+
+    def sends(self, step: int) -> bool:
+        return step % self.accumulate == 0
+
+    def add(self, gradient: torch.Tensor) -> None:
+        """One more micro-batch of mine."""
+        self.sum.add_(gradient)
+        self._added += 1
+
+    def outgoing(self, local: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+        return self.sum / self._added
+
+    def incoming(self, merged: torch.Tensor | None, local: torch.Tensor) -> None:
+        assert merged is not None
+        self.optimizer.step(self.theta, merged)
+        self.sum.zero_()
+        self._added = 0
+        local.copy_(self.theta)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {"sum": self.sum, **self.optimizer.state_dict()}

@@ -1,0 +1,153 @@
+"""Cutting a parameter into tiles, their cosine transform, and the largest coefficients of each.
+
+As in DeMo's reference (github.com/bloc97/DeMo) and, without the transform, in SparseLoCo's: each dimension is cut by
+its largest divisor that is at most `chunk`. A prime dimension above `chunk` is cut into ones and not compressed.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+import torch
+
+from peer.model.layout import FlatLayout
+
+BITS: Final = 24  # of the integers of the exact transform: as many as an fp32 value has
+AT_ONCE: Final = 1 << 18  # values that the exact transform works on at a time
+
+
+def largest_divisor(n: int, at_most: int) -> int:
+    """The largest divisor of n that is at most `at_most`."""
+    return max(d for d in range(1, min(n, at_most) + 1) if n % d == 0)
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """A matrix of (down * h, across * w), cut into tiles of (h, w)."""
+
+    h: int
+    w: int
+    down: int
+    across: int
+
+    @classmethod
+    def of(cls, shape: tuple[int, ...], chunk: int) -> Tiling:
+        """Matrices are cut into (h, w) tiles, vectors into (1, w); more dimensions than two are taken as (first, all
+        others)."""
+        if len(shape) < 2:
+            n = math.prod(shape)
+            width = largest_divisor(n, chunk)
+            return cls(1, width, n // width, 1)
+        rows, columns = shape[0], math.prod(shape[1:])
+        h, w = largest_divisor(rows, chunk), largest_divisor(columns, chunk)
+        return cls(h, w, rows // h, columns // w)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(tiles, elements in each)."""
+        return self.down * self.across, self.h * self.w
+
+    @property
+    def numel(self) -> int:
+        return self.down * self.across * self.h * self.w
+
+    def bands(self, most: int) -> list[Tiling]:
+        """Itself, cut between rows of tiles into pieces of at most `most` values, or one row of tiles each."""
+        rows = max(1, most // (self.h * self.w * self.across))
+        return [
+            Tiling(self.h, self.w, min(rows, self.down - first), self.across) for first in range(0, self.down, rows)
+        ]
+
+    def cut(self, x: torch.Tensor) -> torch.Tensor:
+        """A parameter, in any shape -> (tiles, elements)."""
+        return x.reshape(self.down, self.h, self.across, self.w).transpose(1, 2).reshape(self.size)
+
+    def join(self, tiles: torch.Tensor) -> torch.Tensor:
+        """The inverse of `cut`, flat."""
+        return tiles.reshape(self.down, self.across, self.h, self.w).transpose(1, 2).reshape(-1)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A stretch of the flat vector, a parameter or rows of one, and how it is cut."""
+
+    span: slice
+    tiling: Tiling
+
+
+def pieces(layout: FlatLayout, chunk: int, most: int | None = None) -> list[Piece]:
+    """All parameters in the layout's order, each whole, or in bands where it has more than `most` values."""
+    found = []
+    for slot in layout.slots.values():
+        whole, first = Tiling.of(slot.shape, chunk), slot.offset
+        for tiling in whole.bands(most) if most is not None else [whole]:
+            found.append(Piece(slice(first, first + tiling.numel), tiling))
+            first += tiling.numel
+    return found
+
+
+class Cosines:
+    """The orthonormal type-II cosine transform of a tiling's tiles, in `dtype`."""
+
+    def __init__(self, tiling: Tiling, dtype: torch.dtype) -> None:
+        self._h, self._w, self._dtype = tiling.h, tiling.w, dtype
+
+    def forward(self, tiles: torch.Tensor) -> torch.Tensor:
+        """(tiles, elements) -> coefficients, same shape."""
+        high, wide = _basis(self._h).to(self._dtype), _basis(self._w).to(self._dtype)
+        return (high.T @ tiles.view(-1, self._h, self._w) @ wide).reshape(tiles.shape)
+
+    def inverse(self, coefficients: torch.Tensor) -> torch.Tensor:
+        """In fp32 the same bits on every machine, as all peers must agree on the result's sign: see `_exactly`."""
+        if self._dtype != torch.float32:
+            c = coefficients.view(-1, self._h, self._w)
+            high, wide = _basis(self._h).to(self._dtype), _basis(self._w).to(self._dtype)
+            return (high @ c @ wide.T).reshape(coefficients.shape)
+        out = torch.empty_like(coefficients)
+        step = max(1, AT_ONCE // (self._h * self._w))
+        for first in range(0, len(out), step):
+            part = coefficients[first : first + step]
+            out[first : first + step] = self._exactly(part).view(part.shape)
+        return out
+
+    def _exactly(self, coefficients: torch.Tensor) -> torch.Tensor:
+        """The two products on integers of 24 bits, held in float64. Every product and every partial sum is an integer
+        below 2^53 (the largest: sqrt(2 * 256) * 2^24 * 2^24), so it is exact in whatever order a BLAS adds, fused or
+        not. What is rounded is rounded between the products, an element at a time, to the tile's largest magnitude."""
+        high, wide = _integers(self._h), _integers(self._w)
+        c, scale = _fixed_point(coefficients.to(torch.float64).view(-1, self._h, self._w))
+        c, again = _fixed_point(torch.matmul(high.expand(len(c), -1, -1), c))
+        return torch.matmul(c, wide.T).mul_(scale.mul_(again).mul_(2.0 ** (-2 * BITS)))
+
+
+def _fixed_point(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(T, h, w) float64, overwritten -> (integers of at most 24 bits, a power of 2 for each tile that they are to be
+    multiplied with, (T, 1, 1))."""
+    largest = x.abs().amax((1, 2), keepdim=True).clamp_(min=2.0**-200)
+    exponent = largest.view(torch.int64) & 0x7FF0_0000_0000_0000  # the largest power of 2 that is no greater
+    scale = exponent.view(torch.float64).mul_(2.0 ** (1 - BITS))
+    return x.div_(scale).round_(), scale
+
+
+def top_k(tiles: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(index, value), each (tiles, k'), k' = k or all there are: the largest magnitudes of each tile."""
+    index = torch.topk(tiles.abs(), k=max(1, min(k, tiles.shape[1])), dim=1, sorted=False).indices
+    return index, torch.gather(tiles, 1, index)
+
+
+@lru_cache(maxsize=512)
+def _basis(n: int) -> torch.Tensor:
+    """(n, n) float64: column b is the b-th cosine."""
+    place, wave = torch.arange(n, dtype=torch.float64), torch.arange(n, dtype=torch.float64)
+    basis = torch.cos(math.pi / n * (place[:, None] + 0.5) * wave[None, :]) * math.sqrt(2 / n)
+    basis[:, 0] /= math.sqrt(2)
+    return basis
+
+
+@lru_cache(maxsize=512)
+def _integers(n: int) -> torch.Tensor:
+    """The basis times 2^24, rounded: two libraries' cosines, some 2^-30 apart here, round alike (tested for each n)."""
+    return (_basis(n) * 2.0**BITS).round_()

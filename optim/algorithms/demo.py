@@ -1,0 +1,72 @@
+"""DeMo, decoupled momentum (arXiv 2411.19870), as its reference implementation has it.
+
+Each step: delta <- decay * delta + lr * gradient; of each tile's cosine transform the k largest coefficients are sent
+and leave delta, which so is momentum and error feedback at once; theta steps by lr against the SIGN of the mean of what
+was sent. The mean of a coefficient is over those who sent it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from optim.algorithms.dct_tiles import Cosines, Tiling
+from optim.algorithms.packing import Part, Quantized
+from optim.algorithms.sparse import Scheme, SparseMethod
+from peer.model.layout import FlatLayout
+
+
+@dataclass(frozen=True)
+class DemoScheme(Scheme):
+    """lr is inside delta and in the step, as in the reference. `wd`: decoupled, before the step, on all parameters."""
+
+    decay: float = 0.999
+    topk: int = 32
+    wd: float = 0.0
+    bins = None
+
+    def kept(self, elements: int) -> int:
+        return max(1, min(self.topk, elements))
+
+    def remember(self, memory: torch.Tensor, product: torch.Tensor, lr: float) -> None:
+        memory.mul_(self.decay).add_(product * lr)
+
+    def quantize(self, value: torch.Tensor) -> tuple[torch.Tensor, Quantized | None]:
+        return value, None
+
+    def coefficients(self, tiles: torch.Tensor, tiling: Tiling) -> torch.Tensor:
+        return Cosines(tiling, tiles.dtype).forward(tiles)
+
+    def values(self, coefficients: torch.Tensor, tiling: Tiling) -> torch.Tensor:
+        return tiling.join(Cosines(tiling, coefficients.dtype).inverse(coefficients))
+
+    def clipped(self, parts: Sequence[Part]) -> Sequence[Part]:
+        return parts
+
+    def step_into(self, after: torch.Tensor, before: torch.Tensor, update: torch.Tensor, lr: float) -> None:
+        torch.mul(before, 1 - lr * self.wd, out=after)
+        after.sub_(update.sign().mul_(lr))
+
+
+class Demo(SparseMethod):
+    takes_gradients = True
+
+    def __init__(
+        self,
+        layout: FlatLayout,
+        theta: torch.Tensor,
+        lr: float,
+        decay: float = 0.999,
+        topk: int = 32,
+        chunk: int = 64,
+        wd: float = 0.0,
+    ) -> None:
+        super().__init__(layout, theta, DemoScheme(decay, topk, wd), chunk, lr)
+
+    def sends(self, step: int) -> bool:
+        return True
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {"delta": self.memory}

@@ -1,0 +1,123 @@
+"""What DeMo and SparseLoCo have in common: a memory, of each tile of which the largest coefficients are sent.
+
+Two drivers share it: `SparseMethod` for simulation, in any dtype, and `optim.strategies.sparse` for the network, in
+fp32.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+
+from optim.algorithms.dct_tiles import Piece, Tiling, pieces, top_k
+from optim.algorithms.interface import Method
+from optim.algorithms.packing import Part, Quantized, Sparse, SparsePacking
+from peer.model.layout import FlatLayout
+
+
+class Scheme(ABC):
+    """How a memory is filled, what of it is sent, and what the group makes of that. `bins`: levels a value is
+    quantized to; None: not quantized. Pieces are flat, (n,), n = tiling.numel."""
+
+    bins: int | None
+
+    @abstractmethod
+    def kept(self, elements: int) -> int:
+        """How many coefficients of a tile of so many elements are sent."""
+
+    @abstractmethod
+    def remember(self, memory: torch.Tensor, product: torch.Tensor, lr: float) -> None:
+        """Take in what the worker made; `memory` is changed in place, elementwise."""
+
+    @abstractmethod
+    def quantize(self, value: torch.Tensor) -> tuple[torch.Tensor, Quantized | None]:
+        """What others will read in place of `value`."""
+
+    @abstractmethod
+    def coefficients(self, tiles: torch.Tensor, tiling: Tiling) -> torch.Tensor:
+        """(tiles, elements) of a memory -> what is chosen from, same shape."""
+
+    @abstractmethod
+    def values(self, coefficients: torch.Tensor, tiling: Tiling) -> torch.Tensor:
+        """The inverse of `coefficients`, flat. The same bits on every CPU in fp32."""
+
+    @abstractmethod
+    def clipped(self, parts: Sequence[Part]) -> Sequence[Part]:
+        """Of one piece, all senders' parts before they are averaged."""
+
+    @abstractmethod
+    def step_into(self, after: torch.Tensor, before: torch.Tensor, update: torch.Tensor, lr: float) -> None:
+        """The weights after the step; elementwise; `after` may be `before`. `lr`: the inner learning rate."""
+
+    def take(self, memory: torch.Tensor, tiling: Tiling) -> tuple[Part, Quantized | None]:
+        """The message of one piece of the memory, which loses what the others will read."""
+        found = self.coefficients(tiling.cut(memory), tiling)
+        index, value = top_k(found, self.kept(tiling.size[1]))
+        value, quantized = self.quantize(value)
+        memory.sub_(self.values(_scattered((index, value), tiling), tiling))
+        return (index, value), quantized
+
+    def put_back(self, memory: torch.Tensor, tiling: Tiling, part: Part) -> None:
+        """Undo `take`, but for rounding."""
+        memory.add_(self.values(_scattered(part, tiling), tiling))
+
+    def mean(self, parts: Sequence[Part], weights: Sequence[float], tiling: Tiling) -> torch.Tensor:
+        """What the group makes of all senders' parts of one piece: flat."""
+        return self.values(mean_over_senders(self.clipped(parts), tiling.size, weights), tiling)
+
+    def packing(self, cut: Sequence[Piece]) -> SparsePacking:
+        """Bytes of a message about these pieces."""
+        sizes = [piece.tiling.size for piece in cut]
+        return SparsePacking(sizes, [self.kept(elements) for _, elements in sizes], self.bins)
+
+
+class SparseMethod(Method[Sparse]):
+    """A scheme on whole parameters. `lr`: the inner learning rate, where the scheme uses one."""
+
+    def __init__(self, layout: FlatLayout, theta: torch.Tensor, scheme: Scheme, chunk: int, lr: float) -> None:
+        super().__init__(layout, theta)
+        self.scheme, self.lr = scheme, lr
+        self.memory = torch.zeros_like(theta)
+        self.pieces = pieces(layout, chunk)
+
+    def product(self, local: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+        """What the memory takes in."""
+        return gradient if self.takes_gradients else self.theta - local
+
+    def outgoing(self, local: torch.Tensor, gradient: torch.Tensor) -> Sparse:
+        self.scheme.remember(self.memory, self.product(local, gradient), self.lr)
+        taken = [self.scheme.take(self.memory[piece.span], piece.tiling) for piece in self.pieces]
+        quantized = tuple(q for _, q in taken if q is not None)
+        return Sparse(tuple(part for part, _ in taken), quantized or None)
+
+    @property
+    def packing(self) -> SparsePacking:
+        return self.scheme.packing(self.pieces)
+
+    def merge(self, messages: Sequence[Sparse], weights: Sequence[float]) -> torch.Tensor:
+        parts = [[message.parts[p] for message in messages] for p in range(len(self.pieces))]
+        means = [self.scheme.mean(part, weights, piece.tiling) for part, piece in zip(parts, self.pieces, strict=True)]
+        return torch.cat(means)
+
+    def incoming(self, merged: torch.Tensor | None, local: torch.Tensor) -> None:
+        assert merged is not None
+        self.scheme.step_into(self.theta, self.theta, merged, self.lr)
+        local.copy_(self.theta)
+
+
+def mean_over_senders(parts: Sequence[Part], size: tuple[int, int], weights: Sequence[float]) -> torch.Tensor:
+    """Dense (tiles, elements) = `size`: the weighted mean of a coefficient over those who SENT it, which is up to K
+    times the mean over everybody; where nobody sent, 0. Added up in the order given, a sender at a time."""
+    total = parts[0][1].new_zeros(size)
+    weight = torch.zeros_like(total)
+    for (index, value), share in zip(parts, weights, strict=True):
+        total.scatter_add_(1, index, value * share)
+        weight.scatter_add_(1, index, torch.full_like(value, share))
+    return torch.where(weight > 0, total / weight, 0.0)
+
+
+def _scattered(part: Part, tiling: Tiling) -> torch.Tensor:
+    index, value = part
+    return value.new_zeros(tiling.size).scatter_(1, index, value)

@@ -1,0 +1,117 @@
+"""SparseLoCo (arXiv 2508.15706), as Templar's implementation has it: top-k, few bits, error feedback, no momentum."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median_low
+from typing import Final
+
+import torch
+
+from optim.algorithms.dct_tiles import Tiling
+from optim.algorithms.packing import Part, Quantized
+from optim.algorithms.sparse import Scheme, SparseMethod
+from optim.deterministic import norm
+from peer.model.layout import FlatLayout
+
+RANGE_IN_SIGMAS: Final = 6
+CLIP_EPS: Final = 1e-8
+
+
+@dataclass(frozen=True)
+class SparseLocoScheme(Scheme):
+    """error <- ef_decay * error + (theta - local); of each tile of it the k largest values are sent, quantized, and
+    leave it; theta <- theta - outer_lr * (mean over senders).
+
+    The quantizer's statistics, and the norms that `clip_norm` shortens to the median peer's, are a piece's own: a
+    parameter's, or a band's where the network cuts a large one.
+    """
+
+    topk: int = 64
+    bins: int | None = 4
+    outer_lr: float = 0.4
+    ef_decay: float = 0.95
+    clip_norm: bool = True
+
+    def kept(self, elements: int) -> int:
+        """An even number, at least 2, as in the source; or a tile's only element."""
+        k = max(2, min(self.topk, elements))
+        return min(k - k % 2, elements)
+
+    def remember(self, memory: torch.Tensor, product: torch.Tensor, lr: float) -> None:
+        memory.mul_(self.ef_decay).add_(product)
+
+    def quantize(self, value: torch.Tensor) -> tuple[torch.Tensor, Quantized | None]:
+        if self.bins is None:
+            return value, None
+        quantized = quantize(value, self.bins)
+        return dequantize(quantized, value.dtype), quantized
+
+    def coefficients(self, tiles: torch.Tensor, tiling: Tiling) -> torch.Tensor:
+        return tiles
+
+    def values(self, coefficients: torch.Tensor, tiling: Tiling) -> torch.Tensor:
+        return tiling.join(coefficients)
+
+    def clipped(self, parts: Sequence[Part]) -> Sequence[Part]:
+        return clipped_to_median(parts) if self.clip_norm else parts
+
+    def step_into(self, after: torch.Tensor, before: torch.Tensor, update: torch.Tensor, lr: float) -> None:
+        torch.sub(before, update * self.outer_lr, out=after)
+
+
+class SparseLoco(SparseMethod):
+    """An exchange every H inner steps."""
+
+    def __init__(
+        self,
+        layout: FlatLayout,
+        theta: torch.Tensor,
+        H: int,
+        topk: int = 64,
+        chunk: int = 64,
+        bins: int | None = 4,
+        outer_lr: float = 0.4,
+        ef_decay: float = 0.95,
+        clip_norm: bool = True,
+    ) -> None:
+        super().__init__(layout, theta, SparseLocoScheme(topk, bins, outer_lr, ef_decay, clip_norm), chunk, lr=0.0)
+        self.every = H
+
+    def sends(self, step: int) -> bool:
+        return step % self.every == 0
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {"error": self.memory}
+
+
+def quantize(value: torch.Tensor, bins: int) -> Quantized:
+    """(q, levels, shift): uint8 codes below `bins`, the mean of what fell into each bin, and the mean of all, with
+    levels in fp32 as they are sent; bins of equal width over +-3 standard deviations. Decodes to levels[q] + shift."""
+    shift = value.mean()
+    centered = value - shift
+    scale = RANGE_IN_SIGMAS * centered.norm() / math.sqrt(max(1, centered.numel() - 1)) / bins
+    if not (math.isfinite(float(scale)) and float(scale) > 0):
+        scale = torch.ones_like(scale)
+    narrow = centered.float()
+    q = (narrow / scale + bins // 2).round().clamp(0, bins - 1).to(torch.uint8)
+    sums = torch.zeros(bins, device=value.device).scatter_add_(0, q.flatten().long(), narrow.flatten())
+    counts = torch.zeros_like(sums).scatter_add_(0, q.flatten().long(), torch.ones_like(narrow).flatten())
+    return q, torch.where(counts > 0, sums / counts, 0.0), shift
+
+
+def dequantize(quantized: Quantized, dtype: torch.dtype) -> torch.Tensor:
+    """In fp32, as the others do it, then `dtype`."""
+    q, levels, shift = quantized
+    return (levels[q.long()] + shift.float()).to(dtype)
+
+
+def clipped_to_median(parts: Sequence[Part]) -> list[Part]:
+    """Each sender's values of one piece, scaled by min(1, median norm / norm); the lower median of an even number.
+    Norms are added up in a fixed order: everybody must scale alike."""
+    norms = [norm(value) for _, value in parts]
+    usual = median_low(norms)
+    factors = [min(1.0, usual / (length + CLIP_EPS)) for length in norms]
+    return [(index, value * factor) for (index, value), factor in zip(parts, factors, strict=True)]

@@ -1,0 +1,82 @@
+"""L-GreCo on the network (arXiv 2210.17357): each slice of a message in the bits that suit it.
+
+What suits it is judged by the shared momentum, which looks like the deltas to come and is the same at all members, so
+that all choose alike without a word. int4 everywhere sets the budget of error; dynamic programming then takes bits from
+slices that hardly make any and gives them to those that make most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+
+from optim.codecs import Codec, get_codec
+from optim.codecs.allocate import Choice, allocate
+from optim.codecs.interface import ROW
+from optim.codecs.rows import absmax
+from optim.deterministic import ordered_sum, square_sum
+from optim.strategies.dense import DenseCoding, DenseWire
+from peer.errors import ConfigError
+
+CODES: Final = tuple(get_codec(name) for name in ("int8", "int4", "ternary"))
+USUAL: Final = get_codec("int4")
+ROWS_JUDGED: Final = 16  # of a slice, evenly spread: all of them would take seconds in a large model
+
+
+class AllocatedCoding(DenseCoding):
+    """`codes`: one a slice; any of them may be cut at rows."""
+
+    def __init__(self, places: Sequence[slice], codes: Sequence[Codec], down: Codec) -> None:
+        super().__init__(places, USUAL, down)
+        self._codes = tuple(codes)
+
+    def code(self, index: int) -> Codec:
+        return self._codes[index]
+
+
+class AllocatedWire(DenseWire):
+    """`budget`: the error allowed, in shares of what int4 everywhere would make. None of the codes needs a memory."""
+
+    def __init__(self, fragments: Sequence[Sequence[slice]], down: Codec, budget: float) -> None:
+        super().__init__(fragments, USUAL, down)
+        self._down, self._budget = down, budget
+
+    def coding(self, fragment: int, momentum: torch.Tensor) -> DenseCoding:
+        usual = self._codings[fragment]
+        parts = [momentum[place] for place in usual.places]
+        vector = parts[0] if len(parts) == 1 else torch.cat(parts)
+        codes = choose([vector[usual.span(i)] for i in range(usual.count)], self._budget)
+        return AllocatedCoding(usual.places, codes, self._down)
+
+
+def choose(slices: Sequence[torch.Tensor], budget: float) -> list[Codec]:
+    """A code for each of the slices, flat fp32. A slice that is all 0 tells nothing and gets int4; if not even int8
+    everywhere stays within the budget, that."""
+    telling = [i for i, values in enumerate(slices) if bool(values.any())]
+    tables = [[Choice(code.name, *_cost(code, slices[i])) for code in CODES] for i in telling]
+    chosen = [USUAL] * len(slices)
+    allowed = budget * sum(choice.error for table in tables for choice in table if choice.name == USUAL.name)
+    try:
+        names = [choice.name for choice in allocate(tables, allowed)]
+    except ConfigError:
+        names = ["int8"] * len(telling)
+    for i, name in zip(telling, names, strict=True):
+        chosen[i] = get_codec(name)
+    return chosen
+
+
+def _cost(code: Codec, values: torch.Tensor) -> tuple[int, float]:
+    """(bytes of the slice, squared error of its sample in proportion). A ternary code is random: its expected error,
+    s |x| - x^2 for a row's scale s, is everybody's. Sums are in a fixed order."""
+    rows = values.split(ROW)
+    rows = rows[:: max(1, len(rows) // ROWS_JUDGED)]
+    error = 0.0
+    for row in rows:
+        if code.name == "ternary":
+            expected = (row.abs() * absmax(row)).sub_(row * row)
+            error += ordered_sum(expected.double())
+        else:
+            error += square_sum(code.decode(code.encode(row.contiguous()), len(row)) - row)
+    return code.encoded_size(len(values)), error * len(values) / sum(map(len, rows))

@@ -1,0 +1,48 @@
+"""Synchronous large batches on the network (DeDLOC, arXiv 2106.10207): one optimizer step on the mean gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+
+from optim.algorithms.large_batch import LargeBatchStep
+from optim.codecs import Buffer
+from optim.merge import gradient_weights
+from optim.strategies.dense import Wire
+from optim.strategies.interface import Coding, Product, Recipe, Turn
+from peer.model.layout import FlatLayout
+
+
+class AllReduceRecipe(Recipe):
+    """AdamW's moments are functions of the merged gradients: shared, voted on and fetched like theta. The clip needs
+    the whole gradient's norm, so the step is made on the whole."""
+
+    shared = ("mean", "square")
+    product: ClassVar[Product] = "gradient"
+    elementwise: ClassVar[bool] = False
+
+    def __init__(self, layout: FlatLayout, wire: Wire, rule: LargeBatchStep) -> None:
+        self.rule = rule
+        self._layout, self._wire = layout, wire
+
+    def coding(self, turn: Turn, state: Sequence[torch.Tensor]) -> Coding:
+        return self._wire.coding(0, state[1])
+
+    def step_into(
+        self, turn: Turn, after: Sequence[torch.Tensor], before: Sequence[torch.Tensor], update: torch.Tensor
+    ) -> None:
+        self.rule.step_into(after, before, update, self._layout, turn.round, turn.lr)
+
+    def weights(self, tokens: Sequence[int], norms: Sequence[float]) -> tuple[float, ...]:
+        return gradient_weights(tokens, norms)
+
+    def encode(self, turn: Turn, coding: Coding, product: torch.Tensor, out: Sequence[torch.Tensor]) -> list[float]:
+        return self._wire.encode(coding, product, out)
+
+    def memory(self, coding: Coding) -> Sequence[torch.Tensor]:
+        return self._wire.memory(coding)
+
+    def take_back(self, turn: Turn, coding: Coding, messages: Sequence[Buffer]) -> None:
+        self._wire.take_back(coding, messages)

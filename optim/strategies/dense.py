@@ -1,0 +1,186 @@
+"""Messages that are vectors: coded by a codec on their way to the owner, averaged, coded once more on the way back."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import torch
+
+from optim.codecs import Buffer, Codec
+from optim.codecs.interface import as_bytes, bytes_of
+from optim.codecs.rows import absmax
+from optim.merge import merge_part
+from optim.strategies.interface import Coding, Sent
+from peer.errors import ProtocolViolation
+
+SLICE_VALUES_MAX: Final = 1 << 21  # 2 MiB at 8 bits: fine-grained enough to overlap send and merge, few enough calls
+SLICE_VALUES_MIN: Final = 1 << 14
+SLICES_WANTED: Final = 12  # a smaller model has smaller slices; 2, 3, 4 or 6 peers share that many evenly
+RESULT_SLACK: Final = 2.0  # more than any codec adds to a norm
+CHUNK: Final = 1 << 16  # values; the update and a few pieces of state stay in one core's L2 cache
+
+
+def slice_length(numel: int) -> int:
+    """How long the slices of a message of so many values should be."""
+    return min(max(-(-numel // SLICES_WANTED), SLICE_VALUES_MIN), SLICE_VALUES_MAX)
+
+
+class DenseCoding(Coding):
+    """Slices of equal length, cut at the codecs' granules: the same for every peer of a run.
+
+    `up` codes a contributor's slice, `down` the owner's result. `places` may have gaps between them: a message is what
+    lies at the places, one after the other.
+    """
+
+    def __init__(self, places: Sequence[slice], up: Codec, down: Codec) -> None:
+        self.places = tuple(places)
+        self.up, self.down = up, down
+        self.numel = sum(place.stop - place.start for place in places)
+        granule: int = math.lcm(up.granule, down.granule)
+        length: int = min(max(-(-self.numel // SLICES_WANTED), SLICE_VALUES_MIN), SLICE_VALUES_MAX)
+        self.length: int = -(-length // granule) * granule
+        self.count: int = -(-self.numel // self.length)
+
+    def code(self, index: int) -> Codec:
+        """Of contributors' slices."""
+        return self.up
+
+    def span(self, index: int) -> slice:
+        """The slice's stretch of the message."""
+        return slice(index * self.length, min(self.numel, (index + 1) * self.length))
+
+    def size(self, index: int) -> int:
+        span = self.span(index)
+        return int(span.stop - span.start)
+
+    def message_bytes(self, index: int) -> int:
+        size: int = self.code(index).encoded_size(self.size(index))
+        return size
+
+    def message_sqnorm(self, index: int, data: Buffer) -> float:
+        return self.code(index).decoded_sqnorm(data, self.size(index))
+
+    def merge(self, index: int, messages: Sequence[Buffer], weights: Sequence[float]) -> torch.Tensor:
+        """Added up in the order of the messages' own bytes: the sum does not depend on who sent which."""
+        order = sorted(range(len(messages)), key=lambda i: (bytes_of(messages[i]), weights[i]))
+        return merge_part(
+            self.code(index), [messages[i] for i in order], [weights[i] for i in order], self.size(index), self.down
+        )
+
+    def result_bytes(self, index: int, senders: int) -> int:
+        return self.down.encoded_size(self.size(index))
+
+    def check_result(self, index: int, data: Buffer, sent: Sequence[Sent]) -> None:
+        """It may not be longer than all the contributions laid end to end."""
+        bound = sum(s.weight * s.sqnorm**0.5 for s in sent)
+        if self.down.decoded_sqnorm(data, self.size(index)) > (RESULT_SLACK * bound) ** 2:
+            raise ProtocolViolation("a result is larger than any mean of what was committed to")
+
+    def updates(self, index: int, data: Buffer) -> Iterator[tuple[slice, torch.Tensor]]:
+        numel = self.size(index)
+        encoded = as_bytes(data, self.down.encoded_size(numel))
+        step = CHUNK if CHUNK % self.down.granule == 0 else numel
+        values = torch.empty(min(step, numel))
+        for first in range(0, numel, step):
+            size, begin = min(step, numel - first), self.down.encoded_size(first)
+            piece = self.down.decode(encoded[begin : begin + self.down.encoded_size(size)], size, values[:size])
+            yield from self._placed(index * self.length + first, piece)
+
+    def _placed(self, first: int, piece: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
+        """Cut a piece of the message, which begins at its value `first`, at the ends of the places it belongs to."""
+        reached = 0  # values of the message before this place
+        for place in self.places:
+            begin, end = max(first, reached), min(first + len(piece), reached + place.stop - place.start)
+            if begin < end:
+                offset = place.start - reached
+                yield slice(begin + offset, end + offset), piece[begin - first : end - first]
+            reached += place.stop - place.start
+
+
+class Feedback:
+    """What a peer's messages left out so far, where a codec needs that; else nothing is kept.
+
+    One residual for each set of places (a fragment), so that what one left out comes back in the next of the same."""
+
+    def __init__(self) -> None:
+        self._residuals: dict[tuple[tuple[int, int], ...], torch.Tensor] = {}
+
+    def encode(self, coding: DenseCoding, vector: torch.Tensor, out: Sequence[torch.Tensor]) -> list[float]:
+        """Error feedback (arXiv 1901.09847): send what was asked for plus what is owed, keep what the code lost."""
+        if not coding.up.needs_error_feedback:
+            return [coding.code(i).encode_with_sqnorm(vector[coding.span(i)], out[i])[1] for i in range(coding.count)]
+        absmax(vector)  # finite: nothing else may enter what is owed
+        owed = self._owed(coding)
+        wanted = owed + vector
+        sqnorms = []
+        for i in range(coding.count):
+            span = coding.span(i)
+            sqnorms.append(coding.up.encode_with_sqnorm(wanted[span], out[i])[1])
+            torch.sub(wanted[span], coding.up.decode(out[i], coding.size(i)), out=owed[span])
+        return sqnorms
+
+    def memory(self, coding: DenseCoding) -> Sequence[torch.Tensor]:
+        return (self._owed(coding),) if coding.up.needs_error_feedback else ()
+
+    def take_back(self, coding: DenseCoding, messages: Sequence[Buffer]) -> None:
+        """That message was not merged: all of it is owed again."""
+        if coding.up.needs_error_feedback:
+            owed = self._owed(coding)
+            for i, message in enumerate(messages):
+                owed[coding.span(i)] += coding.up.decode(message, coding.size(i))
+
+    def _owed(self, coding: DenseCoding) -> torch.Tensor:
+        key = tuple((place.start, place.stop) for place in coding.places)
+        if key not in self._residuals:
+            self._residuals[key] = torch.zeros(coding.numel)
+        return self._residuals[key]
+
+
+class Wire(ABC):
+    """How the vectors of a dense method cross, whatever the method does with their mean. `fragments`: of which one is
+    exchanged at a time. `encode` and `take_back` have this peer's memory."""
+
+    fragments: int
+
+    @abstractmethod
+    def coding(self, fragment: int, momentum: torch.Tensor) -> Coding:
+        """Of that fragment; a pure function. `momentum`: the shared state's, (P,), only read."""
+
+    @abstractmethod
+    def encode(self, coding: Coding, vector: torch.Tensor, out: Sequence[torch.Tensor]) -> list[float]:
+        """As `Recipe.encode`."""
+
+    @abstractmethod
+    def memory(self, coding: Coding) -> Sequence[torch.Tensor]:
+        """As `Recipe.memory`."""
+
+    @abstractmethod
+    def take_back(self, coding: Coding, messages: Sequence[Buffer]) -> None:
+        """As `Recipe.take_back`."""
+
+
+class DenseWire(Wire):
+    """One codec up, one down. `fragments`: the places of each."""
+
+    def __init__(self, fragments: Sequence[Sequence[slice]], up: Codec, down: Codec) -> None:
+        self.fragments = len(fragments)
+        self._codings = [DenseCoding(places, up, down) for places in fragments]
+        self._feedback = Feedback()
+
+    def coding(self, fragment: int, momentum: torch.Tensor) -> DenseCoding:
+        return self._codings[fragment]
+
+    def encode(self, coding: Coding, vector: torch.Tensor, out: Sequence[torch.Tensor]) -> list[float]:
+        assert isinstance(coding, DenseCoding)
+        return self._feedback.encode(coding, vector, out)
+
+    def memory(self, coding: Coding) -> Sequence[torch.Tensor]:
+        assert isinstance(coding, DenseCoding)
+        return self._feedback.memory(coding)
+
+    def take_back(self, coding: Coding, messages: Sequence[Buffer]) -> None:
+        assert isinstance(coding, DenseCoding)
+        self._feedback.take_back(coding, messages)

@@ -1,0 +1,83 @@
+"""Messages so small that the owner passes them on as they are: everybody decodes and averages all of them.
+
+A result: the number of senders n (uint64), their n weights (float64), then their n messages, in the roster's order; all
+little-endian. Its size is exact, and everybody can hold each message in it against what its sender committed to. It
+grows with n: K peers receive K messages, where a merged vector is received once.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Generic, TypeVar
+
+import numpy as np
+import torch
+from blake3 import blake3
+
+from optim.codecs import Buffer
+from optim.codecs.interface import as_bytes, bytes_of
+from optim.strategies.interface import Coding, Sent
+from peer.errors import ProtocolViolation
+
+M = TypeVar("M")
+SQNORM_CLOSE = 1e-6  # relative; as the owner holds a committed norm against the message
+
+
+class GatheredCoding(Coding, Generic[M]):
+    """A subclass says what a message is and what the mean of several is."""
+
+    @abstractmethod
+    def unpack(self, index: int, message: Buffer) -> M:
+        """`ProtocolViolation` if it does not decode."""
+
+    @abstractmethod
+    def sqnorm(self, index: int, message: M) -> float:
+        """The squared norm of what it stands for."""
+
+    @abstractmethod
+    def mean(self, index: int, messages: Sequence[M], weights: Sequence[float]) -> Iterator[tuple[slice, torch.Tensor]]:
+        """The merged update, as `updates` yields it. The same bits on every CPU; in the order given.
+        `ProtocolViolation` if it is not finite."""
+
+    def message_sqnorm(self, index: int, data: Buffer) -> float:
+        return self.sqnorm(index, self.unpack(index, data))
+
+    def merge(self, index: int, messages: Sequence[Buffer], weights: Sequence[float]) -> torch.Tensor:
+        if len(messages) != len(weights) or not messages:
+            raise ValueError(f"{len(messages)} contributions with {len(weights)} weights cannot be merged")
+        for message in messages:
+            self.unpack(index, message)  # it decodes
+        header = np.array([len(messages)], "<u8").tobytes() + np.array(weights, "<f8").tobytes()
+        parts = [as_bytes(header, len(header))]
+        return torch.cat([*parts, *(as_bytes(message, self.message_bytes(index)) for message in messages)])
+
+    def result_bytes(self, index: int, senders: int) -> int:
+        return 8 + 8 * senders + self.message_bytes(index) * senders
+
+    def check_result(self, index: int, data: Buffer, sent: Sequence[Sent]) -> None:
+        messages, weights = self._split(index, data)
+        if weights != [s.weight for s in sent]:
+            raise ProtocolViolation("a result weighs its messages otherwise than was agreed")
+        for message, s in zip(messages, sent, strict=True):
+            if blake3(message.numpy().data).digest() != s.hash:
+                raise ProtocolViolation("a result holds a message that its sender has not committed to")
+            if not math.isclose(self.message_sqnorm(index, message), s.sqnorm, rel_tol=SQNORM_CLOSE):
+                raise ProtocolViolation("a result holds a message of another norm than its sender committed to")
+
+    def updates(self, index: int, data: Buffer) -> Iterator[tuple[slice, torch.Tensor]]:
+        """The sum is in the order of the messages' own bytes: it does not depend on who sent which."""
+        messages, weights = self._split(index, data)
+        order = sorted(range(len(messages)), key=lambda i: (bytes_of(messages[i]), weights[i]))
+        yield from self.mean(index, [self.unpack(index, messages[i]) for i in order], [weights[i] for i in order])
+
+    def _split(self, index: int, data: Buffer) -> tuple[list[torch.Tensor], list[float]]:
+        size = self.message_bytes(index)
+        found = data.numel() if isinstance(data, torch.Tensor) else memoryview(data).nbytes
+        senders = (found - 8) // (8 + size)
+        raw = as_bytes(data, self.result_bytes(index, max(1, senders)))
+        weights = raw[8 : 8 + 8 * senders].numpy().view("<f8").tolist()
+        if int(raw[:8].numpy().view("<u8")[0]) != senders or not all(0 < weight <= 1 for weight in weights):
+            raise ProtocolViolation("a result does not tell its senders or their weights")
+        return list(raw[8 + 8 * senders :].split(size)) if size else [raw[:0]] * senders, weights

@@ -1,0 +1,113 @@
+"""Distributed Lion on the network (arXiv 2404.00438): votes up, their majority or their exact mean down.
+
+The paper's sign is 1 bit a value; ours says 0 too and takes 1.6 (see `optim.codecs.votes`), up and, for a majority, in
+which there may be ties, down. The mean of n votes comes down as the sum, in ceil(log2(2 n + 1)) bits: 4 for 4 peers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import ClassVar
+
+import torch
+
+from optim.algorithms.lion import LionRule
+from optim.codecs import Buffer
+from optim.codecs.interface import as_bytes
+from optim.codecs.rows import absmax
+from optim.codecs.votes import SENDERS_MAX, Votes, pack_tally, tally_bytes, unpack_tally
+from optim.strategies.dense import CHUNK, DenseCoding
+from optim.strategies.interface import Coding, Product, Recipe, Sent, Turn
+from peer.errors import ProtocolViolation
+
+
+class MajorityCoding(DenseCoding):
+    """The result: the sign of the sum of votes. A message's weight is not looked at: one peer, one vote."""
+
+    def __init__(self, numel: int) -> None:
+        super().__init__([slice(0, numel)], Votes(), Votes())
+
+    def merge(self, index: int, messages: Sequence[Buffer], weights: Sequence[float]) -> torch.Tensor:
+        return self.down.encode(self._count(index, messages).sign_())
+
+    def check_result(self, index: int, data: Buffer, sent: Sequence[Sent]) -> None:
+        """Where the result is not 0 somebody voted: it has no more such places than all the votes together."""
+        if self.down.decoded_sqnorm(data, self.size(index)) > math.fsum(s.sqnorm for s in sent):
+            raise ProtocolViolation("a result has more votes than were cast")
+
+    def _count(self, index: int, messages: Sequence[Buffer]) -> torch.Tensor:
+        """Sums of small integers: exact, in any order."""
+        votes = [self.up.decode(message, self.size(index)) for message in messages[:1]]
+        scratch = torch.empty_like(votes[0])
+        for message in messages[1:]:
+            votes[0].add_(self.up.decode(message, self.size(index), scratch))
+        return votes[0]
+
+
+class AverageCoding(MajorityCoding):
+    """The result: the number of senders (uint64), then the sums of their votes."""
+
+    def merge(self, index: int, messages: Sequence[Buffer], weights: Sequence[float]) -> torch.Tensor:
+        header = as_bytes(len(messages).to_bytes(8, "little"), 8)
+        return torch.cat([header, pack_tally(self._count(index, messages), len(messages))])
+
+    def result_bytes(self, index: int, senders: int) -> int:
+        return 8 + tally_bytes(self.size(index), senders)
+
+    def check_result(self, index: int, data: Buffer, sent: Sequence[Sent]) -> None:
+        """A mean's squared norm is at most the mean of theirs."""
+        if self._senders(data) != len(sent):
+            raise ProtocolViolation("a result counts other voters than were agreed")
+        total = sum(float(torch.dot(piece, piece)) for _, piece in self.updates(index, data))
+        if total * len(sent) > (1 + 1e-3) * math.fsum(s.sqnorm for s in sent):
+            raise ProtocolViolation("a result has more votes than were cast")
+
+    def updates(self, index: int, data: Buffer) -> Iterator[tuple[slice, torch.Tensor]]:
+        senders, size, begin = self._senders(data), self.size(index), index * self.length
+        body = as_bytes(data, self.result_bytes(index, senders))[8:]
+        mean = unpack_tally(body, size, senders).div_(senders)
+        for first in range(0, size, CHUNK):
+            piece = mean[first : first + CHUNK]
+            yield slice(begin + first, begin + first + len(piece)), piece
+
+    def _senders(self, data: Buffer) -> int:
+        head = (data.numpy() if isinstance(data, torch.Tensor) else memoryview(data))[:8]
+        senders = int.from_bytes(bytes(head), "little")
+        if not 1 <= senders <= SENDERS_MAX:
+            raise ProtocolViolation("a result does not tell how many have voted")
+        return senders
+
+
+class LionRecipe(Recipe):
+    """A step each round, by the inner learning rate. The momentum is each peer's own; a vote that was not counted is
+    gone, as the gradient behind it is in the momentum."""
+
+    product: ClassVar[Product] = "gradient"
+
+    def __init__(self, numel: int, rule: LionRule, majority: bool) -> None:
+        self.rule = rule
+        self._coding = MajorityCoding(numel) if majority else AverageCoding(numel)
+        self._momentum = torch.zeros(numel)
+
+    def coding(self, turn: Turn, state: Sequence[torch.Tensor]) -> MajorityCoding:
+        return self._coding
+
+    def step_into(
+        self, turn: Turn, after: Sequence[torch.Tensor], before: Sequence[torch.Tensor], update: torch.Tensor
+    ) -> None:
+        self.rule.step_into(after[0], before[0], update, turn.lr)
+
+    def weights(self, tokens: Sequence[int], norms: Sequence[float]) -> tuple[float, ...]:
+        """One peer, one vote, however long or short it worked."""
+        counts = [work > 0 and math.isfinite(norm) for work, norm in zip(tokens, norms, strict=True)]
+        return tuple(1 / sum(counts) if counted else 0.0 for counted in counts)
+
+    def encode(self, turn: Turn, coding: Coding, product: torch.Tensor, out: Sequence[torch.Tensor]) -> list[float]:
+        assert isinstance(coding, MajorityCoding)
+        absmax(product)  # finite
+        ballot = self.rule.vote(self._momentum, product)
+        return [coding.up.encode_with_sqnorm(ballot[coding.span(i)], out[i])[1] for i in range(coding.count)]
+
+    def take_back(self, turn: Turn, coding: Coding, messages: Sequence[Buffer]) -> None:
+        pass

@@ -1,0 +1,229 @@
+"""PowerSGD's compressor (arXiv 1905.13727) in one exchange: each peer sends the two factors of its own matrices.
+
+The paper averages P, orthonormalizes the average, then averages Q: two exchanges a step, one after the other, which
+`optim.algorithms.powersgd` does. Over the internet a round trip costs more than bytes, so here each peer makes one
+step of the same power iteration on its own: P = orthonormal(M Q), Q <- M^T P, kept for the next time; what P Q^T lacks
+stays in its error feedback. The merge is the mean of everybody's P Q^T, of a rank up to n times as large. Factors are
+gathered, not merged: 16 bits for each of rank * (rows + columns) numbers and sender, where a merged matrix takes a
+down codec's bits for each of rows * columns; `codec.down` is not used. With a hundred peers that is no longer less.
+
+Factors are 16-bit integers under one scale, so that P Q^T is a sum of integers, below 2^40: exact in float64, and so
+the same on every CPU whatever the order of a BLAS. A parameter that rank `r` does not halve goes in bf16.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+import torch
+
+from optim.codecs import Buffer
+from optim.codecs.interface import as_bytes
+from optim.codecs.rows import absmax
+from optim.deterministic import square_sum
+from optim.strategies.dense import CHUNK, SLICE_VALUES_MAX, Wire, slice_length
+from optim.strategies.gathered import GatheredCoding
+from optim.strategies.interface import Coding
+from peer.errors import ProtocolViolation
+from peer.model.layout import FlatLayout
+
+SAVING_MIN: Final = 0.5  # hivemind's rule
+LEVELS: Final = 32_767
+Drawn = tuple[slice, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Block:
+    """A parameter, or rows of one: where it begins in the message and in the flat vector. rank 0: not factored."""
+
+    at: int
+    start: int
+    rows: int
+    columns: int
+    rank: int
+
+    @property
+    def numel(self) -> int:
+        return self.rows * self.columns
+
+    @property
+    def message_bytes(self) -> int:
+        return 4 + 2 * self.rank * (self.rows + self.columns) if self.rank else 2 * self.numel
+
+    @property
+    def span(self) -> slice:
+        """Of the message."""
+        return slice(self.at, self.at + self.numel)
+
+    def bands(self) -> Iterator[slice]:
+        """Of its rows: few enough for the cache."""
+        step = max(1, CHUNK // self.columns)
+        return (slice(first, min(first + step, self.rows)) for first in range(0, self.rows, step))
+
+
+class Factors(NamedTuple):
+    """What a block's message says: `scale` * p q^T with p (rows, rank) and q (columns, rank), integers in float64; or
+    the values themselves, (numel,) bf16."""
+
+    scale: float
+    p: torch.Tensor
+    q: torch.Tensor
+    plain: torch.Tensor
+
+    def rows(self, block: Block, band: slice, weight: float) -> torch.Tensor:
+        """Flat float64: weight times those rows of the matrix, rounded once."""
+        if not block.rank:
+            return self.plain[band.start * block.columns : band.stop * block.columns].double().mul_(weight)
+        return torch.mm(self.p[band], self.q.T).mul_(self.scale * weight).view(-1)
+
+    def square_sum(self) -> float:
+        """Of all values: |p q^T|^2 is the sum of (p^T p) * (q^T q), whose entries are exact; a matrix is never made."""
+        if not self.plain.numel():
+            gram = (self.p.T @ self.p).flatten().tolist(), (self.q.T @ self.q).flatten().tolist()
+            return self.scale * self.scale * math.fsum(a * b for a, b in zip(*gram, strict=True))
+        return square_sum(self.plain.float())
+
+    def add_to(self, values: torch.Tensor, block: Block, sign: int) -> None:
+        """values (numel,) fp32 <- values + sign * what this stands for, to the last bit or so."""
+        if not block.rank:
+            values.add_(self.plain, alpha=sign)
+            return
+        matrix = values.view(block.rows, block.columns)
+        matrix.addmm_(self.p.float(), self.q.T.float(), alpha=sign * self.scale)
+
+
+class LowRankCoding(GatheredCoding[list[Factors]]):
+    """`names`: the parameters whose turn it is, in the layout's order."""
+
+    def __init__(self, layout: FlatLayout, names: Sequence[str], rank: int) -> None:
+        self.slices = _slices(layout, names, rank)
+        self.count = len(self.slices)
+        slots = [layout.slots[name] for name in names]
+        self.places = tuple(slice(slot.offset, slot.offset + slot.numel) for slot in slots)
+        self.numel = sum(slot.numel for slot in slots)
+
+    def message_bytes(self, index: int) -> int:
+        return sum(block.message_bytes for block in self.slices[index])
+
+    def unpack(self, index: int, message: Buffer) -> list[Factors]:
+        raw, first, found = as_bytes(message, self.message_bytes(index)).numpy(), 0, []
+        for block in self.slices[index]:
+            found.append(_unpacked(block, raw[first : first + block.message_bytes]))
+            first += block.message_bytes
+        return found
+
+    def sqnorm(self, index: int, message: list[Factors]) -> float:
+        total = sum(factors.square_sum() for factors in message)
+        if not math.isfinite(total):
+            raise ProtocolViolation("a low-rank message stands for values that are not finite")
+        return total
+
+    def mean(self, index: int, messages: Sequence[list[Factors]], weights: Sequence[float]) -> Iterator[Drawn]:
+        for b, block in enumerate(self.slices[index]):
+            for band in block.bands():
+                shares = [m[b].rows(block, band, weight) for m, weight in zip(messages, weights, strict=True)]
+                total = shares[0]
+                for share in shares[1:]:
+                    total.add_(share)
+                total = total.float()
+                if not math.isfinite(float(total.sum())):
+                    raise ProtocolViolation("the mean of what was sent is infinite")
+                yield slice(block.start + band.start * block.columns, block.start + band.stop * block.columns), total
+
+
+class LowRankWire(Wire):
+    """`fragments`: the names of each. Error and warm start are this peer's own, for each fragment."""
+
+    def __init__(self, layout: FlatLayout, fragments: Sequence[Sequence[str]], rank: int) -> None:
+        self.fragments = len(fragments)
+        self._codings = [LowRankCoding(layout, names, rank) for names in fragments]
+        self._errors: dict[LowRankCoding, torch.Tensor] = {}
+        self._warm: dict[int, torch.Tensor] = {}  # by a block's start
+
+    def coding(self, fragment: int, momentum: torch.Tensor) -> LowRankCoding:
+        return self._codings[fragment]
+
+    def encode(self, coding: Coding, vector: torch.Tensor, out: Sequence[torch.Tensor]) -> list[float]:
+        assert isinstance(coding, LowRankCoding)
+        absmax(vector)  # finite: nothing else may enter the error
+        owed = self._owed(coding)
+        owed.add_(vector)
+        sqnorms = []
+        for index, blocks in enumerate(coding.slices):
+            packed = [self._packed(block, owed[block.span]) for block in blocks]
+            out[index].copy_(torch.from_numpy(np.concatenate(packed)))
+            message = coding.unpack(index, out[index])
+            sqnorms.append(coding.sqnorm(index, message))
+            _add(owed, blocks, message, -1)
+        return sqnorms
+
+    def memory(self, coding: Coding) -> Sequence[torch.Tensor]:
+        assert isinstance(coding, LowRankCoding)
+        return (self._owed(coding),)
+
+    def take_back(self, coding: Coding, messages: Sequence[Buffer]) -> None:
+        assert isinstance(coding, LowRankCoding)
+        for index, data in enumerate(messages):
+            _add(self._owed(coding), coding.slices[index], coding.unpack(index, data), 1)
+
+    def _packed(self, block: Block, values: torch.Tensor) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+        if not block.rank:
+            return values.to(torch.bfloat16).view(torch.uint8).numpy()
+        matrix = values.view(block.rows, block.columns)
+        q = self._warm.get(block.start)
+        if q is None:
+            generator = torch.Generator().manual_seed(block.start)
+            q = torch.randn(block.columns, block.rank, generator=generator)
+        p = torch.linalg.qr(matrix @ q).Q
+        q = self._warm[block.start] = matrix.T @ p
+        widths = [max(float(absmax(x.reshape(-1))), 2.0**-100) / LEVELS for x in (p, q)]
+        integers = [(x / width).round_().to(torch.int16) for x, width in zip((p, q), widths, strict=True)]
+        scale = np.array([widths[0] * widths[1]], "<f4")
+        return np.concatenate([x.reshape(-1).view(np.uint8) for x in (scale, *(i.numpy() for i in integers))])
+
+    def _owed(self, coding: LowRankCoding) -> torch.Tensor:
+        return self._errors.setdefault(coding, torch.zeros(coding.numel))
+
+
+def _unpacked(block: Block, raw: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> Factors:
+    nothing = torch.empty(0)
+    if not block.rank:
+        plain = torch.from_numpy(raw.copy()).view(torch.bfloat16)
+        if not bool(torch.isfinite(plain).all()):
+            raise ProtocolViolation("a low-rank message holds a value that is infinite or not a number")
+        return Factors(0.0, nothing, nothing, plain)
+    scale = float(raw[:4].view("<f4")[0])
+    if not 0 <= scale < math.inf:
+        raise ProtocolViolation("a low-rank message holds a scale that is negative, infinite or not a number")
+    numbers = torch.from_numpy(raw[4:].view("<i2").astype(np.float64)).view(-1, block.rank)
+    return Factors(scale, numbers[: block.rows], numbers[block.rows :], nothing)
+
+
+def _add(owed: torch.Tensor, blocks: Sequence[Block], message: Sequence[Factors], sign: int) -> None:
+    for block, factors in zip(blocks, message, strict=True):
+        factors.add_to(owed[block.span], block, sign)
+
+
+def _slices(layout: FlatLayout, names: Sequence[str], rank: int) -> list[list[Block]]:
+    """Runs of blocks of about one slice's length each."""
+    length = slice_length(sum(layout.slots[name].numel for name in names))
+    slices: list[list[Block]] = []
+    at, held = 0, length
+    for name in names:
+        slot = layout.slots[name]
+        rows, columns = (math.prod(slot.shape[:-1]), slot.shape[-1]) if len(slot.shape) > 1 else (1, slot.numel)
+        step = max(1, SLICE_VALUES_MAX // columns)
+        for first in range(0, rows, step):
+            height = min(step, rows - first)
+            saves = 1 - rank * (height + columns) / (height * columns) >= SAVING_MIN
+            block = Block(at, slot.offset + first * columns, height, columns, rank if saves else 0)
+            if held + block.numel > length:
+                slices.append([])
+                held = 0
+            slices[-1].append(block)
+            held, at = held + block.numel, at + block.numel
+    return slices

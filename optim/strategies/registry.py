@@ -1,0 +1,101 @@
+"""From a manifest's words to the recipe that carries them out."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from optim import config
+from optim.algorithms.demo import DemoScheme
+from optim.algorithms.diloco import fragment_spans, strided_fragments
+from optim.algorithms.large_batch import LargeBatchStep
+from optim.algorithms.lion import LionRule
+from optim.algorithms.outer_step import DilocoOuter
+from optim.algorithms.sparseloco import SparseLocoScheme
+from optim.codecs import get_codec
+from optim.strategies.allocated import AllocatedWire
+from optim.strategies.allreduce import AllReduceRecipe
+from optim.strategies.dense import DenseWire, Wire
+from optim.strategies.diloco import DilocoRecipe
+from optim.strategies.interface import Recipe
+from optim.strategies.lion import LionRecipe
+from optim.strategies.low_rank import LowRankWire
+from optim.strategies.sparse import DemoRecipe, SparseLocoRecipe
+from peer.config import InnerConfig
+from peer.errors import ConfigError
+from peer.model.layout import FlatLayout
+
+
+def build_recipe(
+    method: config.OuterConfig, codec: config.CodecConfig, layout: FlatLayout, inner: InnerConfig
+) -> Recipe:
+    """A peer's own copy of the run's method, with fresh private state. `ConfigError` if the codec does not go with it.
+    Not for gossip, which has no common rounds."""
+    if not isinstance(method, config.DENSE) and codec != config.CodecConfig():
+        raise ConfigError("demo, sparseloco and lion pack their own messages: leave the codec section out.")
+    match method:
+        case config.Diloco() | config.Eager():
+            return DilocoRecipe(build_wire(codec, layout, 1), _outer(method))
+        case config.Streaming():
+            return DilocoRecipe(build_wire(codec, layout, method.fragments), _outer(method))
+        case config.AllReduce():
+            rule = LargeBatchStep(
+                method.optimizer, inner.betas, inner.eps, inner.weight_decay, inner.clip_norm, matrices_only=True
+            )
+            return AllReduceRecipe(layout, build_wire(codec, layout, 1), rule)
+        case config.Demo():
+            return DemoRecipe(layout, DemoScheme(method.decay, method.topk, inner.weight_decay), method.chunk)
+        case config.SparseLoco():
+            scheme = SparseLocoScheme(method.topk, method.bins or None, method.lr, method.ef_decay, method.clip_norm)
+            return SparseLocoRecipe(layout, scheme, method.chunk)
+        case config.Lion():
+            rule_of_votes = LionRule(method.b1, method.b2, inner.weight_decay)
+            return LionRecipe(layout.numel, rule_of_votes, majority=method.vote == "majority")
+        case _:
+            raise ValueError("gossip has an engine of its own")
+
+
+def shared_vectors(
+    method: config.OuterConfig, codec: config.CodecConfig, layout: FlatLayout, inner: InnerConfig
+) -> tuple[str, ...]:
+    """What a joiner takes over besides theta: the recipe's `shared`; nothing in gossip, where momentum is a peer's own.
+    `ConfigError` if the codec does not go with the method."""
+    if not isinstance(method, config.Gossip):
+        return build_recipe(method, codec, layout, inner).shared
+    get_codec(codec.down)
+    if codec.up in ("powersgd", "lgreco"):
+        raise ConfigError(f"gossip does not go with the codec {codec.up}: choose one that codes every value by itself.")
+    return ()
+
+
+def build_wire(codec: config.CodecConfig, layout: FlatLayout, fragments: int) -> Wire:
+    """How vectors cross, a fragment at a time."""
+    if codec.up == "powersgd":  # matrices stay whole
+        names = strided_fragments(list(layout.slots), fragments) if fragments > 1 else [list(layout.slots)]
+        return LowRankWire(layout, [[n for n in layout.slots if n in fragment] for fragment in names], codec.rank)
+    places, down = even_fragments(layout, fragments), get_codec(codec.down)
+    if codec.up == "lgreco":
+        return AllocatedWire(places, down, codec.error_budget)
+    return DenseWire(places, get_codec(codec.up), down)
+
+
+def even_fragments(layout: FlatLayout, count: int) -> list[list[slice]]:
+    """Stretches of the flat vector: whole blocks, strided (2501.18512), and of what is no block's, embedding and head,
+    an equal share of the rows each. With an embedding of a third of the model's size in one fragment, the peak of
+    bandwidth, which is what fragments are for, would not fall."""
+    if count == 1:
+        return [[slice(0, layout.numel)]]
+    blocks = [name for name in layout.slots if any(part.isdigit() for part in name.split("."))]
+    fragments = [fragment_spans(layout, names) for names in strided_fragments(blocks, count)]
+    for name, slot in layout.slots.items():
+        if name in blocks:
+            continue
+        rows, width = slot.shape[0], slot.numel // slot.shape[0]
+        cuts = [slot.offset + width * (rows * i // count) for i in range(count + 1)]
+        for fragment, (first, last) in zip(fragments, pairwise(cuts), strict=True):
+            if first < last:
+                fragment.append(slice(first, last))
+    return [sorted(fragment, key=lambda span: int(span.start)) for fragment in fragments]
+
+
+def _outer(method: config.OuterStep) -> DilocoOuter:
+    return DilocoOuter(method.lr, method.momentum, method.nesterov)

@@ -1,0 +1,137 @@
+"""DeMo and SparseLoCo on the network: chosen coefficients, packed, gathered from everybody.
+
+A slice is a run of whole parameters; one of more than `SLICE_VALUES_MAX` values is cut into bands of whole rows of
+tiles. DeMo does not notice. SparseLoCo's quantizer and its norm clip then work on a band where the source has the whole
+parameter: finer statistics, 20 bytes more for each band.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import ClassVar
+
+import torch
+
+from optim.algorithms.dct_tiles import Piece, pieces
+from optim.algorithms.demo import DemoScheme
+from optim.algorithms.packing import Sparse
+from optim.algorithms.sparse import Scheme
+from optim.algorithms.sparseloco import SparseLocoScheme
+from optim.codecs import Buffer
+from optim.codecs.rows import absmax
+from optim.deterministic import square_sum
+from optim.merge import gradient_weights
+from optim.strategies.dense import CHUNK, SLICE_VALUES_MAX, slice_length
+from optim.strategies.gathered import GatheredCoding
+from optim.strategies.interface import Coding, Product, Recipe, Turn
+from peer.errors import ProtocolViolation
+from peer.model.layout import FlatLayout
+
+
+class SparseCoding(GatheredCoding[Sparse]):
+    """`slices`: the pieces of each."""
+
+    def __init__(self, layout: FlatLayout, scheme: Scheme, chunk: int) -> None:
+        self.scheme = scheme
+        self.slices = cut_into_slices(pieces(layout, chunk, SLICE_VALUES_MAX))
+        self.packings = [scheme.packing(cut) for cut in self.slices]
+        self.places = (slice(0, layout.numel),)
+        self.count = len(self.slices)
+
+    def message_bytes(self, index: int) -> int:
+        return self.packings[index].size
+
+    def unpack(self, index: int, message: Buffer) -> Sparse:
+        return self.packings[index].unpack(message)
+
+    def sqnorm(self, index: int, message: Sparse) -> float:
+        """Of the coefficients; the transform, being orthonormal, changes nothing."""
+        return math.fsum(square_sum(value) for _, value in message.parts)
+
+    def mean(
+        self, index: int, messages: Sequence[Sparse], weights: Sequence[float]
+    ) -> Iterator[tuple[slice, torch.Tensor]]:
+        for p, piece in enumerate(self.slices[index]):
+            update = self.scheme.mean([message.parts[p] for message in messages], weights, piece.tiling)
+            if not bool(torch.isfinite(update).all()):
+                raise ProtocolViolation("the mean of what was sent is infinite")
+            for first in range(0, len(update), CHUNK):
+                part = update[first : first + CHUNK]
+                yield slice(piece.span.start + first, piece.span.start + first + len(part)), part
+
+
+class SparseRecipe(Recipe):
+    """Nothing is shared but theta; the memory is each peer's own."""
+
+    def __init__(self, layout: FlatLayout, scheme: Scheme, chunk: int) -> None:
+        self.scheme = scheme
+        self._coding = SparseCoding(layout, scheme, chunk)
+        self._memory = torch.zeros(layout.numel)
+
+    def coding(self, turn: Turn, state: Sequence[torch.Tensor]) -> SparseCoding:
+        return self._coding
+
+    def step_into(
+        self, turn: Turn, after: Sequence[torch.Tensor], before: Sequence[torch.Tensor], update: torch.Tensor
+    ) -> None:
+        self.scheme.step_into(after[0], before[0], update, turn.lr)
+
+    def encode(self, turn: Turn, coding: Coding, product: torch.Tensor, out: Sequence[torch.Tensor]) -> list[float]:
+        assert isinstance(coding, SparseCoding)
+        absmax(product)  # finite: nothing else may enter the memory
+        self.scheme.remember(self._memory, product, turn.lr)
+        sqnorms = []
+        for index, cut in enumerate(coding.slices):
+            taken = [self.scheme.take(self._memory[piece.span], piece.tiling) for piece in cut]
+            quantized = tuple(q for _, q in taken if q is not None)
+            message = Sparse(tuple(part for part, _ in taken), quantized or None)
+            out[index].copy_(coding.packings[index].pack(message))
+            sqnorms.append(coding.sqnorm(index, message))
+        return sqnorms
+
+    def memory(self, coding: Coding) -> Sequence[torch.Tensor]:
+        return (self._memory,)
+
+    def take_back(self, turn: Turn, coding: Coding, messages: Sequence[Buffer]) -> None:
+        assert isinstance(coding, SparseCoding)
+        for index, data in enumerate(messages):
+            message = coding.unpack(index, data)
+            for piece, part in zip(coding.slices[index], message.parts, strict=True):
+                self.scheme.put_back(self._memory[piece.span], piece.tiling, part)
+
+
+class DemoRecipe(SparseRecipe):
+    """A step each round, by the inner learning rate (arXiv 2411.19870)."""
+
+    product: ClassVar[Product] = "gradient"
+
+    def __init__(self, layout: FlatLayout, scheme: DemoScheme, chunk: int) -> None:
+        super().__init__(layout, scheme, chunk)
+
+    def weights(self, tokens: Sequence[int], norms: Sequence[float]) -> tuple[float, ...]:
+        return gradient_weights(tokens, norms)
+
+
+class SparseLocoRecipe(SparseRecipe):
+    """arXiv 2508.15706."""
+
+    product: ClassVar[Product] = "delta"
+
+    def __init__(self, layout: FlatLayout, scheme: SparseLocoScheme, chunk: int) -> None:
+        super().__init__(layout, scheme, chunk)
+
+
+def cut_into_slices(whole: Sequence[Piece]) -> list[list[Piece]]:
+    """Runs of pieces of about one slice's length each."""
+    length = slice_length(sum(piece.tiling.numel for piece in whole))
+    slices: list[list[Piece]] = []
+    held = length  # by the last slice
+    for piece in whole:
+        size = piece.tiling.numel
+        if not slices or held + size > length:
+            slices.append([])
+            held = 0
+        slices[-1].append(piece)
+        held += size
+    return slices

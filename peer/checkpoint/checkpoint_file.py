@@ -1,0 +1,147 @@
+"""One checkpoint: a folder of safetensors shards and a signed manifest of hashes, complete or not there at
+all.
+
+    000007-round-00000012/
+      model-00001-of-00001.safetensors       outer weights under their canonical names
+      momentum-00001-of-00001.safetensors    outer momentum under the same names
+      manifest.msgpack                       run, round, head, layout, chunk hashes; signed; written last
+
+The folder gets its name by one rename, after everything in it has reached the disk. So SIGKILL or a power cut
+at any moment leaves perhaps a `.tmp-` folder, never half a checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import torch
+from torch import Tensor
+
+from peer import faults
+from peer.checkpoint.hash_tree import StateTree, hash_state
+from peer.checkpoint.safetensors_file import Shard, fsync, plan_shards, read_shard, write_shard
+from peer.errors import CheckpointError, ProtocolViolation
+from peer.identity import Identity, Signed, open_body, sign_body
+from peer.model.layout import FlatLayout, Slot
+
+MANIFEST: Final = "manifest.msgpack"
+TEMPORARY: Final = ".tmp-"  # prefix of folders that are being written or deleted
+VECTORS_MAX: Final = 8
+_KIND: Final = "checkpoint"
+_MANIFEST_BYTES_MAX: Final = 64 << 20
+_FLOAT_BYTES: Final = 4
+
+
+class CheckpointManifest(msgspec.Struct, frozen=True):
+    """What is signed. `head` is the caller's and opaque here; `tree` hashes the `vectors`, theta first."""
+
+    run_id: str
+    round: int
+    head: bytes
+    layout: dict[str, Slot]
+    numel: int
+    vectors: tuple[str, ...]
+    shards: tuple[Shard, ...]
+    tree: StateTree
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A verified checkpoint. `tensors`: "theta" and what else the run's method shares, flat fp32, shape (P,), in the
+    order in which `tree` hashes them; `tree.root` is the state hash."""
+
+    round: int
+    head: bytes
+    tensors: dict[str, Tensor]
+    tree: StateTree
+    layout: FlatLayout
+    signer: str
+    path: Path
+
+    @property
+    def theta(self) -> Tensor:
+        return self.tensors["theta"]
+
+
+def describe(
+    run_id: str, round: int, head: bytes, tensors: Mapping[str, Tensor], layout: FlatLayout
+) -> CheckpointManifest:
+    """Hash the state and plan its files. `tensors`: "theta" and others, flat fp32, shape (P,)."""
+    tree = hash_state(list(tensors.values()))
+    shards = tuple(plan_shards(layout, list(tensors)))
+    return CheckpointManifest(run_id, round, head, dict(layout.slots), layout.numel, tuple(tensors), shards, tree)
+
+
+def write_checkpoint(
+    path: Path, identity: Identity, manifest: CheckpointManifest, tensors: Mapping[str, Tensor]
+) -> None:
+    """Write the folder `path` atomically; OSError or SafetensorError may leave a `.tmp-` folder."""
+    layout = FlatLayout(manifest.layout, manifest.numel)
+    views = {vector: layout.views(tensors[vector]) for vector in manifest.vectors}
+    building = path.with_name(TEMPORARY + path.name)
+    building.mkdir()
+    for shard in manifest.shards:
+        write_shard(building, shard, views[shard.vector])
+    faults.reach("during_checkpoint", manifest.round)
+    signed = sign_body(identity, _KIND, manifest)
+    (building / MANIFEST).write_bytes(msgspec.msgpack.encode(signed))
+    fsync(building / MANIFEST)
+    fsync(building)
+    building.rename(path)
+    fsync(path.parent)
+
+
+def load_checkpoint(path: Path, run_id: str | None = None) -> Loaded:
+    """Read and verify the checkpoint in folder `path`; CheckpointError says what is wrong with it.
+
+    `run_id` demands that run. Any valid signature is accepted: `Loaded.signer` says whose it is. Blocks for
+    about 0.5 s per GB: call it in a thread.
+    """
+    manifest, signer = _read_manifest(path / MANIFEST)
+    if run_id is not None and manifest.run_id != run_id:
+        raise CheckpointError(f"{path} belongs to another run ({manifest.run_id}).")
+    layout = FlatLayout(manifest.layout, manifest.numel)
+    vectors = {vector: torch.empty(manifest.numel) for vector in manifest.vectors}
+    views = {vector: layout.views(flat) for vector, flat in vectors.items()}
+    for shard in manifest.shards:
+        read_shard(path, shard, views[shard.vector])
+    tree = hash_state(list(vectors.values()))
+    if tree.root != manifest.tree.root:
+        raise CheckpointError(f"{path} is corrupt: its contents do not have the hash in its manifest.")
+    if not all(torch.isfinite(flat.norm()) for flat in vectors.values()):
+        raise CheckpointError(f"{path} holds values that are not finite.")
+    return Loaded(manifest.round, manifest.head, vectors, tree, layout, signer, path)
+
+
+def _read_manifest(file: Path) -> tuple[CheckpointManifest, str]:
+    try:
+        if file.stat().st_size > _MANIFEST_BYTES_MAX:
+            raise CheckpointError(f"{file} is too large to be a manifest.")
+        signed = msgspec.msgpack.decode(file.read_bytes(), type=Signed)
+        manifest = open_body(signed, _KIND, CheckpointManifest)
+    except (OSError, msgspec.MsgspecError, ProtocolViolation) as error:
+        raise CheckpointError(f"{file} cannot be used ({error}).") from error
+    _check(manifest, file)
+    return manifest, signed.signer
+
+
+def _check(manifest: CheckpointManifest, file: Path) -> None:
+    """The parameters must tile the vectors, and the shards must hold each of them once."""
+    offset = 0
+    for slot in manifest.layout.values():
+        if slot.offset != offset or slot.numel < 0:
+            raise CheckpointError(f"{file} describes a layout with gaps.")
+        offset += slot.numel
+    held = sorted((shard.vector, name) for shard in manifest.shards for name in shard.names)
+    wanted = sorted((vector, name) for vector in manifest.vectors for name in manifest.layout)
+    size = len(manifest.vectors) * manifest.numel * _FLOAT_BYTES
+    if offset != manifest.numel or held != wanted or manifest.tree.size_bytes != size:
+        raise CheckpointError(f"{file} does not describe a whole state.")
+    if "theta" not in manifest.vectors or len(manifest.vectors) > VECTORS_MAX:
+        raise CheckpointError(f"{file} holds no weights, or too many vectors.")
+    if any(Path(shard.file).name != shard.file for shard in manifest.shards):
+        raise CheckpointError(f"{file} names a file outside its folder.")

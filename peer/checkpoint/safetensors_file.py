@@ -1,0 +1,85 @@
+"""Flat vectors as safetensors files: parameters under their canonical names, useful by themselves."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from peer.errors import CheckpointError
+from peer.model.layout import FlatLayout
+
+SHARD_BYTES: Final = 1 << 30
+FILE_PREFIX: Final = {"theta": "model", "momentum": "momentum"}  # the names other software looks for
+_FLOAT_BYTES: Final = 4
+
+
+class Shard(msgspec.Struct, frozen=True):
+    """One file: some parameters of one flat vector, in layout order."""
+
+    file: str
+    vector: str
+    names: tuple[str, ...]
+
+
+def plan_shards(layout: FlatLayout, vectors: Sequence[str], shard_bytes: int = SHARD_BYTES) -> list[Shard]:
+    """Cut each vector into files of at most `shard_bytes` (a parameter above that gets a file of its own)."""
+    shards = []
+    for vector in vectors:
+        groups = list(_groups(layout, shard_bytes))
+        prefix = FILE_PREFIX.get(vector, vector)
+        for number, names in enumerate(groups, start=1):
+            file = f"{prefix}-{number:05}-of-{len(groups):05}.safetensors"
+            shards.append(Shard(file, vector, names))
+    return shards
+
+
+def _groups(layout: FlatLayout, shard_bytes: int) -> Iterator[tuple[str, ...]]:
+    names: list[str] = []
+    size = 0
+    for name, slot in layout.slots.items():
+        if names and size + slot.numel * _FLOAT_BYTES > shard_bytes:
+            yield tuple(names)
+            names, size = [], 0
+        names.append(name)
+        size += slot.numel * _FLOAT_BYTES
+    if names:
+        yield tuple(names)
+
+
+def write_shard(directory: Path, shard: Shard, views: Mapping[str, Tensor]) -> None:
+    """Write one file and wait until the disk has it; OSError or SafetensorError if it cannot."""
+    path = directory / shard.file
+    save_file({name: views[name] for name in shard.names}, path, metadata={"format": "pt"})
+    fsync(path)
+
+
+def read_shard(directory: Path, shard: Shard, views: Mapping[str, Tensor]) -> None:
+    """Read one file into `views`; CheckpointError if it is missing, torn, or not what the manifest says."""
+    path = directory / shard.file
+    try:
+        with safe_open(path, framework="pt") as file:
+            if set(file.keys()) != set(shard.names):
+                raise CheckpointError(f"{path} holds other parameters than its manifest says.")
+            for name in shard.names:
+                tensor = file.get_tensor(name)
+                if tensor.shape != views[name].shape or tensor.dtype != views[name].dtype:
+                    raise CheckpointError(f"{path}: {name} has not the shape and dtype its manifest says.")
+                views[name].copy_(tensor)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path} cannot be read ({error}).") from error
+
+
+def fsync(path: Path) -> None:
+    """Wait until the disk has a file's bytes, or a directory's entries."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

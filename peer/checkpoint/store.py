@@ -1,0 +1,213 @@
+"""The checkpoints of one peer: saved while training goes on, kept by a rule, loaded only if intact.
+
+checkpoints/
+  000006-round-00000011/    one folder each (see `peer.checkpoint.checkpoint_file`); the first number is the order of
+  saving 000007-round-00000012/ .tmp-...                  being written or deleted; removed at the next start
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+import trio
+from safetensors import SafetensorError
+from torch import Tensor
+
+from peer.checkpoint.checkpoint_file import (
+    MANIFEST,
+    TEMPORARY,
+    Loaded,
+    describe,
+    load_checkpoint,
+    write_checkpoint,
+)
+from peer.errors import CheckpointError, ResourceError
+from peer.events import EventLog
+from peer.identity import Identity
+from peer.model.layout import FlatLayout
+
+_NAME: Final = re.compile(r"(\d{6,})-round-(\d{8,})")
+_HEADROOM: Final = 1.2  # free space wanted before a save, in sizes of the state
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One checkpoint on disk. `sequence` grows with every save, whatever the round."""
+
+    sequence: int
+    round: int
+    path: Path
+
+
+class CheckpointStore:
+    """The checkpoints of one peer in one run, in one folder.
+
+    A disk that refuses costs checkpoints, never training: `save` then answers False and an event says what to
+    do. Events: checkpoint_saved, _failed, _postponed (a save); _skipped (a load); _deleted.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        identity: Identity,
+        run_id: str,
+        events: EventLog,
+        keep_last: int = 2,
+        keep_every: int = 0,
+    ) -> None:
+        """Keep the newest `keep_last` and every one whose round is a multiple of `keep_every` (0: none)."""
+        self._directory = directory
+        self._identity = identity
+        self._run_id = run_id
+        self._events = events
+        self._keep_last = max(1, keep_last)
+        self._keep_every = keep_every
+        self._snapshot: dict[str, Tensor] = {}
+        self._saving = False
+        self._corrupt: set[int] = set()
+
+    def prepare(self) -> None:
+        """Call once before the first save: make the folder, remove what a killed predecessor left half done.
+
+        ResourceError if the folder cannot be written.
+        """
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            for orphan in self._directory.glob(f"{TEMPORARY}*"):
+                shutil.rmtree(orphan)
+            os.rmdir(tempfile.mkdtemp(dir=self._directory, prefix=TEMPORARY))
+        except OSError as error:
+            raise ResourceError(_sentence(error, self._directory)) from error
+
+    def list(self) -> Sequence[Entry]:
+        """Checkpoints that have a manifest, oldest first. Whether they are intact only loading tells."""
+        if not self._directory.is_dir():
+            return []
+        found = []
+        for path in self._directory.iterdir():
+            match = _NAME.fullmatch(path.name)
+            if match and (path / MANIFEST).is_file():
+                found.append(Entry(int(match[1]), int(match[2]), path))
+        return sorted(found, key=lambda entry: entry.sequence)
+
+    async def save(self, round: int, head: bytes, tensors: Mapping[str, Tensor], layout: FlatLayout) -> bool:
+        """Write a checkpoint of `tensors` ("theta" and others, flat fp32, shape (P,)) as they are now.
+
+        They are copied before the first await, at memory speed; hashing and writing happen in a thread.
+        Returns whether a new checkpoint stands on disk. While an earlier save is still being written a new
+        one is postponed to a later round, not queued.
+        """
+        if self._saving:
+            reason = "the previous one is still being written"
+            self._events.emit("checkpoint_postponed", round=round, reason=reason)
+            return False
+        self._saving = True
+        try:
+            for vector, tensor in tensors.items():
+                if vector not in self._snapshot:
+                    self._snapshot[vector] = torch.empty_like(tensor)
+                self._snapshot[vector].copy_(tensor)
+            return await trio.to_thread.run_sync(self._save_snapshot, round, head, layout)
+        finally:
+            self._saving = False
+
+    def load_latest(self) -> Loaded | None:
+        """The newest intact checkpoint of this run, or None. Blocks, about 0.5 s a GB: call it in a thread.
+
+        Signature, hashes and finiteness are checked; what fails is passed over with a checkpoint_skipped
+        event.
+        """
+        for entry in reversed(self.list()):
+            try:
+                return load_checkpoint(entry.path, self._run_id)
+            except CheckpointError as error:
+                self._corrupt.add(entry.sequence)
+                self._events.emit("checkpoint_skipped", path=str(entry.path), reason=str(error))
+        return None
+
+    def _save_snapshot(self, round: int, head: bytes, layout: FlatLayout) -> bool:
+        started = time.monotonic()
+        manifest = describe(self._run_id, round, head, self._snapshot, layout)
+        size = manifest.tree.size_bytes
+        while True:
+            sequence = max((entry.sequence for entry in self.list()), default=0) + 1
+            path = self._directory / f"{sequence:06}-round-{round:08}"
+            try:
+                self._make_room(int(size * _HEADROOM))
+                write_checkpoint(path, self._identity, manifest, self._snapshot)
+                break
+            except (OSError, SafetensorError) as error:
+                self._remove_temporary()
+                if _is_full(error) and self._delete_oldest("the disk is full"):
+                    continue
+                reason = f"{_sentence(error, self._directory)} Training goes on without new checkpoints."
+                self._events.emit("checkpoint_failed", round=round, reason=reason)
+                return False
+        self._retire()
+        seconds = time.monotonic() - started
+        self._events.emit("checkpoint_saved", round=round, path=str(path), size_bytes=size, seconds=seconds)
+        return True
+
+    def _make_room(self, wanted_bytes: int) -> None:
+        """Delete old checkpoints, never the last intact one, until a new one fits; OSError if none can go."""
+        while (free := shutil.disk_usage(self._directory).free) < wanted_bytes:
+            if not self._delete_oldest("the disk is nearly full"):
+                raise OSError(errno.ENOSPC, f"{free >> 20} MiB free, {(wanted_bytes >> 20) + 1} MiB needed")
+
+    def _delete_oldest(self, reason: str) -> bool:
+        corrupt = [entry for entry in self.list() if entry.sequence in self._corrupt]
+        for entry in [*corrupt, *self._intact()[:-1]]:
+            return self._delete(entry, reason)
+        return False
+
+    def _retire(self) -> None:
+        """Apply the retention rule; corrupt ones do not count among those to keep."""
+        for entry in self._intact()[: -self._keep_last]:
+            if self._keep_every == 0 or entry.round % self._keep_every != 0:
+                self._delete(entry, "newer ones exist")
+
+    def _intact(self) -> Sequence[Entry]:
+        return [entry for entry in self.list() if entry.sequence not in self._corrupt]
+
+    def _delete(self, entry: Entry, reason: str) -> bool:
+        doomed = entry.path.with_name(TEMPORARY + entry.path.name)
+        try:
+            entry.path.rename(doomed)  # gone at once, even if removing the files is interrupted
+            shutil.rmtree(doomed)
+        except OSError as error:
+            reason = f"an old checkpoint cannot be deleted: {_sentence(error, self._directory)}"
+            self._events.emit("checkpoint_failed", round=entry.round, reason=reason)
+            return False
+        self._events.emit("checkpoint_deleted", round=entry.round, reason=reason)
+        return True
+
+    def _remove_temporary(self) -> None:
+        for orphan in self._directory.glob(f"{TEMPORARY}*"):
+            shutil.rmtree(orphan, ignore_errors=True)
+
+
+def _is_full(error: OSError | SafetensorError) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in _FULL
+    return any(f"os error {code}" in str(error) for code in _FULL)
+
+
+def _sentence(error: OSError | SafetensorError, directory: Path) -> str:
+    """What is wrong with the folder, and the remedy."""
+    cause = error.strerror if isinstance(error, OSError) else str(error)
+    if _is_full(error):
+        return f"The disk of {directory} is full ({cause}): free some space or choose another --home."
+    if isinstance(error, OSError):
+        return f"The folder {directory} cannot be written ({cause}): choose a writable --home."
+    return f"The checkpoint cannot be written to {directory} ({cause}): check that disk."

@@ -1,0 +1,49 @@
+"""The gradient that a stage gathers from its micro-batches, and which ones they were.
+
+Gradients are those of the loss in nats summed over the tokens of a micro-batch, so that micro-batches of any size just
+add up; the mean over all tokens is taken once, at the end. P: parameters of the stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from peer.ipc.stage_spec import MicroBatch, Taken
+from peer.model.layout import FlatLayout
+
+
+class GradientSum:
+    """`flat` (P fp32) of the micro-batches `counted`, id -> epoch in the order of their backwards; `tokens` in all."""
+
+    def __init__(self, layout: FlatLayout, names: Sequence[str], like: Tensor) -> None:
+        """`names`: of the parameters, in the order in which `add` gets their gradients."""
+        self.flat = torch.zeros_like(like)
+        self.tokens = 0
+        self.counted: dict[str, int] = {}
+        views = layout.views(self.flat)
+        self._views = [views[name] for name in names]
+
+    def add(self, micro_batch: MicroBatch, tokens: int, gradients: Sequence[Tensor]) -> None:
+        for total, one in zip(self._views, gradients, strict=True):
+            total.add_(one)
+        self.counted[micro_batch.id] = micro_batch.epoch
+        self.tokens += tokens
+
+    def mean(self, out: Tensor | None = None) -> Tensor:
+        """Over the tokens, (P,), also into `out`; zero where there are none."""
+        flat = self.flat if out is None else self.flat.to(out.device)
+        return torch.div(flat, max(1, self.tokens), out=out)
+
+    def forget(self, norm: float = 0.0) -> Taken:
+        """Begin anew; what was in it, `norm` being that of its mean."""
+        taken = self.taken(norm)
+        self.flat.zero_()
+        self.counted, self.tokens = {}, 0
+        return taken
+
+    def taken(self, norm: float) -> Taken:
+        """What is in it, `norm` being that of its mean."""
+        return Taken(tuple(self.counted), self.tokens, norm)

@@ -1,0 +1,87 @@
+"""What a stage may be given. Each check raises StageRefused, with the reason, before anything is computed.
+
+Shapes: B sequences, T tokens, C hidden_size.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from peer.config import ModelConfig
+from peer.errors import StageReason, StageRefused
+from peer.ipc.stage_spec import StageSpec
+
+NORM_MAX: Final = 1e18
+"""Of what comes in: far more than hidden states and their gradients have, even of models that have come to grief, and
+small enough that no product of the two overflows. Gradients of weights, which are large, then need no look at every
+value."""
+
+
+def check_input(spec: StageSpec, model: ModelConfig, x: Tensor, targets: Tensor | None) -> None:
+    """`x`: token ids (B, T) int64 on the first stage, else the hidden state (B, T, C) fp32; `targets` (B, T) int64 on
+    the last stage, else None."""
+    if spec.is_first:
+        _require(x.dtype == torch.int64, f"token ids are int64, not {x.dtype}", "dtype")
+        _require(x.dim() == 2, f"token ids have the shape (B, T), not {tuple(x.shape)}", "shape")
+    else:
+        _require(x.dtype == torch.float32, f"a hidden state is float32, not {x.dtype}", "dtype")
+        fits = x.dim() == 3 and x.shape[2] == model.hidden_size
+        _require(fits, f"a hidden state has the shape (B, T, {model.hidden_size}), not {tuple(x.shape)}", "shape")
+    check_size(spec, model, *x.shape[:2])
+    _require((targets is not None) == spec.is_last, "targets are for the last stage, and it needs them", "shape")
+    if targets is not None:
+        _require(targets.dtype == torch.int64, f"targets are int64, not {targets.dtype}", "dtype")
+        _require(targets.shape == x.shape[:2], f"targets {tuple(targets.shape)} for {tuple(x.shape[:2])}", "shape")
+        _check_ids(model, targets)
+    if spec.is_first:
+        _check_ids(model, x)
+    else:
+        _require_sane(x, "the hidden state")
+
+
+def check_size(spec: StageSpec, model: ModelConfig, batch: int, length: int) -> None:
+    """Of a micro-batch: `batch` sequences of `length` tokens."""
+    sized = batch > 0 and 0 < length <= model.max_seq_len and batch * length <= spec.max_tokens
+    limits = f"{spec.max_tokens} tokens, of sequences up to {model.max_seq_len}"
+    _require(sized, f"a micro-batch of {batch} x {length} tokens: a stage takes 1 to {limits}", "shape")
+
+
+def check_gradient(spec: StageSpec, model: ModelConfig, shape: torch.Size, gradient: Tensor | None) -> None:
+    """The gradient of what a micro-batch of `shape` (B, T) gave: (B, T, C) fp32, None on the last stage."""
+    if spec.is_last:
+        _require(gradient is None, "the last stage's gradient begins with its loss: send none", "shape")
+        return
+    if gradient is None:
+        raise StageRefused("a stage before the last needs the gradient of its output", "shape")
+    _require(gradient.dtype == torch.float32, f"a gradient is float32, not {gradient.dtype}", "dtype")
+    wanted = (*shape, model.hidden_size)
+    _require(gradient.shape == wanted, f"the gradient has the shape {tuple(gradient.shape)}, not {wanted}", "shape")
+    _require_sane(gradient, "the gradient")
+
+
+def require_finite(tensor: Tensor, name: str) -> float:
+    """Its norm, which is not finite where a value is not: one pass finds both."""
+    norm = float(tensor.norm())
+    _require(math.isfinite(norm), f"{name} holds NaN or Inf, or values as good as that", "not_finite")
+    return norm
+
+
+def _require_sane(tensor: Tensor, name: str) -> None:
+    norm = require_finite(tensor, name)
+    _require(norm <= NORM_MAX, f"{name} has a norm of {norm:.1e}, as good as infinite", "not_finite")
+
+
+def _check_ids(model: ModelConfig, ids: Tensor) -> None:
+    low, high = (int(bound) for bound in ids.aminmax())
+    _require(
+        low >= 0 and high < model.vocab_size, f"token ids lie in [0, {model.vocab_size}), not {low, high}", "value"
+    )
+
+
+def _require(holds: bool, message: str, reason: StageReason) -> None:
+    if not holds:
+        raise StageRefused(message, reason)

@@ -1,0 +1,84 @@
+"""The arithmetic of a stage under one set of weights: hidden states forward, gradients backward.
+
+Shapes: B sequences, T tokens, C hidden_size, P parameters of the stage.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.utils import get_total_norm
+
+from peer.compute.activation_store import GraphSize, Held
+from peer.compute.device import Device, uses_bf16
+from peer.config import InnerConfig, ModelConfig
+from peer.errors import StageRefused
+from peer.ipc.stage_spec import StageSpec
+from peer.model.decoder import Decoder
+
+
+class StageCompute:
+    """The blocks `spec.layers` of `model` with the weights `flat` (P fp32, on the device), which the caller may change
+    whenever no graph of theirs is left.
+
+    `graph_bytes` is what the graph of an input of each shape keeps, measured once; stages' computations share it.
+    """
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        inner: InnerConfig,
+        device: Device,
+        spec: StageSpec,
+        flat: Tensor,
+        graph_bytes: dict[torch.Size, int],
+    ) -> None:
+        decoder = Decoder(model, flat, spec.layers)
+        self.flat = flat
+        self.parameters = [parameter for _, parameter in decoder.canonical_parameters()]
+        self.names = [name for name, _ in decoder.canonical_parameters()]
+        self.compiled = inner.compile and device.compile
+        self._decoder: Callable[[Tensor], Tensor] = torch.compile(decoder) if self.compiled else decoder
+        self._bf16 = uses_bf16(device, inner)
+        self._device = device
+        self._is_first = spec.is_first
+        self._graph_bytes = graph_bytes
+
+    def run(self, held: Held, with_graph: bool) -> Tensor:
+        """The stage's output for the kept input: the hidden state (B, T, C), of the last stage the losses (B, T)."""
+        size = GraphSize(self.flat)
+        measured = size.measured() if with_graph and held.x.shape not in self._graph_bytes else nullcontext()
+        if with_graph and not self._is_first:
+            held.x.requires_grad_()
+        bf16 = torch.autocast(self._device.torch.type, dtype=torch.bfloat16, enabled=self._bf16)
+        with torch.set_grad_enabled(with_graph), measured, bf16:
+            out = self._decoder(held.x)
+            if held.targets is not None:
+                losses = F.cross_entropy(out.flatten(0, 1).float(), held.targets.flatten(), reduction="none")
+                out = losses.view(held.shape)
+            out = out.float()
+        if with_graph:
+            self._graph_bytes.setdefault(held.x.shape, size.size_bytes)
+        return out
+
+    def gradients(
+        self, held: Held, out: Tensor | None, seed: Tensor | None, of_weights: bool
+    ) -> tuple[Tensor | None, Sequence[Tensor]]:
+        """By the gradient `seed` of the output (None: ones): that of the input (B, T, C), None on the first stage, and
+        those of `parameters`, none unless `of_weights`. `out`: what `run` gave, whose graph is used up, or None to run
+        anew. Raises StageRefused ("not_finite")."""
+        inputs = [*([] if self._is_first else [held.x]), *(self.parameters if of_weights else [])]
+        if not inputs:
+            return None, ()
+        out = self.run(held, with_graph=True) if out is None else out
+        gradients = torch.autograd.grad(out, inputs, torch.ones_like(out) if seed is None else seed.to(out.device))
+        # What is not finite goes on backward through every norm before it: their few values tell of all.
+        telling = [one for one, of in zip(gradients, inputs, strict=True) if of is held.x or of.dim() == 1]
+        if not math.isfinite(float(get_total_norm(telling))):
+            raise StageRefused("the stage's gradients are not finite: send another gradient", "not_finite")
+        return (None, gradients) if self._is_first else (gradients[0], gradients[1:])

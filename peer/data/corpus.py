@@ -1,0 +1,204 @@
+"""Training text as one endless, numbered stream of samples that peers share out by number.
+
+A corpus is a folder of text or the Python standard library of this machine. Files go to training or to the held-out
+text by a hash of their relative path, so every peer splits alike. Sample `i` is a window of seq_len + 1 tokens: epoch
+`i // windows`, and inside the epoch a keyed permutation of the windows. Peers that take disjoint ranges of numbers thus
+train on disjoint text, and no window repeats inside an epoch, whoever joins or leaves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sysconfig
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from peer.config import DataConfig
+from peer.data.tokenizer import Ids, Tokenizer
+from peer.errors import ConfigError
+
+__all__ = ["Corpus", "DataConfig", "has_text", "load_corpus", "permute", "sample_numbers"]
+
+_SEPARATOR = b"\n\n"
+_NOT_PROSE = {"test", "tests", "idle_test", "site-packages", "dist-packages", "lib2to3", "__pycache__"}
+_TEXT_SUFFIXES = {
+    ".txt",
+    ".md",
+    ".rst",
+    ".py",
+    ".json",
+    ".jsonl",
+    ".csv",
+    ".html",
+    ".xml",
+    ".tex",
+    ".c",
+    ".h",
+    ".rs",
+}
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Token ids of the training and of the held-out text, 1-D; `digest` (32 bytes) is equal where both texts are."""
+
+    train: Ids
+    held_out: Ids
+    held_out_bytes: int
+    digest: bytes
+    seq_len: int
+    truncated: bool
+
+    @property
+    def windows(self) -> int:
+        """Samples in one epoch."""
+        return (len(self.train) - 1) // self.seq_len
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Of the held-out text; divides a loss in nats a token into nats a byte."""
+        return self.held_out_bytes / len(self.held_out)
+
+    def batch(self, numbers: list[int], seed: int) -> Tensor:
+        """The samples with these numbers, (B, seq_len + 1) int64."""
+        rows = [self._window(number, seed) for number in numbers]
+        return torch.from_numpy(np.stack(rows).astype(np.int64))
+
+    def held_out_batches(self, batch_size: int, max_batches: int) -> Iterator[Tensor]:
+        """At most `max_batches` batches of windows spread evenly over the held-out text; the same on every call."""
+        windows = (len(self.held_out) - 1) // self.seq_len
+        count = min(windows, batch_size * max_batches)
+        starts = [index * windows // count * self.seq_len for index in range(count)]
+        for at in range(0, count, batch_size):
+            rows = [self.held_out[start : start + self.seq_len + 1] for start in starts[at : at + batch_size]]
+            yield torch.from_numpy(np.stack(rows).astype(np.int64))
+
+    def _window(self, number: int, seed: int) -> Ids:
+        epoch, index = divmod(number, self.windows)
+        start = permute(index, self.windows, f"{seed}:{epoch}") * self.seq_len
+        return self.train[start : start + self.seq_len + 1]
+
+
+def sample_numbers(ranges: Iterable[tuple[int, int]]) -> Iterator[int]:
+    """The numbers of half-open ranges, in order."""
+    for start, stop in ranges:
+        yield from range(start, stop)
+
+
+def permute(index: int, size: int, key: str) -> int:
+    """Where `index` goes in a keyed permutation of range(size), in O(1) memory.
+
+    A four-round Feistel network over the smallest even number of bits that holds `size`, walked until it lands inside
+    (Black and Rogaway, "Ciphers with arbitrary finite domains"): under four walks on average.
+    """
+    half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
+    mask = (1 << half_bits) - 1
+    while True:
+        left, right = index >> half_bits, index & mask
+        for turn in range(4):
+            word = hashlib.blake2b(f"{key}:{turn}:{right}".encode(), digest_size=8).digest()
+            left, right = right, left ^ (int.from_bytes(word, "big") & mask)
+        index = (left << half_bits) | right
+        if index < size:
+            return index
+
+
+def load_corpus(config: DataConfig, tokenizer: Tokenizer, cache: Path | None = None) -> Corpus:
+    """Read, split and tokenize. Raises ConfigError where there is too little text for one window.
+
+    `cache` is a folder that keeps the ids of a slow tokenizer, so that a worker started again is ready at once.
+    """
+    root, suffixes, skipped = _place(config)
+    if not root.is_dir():
+        raise ConfigError(f"data.path {str(root)!r} is not a folder: point it at a folder of text files")
+    files, truncated = _read(root, suffixes, skipped, config.max_bytes)
+    train, held_out = _split(files, config.validation_share)
+    digest = hashlib.blake2b(hashlib.blake2b(train).digest() + hashlib.blake2b(held_out).digest(), digest_size=32)
+    corpus = Corpus(
+        train=_tokenize(train, tokenizer, cache),
+        held_out=_tokenize(held_out, tokenizer, cache),
+        held_out_bytes=len(held_out),
+        digest=digest.digest(),
+        seq_len=config.seq_len,
+        truncated=truncated,
+    )
+    if min(len(corpus.train), len(corpus.held_out)) <= config.seq_len:
+        raise ConfigError(
+            f"{root} holds too little text: both its training and its held-out part need more than data.seq_len "
+            f"({config.seq_len}) tokens; add text or lower data.seq_len"
+        )
+    return corpus
+
+
+def has_text(config: DataConfig) -> bool:
+    """Whether there is any text for `load_corpus` on this machine."""
+    return next(_find(*_place(config)), None) is not None
+
+
+def _place(config: DataConfig) -> tuple[Path, set[str], set[str]]:
+    """The folder, the endings of what counts as text in it, and the subfolders that are left out."""
+    if config.source == "stdlib":
+        return Path(sysconfig.get_paths()["stdlib"]), {".py"}, _NOT_PROSE
+    return Path(config.path), _TEXT_SUFFIXES, {"__pycache__"}
+
+
+def _tokenize(text: bytes, tokenizer: Tokenizer, cache: Path | None) -> Ids:
+    if cache is None or tokenizer.fingerprint is None:
+        return tokenizer.encode_file(text)
+    name = hashlib.blake2b(hashlib.blake2b(text).digest() + tokenizer.fingerprint, digest_size=16).hexdigest()
+    path = cache / f"tokens-{name}.npy"
+    if not path.exists():
+        partial = path.with_suffix(".part")
+        with partial.open("wb") as file:
+            np.save(file, tokenizer.encode_file(text), allow_pickle=False)
+        os.replace(partial, path)
+    ids: Ids = np.load(path, mmap_mode="r", allow_pickle=False)
+    return ids
+
+
+def _read(root: Path, suffixes: set[str], skipped: set[str], max_bytes: int) -> tuple[list[tuple[bytes, bytes]], bool]:
+    """(hash of the relative path, content) of each text file, in the order of paths; and whether the cap cut any."""
+    files: list[tuple[bytes, bytes]] = []
+    room = max_bytes
+    for relative, path in sorted(_find(root, suffixes, skipped)):
+        try:
+            content = path.read_bytes()
+        except OSError:
+            continue  # unreadable or just deleted: the corpus is what this user can read
+        if len(content) > room:
+            return files, True
+        room -= len(content)
+        files.append((hashlib.blake2b(relative.encode(), digest_size=8).digest(), content))
+    return files, False
+
+
+def _find(root: Path, suffixes: set[str], skipped: set[str]) -> Iterator[tuple[str, Path]]:
+    """Each text file with its relative path, in no order."""
+    for folder, subfolders, names in os.walk(root):
+        subfolders[:] = [name for name in subfolders if name not in skipped]
+        for name in names:
+            path = Path(folder, name)
+            if path.suffix.lower() in suffixes:
+                yield path.relative_to(root).as_posix(), path
+
+
+def _split(files: list[tuple[bytes, bytes]], validation_share: float) -> tuple[bytes, bytes]:
+    """Training and held-out text. A file is held out where its hash, read as a fraction, is below the share; if none
+    is, the one with the lowest hash; a single file is cut in two."""
+    if len(files) == 1:
+        content = files[0][1]
+        cut = int(len(content) * (1 - validation_share))
+        return content[:cut], content[cut:]
+    below = int(validation_share * 2**64)
+    lowest = min((digest for digest, _ in files), default=b"")
+    held_out = {digest for digest, _ in files if int.from_bytes(digest, "big") < below} or {lowest}
+    if len(held_out) == len(files):
+        held_out = {lowest}
+    train_text = _SEPARATOR.join(content for digest, content in files if digest not in held_out)
+    return train_text, _SEPARATOR.join(content for digest, content in files if digest in held_out)

@@ -1,0 +1,203 @@
+"""The decoder: Llama, Mistral, Qwen2 and Qwen3 in one readable file.
+
+Shapes: B sequences, T tokens, C hidden_size, H query heads, K key/value heads, D head_size, V vocab_size.
+
+Every parameter is a view into one flat fp32 vector (`FlatLayout`), and every gradient a view into a second one, so the
+outer loop adds, clips, hashes and ships whole vectors. Built with a range of layers, `Decoder` is one stage of the
+model: the first holds the embedding, the last the head.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from peer.config import DataConfig, InnerConfig, ModelConfig, RopeScaling
+from peer.model.layout import FlatLayout, Slot, init_flat
+
+__all__ = [
+    "DataConfig",
+    "Decoder",
+    "FlatLayout",
+    "InnerConfig",
+    "ModelConfig",
+    "RopeScaling",
+    "Slot",
+    "init_flat",
+]
+
+
+def rotary_frequencies(config: ModelConfig) -> Tensor:
+    """Radians a token for each pair of head dimensions, (D/2,) fp32: RoFormer (2104.09864), Llama 3's stretching."""
+    dim = config.head_size
+    frequencies = config.rope_theta ** -(torch.arange(0, dim, 2, dtype=torch.float32) / dim)
+    scaling = config.rope_scaling
+    if scaling is None:
+        return frequencies
+    # Short waves stay, long ones are slowed by `factor`, those between are blended.
+    turns = scaling.original_max_seq_len * frequencies / (2 * math.pi)
+    blend = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    blend = blend.clamp(0.0, 1.0)
+    return blend * frequencies + (1 - blend) * frequencies / scaling.factor
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding, Hugging Face's pairing (i with i + D/2). x (B, H, T, D); cos, sin (T, D/2)."""
+    low, high = x.chunk(2, dim=-1)
+    return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1).type_as(x)
+
+
+class Linear(nn.Linear):
+    def reset_parameters(self) -> None:
+        """Nothing: the start comes with the flat vector (and random numbers on meta cost a second of imports)."""
+
+
+class Embedding(nn.Embedding):
+    def reset_parameters(self) -> None:
+        """Nothing, as in Linear."""
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+class Attention(nn.Module):
+    """Causal grouped-query attention."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.head_size = config.head_size
+        self.grouped = config.heads != config.kv_heads
+        q_rows, kv_rows = config.heads * config.head_size, config.kv_heads * config.head_size
+        self.q_proj = Linear(config.hidden_size, q_rows, bias=config.attention_bias)
+        self.k_proj = Linear(config.hidden_size, kv_rows, bias=config.attention_bias)
+        self.v_proj = Linear(config.hidden_size, kv_rows, bias=config.attention_bias)
+        self.q_norm = RMSNorm(config.head_size, config.norm_eps) if config.qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(config.head_size, config.norm_eps) if config.qk_norm else nn.Identity()
+        self.o_proj = Linear(q_rows, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        per_head = (batch, length, -1, self.head_size)  # -1, not H: a tensor-parallel rank holds fewer heads
+        q = self.q_norm(self.q_proj(x).view(per_head)).transpose(1, 2)  # (B, H, T, D): what the kernel wants
+        k = self.k_norm(self.k_proj(x).view(per_head)).transpose(1, 2)  # (B, K, T, D)
+        v = self.v_proj(x).view(per_head).transpose(1, 2)
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.grouped)
+        out: Tensor = self.o_proj(y.transpose(1, 2).reshape(batch, length, -1))
+        return out
+
+
+class SwiGLU(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gate_proj = Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return out
+
+
+class Block(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.self_attn = Attention(config)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.mlp = SwiGLU(config)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin)
+        x = x + self.mlp(self.post_attention_layernorm(x))
+        return x
+
+
+class Decoder(nn.Module):
+    """The stage of the model that holds `layers` (None: all of it), its parameters views into `flat`.
+
+    `flat` is fp32, 1-D, as long as `FlatLayout.of(config, layers).numel`, on the device that is to compute. The first
+    stage takes token ids (B, T) int64, any other the hidden state (B, T, C); the last one returns logits (B, T, V),
+    any other the hidden state. A tied head needs the embedding, so a tied model cannot be cut: ValueError
+    (`peer.model.layout.untie` gives it a head of its own), nor can blocks that share their parameters be parted.
+    """
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, config: ModelConfig, flat: Tensor, layers: range | None = None) -> None:
+        super().__init__()
+        layers = range(config.layers) if layers is None else layers
+        if not 0 <= layers.start < layers.stop <= config.layers or layers.step != 1:
+            raise ValueError(f"{layers} is not a contiguous slice of {config.layers} layers")
+        if layers.start % config.shared_blocks or layers.stop % config.shared_blocks:
+            raise ValueError(f"{layers} cuts through blocks that share their parameters by {config.shared_blocks}")
+        first, last = layers.start == 0, layers.stop == config.layers
+        if config.tie_embeddings and not (first and last):
+            raise ValueError("a model with tied embeddings is one stage: set tie_embeddings = false to cut it")
+        self.config = config
+        with torch.device("meta"):  # shapes only: the storage is `flat`
+            self.embed_tokens = Embedding(config.vocab_size, config.hidden_size) if first else None
+            self.layers = nn.ModuleDict({str(index): Block(config) for index in layers[:: config.shared_blocks]})
+            self.norm = RMSNorm(config.hidden_size, config.norm_eps) if last else None
+            untied = last and not config.tie_embeddings
+            self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False) if untied else None
+        self.layout = FlatLayout.of(config, layers)
+        self.bind(flat)
+        angles = torch.outer(torch.arange(config.max_seq_len, dtype=torch.float32), rotary_frequencies(config))
+        self.register_buffer("cos", angles.cos().to(flat.device), persistent=False)
+        self.register_buffer("sin", angles.sin().to(flat.device), persistent=False)
+
+    def bind(self, flat: Tensor) -> None:
+        """Make every parameter a view into `flat`."""
+        for name, view in self.layout.views(flat).items():
+            owner, _, leaf = name.removeprefix("model.").rpartition(".")
+            setattr(self.get_submodule(owner), leaf, nn.Parameter(view))
+        self.flat = flat
+
+    def bind_gradients(self, flat_gradient: Tensor) -> None:
+        """Make every gradient a view into `flat_gradient`; clear it with `zero_()`, never by setting it to None."""
+        views = self.layout.views(flat_gradient)
+        for name, parameter in self.canonical_parameters():
+            parameter.grad = views[name]
+
+    def canonical_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """Parameters under their canonical names."""
+        return [
+            (name if name.startswith("lm_head") else f"model.{name}", parameter)
+            for name, parameter in self.named_parameters()
+        ]
+
+    def forward(self, x: Tensor) -> Tensor:
+        length = x.shape[1]
+        if length > self.config.max_seq_len:
+            raise ValueError(f"{length} tokens exceed max_seq_len ({self.config.max_seq_len})")
+        if self.embed_tokens is not None:
+            x = self.embed_tokens(x)  # (B, T) -> (B, T, C)
+        cos, sin = self.cos[:length], self.sin[:length]
+        for block in self.layers.values():
+            for _ in range(self.config.shared_blocks):
+                x = block(x, cos, sin)
+        if self.norm is None:
+            return x
+        x = self.norm(x)
+        if self.lm_head is not None:
+            out: Tensor = self.lm_head(x)
+            return out
+        assert self.embed_tokens is not None
+        return F.linear(x, self.embed_tokens.weight)  # (B, T, V)
+
+
+def next_token_loss(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Mean negative log-likelihood in nats a token: logits (B, T, V) against tokens (B, T+1), of which the last T."""
+    return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())

@@ -1,0 +1,309 @@
+"""Many calls over one TLS connection, payload after payload.
+
+A connection for each call lies idle while its call waits, and is cold when the answer comes: its congestion window has
+to grow anew (RFC 5681, 4.1), and those of other calls take the link from it meanwhile. Here all calls to a peer share
+one, a payload at a time, so that it never cools while there is work, and every payload arrives as early as it can.
+
+    piece     u64 call | u8 kind (0 data, 1 the call's first data, 2 the call is given up) | u32 size | bytes
+
+Small pieces are read at once, up to 64 KiB a call. A big one stays on the connection until its call takes it, straight
+into the buffer it will be kept in, and so do all behind it: payloads take no memory that their calls have not claimed.
+A payload goes in one turn, so none that is half read waits behind it; a call that takes nothing of what is there for
+`STANDSTILL_S`, as there is no memory, is given up, so that it holds up the others no longer.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, suppress
+from itertools import count
+from typing import Final
+
+import trio
+
+from peer.errors import ConnectionLost, ProtocolViolation
+from peer.net.rate_limit import Meter
+from peer.net.tls import TlsSocket
+from peer.net.wire import SMALL_BYTES, Buffer, Channel
+
+CALLS_MAX: Final = 256  # under way on one connection: more than a host allows a peer
+STANDSTILL_S: Final = 15.0  # before the kernel gives up a connection on which the other side cannot send
+GIVE_UP_S: Final = 120.0  # without a byte sent, where there are calls to be given up: the other side reads nothing
+PIECE_BYTES: Final = 512 << 10  # what is begun is sent to its end, whatever becomes of its call
+_PREFIX: Final = struct.Struct("!QBI")
+_DATA, _FIRST, _GIVEN_UP = 0, 1, 2
+_HEAD_BYTES: Final = (1 << 14) - _PREFIX.size  # leave with the prefix, in one TLS record
+
+Serve = Callable[[Channel], Awaitable[bool]]
+Strike = Callable[[str, str], None]
+
+
+class LaneChannel(Channel):
+    """One call over a link."""
+
+    bulk = True
+
+    def __init__(self, link: LaneLink, number: int, begun: bool) -> None:
+        self.peer = link.peer
+        self._link = link
+        self._number = number
+        self._begun = begun
+        self._inbox = bytearray()
+        self._on_link = 0  # bytes of the piece that the connection stands at
+        self._is_taking = False
+        self._over = False  # for one side or both
+        self._changed = trio.lowlevel.ParkingLot()
+
+    async def send(self, data: Buffer) -> None:
+        view = memoryview(data).cast("B")
+        for start in range(0, len(view), PIECE_BYTES):
+            if self._over:
+                raise ConnectionLost(f"{self.peer} ended the call.")
+            kind, self._begun = _DATA if self._begun else _FIRST, True
+            await self._link.write(self._number, kind, view[start : start + PIECE_BYTES])
+
+    def turn(self) -> AbstractAsyncContextManager[None]:
+        return self._link.turn
+
+    async def receive(self, max_bytes: int) -> Buffer:
+        await self._arrived()
+        buffer = memoryview(bytearray(min(max_bytes, len(self._inbox) or self._on_link)))
+        return buffer[: await self.receive_into(buffer)]
+
+    async def receive_into(self, view: memoryview) -> int:
+        await self._arrived()
+        if self._inbox:
+            size = min(len(view), len(self._inbox))
+            view[:size] = self._inbox[:size]
+            del self._inbox[:size]
+            return size
+        self._is_taking = True
+        size = await self._link.read(view[: self._on_link])
+        self._on_link -= size
+        self._changed.unpark_all()
+        return size
+
+    def finish(self) -> None:
+        self._end()
+
+    def abandon(self) -> None:
+        if self._begun and not self._over:
+            self._link.give_up(self._number)
+        self._end()
+
+    async def take(self, size: int) -> int:
+        """Called by the link that stands at a piece of `size` bytes: returns when that is taken or the call is over,
+        and how much is left of it."""
+        if self._over:
+            return size
+        if len(self._inbox) + size <= SMALL_BYTES:
+            await self._put_in_inbox(size)
+            return 0
+        self._on_link, self._is_taking = size, False
+        self._changed.unpark_all()
+        looks = 0
+        while self._on_link and not self._over:
+            with trio.move_on_after(STANDSTILL_S / 2) as patience:
+                await self._changed.park()
+            looks += patience.cancelled_caught and not self._is_taking
+            if looks == 2:  # once may be our own standstill
+                self._link.give_up(self._number)
+                self.lost()
+        left, self._on_link = self._on_link, 0
+        return left
+
+    async def _put_in_inbox(self, size: int) -> None:
+        """As it comes: there is a deadline for headers."""
+        piece = memoryview(bytearray(size))
+        while size:
+            count = await self._link.read(piece[:size])
+            self._inbox += piece[:count]
+            size -= count
+            self._changed.unpark_all()
+
+    def lost(self) -> None:
+        """Called by the link: the other side has given the call up, or the connection has ended."""
+        self._over = True
+        self._changed.unpark_all()
+
+    def _end(self) -> None:
+        self.lost()
+        self._link.forget(self._number)
+
+    async def _arrived(self) -> None:
+        while not self._inbox and not self._on_link:
+            if self._over:
+                raise ConnectionLost(f"{self.peer} ended the call.")
+            await self._changed.park()
+
+
+class LaneLink:
+    """The calls over one connection with `peer`: ours, begun with `channel`, or what the other side asks of `serve`.
+    `strike` is told of who breaks the rules, and how."""
+
+    def __init__(
+        self, nursery: trio.Nursery, peer: str, tls: TlsSocket, meter: Meter, strike: Strike, serve: Serve | None
+    ) -> None:
+        self.peer: Final = peer
+        self.turn: Final = trio.Lock()
+        """To send much."""
+        self.idle_since: float | None = trio.current_time()
+        """None while a call is under way."""
+        self._nursery = nursery
+        self._tls = tls
+        self._meter = meter
+        self._strike = strike
+        self._serve = serve
+        self._calls: dict[int, LaneChannel] = {}
+        self._numbers = count()
+        self._giving_up = 0
+        self._writing = trio.Semaphore(1)  # of a piece; another task than the one that began it may end it
+        self._fewer = trio.lowlevel.ParkingLot()
+        self._leaving = self._ended = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether calls may be begun."""
+        return not self._leaving and not self._ended
+
+    def channel(self) -> LaneChannel | None:
+        """For a call of ours; None if too many are under way."""
+        return self._add(next(self._numbers), begun=False) if len(self._calls) < CALLS_MAX else None
+
+    async def run(self) -> None:
+        """Read until the connection ends; so do its calls then."""
+        prefix = memoryview(bytearray(_PREFIX.size))
+        try:
+            while True:
+                await self.read_all(prefix)
+                await self._read_piece(*_PREFIX.unpack(prefix))
+        except ConnectionLost:
+            pass
+        except ProtocolViolation as error:
+            self._strike(self.peer, str(error))
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """End the connection and its calls now."""
+        self._ended = True
+        self._tls.close()
+        for call in self._calls.values():
+            call.lost()
+
+    def leave(self) -> None:
+        """End the connection when the calls under way have ended."""
+        self._leaving = True
+        if not self._calls:
+            self.close()
+
+    def forget(self, number: int) -> None:
+        """A call is over on our side; what still comes for it is thrown away."""
+        if self._calls.pop(number, None) is not None:
+            self._fewer.unpark_all()
+            if not self._calls:
+                self.idle_since = trio.current_time()
+                if self._leaving:
+                    self.close()
+
+    def give_up(self, number: int) -> None:
+        """Tell the other side that a call is over."""
+        if not self._ended:
+            self._giving_up += 1
+            self._nursery.start_soon(self._give_up, number)
+
+    async def write(self, number: int, kind: int, data: memoryview) -> None:
+        """Send one piece. Cancelled in the middle of it, the rest is still sent: the next one comes behind it."""
+        await self._writing.acquire()
+        head = _PREFIX.pack(number, kind, len(data)) + data[:_HEAD_BYTES]
+        parts = deque(part for part in (memoryview(head), data[_HEAD_BYTES:]) if part)
+        try:
+            await self._send(parts)
+        except trio.Cancelled:
+            if self._ended:
+                self._writing.release()
+            else:
+                self._nursery.start_soon(self._send_rest, deque(memoryview(bytes(part)) for part in parts))
+            raise
+        except ConnectionLost:
+            self.close()  # something of the piece may have gone
+            self._writing.release()
+            raise
+        self._writing.release()
+        await trio.lowlevel.checkpoint()
+
+    async def read(self, view: memoryview) -> int:
+        """What has come of the bytes that fill `view`, at least one. ConnectionLost for all if the connection ends."""
+        try:
+            return await self._tls.receive_into(view, expected=len(view))
+        except ConnectionLost:
+            self.close()
+            raise
+
+    async def read_all(self, view: memoryview) -> None:
+        ready = 0
+        while ready < len(view):
+            ready += await self.read(view[ready:])
+
+    async def _read_piece(self, number: int, kind: int, size: int) -> None:
+        call = self._calls.get(number)
+        if size > PIECE_BYTES or kind > _GIVEN_UP:
+            raise ProtocolViolation(f"a piece of kind {kind} and {size} bytes on the lane")
+        if kind == _FIRST and (call is not None or self._serve is None):
+            raise ProtocolViolation("a call on the lane that was begun before, or may not be")
+        if kind == _FIRST:
+            call = await self._begin(number)
+        if kind == _GIVEN_UP and call is not None:
+            call.lost()
+        left = size if call is None else await call.take(size)
+        await self._throw_away(left)
+
+    async def _throw_away(self, size: int) -> None:
+        """Counted, and no faster than we would read it."""
+        scratch = memoryview(bytearray(min(size, self._meter.download.piece_bytes(SMALL_BYTES))))
+        while size:
+            count = await self.read(scratch[:size])
+            size -= count
+            self._meter.received(self.peer, count)
+            await self._meter.download.take(count)
+
+    async def _begin(self, number: int) -> LaneChannel:
+        """Serve a call of the other side's."""
+        assert self._serve is not None
+        while len(self._calls) + self._giving_up >= CALLS_MAX:
+            await self._fewer.park()
+        call = self._add(number, begun=True)
+        self._nursery.start_soon(self._serve, call)
+        return call
+
+    def _add(self, number: int, begun: bool) -> LaneChannel:
+        self.idle_since = None
+        call = self._calls[number] = LaneChannel(self, number, begun)
+        return call
+
+    async def _give_up(self, number: int) -> None:
+        try:
+            with suppress(ConnectionLost):
+                await self.write(number, _GIVEN_UP, memoryview(b""))
+        finally:
+            self._giving_up -= 1
+            self._fewer.unpark_all()
+
+    async def _send(self, parts: deque[memoryview]) -> None:
+        while parts:
+            with trio.move_on_after(GIVE_UP_S) as patience:
+                parts[0] = parts[0][await self._tls.send_some(parts[0]) :]
+            if patience.cancelled_caught and self._giving_up:
+                self.close()
+            if not parts[0]:
+                parts.popleft()
+
+    async def _send_rest(self, parts: deque[memoryview]) -> None:
+        try:
+            await self._send(parts)
+        except ConnectionLost:
+            self.close()
+        finally:
+            self._writing.release()

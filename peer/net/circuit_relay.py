@@ -1,0 +1,118 @@
+"""Circuit Relay v2, the client's half (https://github.com/libp2p/specs/blob/master/relay/circuit-v2.md).
+
+Three exchanges of small messages: `reserve` a place at a relay, `connect` through a relay to somebody who holds one,
+and `accept` whom the relay brings. What comes out is an ordinary connection, authenticated and encrypted end to end,
+whose bytes the relay forwards. The library has a client too, but it reserves on every dial, discovers relays by itself
+and remembers addresses for 68 years.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any, Final
+
+import trio
+from google.protobuf.message import DecodeError
+from libp2p.connection_types import ConnectionType
+from libp2p.custom_types import TProtocol
+from libp2p.exceptions import BaseLibp2pError
+from libp2p.network.connection.raw_connection import RawConnection
+from libp2p.network.exceptions import SwarmException
+from libp2p.peer.id import ID
+from libp2p.relay.circuit_v2.pb.circuit_pb2 import HopMessage, PeerId, Status, StopMessage
+from libp2p.relay.circuit_v2.utils import read_delimited_msg, write_delimited_msg
+from multiaddr import Multiaddr
+
+from peer.net.libp2p_fixes.dialing import GARBLED
+from peer.net.stream_channel import LOST
+
+HOP: Final = TProtocol("/libp2p/circuit/relay/0.2.0/hop")
+STOP: Final = TProtocol("/libp2p/circuit/relay/0.2.0/stop")
+_ACCEPT_S: Final = 10.0
+_SHORTEST_S: Final = 60.0
+
+
+class CircuitRefused(BaseLibp2pError):
+    """The relay said no; `status` is its word for why, in capitals."""
+
+    def __init__(self, status: str) -> None:
+        super().__init__(f"the relay answered {status}")
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a relay grants: the place for `held_s`, each circuit for so many seconds and bytes (0: without limit)."""
+
+    held_s: float
+    circuit_s: int
+    circuit_bytes: int
+
+
+async def reserve(host: Any, relay: ID) -> Place:
+    """Take (or renew) a place at a connected relay.
+
+    Raises CircuitRefused, or what the library raises when the connection ends.
+    """
+    stream, reply = await _ask(host, relay, HopMessage(type=HopMessage.RESERVE))
+    await stream.close()
+    held_s = max(_SHORTEST_S, reply.reservation.expire - time.time())
+    return Place(held_s, reply.limit.duration, reply.limit.data)
+
+
+async def connect(host: Any, relay: ID, peer: ID) -> Any:
+    """A SwarmConn to `peer` through a connected relay at which it holds a place. Raises as `reserve`; SwarmException
+    also when `peer` answers the handshake with garbage."""
+    stream, _ = await _ask(host, relay, HopMessage(type=HopMessage.CONNECT, peer=PeerId(id=peer.to_bytes())))
+    try:
+        return await host.get_network().upgrade_outbound_raw_conn(_raw(stream, relay, peer, True), peer)
+    except GARBLED as error:
+        await stream.reset()
+        raise SwarmException(f"the handshake with {peer} failed: {error!r}") from error
+    except BaseException:
+        await stream.reset()
+        raise
+
+
+async def accept(host: Any, stream: Any) -> Any:
+    """Serve one `STOP` stream: the muxed connection of whoever the relay brought; None if nothing came of it.
+
+    Who it is, the Noise handshake says; what the relay claims is not asked.
+    """
+    with trio.move_on_after(_ACCEPT_S):
+        try:
+            message = await read_delimited_msg(stream, StopMessage)
+            if message.type == StopMessage.CONNECT:
+                await write_delimited_msg(stream, StopMessage(type=StopMessage.STATUS, status=Status.OK))
+                raw = _raw(stream, stream.muxed_conn.peer_id, ID(message.peer.id), False)
+                return await host.get_network().upgrade_inbound_raw_conn(raw, raw.get_transport_addresses()[0])
+            refusal = StopMessage(type=StopMessage.STATUS, status=Status.UNEXPECTED_MESSAGE)
+            await write_delimited_msg(stream, refusal)
+        except (*LOST, *GARBLED, DecodeError):
+            pass  # a relay that talks nonsense, or a stranger who fails the handshake
+    await stream.reset()
+    return None
+
+
+async def _ask(host: Any, relay: ID, request: HopMessage) -> tuple[Any, HopMessage]:
+    """The stream and the relay's reply on it, if that is OK."""
+    stream = await host.new_stream(relay, [HOP])
+    try:
+        await write_delimited_msg(stream, request)
+        reply = await read_delimited_msg(stream, HopMessage)
+        if reply.type != HopMessage.STATUS or reply.status != Status.OK:
+            known = reply.status in Status.values()
+            raise CircuitRefused(Status.Name(reply.status) if known else f"status {reply.status}")
+    except DecodeError as error:
+        await stream.reset()
+        raise CircuitRefused("with garbage") from error
+    except BaseException:
+        await stream.reset()
+        raise
+    return stream, reply
+
+
+def _raw(stream: Any, relay: ID, peer: ID, initiator: bool) -> RawConnection:
+    address = Multiaddr(f"/p2p/{relay}/p2p-circuit/p2p/{peer}")
+    return RawConnection(stream, initiator, ConnectionType.RELAYED, [address])

@@ -1,0 +1,194 @@
+"""Which watched peers are dead or frozen.
+
+Each watched peer is pinged every couple of seconds, and any byte from it counts as a sign of life. It is suspect at
+once when its connection is lost and a redial fails, or after `suspect_after_s` of silence; its connections are then
+dropped, so that whatever is stuck on them ends. It recovers when it answers again.
+
+A peer is never blamed for our own slowness: time in which our event loop did not run (we were stopped, or starved of
+CPU) does not count as its silence.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Final
+
+import msgspec
+import trio
+
+from peer.errors import DeadlineExceeded, NetworkError, ProtocolViolation, RemoteError
+from peer.events import EventLog
+from peer.net.connections import Connections
+from peer.net.limits import NetLimits
+from peer.net.method import Call, Method
+from peer.net.rate_limit import Meter
+from peer.net.rpc import Rpc
+
+
+class Ping(msgspec.Struct, frozen=True):
+    """Asks for a sign of life."""
+
+
+class Pong(msgspec.Struct, frozen=True):
+    """One."""
+
+
+PING: Final = Method("net/ping", Ping, Pong, open=True, urgent=True)
+_TICK_S: Final = 0.25
+_REDIAL_S: Final = 3.0
+_STANDSTILL_S: Final = 0.5
+_CLOCK: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # runs on while the machine sleeps
+
+
+class LagMeter:
+    """How much our own event loop has stood still, as it does when we are stopped, starved, or the machine sleeps."""
+
+    def __init__(self) -> None:
+        self._lost = 0.0
+        self._due = math.inf
+        self._stood_still_until = -math.inf
+
+    @property
+    def lost_s(self) -> float:
+        """Seconds by which a regular tick came late, ever growing; with the delay of one that is overdue right now."""
+        return self._lost + self._late_s
+
+    @property
+    def stood_still_until(self) -> float:
+        """When it last stood still for half a second or more, in trio's time: now, if the tick is overdue by as much
+        right now."""
+        return trio.current_time() if self._late_s >= _STANDSTILL_S else self._stood_still_until
+
+    @property
+    def _late_s(self) -> float:
+        return max(0.0, _clock() - self._due)
+
+    async def run(self) -> None:
+        while True:
+            self._due = _clock() + _TICK_S
+            await trio.sleep(_TICK_S)
+            self._stood_still_until = self.stood_still_until
+            self._lost += self._late_s
+
+
+def _clock() -> float:
+    return time.clock_gettime(_CLOCK)
+
+
+class Heartbeat:
+    """Watches a set of peers that may change at any time."""
+
+    def __init__(self, rpc: Rpc, connections: Connections, meter: Meter, limits: NetLimits, events: EventLog) -> None:
+        self._rpc = rpc
+        self._connections = connections
+        self._meter = meter
+        self._limits = limits
+        self._events = events
+        self._lag = LagMeter()
+        self._watched: dict[str, trio.CancelScope] = {}
+        self._suspects: set[str] = set()
+        self._changed = trio.Event()
+        self._nursery: trio.Nursery | None = None
+        rpc.serve(PING, self._on_ping)
+
+    @property
+    def suspects(self) -> frozenset[str]:
+        return frozenset(self._suspects)
+
+    @property
+    def stood_still_until(self) -> float:
+        """When our own event loop last stood still (see `LagMeter`)."""
+        return self._lag.stood_still_until
+
+    async def wait_suspect(self, peer: str) -> None:
+        """Return at once if `peer` is suspect, else when it becomes so."""
+        while peer not in self._suspects:
+            await self._changed.wait()
+
+    def watch(self, peers: frozenset[str]) -> None:
+        """Watch exactly `peers`; a peer that is watched on keeps its state."""
+        for peer in set(self._watched) - peers:
+            self._watched.pop(peer).cancel()
+            self._suspects.discard(peer)
+        for peer in peers - set(self._watched):
+            self._watched[peer] = trio.CancelScope()
+            if self._nursery is not None:
+                self._nursery.start_soon(self._watch, peer, self._watched[peer])
+
+    async def run(self) -> None:
+        """Ping until cancelled."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            nursery.start_soon(self._lag.run)
+            for peer, scope in self._watched.items():
+                nursery.start_soon(self._watch, peer, scope)
+            await trio.sleep_forever()
+
+    async def _watch(self, peer: str, scope: trio.CancelScope) -> None:
+        with scope:
+            while True:
+                began = trio.current_time()
+                if await self._answers(peer):
+                    self._recover(peer)
+                else:
+                    await self._suspect(peer)
+                await trio.sleep_until(began + self._limits.ping_interval_s)
+
+    async def _answers(self, peer: str) -> bool:
+        """Whether `peer` gives a sign of life within its time."""
+        limits = self._limits
+        quiet_s = _REDIAL_S if peer in self._suspects else limits.suspect_after_s - limits.ping_interval_s / 2
+        while True:
+            began, lost = trio.current_time(), self._lag.lost_s
+            try:
+                await self._rpc.call(peer, PING, Ping(), timeout_s=quiet_s)
+                return True
+            except DeadlineExceeded:
+                if self._meter.traffic(peer).heard_at >= began:
+                    return True  # busy sending us a payload
+                if not self._slept_since(lost):
+                    return False
+            except (RemoteError, ProtocolViolation):
+                return True  # it answered, if badly (it may be too busy); a strike is recorded where it was found
+            except NetworkError:
+                return await self._redials(peer)
+
+    async def _redials(self, peer: str) -> bool:
+        """After a lost connection: whether a fresh one answers. At once, for a dead process refuses at once."""
+        while True:
+            lost = self._lag.lost_s
+            try:
+                await self._rpc.call(peer, PING, Ping(), timeout_s=_REDIAL_S)
+                return True
+            except DeadlineExceeded:
+                if not self._slept_since(lost):
+                    return False
+            except (RemoteError, ProtocolViolation):
+                return True
+            except NetworkError:
+                return False
+
+    def _slept_since(self, lost_s: float) -> bool:
+        """Whether we, not the peer, let a deadline pass that began when our loop had lost `lost_s`."""
+        return self._lag.lost_s - lost_s >= self._limits.ping_interval_s / 2
+
+    async def _suspect(self, peer: str) -> None:
+        if peer not in self._suspects:
+            self._suspects.add(peer)
+            self._announce()
+            self._events.emit("peer_suspect", peer=peer)
+        await self._connections.abort(peer)
+
+    def _recover(self, peer: str) -> None:
+        if peer in self._suspects:
+            self._suspects.discard(peer)
+            self._announce()
+            self._events.emit("peer_recovered", peer=peer)
+
+    def _announce(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def _on_ping(self, call: Call[Ping]) -> Pong:
+        return Pong()

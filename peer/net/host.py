@@ -1,0 +1,367 @@
+"""One peer's place on the network: identity, listening socket, connections, calls, heartbeat.
+
+    async with open_host(HostConfig(identity=identity, events=events)) as host:
+        peer = await host.connect_address("/ip4/203.0.113.7/tcp/4001/p2p/12D3Koo...", timeout_s=10)
+        reply = await host.rpc.call(peer, method, body, payload, timeout_s=30)
+
+TCP + Noise + Yamux only, every hole of the library mended (`peer.net.libp2p_fixes`).
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+import trio
+from libp2p import new_host
+from libp2p.custom_types import TProtocol
+from libp2p.network.config import ConnectionConfig, RetryConfig
+from libp2p.utils.address_validation import get_available_interfaces
+from multiaddr import Multiaddr
+
+from peer.errors import BarnraiseError, ConfigError, DialError, ResourceError
+from peer.events import EventLog
+from peer.identity import Identity
+from peer.net.address_book import AddressBook, is_circuit, split_address
+from peer.net.bulk import OFFER, BulkLane, Offer, OfferRequest
+from peer.net.connections import Connections
+from peer.net.heartbeat import Heartbeat
+from peer.net.libp2p_fixes import apply_fixes, harden
+from peer.net.limits import NetLimits
+from peer.net.method import Call, Method
+from peer.net.nat_traversal import Path, Traversal
+from peer.net.rate_limit import Meter, TokenBucket, Traffic
+from peer.net.rpc import Rpc
+from peer.net.stream_channel import PROTOCOL, StreamChannel
+
+_HELLO_S: Final = 10.0
+_GOODBYE_S: Final = 1.0
+
+
+class Addresses(msgspec.Struct, frozen=True):
+    """Where a peer listens, told to whoever connects to it."""
+
+    addresses: list[str]
+
+
+HELLO: Final = Method("net/hello", Addresses, Addresses, open=True, urgent=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostConfig:
+    """`announce` replaces the addresses derived from `listen`; caps are bytes per second, None for no cap.
+
+    `bulk_port` is where the TLS lane for payloads listens beside the first address of `listen`: 0 for any free port,
+    None for no listener. A peer behind a firewall names a port that it has opened; else payloads take libp2p streams.
+    `relays` are full addresses of public relays at which to hold a place, for peers that nobody can dial.
+    """
+
+    identity: Identity
+    events: EventLog
+    listen: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/0",)
+    announce: tuple[str, ...] = ()
+    upload_bytes_per_s: float | None = None
+    download_bytes_per_s: float | None = None
+    bulk_port: int | None = 0
+    relays: tuple[str, ...] = ()
+    limits: NetLimits = field(default_factory=NetLimits)
+
+
+class Host:
+    """A running host. Made by `open_host`."""
+
+    def __init__(self, config: HostConfig, libp2p_host: Any, nursery: trio.Nursery) -> None:
+        self.peer_id: Final = config.identity.peer_id
+        self.identity: Final = config.identity
+        self.events: Final = config.events
+        self.libp2p: Final = libp2p_host
+        """The py-libp2p host underneath, for routing and relays."""
+        self._config = config
+        self._nursery = nursery
+        self._meter = Meter(TokenBucket(config.upload_bytes_per_s), TokenBucket(config.download_bytes_per_s))
+        self.book: Final = AddressBook(config.limits.addresses_per_peer)
+        self._connections = Connections(libp2p_host, self.book, config.limits, nursery)
+        self.rpc: Final = Rpc(self.peer_id, self._connections, config.limits, self._meter, config.events)
+        self._watched: dict[str, frozenset[str]] = {}
+        self._heartbeat = Heartbeat(self.rpc, self._connections, self._meter, config.limits, config.events)
+        self.rpc.serve(HELLO, self._on_hello)
+        self._lane = BulkLane(nursery, self._ask_for_lane, self.rpc.server, self._meter)
+        self.rpc.serve(OFFER, self._lane.offer)
+        self._connections.lane = self._lane
+        self.traversal: Final = Traversal(libp2p_host, self._connections, config.relays, config.events)
+        self.traversal.ask_addresses = self._ask_addresses
+        self._connections.traversal = self.traversal
+        self._connections.on_dialled = lambda peer: nursery.start_soon(self._say_hello, peer)
+        self._greeting: dict[str, trio.Event] = {}
+        libp2p_host.set_stream_handler(TProtocol(PROTOCOL), self._on_stream)
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Full multiaddrs under which others can dial us, those through a relay last."""
+        announced = (*(self._config.announce or self._listening()), *self.traversal.addresses)
+        return tuple(f"{address.removesuffix(f'/p2p/{self.peer_id}')}/p2p/{self.peer_id}" for address in announced)
+
+    @property
+    def connected(self) -> frozenset[str]:
+        """Peers with a live connection, not counting relays."""
+        return frozenset(peer for peer in self._connections.connected if not self.traversal.is_relay(peer))
+
+    @property
+    def bytes_up(self) -> int:
+        """Payload and framing sent since the start."""
+        return self._meter.bytes_up
+
+    @property
+    def bulk_bytes_up(self) -> int:
+        """What of `bytes_up` went over the connections for payloads: exchanges and state transfers."""
+        return self._meter.bulk_bytes_up
+
+    @property
+    def bytes_down(self) -> int:
+        return self._meter.bytes_down
+
+    @property
+    def bytes_by_peer(self) -> Mapping[str, Traffic]:
+        return self._meter.by_peer
+
+    def measured_bandwidth(self, peer_id: str) -> float | None:
+        """Smoothed bytes/s of bulk transfers with that peer; None before the first."""
+        traffic = self._meter.by_peer.get(peer_id)
+        return None if traffic is None else traffic.bandwidth
+
+    def remote_ip(self, peer_id: str) -> str | None:
+        """The IP address at which we see a connected peer; None if it is not connected, or only through a relay."""
+        return self._connections.remote_ip(peer_id)
+
+    def path(self, peer_id: str) -> Path | None:
+        """How a connected peer is reached: direct, hole-punched or relayed; None if it is not connected."""
+        return self.traversal.path(peer_id)
+
+    async def connect(self, peer_id: str, *, timeout_s: float) -> None:
+        """Be connected to a peer whose addresses are in the book; DialError says why not."""
+        if peer_id == self.peer_id:
+            return
+        with trio.move_on_after(timeout_s):
+            await self._connections.connect(peer_id)
+            return
+        raise _too_slow(peer_id, timeout_s)
+
+    async def connect_address(self, address: str, *, timeout_s: float) -> str:
+        """Connect to the peer at one full multiaddr, learn its addresses, and return its id."""
+        bare, peer_id = split_address(address)
+        if peer_id == self.peer_id:
+            return peer_id
+        with trio.move_on_after(timeout_s):
+            if not self._connections.live(peer_id):
+                await self._connections.dial(peer_id, (bare,))
+            self.book.add(peer_id, (bare,))
+            await self._say_hello(peer_id)  # or wait for the one that the dial has started
+            return peer_id
+        raise _too_slow(address, timeout_s)
+
+    async def disconnect(self, peer_id: str) -> None:
+        await self._connections.disconnect(peer_id)
+
+    def watch(self, peers: Iterable[str], cause: str = "") -> None:
+        """Heartbeat these peers from now on, and those watched for other causes; no others."""
+        self._watched[cause] = frozenset(peers) - {self.peer_id}
+        self._heartbeat.watch(frozenset().union(*self._watched.values()))
+
+    @property
+    def suspects(self) -> frozenset[str]:
+        """Watched peers that are dead or frozen right now."""
+        return self._heartbeat.suspects
+
+    async def wait_suspect(self, peer_id: str) -> None:
+        """Return when that peer, once watched, is suspect."""
+        await self._heartbeat.wait_suspect(peer_id)
+
+    @property
+    def stood_still_until(self) -> float:
+        """When our own event loop last stood still for half a second or more, in trio's time; -inf: never. Others may
+        have given us up meanwhile, and their saying so may be on its way."""
+        return self._heartbeat.stood_still_until
+
+    async def run(self) -> None:
+        """What the host does by itself, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._heartbeat.run)
+            nursery.start_soon(self._lane.run)
+            nursery.start_soon(self.traversal.run)
+
+    async def listen_bulk(self) -> None:
+        """Open the bulk lane; ResourceError if its port is taken."""
+        port = self._config.bulk_port
+        if port is None or not self._config.listen:
+            return
+        try:
+            await self._lane.listen(self._config.listen[0].split("/")[2], port)
+        except OSError as error:
+            problem = f"the bulk port {port} cannot be opened ({error.strerror})"
+            raise ResourceError(f"{problem}: choose another, or 0 for any free one.") from error
+
+    async def close(self) -> None:
+        """Say goodbye to everyone, quickly."""
+        self.traversal.stop()
+        self._lane.close()
+        async with trio.open_nursery() as nursery:
+            for peer in self._connections.connected:
+                nursery.start_soon(self._connections.disconnect, peer)
+
+    async def _on_stream(self, stream: Any) -> None:
+        peer = str(stream.muxed_conn.peer_id)
+        await self.rpc.server.serve(StreamChannel(peer, stream, self._nursery, dialled=False))
+
+    async def _ask_for_lane(self, peer: str) -> Offer:
+        return (await self.rpc.call(peer, OFFER, OfferRequest(), timeout_s=_HELLO_S)).body
+
+    async def _on_hello(self, call: Call[Addresses]) -> Addresses:
+        self.book.add(call.peer, call.body.addresses[: self._config.limits.addresses_per_peer])
+        return Addresses(list(self.addresses))
+
+    async def _ask_addresses(self, peer_id: str) -> tuple[str, ...]:
+        await self._say_hello(peer_id)
+        return tuple(address for address in self.book.get(peer_id) if not is_circuit(address))
+
+    async def _say_hello(self, peer_id: str) -> None:
+        """Exchange addresses, so that each side can dial the other; one exchange at a time."""
+        if self.traversal.is_relay(peer_id):
+            return
+        under_way = self._greeting.get(peer_id)
+        if under_way is not None:
+            await under_way.wait()
+            return
+        done = self._greeting[peer_id] = trio.Event()
+        try:
+            reply = await self.rpc.call(peer_id, HELLO, Addresses(list(self.addresses)), timeout_s=_HELLO_S)
+            self.book.add(peer_id, reply.body.addresses[: self._config.limits.addresses_per_peer])
+        except BarnraiseError:
+            return  # it will learn our addresses when it asks
+        finally:
+            del self._greeting[peer_id]
+            done.set()
+
+    def _listening(self) -> list[str]:
+        """Where the sockets really are: every interface for a wildcard, the real port for port 0."""
+        found: list[str] = []
+        for listener in self.libp2p.get_network().listeners.values():
+            with suppress(OSError):  # it is just being closed
+                found.extend(bound for address in listener.get_addrs() for bound in _expand(str(address)))
+        return list(dict.fromkeys(found))
+
+
+@asynccontextmanager
+async def open_host(config: HostConfig) -> AsyncIterator[Host]:
+    """A host that listens and answers inside the block, and has closed its sockets after it.
+
+    Raises ConfigError for a bad address and ResourceError for a port that is taken.
+    """
+    apply_fixes()
+    listen = [_listen_address(address) for address in config.listen]
+    announce = [_announced_address(address, config.identity.peer_id) for address in config.announce]
+    for relay in config.relays:
+        split_address(relay)  # here, where no nursery wraps what it raises
+    limits = config.limits
+    libp2p_host = new_host(
+        key_pair=config.identity.key_pair,
+        muxer_preference="YAMUX",
+        connection_config=ConnectionConfig(
+            max_connections=limits.connections,
+            high_watermark=limits.connections,
+            min_connections=0,
+            low_watermark=0,
+            max_connections_per_peer=limits.connections_per_peer,
+        ),
+        announce_addrs=announce or None,
+    )
+    network: Any = libp2p_host.get_network()
+    network.retry_config = RetryConfig(max_retries=0)
+    network.auto_connector.maybe_connect = _dial_nobody
+    for address in config.listen:
+        _check_port_free(address)
+    harden(libp2p_host)
+    failure: Exception | None = None
+    async with trio.open_nursery() as nursery:
+        host = Host(config, libp2p_host, nursery)
+        async with libp2p_host.run(listen_addrs=listen):
+            missing = [str(address) for address in listen if str(address) not in network.listeners]
+            if missing:
+                failure = ResourceError(f"cannot listen on {missing[0]}: choose this machine's address with --listen.")
+            else:
+                nursery.start_soon(host.run)
+                try:
+                    await host.listen_bulk()
+                    yield host
+                except Exception as error:  # noqa: BLE001 - raised again below, outside the nurseries that would wrap it
+                    failure = error
+                finally:
+                    with trio.CancelScope(shield=True), trio.move_on_after(_GOODBYE_S):
+                        await host.close()
+                        await network.close()
+        nursery.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+
+
+async def _dial_nobody() -> None:
+    """In place of the library's own dialling of up to half of `max_connections`: whom we know is our decision."""
+
+
+def _listen_address(address: str) -> Multiaddr:
+    example = "/ip4/0.0.0.0/tcp/4001"
+    parsed, names = _parse_address("--listen", address, example)
+    if len(names) != 2 or names[0] not in ("ip4", "ip6") or names[1] != "tcp":
+        raise ConfigError(f"--listen {address} is not TCP over IP: use one like {example}.")
+    return parsed
+
+
+def _announced_address(address: str, peer_id: str) -> Multiaddr:
+    """A name may stand for the IP address, and our own peer id at the end."""
+    example = "/ip4/203.0.113.7/tcp/4001"
+    parsed, names = _parse_address("--announce", address, example)
+    place = names[:-1] if address.endswith(f"/p2p/{peer_id}") else names
+    if len(place) != 2 or place[0] not in ("ip4", "ip6", "dns", "dns4", "dns6") or place[1] != "tcp":
+        raise ConfigError(f"--announce {address} is no TCP address of this peer: use one like {example}.")
+    if parsed.value_for_protocol("tcp") == "0" or parsed.value_for_protocol(place[0]) in ("0.0.0.0", "::"):
+        raise ConfigError(f"--announce {address} is no place that others can dial: use one like {example}.")
+    return parsed
+
+
+def _parse_address(option: str, address: str, example: str) -> tuple[Multiaddr, list[str]]:
+    """With the names of its protocols."""
+    try:
+        parsed = Multiaddr(address)
+        return parsed, [protocol.name for protocol in parsed.protocols()]
+    except (ValueError, KeyError) as error:
+        raise ConfigError(f"{option} {address} is no multiaddr: use one like {example}.") from error
+
+
+def _check_port_free(address: str) -> None:
+    """ResourceError if somebody listens there: the library binds with SO_REUSEPORT, which silently shares a port."""
+    _, family, ip, _, port = address.split("/")
+    with socket.socket(socket.AF_INET6 if family == "ip6" else socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((ip, int(port)))
+        except OSError as error:
+            problem = f"port {port} is in use" if error.errno == errno.EADDRINUSE else f"cannot listen on {address}"
+            raise ResourceError(f"{problem} ({error.strerror}): choose another with --listen.") from error
+
+
+def _expand(address: str) -> list[str]:
+    _, family, ip, _, port = address.split("/")
+    if ip not in ("0.0.0.0", "::"):
+        return [address]
+    candidates = [str(interface) for interface in get_available_interfaces(int(port))]
+    same = [a for a in candidates if a.startswith(f"/{family}/") and not a.startswith("/ip6/fe80")]
+    outside = [a for a in same if not a.startswith(("/ip4/127.", "/ip6/::1/"))]
+    return outside or same
+
+
+def _too_slow(target: str, timeout_s: float) -> DialError:
+    return DialError(f"{target} could not be reached within {timeout_s:g} s: is that peer running?", "timeout")

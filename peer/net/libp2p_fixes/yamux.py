@@ -1,0 +1,381 @@
+"""The Yamux multiplexer (https://github.com/hashicorp/yamux/blob/master/spec.md), in place of the one of 0.8.1.
+
+The stock one lets a peer overrun its window until our memory is gone (hole 6), tears a frame when a writing task is
+cancelled and with it the connection (7), never notices a dead link and cannot close a stuck one (8), and waits for ever
+to open a 257th stream. Here:
+
+- the read loop checks every frame against the window it was granted and ends the connection of a peer that overruns it;
+- one task per connection does all writing (`outbox`), so a caller may be cancelled anywhere and a frame leaves whole;
+- received data is bounded per stream, connection and process, and so are the answers a peer makes us queue;
+- three unanswered pings end the connection; closing takes at most `GOODBYE_S`, whatever the peer does.
+
+Nothing here waits inside the read loop, so a peer that does not read cannot stop us from reading.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import struct
+import weakref
+from collections.abc import Awaitable, Callable
+from typing import Any, ClassVar, Final
+
+import trio
+from libp2p.abc import IMuxedConn, ISecureConn
+from libp2p.connection_types import ConnectionType
+from libp2p.exceptions import BaseLibp2pError
+from libp2p.peer.id import ID
+from libp2p.stream_muxer import muxer_multistream
+from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamError
+from multiaddr import Multiaddr
+
+from peer.net.libp2p_fixes.send_queue import Outbox
+from peer.net.libp2p_fixes.yamux_stream import WINDOW_INITIAL, YamuxStream
+
+logger = logging.getLogger(__name__)
+
+_HEADER: Final = struct.Struct("!BBHII")  # version, type, flags, stream id, length
+_DATA, _WINDOW_UPDATE, _PING, _GO_AWAY = range(4)
+_SYN, _ACK, _FIN, _RST = 1, 2, 4, 8
+
+STREAMS_OUT_MAX: Final = 256
+STREAMS_IN_MAX: Final = 1024  # more than a peer may open at once, because it frees its slot when its own side closes
+OPEN_WAIT_S: Final = 5.0
+GROWTH_MAX: Final = 32 << 20  # bytes of window beyond the initial, all streams of a connection together
+BUFFERED_MAX: Final = GROWTH_MAX + STREAMS_OUT_MAX * WINDOW_INITIAL  # what an honest peer can at most have us hold
+PROCESS_BUFFERED_MAX: Final = 512 << 20
+PING_INTERVAL_S: Final = 15.0
+PINGS_UNANSWERED_MAX: Final = 3
+HALF_OPEN_MAX_S: Final = 60.0
+GOODBYE_S: Final = 0.5
+
+
+class YamuxViolation(BaseLibp2pError):
+    """The peer broke the protocol or a limit; its connection ends."""
+
+
+def apply() -> None:
+    """Make every connection of this process use this multiplexer."""
+    muxer_multistream.Yamux = Yamux  # type: ignore[attr-defined,assignment]
+
+
+class Yamux(IMuxedConn):
+    """One multiplexed connection; `start()` runs it and returns when it is over. Drop-in for libp2p's class."""
+
+    _live: ClassVar[weakref.WeakSet[Yamux]] = weakref.WeakSet()
+    _process_buffered: ClassVar[int] = 0
+
+    def __init__(
+        self,
+        secured_conn: ISecureConn,
+        peer_id: ID,
+        is_initiator: bool | None = None,
+        on_close: Callable[[], Awaitable[Any]] | None = None,
+    ) -> None:
+        self.secured_conn = secured_conn
+        self.peer_id = peer_id
+        self.on_close = on_close
+        self.event_started = trio.Event()
+        self.event_closed = trio.Event()
+        self._initiator = secured_conn.is_initiator if is_initiator is None else is_initiator
+        self._next_stream_id = 1 if self._initiator else 2  # odd ids for the side that dialled
+        self._streams: dict[int, YamuxStream] = {}
+        self._slots = trio.Semaphore(STREAMS_OUT_MAX)
+        self._inbound_streams = 0
+        self._accepted_in, self._accepted_out = trio.open_memory_channel[YamuxStream](STREAMS_IN_MAX)
+        self._scope = trio.CancelScope()
+        self._closing = False
+        self._buffered = 0
+        self._growth_left = GROWTH_MAX
+        self._still_coming = 0  # what the peer may have sent on streams that we have reset since
+        self.outbox = Outbox(self._on_overflow)
+        self._heard = False
+        self._ping_id = 0
+        self._ping_sent_at = 0.0
+        self._rtt_s = 0.0
+
+    # -- what libp2p calls ---------------------------------------------------------------------------------------
+
+    @property
+    def is_initiator(self) -> bool:
+        return self._initiator
+
+    @property
+    def is_established(self) -> bool:
+        return self.event_started.is_set() and not self._closing
+
+    @property
+    def is_closed(self) -> bool:
+        return self.event_closed.is_set()
+
+    def rtt(self) -> float:
+        """Smoothed round trip in seconds, 0.0 before the first answer."""
+        return self._rtt_s
+
+    def get_transport_addresses(self) -> list[Multiaddr]:
+        return self.secured_conn.get_transport_addresses()
+
+    def get_connection_type(self) -> ConnectionType:
+        return self.secured_conn.get_connection_type()
+
+    def get_remote_address(self) -> tuple[str, int] | None:
+        return self.secured_conn.get_remote_address()
+
+    async def start(self) -> None:
+        """Run the connection until it ends, for whatever reason; never raises for what the peer did."""
+        Yamux._live.add(self)
+        try:
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._until_it_fails, self._read_loop)
+                    nursery.start_soon(self._until_it_fails, self._write_loop)
+                    nursery.start_soon(self._keepalive)
+                    self.event_started.set()
+        finally:
+            # Also when the host is shut down: stock 0.8.1 leaves the socket open then (hole 12).
+            with trio.CancelScope(shield=True):
+                await self._finish()
+
+    async def open_stream(self) -> YamuxStream:
+        """A new outgoing stream. Raises MuxedStreamError when 256 stay open for `OPEN_WAIT_S`."""
+        with trio.move_on_after(OPEN_WAIT_S) as waiting:
+            await self._slots.acquire()
+        if waiting.cancelled_caught:
+            raise MuxedStreamError(f"{STREAMS_OUT_MAX} streams to this peer are open: finish some before opening more")
+        if self._closing:
+            self._slots.release()
+            raise MuxedConnUnavailable("the connection is closed")
+        stream = YamuxStream(self._next_stream_id, self, is_initiator=True)
+        self._next_stream_id += 2
+        self._streams[stream.stream_id] = stream
+        self._send_control(_WINDOW_UPDATE, _SYN, stream.stream_id, 0)
+        return stream
+
+    async def accept_stream(self) -> YamuxStream:
+        """The next stream the peer opens. Raises MuxedConnUnavailable when the connection ends."""
+        try:
+            return await self._accepted_out.receive()
+        except trio.EndOfChannel:
+            raise MuxedConnUnavailable("the connection is closed") from None
+
+    async def close(self, error_code: int = 0) -> None:
+        """Say goodbye, send what is queued, and end the connection within `GOODBYE_S`."""
+        if not self.event_started.is_set():
+            await self._finish()
+            return
+        if not self._closing:
+            self._closing = True
+            self.outbox.put(_HEADER.pack(0, _GO_AWAY, 0, 0, error_code))
+            self.outbox.close()
+            with trio.move_on_after(GOODBYE_S):
+                await self.outbox.wait_drained()
+            self._scope.cancel()
+        await self.event_closed.wait()
+
+    def abort(self) -> None:
+        """End the connection now, without goodbye: even when a write to the peer is stuck."""
+        self._closing = True
+        self.outbox.close()
+        self._scope.cancel()
+
+    # -- what the streams call; none of these waits ----------------------------------------------------------------
+
+    def send_data(self, stream_id: int, body: memoryview) -> None:
+        # The one copy on the way out: the caller may change its buffer once write() returns.
+        self.outbox.put(b"".join((_HEADER.pack(0, _DATA, 0, stream_id, len(body)), body)))
+
+    def send_fin(self, stream_id: int) -> None:
+        self.outbox.put(_HEADER.pack(0, _WINDOW_UPDATE, _FIN, stream_id, 0))  # behind the stream's data
+
+    def send_reset(self, stream_id: int) -> None:
+        self.outbox.put(_HEADER.pack(0, _WINDOW_UPDATE, _RST, stream_id, 0))
+
+    def send_window_update(self, stream_id: int, increment: int) -> None:
+        self._send_control(_WINDOW_UPDATE, 0, stream_id, increment)
+
+    def lend_window(self, wanted: int) -> int:
+        """Up to `wanted` bytes of extra receive window, as far as the connection's budget goes."""
+        lent = min(wanted, self._growth_left)
+        self._growth_left -= lent
+        return lent
+
+    def charge(self, count: int) -> None:
+        """Account for `count` more (or fewer) received bytes waiting to be read. Ends the connection over its limit."""
+        if self.is_closed:
+            return
+        self._buffered += count
+        Yamux._process_buffered += count
+        if self._buffered > BUFFERED_MAX:
+            raise YamuxViolation(f"{self._buffered} bytes wait unread on this connection")
+        if count > 0 and Yamux._process_buffered > PROCESS_BUFFERED_MAX:
+            fullest = max(Yamux._live, key=lambda conn: conn._buffered)
+            logger.debug("dropping %s, for which we hold %d unread bytes", fullest.peer_id, fullest._buffered)
+            fullest.abort()
+
+    def settle(self, stream: YamuxStream) -> None:
+        """Free what a stream no longer needs: its slot once we are done writing, its entry once both sides are."""
+        if stream.holds_slot and stream.send_closed:
+            stream.holds_slot = False
+            self._slots.release()
+        if stream.is_closed and self._streams.pop(stream.stream_id, None) is not None:
+            self._growth_left += stream.window_target - WINDOW_INITIAL
+            self._inbound_streams -= not stream.is_initiator
+            self._still_coming += 0 if stream.got_fin else stream.recv_window
+
+    def _send_control(self, kind: int, flags: int, stream_id: int, length: int) -> None:
+        self.outbox.put_control(_HEADER.pack(0, kind, flags, stream_id, length))
+
+    def _on_overflow(self) -> None:
+        logger.debug("dropping %s, which makes us answer but does not read the answers", self.peer_id)
+        self.abort()
+
+    async def _write_loop(self) -> None:
+        await self.outbox.run(self.secured_conn.write)
+
+    # -- receiving -----------------------------------------------------------------------------------------------
+
+    async def _read_loop(self) -> None:
+        header = b""  # the part of a header that has arrived
+        stream: YamuxStream | None = None
+        body_left = flags = 0
+        while True:
+            chunk = await self.secured_conn.read(None)  # one Noise message
+            if not chunk:
+                return
+            self._heard = True
+            view = memoryview(header + chunk if header else chunk)
+            header = b""
+            at, end = 0, len(view)
+            while at < end:
+                if body_left:
+                    piece = view[at : at + body_left]
+                    at += len(piece)
+                    body_left -= len(piece)
+                    if stream is not None:
+                        stream.receive(piece)
+                elif end - at < _HEADER.size:
+                    header = bytes(view[at:])
+                    break
+                else:
+                    version, kind, flags, stream_id, length = _HEADER.unpack_from(view, at)
+                    at += _HEADER.size
+                    if version or kind > _GO_AWAY:
+                        raise YamuxViolation(f"frame of version {version}, type {kind}")
+                    if kind == _GO_AWAY:
+                        return
+                    if kind == _PING:
+                        self._on_ping(flags, length)
+                        continue
+                    stream = self._accept(stream_id) if flags & _SYN else self._streams.get(stream_id)
+                    body_left = self._on_stream_frame(stream, kind, length)
+                if not body_left and stream is not None and flags & (_FIN | _RST):
+                    self._on_end(stream, flags)
+
+    def _on_stream_frame(self, stream: YamuxStream | None, kind: int, length: int) -> int:
+        """Apply a header; returns the length of the body that follows it."""
+        if kind == _WINDOW_UPDATE:
+            if stream is not None:
+                stream.receive_window(length)
+            return 0
+        allowed = self._still_coming if stream is None else stream.recv_window
+        if length > allowed:
+            raise YamuxViolation(f"{length} bytes sent into a window of {allowed}")
+        if stream is None:
+            self._still_coming -= length  # and skip them
+        else:
+            stream.recv_window -= length
+        return length
+
+    def _on_end(self, stream: YamuxStream, flags: int) -> None:
+        if flags & _RST:
+            stream.end_by_reset()
+        else:
+            stream.receive_fin()
+
+    def _accept(self, stream_id: int) -> YamuxStream | None:
+        """The stream a SYN opens; None (and a reset) when the peer has too many open."""
+        if stream_id == 0 or stream_id % 2 == self._next_stream_id % 2 or stream_id in self._streams:
+            raise YamuxViolation(f"SYN for stream {stream_id}")
+        if self._inbound_streams >= STREAMS_IN_MAX or self._closing:
+            self._refuse(stream_id)
+            return None
+        stream = YamuxStream(stream_id, self, is_initiator=False)
+        try:
+            self._accepted_in.send_nowait(stream)
+        except trio.WouldBlock:  # opened and closed faster than we take them up
+            self._refuse(stream_id)
+            return None
+        self._streams[stream_id] = stream
+        self._inbound_streams += 1
+        self._send_control(_WINDOW_UPDATE, _ACK, stream_id, 0)
+        return stream
+
+    def _refuse(self, stream_id: int) -> None:
+        self._still_coming += WINDOW_INITIAL
+        self._send_control(_WINDOW_UPDATE, _RST, stream_id, 0)
+
+    def _on_ping(self, flags: int, nonce: int) -> None:
+        if flags & _SYN:
+            self._send_control(_PING, _ACK, 0, nonce)
+        elif nonce == self._ping_id:
+            rtt = trio.current_time() - self._ping_sent_at
+            self._rtt_s = rtt if self._rtt_s == 0.0 else (self._rtt_s + rtt) / 2
+
+    # -- life and death ------------------------------------------------------------------------------------------
+
+    async def _until_it_fails(self, loop: Callable[[], Awaitable[None]]) -> None:
+        """Run one loop; however it ends, the connection does, and nothing else.
+
+        The swarm runs connections in the nursery of the whole node, so whatever a peer's bytes can raise in any layer
+        below must stop here.
+        """
+        try:
+            await loop()
+        except (BaseLibp2pError, OSError, EOFError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            logger.debug("connection to %s ended: %r", self.peer_id, error)
+        except Exception:
+            logger.warning("connection to %s dropped", self.peer_id, exc_info=True)
+        self._scope.cancel()
+
+    async def _keepalive(self) -> None:
+        """Ping, end a connection that stopped answering, and reset streams the peer never closes."""
+        unanswered = 0
+        while unanswered < PINGS_UNANSWERED_MAX:
+            self._heard = False
+            self._ping_id += 1
+            self._ping_sent_at = trio.current_time()
+            self._send_control(_PING, _SYN, 0, self._ping_id)
+            await trio.sleep(PING_INTERVAL_S)
+            unanswered = 0 if self._heard else unanswered + 1
+            self._sweep()
+        logger.debug("connection to %s ended: %d pings without an answer", self.peer_id, unanswered)
+        self._scope.cancel()
+
+    def _sweep(self) -> None:
+        """Reset streams on which we finished long ago and the peer neither sends nor closes."""
+        expired = trio.current_time() - HALF_OPEN_MAX_S
+        for stream in [s for s in self._streams.values() if s.left_at is not None and s.left_at < expired]:
+            self.send_reset(stream.stream_id)
+            stream.end_by_reset()
+
+    async def _finish(self) -> None:
+        if self.event_closed.is_set():
+            return
+        self._closing = True
+        self._accepted_in.close()
+        Yamux._process_buffered -= self._buffered
+        Yamux._live.discard(self)
+        self.event_closed.set()
+        for stream in list(self._streams.values()):
+            stream.end_by_reset()
+        self.outbox.clear()
+        with trio.move_on_after(GOODBYE_S):
+            try:
+                await self.secured_conn.close()
+            except (BaseLibp2pError, OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
+                logger.debug("closing the connection to %s: %r", self.peer_id, error)
+        if self.on_close is not None:
+            done = self.on_close()
+            if inspect.isawaitable(done):
+                await done

@@ -1,0 +1,241 @@
+"""One stream of a Yamux connection: flow control both ways, under the caller's deadline.
+
+What differs from stock 0.8.1: a write waits for window as long as its caller lets it (hole 5: stock ends after 5 s);
+what was received before the connection ended can still be read; an unread stream holds at most its window (hole 6).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from types import TracebackType
+from typing import TYPE_CHECKING, Final
+
+import trio
+from libp2p.abc import IMuxedStream
+from libp2p.stream_muxer.exceptions import MuxedStreamClosed, MuxedStreamEOF, MuxedStreamReset
+
+if TYPE_CHECKING:
+    from peer.net.libp2p_fixes.yamux import Yamux
+
+WINDOW_INITIAL: Final = 256 * 1024  # bytes, fixed by the protocol
+WINDOW_MAX: Final = 16 << 20
+# A frame of this body and its header fill exactly one Noise message (65535 less a 16 byte tag).
+FRAME_BODY_MAX: Final = 65535 - 16 - 12
+# Smaller pieces are copied together: a view of a few bytes would keep its whole Noise message alive.
+_KEEP_VIEW_MIN: Final = 32 * 1024
+# A reader that empties half its window faster than this is held up by the window, not by itself: double it.
+_FAST_READER_S: Final = 0.05
+
+Buffer = bytes | bytearray | memoryview
+
+
+class YamuxStream(IMuxedStream):
+    """A bidirectional byte stream. One task may read while another writes; concurrent writers take turns."""
+
+    def __init__(self, stream_id: int, conn: Yamux, is_initiator: bool) -> None:
+        self.stream_id = stream_id
+        self.muxed_conn: Yamux = conn
+        self.is_initiator = is_initiator
+        self.holds_slot = is_initiator  # one of the connection's outgoing streams, until we are done writing
+        self.send_closed = False
+        self.recv_closed = False
+        self.was_reset = False
+        self.got_fin = False  # nothing is missing: stays true when the stream is reset afterwards
+        self.left_at: float | None = None  # when close() was called; what the peer then leaves half open is swept
+        self.send_window = WINDOW_INITIAL
+        self.recv_window = WINDOW_INITIAL  # what the peer may still send
+        self.window_target = WINDOW_INITIAL
+        self.buffered = 0
+        self._chunks: deque[memoryview | bytearray] = deque()
+        self._consumed = 0  # bytes read but not granted again yet
+        self._granted_at = -1.0
+        self._readable = trio.lowlevel.ParkingLot()
+        self._writable = trio.lowlevel.ParkingLot()
+        self._write_turn = trio.Lock()
+
+    # -- what libp2p and its users call ---------------------------------------------------------------------------
+
+    async def write(self, data: Buffer) -> None:
+        """Send all of `data`. Returns once the connection has taken it; blocks while the peer's window is closed.
+
+        May be cancelled at any point without harm to the connection; a stream whose write was cut is to be reset.
+        Raises MuxedStreamReset (by either side, or the connection is gone) or MuxedStreamClosed (we closed it).
+        """
+        view = memoryview(data).cast("B")
+        async with self._write_turn:
+            while len(view):
+                self._check_writable()
+                count = min(len(view), self.send_window, FRAME_BODY_MAX)
+                if not count:
+                    await self._writable.park()
+                    continue
+                if self.muxed_conn.outbox.is_full_for(count):
+                    await self.muxed_conn.outbox.wait_room()
+                    continue
+                self.send_window -= count
+                self.muxed_conn.send_data(self.stream_id, view[:count])
+                view = view[count:]
+
+    async def read(self, n: int | None = None) -> bytes:
+        """Between 1 and `n` bytes (None or -1: whatever has arrived), waiting for the first.
+
+        Raises MuxedStreamEOF after the peer's last byte, MuxedStreamReset after a reset or a lost connection.
+        """
+        if n == 0:
+            return b""
+        await self._wait_readable()
+        wanted = self.buffered if n is None or n < 0 else min(n, self.buffered)
+        first = self._chunks[0]
+        if len(first) == wanted:
+            data = bytes(first)
+            self._chunks.popleft()
+        else:
+            taken = bytearray(wanted)
+            self._take_into(memoryview(taken))
+            data = bytes(taken)
+        self._after_read(wanted)
+        return data
+
+    async def read_into(self, buffer: bytearray | memoryview) -> int:
+        """Fill `buffer` from the front with what has arrived; returns the count (at least 1). Raises as `read`."""
+        view = memoryview(buffer).cast("B")
+        if not len(view):
+            return 0
+        await self._wait_readable()
+        count = min(len(view), self.buffered)
+        self._take_into(view[:count])
+        self._after_read(count)
+        return count
+
+    async def close_write(self) -> None:
+        """Finish writing: the peer reads EOF. Reading goes on for as long as the peer takes."""
+        if not self.send_closed:
+            self.send_closed = True
+            self.muxed_conn.send_fin(self.stream_id)
+            self._writable.unpark_all()
+            self.muxed_conn.settle(self)
+        await trio.lowlevel.checkpoint()
+
+    async def close(self) -> None:
+        """Finish writing and take no more interest: if the peer does not close soon, the stream is reset."""
+        if self.left_at is None:
+            self.left_at = trio.current_time()
+        await self.close_write()
+
+    async def reset(self) -> None:
+        """Kill the stream in both directions; what is buffered is dropped."""
+        if not self.was_reset and not (self.send_closed and self.recv_closed):
+            self.muxed_conn.send_reset(self.stream_id)
+        self.end_by_reset()
+        self._drop_buffered()
+        await trio.lowlevel.checkpoint()
+
+    @property
+    def is_closed(self) -> bool:
+        return self.was_reset or (self.send_closed and self.recv_closed)
+
+    def set_deadline(self, ttl: int) -> None:
+        raise NotImplementedError("deadlines are the caller's cancel scopes: use trio.fail_after")
+
+    def get_remote_address(self) -> tuple[str, int] | None:
+        return self.muxed_conn.get_remote_address()
+
+    async def __aenter__(self) -> YamuxStream:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # -- what the connection's read loop calls; none of these waits ----------------------------------------------
+
+    def receive(self, piece: memoryview) -> None:
+        """Take a piece of a DATA body (already charged to the window)."""
+        if self.was_reset:
+            return
+        self.buffered += len(piece)
+        self.muxed_conn.charge(len(piece))
+        if len(piece) >= _KEEP_VIEW_MIN:
+            self._chunks.append(piece)
+        elif self._chunks and isinstance(last := self._chunks[-1], bytearray) and len(last) < _KEEP_VIEW_MIN:
+            last += piece
+        else:
+            self._chunks.append(bytearray(piece))
+        self._readable.unpark_all()
+
+    def receive_window(self, increment: int) -> None:
+        self.send_window += increment
+        self._writable.unpark_all()
+
+    def receive_fin(self) -> None:
+        self.recv_closed = self.got_fin = True
+        self._readable.unpark_all()
+        self.muxed_conn.settle(self)
+
+    def end_by_reset(self) -> None:
+        """The stream is dead: the peer reset it, we did, or its connection is gone. Buffered bytes stay readable."""
+        self.was_reset = self.send_closed = self.recv_closed = True
+        self._readable.unpark_all()
+        self._writable.unpark_all()
+        self.muxed_conn.settle(self)
+
+    # -- flow control --------------------------------------------------------------------------------------------
+
+    def _check_writable(self) -> None:
+        if self.was_reset or not self.muxed_conn.is_established:
+            raise MuxedStreamReset("the stream was reset")
+        if self.send_closed:
+            raise MuxedStreamClosed("the stream is closed for writing")
+
+    async def _wait_readable(self) -> None:
+        if self._chunks:
+            await trio.lowlevel.checkpoint()
+        while not self._chunks:
+            if self.got_fin:
+                raise MuxedStreamEOF("the peer closed the stream")
+            if self.was_reset:
+                raise MuxedStreamReset("the stream was reset")
+            await self._readable.park()
+
+    def _take_into(self, view: memoryview) -> None:
+        """Move len(view) buffered bytes, of which there are enough, into `view`."""
+        at = 0
+        while at < len(view):
+            chunk = self._chunks[0]
+            count = min(len(chunk), len(view) - at)
+            view[at : at + count] = memoryview(chunk)[:count]
+            at += count
+            if count == len(chunk):
+                self._chunks.popleft()
+            elif isinstance(chunk, memoryview):
+                self._chunks[0] = chunk[count:]
+            else:
+                del chunk[:count]
+
+    def _after_read(self, count: int) -> None:
+        self.buffered -= count
+        self.muxed_conn.charge(-count)
+        if self.recv_closed:
+            return
+        self._consumed += count
+        if self._consumed >= self.window_target // 2:
+            self._grant()
+
+    def _grant(self) -> None:
+        """Give the peer back what was read, and more if the window is what slows it down."""
+        now = trio.current_time()
+        increment = self._consumed
+        if now - self._granted_at < max(_FAST_READER_S, 4 * self.muxed_conn.rtt()):
+            growth = self.muxed_conn.lend_window(min(self.window_target, WINDOW_MAX - self.window_target))
+            self.window_target += growth
+            increment += growth
+        self._granted_at = now
+        self._consumed = 0
+        self.recv_window += increment
+        self.muxed_conn.send_window_update(self.stream_id, increment)
+
+    def _drop_buffered(self) -> None:
+        self.muxed_conn.charge(-self.buffered)
+        self.buffered = 0
+        self._chunks.clear()

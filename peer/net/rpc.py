@@ -1,0 +1,214 @@
+"""Typed calls between peers, with raw payloads, size limits and deadlines.
+
+    store = Method("dht/store", StoreRequest, StoreReply, request_payload_max=1 << 20)
+    host.rpc.serve(store, handler)
+    reply = await host.rpc.call(peer_id, store, StoreRequest(...), tensor_bytes, timeout_s=5)
+
+One call is one stream, one request and one reply. The caller's deadline covers everything: dialling, opening the
+stream, writing, waiting, reading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from typing import Final, Protocol
+
+import msgspec
+import trio
+
+from peer import faults
+from peer.decoding import MALFORMED
+from peer.errors import (
+    ConnectionLost,
+    DeadlineExceeded,
+    DialError,
+    NotAdmitted,
+    ProtocolViolation,
+    RemoteError,
+    TooLarge,
+)
+from peer.events import EventLog
+from peer.identity import is_peer_id
+from peer.net.limits import NetLimits
+from peer.net.method import Call, Gate, Handler, Method, Rep, Reply, Req
+from peer.net.rate_limit import Meter
+from peer.net.rpc_server import Server, flat
+from peer.net.wire import SMALL_BYTES, Buffer, Channel, Frames, ReplyHeader, RequestHeader
+
+__all__ = ["Buffer", "Call", "Gate", "Handler", "Method", "Reply", "Rpc"]
+
+_EARLY_REPLY_BYTES: Final = 4 * SMALL_BYTES  # bigger requests watch for a refusal while they are being sent
+
+
+class Lanes(Protocol):
+    """Where channels come from: the host's connections."""
+
+    async def open(self, peer: str, bulk: bool) -> Channel:
+        """A fresh channel to `peer`, dialling if need be; DialError or ConnectionLost."""
+
+
+class Rpc:
+    """Serves our methods to other peers and calls theirs."""
+
+    def __init__(self, peer_id: str, lanes: Lanes, limits: NetLimits, meter: Meter, events: EventLog) -> None:
+        self._peer_id = peer_id
+        self._lanes = lanes
+        self._limits = limits
+        self._meter = meter
+        self.server: Final = Server(limits, meter, events)
+        self._slots: dict[str, trio.CapacityLimiter] = {}
+        self.introduce: Callable[[str, float], Awaitable[None]] | None = None
+        """Called with (peer, seconds left) when a peer does not admit us, before the call is tried once more."""
+
+    @property
+    def gate(self) -> Gate:
+        """Decides who may call what: raises NotAdmitted. Methods marked `open` and our own calls pass it by."""
+        return self.server.gate
+
+    @gate.setter
+    def gate(self, gate: Gate) -> None:
+        self.server.gate = gate
+
+    def serve(self, method: Method[Req, Rep], handler: Handler[Req, Rep]) -> None:
+        """Answer calls of `method` with `handler`, from now on."""
+        self.server.add(method, handler)
+
+    def scope(self) -> AbstractContextManager[None]:
+        """Whatever is served inside the block is withdrawn at its end: handlers at work are cancelled, and callers get
+        RemoteError (code UnknownMethod), as from a peer that never served it."""
+        return self.server.scope()
+
+    async def call(
+        self,
+        peer: str,
+        method: Method[Req, Rep],
+        body: Req,
+        payload: Buffer = b"",
+        *,
+        timeout_s: float,
+        bulk: bool = False,
+    ) -> Reply[Rep]:
+        """Call `method` at `peer` and wait for the answer, `timeout_s` seconds at most.
+
+        `bulk` sends over a connection for payloads, so that big payloads never delay control calls. Raises DialError,
+        ConnectionLost, DeadlineExceeded, RemoteError (what the handler raised), TooLarge (`body`) or ProtocolViolation
+        (a bad reply).
+        """
+        view = flat(payload)
+        if view.nbytes > method.request_payload_max:
+            raise ValueError(f"{method.name} takes {method.request_payload_max} bytes, not {view.nbytes}")
+        if faults.reach(f"{faults.CALL}{method.name}") == "garble":
+            view = memoryview(b"\xff" * view.nbytes)
+        deadline = trio.current_time() + timeout_s
+        with trio.move_on_at(deadline):
+            if peer == self._peer_id:
+                return await self._call_self(method, body, view)
+
+            try:
+                return await self._call_peer(peer, method, body, view, bulk, deadline)
+            except RemoteError as error:
+                if error.code != NotAdmitted.__name__ or method.open or self.introduce is None:
+                    raise
+            await self.introduce(peer, deadline - trio.current_time())
+            return await self._call_peer(peer, method, body, view, bulk, deadline)
+        raise DeadlineExceeded(f"{peer} did not answer {method.name} within {timeout_s:g} s.")
+
+    async def _call_peer(
+        self, peer: str, method: Method[Req, Rep], body: Req, payload: memoryview, bulk: bool, deadline: float
+    ) -> Reply[Rep]:
+        if not is_peer_id(peer):  # from a head or a record that somebody made up
+            raise DialError(f"{peer!r} is no peer id.", "unreachable")
+        async with nullcontext() if method.urgent else self._slot(peer):
+            channel = await self._lanes.open(peer, bulk)
+            return await self._exchange(channel, method, body, payload, deadline)
+
+    async def _call_self(self, method: Method[Req, Rep], body: Req, payload: memoryview) -> Reply[Rep]:
+        outcome = await self.server.run_local(method, Call(self._peer_id, body, payload))
+        if outcome.code:
+            raise RemoteError(outcome.code, outcome.message)
+        assert isinstance(outcome.body, method.reply)
+        return Reply(outcome.body, outcome.payload)
+
+    async def _exchange(
+        self, channel: Channel, method: Method[Req, Rep], body: Req, payload: memoryview, deadline: float
+    ) -> Reply[Rep]:
+        in_order = False
+        try:
+            frames = Frames(channel, self._meter, self._limits.header_bytes)
+            left_ms = int(1000 * (deadline - trio.current_time())) + 1
+            encoded = msgspec.Raw(msgspec.msgpack.encode(body))
+            request = RequestHeader(method.name, payload.nbytes, left_ms, encoded)
+            header, sent_all = await _request(frames, request, payload)
+            if header.code:
+                raise RemoteError(header.code, header.message)  # and abandon: the peer may not have read it all
+            if header.payload_bytes > method.reply_payload_max:
+                raise ProtocolViolation(
+                    f"{channel.peer} answered {method.name} with {header.payload_bytes} bytes,"
+                    f" over the limit of {method.reply_payload_max}."
+                )
+            try:
+                answer = msgspec.msgpack.decode(header.body, type=method.reply)
+            except MALFORMED as error:
+                raise ProtocolViolation(f"{channel.peer} answered {method.name} with garbage: {error}.") from error
+            reply = Reply(answer, await frames.receive_payload(header.payload_bytes))
+            in_order = sent_all
+            return reply
+        except ProtocolViolation as error:
+            self.server.strike(channel.peer, str(error))
+            raise
+        finally:
+            if in_order:
+                channel.finish()
+            else:
+                channel.abandon()
+
+    @asynccontextmanager
+    async def _slot(self, peer: str) -> AsyncIterator[None]:
+        limiter = self._slots.get(peer)
+        if limiter is None:
+            limiter = self._slots[peer] = trio.CapacityLimiter(self._limits.calls_out_per_peer)
+        borrower = object()
+        await limiter.acquire_on_behalf_of(borrower)
+        try:
+            yield
+        finally:
+            limiter.release_on_behalf_of(borrower)
+            if not limiter.borrowed_tokens and not limiter.statistics().tasks_waiting:
+                self._slots.pop(peer, None)
+
+
+async def _request(frames: Frames, header: RequestHeader, payload: memoryview) -> tuple[ReplyHeader, bool]:
+    """Send a request and read the reply's header; also whether the request was sent to its end.
+
+    A peer may refuse a big payload before it has read it, so the reply is awaited while the payload is being sent. A
+    reply that is no refusal means that all of it was read: our own task may yet have to notice that it has sent it.
+    """
+    if payload.nbytes <= _EARLY_REPLY_BYTES:
+        await frames.send(header, payload)
+        return await frames.receive_header(ReplyHeader), True
+    reply: ReplyHeader | None = None
+    failure: ConnectionLost | ProtocolViolation | TooLarge | None = None
+    sent_all = False
+    async with trio.open_nursery() as nursery:
+
+        async def send() -> None:
+            nonlocal failure, sent_all
+            try:
+                await frames.send(header, payload)
+                sent_all = True
+            except (ConnectionLost, TooLarge) as error:
+                failure = error
+                nursery.cancel_scope.cancel()
+
+        nursery.start_soon(send)
+        try:
+            reply = await frames.receive_header(ReplyHeader)
+        except (ConnectionLost, ProtocolViolation) as error:
+            failure = error
+        if reply is None or reply.code:
+            nursery.cancel_scope.cancel()
+    if reply is None:
+        assert failure is not None
+        raise failure
+    return reply, sent_all

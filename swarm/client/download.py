@@ -1,0 +1,170 @@
+"""Fetching the last commit of a run for somebody who does not take part in it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import trio
+from torch import Tensor
+
+from optim.config import Gossip
+from peer.errors import NetworkError
+from peer.model.layout import join_flat
+from swarm.client.session import Visitor, visit
+from swarm.gossip.pairing import Seen
+from swarm.gossip.state_transfer import find_donor
+from swarm.membership.membership import MemberRecord
+from swarm.placement.stages import state_bytes, vectors_of
+from swarm.protocol.head import Head
+from swarm.protocol.quorum import POLL_S, Sighting
+from swarm.run.invite import Invite
+from swarm.run.manifest import Manifest
+from swarm.state.fetch import fetch_state
+
+TRIES: Final = 5
+PAUSE_S: Final = 2.0
+FETCHES_FOR_A_RECORD: Final = 2  # of a stage: what a record says of its round anybody may make up
+APART_MAX: Final = 1  # rounds: stages of a pipeline commit one after the other, so they are this far apart anyway
+
+
+@dataclass(frozen=True)
+class Download:
+    """theta: outer weights of the whole model, flat fp32, shape (P,), in the order of `FlatLayout.of(manifest.model)`;
+    `heads`: where they come from, one a stage, with one stage the run's; `donors`: how many peers gave them."""
+
+    manifest: Manifest
+    tokenizer: bytes
+    heads: tuple[Head, ...]
+    theta: Tensor
+    donors: int
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One stage's outer weights."""
+
+    head: Head
+    theta: Tensor
+    donors: frozenset[str]
+
+
+async def download_head(invite: Invite, part_file: Path) -> Download:
+    """The state of the head that a quorum stands at, from several of its holders at once; of a pipeline, that of each
+    stage's group, where possible at most `APART_MAX` rounds apart, put together to the whole model.
+
+    Rounds go on meanwhile: if the state is gone from all shelves before it has been fetched, the next head is tried.
+    Raises NotAdmitted, DialError, and NetworkError if no head with a quorum is to be had.
+    """
+    async with visit(invite) as visitor:
+        if isinstance(visitor.manifest.outer, Gossip):
+            return await _download_replica(visitor, part_file)
+        download = _HeadDownload(visitor, part_file)
+        for attempt in range(TRIES):
+            if attempt:
+                await trio.sleep(PAUSE_S)
+            await download.advance()
+            if not download.wanted:
+                break
+        return download.result()
+
+
+class _HeadDownload:
+    """What has been fetched so far. A stage may have to be fetched again, because the others have gone on too far."""
+
+    def __init__(self, visitor: Visitor, part_file: Path) -> None:
+        self._visitor, self._part_file = visitor, part_file
+        self._parts: dict[int, _Part] = {}
+        self._failures: dict[int, NetworkError] = {}
+        self._told: dict[int, int] = {}  # of each stage the last round that a record names
+        self._fetched = Counter[int]()
+
+    @property
+    def wanted(self) -> list[int]:
+        """The stages still to be fetched."""
+        newest = max((part.head.round for part in self._parts.values()), default=0)
+        told = {stage: number for stage, number in self._told.items() if self._fetched[stage] < FETCHES_FOR_A_RECORD}
+        return [
+            stage
+            for stage in range(self._visitor.manifest.stages)
+            if stage not in self._parts or self._parts[stage].head.round < max(newest, told.get(stage, 0)) - APART_MAX
+        ]
+
+    async def advance(self) -> None:
+        """Try to fetch what is wanted, all of it at once."""
+        records = await self._visitor.members()
+        for record in records.values():
+            self._told[record.stage] = max(record.round, self._told.get(record.stage, 0))
+        async with trio.open_nursery() as nursery:
+            for stage in self.wanted:
+                nursery.start_soon(self._try, stage, records)
+
+    def result(self) -> Download:
+        """The whole model. Raises the NetworkError of a stage that could not be had."""
+        manifest = self._visitor.manifest
+        for stage in range(manifest.stages):
+            if stage not in self._parts:
+                raise self._failures[stage]
+        parts = [self._parts[stage] for stage in range(manifest.stages)]
+        theta = join_flat(manifest.model, [part.theta for part in parts], manifest.cuts)
+        donors = frozenset[str]().union(*(part.donors for part in parts))
+        return Download(manifest, self._visitor.tokenizer, tuple(part.head for part in parts), theta, len(donors))
+
+    async def _try(self, stage: int, records: Mapping[str, MemberRecord]) -> None:
+        try:
+            part = await self._fetch(stage, records)
+            self._fetched[stage] += 1
+            if stage not in self._parts or part.head.round > self._parts[stage].head.round:
+                self._parts[stage] = part
+        except NetworkError as error:
+            whole = self._visitor.manifest.stages == 1
+            self._failures[stage] = error if whole else NetworkError(f"stage {stage}: {error}")
+
+    async def _fetch(self, stage: int, records: Mapping[str, MemberRecord]) -> _Part:
+        manifest = self._visitor.manifest
+        sightings = await self._visitor.sightings(records, stage)
+        if not sightings:
+            raise NetworkError("no commit that a majority of its members stands by was found: try again later.")
+        best = sightings[0]
+        if stage in self._parts and best.head == self._parts[stage].head:
+            return self._parts[stage]
+        authority = records.get(manifest.authority)
+        if authority is not None and authority.round > best.head.round:
+            raise NetworkError(
+                f"nobody who holds round {authority.round} is there (only round {best.head.round} is):"
+                " wait for a member, or export from one's --home."
+            )
+        size_bytes, vectors = state_bytes(manifest, stage), len(vectors_of(manifest, stage))
+        file = self._part_file.with_name(f"{self._part_file.name}.{stage}")
+        return await _fetch_part(self._visitor, best, size_bytes, vectors, file)
+
+
+async def _download_replica(visitor: Visitor, part_file: Path) -> Download:
+    """In a gossip run there is no common state: the weights of one peer near the middle of the group. If that has gone
+    on before the first chunk was asked for, another is tried."""
+    for _ in range(TRIES - 1):
+        with suppress(NetworkError):
+            return await _try_replica(visitor, part_file)
+        await trio.sleep(PAUSE_S)
+    return await _try_replica(visitor, part_file)
+
+
+async def _try_replica(visitor: Visitor, part_file: Path) -> Download:
+    records = await visitor.members()
+    others = {peer: Seen(record.round) for peer, record in records.items() if record.role == "full"}
+    donor, place = await find_donor(visitor.host.rpc, others, POLL_S)
+    manifest = visitor.manifest
+    head = msgspec.structs.replace(manifest.first_head(), state_hash=place.state_hash, round=place.round)
+    part = await _fetch_part(visitor, Sighting(head, (donor,), None), state_bytes(manifest), 1, part_file)
+    return Download(manifest, visitor.tokenizer, (head,), part.theta, len(part.donors))
+
+
+async def _fetch_part(visitor: Visitor, best: Sighting, size_bytes: int, vectors: int, part_file: Path) -> _Part:
+    rpc, root, events = visitor.host.rpc, best.head.state_hash, visitor.host.events
+    fetched = await fetch_state(rpc, lambda: best.holders, root, size_bytes, part_file, events, vectors)
+    return _Part(best.head, fetched.tensors[0], frozenset(fetched.donors))

@@ -1,0 +1,210 @@
+"""The run's owner: founds it, invites to it, holds its door open, begins it and regroups it. It does not train.
+
+Training goes on without it. What it needs to come back after a crash is in its home: key, manifest, initial state,
+the last regroup that it signed and the last heads that it saw; the last three of each stage, if the model is cut.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import trio
+
+from dht.node import open_node
+from peer.errors import ConfigError
+from peer.events import EventLog
+from peer.identity import Identity
+from peer.net.host import Host, HostConfig, open_host
+from swarm.coordinator.authority import Authority
+from swarm.coordinator.create_run import Founded, InitialState, found, reload
+from swarm.coordinator.durable_state import HomeMemory
+from swarm.coordinator.handlers import AuthorityDesk
+from swarm.membership.bans import extend_bans, spread_bans
+from swarm.membership.membership import MEMBERS, MemberRecord, Membership, Own, describe
+from swarm.membership.reachability import serve_reach
+from swarm.pipeline.config import STALENESS
+from swarm.protocol.head import Head
+from swarm.run.config import RunConfig
+from swarm.run.credentials import TOKEN_DAYS, issue_token
+from swarm.run.gate import Gate
+from swarm.run.home import Home
+from swarm.run.invite import ADDRESSES_MAX, Invite
+from swarm.run.manifest import BYTES_TOKENIZER, Manifest, open_manifest
+from swarm.run.manifest_transfer import load_charter, serve_charter
+from swarm.run.tokenizer import read_tokenizer
+from swarm.state.server import serve_shelves
+from swarm.state.snapshots import SnapshotShelf
+
+
+@dataclass(frozen=True)
+class CoordinatorConfig:
+    """`run` founds a new run in `home`, or is the one that is there; None goes on with that. `bootstrap`: further
+    meeting points to name in the invite, full multiaddrs. `banned`: peers to ban from now on, besides those banned
+    before."""
+
+    home: Path
+    run: RunConfig | None
+    listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
+    announce: tuple[str, ...] = ()
+    relays: tuple[str, ...] = ()
+    bootstrap: tuple[str, ...] = ()
+    banned: tuple[str, ...] = ()
+
+
+async def run_coordinator(config: CoordinatorConfig, ready: Callable[[Invite], None]) -> None:
+    """Coordinate until cancelled; `ready` gets the invite once others can join. Raises ConfigError, ResourceError,
+    CheckpointError, IdentityError."""
+    home = Home(config.home)
+    with home.locked():
+        events = EventLog(home.events)
+        identity = Identity.load_or_create(home.identity)
+        charter, tokenizer, states = await trio.to_thread.run_sync(_found_or_reopen, config, identity, events)
+        manifest = open_manifest(charter)
+        rules, stages = manifest.run, manifest.stages
+        events.emit("run_entered", name=rules.name, role="coordinator", rounds=rules.rounds, stages=stages)
+        host_config = HostConfig(
+            identity=identity, events=events, listen=config.listen, announce=config.announce, relays=config.relays
+        )
+        async with open_host(host_config) as host:
+            token = None
+            if not manifest.run.open:
+                token = issue_token(identity, manifest.run_id, time.time(), TOKEN_DAYS * 86400.0)
+            gate = Gate(host.rpc, manifest, token)
+            bans = extend_bans(home.bans, identity, manifest, config.banned)
+            if bans is not None:
+                gate.learn_bans(bans)
+            serve_charter(host.rpc, charter, tokenizer)
+            serve_reach(host)
+            serve_shelves(host.rpc, [_shelf(state) for state in states])
+            async with open_node(host, config.bootstrap, [MEMBERS], home.addresses, manifest.run_id) as node:
+                addresses = (*host.addresses, *config.bootstrap)[:ADDRESSES_MAX]
+                coordinator = _Coordinator(config, manifest, host, home)
+                membership = Membership(node, host, manifest.run_id, coordinator.describe, events)
+                coordinator.membership = membership
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(membership.run)
+                    if bans is not None:
+                        nursery.start_soon(spread_bans, gate, lambda: membership.view, identity.peer_id, events)
+                    for authority in coordinator.authorities:
+                        nursery.start_soon(authority.run)
+                    nursery.start_soon(coordinator.tell_of_the_end, membership)
+                    ready(Invite(manifest.run_id, identity.peer_id, addresses, token))
+
+
+class _Coordinator:
+    """One authority for each group; `membership` is set before they run."""
+
+    def __init__(self, config: CoordinatorConfig, manifest: Manifest, host: Host, home: Home) -> None:
+        self.membership: Membership | None = None
+        self._manifest, self._host, self._home = manifest, host, home
+        self._began = time.time()
+        self.authorities = [self._authority(stage) for stage in range(manifest.stages)]
+        AuthorityDesk(host, self.authorities)
+
+    def _authority(self, stage: int) -> Authority:
+        return Authority(
+            self._host,
+            self._manifest.first_head(stage),
+            self._manifest.run.min_peers,
+            lambda: self._replicas(stage),
+            HomeMemory(self._home.stage(stage, self._manifest.stages)),
+            self._manifest.run.rounds,
+            lambda: sum(other.peers for other in self._others(stage)),
+            self._abreast if self._manifest.stages > 1 else None,
+            stage if self._manifest.stages > 1 else None,
+            lambda: self._others(stage),
+            self._manifest.run.max_peers,
+        )
+
+    def _others(self, stage: int) -> list[Authority]:
+        return [authority for number, authority in enumerate(self.authorities) if number != stage]
+
+    async def tell_of_the_end(self, membership: Membership) -> None:
+        """Once all groups have made their last commit: their members wait for us to know."""
+        for authority in self.authorities:
+            await authority.completed.wait()
+        await membership.announce()
+
+    def _abreast(self, head: Head) -> Head:
+        others = [authority.head for authority in self.authorities if authority.group != head.run_id]
+        issues = head.run_id == self._manifest.group_id(0)
+        return abreast(head, others, self._manifest.synchronous, issues)
+
+    def _replicas(self, stage: int) -> list[str]:
+        """Who says that it belongs to that group."""
+        view = self.membership.view if self.membership else {}
+        whole = self._manifest.stages == 1
+        return [peer for peer, record in view.items() if whole or record.stage == stage]
+
+    def describe(self) -> MemberRecord:
+        """Of a pipeline, with the head of the group that is furthest behind: all have come that far."""
+        last = min(self.authorities, key=lambda authority: authority.head.round)
+        own = Own(
+            session=last.me.session,
+            name="coordinator",
+            role="coordinator",
+            phase=last.standing().phase,
+            joined_at=self._began,
+        )
+        return describe(self._host, last.head, own)
+
+
+def abreast(head: Head, others: Sequence[Head], synchronous: bool, issues: bool) -> Head:
+    """The weights of a stage at the place in the run where the `others` are, if they are too old for it. In a
+    synchronous run that is where the last of these is: the others have kept the weights of its epoch. The stage that
+    `issues` hands out nothing that another has merged: it would pass there uncounted, and the run wait for rounds in
+    which nothing counts."""
+    last, furthest = min(others, key=lambda head: head.round), max(others, key=lambda head: head.round)
+    if furthest.round - head.round <= STALENESS:
+        return head
+    if synchronous:
+        return msgspec.structs.replace(head, round=last.round, inner_step=last.inner_step, ledger=last.ledger)
+    ledger = head.ledger.after(other.ledger for other in others) if issues else head.ledger
+    return msgspec.structs.replace(head, round=furthest.round, inner_step=furthest.inner_step, ledger=ledger)
+
+
+def _shelf(state: InitialState) -> SnapshotShelf:
+    shelf = SnapshotShelf(state.tree.size_bytes, 1 << 16)
+    shelf.publish(state.tree, list(state.tensors.values()))
+    return shelf
+
+
+def _found_or_reopen(config: CoordinatorConfig, identity: Identity, events: EventLog) -> Founded:
+    kept = load_charter(config.home)
+    if kept is None:
+        if config.run is None:
+            raise ConfigError(f"{config.home} holds no run yet: give a RUN.toml (`peer coordinate --init` writes one).")
+        return found(config.home, config.run, identity, events)
+    charter, tokenizer = kept
+    manifest = open_manifest(charter)
+    if manifest.authority != identity.peer_id:
+        raise ConfigError(f"{config.home} belongs to a run of another authority: choose another folder with --home.")
+    if config.run is not None:
+        _check_same(config.run, manifest, config.home)
+    return charter, tokenizer, reload(config.home, manifest, identity, events)
+
+
+def _check_same(run: RunConfig, manifest: Manifest, home: Path) -> None:
+    """ConfigError if RUN.toml describes another run than the one in `home`: what it says now would change nothing."""
+    if run.run.name != manifest.run.name:
+        raise ConfigError(
+            f"{home} holds the run {manifest.run.name!r}: choose another folder with --home for a new one."
+        )
+    sections = ["run", "data", "inner", "outer", "codec", "pipeline"]
+    if run.pretrained is None:
+        sections.insert(1, "model")
+    differing = [f"[{name}]" for name in sections if getattr(run, name) != getattr(manifest, name)]
+    if run.pretrained is None or run.tokenizer.source != BYTES_TOKENIZER:  # else it is the checkpoint's
+        with suppress(ConfigError):  # the run has a copy: it goes on without the file
+            if read_tokenizer(run)[1] != manifest.tokenizer:
+                differing.append("[tokenizer]")
+    if differing:
+        raise ConfigError(
+            f"the run in {home} has another {', '.join(differing)} than RUN.toml, and the rules of a run never change:"
+            " choose another folder with --home for a new one, or leave RUN.toml out to go on with the one there."
+        )

@@ -1,0 +1,130 @@
+"""A run's beginning: its initial state, stage for stage, its manifest, both kept in the coordinator's home."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import torch
+import trio
+from torch import Tensor
+
+from optim.config import Gossip
+from optim.strategies.interface import Turn
+from optim.strategies.registry import build_recipe, shared_vectors
+from peer.checkpoint.hash_tree import StateTree, hash_state
+from peer.config import ModelConfig
+from peer.errors import CheckpointError, ConfigError
+from peer.events import EventLog
+from peer.identity import Identity, Signed
+from peer.model.huggingface import flatten, load_pretrained
+from peer.model.layout import FlatLayout, init_flat, split_flat, untie
+from swarm.placement.stages import cut, layout_of, open_store
+from swarm.protocol.messages import SLICE_BYTES_MAX
+from swarm.run.config import RunConfig
+from swarm.run.home import Home
+from swarm.run.manifest import PROTOCOL_VERSION, Manifest, check_fit, check_pipeline, sign_manifest
+from swarm.run.manifest_transfer import save_charter
+from swarm.run.tokenizer import read_tokenizer
+
+
+@dataclass(frozen=True)
+class InitialState:
+    """The initial outer state of one stage: "theta" and what else the method shares, flat fp32, shape (P,) of that
+    stage."""
+
+    tensors: dict[str, Tensor]
+    tree: StateTree
+
+
+Founded = tuple[Signed, bytes, list[InitialState]]
+"""The signed manifest, the tokenizer.json (or nothing) and each stage's state of round 0."""
+
+
+def found(path: Path, run: RunConfig, identity: Identity, events: EventLog) -> Founded:
+    """Make the initial state, sign the manifest, keep both."""
+    tokenizer, tokenizer_name, vocabulary = read_tokenizer(run)
+    model, theta = _model(run)
+    if vocabulary > model.vocab_size:
+        raise ConfigError(
+            f"the tokenizer has {vocabulary} ids and the model only {model.vocab_size}: raise [model] vocab_size,"
+            " or name the tokenizer that belongs to the checkpoint."
+        )
+    try:
+        check_fit(model, run.data, tokenizer_name)
+        check_pipeline(run.pipeline, model, run.inner, run.outer)
+    except ValueError as error:
+        raise ConfigError(f"RUN.toml does not fit the model: {error}.") from error
+    cuts = cut(run.pipeline.stages, model, run.outer, run.codec, run.inner, run.data.seq_len)
+    states = []
+    for blocks, part in zip(cuts, split_flat(model, theta, cuts), strict=True):
+        layout = FlatLayout.of(model, range(*blocks))
+        shared = shared_vectors(run.outer, run.codec, layout, run.inner)
+        tensors = {"theta": part, **{name: torch.zeros_like(part) for name in shared}}
+        _check_slices(run, layout, list(tensors.values()))
+        states.append(InitialState(tensors, hash_state(list(tensors.values()))))
+    manifest = Manifest(
+        protocol=PROTOCOL_VERSION,
+        authority=identity.peer_id,
+        created_at=int(time.time()),
+        run=run.run,
+        model=model,
+        tokenizer=tokenizer_name,
+        data=run.data,
+        inner=run.inner,
+        outer=run.outer,
+        codec=run.codec,
+        pipeline=run.pipeline,
+        cuts=cuts,
+        genesis=tuple(state.tree.root for state in states),
+    )
+    for stage, state in enumerate(states):
+        store = open_store(Home(path), manifest, stage, identity, events)
+        store.prepare()
+        head = msgspec.msgpack.encode(manifest.first_head(stage))
+        if not trio.from_thread.run(store.save, 0, head, state.tensors, layout_of(manifest, stage)):
+            raise CheckpointError(
+                f"the run's initial state cannot be written under {path}: free some space and try again."
+            )
+    charter = sign_manifest(identity, manifest)
+    save_charter(path, charter, tokenizer)
+    return charter, tokenizer, states
+
+
+def reload(path: Path, manifest: Manifest, identity: Identity, events: EventLog) -> list[InitialState]:
+    """The initial state of each stage, from disk."""
+    states = []
+    for stage in range(manifest.stages):
+        store = open_store(Home(path), manifest, stage, identity, events)
+        store.prepare()
+        loaded = store.load_latest()
+        if loaded is None:
+            raise CheckpointError(f"the run's initial state under {path} is gone or damaged: restore it from a backup.")
+        states.append(InitialState(loaded.tensors, loaded.tree))
+    return states
+
+
+def _model(run: RunConfig) -> tuple[ModelConfig, Tensor]:
+    """The model's shape and its initial weights, flat fp32; for a pipeline with a head of its own."""
+    if run.pretrained is None:
+        assert run.model is not None
+        return run.model, init_flat(run.model, run.run.seed)
+    model, tensors = load_pretrained(Path(run.pretrained.init))
+    theta = flatten(model, tensors)
+    return untie(model, theta) if run.pipeline.stages > 1 else (model, theta)
+
+
+def _check_slices(run: RunConfig, layout: FlatLayout, state: Sequence[Tensor]) -> None:
+    """ConfigError if a merged slice would not fit a call once the group is as large as it may get."""
+    if isinstance(run.outer, Gossip):
+        return
+    coding = build_recipe(run.outer, run.codec, layout, run.inner).coding(Turn(1, 0, run.inner.lr), state)
+    largest = max(coding.result_bytes(index, run.run.max_peers) for index in range(coding.count))
+    if largest > SLICE_BYTES_MAX:
+        raise ConfigError(
+            f"[run] max_peers is {run.run.max_peers}: with this method a merged slice of so many peers would take"
+            f" {largest / 1e6:.0f} MB, and a call carries {SLICE_BYTES_MAX / 1e6:.0f}: lower max_peers, topk or rank."
+        )

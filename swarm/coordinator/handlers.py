@@ -1,0 +1,52 @@
+"""What the authority answers: each call goes to the group that it names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from peer.errors import ProtocolViolation, RoundError
+from peer.net.host import Host
+from peer.net.method import Call
+from swarm.coordinator.authority import Authority
+from swarm.protocol import messages as say
+
+
+class AuthorityDesk:
+    """Serves on behalf of the authorities of all groups of a run, from the moment it is made."""
+
+    def __init__(self, host: Host, authorities: Sequence[Authority]) -> None:
+        self._host = host
+        self._of = {authority.group: authority for authority in authorities}
+        if len(authorities) == 1:
+            self._of[""] = authorities[0]
+        host.rpc.serve(say.STANDING, self._on_standing)
+        host.rpc.serve(say.KNOCK, self._on_knock)
+        host.rpc.serve(say.NEED_REGROUP, self._on_need_regroup)
+        host.rpc.serve(say.BELIEVED, self._on_believed)
+
+    def _named(self, group: str) -> Authority:
+        if group not in self._of:
+            raise RoundError("this run has no such group: look its manifest up again")
+        return self._of[group]
+
+    async def _on_standing(self, call: Call[say.AskHead]) -> say.Standing:
+        return self._named(call.body.group).standing()
+
+    async def _on_knock(self, call: Call[say.Knock]) -> say.Standing:
+        if call.body.member.peer != call.peer:
+            raise ProtocolViolation("a knock names another peer than its sender")
+        authority = self._named(call.body.group)
+        self._host.book.add(call.peer, call.body.addresses)
+        authority.knock(call.body)
+        return authority.standing()
+
+    async def _on_need_regroup(self, call: Call[say.AskHead]) -> say.Standing:
+        authority = self._named(call.body.group)
+        authority.look()
+        return authority.standing()
+
+    async def _on_believed(self, call: Call[say.AskBelieved]) -> say.Believed:
+        authority = self._named(call.body.group)
+        believed = [name for name, round in call.body.heads[:1] if authority.believes(call.peer, name, round)]
+        believed += [name for name, round in call.body.heads[1:] if authority.vouches(name, round)]
+        return say.Believed(authority.head.height, tuple(believed))

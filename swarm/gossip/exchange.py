@@ -1,0 +1,188 @@
+"""One meeting of two peers: each commits to its message, half by half, then fetches the other's.
+
+The proposer is ready when the meeting begins; the other may still be training. phi crosses at once in both directions,
+delta as soon as both have theirs. Each side fetches at its own pace and checks every slice against the hash it was
+committed to before it saw anything of ours of that half. A side that got everything takes its step whatever becomes of
+the other: peers of a gossip run need not agree, so there is nothing to vote on.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Final
+
+import trio
+from blake3 import blake3
+
+from peer.errors import BarnraiseError, ConnectionLost, DeadlineExceeded, ProtocolViolation, RoundDiscarded
+from peer.net.host import Host
+from swarm.gossip import messages as say
+from swarm.gossip.coding import Message, Packed
+from swarm.gossip.outgoing import Letter
+from swarm.protocol.timeouts import Tempo
+
+CALLS: Final = 3  # hides the round trip of a fast link
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a proposal and its answer settled. `proposed`: whether we proposed; `rounds_apart`: how many rounds the
+    partner is ahead of us (behind: negative); `patience_s`: how long the proposer waits for the other's work."""
+
+    id: bytes
+    partner: str
+    proposed: bool
+    rounds_apart: int
+    patience_s: float
+
+
+class Meeting:
+    """One side of it. `over` is set when `run` ends; then `theirs` is the partner's message, or `failure` says why not.
+    `fetched` is set when the partner has taken everything of ours."""
+
+    def __init__(self, terms: Terms, letter: Letter, host: Host, tempo: Tempo) -> None:
+        self.terms = terms
+        self.letter = letter
+        self.over = trio.Event()
+        self.fetched = trio.Event()
+        self.theirs: Message | None = None
+        self.failure: BarnraiseError | None = None
+        self.bytes_down = 0
+        self._host, self._tempo = host, tempo
+        self._scope = trio.CancelScope()
+        self._hashes: dict[say.Half, tuple[bytes, ...]] = {}
+        self._committed: dict[say.Half, trio.Event] = {half: trio.Event() for half in say.HALVES}
+        self._owed = {(half, index) for half in say.HALVES for index in range(letter.coding.count)}
+
+    async def run(self) -> None:
+        """Ends when the partner's message is here, or with a failure."""
+        try:
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._give_up_on_suspect)
+                    try:
+                        await self._exchange()
+                    except BarnraiseError as error:
+                        self.fail(error)
+                    nursery.cancel_scope.cancel()
+            if self.theirs is None and self.failure is None:
+                self.failure = RoundDiscarded("the partner left the meeting")
+        finally:
+            self.over.set()
+
+    async def leave(self) -> None:
+        """Tell the partner that we are not coming, if it can be told."""
+        self._scope.cancel()
+        message = say.Leave(self.terms.id)
+        try:
+            await self._host.rpc.call(self.terms.partner, say.LEAVE, message, timeout_s=self._tempo.answer_s)
+        except BarnraiseError:
+            return  # it will find out
+
+    def forget(self) -> None:
+        """The partner's message has been used; ours can still be fetched."""
+        self.theirs = None
+
+    # -- what the partner asks -----------------------------------------------------------------------------------------
+
+    async def take_commitment(self, commit: say.Commit) -> Packed:
+        """The partner's hashes of one half; returns ours, once we have them."""
+        self._note_hashes(commit.half, commit.hashes)
+        return await self.letter.half(commit.half)
+
+    async def give(self, half: say.Half, index: int) -> memoryview:
+        """A slice of ours. Only whoever has committed to its own half sees ours."""
+        if not 0 <= index < self.letter.coding.count:
+            raise ProtocolViolation("a slice was asked for that there is not")
+        await self._committed[half].wait()
+        packed = await self.letter.half(half)
+        self._owed.discard((half, index))
+        if not self._owed:
+            self.fetched.set()
+        return packed.slices[index]
+
+    def left(self) -> None:
+        """The partner is not coming. Once it has all our slices it owes us nothing but its own."""
+        self._scope.cancel()
+
+    # -- our own part --------------------------------------------------------------------------------------------------
+
+    async def _exchange(self) -> None:
+        halves = [await self._take(half) for half in say.HALVES]
+        self.theirs = Message(*halves)
+
+    async def _take(self, half: say.Half) -> Packed:
+        patience_s = self.terms.patience_s if half == "delta" else 0.0
+        if not self.terms.proposed and half == "delta":
+            await self.letter.sealed.wait()  # our own work: we are not late to ourselves
+            patience_s = 0.0
+        await self._agree(half, patience_s + self._tempo.answer_s)
+        began = trio.current_time()
+        slices: dict[int, memoryview] = {}
+        left = deque(range(self.letter.coding.count))
+        limit_s = self._tempo.exchange_s(self.letter.coding.total(half))
+        with trio.move_on_after(limit_s) as patience:
+            async with trio.open_nursery() as nursery:
+                for _ in range(min(CALLS, len(left))):
+                    nursery.start_soon(self._fetch_slices, half, left, slices, limit_s)
+        if patience.cancelled_caught:
+            raise DeadlineExceeded(f"the partner's {half} did not come within {limit_s:.1f} s")
+        if self.failure is not None:  # of fetchers that all failed at once: then nobody was left to be cancelled
+            raise self.failure
+        self._tempo.note_exchange(trio.current_time() - began)
+        return Packed(tuple(slices[i] for i in sorted(slices)), self._hashes[half])
+
+    async def _agree(self, half: say.Half, limit_s: float) -> None:
+        """Both sides' hashes of that half cross: the proposer calls."""
+        if self.terms.proposed:
+            mine = await self.letter.half(half)
+            message = say.Commit(self.terms.id, half, mine.hashes)
+            reply = await self._host.rpc.call(self.terms.partner, say.COMMIT, message, timeout_s=limit_s)
+            self._note_hashes(half, reply.body.hashes)
+            return
+        with trio.move_on_after(limit_s):
+            await self._committed[half].wait()
+            return
+        raise DeadlineExceeded(f"the partner did not commit to its {half} within {limit_s:.1f} s")
+
+    def _note_hashes(self, half: say.Half, hashes: tuple[bytes, ...]) -> None:
+        if len(hashes) != self.letter.coding.count or any(len(h) != blake3.digest_size for h in hashes):
+            raise ProtocolViolation("a commitment has the wrong number of slices")
+        if self._hashes.setdefault(half, hashes) != hashes:
+            raise ProtocolViolation("a peer committed to two messages in one meeting")
+        self._committed[half].set()
+
+    async def _fetch_slices(
+        self, half: say.Half, left: deque[int], slices: dict[int, memoryview], limit_s: float
+    ) -> None:
+        try:
+            while left:
+                index = left.popleft()
+                slices[index] = await self._fetch(half, index, limit_s)
+        except BarnraiseError as error:
+            self.fail(error)
+
+    async def _fetch(self, half: say.Half, index: int, limit_s: float) -> memoryview:
+        message = say.SliceOf(self.terms.id, half, index)
+        reply = await self._host.rpc.call(self.terms.partner, say.SLICE, message, timeout_s=limit_s, bulk=True)
+        if len(reply.payload) != self.letter.coding.size(half, index):
+            raise ProtocolViolation("a slice has the wrong size")
+        if await trio.to_thread.run_sync(_digest, reply.payload) != self._hashes[half][index]:
+            raise ProtocolViolation("a slice differs from the hash its sender committed to")
+        self.bytes_down += len(reply.payload)
+        return reply.payload
+
+    async def _give_up_on_suspect(self) -> None:
+        await self._host.wait_suspect(self.terms.partner)
+        self.fail(ConnectionLost("the partner fell silent"))
+
+    def fail(self, error: BarnraiseError) -> None:
+        """The first reason counts."""
+        if self.failure is None:
+            self.failure = error
+        self._scope.cancel()
+
+
+def _digest(data: memoryview) -> bytes:
+    return blake3(data).digest()

@@ -1,0 +1,79 @@
+"""Can others dial this machine? A peer that is asked tries the caller's ports at the address it sees the caller at.
+
+The caller cannot name an address, only ports, so nobody can be made to knock at a third party's door.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final, Literal
+
+import msgspec
+import trio
+
+from peer.errors import ProtocolViolation
+from peer.net.host import Host
+from peer.net.rpc import Call, Method
+
+Outcome = Literal["open", "refused", "timeout", "unreachable"]
+PORTS_MAX: Final = 4
+CONNECT_S: Final = 4.0
+ASK_EVERY_S: Final = 2.0  # one peer may ask this often
+ASKERS_MAX: Final = 1024
+
+
+class AskReach(msgspec.Struct, frozen=True):
+    """Please try to connect to these TCP ports of mine."""
+
+    ports: tuple[int, ...]
+
+
+class Reach(msgspec.Struct, frozen=True):
+    """`seen_at`: the caller's IP address as the answerer sees it, empty if they talk through a relay; `outcomes`: what
+    came of each port, as (port, outcome)."""
+
+    seen_at: str
+    outcomes: tuple[tuple[int, Outcome], ...]
+
+
+REACH: Final = Method("net.reach", AskReach, Reach)
+
+
+def serve_reach(host: Host) -> None:
+    """Answer others that want to know whether they can be dialled."""
+    asked: OrderedDict[str, float] = OrderedDict()
+
+    async def answer(call: Call[AskReach]) -> Reach:
+        now = trio.current_time()
+        if not all(0 < port < 1 << 16 for port in call.body.ports) or len(call.body.ports) > PORTS_MAX:
+            raise ProtocolViolation(f"ask for 1 to {PORTS_MAX} TCP ports")
+        if now - asked.get(call.peer, -ASK_EVERY_S) < ASK_EVERY_S:
+            raise ProtocolViolation(f"ask again in {ASK_EVERY_S:.0f} seconds")
+        asked[call.peer] = now
+        asked.move_to_end(call.peer)
+        while len(asked) > ASKERS_MAX:
+            asked.popitem(last=False)
+        ip = host.remote_ip(call.peer)
+        if ip is None:
+            return Reach("", ())
+        outcomes: dict[int, Outcome] = {}
+        async with trio.open_nursery() as nursery:
+            for port in set(call.body.ports):
+                nursery.start_soon(_try, ip, port, outcomes)
+        return Reach(ip, tuple(sorted(outcomes.items())))
+
+    host.rpc.serve(REACH, answer)
+
+
+async def _try(ip: str, port: int, outcomes: dict[int, Outcome]) -> None:
+    outcomes[port] = "timeout"
+    family = trio.socket.AF_INET6 if ":" in ip else trio.socket.AF_INET
+    with trio.socket.socket(family, trio.socket.SOCK_STREAM) as sock, trio.move_on_after(CONNECT_S):
+        try:
+            await sock.connect((ip, port))
+        except ConnectionRefusedError:
+            outcomes[port] = "refused"
+        except OSError:
+            outcomes[port] = "unreachable"
+        else:
+            outcomes[port] = "open"

@@ -1,0 +1,149 @@
+"""Which micro-batches one replica may count, and which it has counted. Pure: no clock, no I/O.
+
+A micro-batch counts in a group at most once for ever. What the group has merged is no longer free in the ledger of its
+head; what this replica has counted and not yet merged is kept here. The decision falls at the backward (`begin`), not
+at the forward: of two copies that are under way at one replica the first to come back counts, the other passes through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final, Literal
+
+from swarm.pipeline.config import STALENESS
+from swarm.protocol.head import Head
+from swarm.protocol.ledger import Ledger, Range, contains
+
+Verdict = Literal["count", "through", "early", "stale"]
+_ENDLESS: Final = 1 << 62
+
+
+class Counting:
+    """Of one replica in one group, from `head` on. Spans are `micro_batch` samples long and aligned to that.
+
+    `round_samples`: in a synchronous run, the size of a round's batch: the samples from the ledger's cursor on that
+    count before the next commit. `me`: this peer's id, whose promised samples are free for it.
+    """
+
+    def __init__(self, head: Head, micro_batch: int, round_samples: int | None = None, me: str = "") -> None:
+        self.micro_batch: Final = micro_batch
+        self.round_samples: Final = round_samples
+        self._me = me
+        self._captured: set[int] = set()  # first samples: in a contribution that is being merged
+        self._since: set[int] = set()  # counted after that was captured
+        self._at: set[int] = set()  # in their backward right now
+        self.epoch, self._cursor = head.round, head.ledger.cursor
+        self._free = self._free_in(head.ledger)
+
+    @property
+    def synchronous(self) -> bool:
+        return self.round_samples is not None
+
+    @property
+    def counted(self) -> tuple[Range, ...]:
+        """All that was counted and is not merged, in order."""
+        return self._ranges(self._captured | self._since)
+
+    def in_batch(self, ranges: Iterable[Range], epoch: int) -> bool:
+        """Whether `ranges` lie in the batch of `epoch`, the present one or the one before. Synchronous runs only."""
+        behind = self.epoch - epoch
+        if self.round_samples is None or not 0 <= behind <= STALENESS:
+            return False
+        first = self._cursor - behind * self.round_samples
+        return contains([(first, first + self.round_samples)], ranges)
+
+    def verdict(self, span: Range, epoch: int) -> Verdict:
+        """What is to become of a micro-batch that was issued in `epoch`.
+
+        Synchronous: one of the epoch before passes through, with the weights of that epoch. Else weights may be
+        `STALENESS` epochs apart either way. "early": keep it until the group has come so far. "stale": refuse it.
+        """
+        ahead = epoch - self.epoch
+        if ahead > (0 if self.synchronous else STALENESS):
+            return "early"
+        if ahead < -STALENESS:
+            return "stale"
+        return "count" if self.may_count(span, epoch) else "through"
+
+    def may_count(self, span: Range, epoch: int) -> bool:
+        near = epoch == self.epoch if self.synchronous else abs(epoch - self.epoch) <= STALENESS
+        return near and not self.has(span) and span[0] not in self._at and contains(self._free, [span])
+
+    def has(self, span: Range) -> bool:
+        """Whether it was counted and is not merged yet."""
+        return span[0] in self._captured or span[0] in self._since
+
+    def is_at(self, span: Range) -> bool:
+        """Whether it is in its backward, to be counted."""
+        return span[0] in self._at
+
+    def begin(self, span: Range, epoch: int) -> bool:
+        """Whether the backward that begins now counts. If so, `done` or `undo` must follow."""
+        if not self.may_count(span, epoch):
+            return False
+        self._at.add(span[0])
+        return True
+
+    def done(self, span: Range) -> None:
+        """The worker has added its gradient. Ignored if all was forgotten since."""
+        if span[0] in self._at:
+            self._at.remove(span[0])
+            self._since.add(span[0])
+
+    def undo(self, span: Range) -> None:
+        """The worker has not."""
+        self._at.discard(span[0])
+
+    def capture(self, ranges: Iterable[Range] | None = None) -> tuple[Range, ...]:
+        """All that was counted so far goes into a contribution, or (given `ranges`) what the worker says is in it; all
+        that is captured now. What is captured twice is in both."""
+        firsts = {first for first, _ in spans_of(ranges, self.micro_batch)} if ranges is not None else set(self._since)
+        self._captured |= firsts
+        self._since -= firsts
+        self._at -= firsts  # counted there, and its word on the way
+        return self._ranges(self._captured)
+
+    def reset(self, head: Head) -> tuple[Range, ...]:
+        """The group has committed `head`: what was captured is merged, or free again. What was counted since stays
+        counted (in a synchronous run all is forgotten: its weights are gone); returned are those spans of it that
+        somebody else has got merged, so that a contribution with them would count twice."""
+        self.epoch, self._cursor = head.round, head.ledger.cursor
+        self._free = self._free_in(head.ledger)
+        self._captured = set()
+        if self.synchronous:
+            self._since = set()
+        return self._ranges(first for first in self._since if not contains(self._free, [self._span(first)]))
+
+    def forget(self) -> tuple[Range, ...]:
+        """The gradients are lost, with the worker or because the state was replaced: nothing is counted any more. What
+        had been."""
+        lost = self.counted
+        self._captured, self._since, self._at = set(), set(), set()
+        return lost
+
+    def _free_in(self, ledger: Ledger) -> Sequence[Range]:
+        if self.round_samples is not None:
+            return [(ledger.cursor, ledger.cursor + self.round_samples)]
+        return [*ledger.returned, *ledger.promise(self._me), (ledger.cursor, _ENDLESS)]
+
+    def _span(self, first: int) -> Range:
+        return (first, first + self.micro_batch)
+
+    def _ranges(self, firsts: Iterable[int]) -> tuple[Range, ...]:
+        merged: list[Range] = []
+        for first in sorted(firsts):
+            if merged and merged[-1][1] == first:
+                merged[-1] = (merged[-1][0], first + self.micro_batch)
+            else:
+                merged.append(self._span(first))
+        return tuple(merged)
+
+
+def spans_of(ranges: Iterable[Range], micro_batch: int) -> list[Range]:
+    """The micro-batches that make up `ranges`, in order. ValueError unless they are made of whole ones."""
+    spans: list[Range] = []
+    for first, last in ranges:
+        if first % micro_batch or last % micro_batch or last <= first:
+            raise ValueError(f"samples {first} to {last} are no whole micro-batches of {micro_batch}")
+        spans.extend((at, at + micro_batch) for at in range(first, last, micro_batch))
+    return spans

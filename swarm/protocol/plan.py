@@ -1,0 +1,288 @@
+"""What a round will do, decided before it does it: who trains on what for how long, who sums which slice.
+
+Everything here is a pure function of values that all members hold, so that whoever receives a plan or a roster can
+check every number in it instead of trusting the leader.
+
+The method cuts its messages into *slices*. A slice is the unit that is encoded, hashed, sent, merged by its *owner*,
+and sent back to all (butterfly all-reduce with one owner a slice).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from itertools import accumulate
+from statistics import median, median_low
+from typing import Annotated, Final
+
+import msgspec
+from blake3 import blake3
+
+from peer.errors import ProtocolViolation
+from peer.identity import Signed, open_body
+from swarm.protocol.head import Count, Hash, Head, Member
+from swarm.protocol.ledger import Range, contains, count, head_of, overlaps, union
+from swarm.protocol.round_schedule import Pace, with_surplus
+
+EQUAL_WITHIN: Final = 3.0  # links whose speeds differ by less than this share equally: measurements are noisy
+ROUND_TIME_SLACK: Final = 2.0  # a contributor may take this many times the expected compute time
+RANGES_MAX: Final = 1 << 15  # of samples, in one contribution
+RETURNED_MAX: Final = 2048  # ranges that a later stage's ledger keeps, on either side of where its members are
+ROSTER_BYTES_MAX: Final = 3 << 18  # of contributions; a message has at most 1 MiB, and more than these in it
+REACH_MAX: Final = 1 << 40  # samples: no contribution is further ahead of the ledger, or numbers would run out
+
+CONTRIBUTION_KIND: Final = "contribution"
+PLAN_KIND: Final = "plan"
+
+
+class Assignment(msgspec.Struct, frozen=True):
+    """`steps` inner steps on the samples in `ranges` (see `swarm.protocol.ledger`); `ahead` is promised to the member
+    for the next round, so that it can train on while this one's exchange is in flight. Ranges that were promised may
+    hold more than `steps` need: a member that waits for the others may use them up.
+
+    In a pipeline only the first stage is assigned samples; `steps` bounds what another may claim. `anew`: the member is
+    to forget what it has counted since the last commit, since others have counted the same."""
+
+    member: Member
+    ranges: tuple[Range, ...]
+    steps: int
+    ahead: tuple[Range, ...] = ()
+    anew: bool = False
+
+
+class WorkPlan(msgspec.Struct, frozen=True):
+    """The compute half of a round: sent signed by the leader before anybody computes. `deadline_s` is the time from its
+    receipt after which a contributor stops where it is."""
+
+    head: Hash
+    round: Count
+    attempt: Count
+    assignments: tuple[Assignment, ...]
+    deadline_s: float
+
+    @property
+    def hash(self) -> bytes:
+        return blake3(_ENCODER.encode(self)).digest()
+
+    def of(self, member: Member) -> Assignment | None:
+        return next((a for a in self.assignments if a.member == member), None)
+
+
+class Contribution(msgspec.Struct, frozen=True):
+    """What a contributor commits to, signed, before it sends a byte: the blake3 hash and the squared norm (of the
+    decoded values, float64) of each encoded slice of its pseudo-gradient. No slices at all if it did no work (`steps`
+    = 0). `counted`, in a pipeline: the samples that are in it, in order; elsewhere they are the first of those
+    assigned."""
+
+    head: Hash
+    plan: Hash
+    member: Member
+    steps: Count
+    samples: Count
+    loss: float
+    hashes: tuple[Hash, ...]
+    sqnorms: tuple[float, ...]
+    counted: Annotated[tuple[Range, ...], msgspec.Meta(max_length=RANGES_MAX)] = ()
+
+    @property
+    def norm(self) -> float:
+        return float(sum(self.sqnorms) ** 0.5)
+
+
+class Roster(msgspec.Struct, frozen=True):
+    """The exchange half of a round, for one attempt: whose updates are merged (`contributions`, in order of peer id)
+    and which of them owns each slice (`owners[i]` indexes `contributions`)."""
+
+    head: Hash
+    plan: Hash
+    attempt: Count
+    contributions: tuple[Signed, ...]
+    owners: tuple[int, ...]
+
+    @property
+    def hash(self) -> bytes:
+        return blake3(_ENCODER.encode(self)).digest()
+
+
+def make_plan(
+    head: Head, attempt: int, members: Mapping[Member, float], pace: Pace, anew: Collection[Member] = ()
+) -> WorkPlan:
+    """Assign a round's work. `members` maps each to its measured speed in inner steps a second, 0 if not yet known;
+    those in `anew` are to forget what they have."""
+    counts, expected_s = pace.divide(head, members)
+    ordered = sorted(members)
+    assignments = [Assignment(m, (), counts[m]) for m in ordered] if pace.stage else _assign(head, counts, pace)
+    return WorkPlan(
+        head=head.hash,
+        round=head.round + 1,
+        attempt=attempt,
+        assignments=tuple(msgspec.structs.replace(a, anew=a.member in anew) for a in assignments),
+        deadline_s=min(pace.compute_s_max, ROUND_TIME_SLACK * expected_s + 5.0),
+    )
+
+
+def _assign(head: Head, counts: Mapping[Member, int], pace: Pace) -> list[Assignment]:
+    """Samples for each member's steps: those it was promised, or the next that are free."""
+    ordered = sorted(counts)
+    ranges = {member: head.ledger.promise(member.peer) for member in ordered}
+    fresh = [member for member in ordered if not ranges[member]]
+    eager = ordered if pace.overlaps else []
+    wanted = [counts[member] for member in fresh] + [with_surplus(counts[member]) for member in eager]
+    handed = head.ledger.assign([steps * pace.unit for steps in wanted])
+    ranges.update(zip(fresh, handed, strict=False))
+    ahead = dict(zip(eager, handed[len(fresh) :], strict=True))
+    steps = {member: min(counts[member], count(ranges[member]) // pace.unit) for member in ordered}
+    return [Assignment(m, ranges[m], steps[m], ahead.get(m, ())) for m in ordered]
+
+
+def check_plan(plan: WorkPlan, head: Head, pace: Pace) -> None:
+    """Refuse a plan that does not follow from the head: `ProtocolViolation` says what is wrong with it."""
+    ranges = {a.member.peer: a.ranges for a in plan.assignments}
+    if plan.head != head.hash or plan.round != head.round + 1:
+        raise ProtocolViolation("the plan is for another round")
+    if len(ranges) != len(plan.assignments) or not plan.assignments:
+        raise ProtocolViolation("the plan names a peer twice, or nobody")
+    pace.check(head, {a.member: a.steps for a in plan.assignments})
+    if not 0 < plan.deadline_s <= pace.compute_s_max:
+        raise ProtocolViolation("the plan's deadline is outside what the run's manifest allows")
+    if pace.stage:
+        if any(a.ranges or a.ahead for a in plan.assignments):
+            raise ProtocolViolation("the plan assigns samples to a stage that is assigned none")
+        return
+    needed = {a.member.peer: a.steps * pace.unit for a in plan.assignments}
+    surplus = {peer: count(r) - needed[peer] for peer, r in ranges.items()}
+    if any(more < 0 or (more and not head.ledger.promise(peer)) for peer, more in surplus.items()):
+        raise ProtocolViolation("the plan assigns an impossible amount of work")
+    if any(count(a.ahead) > pace.ahead(head) * pace.unit for a in plan.assignments):
+        raise ProtocolViolation("the plan promises more work than a round has")
+    handed = {peer: r for peer, r in ranges.items() if not head.ledger.promise(peer)}
+    if any(ranges[peer] != promise for peer, promise in head.ledger.promised if peer in ranges):
+        raise ProtocolViolation("the plan breaks a promise of the last round")
+    handed |= {f"{a.member.peer} ahead": a.ahead for a in plan.assignments}
+    if any(first >= last for r in handed.values() for first, last in r):
+        raise ProtocolViolation("the plan assigns an empty range of samples")
+    if overlaps(handed):
+        raise ProtocolViolation("the plan assigns a sample twice")
+    end = head.ledger.cursor + sum(count(r) for r in handed.values())
+    if any(not contains([*head.ledger.returned, (head.ledger.cursor, end)], r) for r in handed.values()):
+        raise ProtocolViolation("the plan assigns samples that are not free")
+
+
+def whose_fit(contributions: Mapping[Member, Signed]) -> list[Member]:
+    """Whose contributions go into one roster, in order: the shortest first, so that nobody who names samples here and
+    there crowds the others out."""
+    sizes = {member: len(signed.body) for member, signed in contributions.items()}
+    shortest = sorted(sizes, key=lambda member: (sizes[member], member))
+    ends = accumulate(sizes[member] for member in shortest)
+    return sorted(member for member, end in zip(shortest, ends, strict=True) if end <= ROSTER_BYTES_MAX)
+
+
+def share_slices(slices: int, bandwidths: Sequence[float]) -> tuple[int, ...]:
+    """Owner of each slice, in contiguous parts proportional to bandwidth (bytes/s, measured; 0 if unknown)."""
+    usual = median(known) if (known := [b for b in bandwidths if b > 0]) else 1.0
+    weights = [b if b > 0 else usual for b in bandwidths]
+    if max(weights) < EQUAL_WITHIN * min(weights):
+        weights = [1.0] * len(weights)
+    total = sum(weights)
+    owners: list[int] = []
+    reached = 0.0
+    for owner, weight in enumerate(weights):
+        reached += weight
+        upto = slices if owner == len(weights) - 1 else round(slices * reached / total)
+        owners += [owner] * (upto - len(owners))
+    return tuple(owners)
+
+
+def open_contribution(signed: Signed, plan: WorkPlan, slices: int, head: Head, pace: Pace) -> Contribution:
+    """Check one commitment against the plan; `ProtocolViolation` if it is forged, foreign or claims too much."""
+    body = open_body(signed, CONTRIBUTION_KIND, Contribution)
+    assignment = plan.of(body.member)
+    if body.plan != plan.hash or body.head != plan.head or assignment is None:
+        raise ProtocolViolation("a contribution belongs to another plan")
+    if body.member.peer != signed.signer:
+        raise ProtocolViolation("a contribution is signed by another peer than it names")
+    if pace.pipeline:
+        _check_counted(body, assignment, head, pace)
+    elif body.counted:
+        raise ProtocolViolation("a contribution names samples, which only a stage of a pipeline does")
+    elif body.steps < 0 or body.samples != body.steps * pace.batch_size or body.samples > count(assignment.ranges):
+        raise ProtocolViolation("a contribution claims more work than was assigned")
+    expected = slices if body.steps else 0
+    if len(body.hashes) != expected or len(body.sqnorms) != expected or any(len(h) != 32 for h in body.hashes):
+        raise ProtocolViolation("a contribution has the wrong number of slices")
+    if any(not 0 <= q < 1e30 for q in body.sqnorms):  # also refuses NaN
+        raise ProtocolViolation("a contribution has a norm that is not finite")
+    return body
+
+
+def _check_counted(body: Contribution, assignment: Assignment, head: Head, pace: Pace) -> None:
+    if body.counted != union(body.counted) or body.samples != count(body.counted):
+        raise ProtocolViolation("a contribution does not say which samples it is made of")
+    size = pace.micro_batch
+    if size and any(first % size or last % size for first, last in body.counted):
+        raise ProtocolViolation(f"a contribution counts samples that are no whole micro-batches of {size}")
+    most = pace.most_steps(head)
+    if not 0 <= body.steps <= most or body.samples > most * pace.unit or (body.steps > 0) != (body.samples > 0):
+        raise ProtocolViolation("a contribution claims an impossible amount of work")
+    if not head.ledger.is_free(body.counted) or any(last > head.ledger.cursor + REACH_MAX for _, last in body.counted):
+        raise ProtocolViolation("a contribution counts samples that are not free")
+    batch = pace.batch(head)
+    given = assignment.ranges if batch is None else (batch,)
+    if not (batch is None and pace.stage) and not contains(given, body.counted):
+        raise ProtocolViolation("a contribution counts samples that this round is not about")
+
+
+def open_roster(roster: Roster, head: Head, plan: WorkPlan, slices: int, pace: Pace) -> list[Contribution]:
+    """Check a roster against the head and the plan; returns its contributions in order. Where some have counted the
+    same samples, `swarm.protocol.overlaps` tells which are merged."""
+    if roster.head != head.hash or roster.plan != plan.hash:
+        raise ProtocolViolation("the roster is for another round or plan")
+    if len(roster.contributions) > len(plan.assignments):
+        raise ProtocolViolation("the roster names more peers than were assigned work")
+    bodies = [open_contribution(signed, plan, slices, head, pace) for signed in roster.contributions]
+    members = [body.member for body in bodies]
+    if members != sorted(members) or len({m.peer for m in members}) != len(members):
+        raise ProtocolViolation("the roster is out of order or names a peer twice")
+    if sum(head.has(member) for member in members) < head.quorum:
+        raise ProtocolViolation("the roster holds no majority of the last commit")
+    if len(roster.owners) != slices or any(not 0 <= owner < len(members) for owner in roster.owners):
+        raise ProtocolViolation("the roster leaves a slice without an owner")
+    return bodies
+
+
+def next_head(
+    head: Head,
+    plan: WorkPlan,
+    merged: Sequence[Contribution],
+    everyone: Sequence[Contribution],
+    pace: Pace,
+    state_hash: bytes,
+) -> Head:
+    """The head a completed exchange leads to. `merged` are the contributions that passed the gate, no two of which have
+    counted the same; `everyone` stays."""
+    consumed = []
+    for body in merged:
+        assignment = plan.of(body.member)
+        assert assignment is not None
+        consumed.append(body.counted if pace.pipeline else head_of(assignment.ranges, body.samples))
+    staying = {body.member for body in everyone}
+    promised = {a.member.peer: a.ahead for a in plan.assignments if a.member in staying}
+    ledger = head.ledger.settle([a.ranges for a in plan.assignments], consumed, promised)
+    reached = [body.counted[-1][1] for body in merged if body.counted]
+    if pace.stage and not pace.synchronous and reached:
+        # Nobody is assigned what it is to count there: one member could count a sample here and there without end. The
+        # others are where most are; what they left behind long ago does not come again.
+        ledger = ledger.narrowed(median_low(reached), RETURNED_MAX)
+    return Head(
+        run_id=head.run_id,
+        term=head.term,
+        round=head.round + 1,
+        previous=head.hash,
+        state_hash=state_hash,
+        members=tuple(body.member for body in everyone),
+        ledger=ledger,
+        inner_step=head.inner_step + pace.advance(head, max((body.steps for body in merged), default=0)),
+        tokens=head.tokens + pace.seq_len * sum(body.samples for body in merged),
+    )
+
+
+_ENCODER: Final = msgspec.msgpack.Encoder(order="deterministic")

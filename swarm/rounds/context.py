@@ -1,0 +1,31 @@
+"""Where a peer takes part in rounds from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from peer.events import EventLog
+from peer.identity import Identity
+from peer.net.host import Host
+from swarm.protocol.head import Member
+from swarm.protocol.round_schedule import Pace
+from swarm.protocol.timeouts import Tempo
+from swarm.rounds.trainer import Trainer
+from swarm.state.outer_state import OuterState
+from swarm.state.snapshots import SnapshotShelf
+
+
+@dataclass(frozen=True)
+class Post:
+    """Where a peer takes part in rounds from: who it is, its network, its state, what it lends to joiners, its
+    trainer."""
+
+    me: Member
+    identity: Identity
+    host: Host
+    state: OuterState
+    shelf: SnapshotShelf
+    trainer: Trainer
+    pace: Pace
+    tempo: Tempo
+    events: EventLog

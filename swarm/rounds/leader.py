@@ -1,0 +1,342 @@
+"""Leading one attempt of a round: promises -> plan -> contributions -> roster -> a decision, or `AttemptFailed`.
+
+Any member may come to lead; which one, and when, follows from the head (`Head.leader`). A leader decides nothing that
+the others could not check: it collects, orders and repeats. It holds no lock, so that its death costs a few seconds.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median_low
+from typing import Any, Final
+
+import msgspec
+import trio
+
+from peer.errors import BarnraiseError, ProtocolViolation, RoundDiscarded
+from peer.identity import Signed, open_body, sign_body
+from swarm.protocol.blame import whom_to_blame
+from swarm.protocol.head import Head, Member
+from swarm.protocol.ledger import contains
+from swarm.protocol.messages import EXCHANGE, FINISH, PREPARE, WORK, Exchange, Finish, Prepare, Promise, Work
+from swarm.protocol.overlaps import all_counted, merged_of
+from swarm.protocol.paxos import Accepted, value_to_finish
+from swarm.protocol.plan import PLAN_KIND, Roster, WorkPlan, check_plan, make_plan, share_slices, whose_fit
+from swarm.rounds.collect import AttemptFailed, HandedIn, Harvest
+from swarm.rounds.round import Round
+from swarm.rounds.trainer import Claims
+
+JOINER_GRACE_S: Final = 1.5  # how long a round may wait for those who want to join it
+BROKEN_WORDS: Final = 2  # of a peer in one round, before nothing that it says it has counted is believed
+BANDWIDTH_MAX: Final = 1e12  # bytes/s; whoever reports more, or NaN, is not believed
+
+
+class NoMajority(AttemptFailed):
+    """Too few members of the last head answered: only the authority can go on if that stays so."""
+
+
+@dataclass
+class Promises:
+    """Granted promises by member. `ahead` is a later head that somebody reported."""
+
+    granted: dict[Member, Promise] = field(default_factory=dict)
+    refused: set[str] = field(default_factory=set)
+    promised_later: int = -1
+    ahead: Head | None = None
+
+
+class Leader:
+    """Leads attempts of one round. `knockers()` are peers outside the group that want to be planned for."""
+
+    def __init__(self, round_: Round, knockers: Callable[[], Mapping[str, Member]]) -> None:
+        self._round = round_
+        self._post = round_.post
+        self._height = round_.height
+        self._knockers = knockers
+        self._given_up: set[bytes] = set()  # plans that led to nothing
+        self._refused: set[str] = set()  # peers that did not take the plan
+        self._lost: set[str] = set()  # peers that were gone in an exchange: as newcomers they wait for the next round
+        self._anew: set[Member] = set()  # those that have counted what others have, too, or what they cannot hand in
+        self._claims: Claims = {}  # what each said it had when the last batch seemed whole
+        self._broken_words: Counter[str] = Counter()  # how often a peer then did not hand it in
+        self._blame_missing = False  # set when the last attempt ran out of time with nobody suspect
+        self.ahead: Head | None = None
+
+    async def lead(self, attempt: int) -> None:
+        """Returns when the round is decided; `AttemptFailed` otherwise."""
+        height = self._height
+        promises = await self._collect_promises(attempt)
+        cast = [promise.accepted for member, promise in promises.granted.items() if height.head.has(member)]
+        unfinished = value_to_finish(cast, len(height.head.members))
+        if unfinished is not None:
+            await self._finish(attempt, unfinished, promises)
+            return
+        # Who has only just come is no member of the head yet: dead, it would be waited for until a deadline.
+        self._post.host.watch((member.peer for member in promises.granted), cause="plan")
+        try:
+            await self._agree_on_work(attempt, promises)
+            contributions = await self._collect_contributions(attempt, promises)
+            await self._exchange(attempt, contributions, promises)
+        finally:
+            self._post.host.watch((), cause="plan")
+
+    # -- promises ----------------------------------------------------------------------------------------------------
+
+    async def _collect_promises(self, attempt: int) -> Promises:
+        head, me, host = self._height.head, self._post.me, self._post.host
+        self._round.phase("plan")
+        wanted = {m.peer: m for m in head.members}
+        joiners = {peer: m for peer, m in self._knockers().items() if peer not in {*wanted, *self._lost}}
+        addresses = {peer: host.book.get(peer) for peer in (*wanted, *joiners) if peer != me.peer}
+        addresses[me.peer] = host.addresses
+        ask = Prepare(head, attempt, addresses)
+        promises = Promises()
+        waiting = {peer for peer in wanted if peer != me.peer and peer not in host.suspects}
+        self._note(promises, self._round.promise(ask, me.peer), me.peer)
+
+        async def ask_one(peer: str) -> None:
+            try:
+                reply = await host.rpc.call(peer, PREPARE, ask, timeout_s=self._post.tempo.answer_s)
+                self._note(promises, reply.body, peer)
+            except BarnraiseError as error:
+                self._post.events.emit("prepare_unanswered", round=self._round.number, peer=peer, reason=str(error))
+            waiting.discard(peer)
+            if not waiting:
+                nursery.cancel_scope.deadline = min(nursery.cancel_scope.deadline, trio.current_time() + grace_s())
+
+        def grace_s() -> float:
+            """For the joiners; none where without a majority nobody can be taken in."""
+            return JOINER_GRACE_S if sum(map(head.has, promises.granted)) >= head.quorum else 0.0
+
+        async with trio.open_nursery() as nursery:
+            if not waiting:
+                nursery.cancel_scope.deadline = trio.current_time() + grace_s()
+            for peer in [*waiting, *joiners]:
+                nursery.start_soon(ask_one, peer)
+        self.ahead = promises.ahead
+        members = sum(head.has(m) for m in promises.granted)
+        if members < head.quorum:
+            if promises.ahead is not None or promises.promised_later > attempt:
+                raise AttemptFailed("others are further on")
+            if members + len(promises.refused) >= head.quorum:
+                raise AttemptFailed("others follow another leader")
+            raise NoMajority(f"{members} of {len(head.members)} members answered, {head.quorum} are needed")
+        return promises
+
+    def _note(self, promises: Promises, promise: Promise, peer: str) -> None:
+        head = self._height.head
+        if promise.member.peer != peer or promise.head.run_id != head.run_id:
+            return
+        if promise.head.hash != head.hash:
+            if promise.head.height > head.height:
+                promises.ahead = promise.head
+        elif promise.granted:
+            promises.granted[promise.member] = promise
+        else:
+            promises.refused.add(peer)
+            promises.promised_later = max(promises.promised_later, promise.promised)
+
+    # -- compute -----------------------------------------------------------------------------------------------------
+
+    async def _agree_on_work(self, attempt: int, promises: Promises) -> None:
+        """Adopt the plan that a majority already works on, or make one; see that everybody has it."""
+        height, post = self._height, self._post
+        signed = self._adoptable(attempt, promises)
+        if signed is None:
+            speeds = {m: p.speed for m, p in promises.granted.items()}
+            plan = make_plan(height.head, attempt, speeds, post.pace, self._anew)
+            signed = sign_body(post.identity, PLAN_KIND, plan)
+        self._round.take_work(signed, wrap_up=False, leader=post.me.peer)
+        self._refused = await self._broadcast(WORK, Work(signed), promises)
+
+    def _adoptable(self, attempt: int, promises: Promises) -> Signed | None:
+        """The latest plan that a majority of the head's members can still complete."""
+        head = self._height.head
+        best: tuple[int, Signed] | None = None
+        for promise in promises.granted.values():
+            if promise.plan is None:
+                continue
+            try:
+                plan = open_body(promise.plan, PLAN_KIND, WorkPlan)
+                check_plan(plan, head, self._post.pace)
+            except ProtocolViolation:
+                continue
+            if plan.hash in self._given_up or plan.attempt > attempt:
+                continue
+            if head.leader(max(plan.attempt, 0)).peer != promise.plan.signer:
+                continue
+            alive = sum(head.has(a.member) and a.member in promises.granted for a in plan.assignments)
+            if alive >= head.quorum and (best is None or plan.attempt > best[0]):
+                best = (plan.attempt, promise.plan)
+        return best[1] if best else None
+
+    async def _collect_contributions(self, attempt: int, promises: Promises) -> dict[Member, HandedIn]:
+        """Wait for the work of everybody who is alive, but not for ever: the slow hand in what they have."""
+        height = self._height
+        for member, promise in promises.granted.items():
+            if promise.plan == height.signed_plan and promise.contribution is not None:
+                height.handed_in[member] = promise.contribution
+        plan, signed = height.plan, height.signed_plan
+        assert plan is not None and signed is not None
+
+        async def hurry() -> None:
+            self._round.take_work(signed, wrap_up=True, leader=self._post.me.peer)
+            await self._broadcast(WORK, Work(signed, wrap_up=True), promises)
+
+        assigned = [a.member for a in plan.assignments if a.member in promises.granted]
+        doubted = [peer for peer, times in self._broken_words.items() if times >= BROKEN_WORDS]
+        harvest = Harvest(self._post, height, self._round.coding.count, assigned, hurry, doubted, self._knockers)
+        gathering = trio.CancelScope()
+        self._round.spawn(harvest.gather, gathering)
+        try:
+            await harvest.wait(attempt, self._refused)
+        finally:
+            gathering.cancel()
+        self._claims = harvest.claims
+        return harvest.usable()
+
+    # -- exchange ----------------------------------------------------------------------------------------------------
+
+    async def _exchange(self, attempt: int, contributions: dict[Member, HandedIn], promises: Promises) -> None:
+        height, head, host = self._height, self._height.head, self._post.host
+        plan = height.plan
+        assert plan is not None
+        blamed: set[str] = set()
+        if self._blame_missing:
+            waits = {member.peer: (p.missing, p.silent) for member, p in promises.granted.items()}
+            turn = random.getrandbits(31)  # by lot: a liar that knew whose turn it is could always name another
+            blamed = whom_to_blame(waits, turn) - {self._post.me.peer}
+        ready = whose_fit({m: handed.signed for m, handed in contributions.items() if m in promises.granted})
+        members = [m for m in ready if m.peer not in blamed]
+        if sum(head.has(m) for m in members) < head.quorum:
+            members = ready  # a round that may get stuck again is better than none
+        if sum(head.has(m) for m in members) < head.quorum:
+            if self._post.pace.synchronous:
+                self._give_up_batch(plan, contributions)
+            raise AttemptFailed("too few members have handed in their work")
+        self._require_batch(plan, contributions, members)
+        roster = Roster(
+            head=head.hash,
+            plan=plan.hash,
+            attempt=attempt,
+            contributions=tuple(contributions[m].signed for m in members),
+            owners=share_slices(self._round.coding.count, self._measured(members, promises)),
+        )
+        try:
+            await self._round.begin_exchange(roster, self._post.me.peer)
+        except RoundDiscarded as error:
+            if height.acceptor.promised <= attempt:
+                self._given_up.add(plan.hash)
+            raise AttemptFailed(str(error)) from error
+        self._round.spawn(self._broadcast, EXCHANGE, Exchange(roster), promises)
+        until = trio.current_time() + self._post.tempo.exchange_s(self._round.payload_bytes())
+        exchange = height.current
+        while height.decided is None and height.acceptor.promised <= attempt:
+            self._require_voters()
+            lost = [m.peer for m in members if m.peer in host.suspects]
+            if lost and exchange is not None and not exchange.built.is_set():
+                self._lost.update(lost)
+                raise AttemptFailed(f"lost {', '.join(lost)} in the exchange")
+            if trio.current_time() > until:
+                if self._blame_missing:  # leaving out whom the others waited for did not help either
+                    self._given_up.add(plan.hash)
+                self._blame_missing = True
+                raise AttemptFailed("the exchange ran out of time")
+            await height.changed.until(lambda: height.decided is not None, 0.25)
+        if height.decided is None:
+            raise AttemptFailed("a later attempt has begun")
+
+    def _require_voters(self) -> None:
+        """NoMajority as soon as too few are left whose votes could come: the group waits for the authority, not for
+        them."""
+        head, suspects = self._height.head, self._post.host.suspects
+        alive = sum(m.peer not in suspects for m in head.members)
+        if alive < head.quorum:
+            raise NoMajority(f"{alive} of {len(head.members)} members are left to vote, {head.quorum} are needed")
+
+    def _require_batch(
+        self, plan: WorkPlan, contributions: Mapping[Member, HandedIn], members: Sequence[Member]
+    ) -> None:
+        """A synchronous pipeline's round must be about its whole batch. Where it is not, because somebody who has
+        counted a part is gone, or two have counted the same, the plan is given up: under the next one the members go on
+        with what each has, but for those that are in the way of others."""
+        batch = self._post.pace.batch(self._height.head)
+        if batch is None:
+            return
+        bodies = [contributions[member].body for member in members]
+        kept = merged_of(bodies)
+        if all_counted([body for body, merged in zip(bodies, kept, strict=True) if merged], batch):
+            return
+        self._give_up_batch(plan, contributions)
+        self._anew |= {body.member for body, merged in zip(bodies, kept, strict=True) if not merged}
+        raise AttemptFailed("not all of the batch was counted, once each: what is missing is issued again")
+
+    def _give_up_batch(self, plan: WorkPlan, contributions: Mapping[Member, HandedIn]) -> None:
+        """Whoever has handed in what cannot be used, or less than it said it had, begins anew, or the next plan would
+        be as short. After `BROKEN_WORDS` times it is not asked what it has, and that is issued again."""
+        self._given_up.add(plan.hash)
+        self._anew = set()
+        for member in {*self._height.head.members, *(a.member for a in plan.assignments)}:
+            usable, assignment = contributions.get(member), plan.of(member)
+            handed_in, told = member in self._height.handed_in, assignment is not None and assignment.anew
+            kept_word = contains(usable.body.counted if usable else (), self._claims.get(member.peer, ()))
+            # Who was told to begin anew may have said just before what it had.
+            if (handed_in and usable is None) or not (kept_word or told):
+                self._broken_words[member.peer] += 1
+                self._anew |= {member} if handed_in else set()
+        inside = {m.peer for m in (*self._height.head.members, *(a.member for a in plan.assignments))}
+        # Who knocks has its turn in the next plan, and has to keep its word there.
+        self._broken_words.update(peer for peer, claim in self._claims.items() if claim and peer not in inside)
+
+    def _measured(self, members: list[Member], promises: Promises) -> list[float]:
+        """Bytes/s to each member: the lower median of what the others measured, never what it says of itself."""
+        speeds = []
+        for member in members:
+            seen = [
+                p.bandwidths[member.peer]
+                for m, p in promises.granted.items()
+                if m != member and 0 < p.bandwidths.get(member.peer, 0.0) < BANDWIDTH_MAX
+            ]
+            speeds.append(median_low(seen) if seen else 0.0)
+        return speeds
+
+    async def _finish(self, attempt: int, unfinished: Accepted, promises: Promises) -> None:
+        """Some member voted in an earlier attempt, which may have been decided: complete that one."""
+        height = self._height
+        ways = [
+            Finish(attempt, unfinished, promise.accepted_plan, promise.accepted_roster, member.peer)
+            for member, promise in sorted(promises.granted.items())
+            if promise.accepted == unfinished and promise.accepted_plan and promise.accepted_roster
+        ]
+        if not ways:
+            raise AttemptFailed("nobody can say how to finish the earlier attempt")
+        finish = ways[attempt % len(ways)]  # should that one not have the results that it says it has, the next one may
+        await self._round.begin_finish(finish, self._post.me.peer)
+        await self._broadcast(FINISH, finish, promises)
+        until = trio.current_time() + self._post.tempo.exchange_s(self._round.payload_bytes())
+        while height.decided is None:
+            if finish.holder in self._post.host.suspects and height.sealed != unfinished.head:
+                raise AttemptFailed(f"lost {finish.holder}, who held the result of the earlier attempt")
+            if height.acceptor.promised > attempt or trio.current_time() > until:
+                raise AttemptFailed("the earlier attempt could not be finished")
+            await height.changed.until(lambda: height.decided is not None, 0.25)
+
+    async def _broadcast(self, method: Any, body: msgspec.Struct, promises: Promises) -> set[str]:
+        """Tell everybody who promised; returns who did not take it."""
+        refused: set[str] = set()
+
+        async def tell(peer: str) -> None:
+            try:
+                await self._post.host.rpc.call(peer, method, body, timeout_s=self._post.tempo.answer_s)
+            except BarnraiseError as error:
+                refused.add(peer)
+                self._post.events.emit("order_refused", round=self._round.number, peer=peer, reason=str(error))
+
+        async with trio.open_nursery() as nursery:
+            for member in promises.granted:
+                if member != self._post.me:
+                    nursery.start_soon(tell, member.peer)
+        return refused

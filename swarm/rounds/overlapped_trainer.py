@@ -1,0 +1,218 @@
+"""The trainer of methods whose exchange overlaps compute: the worker trains on while a message is in flight.
+
+    train(r): [end the tail] [take in what round r-1 changed] steps left of round r -> capture --> message r in flight
+    tail:                                                          steps of round r+1, on samples promised for it
+
+A tail is `at_least` steps long and at most as long as what is promised for the next round, somewhat more than that
+round's work; only where an exchange takes longer than all of that does the worker wait.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+import torch
+import trio
+
+from optim.algorithms.outer_step import DilocoOuter
+from optim.config import Eager, OuterConfig, Streaming
+from optim.strategies.eager import EagerOffset
+from optim.strategies.interface import Recipe
+from peer.errors import WorkerError
+from peer.events import EventLog
+from peer.ipc.inner_orders import InnerOrders, Span
+from peer.ipc.messages import InnerResult
+from peer.worker.client import Gang
+from swarm.protocol.head import Head
+from swarm.protocol.ledger import Range, tail_of
+from swarm.rounds.trainer import Order, Work
+from swarm.rounds.worker_trainer import NOTHING, GangTrainer, spans_of
+
+
+class Taking(Protocol):
+    """How a method that overlaps takes in what its rounds change."""
+
+    at_least: int
+
+    def begin(self, fresh: bool) -> InnerOrders:
+        """What the next steps begin from. `fresh`: the state was replaced."""
+        ...
+
+    def captured(self, delta: torch.Tensor, peers: int) -> InnerOrders:
+        """My delta is on its way, to be merged with those of `peers`; returns what the tail begins from."""
+        ...
+
+    def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None) -> None:
+        """As `Trainer.adopt`, which knows the head too."""
+        ...
+
+
+@dataclass
+class _Tail:
+    """Steps ahead, from number `first_step` on the samples `ranges`."""
+
+    ranges: tuple[Range, ...]
+    first_step: int
+    orders: InnerOrders
+    result: InnerResult = NOTHING
+    begun: trio.Event = field(default_factory=trio.Event)
+    done: trio.Event = field(default_factory=trio.Event)
+
+
+class OverlapTrainer(GangTrainer):
+    """Implements `swarm.rounds.trainer.Trainer`; `run` must be running."""
+
+    def __init__(self, gang: Gang, taking: Taking, events: EventLog) -> None:
+        super().__init__(gang, "delta", events)
+        self._taking = taking
+        self._fresh = True
+        self._tail: _Tail | None = None
+        self._tails, self._asked = trio.open_memory_channel[_Tail](1)
+        self._training: Order | None = None  # of a round, not ahead of one
+
+    async def run(self) -> None:
+        """Train on while messages are in flight."""
+        async for tail in self._asked:
+            tail.begun.set()
+            try:
+                tail.result = await self._inner(tail.ranges, tail.first_step, math.inf, None, tail.orders)
+            except WorkerError as error:
+                self._events.emit("worker_failed", reason=str(error))
+            finally:
+                tail.done.set()
+
+    async def train(self, order: Order) -> Work:
+        self._hurried, self._training = order.hurried, order
+        try:
+            return await self._train(order)
+        finally:
+            if self._training is order:  # else a newer plan's is being trained already
+                self._training = None
+
+    async def _train(self, order: Order) -> Work:
+        work = order.assignment
+        await self._stop_tail(self._taking.at_least)
+        ahead = self._take_tail(order)
+        await self._validate_if_due()
+        orders = msgspec.structs.replace(self._taking.begin(self._fresh), capture=spans_of(order.places))
+        self._fresh = False
+        left, first_step = tail_of(work.ranges, ahead.sequences), order.turn.step + ahead.steps
+        steps = 0 if self._hurried else max(0, work.steps - ahead.steps)
+        result = await self._inner(left, first_step, order.deadline_s, steps, orders)
+        delta = self._delta(order.places)
+        after = await trio.to_thread.run_sync(self._taking.captured, delta, order.peers)
+        self._say_trained(order, result, ahead)
+        if work.ahead:
+            # a round given up while that thread ran has no tail: one that never begins would be waited for for ever
+            await trio.lowlevel.checkpoint_if_cancelled()
+            self._tail = _Tail(work.ahead, order.turn.step + ahead.steps + result.steps, after)
+            self._tails.send_nowait(self._tail)  # there is room: the tail before has begun
+        return Work(ahead.steps + result.steps, ahead.sequences + result.sequences, _mean_loss(ahead, result), delta)
+
+    async def validate(self) -> None:
+        if self.validate_round is not None:
+            await self._stop_tail(0)
+        await super().validate()
+
+    def wrap_up(self) -> None:
+        """Steps ahead of the next round go on: they hold up nobody."""
+        self._hurried = True
+        if self._training is not None:
+            self._gang.stop_inner()
+
+    def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None, head: Head | None = None) -> None:
+        self._fresh = self._fresh or changed is None
+        self._taking.adopt(theta, changed)
+
+    async def _inner(
+        self, ranges: Sequence[Range], first_step: int, deadline_s: float, steps: int | None, orders: InnerOrders
+    ) -> InnerResult:
+        result = await self._gang.inner_steps(list(ranges), first_step, deadline_s, steps, orders=orders)
+        self._note(result)
+        return result
+
+    async def _stop_tail(self, at_least: int) -> None:
+        if self._tail is not None:
+            await self._tail.begun.wait()
+            self._gang.stop_inner(after_steps=0 if self._hurried else at_least)
+            await self._tail.done.wait()
+
+    def _take_tail(self, order: Order) -> InnerResult:
+        """What was done ahead of this round."""
+        tail, self._tail = self._tail, None
+        if tail is None:
+            return NOTHING
+        if self._fresh or tail.ranges != order.assignment.ranges:
+            self._events.emit("steps_ahead_void", round=order.turn.round, steps=tail.result.steps)
+            return NOTHING
+        return tail.result
+
+
+class TakesFragments:
+    """Streaming DiLoCo (arXiv 2501.18512): a fragment that moved is mixed in, local <- mix * local + (1 - mix) * outer,
+    `tau` steps after its delta was captured, or when it has arrived."""
+
+    def __init__(self, gang: Gang, tau: int, mix: float) -> None:
+        self.at_least = tau
+        self._gang = gang
+        self._mix = mix
+        self._changed: tuple[Span, ...] = ()
+
+    def begin(self, fresh: bool) -> InnerOrders:
+        changed, self._changed = self._changed, ()
+        if fresh:
+            return InnerOrders(begin="outer")
+        return InnerOrders(begin="local", mix=changed, alpha=self._mix)
+
+    def captured(self, delta: torch.Tensor, peers: int) -> InnerOrders:
+        return InnerOrders(begin="local", capture=())
+
+    def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None) -> None:
+        self._gang.outer.copy_(theta)
+        # a peer that had no part in a round has two commits to take in at once
+        self._changed = () if changed is None else tuple(sorted({*self._changed, *spans_of(changed)}))
+
+
+class TakesEagerly:
+    """Eager updates (arXiv 2502.12996): the worker starts every round from the shared weights, stepped by the deltas of
+    the round before the last, plus this peer's own offset, stepped by its fresh delta."""
+
+    at_least = 0
+
+    def __init__(self, gang: Gang, outer: DilocoOuter) -> None:
+        self._gang, self._outer = gang, outer
+        self._shared = gang.outer.clone()
+        self._offset = EagerOffset(gang.layout.numel, outer)
+
+    def begin(self, fresh: bool) -> InnerOrders:
+        return InnerOrders(begin="outer" if fresh else "local")
+
+    def captured(self, delta: torch.Tensor, peers: int) -> InnerOrders:
+        offset = self._offset.advance(delta, 1 / peers)
+        torch.add(self._shared, offset, out=self._gang.outer)
+        return InnerOrders(begin="outer", capture=())
+
+    def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None) -> None:
+        self._shared.copy_(theta)
+        if changed is None:
+            self._offset = EagerOffset(self._gang.layout.numel, self._outer)
+            self._gang.outer.copy_(theta)
+
+
+def trainer_of(gang: Gang, outer: OuterConfig, recipe: Recipe, events: EventLog) -> GangTrainer:
+    """The trainer that a run's method asks for."""
+    if isinstance(outer, Streaming) and (outer.fragments > 1 or outer.tau or outer.mix):
+        return OverlapTrainer(gang, TakesFragments(gang, outer.tau, outer.mix), events)
+    if isinstance(outer, Eager):
+        taking = TakesEagerly(gang, DilocoOuter(outer.lr, outer.momentum, outer.nesterov))
+        return OverlapTrainer(gang, taking, events)
+    return GangTrainer(gang, recipe.product, events)
+
+
+def _mean_loss(*results: InnerResult) -> float:
+    steps = [(r.steps - r.skipped, r.loss) for r in results if r.steps > r.skipped]
+    return sum(n * loss for n, loss in steps) / sum(n for n, _ in steps) if steps else math.nan

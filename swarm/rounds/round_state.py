@@ -1,0 +1,96 @@
+"""What one peer knows and has promised about the round that follows one head. Held in memory, dropped at the commit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+
+from peer.identity import Signed
+from swarm.protocol.head import Head, Member
+from swarm.protocol.paxos import Acceptor, VoteBox
+from swarm.protocol.plan import WorkPlan
+from swarm.rounds.contribution import Message
+from swarm.rounds.exchange import Exchange, Merge, RoundSlices
+
+
+class Changed:
+    """A broadcast: wakes everybody who waits."""
+
+    def __init__(self) -> None:
+        self._event = trio.Event()
+
+    def notify(self) -> None:
+        self._event.set()
+        self._event = trio.Event()
+
+    async def wait(self, timeout_s: float) -> None:
+        """Wait for the next notification, `timeout_s` at most."""
+        with trio.move_on_after(timeout_s):
+            await self._event.wait()
+
+    async def until(self, ready: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait until `ready()` holds, re-checking at every notification; False if `timeout_s` passed first."""
+        with trio.move_on_after(timeout_s):
+            while not ready():
+                await self._event.wait()
+        return ready()
+
+
+class Height:
+    """`plan`/`contribution`/`message`: the work adopted and what came of it; `handed_in`: what the leader has
+    collected; `exchanges`: by roster hash; `sealed`: the head that the next outer state stands for; `decided`: the
+    committed head.
+
+    `before`: the height left last. Where a peer comes back to the same head, because it could not fetch a better one,
+    its promises and votes stay, or the round could be decided twice."""
+
+    def __init__(self, head: Head, me: Member, before: Height | None = None) -> None:
+        same = before if before is not None and before.head == head else None
+        self.head: Head = head
+        self.me = me
+        self.acceptor: Acceptor = same.acceptor if same else Acceptor()
+        self.votes: VoteBox = same.votes if same else VoteBox(head)
+        self.exchanges: dict[bytes, Exchange] = same.exchanges if same else {}
+        self.plan: WorkPlan | None = None
+        self.signed_plan: Signed | None = None
+        self.planned_at = 0.0
+        self.contribution: Signed | None = None
+        self.message: Message | None = None
+        self.handed_in: dict[Member, Signed] = {}
+        self.slices = RoundSlices()
+        self.current: Exchange | None = None
+        self.sealed: Head | None = None
+        self.sealed_by: Exchange | None = None
+        self.decided: Head | None = None
+        self.left_out = False
+        self.awaited = 0  # the attempt that this peer leads or waits for
+        self.stage_deadline = trio.current_time()
+        self.awaits = ""  # the leader (peer id) to whom that deadline was given
+        self.changed = Changed()
+
+    def drop_work(self) -> None:
+        """Forget the plan and everything computed under it."""
+        self.plan = self.signed_plan = self.contribution = self.message = self.current = None
+        self.handed_in = {}
+        self.slices = RoundSlices()
+        self.changed.notify()
+
+    def expect_progress_within(self, seconds: float, leader: str) -> None:
+        """The leader shows a sign of progress before this, or the next one takes over."""
+        self.awaits = leader
+        self.stage_deadline = trio.current_time() + seconds
+        self.changed.notify()
+
+    def remember(self, exchange: Exchange) -> None:
+        """Keep its results for others, besides those that led to the vote; of earlier attempts nothing is kept."""
+        voted = self.acceptor.accepted.roster if self.acceptor.accepted is not None else b""
+        for key in [key for key in self.exchanges if key != voted]:
+            del self.exchanges[key]
+        self.exchanges[exchange.key] = exchange
+
+    def merge_of_vote(self) -> Merge | None:
+        """What led to the head voted for."""
+        accepted = self.acceptor.accepted
+        exchange = self.exchanges.get(accepted.roster) if accepted is not None else None
+        return exchange.merge if exchange is not None else None

@@ -1,0 +1,113 @@
+"""The trainer of an ordinary peer: inner steps in its compute worker (`peer.worker.client`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+import trio
+
+from optim.strategies.interface import Product
+from peer.errors import WorkerError
+from peer.events import EventLog
+from peer.ipc.inner_orders import InnerOrders, Span
+from peer.ipc.messages import InnerResult
+from peer.worker.client import Gang
+from swarm.protocol.head import Head
+from swarm.rounds.trainer import Order, Work
+
+SPEED_MEMORY: Final = 0.7  # of the smoothed speed; volunteers' machines have other things to do at times
+VALIDATION_BATCHES: Final = 8
+VALIDATION_SHARE: Final = 0.03  # of the time, at most: all the others' exchange waits for whoever measures
+NOTHING: Final = InnerResult(steps=0, sequences=0, tokens=0, loss=math.nan, seconds=0.0, skipped=0)
+
+
+class GangTrainer:
+    """Implements `swarm.rounds.trainer.Trainer`. `product`: what the method asks of the worker. Where `validate_round`
+    is set, the held-out loss of the current outer weights is measured before inner steps, not too often (event
+    `val_evaluated`). Event `round_trained` says how long the worker made steps (`busy_s`) and how long it had nothing
+    to do (`idle_s`) since it was captured from last."""
+
+    def __init__(self, gang: Gang, product: Product, events: EventLog) -> None:
+        self.speed = 0.0
+        self.validate_round: int | None = None
+        self.val_loss: float | None = None
+        self.loss: float | None = None
+        self._gang = gang
+        self._product: Product = product
+        self._events = events
+        self._validates_from = -math.inf
+        self._hurried = False  # asked to end the round that is being trained
+
+    async def run(self) -> None:
+        """What goes on besides `train`: nothing."""
+
+    async def train(self, order: Order) -> Work:
+        self._hurried = order.hurried
+        await self._validate_if_due()
+        orders = InnerOrders(product=self._product, capture=spans_of(order.places))
+        ranges, steps = list(order.assignment.ranges), 0 if self._hurried else order.assignment.steps
+        result = await self._gang.inner_steps(ranges, order.turn.step, order.deadline_s, steps, orders=orders)
+        self._note(result)
+        self._say_trained(order, result)
+        return Work(result.steps, result.sequences, result.loss, self._delta(order.places))
+
+    async def validate(self) -> None:
+        """Measure the held-out loss if it is asked for; a worker that fails at it costs nothing but the number."""
+        round_number = self.validate_round
+        if round_number is None:
+            return
+        began = trio.current_time()
+        try:
+            self.val_loss = await self._gang.evaluate(VALIDATION_BATCHES)
+        except WorkerError as error:
+            self._events.emit("worker_failed", round=round_number, reason=str(error))
+        else:
+            ended = trio.current_time()
+            self._validates_from = ended + (ended - began) / VALIDATION_SHARE
+            self._events.emit("val_evaluated", round=round_number, loss=self.val_loss)
+        if self.validate_round == round_number:  # not sooner: if we are cancelled, it is still to be measured
+            self.validate_round = None
+
+    def wrap_up(self) -> None:
+        self._hurried = True  # the held-out loss may be being measured, and no step to stop
+        self._gang.stop_inner()
+
+    def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None, head: Head | None = None) -> None:
+        self._gang.outer.copy_(theta)
+
+    def has_run_dry(self, round: int) -> bool:
+        return False
+
+    async def gather(self, members: Sequence[str]) -> None:
+        await trio.sleep_forever()
+
+    async def _validate_if_due(self) -> None:
+        if trio.current_time() >= self._validates_from:
+            await self.validate()
+
+    def _say_trained(self, order: Order, result: InnerResult, ahead: InnerResult = NOTHING) -> None:
+        self._events.emit(
+            "round_trained",
+            round=order.turn.round,
+            steps_ahead=ahead.steps,
+            steps=ahead.steps + result.steps,
+            idle_s=round(ahead.idle_s + result.idle_s, 4),
+            busy_s=round(ahead.seconds + result.seconds, 4),
+        )
+
+    def _delta(self, places: tuple[slice, ...]) -> torch.Tensor:
+        return self._gang.delta[: sum(place.stop - place.start for place in places)]
+
+    def _note(self, result: InnerResult) -> None:
+        """Speed and loss, as others will hear of them."""
+        if result.steps and result.seconds > 0:
+            speed = result.steps / result.seconds
+            self.speed = SPEED_MEMORY * self.speed + (1 - SPEED_MEMORY) * speed if self.speed else speed
+            self.loss = result.loss
+
+
+def spans_of(places: tuple[slice, ...]) -> tuple[Span, ...]:
+    return tuple((int(place.start), int(place.stop)) for place in places)

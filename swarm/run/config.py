@@ -1,0 +1,207 @@
+"""RUN.toml: read, checked, and where it is wrong, told with line and field.
+
+A file is decoded in two steps, TOML to plain values and these to typed sections, because msgspec knows the path of a
+wrong field and only the text knows its line.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, get_args, get_type_hints
+
+import msgspec
+
+from optim.config import DENSE, METHODS, CodecConfig, OuterConfig
+from peer.config import DataConfig, InnerConfig, ModelConfig
+from peer.errors import ConfigError
+from swarm.run.manifest import PipelineConfig, RunRules, TokenizerConfig, check_fit, check_pipeline
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+CONFIG_BYTES_MAX: Final = 1 << 20
+INTEGER_MAX: Final = 1 << 53  # what messages and double-precision arithmetic hold exactly
+_TEMPLATE_HINT: Final = "`peer coordinate --init` writes a template with every field"
+_SEED: Final = ("run", "seed")  # has 63 bits, and a check of its own
+_SECTIONS: Final = {"seq_len": "data", "stages": "pipeline", "micro_batch": "pipeline", "method": "outer"}
+
+
+class Pretrained(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`[model] init = FOLDER`: sizes, weights and (unless set otherwise) the tokenizer of a Hugging Face checkpoint."""
+
+    init: str
+
+
+class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One RUN.toml. Exactly one of `model` and `pretrained` is set; both are written as the section [model]."""
+
+    run: RunRules
+    data: DataConfig
+    inner: InnerConfig
+    outer: OuterConfig
+    model: ModelConfig | None = None
+    pretrained: Pretrained | None = None
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    codec: CodecConfig = CodecConfig()
+    pipeline: PipelineConfig = PipelineConfig()
+
+
+def read_run_config(path: Path) -> RunConfig:
+    """Raises ConfigError that names file, line, field and remedy."""
+    try:
+        if path.stat().st_size > CONFIG_BYTES_MAX:
+            raise ConfigError(f"{path} is larger than 1 MiB: that is no RUN.toml; {_TEMPLATE_HINT}.")
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path} does not exist: write one with `peer coordinate --init {path}`.") from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error.strerror}): check the path and its permissions.") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 text (byte {error.start}): save it as UTF-8.") from error
+    return parse_run_config(text, str(path))
+
+
+def parse_run_config(text: str, name: str = "RUN.toml") -> RunConfig:
+    """Decode and check; `name` is what messages call the file. Raises ConfigError."""
+    try:
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{name} is not valid TOML: {_toml_position(str(error))}; mend that line.") from error
+    except RecursionError as error:
+        raise ConfigError(f"{name} nests values too deeply: {_TEMPLATE_HINT}.") from error
+    except ValueError as error:  # an integer of thousands of digits
+        raise ConfigError(f"{name} has a number that is too long: {_TEMPLATE_HINT}.") from error
+    for path, value in _leaves(raw):
+        if isinstance(value, float) and not math.isfinite(value):
+            raise _fault(name, text, path, f"{value} is no usable number")
+        if isinstance(value, int) and abs(value) >= INTEGER_MAX and path != _SEED:
+            raise _fault(name, text, path, "the number is too large: give less than 2**53")
+    model = raw.get("model")
+    if isinstance(model, dict) and "init" in model:
+        raw["pretrained"] = raw.pop("model")
+    elif "pretrained" in raw:
+        raise _fault(name, text, ("pretrained",), "unknown section; write [model] init = ...")
+    elif model is None:
+        raise ConfigError(f"{name} has no section [model]: {_TEMPLATE_HINT}.")
+    method = _method(raw, name, text)
+    try:
+        config = msgspec.convert(raw, RunConfig)
+    except msgspec.ValidationError as error:
+        path, what = _explain(str(error), method)
+        raise _fault(name, text, path, what) from error
+    if config.model is not None:
+        try:
+            check_fit(config.model, config.data, config.tokenizer.source)
+            check_pipeline(config.pipeline, config.model, config.inner, config.outer)
+        except ValueError as error:
+            field = str(error).split(" is ", 1)[0]
+            raise _fault(name, text, (_SECTIONS.get(field, "model"), field), str(error)) from error
+    return config
+
+
+def _method(raw: dict[str, Any], name: str, text: str) -> str:
+    """The outer section's method, filled in where it is left out: DiLoCo."""
+    outer = raw.get("outer")
+    if not isinstance(outer, dict):
+        return "diloco"
+    method = outer.setdefault("method", "diloco")
+    if not isinstance(method, str) or method not in METHODS:
+        raise _fault(name, text, ("outer", "method"), f"method is {method!r}: choose one of {', '.join(METHODS)}")
+    if "codec" in raw and METHODS[method] not in DENSE:
+        raise _fault(name, text, ("codec",), f"method {method!r} packs its messages by itself: leave this section out")
+    return method
+
+
+def _fault(name: str, text: str, path: tuple[str, ...], what: str) -> ConfigError:
+    """The sentence for a wrong field at `path`, e.g. ("inner", "lr")."""
+    path = ("model", *path[1:]) if path[:1] == ("pretrained",) and len(path) > 1 else path
+    line = _line_of(text, path)
+    where = f"{name}, line {line}" if line else name
+    field = f"[{path[0]}]" + (f" {'.'.join(path[1:])}" if len(path) > 1 else "") if path else "the file"
+    return ConfigError(f"{where}: {field}: {what}; {_TEMPLATE_HINT}.")
+
+
+def _explain(message: str, method: str) -> tuple[tuple[str, ...], str]:
+    """msgspec's message as (path of the culprit, what is wrong with it)."""
+    what, _, at = message.partition(" - at `$")
+    path = tuple(re.findall(r"[A-Za-z_]\w*", at))
+    if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", what):
+        field = unknown[1]
+        known = _fields_at(path, method)
+        near = difflib.get_close_matches(field, known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+        return (*path, field), f"unknown field, {hint}"
+    if missing := re.fullmatch(r"Object missing required field `(.*)`", what):
+        return path, f"the {'field' if path else 'section'} {missing[1]} is missing"
+    if wrong := re.fullmatch(r"Invalid enum value (.*)", what):
+        return path, f"{path[-1]} is {wrong[1]}: choose one of {', '.join(_choices(path, method))}"
+    first_word = what.split(" ", 1)[0]
+    if first_word in _fields_at(path, method):  # our own checks begin with the field's name
+        return (*path, first_word), what
+    return path, what[:1].lower() + what[1:].replace("`", "")
+
+
+def _fields_at(path: tuple[str, ...], method: str) -> list[str]:
+    """Names allowed inside the section at `path`, of a run with that method."""
+    sections = _sections(method)
+    if not path:
+        return [name for name in sections if name != "pretrained"]
+    section = sections.get(path[0])
+    return list(section.__struct_fields__) if section is not None else []
+
+
+def _choices(path: tuple[str, ...], method: str) -> list[str]:
+    """What the field at `path`, which takes one of some words, may be."""
+    kind = get_type_hints(_sections(method)[path[0]])[path[-1]]
+    return [str(choice) for choice in get_args(kind)]
+
+
+def _sections(method: str) -> dict[str, Any]:
+    return {
+        "run": RunRules, "model": ModelConfig, "pretrained": Pretrained, "tokenizer": TokenizerConfig,
+        "data": DataConfig, "inner": InnerConfig, "outer": METHODS[method], "codec": CodecConfig,
+        "pipeline": PipelineConfig,
+    }  # fmt: skip
+
+
+def _line_of(text: str, path: tuple[str, ...]) -> int | None:
+    """1-based line of the deepest part of `path` that is written down: `key =` in its [section], else the section."""
+    table: tuple[str, ...] = ()
+    best: int | None = None
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header := re.match(r"\s*\[+\s*([\w.\-\" ]+?)\s*\]+", line):
+            table = tuple(part.strip(' "') for part in header[1].split("."))
+            if table == path[: len(table)]:
+                best = number
+        elif key := re.match(r"\s*\"?([\w.\-]+?)\"?\s*=", line):
+            dotted = (*table, *key[1].split("."))
+            if dotted == path[: len(dotted)]:
+                return number
+    return best
+
+
+def _toml_position(message: str) -> str:
+    """`Invalid value (at line 3, column 5)` -> `line 3, column 5: invalid value`."""
+    what, _, at = message.partition(" (at ")
+    what = what[:1].lower() + what[1:]
+    return f"{at.rstrip(')')}: {what}" if at else what
+
+
+def _leaves(raw: object) -> Iterator[tuple[tuple[str, ...], object]]:
+    """Every value with its path, in no order; without recursion, as dotted keys may nest deeper than Python's stack."""
+    pending: list[tuple[tuple[str, ...], object]] = [((), raw)]
+    while pending:
+        path, value = pending.pop()
+        if isinstance(value, dict):
+            pending += [((*path, str(key)), inner) for key, inner in value.items()]
+        elif isinstance(value, list):
+            pending += [(path, inner) for inner in value]
+        else:
+            yield path, value

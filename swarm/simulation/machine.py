@@ -1,0 +1,104 @@
+"""One simulated machine: a device that does one thing at a time, an uplink that sends one thing at a time."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from swarm.pipeline.router import Wiring
+from swarm.simulation.clock import VirtualClock
+
+
+@dataclass(eq=False)
+class Call:
+    """One micro-batch handed to one replica; its answer is the gradient. It ends once: answered, failed or given up."""
+
+    micro_batch: int
+    stage: int
+    caller: Machine
+    callee: str
+    tried: tuple[str, ...]  # replicas of this stage that this micro-batch failed on before
+    done: Callable[[], None]  # what the caller does with the gradient
+    sent_s: float
+    ended: bool = False
+    child: Call | None = None  # the call to the next stage that this one waits for
+    parent: Call | None = None
+    queued_s: float = 0.0
+    downstream_s: float = 0.0
+
+
+class Machine:
+    """A replica, or a feeder (`stage` -1, which only sends). `speed`: work units a second."""
+
+    def __init__(
+        self, clock: VirtualClock, name: str, stage: int, speed: float, link_bytes_s: float, random: Random
+    ) -> None:
+        self.clock, self.name, self.stage = clock, name, stage
+        self.speed, self.link_bytes_s = speed, link_bytes_s
+        self.random = random
+        self.wiring = Wiring(random.randrange(2**32))
+        self.alive = True
+        self.frozen = False
+        self.ready_s = 0.0  # from when it has its stage's state
+        self.since_s = 0.0  # when it chose its stage
+        self.source: int | None = None
+        self.calls: set[Call] = set()  # that it is serving
+        self.busy_s = 0.0
+        self.work_done = 0.0
+        self._jobs: deque[tuple[float, Callable[[], None]]] = deque()
+        self._running = 0  # counts up; a job of an earlier life of the device does not complete
+        self._idle = True
+        self._uplink_free_s = 0.0
+
+    @property
+    def waiting(self) -> int:
+        """Jobs in its queue."""
+        return len(self._jobs)
+
+    def compute(self, work: float, then: Callable[[], None], first: bool = False) -> None:
+        """Queue a job, before all others if `first`: a backward pass frees what its forward pass holds."""
+        (self._jobs.appendleft if first else self._jobs.append)((work, then))
+        self._next()
+
+    def transfer_s(self, size_bytes: float, latency_s: float) -> float:
+        """Put a message on the uplink; when it will have arrived."""
+        self._uplink_free_s = max(self._uplink_free_s, self.clock.now_s) + size_bytes / self.link_bytes_s
+        return self._uplink_free_s + latency_s
+
+    def freeze(self) -> None:
+        """Stop, like SIGSTOP: it still accepts, and answers nothing until `thaw`."""
+        self.frozen = True
+
+    def thaw(self) -> None:
+        self.frozen = False
+        self._next()
+
+    def drop_jobs(self) -> None:
+        """Forget all work: it died, or it changes its stage."""
+        self._jobs.clear()
+        self._running += 1
+        self._idle = True
+
+    def _next(self) -> None:
+        if not self._idle or self.frozen or not self._jobs or not self.alive:
+            return
+        self._idle = False
+        work, then = self._jobs.popleft()
+        # Real kernels are not constant: a few percent, so that nothing falls into step by accident.
+        seconds = work / self.speed * self.random.uniform(0.97, 1.03)
+        running = self._running
+        self.clock.after(seconds, lambda: self._finished(running, work, seconds, then))
+
+    def _finished(self, running: int, work: float, seconds: float, then: Callable[[], None]) -> None:
+        if running != self._running or not self.alive:
+            return
+        if self.frozen:  # what was running stops with the process; it ends some time after it goes on
+            self.clock.after(0.1, lambda: self._finished(running, work, seconds, then))
+            return
+        self.busy_s += seconds
+        self.work_done += work
+        self._idle = True
+        then()
+        self._next()

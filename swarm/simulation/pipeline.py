@@ -1,0 +1,324 @@
+"""A pipeline with every micro-batch in it, under virtual time: the very `Wiring`, `decide` and shares of the network.
+
+Calls nest as in the network: a forward pass of one stage calls the next, and the answer is the gradient. Good for a few
+hundred peers; `simulate.fluid` goes further. Queues are bounded and say so; dead peers are noticed by a closed
+connection, frozen ones by the caller's deadline; records of who is there are `refresh_s` old at most.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import pairwise
+from random import Random
+from typing import Literal
+
+from swarm.placement.load import LoadView, PeerLoad, StageCost, move_s
+from swarm.placement.rebalance import RebalanceConfig, decide, stage_for_joiner
+from swarm.simulation.clock import VirtualClock
+from swarm.simulation.machine import Call, Machine
+from swarm.simulation.rounds import merge_s
+from swarm.simulation.trace import Life, Trace
+
+FORWARD = 1 / 3  # of a stage's work; a backward pass takes twice as long
+RETRY_S = 0.5  # nobody to send to: how long before looking again
+
+
+@dataclass(frozen=True)
+class PipelineConfig:
+    """`in_flight` micro-batches a feeder. `message_bytes`: activations one way, gradients the other. `queue_max`: calls
+    a replica serves at once, further ones are declined. `batch`: micro-batches a round, after which the replicas of
+    each stage merge `update_bytes` and everybody waits for it; 0: no rounds. `rebalance` None: nobody moves."""
+
+    stages: tuple[StageCost, ...]
+    feeders: int = 2
+    in_flight: int = 16
+    message_bytes: float = 1e6
+    latency_s: float = 0.02
+    queue_max: int = 32
+    refresh_s: float = 5.0
+    batch: int = 0
+    update_bytes: float = 0.0
+    rebalance: RebalanceConfig | None = None
+    decide_s: float = 10.0
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`peer` is killed, frozen or thawed at `at_s`."""
+
+    at_s: float
+    peer: str
+    kind: Literal["kill", "freeze", "thaw"]
+
+
+@dataclass
+class PipelineReport:
+    """`completed_s`: when each micro-batch completed. `wasted`: answers that came after their caller had given up."""
+
+    issued: int = 0
+    retried: int = 0
+    declined: int = 0
+    wasted: int = 0
+    moves: int = 0
+    rounds: int = 0
+    merge_s: float = 0.0
+    completed_s: list[float] = field(default_factory=list)
+    served: dict[str, int] = field(default_factory=dict)  # answers accepted, by replica
+
+    def throughput(self, first_s: float, last_s: float) -> float:
+        """Micro-batches a second completed between two times."""
+        return sum(first_s <= at_s < last_s for at_s in self.completed_s) / (last_s - first_s)
+
+    def longest_pause_s(self, first_s: float, last_s: float) -> float:
+        """The longest time without a completion between two times."""
+        times = [first_s, *(t for t in self.completed_s if first_s < t < last_s), last_s]
+        return max(after_s - before_s for before_s, after_s in pairwise(times))
+
+
+def simulate_pipeline(trace: Trace, config: PipelineConfig, faults: Sequence[Fault] = ()) -> PipelineReport:
+    """Replay `trace`, whose leaving peers are killed, and the scripted `faults`. Same arguments, same report."""
+    return _Pipeline(trace, config, faults).run()
+
+
+class _Pipeline:
+    def __init__(self, trace: Trace, config: PipelineConfig, faults: Sequence[Fault]) -> None:
+        self.trace, self.config, self.faults = trace, config, faults
+        self.clock = VirtualClock()
+        self.random = Random(config.seed)
+        self.report = PipelineReport()
+        self.machines: dict[str, Machine] = {}
+        self.records: dict[str, PeerLoad] = {}  # what everybody has read
+        self.outstanding: set[int] = set()  # micro-batches issued and not completed
+        self.left = config.batch  # to issue in this round
+
+    def run(self) -> PipelineReport:
+        config = self.config
+        for life in self.trace.lives:
+            if life.join_s <= 0:
+                self._join(life)
+            else:
+                self.clock.at(life.join_s, partial(self._join, life))
+            if life.end_s <= self.trace.duration_s:
+                self.clock.at(life.end_s, partial(self._kill, life.peer))
+        for fault in self.faults:
+            action = {"kill": self._kill, "freeze": self._freeze, "thaw": self._thaw}[fault.kind]
+            self.clock.at(fault.at_s, partial(action, fault.peer))
+        for index in range(config.feeders):
+            name = f"feeder-{index}"
+            self.machines[name] = Machine(self.clock, name, -1, 1.0, 1e12, self.random)
+        self._refresh()
+        if config.rebalance is not None:
+            self.clock.after(config.decide_s, self._decide)
+        self._start_round()
+        self.clock.run_until(self.trace.duration_s)
+        return self.report
+
+    # Micro-batches
+
+    def _start_round(self) -> None:
+        self.left = self.config.batch
+        for name in [name for name, machine in self.machines.items() if machine.stage < 0]:
+            for _ in range(self.config.in_flight):
+                self._issue(self.machines[name])
+
+    def _issue(self, feeder: Machine) -> None:
+        if self.config.batch:
+            if not self.left:
+                return
+            self.left -= 1
+        micro_batch = self.report.issued
+        self.report.issued += 1
+        self.outstanding.add(micro_batch)
+        self._dispatch(micro_batch, 0, feeder, None, (), lambda: self._completed(feeder, micro_batch))
+
+    def _completed(self, feeder: Machine, micro_batch: int) -> None:
+        self.outstanding.remove(micro_batch)  # KeyError if one ever counted twice
+        self.report.completed_s.append(self.clock.now_s)
+        self._issue(feeder)
+        if self.config.batch and not self.outstanding:
+            self.report.rounds += 1
+            seconds = max(
+                merge_s(self.config.update_bytes, [m.link_bytes_s for m in self._serving(stage)], self.config.latency_s)
+                for stage in range(len(self.config.stages))
+            )
+            self.report.merge_s += seconds
+            self.clock.after(seconds, self._start_round)
+
+    def _dispatch(
+        self,
+        micro_batch: int,
+        stage: int,
+        caller: Machine,
+        parent: Call | None,
+        tried: tuple[str, ...],
+        done: Callable[[], None],
+    ) -> None:
+        """Send to a replica of `stage`; keep trying until the caller is dead or its own caller has given up."""
+        if not caller.alive or (parent is not None and parent.ended):
+            return
+        now_s = self.clock.now_s
+        chosen = caller.wiring.choose(now_s, exclude=tried) or caller.wiring.choose(now_s)
+        if chosen is None:
+            self.clock.after(RETRY_S, partial(self._dispatch, micro_batch, stage, caller, parent, (), done))
+            return
+        call = Call(micro_batch, stage, caller, chosen, tried, done, now_s, parent=parent)
+        if parent is not None:
+            parent.child = call
+        caller.wiring.sent(chosen, call, now_s)
+        arrives_s = caller.transfer_s(self.config.message_bytes, self.config.latency_s)
+        self.clock.at(arrives_s, partial(self._arrived, call))
+        self.clock.after(caller.wiring.deadline_s(chosen), partial(self._failed, call))
+
+    def _arrived(self, call: Call) -> None:
+        callee = self.machines.get(call.callee)
+        if call.ended:
+            return
+        if callee is None or callee.stage != call.stage or callee.ready_s > self.clock.now_s:
+            self.clock.after(self.config.latency_s, partial(self._failed, call))
+        elif len(callee.calls) >= self.config.queue_max and not callee.frozen:
+            self.clock.after(self.config.latency_s, partial(self._declined, call))
+        else:
+            callee.calls.add(call)
+            last = call.stage == len(self.config.stages) - 1
+            work = self.config.stages[call.stage].work * (1.0 if last else FORWARD)
+            callee.compute(work, partial(self._forwarded, call, callee, self.clock.now_s + work / callee.speed, last))
+
+    def _forwarded(self, call: Call, callee: Machine, unhindered_s: float, last: bool) -> None:
+        call.queued_s += max(0.0, self.clock.now_s - unhindered_s)
+        if call not in callee.calls:
+            return
+        if last:
+            self._answer(call, callee)
+        else:
+            begin_s = self.clock.now_s
+            returned = partial(self._returned, call, callee, begin_s)
+            self._dispatch(call.micro_batch, call.stage + 1, callee, call, (), returned)
+
+    def _returned(self, call: Call, callee: Machine, begin_s: float) -> None:
+        """The next stage's gradient is back."""
+        call.downstream_s = self.clock.now_s - begin_s
+        if call in callee.calls:
+            work = self.config.stages[call.stage].work * (1 - FORWARD)
+            unhindered_s = self.clock.now_s + work / callee.speed
+            callee.compute(work, partial(self._backwarded, call, callee, unhindered_s), first=True)
+
+    def _backwarded(self, call: Call, callee: Machine, unhindered_s: float) -> None:
+        call.queued_s += max(0.0, self.clock.now_s - unhindered_s)
+        if call in callee.calls:
+            self._answer(call, callee)
+
+    def _answer(self, call: Call, callee: Machine) -> None:
+        callee.calls.discard(call)
+        self.clock.at(callee.transfer_s(self.config.message_bytes, self.config.latency_s), partial(self._ended, call))
+
+    def _ended(self, call: Call) -> None:
+        if call.ended or not call.caller.alive:
+            self.report.wasted += 1
+            return
+        call.ended = True
+        self.report.served[call.callee] = self.report.served.get(call.callee, 0) + 1
+        call.caller.wiring.succeeded(call.callee, call, self.clock.now_s, call.downstream_s, call.queued_s)
+        call.done()
+
+    def _declined(self, call: Call) -> None:
+        if not call.ended:
+            self._give_up(call)
+            self.report.declined += 1
+            call.caller.wiring.declined(call.callee, call, self.clock.now_s)
+            pause_s = call.caller.wiring.pause_s(self.clock.now_s)
+            self.clock.after(pause_s, partial(self._again, call, call.tried))
+
+    def _failed(self, call: Call) -> None:
+        """Deadline, closed connection or refusal: whichever comes first."""
+        if not call.ended and call.caller.alive:
+            self._give_up(call)
+            self.report.retried += 1
+            call.caller.wiring.failed(call.callee, call, self.clock.now_s)
+            self._again(call, (*call.tried, call.callee))
+
+    def _again(self, call: Call, tried: tuple[str, ...]) -> None:
+        self._dispatch(call.micro_batch, call.stage, call.caller, call.parent, tried, call.done)
+
+    def _give_up(self, call: Call | None) -> None:
+        """Whoever gives a call up gives up what that call waits for: nobody works for a caller that is gone."""
+        while call is not None and not call.ended:
+            call.ended = True
+            if (callee := self.machines.get(call.callee)) is not None:
+                callee.calls.discard(call)
+            call = call.child
+            if call is not None:
+                call.caller.wiring.cancelled(call.callee, call)
+
+    # Machines
+
+    def _serving(self, stage: int) -> list[Machine]:
+        now_s = self.clock.now_s
+        return [m for m in self.machines.values() if m.stage == stage and m.ready_s <= now_s and not m.frozen]
+
+    def _load(self, machine: Machine) -> PeerLoad:
+        speed = machine.work_done / machine.busy_s if machine.busy_s else 0.0
+        return PeerLoad(
+            machine.name, machine.stage, speed, machine.link_bytes_s,
+            since_s=machine.since_s, ready_s=machine.ready_s, source=machine.source,
+        )  # fmt: skip
+
+    def _join(self, life: Life) -> None:
+        now_s = self.clock.now_s
+        machine = Machine(self.clock, life.peer, 0, life.speed, life.link_bytes_s, self.random)
+        view = LoadView.of(now_s, self.config.stages, self.records.values())
+        asking = replace(self._load(machine), speed=life.speed)  # a benchmark before joining
+        machine.stage = stage_for_joiner(view, asking) or 0
+        machine.since_s = now_s if now_s > 0 else -math.inf
+        machine.ready_s = now_s + (move_s(asking, self.config.stages[machine.stage]) if now_s > 0 else 0.0)
+        self.machines[life.peer] = machine
+        self.records[life.peer] = replace(asking, stage=machine.stage, since_s=machine.since_s, ready_s=machine.ready_s)
+
+    def _kill(self, peer: str) -> None:
+        machine = self.machines.pop(peer, None)
+        if machine is not None:
+            machine.alive = False
+            self._abandon(machine)
+
+    def _abandon(self, machine: Machine) -> None:
+        """Everything it was serving is lost; its callers see the connection close."""
+        machine.drop_jobs()
+        lost, machine.calls = machine.calls, set()
+        for call in sorted(lost, key=lambda call: call.micro_batch):
+            self.clock.after(self.config.latency_s, partial(self._failed, call))
+
+    def _freeze(self, peer: str) -> None:
+        self.machines[peer].freeze()
+
+    def _thaw(self, peer: str) -> None:
+        if peer in self.machines:
+            self.machines[peer].thaw()
+
+    def _refresh(self) -> None:
+        """Records are read: who is where, and how long the queues are. The frozen no longer publish."""
+        now_s = self.clock.now_s
+        self.records = {m.name: self._load(m) for m in self.machines.values() if m.stage >= 0 and not m.frozen}
+        for machine in self.machines.values():
+            replicas = self._serving(machine.stage + 1)
+            machine.wiring.update([replica.name for replica in replicas], now_s)
+            for replica in replicas:
+                service_s = self.config.stages[replica.stage].work / replica.speed
+                machine.wiring.published(replica.name, replica.waiting, service_s, self.config.latency_s)
+        self.clock.after(self.config.refresh_s, self._refresh)
+
+    def _decide(self) -> None:
+        assert self.config.rebalance is not None
+        now_s = self.clock.now_s
+        for move in decide(LoadView.of(now_s, self.config.stages, self.records.values()), self.config.rebalance):
+            machine = self.machines.get(move.peer)
+            if machine is None or machine.stage != move.source or machine.frozen:
+                continue
+            self.report.moves += 1
+            machine.stage, machine.source, machine.since_s = move.target, move.source, now_s
+            machine.ready_s = now_s + move_s(self._load(machine), self.config.stages[move.target])
+            self._abandon(machine)
+            self.records[move.peer] = self._load(machine)
+        self.clock.after(self.config.decide_s, self._decide)

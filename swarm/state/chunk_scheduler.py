@@ -1,0 +1,178 @@
+"""Which donor is asked for which chunk next: pure bookkeeping of one fetch, without sockets or disks.
+
+Chunks wait, are asked for, and are done. A chunk whose donor fails waits again. When none waits any more the
+board hands out second asks for those that are long under way (endgame): else the fetch would end when the
+slowest donor does, or never, if that donor is frozen and all others have gone home.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+import trio
+
+from peer.checkpoint.hash_tree import StateTree
+
+SHARE_GRACE_S: Final = 1.0
+ASKS_PER_CHUNK: Final = 2
+_HEDGE_FIRST_S: Final = 1.0  # before the first chunk has told how long one takes
+_HEDGE_MIN_S: Final = 0.1
+_HEDGE_MAX_S: Final = 10.0
+_SMOOTHING: Final = 0.3
+_FIRST_DEADLINE_S: Final = 30.0
+_DEADLINE_MIN_S: Final = 3.0
+_DEADLINE_MAX_S: Final = 120.0
+_DOUBLINGS_MAX: Final = 16  # more of them would only overflow: every cap is reached long before
+
+Standing = Literal["new", "useful", "lost", "gone", "none", "bad"]  # "none": it lends no states at all
+
+
+@dataclass(eq=False)
+class Donor:
+    """What we know of one donor. `standing` is the outcome of the last call, `resting` a pause after a
+    failure."""
+
+    peer: str
+    standing: Standing = "new"
+    resting: bool = False
+    failures: int = 0
+    """In a row."""
+    bytes: int = 0
+    chunks: int = 0
+    asked: int = 0
+    """Calls under way."""
+    typical_s: float | None = None
+
+    @property
+    def banned(self) -> bool:
+        """Who sent wrong bytes once, or lends none, is not asked again in this fetch."""
+        return self.standing in ("none", "bad")
+
+    @property
+    def backoff(self) -> int:
+        """How many times longer than usual it is waited for, and left alone: twice as long after each failure."""
+        return 1 << min(self.failures, _DOUBLINGS_MAX)
+
+    @property
+    def deadline_s(self) -> float:
+        """How long one chunk may take: a multiple of what it took so far, more after each failure."""
+        usual = _FIRST_DEADLINE_S if self.typical_s is None else max(8 * self.typical_s, _DEADLINE_MIN_S)
+        return float(min(usual * self.backoff, _DEADLINE_MAX_S))
+
+    def took(self, seconds: float) -> None:
+        self.typical_s = _smooth(self.typical_s, seconds)
+
+
+@dataclass(eq=False)
+class Ask:
+    """One request under way. Its scope is cancelled when another donor delivers the chunk first."""
+
+    index: int
+    donor: Donor
+    since: float
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+
+
+class ChunkBoard:
+    """All chunks of `tree` that are `missing`. `finished` is set when none is."""
+
+    def __init__(self, tree: StateTree, missing: Iterable[int], clock: Callable[[], float] = trio.current_time) -> None:
+        self.tree = tree
+        self.finished = trio.Event()
+        self._clock = clock
+        self._waiting = deque(sorted(missing))
+        self._total = len(self._waiting)
+        self._asked: dict[int, list[Ask]] = {}
+        self._opened_at = clock()
+        self._typical_s: float | None = None
+        self._change = trio.Event()
+        self._finish_if_done()
+
+    def take(self, donor: Donor, donors: Iterable[Donor]) -> Ask | None:
+        """The next chunk for `donor`, one of `donors`; None if there is nothing for it to do now."""
+        index = self._next(donor, [d for d in donors if not d.resting and d.standing not in ("gone", "none", "bad")])
+        if index is None:
+            return None
+        ask = Ask(index, donor, self._clock())
+        self._asked.setdefault(index, []).append(ask)
+        donor.asked += 1
+        return ask
+
+    def deliver(self, ask: Ask) -> None:
+        """The chunk of `ask` is verified and stored: count it once, and call off other asks for it."""
+        took = self._clock() - ask.since
+        ask.donor.took(took)
+        self._typical_s = _smooth(self._typical_s, took)
+        rivals = self._asked.pop(ask.index, None)
+        if rivals is None:
+            return  # another donor was faster by a hair
+        start, end = self.tree.span(ask.index)
+        ask.donor.bytes += end - start
+        ask.donor.chunks += 1
+        for rival in rivals:
+            if rival is not ask:
+                rival.scope.cancel()
+        self._finish_if_done()
+        self._announce()
+
+    def settle(self, ask: Ask) -> None:
+        """The call of `ask` is over, however it ended: unless delivered or asked elsewhere, its chunk waits
+        again."""
+        ask.donor.asked -= 1
+        rivals = self._asked.get(ask.index)
+        if rivals is not None and ask in rivals:
+            rivals.remove(ask)
+            if not rivals:
+                del self._asked[ask.index]
+                self._waiting.appendleft(ask.index)
+                self._announce()
+
+    async def wait_change(self, timeout_s: float) -> None:
+        """Until a chunk comes back or is done, or `timeout_s` has passed."""
+        with trio.move_on_after(timeout_s):
+            await self._change.wait()
+
+    def _next(self, donor: Donor, active: list[Donor]) -> int | None:
+        if not self._waiting:
+            return self._overdue(donor)
+        rivals = max(1, len(active))
+        share = -(-(len(self._waiting) + len(self._asked)) // rivals)
+        if donor.asked >= max(1, share):
+            return None
+        # A small state would be gone before the second donor has picked up: leave it its part for a moment.
+        early = self._clock() - self._opened_at < SHARE_GRACE_S
+        if early and any(d.chunks == 0 and d is not donor for d in active):
+            fair_total = -(-self._total // rivals)
+            if donor.chunks + donor.asked >= fair_total:
+                return None
+        return self._waiting.popleft()
+
+    def _overdue(self, donor: Donor) -> int | None:
+        """The chunk longest under way, if that is suspiciously long and `donor` is not asked for it
+        already."""
+        if self._typical_s is None:
+            patience = _HEDGE_FIRST_S
+        else:
+            patience = min(max(2 * self._typical_s, _HEDGE_MIN_S), _HEDGE_MAX_S)
+        now = self._clock()
+        late = [
+            (asks[0].since, index)
+            for index, asks in self._asked.items()
+            if len(asks) < ASKS_PER_CHUNK and asks[0].donor is not donor and now - asks[0].since > patience
+        ]
+        return min(late)[1] if late else None
+
+    def _finish_if_done(self) -> None:
+        if not self._waiting and not self._asked:
+            self.finished.set()
+
+    def _announce(self) -> None:
+        self._change.set()
+        self._change = trio.Event()
+
+
+def _smooth(old: float | None, new: float) -> float:
+    return new if old is None else old + _SMOOTHING * (new - old)

@@ -1,0 +1,108 @@
+"""A peer's copy of the outer state: weights and whatever else its method shares, changed only by a commit.
+
+The next state is built slice by slice in a second set of buffers while results still arrive, hashed, voted on, and
+takes over by swapping the sets. A round that is discarded leaves the current set untouched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from optim.codecs import Buffer
+from optim.strategies.interface import Coding, Recipe, Turn
+from peer.checkpoint.hash_tree import StateTree, hash_state
+
+
+class OuterState:
+    """`tensors`: [theta, *recipe.shared], each flat fp32, shape (P,). `tree` is the hash tree of the current set; its
+    root is the state hash."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor], recipe: Recipe) -> None:
+        if len(tensors) != 1 + len(recipe.shared):
+            raise ValueError(f"the method shares {1 + len(recipe.shared)} vectors, not {len(tensors)}")
+        self.tensors = list(tensors)
+        self.recipe = recipe
+        self.tree: StateTree = hash_state(self.tensors)
+        self._next = [torch.empty_like(tensor) for tensor in tensors]
+        self._next_tree: StateTree | None = None
+        self._apart: tuple[slice, ...] = (slice(0, self.numel),)  # where the next set may differ from the current one
+        self._whole: torch.Tensor | None = None  # the merged update, for a method that steps on all of it at once
+        self._turn: Turn | None = None
+        self._coding: Coding | None = None
+
+    @property
+    def theta(self) -> torch.Tensor:
+        return self.tensors[0]
+
+    @property
+    def numel(self) -> int:
+        return self.theta.numel()
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.tensors) * 4 * self.numel
+
+    @property
+    def changed(self) -> tuple[slice, ...]:
+        """Where the last commit changed it."""
+        return self._apart
+
+    def named(self) -> dict[str, torch.Tensor]:
+        return dict(zip(("theta", *self.recipe.shared), self.tensors, strict=True))
+
+    def begin(self, turn: Turn, coding: Coding) -> None:
+        """Begin to build the state after that round, from the current one; forget one that was begun before."""
+        self._next_tree = None
+        self._turn, self._coding = turn, coding
+        if not self.recipe.elementwise and self._whole is None:
+            self._whole = torch.empty_like(self.theta)
+        if sum(place.stop - place.start for place in coding.places) < self.numel:
+            for place in self._apart:
+                for after, before in zip(self._next, self.tensors, strict=True):
+                    after[place] = before[place]
+        self._apart = coding.places
+
+    def build(self, index: int, result: Buffer) -> None:
+        """Apply one slice's merged update; `ProtocolViolation` if it does not decode.
+
+        A piece at a time: the old state is read once, the new one is written once, the decoded update never leaves
+        the cache."""
+        assert self._coding is not None and self._turn is not None
+        self._next_tree = None
+        for place, update in self._coding.updates(index, result):
+            if self._whole is not None:
+                self._whole[place] = update
+                continue
+            after, before = [t[place] for t in self._next], [t[place] for t in self.tensors]
+            self.recipe.step_into(self._turn, after, before, update)
+
+    def seal(self) -> bytes:
+        """Hash the complete next state: what members vote on. Every slice must have been built."""
+        if self._whole is not None:
+            assert self._turn is not None
+            self.recipe.step_into(self._turn, self._next, self.tensors, self._whole)
+        self._next_tree = hash_state(self._next)
+        return self._next_tree.root
+
+    def seal_unchanged(self) -> bytes:
+        """Instead of building slices: the next state is the current one. Returns its hash."""
+        for after, before in zip(self._next, self.tensors, strict=True):
+            after.copy_(before)
+        self._apart = ()
+        self._next_tree = self.tree
+        return self.tree.root
+
+    def commit(self, state_hash: bytes) -> None:
+        """Make the sealed next state current."""
+        if self._next_tree is None or self._next_tree.root != state_hash:
+            raise RuntimeError("only the sealed next state can be committed")
+        self.tensors, self._next = self._next, self.tensors
+        self.tree, self._next_tree = self._next_tree, None
+
+    def replace(self, tensors: Sequence[torch.Tensor], tree: StateTree) -> None:
+        """Take over a state fetched from other peers; the vectors are copied."""
+        for mine, fetched in zip(self.tensors, tensors, strict=True):
+            mine.copy_(fetched)
+        self.tree, self._next_tree = tree, None
+        self._apart = (slice(0, self.numel),)

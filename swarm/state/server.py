@@ -1,0 +1,31 @@
+"""Several states handed out by one peer: the coordinator's, which serves every stage's initial weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from peer.net.rpc import Buffer, Call, Rpc
+from swarm.state.messages import AskChunk, AskManifest, AskResult, Piece, ResultPart, StateMethods
+from swarm.state.snapshots import SnapshotShelf
+
+
+def serve_shelves(rpc: Rpc, shelves: Sequence[SnapshotShelf]) -> None:
+    """Answer joiners from now on, each from the shelf that holds what it asks for. Shelves of one run may differ in the
+    size of their states; answers are bounded by the largest."""
+    methods = StateMethods.of(max(s.size_bytes for s in shelves), max(s.part_bytes_max for s in shelves))
+
+    def holding(state_hash: bytes) -> SnapshotShelf:
+        return next((shelf for shelf in shelves if state_hash in shelf.state_hashes), shelves[0])
+
+    async def manifest(call: Call[AskManifest]) -> Piece | tuple[Piece, Buffer]:
+        return await holding(call.body.state_hash).hand_out_hashes(call)
+
+    async def chunk(call: Call[AskChunk]) -> Piece | tuple[Piece, Buffer]:
+        return await holding(call.body.state_hash).hand_out_chunk(call)
+
+    async def result(call: Call[AskResult]) -> ResultPart | tuple[ResultPart, Buffer]:
+        return await holding(call.body.after).hand_out_result(call)
+
+    rpc.serve(methods.manifest, manifest)
+    rpc.serve(methods.chunk, chunk)
+    rpc.serve(methods.result, result)

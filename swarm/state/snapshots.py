@@ -1,0 +1,219 @@
+"""The donor's side of state transfer: recent states and results on a shelf, handed out without holding up a
+round.
+
+A commit copies the new state onto the shelf; joiners read that copy, so no round waits for a joiner and no
+commit tears what a joiner is reading. A snapshot whose readers make progress stays while others take its place in a
+second buffer. How fast joiners are served is `swarm.state.upload_limits`'s part.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from peer import faults
+from peer.checkpoint.hash_tree import StateBytes, StateTree
+from peer.errors import ProtocolViolation
+from peer.net.rpc import Buffer, Call, Rpc
+from swarm.state.messages import AskChunk, AskManifest, AskResult, Piece, ResultPart, StateMethods
+from swarm.state.upload_limits import Lending, ShelfLimits
+
+
+class Lease:
+    """How long a snapshot is kept for those who read it: while a chunk is on its way to one who had not had it, and for
+    a pause after it.
+
+    So a reader that dawdles, asks for the same again and again or has died holds a buffer for seconds, and one that
+    makes progress until it is done. Times are `time.monotonic`, since commits come from other threads than readers.
+    """
+
+    def __init__(self, limits: ShelfLimits) -> None:
+        self._limits = limits
+        self._until = self._began = float("-inf")
+        self._had: dict[str, set[int]] = {}
+        self._on_their_way: dict[tuple[str, int], float] = {}  # each with the time after which it counts no more
+
+    @property
+    def is_on(self) -> bool:
+        now = time.monotonic()
+        held = now < self._until or any(now < until for until in tuple(self._on_their_way.values()))
+        return held and now - self._began < self._limits.lease_max_s
+
+    def begin(self) -> None:
+        """Somebody means to read; it counts once."""
+        if self._began == float("-inf"):
+            self._began = time.monotonic()
+            self._until = self._began + self._limits.lease_pause_s
+
+    def lend(self, reader: str, index: int, size_bytes: int) -> None:
+        """`reader` is being given a chunk."""
+        self.begin()
+        if reader not in self._had and len(self._had) >= self._limits.lease_readers:
+            return
+        had = self._had.setdefault(reader, set())
+        if index not in had:
+            had.add(index)
+            self._on_their_way[reader, index] = time.monotonic() + size_bytes / self._limits.lease_rate
+
+    def left(self, reader: str, index: int) -> None:
+        """The chunk has left. Takes no lock: the interpreter calls this when it sees fit."""
+        if time.monotonic() < self._on_their_way.pop((reader, index), float("-inf")):
+            self._until = max(self._until, time.monotonic() + self._limits.lease_pause_s)
+
+    def extend(self, seconds: float) -> None:
+        """Time in which we held the readers back is no fault of theirs."""
+        if time.monotonic() - seconds < self._until:
+            self._until += seconds
+
+
+@dataclass(eq=False)
+class _Snapshot:
+    """One buffer of the shelf. `tree` is None while it is being overwritten."""
+
+    buffers: list[Tensor]
+    bytes: StateBytes
+    lease: Lease
+    tree: StateTree | None = None
+
+
+@dataclass(frozen=True)
+class _Result:
+    head: bytes
+    leads_to: bytes
+    parts: tuple[memoryview, ...]
+
+
+@dataclass
+class SnapshotShelf:
+    """`publish` at every commit, `serve` once. Reading and publishing may happen in different threads."""
+
+    size_bytes: int
+    part_bytes_max: int
+    limits: ShelfLimits = field(default_factory=ShelfLimits)
+
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()  # held for one memory copy of a chunk at most
+        self._snapshots: list[_Snapshot] = []
+        self._results: OrderedDict[bytes, _Result] = OrderedDict()
+        self._newest: bytes | None = None
+        self._lending = Lending(self.limits)
+
+    def publish(
+        self, tree: StateTree, buffers: Sequence[Tensor], head: bytes = b"", parts: Sequence[Buffer] = ()
+    ) -> None:
+        """Put the state just committed on the shelf; `buffers` may change as soon as this returns.
+
+        `parts`: the encoded merged result that led here from the state published before (empty: there was
+        none, as after a fetch), with the opaque `head` it led to. Blocks for one memory copy of the state.
+        Where every buffer is being read the state is left out; joiners get it a round later, or from another
+        donor.
+        """
+        with self._lock:
+            if parts and self._newest is not None:
+                self._results[self._newest] = _Result(head, tree.root, tuple(memoryview(p).cast("B") for p in parts))
+                while len(self._results) > self.limits.results:
+                    self._results.popitem(last=False)
+            self._newest = tree.root
+            snapshot = None if self._find(tree.root) is not None else self._buffer_for(buffers)
+            if snapshot is None:
+                return
+            snapshot.tree = None
+        for target, source in zip(snapshot.buffers, buffers, strict=True):
+            target.copy_(source)
+        with self._lock:
+            snapshot.tree = tree
+            snapshot.lease = Lease(self.limits)
+
+    def serve(self, rpc: Rpc) -> None:
+        """Answer joiners from now on."""
+        methods = StateMethods.of(self.size_bytes, self.part_bytes_max)
+        rpc.serve(methods.manifest, self.hand_out_hashes)
+        rpc.serve(methods.chunk, self.hand_out_chunk)
+        rpc.serve(methods.result, self.hand_out_result)
+
+    @contextmanager
+    def stepping_back(self) -> Iterator[None]:
+        """Inside the block joiners get a small share of the link: the round comes first."""
+        began = time.monotonic()
+        try:
+            with self._lending.stepping_back():
+                yield
+        finally:
+            with self._lock:
+                for snapshot in self._snapshots:
+                    snapshot.lease.extend(time.monotonic() - began)
+
+    @property
+    def state_hashes(self) -> tuple[bytes, ...]:
+        """States a joiner could get here now."""
+        with self._lock:
+            return tuple(s.tree.root for s in self._snapshots if s.tree is not None)
+
+    def _find(self, state_hash: bytes) -> _Snapshot | None:
+        for snapshot in self._snapshots:
+            if snapshot.tree is not None and snapshot.tree.root == state_hash:
+                return snapshot
+        return None
+
+    def _buffer_for(self, buffers: Sequence[Tensor]) -> _Snapshot | None:
+        """A buffer that may be overwritten: a new one, else the oldest that nobody holds by a lease."""
+        if len(self._snapshots) < self.limits.snapshots:
+            copies = [torch.empty_like(buffer) for buffer in buffers]
+            self._snapshots.append(_Snapshot(copies, StateBytes(copies), Lease(self.limits)))
+            return self._snapshots[-1]
+        snapshot = next((s for s in self._snapshots if not s.lease.is_on), None)
+        if snapshot is not None:
+            self._snapshots.remove(snapshot)
+            self._snapshots.append(snapshot)  # in the order of publishing
+        return snapshot
+
+    async def hand_out_hashes(self, call: Call[AskManifest]) -> Piece | tuple[Piece, Buffer]:
+        """Answer one call, as `serve` does; so the next two."""
+        faults.reach("during_state_transfer", 0)
+        with self._lock:
+            snapshot = self._find(call.body.state_hash)
+            if snapshot is None or snapshot.tree is None:
+                return Piece("gone")
+            snapshot.lease.begin()
+            return Piece("here"), b"".join(snapshot.tree.hashes)
+
+    async def hand_out_chunk(self, call: Call[AskChunk]) -> Piece | tuple[Piece, Buffer]:
+        faults.reach("during_state_transfer", 1)
+        with self._lock:
+            snapshot = self._find(call.body.state_hash)
+            if snapshot is None or snapshot.tree is None:
+                return Piece("gone")
+            if not 0 <= call.body.index < len(snapshot.tree.hashes):
+                raise ProtocolViolation(f"asked for chunk {call.body.index} of {len(snapshot.tree.hashes)}")
+            start, end = snapshot.tree.span(call.body.index)
+            lease, reader, index = snapshot.lease, call.peer, call.body.index
+        loan = await self._lending.turn(reader, end - start, lambda: lease.left(reader, index))
+        if isinstance(loan, float):
+            return Piece("busy", loan)
+        with self._lock:  # its turn may have taken a while: look again
+            if snapshot.tree is None or snapshot.tree.root != call.body.state_hash:
+                return Piece("gone")
+            lease.lend(reader, index, end - start)
+            for piece in snapshot.bytes.pieces(start, end):
+                loan += piece
+        return Piece("here"), loan
+
+    async def hand_out_result(self, call: Call[AskResult]) -> ResultPart | tuple[ResultPart, Buffer]:
+        result = self._results.get(call.body.after)
+        if result is None:
+            return ResultPart("gone")
+        if not 0 <= call.body.index < len(result.parts):
+            raise ProtocolViolation(f"asked for part {call.body.index} of {len(result.parts)}")
+        part = result.parts[call.body.index]
+        loan = await self._lending.turn(call.peer, part.nbytes)
+        if isinstance(loan, float):
+            return ResultPart("busy", loan)
+        loan += part
+        return ResultPart("here", 0.0, len(result.parts), result.leads_to, result.head), loan

@@ -1,0 +1,126 @@
+"""What a seat keeps on disk, and what it begins with: the group's last commit, with the authority's word for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+import torch
+import trio
+
+from optim.strategies.interface import Recipe
+from optim.strategies.registry import build_recipe
+from peer.checkpoint.store import CheckpointStore
+from peer.decoding import MALFORMED
+from peer.errors import BarnraiseError, ProtocolViolation
+from peer.identity import Signed
+from peer.model.layout import FlatLayout, init_flat
+from swarm.placement.stages import layout_of, open_store
+from swarm.protocol.head import Head
+from swarm.protocol.quorum import open_regroup
+from swarm.run.home import Home
+from swarm.run.manifest import Manifest
+from swarm.run.manifest_transfer import write_atomically
+from swarm.state.outer_state import OuterState
+from swarm.training.context import Ground
+
+
+@dataclass
+class Kept:
+    """The `state`, and the `head` that it began with; `home` holds what is kept of it."""
+
+    ground: Ground
+    home: Home
+    layout: FlatLayout
+    store: CheckpointStore
+    state: OuterState
+    head: Head
+    _saved: Head = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._saved = self.head
+
+    @classmethod
+    async def open(cls, ground: Ground, stage: int) -> Kept:
+        """The last checkpoint, or the run's initial weights. Where these come out differently on this machine (or the
+        run began from a checkpoint), a head before round 0 stands for "no state yet": it is fetched like any other."""
+        manifest, host = ground.manifest, ground.host
+        home, layout = ground.home.stage(stage, manifest.stages), layout_of(manifest, stage)
+        store = open_store(ground.home, manifest, stage, host.identity, host.events)
+        store.prepare()
+        recipe = build_recipe(manifest.outer, manifest.codec, layout, manifest.inner)
+        state, head = await trio.to_thread.run_sync(_initial, store, manifest, stage, recipe)
+        return cls(ground, home, layout, store, state, head)
+
+    async def save(self, head: Head) -> None:
+        """Write a checkpoint, unless this head is on disk already or the state is on its way to another."""
+        if head == self._saved or head.round < 0 or head.state_hash != self.state.tree.root:
+            return
+        if await self.store.save(max(head.round, 0), msgspec.msgpack.encode(head), self.state.named(), self.layout):
+            self._saved = head
+
+    def save_regroup(self, regroup: Signed | None) -> None:
+        """Keep the authority's signature of the head's term; beside it that of the last checkpoint's, as the next one
+        may never come."""
+        if regroup is not None:
+            before = regroup_of(self.home, self.ground.manifest.authority, self._saved)
+            try:
+                if before is not None and before != regroup:
+                    write_atomically(self.home.regroup_before, msgspec.msgpack.encode(before))
+                write_atomically(self.home.regroup, msgspec.msgpack.encode(regroup))
+            except BarnraiseError as error:
+                self.ground.host.events.emit("regroup_unsaved", reason=str(error))
+
+    def load_regroup(self) -> Signed | None:
+        """The authority's signature of the term of the head that was read from disk."""
+        return regroup_of(self.home, self.ground.manifest.authority, self.head)
+
+
+def regroup_of(home: Home, authority: str, head: Head) -> Signed | None:
+    """The authority's signature of the term of `head`, a commit that lies in `home`."""
+    for path in (home.regroup, home.regroup_before):
+        try:
+            signed = msgspec.msgpack.decode(path.read_bytes(), type=Signed)
+            begun = open_regroup(signed, authority, head.run_id)
+        except (OSError, ProtocolViolation, *MALFORMED):
+            continue
+        if begun.term == head.term:
+            return signed
+    return None
+
+
+def kept_stages(ground: Ground) -> list[int]:
+    """The stages that this home has a checkpoint of: first the one in which it had its seat last, then the latest."""
+    manifest, host = ground.manifest, ground.host
+    latest = {}
+    for stage in range(manifest.stages):
+        if entries := open_store(ground.home, manifest, stage, host.identity, host.events).list():
+            latest[stage] = entries[-1].path.stat().st_mtime
+    last = _last_seat(ground)
+    return sorted(latest, key=lambda stage: (stage != last, -latest[stage]))
+
+
+def note_seat(ground: Ground, stage: int) -> None:
+    """Remember across restarts that this is our stage: what we keep for another one may be as new."""
+    write_atomically(ground.home.seat, str(stage).encode())
+
+
+def _last_seat(ground: Ground) -> int | None:
+    try:
+        return int(ground.home.seat.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _initial(store: CheckpointStore, manifest: Manifest, stage: int, recipe: Recipe) -> tuple[OuterState, Head]:
+    loaded = store.load_latest()
+    if loaded is not None and tuple(loaded.tensors) == ("theta", *recipe.shared):
+        head = msgspec.msgpack.decode(loaded.head, type=Head)
+        if head.state_hash == loaded.tree.root:
+            return OuterState(list(loaded.tensors.values()), recipe), head
+    first = manifest.first_head(stage)
+    theta = init_flat(manifest.model, manifest.run.seed, layers=range(*manifest.cuts[stage]))
+    state = OuterState([theta, *(torch.zeros_like(theta) for _ in recipe.shared)], recipe)
+    if state.tree.root == first.state_hash:
+        return state, first
+    return state, msgspec.structs.replace(first, round=-1, state_hash=state.tree.root)

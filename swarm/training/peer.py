@@ -1,0 +1,94 @@
+"""One volunteer's peer: everything a run needs of one machine, put together and taken apart again.
+
+home lock -> identity -> host -> charter -> gate -> DHT node -> a seat in a group, and another one after a move
+"""
+
+from __future__ import annotations
+
+from dht.node import open_node
+from optim.config import Gossip
+from peer.errors import ConfigError
+from peer.events import EventLog
+from peer.identity import Identity
+from peer.net.host import HostConfig, open_host
+from peer.worker.client import open_gang
+from swarm.gossip.peer import Premises, run_gossip
+from swarm.membership.membership import MEMBERS
+from swarm.membership.reachability import serve_reach
+from swarm.placement.stages import stage_costs
+from swarm.run.bootstrap import obtain_charter
+from swarm.run.gate import Gate
+from swarm.run.home import Home
+from swarm.run.manifest import Manifest, open_manifest
+from swarm.run.manifest_transfer import serve_charter, write_atomically
+from swarm.training.context import Ground, JoinConfig
+from swarm.training.lifecycle import Attendance
+
+__all__ = ["JoinConfig", "run_participant"]
+
+
+async def run_participant(config: JoinConfig) -> None:
+    """Join the run and train until it is complete or the task is cancelled; the last commit is then saved.
+
+    Raises what stands in the way of joining: ConfigError, NetworkError, NotAdmitted, ResourceError, CheckpointError.
+    """
+    home = Home(config.home)
+    with home.locked():
+        events = EventLog(home.events)
+        identity = Identity.load_or_create(home.identity)
+        host_config = HostConfig(
+            identity=identity,
+            events=events,
+            listen=config.listen,
+            announce=config.announce,
+            relays=config.relays,
+            upload_bytes_per_s=config.upload_bytes_per_s,
+            download_bytes_per_s=config.download_bytes_per_s,
+        )
+        async with open_host(host_config) as host:
+            charter, tokenizer = await obtain_charter(host, config.invite, home.path)
+            manifest = open_manifest(charter, config.invite.run_id)
+            check_role(config, manifest)
+            write_atomically(home.invite, f"{config.invite}\n".encode())
+            rules, stages = manifest.run, manifest.stages
+            events.emit("run_entered", name=rules.name, role=config.role, rounds=rules.rounds, stages=stages)
+            gate = Gate(host.rpc, manifest, config.invite.token)
+            serve_charter(host.rpc, charter, tokenizer)
+            serve_reach(host)
+            async with open_node(host, config.invite.addresses, [MEMBERS], home.addresses, manifest.run_id) as node:
+                ground = Ground(config, home, manifest, host, gate, node)
+                if isinstance(manifest.outer, Gossip):
+                    async with open_gang(ground.gang()) as gang:
+                        await run_gossip(Premises(config.name, home, manifest, host, gate, node, gang))
+                else:
+                    await Attendance(ground).run()
+
+
+def check_role(config: JoinConfig, manifest: Manifest) -> None:
+    """ConfigError unless the run has a place for such a role."""
+    if manifest.stages == 1:
+        if config.role not in ("auto", "full") or config.stage not in (None, 0):
+            raise ConfigError("in this run every peer holds the whole model: leave out --role and --stage.")
+    elif config.role == "full":
+        raise ConfigError(f"the model is cut into {manifest.stages} stages: no peer holds all; choose --role stage.")
+    elif config.role == "feeder" and config.stage is not None:
+        raise ConfigError("a feeder has no stage: leave out either --role feeder or --stage.")
+    elif config.stage is not None and not 0 <= config.stage < manifest.stages:
+        raise ConfigError(f"there is no stage {config.stage}: choose 0 to {manifest.stages - 1}, or leave --stage out.")
+    check_memory(config, manifest)
+
+
+def check_memory(config: JoinConfig, manifest: Manifest) -> None:
+    """ConfigError if --memory-limit forbids what this peer would hold: its stage, or every one."""
+    if config.memory_bytes is None or config.role == "feeder":
+        return
+    needs = [cost.memory_bytes for cost in stage_costs(manifest)]
+    needed, what, remedy = min(needs), "the smallest stage", "raise it, or join with --role feeder"
+    if manifest.stages == 1:
+        what, remedy = "the model", "raise it"
+    elif config.stage is not None:
+        needed, what = needs[config.stage], f"stage {config.stage}"
+        remedy = "raise it, or leave --stage out" if min(needs) <= config.memory_bytes else remedy
+    if needed > config.memory_bytes:
+        limit = f"--memory-limit is {config.memory_bytes / 1e9:.3g} GB"
+        raise ConfigError(f"{limit} and {what} needs {needed / 1e9:.3g} GB: {remedy}.")

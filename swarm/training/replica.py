@@ -1,0 +1,252 @@
+"""A peer's seat in one group: the state of a stage (or of the whole model), the worker that trains it, the engine that
+agrees on it with the others, and the folder that keeps it.
+
+A peer sits in one group at a time. Leaving saves the last commit, closes the worker and withdraws what was served; a
+move is to leave one seat and to take another.
+
+    async with open_seat(ground, stage, known) as seat:
+        await seat.run()
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Final
+
+import msgspec
+import trio
+
+from swarm.membership.membership import Known, MemberRecord
+from swarm.pipeline.config import Load
+from swarm.pipeline.stage_server import Station
+from swarm.placement.stages import state_bytes
+from swarm.protocol.head import Head, Member
+from swarm.protocol.ledger import Range, count
+from swarm.protocol.messages import SLICE_BYTES_MAX
+from swarm.protocol.quorum import Sighting
+from swarm.protocol.timeouts import Tempo
+from swarm.rounds.context import Post
+from swarm.rounds.engine import Engine
+from swarm.rounds.handlers import RunFacts
+from swarm.rounds.replay import ROUNDS_MAX, replay
+from swarm.state.fetch import fetch_state
+from swarm.state.server import serve_shelves
+from swarm.state.snapshots import SnapshotShelf
+from swarm.training.build_trainer import Fitting, fitted, pace_of
+from swarm.training.checkpoints import Kept
+from swarm.training.context import Ground
+from swarm.training.restore import restore
+from swarm.training.stage_backup import Archive
+
+CHECKPOINT_EVERY_S: Final = 10.0
+
+
+@asynccontextmanager
+async def open_seat(ground: Ground, stage: int, known: Known) -> AsyncIterator[Seat]:
+    """A seat in the group of `stage`. Raises what stands in its way: ConfigError, ResourceError, WorkerError."""
+    stages = ground.manifest.stages
+    with ground.host.rpc.scope():
+        archive = Archive(ground, stage, known) if stages > 1 else None
+        shelf = SnapshotShelf(state_bytes(ground.manifest, stage), SLICE_BYTES_MAX)
+        serve_shelves(ground.host.rpc, [shelf] if archive is None else [shelf, archive.lent])
+        await restore(ground, stage, known)  # meanwhile others may ask us for what we keep
+        kept = await Kept.open(ground, stage)
+        async with fitted(ground, stage, kept, known) as fitting:
+            yield Seat(ground, stage, kept, fitting, known, shelf, archive)
+
+
+class Seat:
+    """Keeps what the engine commits: shelf, checkpoints, the trainer's weights. Implements the engine's `Keeper`."""
+
+    def __init__(
+        self,
+        ground: Ground,
+        stage: int,
+        kept: Kept,
+        fitting: Fitting,
+        known: Known,
+        shelf: SnapshotShelf,
+        archive: Archive | None,
+    ) -> None:
+        manifest, host = ground.manifest, ground.host
+        trainer, self._station = fitting
+        self.stage, self.trainer = stage, trainer
+        self._manifest, self._kept, self._known, self._archive = manifest, kept, known, archive
+        self.download_bytes_s = 0.0  # measured; 0 while unknown
+        self._saved_at = self._round_began = trio.current_time()
+        self._adopted = kept.head.state_hash
+        self._tasks: trio.Nursery | None = None
+        self._finished = False
+        self.passed = 0
+        """Micro-batches that were counted at this seat."""
+        if self._station is not None:
+            self._count_at(self._station)
+        trainer.adopt(kept.state.theta, None, kept.head)
+        me = Member(host.peer_id, secrets.token_hex(8))
+        shelf.publish(kept.state.tree, kept.state.tensors, msgspec.msgpack.encode(kept.head))
+        pace = pace_of(manifest, stage)
+        tempo = Tempo(manifest.run.patience_s)
+        self._post = Post(me, host.identity, host, kept.state, shelf, trainer, pace, tempo, host.events)
+        rules = manifest.run
+        facts = RunFacts(manifest.first_head(stage), manifest.authority, rules.rounds, rules.max_peers)
+        self.engine = Engine(self._post, facts, kept.head, kept.load_regroup(), self)
+
+    async def run(self, stay: Callable[[], Awaitable[None]]) -> None:
+        """Take part until the run is complete, and then serve others until `stay` returns; leave the last commit on
+        disk, also when cancelled."""
+        try:
+            async with trio.open_nursery() as nursery:
+                self._tasks = nursery
+                nursery.start_soon(self.trainer.run)
+                if self._archive is not None:
+                    nursery.start_soon(self._archive.run)
+                await self.engine.run()
+                await self._finish()
+                await stay()
+                nursery.cancel_scope.cancel()
+        finally:
+            with trio.CancelScope(shield=True):
+                await self._kept.save(self.engine.head)
+
+    @property
+    def session(self) -> str:
+        return self._post.me.session
+
+    @property
+    def is_member(self) -> bool:
+        """Whether the group counts on this peer, so that micro-batches may be sent to it."""
+        return self.engine.takes_part
+
+    @property
+    def measures_last(self) -> bool:
+        """Whether this peer has the run's last commit and has yet to measure by it, which takes all stages."""
+        head, rounds = self.engine.head, self._manifest.run.rounds
+        of_pipeline = self._station is not None and self.stage == 0
+        return of_pipeline and 0 < rounds <= head.round and self._measures(head) and not self._finished
+
+    def load(self) -> Load:
+        """How busy this replica of a stage is."""
+        return self._station.load() if self._station is not None else Load()
+
+    def tell_unmerged(self) -> None:
+        """This peer leaves for another stage. What it has counted since the last commit goes with it: the first stage
+        issues its own again, and so does a synchronous round."""
+        if self._station is not None and self.stage > 0 and not self._manifest.synchronous:
+            counted = count(self._station.counting.counted)
+            if counted:
+                self._post.events.emit("pipeline_lost", samples=counted, reason="left the stage")
+
+    # -- Keeper ------------------------------------------------------------------------------------------------------
+
+    def known_peers(self) -> list[str]:
+        return list(self._group())
+
+    async def committed(self, head: Head, results: list[memoryview]) -> None:
+        post = self._post
+        encoded = msgspec.msgpack.encode(head)
+        await trio.to_thread.run_sync(post.shelf.publish, post.state.tree, post.state.tensors, encoded, results)
+        self.trainer.adopt(post.state.theta, self._changed(head, bool(results)), head)
+        self.trainer.validate_round = head.round if self._measures(head) else None
+        now = trio.current_time()
+        post.events.emit(
+            "round_committed" if results else "head_adopted",
+            round=head.round,
+            term=head.term,
+            state_hash=head.state_hash.hex(),
+            head=head.hash.hex(),
+            previous=head.previous.hex(),
+            members=len(head.members),
+            tokens=head.tokens,
+            loss=self.trainer.loss,
+            bytes_up=post.host.bytes_up,
+            bytes_down=post.host.bytes_down,
+            seconds=round(now - self._round_began, 3),
+            **self._of_stage(bool(results)),
+        )
+        self._round_began = now
+        self._kept.save_regroup(self.engine.regroup)
+        self._kept.home.state_part.unlink(missing_ok=True)  # of a fetch that has become needless
+        if now - self._saved_at >= CHECKPOINT_EVERY_S and self._tasks is not None:
+            self._saved_at = now
+            self._tasks.start_soon(self._kept.save, head)
+
+    async def fetch(self, sighting: Sighting, mine: Head) -> None:
+        """Catch up by replaying the last results if we missed only those, else by fetching the whole state."""
+        post, head = self._post, sighting.head
+        donors = list(sighting.holders)
+        began = trio.current_time()
+        near = mine.round >= 0 and head.round - mine.round <= ROUNDS_MAX
+        replayed = near and await replay(post, mine, head.state_hash, donors)
+        if not replayed:
+            fetched = await fetch_state(
+                post.host.rpc,
+                lambda: self._donors(sighting),
+                head.state_hash,
+                post.state.size_bytes,
+                self._kept.home.state_part,
+                post.events,
+                len(post.state.tensors),
+            )
+            donors = list(fetched.donors)
+            if fetched.seconds > 0:
+                self.download_bytes_s = sum(fetched.donors.values()) / fetched.seconds
+            post.state.replace(fetched.tensors, fetched.tree)
+        post.events.emit(
+            "state_fetched",
+            round=head.round,
+            donors=len(donors),
+            replayed=replayed,
+            seconds=round(trio.current_time() - began, 3),
+        )
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _of_stage(self, merged: bool) -> dict[str, int | list[str]]:
+        """What an event says besides of a pipeline's commit: the samples of each contribution, as "first-end,..."."""
+        if self._station is None:
+            return {}
+        counted = self.engine.counted if merged else ()
+        return {
+            "stage": self.stage,
+            "counted": [",".join(f"{first}-{end}" for first, end in ranges) for ranges in counted],
+        }
+
+    def _count_at(self, station: Station) -> None:
+        tell = station.on_counted
+
+        def counted(span: Range, tokens: int, loss: float) -> None:
+            self.passed += 1
+            tell(span, tokens, loss)
+
+        station.on_counted = counted
+
+    def _group(self) -> dict[str, MemberRecord]:
+        """Who may know of the group's heads: its other members, joiners, and the authority."""
+        whole = self._manifest.stages == 1
+        return {p: r for p, r in self._known().items() if whole or r.stage == self.stage or r.role == "coordinator"}
+
+    def _changed(self, head: Head, by_commit: bool) -> tuple[slice, ...] | None:
+        """Where the weights changed on the way to `head`; None if the state was fetched, or replayed."""
+        if head.state_hash == self._adopted:
+            return ()
+        self._adopted = head.state_hash
+        return self._post.state.changed if by_commit else None
+
+    def _donors(self, sighting: Sighting) -> list[str]:
+        """Who was seen at that head, and whoever has published it since."""
+        published = [peer for peer, record in self._group().items() if record.head == sighting.head.hash]
+        return list(dict.fromkeys([*sighting.holders, *published]))
+
+    def _measures(self, head: Head) -> bool:
+        """One peer measures for all."""
+        return bool(head.members) and head.members[0] == self._post.me
+
+    async def _finish(self) -> None:
+        head = self.engine.head
+        if self._measures(head):
+            self.trainer.validate_round = head.round
+            await self.trainer.validate()
+        self._finished = True
+        self._post.events.emit("run_finished", round=head.round, state_hash=head.state_hash.hex())

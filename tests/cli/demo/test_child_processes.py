@@ -1,0 +1,64 @@
+"""The children of a command that is ended leave with it, a frozen one too."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cli.demo.child_processes import children
+from cli.demo.cluster import Course
+from cli.quickstart import run_toml
+from cli.views.progress import Progress
+from peer.errors import RoundError
+
+pytestmark = pytest.mark.process
+
+FREEZES = """
+import sys, time
+from pathlib import Path
+from cli.children import children
+from cli.course import COORDINATOR, Course
+from cli.edge import report_failure, stopping_by_signal
+from cli.progress import Progress
+try:
+    with stopping_by_signal(), children() as group:
+        course = Course(Path(sys.argv[1]), 4, group, Progress("test"), lambda: None)
+        course.begin()
+        group.peers[COORDINATOR].freeze()
+        print("frozen", flush=True)
+        while True:
+            time.sleep(60)
+except BaseException as error:
+    sys.exit(report_failure(error))
+"""
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+def test_a_frozen_child_leaves_however_its_parent_ends(tmp_path: Path, signum: signal.Signals) -> None:
+    if signum == signal.SIGKILL and sys.platform != "linux":
+        pytest.skip("only Linux thaws the children of who is killed")
+    (tmp_path / "run.toml").write_text(run_toml(4))
+    command = [sys.executable, "-c", FREEZES, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL) as parent:
+        assert parent.stdout is not None and parent.stdout.readline() == b"frozen\n"
+        family = psutil.Process(parent.pid).children(recursive=True)
+        assert family
+        parent.send_signal(signum)
+        _, alive = psutil.wait_procs(family, timeout=60)
+        for process in alive:
+            process.kill()
+        assert not alive
+        assert parent.wait(60) == (-signum if signum == signal.SIGKILL else 128 + signum)
+
+
+def test_a_child_that_ends_by_itself_ends_the_run_whatever_it_died_of(tmp_path: Path) -> None:
+    with children() as group:
+        course = Course(tmp_path, 4, group, Progress("test"), lambda: None)
+        group.start("peer-1", tmp_path / "peer-1", ["join", "nonsense"], threads=1)
+        with pytest.raises(RoundError, match=r"peer-1 ended with exit code 2: .*this is no invite"):
+            course.wait(200, "it ends", lambda: False)

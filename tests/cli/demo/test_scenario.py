@@ -1,0 +1,119 @@
+"""Whom a quickstart strikes, and what its books say of a stage that nobody told of."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cli.demo.child_processes import ChildPeer, Children, children
+from cli.demo.cluster import Course, to_freeze
+from cli.demo.scenario import play_pipeline
+from cli.demo.verdict import _books
+from cli.views.event_tail import EventTail
+from cli.views.progress import Progress
+from peer.identity import Identity
+from swarm.protocol.ledger import Ledger
+from tests.cli.test_pipeline_input import manifest_of
+
+ARRIVALS = ((1, 0), (2, 1), (3, 0), (4, 1))
+
+
+class Late(Course):
+    """A run whose rounds are committed before its last peers have a stage; its peers do nothing."""
+
+    def __init__(self, home: Path, group: Children, progress: Progress) -> None:
+        super().__init__(home, 12, group, progress, lambda: None)
+        self.at_the_kill: list[int | None] = []
+        self._to_come = [("seat_taken", f"peer-{number}", {"stage": stage}) for number, stage in ARRIVALS]
+        committed = {"round": 9, "state_hash": "ab", "head": "h", "previous": "g", "counted": []}
+        for stage in (1, 0):
+            self._to_come.insert(2, ("round_committed", f"peer-{stage + 1}", {**committed, "stage": stage}))
+
+    def begin(self) -> None:
+        self.started: list[str] = []
+
+    def join(self, number: int) -> ChildPeer:
+        name = f"peer-{number}"
+        waits = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+        process = subprocess.Popen(waits, stdin=subprocess.PIPE)
+        child = ChildPeer(name, Path(name), process, EventTail(Path(name)), time.time())
+        self.children[name] = child
+        self.started.append(name)
+        return child
+
+    def kill(self, victim: ChildPeer) -> None:
+        self.at_the_kill = [self.progress.row(name).stage for name in self.started[: len(ARRIVALS)]]
+        super().kill(victim)
+
+    def wait(self, limit_s: float | None, what: str, done: Callable[[], bool]) -> None:
+        while self._to_come and not done():
+            event, name, fields = self._to_come.pop(0)
+            self.progress.apply(name, event, 1.0, fields)
+
+
+def test_nobody_is_struck_before_all_have_begun(tmp_path: Path) -> None:
+    with children() as group:
+        course = Late(tmp_path, group, Progress("test", keeps_all=True, stages=2))
+        story = play_pipeline(course, 4)
+    assert course.at_the_kill == [0, 1, 0, 1]
+    assert story.killed and story.frozen and {*story.killed}.isdisjoint(story.frozen)
+
+
+class Fast(Late):
+    """Its rounds take no time."""
+
+    def wait(self, limit_s: float | None, what: str, done: Callable[[], bool]) -> None:
+        super().wait(limit_s, what, done)
+        while not done() and self.progress.round < self.rounds:
+            number = self.progress.round + 1
+            committed = {"round": number, "state_hash": "ab", "head": "h", "previous": "g", "counted": []}
+            for stage in (0, 1):
+                self.progress.apply(f"peer-{stage + 1}", "round_committed", 1.0, {**committed, "stage": stage})
+
+    def thaw(self, sleeper: ChildPeer) -> None:
+        self.thawed_in = self.progress.round
+        super().thaw(sleeper)
+
+
+def test_nobody_sleeps_through_the_end_of_the_run(tmp_path: Path) -> None:
+    """It would be left behind by all the others, who have the last round and go."""
+    with children() as group:
+        course = Fast(tmp_path, group, Progress("test", keeps_all=True, stages=2))
+        course.rounds = 15
+        play_pipeline(course, 4)
+    assert course.thawed_in <= course.rounds - 3
+
+
+@pytest.mark.parametrize(
+    ("stages", "killed_in", "names"),
+    [
+        ({"a": 0, "b": 0, "c": 1, "d": 2}, 0, {"a", "b"}),  # c and d are alone in their stages
+        ({"a": 0, "b": 0, "c": 1, "d": 1}, 0, {"c", "d"}),
+        ({"a": 0, "b": 1, "c": 2}, 0, {"b", "c"}),
+        ({"a": 0, "b": 1, "c": 1, "d": 2, "e": 2, "f": 2}, 0, {"d", "e", "f"}),
+    ],
+)
+def test_the_one_to_freeze_can_be_spared(stages: dict[str, int | None], killed_in: int, names: set[str]) -> None:
+    assert to_freeze(stages, killed_in) in names
+
+
+def test_of_a_stage_that_nobody_told_of_no_number_is_guessed() -> None:
+    manifest = manifest_of(Identity.generate(), 3)
+    heads = [
+        msgspec.structs.replace(manifest.first_head(stage), round=1, ledger=Ledger(cursor=4096)) for stage in range(3)
+    ]
+    progress = Progress("test", keeps_all=True, stages=3)
+    for stage, head in enumerate(heads[:2]):
+        previous = manifest.first_head(stage).hash.hex()
+        fields = {"round": 1, "stage": stage, "head": head.hash.hex(), "previous": previous, "counted": ["0-4096"]}
+        progress.apply("a", "round_committed", 1.0, {**fields, "state_hash": "ab"})
+    unknown: list[str] = []
+    books, _ = _books(progress, manifest, heads, unknown)
+    assert (books.double_counted, books.lost) == (0, 0)
+    assert unknown == ["nobody told of all the commits of stage 2: what it merged is not in the books"]

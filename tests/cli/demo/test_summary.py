@@ -1,0 +1,78 @@
+"""What `peer quickstart` prints at its end."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cli.demo.report import PeerReport, Report, StageReport
+from cli.quickstart import _summarize
+from cli.views.micro_batch_audit import MicroBatches
+
+
+def peer(name: str, bytes_up: int) -> PeerReport:
+    return PeerReport(name=name, joined=0, left=None, rounds=4, state_hash="ab", bytes_up=bytes_up, bytes_down=0)
+
+
+WHOLE = Report(
+    rounds_committed=4,
+    rounds_discarded=1,
+    peers={"id1": peer("peer-1", 3_000_000), "id2": peer("peer-2", 1_000_000)},
+    state_hash="abcdef",
+    val_loss_first=5.5,
+    val_loss_last=2.5,
+    val_losses={"0": 5.5, "4": 2.5},
+    tokens=2_000_000,
+    parameters=10,
+    inner_steps=100,
+    ddp_bytes_equivalent=600_000_000,
+    traffic_factor=200.0,
+    killed=[],
+    added=[],
+    sample="def x",
+    wall_s=60.0,
+    broken_invariants=[],
+)
+
+
+def test_a_whole_model(capsys: pytest.CaptureFixture[str]) -> None:
+    _summarize(WHOLE, Path("q"))
+    text = capsys.readouterr().out
+    assert "4 rounds committed, 1 discarded, 2.0 million tokens in 60 s." in text
+    assert "At most 3.0 MB sent per peer, 200 times less than an fp32 all-reduce every step would take" in text
+    assert "peer export --home q/peer-1 --out model" in text and "micro-batch" not in text
+
+
+def test_the_command_at_the_end_can_be_pasted(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    own = Path(sys.executable).with_name("peer")
+    folder = own.parents[2]
+    for path, place, typed in (
+        (own.parent, folder, "peer"),
+        (tmp_path, folder, str(own.relative_to(folder))),
+        (tmp_path, tmp_path, str(own)),
+    ):
+        monkeypatch.setenv("PATH", str(path))
+        monkeypatch.chdir(place)
+        _summarize(WHOLE, Path("my runs"))
+        assert capsys.readouterr().out.endswith(f"\n  {typed} export --home 'my runs/peer-1' --out model\n")
+
+
+def test_a_pipeline_says_what_it_could_not_count(capsys: pytest.CaptureFixture[str]) -> None:
+    stages = [
+        StageReport(stage=stage, round=4, state_hash=f"{stage}" * 64, replicas=[f"id{stage + 1}"], uncounted=9 * stage)
+        for stage in range(2)
+    ]
+    books = MicroBatches(issued=90, completed=88, retried=3, double_counted=0, lost=0, undone=0)
+    _summarize(msgspec.structs.replace(WHOLE, stages=stages, micro_batches=books), Path("q"))
+    text = capsys.readouterr().out
+    assert "90 micro-batches issued, 88 completed, 3 calls made once more; 0 counted twice, 0 lost." in text
+    assert "The stages end with states 00000000 by 1 peer, 11111111 by 1 peer." in text
+    assert "Merged by the first stage and not by a later one: 9 at stage 1." in text
+    assert "What could not be counted once is reported, never guessed." in text
+    assert "All peers together sent 4.0 MB, 2 bytes a token" in text and "all-reduce" not in text
+    assert "peer export --home q/peer-1 --home q/peer-2 --out model" in text

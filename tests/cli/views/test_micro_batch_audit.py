@@ -1,0 +1,68 @@
+"""The books of a pipeline: what was counted twice and what was lost, from commits and ledgers."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cli.views.micro_batch_audit import Accounts, Entry, Totals, audit
+
+
+def test_books_that_agree() -> None:
+    assert audit([(0, 8), (8, 16), (24, 32)], 32, [(16, 24)]) == (0, 0, 0)
+
+
+def test_a_sample_merged_twice() -> None:
+    assert audit([(0, 8), (4, 16)], 16, []) == (4, 0, 0)
+
+
+def test_a_sample_merged_and_yet_to_be_handed_out_again_counts_as_twice() -> None:
+    assert audit([(0, 8), (8, 16)], 16, [(8, 16)]) == (8, 0, 0)
+    assert audit([(0, 8), (16, 24)], 16, [(8, 16)]) == (8, 0, 0)
+
+
+def test_a_sample_that_the_ledger_takes_for_trained_and_nobody_has_merged() -> None:
+    assert audit([(0, 8)], 24, [(8, 16)]) == (0, 8, 0)
+
+
+def test_what_only_others_have_merged_is_undone_and_not_lost() -> None:
+    accounts = Accounts()
+    accounts.commit(0, Entry("a", "genesis", (((0, 8),),)))
+    accounts.commit(1, Entry("b", "genesis", (((0, 8), (16, 20)),)))
+    accounts.commit(1, Entry("gone back on", "b", (((20, 24), (24, 32)),)))
+    merged = accounts.merged(0, "genesis", "a")
+    assert merged is not None
+    assert audit(merged, 40, [(24, 32)], accounts.merged_elsewhere(0)) == (0, 16, 8)
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 9)), max_size=8), st.integers(0, 40), st.data())
+def test_audit_counts_sample_by_sample(pieces: list[tuple[int, int]], cursor: int, data: st.DataObject) -> None:
+    merged = [(first, first + size) for first, size in pieces]
+    free = data.draw(st.sets(st.integers(0, cursor - 1))) if cursor else set[int]()
+    times = [sum(first <= n < last for first, last in merged) for n in range(64)]
+    trained = [n < cursor and n not in free for n in range(64)]
+    both = list(zip(times, trained, strict=True))
+    twice = sum(max(0, t - 1) + (t > 0 and not known) for t, known in both)
+    missing = {n for n, (t, known) in enumerate(both) if known and not t}
+    others = data.draw(st.sets(st.integers(0, 60)))
+    found = audit(merged, cursor, [(n, n + 1) for n in sorted(free)], [(n, n + 1) for n in sorted(others)])
+    assert found == (twice, len(missing - others), len(missing & others))
+
+
+def test_the_books_follow_the_chain_and_leave_out_what_was_superseded() -> None:
+    accounts = Accounts()
+    accounts.commit(1, Entry("a", "genesis"))
+    accounts.commit(1, Entry("b", "a", (((0, 8),), ((8, 16),))))
+    accounts.commit(1, Entry("b", "a"))  # somebody who only fetched it
+    accounts.commit(1, Entry("lost", "b", (((16, 24),),)))
+    accounts.commit(1, Entry("c", "b", (((16, 32),),)))
+    assert accounts.merged(1, "genesis", "c") == [(16, 32), (0, 8), (8, 16)]
+    assert accounts.merged(1, "genesis", "d") is None and accounts.merged(0, "genesis", "a") is None
+    assert accounts.merged(1, "another", "c") is None
+
+
+def test_totals_add_up_over_lives() -> None:
+    totals = Totals()
+    for issued in (3, 10, 2, 5):
+        totals.note({"issued": issued, "completed": issued - 1})
+    assert (totals.of("issued"), totals.of("completed"), totals.of("retried")) == (15, 13, 0)

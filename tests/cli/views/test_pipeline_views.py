@@ -1,0 +1,208 @@
+"""A pipeline's events as the live table shows them, and what a report says of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from cli.demo.report import broken_in_pipeline
+from cli.join import what_was_kept
+from cli.quickstart import run_toml
+from cli.views.facts import Commit
+from cli.views.micro_batch_audit import MicroBatches
+from cli.views.progress import Progress
+from cli.views.table import live_view
+from swarm.run.config import parse_run_config
+
+
+def shown(progress: Progress) -> str:
+    console = Console(width=80)
+    with console.capture() as captured:
+        console.print(live_view(progress))
+    return captured.get()
+
+
+def told(progress: Progress) -> list[str]:
+    """The notes, without their times."""
+    return [note.split("  ", 1)[1] for note in progress.notes]
+
+
+def committed(stage: int, number: int, **changes: Any) -> dict[str, Any]:
+    fields = {
+        "round": number, "stage": stage, "state_hash": "abcdef", "head": f"h{number}", "previous": f"h{number - 1}",
+        "members": 2, "loss": 3.0, "counted": [],
+    }  # fmt: skip
+    return {**fields, **changes}
+
+
+def test_the_table_shows_stage_rate_and_queue() -> None:
+    progress = Progress("a run", stages=2)
+    progress.apply("a", "seat_taken", 1.0, {"stage": 1})
+    progress.apply("a", "stage_load", 2.0, {"queue": 7.0, "rate": 12.34, "phase": "waiting for stage 0"})
+    progress.apply("b", "phase_entered", 2.0, {"phase": "plan"})
+    text = shown(progress)
+    for word in ("stage", "mb/s", "queue", "12.3", "waiting for stage 0"):
+        assert word in text
+    assert "mb/s" not in shown(Progress("no pipeline"))
+
+
+def test_the_round_of_a_pipeline_is_that_of_its_last_stage() -> None:
+    progress = Progress("a run", stages=2)
+    progress.apply("a", "round_committed", 1.0, committed(0, 3))
+    assert progress.round == 0
+    progress.apply("b", "round_committed", 1.0, committed(1, 2))
+    assert progress.round == 2
+    alone = Progress("one peer's own view")
+    alone.apply("b", "round_committed", 1.0, committed(1, 2))
+    assert alone.round == 2
+
+
+def test_the_books_are_kept_of_commits_and_issues() -> None:
+    progress = Progress("a run", keeps_all=True, stages=1)
+    progress.apply("a", "head_adopted", 1.0, committed(0, 0, previous="genesis"))
+    progress.apply("a", "round_committed", 2.0, committed(0, 1, counted=["0-8,16-24", "8-16"]))
+    assert progress.accounts.merged(0, "genesis", "h1") == [(0, 8), (16, 24), (8, 16)]
+    for issued in (4, 9):
+        counters = {"issued": issued, "completed": 4, "retried": 1, "abandoned": 0}
+        progress.apply("a", "pipeline_progress", 3.0, counters)
+    assert progress.accounts.totals["a"].of("issued") == 9
+
+
+def test_moves_are_told_and_kept() -> None:
+    progress = Progress("a run", stages=2)
+    move = {"source": 0, "target": 1, "reason": "nobody serves it", "gain": 1.5}
+    progress.apply("a", "move_started", 1.0, move)
+    progress.apply("a", "move_finished", 9.0, {"target": 1, "seconds": 8.2})
+    progress.apply("a", "stages_missing", 9.0, {"stages": ["1"]})
+    assert [(m.name, m.source, m.target, m.gain) for m in progress.moves] == [("a", 0, 1, 1.5)]
+    assert told(progress) == [
+        "a moves from stage 0 to 1: nobody serves it",
+        "a is at work in stage 1 after 8 s",
+        "a waits for stage 1",
+    ]
+
+
+def test_what_every_replica_refuses_is_told_with_the_remedy() -> None:
+    progress = Progress("a run", stages=2)
+    refused = {"first": 8, "last": 12, "cause": "not_finite", "reason": "the output holds NaN.", "synchronous": True}
+    for changes in ({}, {"cause": "value", "reason": "no\x1b ids"}, {"synchronous": False}):
+        progress.apply("a", "pipeline_refused", 1.0, refused | changes)
+    batch = "the batch cannot be completed while every replica refuses samples 8 to 11"
+    assert told(progress) == [
+        f"{batch} (the output holds NaN): lower [inner] lr, or go on from an earlier checkpoint",
+        f"{batch} (no? ids)",
+        "a puts off samples 8 to 11, which every replica refuses (the output holds NaN)",
+    ]
+
+
+def test_who_takes_a_stage_says_so_and_has_no_round_yet() -> None:
+    progress = Progress("one peer's own view")
+    progress.apply("a", "run_entered", 1.0, {"name": "big", "role": "auto", "rounds": 12, "stages": 3})
+    assert " a " in (text := shown(progress)) and "stage" in text and " - " in text
+    progress.apply("a", "seat_taken", 2.0, {"stage": 2})
+    progress.apply("a", "seat_taken", 3.0, {"stage": 1})
+    progress.apply("a", "stage_restored", 3.0, {"stage": 1, "round": 7, "donors": 2})
+    assert told(progress) == [
+        "a is in the run 'big': a model in 3 stages, 12 rounds",
+        "a takes stage 2",
+        "a brings back stage 1 from round 7, which 2 peers kept",
+    ]
+
+
+def test_what_is_kept_for_another_stage_is_not_ones_own_checkpoint() -> None:
+    progress = Progress("one peer's own view")
+    progress.apply("a", "seat_taken", 1.0, {"stage": 0})
+    progress.apply("a", "round_committed", 1.0, committed(0, 3))
+    assert "no checkpoint was written" in what_was_kept(progress, Path("home"))
+    for stage, number in ((0, 3), (1, 2)):
+        path = f"home/stage-{stage}/checkpoints/{number}"
+        progress.apply("a", "checkpoint_saved", 2.0, {"round": number, "path": path})
+    kept = what_was_kept(progress, Path("home"))
+    assert "Saved: round 3 of stage 0 in home/stage-0/checkpoints/3." in kept
+    assert "with a --home of each other stage" in kept
+    feeder = Progress("another")
+    feeder.apply("f", "text_fed", 1.0, {"micro_batches": 9, "peers": ["x"]})
+    assert what_was_kept(feeder, Path("home")) == "Read 9 micro-batches for 1 peer; a feeder keeps nothing."
+    assert what_was_kept(Progress("nothing yet"), Path("home")) == ""
+
+
+def test_after_a_move_the_farewell_says_of_which_stage_the_checkpoint_is() -> None:
+    progress = Progress("one peer's own view")
+    progress.apply("a", "seat_taken", 1.0, {"stage": 0})
+    progress.apply("a", "round_committed", 1.0, committed(0, 12))
+    progress.apply("a", "checkpoint_saved", 2.0, {"round": 12, "path": "home/stage-0/checkpoints/12"})
+    progress.apply("a", "seat_taken", 3.0, {"stage": 1})
+    kept = what_was_kept(progress, Path("home"))
+    assert "Saved: round 12 of stage 0 in home/stage-0/checkpoints/12, and nothing yet of stage 1" in kept
+    assert "goes on from there" not in kept
+    progress.apply("a", "checkpoint_saved", 4.0, {"round": 13, "path": "home/stage-1/checkpoints/13"})
+    kept = what_was_kept(progress, Path("home"))
+    assert "Saved: round 13 of stage 1 in home/stage-1/checkpoints/13. Joining again" in kept
+
+
+def test_a_feeder_says_what_it_does_for_whom_and_how_much() -> None:
+    progress = Progress("one peer's own view")
+    progress.apply("f", "member_joined", 1.0, {"peer": "12D3KooWverylong", "name": "ann\x1b[2J"})
+    peers: list[str] = []
+    progress.apply("f", "text_fed", 2.0, {"micro_batches": 0, "peers": peers})
+    assert "waiting to be asked" in shown(progress)
+    progress.apply("f", "text_fed", 3.0, {"micro_batches": 1, "peers": ["12D3KooWverylong"]})
+    for at in (13.0, 73.0):
+        progress.apply("f", "text_fed", at, {"micro_batches": 41 + at, "peers": ["12D3KooWverylong"]})
+    assert told(progress) == [
+        "f feeds: it reads text for the replicas of the first stage and holds no weights",
+        "f feeds ann?[2J",
+        "f has read 114 micro-batches for 1 peer",
+    ]
+    row = next(line for line in shown(progress).splitlines() if "feeding 1 peer" in line)
+    assert row.split()[:5] == ["f", "-", "-", "1.0", "-"]
+
+
+GOOD: dict[str, Any] = {
+    "commits": [Commit(1, 0.0, "x", {"stage": 0}), Commit(1, 0.0, "y", {"stage": 1})],
+    "ended": {"a": 4, "b": 4},
+    "rounds": 4,
+    "faults": {"killed": ["c"], "frozen": ["d"], "added": ["e"]},
+    "losses": {1: 3.0, 4: 2.5},
+    "books": MicroBatches(issued=9, completed=8, retried=1, double_counted=0, lost=0, undone=0),
+}
+
+
+def books(**changes: int) -> dict[str, Any]:
+    return {"books": msgspec.structs.replace(GOOD["books"], **changes)}
+
+
+def test_a_good_pipeline_breaks_no_invariant() -> None:
+    assert broken_in_pipeline(**GOOD) == []
+    made_again = [*GOOD["commits"], Commit(1, 0.0, "z", {"stage": 1, "term": 2})]  # after a regroup: no fork
+    assert broken_in_pipeline(**{**GOOD, "commits": made_again}) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"commits": [*GOOD["commits"], Commit(1, 0.0, "z", {"stage": 1})]}, "stage 1 held 2 different states"),
+        ({"ended": {"a": 4, "b": 3}}, "b ended at round 3 instead of 4"),
+        ({"faults": {"killed": ["c"], "frozen": [], "added": ["e"]}}, "no peer was frozen"),
+        ({"losses": {1: 3.0}}, "not measured"),
+        ({"losses": {1: 3.0, 4: 3.1}}, "did not fall"),
+        (books(double_counted=1), "counted twice"),
+        (books(lost=2), "lost: 2 micro-batches"),
+        (books(completed=0), "came through"),
+    ],
+)
+def test_each_broken_invariant_of_a_pipeline_is_named(changes: dict[str, Any], words: str) -> None:
+    (text,) = broken_in_pipeline(**{**GOOD, **changes})
+    assert words in text
+
+
+def test_the_quickstarts_run_is_a_valid_pipeline() -> None:
+    config = parse_run_config(run_toml(12, 3))
+    assert config.model is not None and config.pipeline.stages == 3
+    assert config.model.layers == 6 and not config.model.tie_embeddings
+    assert config.inner.total_steps == 12 * config.outer.steps  # type: ignore[union-attr]
+    assert parse_run_config(run_toml(12)).pipeline.stages == 1

@@ -1,0 +1,207 @@
+"""The event stream as the live table, the report and the curve see it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from cli import status
+from cli.demo.report import broken_invariants, ddp_bytes, draw_losses
+from cli.views.event_tail import EventTail
+from cli.views.facts import Commit
+from cli.views.progress import Progress
+from cli.views.table import live_view, size_text
+from optim.config import Gossip
+from peer.events import EventLog
+from swarm.client.status import picture
+from tests.swarm.membership.test_bans import record
+from tests.swarm.placement.test_stages import manifest_of
+
+
+def shown(progress: Progress) -> str:
+    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    with console.file:
+        console.print(live_view(progress))
+    return console.export_text()
+
+
+def test_the_table_follows_the_events() -> None:
+    progress = Progress("a run")
+    progress.apply("a", "phase_entered", 1.0, {"round": 1, "phase": "exchange"})
+    progress.apply("a", "val_evaluated", 1.5, {"round": 0, "loss": 5.5})
+    fields = {"round": 1, "state_hash": "abcdef0123", "members": 3, "loss": 2.5, "bytes_up": 1500, "bytes_down": 10}
+    for name in ("a", "b"):
+        progress.apply(name, "round_committed", 2.0, fields)
+    progress.apply("b", "no_such_event", 3.0, {"whatever": 1})
+    text = shown(progress)
+    for word in ("a run", "exchange", "2.500", "5.500", "1.5 kB", "abcdef01"):
+        assert word in text
+    assert text.count("round 1 committed by 3 members") == 1  # told once, though two peers report it
+    assert progress.round == 1 and progress.val_losses == {0: 5.5}
+
+
+def test_people_see_names_and_each_loss_of_touch_once() -> None:
+    progress = Progress("a run")
+    progress.apply("a", "member_joined", 1.0, {"peer": "12D3KooWverylong", "name": "b"})
+    for name in ("a", "c"):
+        progress.apply(name, "peer_suspect", 2.0, {"peer": "12D3KooWverylong"})
+    progress.apply("c", "peer_recovered", 3.0, {"peer": "12D3KooWverylong"})
+    assert [note.split("  ", 1)[1] for note in progress.notes] == [
+        "b is no longer heard by a",
+        "b is heard again by c",
+    ]
+
+
+def test_long_work_shows_how_far_it_is() -> None:
+    progress = Progress("a run")
+    progress.apply("a", "state_progress", 1.0, {"done_bytes": 50, "size_bytes": 200})
+    assert "fetching state, 25%" in shown(progress)
+    progress.apply("a", "inner_step", 1.0, {"step": 17, "loss": 3.25})
+    assert "step 17" in shown(progress) and "3.250" in shown(progress)
+
+
+def test_milestones_come_as_lines_where_there_is_no_terminal() -> None:
+    lines: list[str] = []
+    progress = Progress("a run", say=lines.append)
+    progress.apply("a", "round_discarded", 1.0, {"round": 4, "reason": "no quorum"})
+    progress.apply("a", "checkpoint_failed", 1.0, {"round": 4, "reason": "disk full"})
+    assert [line.split("  ", 1)[1] for line in lines] == ["round 4 discarded: no quorum", "a: disk full"]
+
+
+def test_a_joiner_learns_that_it_has_no_text_and_once_that_it_does_not_hear_the_others() -> None:
+    progress = Progress("a run")
+    progress.apply("a", "text_missing", 1.0, {"reason": "no text (--data names a folder)"})
+    for name in ("a", "a", "b"):
+        progress.apply(name, "membership_stale", 2.0, {"reason": "nobody answers"})
+    assert [note.split("  ", 1)[1] for note in progress.notes] == [
+        "a: no text (--data names a folder)",
+        "a: nobody answers",
+        "b: nobody answers",
+    ]
+
+
+@pytest.mark.parametrize(("size", "text"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (2.5e9, "2.5 GB")])
+def test_sizes(size: float, text: str) -> None:
+    assert size_text(size) == text
+
+
+def test_a_tail_reads_across_rotation_and_torn_lines(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    tail = EventTail(path)
+    assert list(tail.poll()) == []
+    log = EventLog(path, rotate_bytes=200)
+    seen = []
+    for number in range(20):
+        log.emit("tick", number=number)
+        seen += [fields["number"] for _, _, fields in tail.poll()]
+    log.close()
+    with path.open("ab") as file:
+        file.write(b'{"at": 1, "event": "torn')
+    assert list(tail.poll()) == []
+    with path.open("ab") as file:
+        file.write(b'"}\nnot json\n{"at": 2, "event": "whole"}\n')
+    assert [name for _, name, _ in tail.poll()] == ["torn", "whole"]
+    tail.close()
+    assert seen == list(range(20))
+
+
+def test_a_tail_may_start_at_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text(json.dumps({"at": 1, "event": "old"}) + "\n")
+    tail = EventTail(path, from_end=True)
+    with path.open("a") as file:
+        file.write(json.dumps({"at": 2, "event": "new"}) + "\n")
+    assert [name for _, name, _ in tail.poll()] == ["new"]
+    tail.close()
+
+
+def commits(term: int = 1, /, **by_name: dict[int, str]) -> dict[str, dict[int, Commit]]:
+    return {
+        name: {number: Commit(number, 0.0, state, {"term": term}) for number, state in rounds.items()}
+        for name, rounds in by_name.items()
+    }
+
+
+GOOD = commits(a={1: "x", 2: "y"}, b={1: "x", 2: "y"}, k={1: "x"}, n={2: "y"})
+LOSSES = {0: 5.5, 2: 2.2}
+
+
+def test_a_good_run_breaks_no_invariant() -> None:
+    assert broken_invariants(GOOD, {"a": 2, "b": 2, "n": 2}, 2, ["k"], ["n"], LOSSES, 100.0) == []
+
+
+def test_a_round_made_again_after_a_regroup_is_no_fork() -> None:
+    """Who was killed told of a round that nobody else had yet; the authority had the others go on without it."""
+    again = commits(1, k={1: "z"}) | commits(2, a={1: "x", 2: "y"}, b={1: "x", 2: "y"}, n={2: "y"})
+    assert broken_invariants(again, {"a": 2, "b": 2, "n": 2}, 2, ["k"], ["n"], LOSSES, 100.0) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"commits": commits(a={1: "x", 2: "y"}, b={1: "z", 2: "y"})}, "after round 1 peers held 2 different states"),
+        ({"ended": {"a": 2, "b": 1}}, "b ended at round 1 instead of 2"),
+        ({"added": ["m"]}, "m never took part"),
+        ({"added": []}, "no peer was added"),
+        ({"killed": []}, "no peer was killed"),
+        ({"val_losses": {0: 5.5}}, "not measured"),
+        ({"val_losses": {0: 5.5, 2: 6.0}}, "did not fall"),
+        ({"traffic_factor": 10.0}, "only 10 times"),
+    ],
+)
+def test_each_broken_invariant_is_named(changes: dict[str, object], words: str) -> None:
+    arguments: dict[str, object] = {
+        "commits": GOOD, "ended": {"a": 2, "b": 2}, "rounds": 2, "killed": ["k"], "added": ["n"],
+        "val_losses": LOSSES, "traffic_factor": 100.0,
+    }  # fmt: skip
+    broken = broken_invariants(**{**arguments, **changes})
+    assert any(words in sentence for sentence in broken), broken
+
+
+def test_ddp_equivalent_is_a_ring_of_fp32_gradients() -> None:
+    assert ddp_bytes(parameters=1000, inner_steps=10, peers=4) == 10 * 2 * 3 * 4000 // 4
+
+
+def test_the_curve_is_a_picture(tmp_path: Path) -> None:
+    draw_losses(tmp_path / "loss.png", {0: 5.5, 1: 3.0}, {1: 3.1}, {1: "killed"})
+    assert (tmp_path / "loss.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.mark.parametrize("keeps_all", [False, True])
+def test_a_run_of_months_remembers_its_last_rounds_only(keeps_all: bool) -> None:
+    progress = Progress("a run", keeps_all)
+    for number in range(3000):
+        progress.apply("a", "round_committed", 1.0, {"round": number, "state_hash": "ab"})
+        progress.apply("a", "val_evaluated", 1.0, {"round": number, "loss": 2.0})
+        progress.apply("a", "round_discarded", 1.0, {"round": number, "reason": "why"})
+        progress.apply("a", "member_joined", 1.0, {"peer": f"peer {number}", "name": "b"})
+        progress.apply("a", "peer_suspect", 1.0, {"peer": f"peer {number}"})
+    kept = len(progress.commits["a"]), len(progress.val_losses), len(progress.discarded)
+    assert kept == ((3000, 3000, 3000) if keeps_all else (64, 64, 64))
+    assert max(progress.commits["a"]) == 2999
+    assert len(progress.names) <= 1024 and len(progress.missed) <= 1024
+
+
+def test_a_gossip_round_is_told_as_one_peers_own() -> None:
+    progress = Progress("a run")
+    progress.apply("a", "member_joined", 1.0, {"peer": "12D3KooWverylong", "name": "b"})
+    fields = {"round": 7, "partner": "12D3KooWverylong", "distance": 0.0213, "members": 3, "loss": 2.5}
+    progress.apply("a", "gossip_met", 2.0, {**fields, "state_hash": "abcdef0123"})
+    progress.apply("c", "gossip_alone", 3.0, {"round": 5, "partner": "", "distance": None, "state_hash": "0123"})
+    assert progress.round == 7
+    text = shown(progress)
+    for words in ("a met b for round 7, 2.1% apart, loss 2.500", "c met nobody for round 5", "abcdef01"):
+        assert words in text
+
+
+def test_gossip_peers_that_are_still_starting_have_not_begun(capsys: pytest.CaptureFixture[str]) -> None:
+    manifest = manifest_of(1, outer=Gossip(steps=10))
+    starting = msgspec.structs.replace(record("s"), round=-1)
+    status._show(picture(manifest, {"a": starting, "b": starting}, [None], 1.0))
+    assert "gossip: 2 peers, none of which has begun" in capsys.readouterr().out
+    status._show(picture(manifest, {"a": starting, "b": record("s")}, [None], 1.0))
+    assert "at rounds 0 to 0" in capsys.readouterr().out

@@ -1,0 +1,230 @@
+"""Real DHT nodes on 127.0.0.1 for the tests: in this process, each with a host of its own, or in child processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import trio
+
+from dht.node import Node, Schema, StorageLimits, Tuning, open_node
+from peer.events import Event, EventLog
+from peer.identity import Identity
+from peer.net.host import Host, HostConfig, open_host
+
+RUN = "run-under-test"
+REPOSITORY = Path(__file__).parents[3]
+
+# As the defaults, but what happens every half minute happens several times a second, and who is slow is waited for: all
+# nodes live in one process, and on a busy machine it stands still for seconds. Nobody is probed for a silence as short
+# as that: no record goes to a peer under probe, and tests count who takes one.
+BRISK = Tuning(
+    patience_s=15.0,
+    lookup_budget_s=40.0,
+    bootstrap_timeout_s=40.0,
+    refresh_s=0.4,
+    refresh_max_s=15.0,
+    relookup_s=0.4,
+    checkup_s=0.4,
+    redial_min_s=0.1,
+    redial_max_s=0.5,
+    redial_strangers_max_s=0.5,
+    probe_timeout_s=40.0,
+    leave_timeout_s=5.0,
+)
+# For tests with nodes that are silent.
+HASTY = replace(
+    BRISK, patience_s=0.75, lookup_budget_s=1.2, bootstrap_timeout_s=5.0, probe_timeout_s=1.5, refresh_max_s=0.4
+)
+
+
+class Card(msgspec.Struct):
+    number: int
+    text: str = ""
+
+
+CARDS: Schema[Card] = Schema("card", Card, ttl_max_s=600.0, size_max=500, signer=lambda key, peer: True)
+
+
+@dataclass
+class Facts:
+    """Everything an event log was told, and a way to wait for more."""
+
+    log: EventLog = field(default_factory=EventLog)
+    seen: list[Event] = field(default_factory=list)
+    _changed: trio.Event = field(default_factory=trio.Event)
+
+    def note(self, event: Event) -> None:
+        self.seen.append(event)
+        self._changed.set()
+        self._changed = trio.Event()
+
+    def all(self, name: str, **fields: Any) -> list[Event]:
+        return [event for event in self.seen if event.name == name and fields.items() <= event.fields.items()]
+
+    async def wait(self, name: str, **fields: Any) -> Event:
+        with trio.move_on_after(60):
+            while not self.all(name, **fields):
+                await self._changed.wait()
+        assert self.all(name, **fields), f"no {name} {fields} within a minute, only {self.seen}"
+        return self.all(name, **fields)[0]
+
+
+@dataclass
+class Member:
+    """A node in this process. `stop()` makes it leave in order."""
+
+    host: Host
+    node: Node
+    facts: Facts
+    _stopping: trio.Event = field(default_factory=trio.Event)
+    _stopped: trio.Event = field(default_factory=trio.Event)
+
+    @property
+    def id(self) -> str:
+        return self.host.peer_id
+
+    @property
+    def address(self) -> str:
+        return self.host.addresses[0]
+
+    async def stop(self) -> None:
+        self._stopping.set()
+        await self._stopped.wait()
+
+
+@asynccontextmanager
+async def bare_host(identity: Identity | None = None, listen: str = "/ip4/127.0.0.1/tcp/0") -> AsyncIterator[Host]:
+    """A host without a node: an attacker, say."""
+    config = HostConfig(identity=identity or Identity.generate(), events=EventLog(), listen=(listen,))
+    async with open_host(config) as host:
+        yield host
+
+
+class LocalSwarm:
+    """Starts nodes as tasks of one nursery."""
+
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self._nursery = nursery
+        self.members: list[Member] = []
+
+    async def add(
+        self,
+        bootstrap: Sequence[str] | None = None,
+        *,
+        identity: Identity | None = None,
+        listen: str = "/ip4/127.0.0.1/tcp/0",
+        cache: Path | None = None,
+        namespace: str = RUN,
+        tuning: Tuning = BRISK,
+        limits: StorageLimits = StorageLimits(),  # noqa: B008
+        wall: Callable[[], float] = time.time,
+        schemas: Sequence[Schema[Any]] = (CARDS,),
+        required: bool = False,
+    ) -> Member:
+        """One more node; by default its bootstrap is the first one."""
+        if bootstrap is None:
+            bootstrap = [self.members[0].address] if self.members else []
+
+        async def live(task_status: Any) -> None:
+            facts = Facts()
+            config = HostConfig(identity=identity or Identity.generate(), events=facts.log, listen=(listen,))
+            with facts.log.subscribed(facts.note):
+                member: Member | None = None
+                try:
+                    async with (
+                        open_host(config) as host,
+                        open_node(
+                            host,
+                            bootstrap,
+                            schemas,
+                            cache,
+                            namespace,
+                            required=required,
+                            wall=wall,
+                            tuning=tuning,
+                            limits=limits,
+                        ) as node,
+                    ):
+                        member = Member(host, node, facts)
+                        task_status.started(member)
+                        await member._stopping.wait()
+                finally:
+                    if member is not None:
+                        member._stopped.set()
+
+        member: Member = await self._nursery.start(live)
+        self.members.append(member)
+        return member
+
+    async def grow(self, count: int, tuning: Tuning = BRISK) -> list[Member]:
+        """`count` nodes in all, in one network."""
+        while len(self.members) < count:
+            await self.add(tuning=tuning)
+        return self.members
+
+
+@asynccontextmanager
+async def local_swarm() -> AsyncIterator[LocalSwarm]:
+    """A swarm whose nodes end with the block."""
+    async with trio.open_nursery() as nursery:
+        yield LocalSwarm(nursery)
+        nursery.cancel_scope.cancel()
+
+
+@dataclass
+class Child:
+    """A node in a process of its own, which keeps a record under `key` fresh."""
+
+    process: trio.Process
+    peer: str
+    address: str
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+
+    def freeze(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+
+async def start_child(nursery: trio.Nursery, bootstrap: Sequence[str], key: str, number: int, ttl_s: float) -> Child:
+    """Runs tests/dht/support/node_child.py until the nursery is cancelled."""
+    script = Path(__file__).with_name("node_child.py")
+    command = [sys.executable, str(script), key, str(number), str(ttl_s), *bootstrap]
+    process: trio.Process = await nursery.start(
+        lambda task_status: trio.run_process(
+            command,
+            stdout=subprocess.PIPE,
+            capture_stdout=False,
+            check=False,
+            deliver_cancel=_kill,
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+            task_status=task_status,
+        )
+    )
+    assert process.stdout is not None
+    line = b""
+    with trio.fail_after(300):  # several start at once, and each imports libp2p
+        while not line.endswith(b"\n"):
+            chunk = await process.stdout.receive_some(4096)
+            assert chunk, "the child ended before it was ready"
+            line += chunk
+    hello = json.loads(line)
+    return Child(process, hello["peer"], hello["address"])
+
+
+async def _kill(process: trio.Process) -> None:
+    process.kill()  # works on a frozen one, too

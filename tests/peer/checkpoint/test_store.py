@@ -1,0 +1,324 @@
+"""Checkpoints: what is saved comes back bit for bit, and whatever happens to disk or process, an intact one remains."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+import trio
+import trio.testing
+from safetensors.torch import load_file
+
+from peer.checkpoint.checkpoint_file import load_checkpoint
+from peer.checkpoint.hash_tree import hash_state
+from peer.checkpoint.safetensors_file import plan_shards
+from peer.checkpoint.store import CheckpointStore
+from peer.config import ModelConfig
+from peer.errors import CheckpointError, ResourceError
+from peer.events import Event, EventLog
+from peer.identity import Identity
+from peer.model.layout import FlatLayout
+
+CONFIG = ModelConfig(hidden_size=64, layers=2, heads=4, kv_heads=2, intermediate_size=128, max_seq_len=64)
+LAYOUT = FlatLayout.of(CONFIG)
+CHILD = Path(__file__).with_name("checkpoint_child.py")
+REPO = Path(__file__).parents[3]
+
+
+def some_state(seed: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(LAYOUT.numel, generator=generator) for name in ("theta", "momentum")}
+
+
+class Shop:
+    """A store, and the events it emitted."""
+
+    def __init__(self, directory: Path, run_id: str = "run", keep_last: int = 2, keep_every: int = 0) -> None:
+        self.seen: list[Event] = []
+        self.events = EventLog()
+        self.directory = directory
+        self.identity = Identity.generate()
+        self.store = CheckpointStore(directory, self.identity, run_id, self.events, keep_last, keep_every)
+
+    async def save(self, round_number: int) -> bool:
+        with self.events.subscribed(self.seen.append):
+            return await self.store.save(round_number, b"head", some_state(round_number), LAYOUT)
+
+    def load_round(self) -> int | None:
+        with self.events.subscribed(self.seen.append):
+            loaded = self.store.load_latest()
+        if loaded is not None:
+            assert torch.equal(loaded.theta, some_state(loaded.round)["theta"])
+            assert torch.equal(loaded.tensors["momentum"], some_state(loaded.round)["momentum"])
+        return None if loaded is None else loaded.round
+
+    def reasons(self, name: str) -> list[str]:
+        return [str(event.fields["reason"]) for event in self.seen if event.name == name]
+
+    @property
+    def newest(self) -> Path:
+        return self.store.list()[-1].path
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Shop:
+    shop = Shop(tmp_path / "checkpoints")
+    shop.store.prepare()
+    return shop
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    with mounted(tmp_path, "size=2m") as disk:
+        yield disk
+
+
+@contextmanager
+def mounted(tmp_path: Path, options: str) -> Iterator[Path]:
+    where = tmp_path / "disk"
+    where.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", options, "tmpfs", where], capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        pytest.skip(f"this test mounts a tmpfs, which needs root: {done.stderr.strip()}")
+    try:
+        yield where
+    finally:
+        subprocess.run(["umount", where], check=True)
+
+
+async def test_a_checkpoint_comes_back_bit_for_bit(shop: Shop) -> None:
+    state = some_state(7)
+    assert await shop.store.save(7, b"opaque head", state, LAYOUT)
+    loaded = shop.store.load_latest()
+    assert loaded is not None
+    assert (loaded.round, loaded.head, loaded.layout) == (7, b"opaque head", LAYOUT)
+    assert loaded.tree.root == hash_state([state["theta"], state["momentum"]]).root
+    assert torch.equal(loaded.theta, state["theta"]) and torch.equal(loaded.tensors["momentum"], state["momentum"])
+    assert loaded.signer == shop.identity.peer_id
+
+
+async def test_the_files_are_ordinary_safetensors_with_canonical_names(shop: Shop) -> None:
+    await shop.save(1)
+    files = sorted(path.name for path in shop.newest.glob("*.safetensors"))
+    assert files == ["model-00001-of-00001.safetensors", "momentum-00001-of-00001.safetensors"]
+    parameters = load_file(shop.newest / files[0])
+    assert set(parameters) == set(LAYOUT.slots)
+    expected = LAYOUT.views(some_state(1)["theta"])
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in parameters.items())
+
+
+def test_large_states_are_cut_into_shards() -> None:
+    shards = plan_shards(LAYOUT, ["theta"], shard_bytes=100_000)
+    assert [name for shard in shards for name in shard.names] == list(LAYOUT.slots)
+    assert len(shards) > 1 and shards[0].file == f"model-00001-of-{len(shards):05}.safetensors"
+    for shard in shards:
+        assert len(shard.names) == 1 or sum(LAYOUT.slots[name].numel * 4 for name in shard.names) <= 100_000
+
+
+async def test_a_shard_in_many_files_is_put_together_again(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("peer.checkpoint.safetensors_file.plan_shards.__defaults__", (100_000,))
+    await shop.save(3)
+    assert len(list(shop.newest.glob("model-*"))) > 1
+    assert shop.load_round() == 3
+
+
+async def test_training_may_change_the_state_as_soon_as_the_save_has_begun(shop: Shop) -> None:
+    state = some_state(1)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(shop.store.save, 1, b"head", state, LAYOUT)
+        await trio.testing.wait_all_tasks_blocked()  # the writer thread is at work now
+        for tensor in state.values():
+            tensor.zero_()
+    assert shop.load_round() == 1
+
+
+async def test_a_save_during_a_save_is_postponed(shop: Shop) -> None:
+    outcomes: list[bool] = []
+
+    async def save(round_number: int) -> None:
+        outcomes.append(await shop.store.save(round_number, b"", some_state(round_number), LAYOUT))
+
+    with shop.events.subscribed(shop.seen.append):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(save, 1)
+            nursery.start_soon(save, 2)
+    assert outcomes == [False, True]
+    assert len(shop.reasons("checkpoint_postponed")) == 1 and len(shop.store.list()) == 1
+
+
+async def test_the_last_two_and_every_fourth_are_kept(tmp_path: Path) -> None:
+    shop = Shop(tmp_path / "c", keep_last=2, keep_every=4)
+    shop.store.prepare()
+    for round_number in range(1, 11):
+        assert await shop.save(round_number)
+    assert [entry.round for entry in shop.store.list()] == [4, 8, 9, 10]
+
+
+async def test_the_newest_save_wins_whatever_its_round(shop: Shop) -> None:
+    """After a regroup a peer may go on from an earlier round than the one it had."""
+    for round_number in (5, 6, 4):
+        await shop.save(round_number)
+    assert shop.load_round() == 4
+
+
+def flip_a_bit(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(-5, os.SEEK_END)
+        byte = file.read(1)[0]
+        file.seek(-5, os.SEEK_END)
+        file.write(bytes([byte ^ 4]))
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def garbage(path: Path) -> None:
+    path.write_bytes(os.urandom(path.stat().st_size))
+
+
+@pytest.mark.parametrize("damage", [flip_a_bit, truncate, empty, garbage, os.unlink])
+@pytest.mark.parametrize("pattern", ["model-*", "momentum-*", "manifest.msgpack"])
+async def test_a_damaged_checkpoint_is_passed_over(shop: Shop, damage: object, pattern: str) -> None:
+    await shop.save(1)
+    await shop.save(2)
+    [file] = shop.newest.glob(pattern)
+    assert callable(damage)
+    damage(file)
+    assert shop.load_round() == 1
+    if not (pattern == "manifest.msgpack" and damage is os.unlink):  # without a manifest it does not exist
+        assert len(shop.reasons("checkpoint_skipped")) == 1
+
+
+async def test_a_damaged_checkpoint_does_not_push_a_good_one_out(shop: Shop) -> None:
+    await shop.save(1)
+    await shop.save(2)
+    flip_a_bit(next(shop.newest.glob("model-*")))
+    assert shop.load_round() == 1
+    await shop.save(3)
+    flip_a_bit(next(shop.newest.glob("model-*")))
+    assert shop.load_round() == 1
+
+
+async def test_an_edited_manifest_is_not_believed(shop: Shop) -> None:
+    await shop.save(1)
+    path = shop.newest / "manifest.msgpack"
+    manifest = msgspec.msgpack.decode(path.read_bytes())
+    manifest["body"] = manifest["body"].replace(b"run", b"nur")
+    path.write_bytes(msgspec.msgpack.encode(manifest))
+    with pytest.raises(CheckpointError, match="signature"):
+        load_checkpoint(shop.newest)
+
+
+async def test_values_that_are_not_finite_are_not_loaded(shop: Shop) -> None:
+    await shop.save(1)
+    state = some_state(2)
+    state["momentum"][17] = float("nan")
+    await shop.store.save(2, b"", state, LAYOUT)
+    assert shop.load_round() == 1
+    assert "not finite" in shop.reasons("checkpoint_skipped")[0]
+
+
+async def test_another_runs_checkpoint_is_not_loaded(tmp_path: Path) -> None:
+    one = Shop(tmp_path / "c", run_id="one")
+    one.store.prepare()
+    await one.save(1)
+    other = Shop(tmp_path / "c", run_id="other")
+    assert other.load_round() is None
+    assert "another run" in other.reasons("checkpoint_skipped")[0]
+
+
+def test_an_empty_or_absent_folder_has_no_checkpoint(tmp_path: Path) -> None:
+    assert Shop(tmp_path).load_round() is None
+    assert Shop(tmp_path / "absent").load_round() is None
+
+
+async def test_a_full_disk_loses_old_checkpoints_first(small_disk: Path) -> None:
+    """2 MiB disk, 0.6 MiB state: two fit beside each other with headroom, a third only without the first."""
+    shop = Shop(small_disk / "c", keep_last=10)
+    shop.store.prepare()
+    for round_number in range(1, 6):
+        assert await shop.save(round_number)
+    assert shop.load_round() == 5
+    assert shop.reasons("checkpoint_deleted") and len(shop.store.list()) < 5
+
+
+async def test_a_disk_without_room_costs_the_checkpoint_and_says_so(small_disk: Path) -> None:
+    shop = Shop(small_disk / "c")
+    shop.store.prepare()
+    assert await shop.save(1)
+    filler = small_disk / "film.mkv"
+    filler.write_bytes(bytes(os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize - 4096))
+    assert not await shop.save(2)
+    [reason] = shop.reasons("checkpoint_failed")
+    assert "full" in reason and "free some space" in reason and "Training goes on" in reason
+    assert shop.load_round() == 1 and not list(small_disk.glob("c/.tmp-*"))
+    filler.unlink()
+    assert await shop.save(3) and shop.load_round() == 3
+
+
+async def test_a_disk_that_fills_up_during_the_save_loses_old_checkpoints(tmp_path: Path) -> None:
+    """Out of inodes: free space looks ample, the write fails all the same."""
+    with mounted(tmp_path, "size=64m,nr_inodes=14") as disk:
+        shop = Shop(disk / "c", keep_last=10)
+        shop.store.prepare()
+        for round_number in range(1, 6):
+            assert await shop.save(round_number)
+        assert shop.load_round() == 5
+        assert "the disk is full" in shop.reasons("checkpoint_deleted")
+
+
+async def test_a_read_only_folder_is_named_with_its_remedy(tmp_path: Path) -> None:
+    with mounted(tmp_path, "size=8m") as disk:
+        shop = Shop(disk / "c")
+        shop.store.prepare()
+        assert await shop.save(1)
+        subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+        with pytest.raises(ResourceError, match=r"cannot be written .*Read-only.*choose a writable --home"):
+            shop.store.prepare()
+        assert not await shop.save(2)
+        assert "cannot be written" in shop.reasons("checkpoint_failed")[0]
+        assert shop.load_round() == 1
+
+
+@pytest.mark.process
+def test_sigkill_between_shards_and_manifest_leaves_the_one_before(tmp_path: Path) -> None:
+    done = run_child("saves", tmp_path, 5, fault="kill:during_checkpoint:3")
+    assert done.returncode == -signal.SIGKILL
+    assert list(tmp_path.glob(".tmp-*"))
+    store = CheckpointStore(tmp_path, Identity.generate(), "run", EventLog())
+    loaded = store.load_latest()
+    assert loaded is not None and loaded.round == 2 and bool((loaded.theta == 2).all())
+    store.prepare()
+    assert not list(tmp_path.glob(".tmp-*"))
+
+
+@pytest.mark.process
+def test_sigkill_at_random_moments_never_tears_a_checkpoint(tmp_path: Path) -> None:
+    done = run_child("kills", tmp_path, 20, 1)
+    reports = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.returncode == 0, done.stderr
+    assert len(reports) == 20
+    assert all(report["whole"] and not report["skipped"] for report in reports)
+    assert any(report["orphans"] for report in reports), "no kill fell into a save: the test shows nothing"
+
+
+def run_child(*arguments: object, fault: str = "") -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(REPO), "BARNRAISE_FAULT": fault}
+    command = [sys.executable, str(CHILD), *map(str, arguments)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500, check=False)

@@ -1,0 +1,180 @@
+"""The sample stream: a true permutation, a fair split, disjoint ranges on disjoint text."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from pathlib import Path
+from types import FrameType
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from peer.config import DataConfig
+from peer.data.corpus import Corpus, has_text, load_corpus, permute, sample_numbers
+from peer.data.tokenizer import ByteTokenizer, Ids
+from peer.errors import ConfigError
+
+
+@given(size=st.integers(1, 700), key=st.text(max_size=8))
+@settings(max_examples=60, deadline=None)
+def test_permute_is_a_permutation(size: int, key: str) -> None:
+    assert sorted(permute(index, size, key) for index in range(size)) == list(range(size))
+
+
+def test_permute_shuffles_and_depends_on_the_key() -> None:
+    one, two = ([permute(index, 1000, key) for index in range(1000)] for key in ("a", "b"))
+    assert one != two
+    fixed = sum(index == image for index, image in enumerate(one))
+    neighbours = sum(abs(a - b) == 1 for a, b in itertools.pairwise(one))
+    assert fixed < 10 and neighbours < 15  # a random permutation has 1 and 2 on average
+
+
+def _folder(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def _numbered(root: Path, windows: int, seq_len: int) -> Corpus:
+    """A corpus whose training window k starts with the byte k: every window tells which one it is."""
+    text = b"".join(bytes([k]) + bytes([255]) * (seq_len - 1) for k in range(windows)) + b"\xff"
+    return Corpus(
+        train=ByteTokenizer().encode_file(text),
+        held_out=ByteTokenizer().encode_file(text),
+        held_out_bytes=len(text),
+        digest=b"",
+        seq_len=seq_len,
+        truncated=False,
+    )
+
+
+@given(
+    windows=st.integers(1, 200), seq_len=st.integers(1, 9), seed=st.integers(0, 3), cuts=st.sets(st.integers(0, 399))
+)
+@settings(max_examples=50, deadline=None)
+def test_ranges_that_partition_the_numbers_partition_each_epoch(
+    windows: int, seq_len: int, seed: int, cuts: set[int]
+) -> None:
+    corpus = _numbered(Path(), windows, seq_len)
+    assert corpus.windows == windows
+    edges = [0, *sorted(cut for cut in cuts if 0 < cut < 2 * windows), 2 * windows]
+    peers = [list(sample_numbers([span])) for span in itertools.pairwise(edges)]
+    numbers = [number for peer in peers for number in peer]
+    seen = corpus.batch(numbers, seed)[:, 0].tolist()
+    assert sorted(seen[:windows]) == sorted(seen[windows:]) == list(range(windows))
+
+
+def test_a_batch_holds_the_next_token_too(tmp_path: Path) -> None:
+    corpus = _numbered(tmp_path, windows=3, seq_len=4)
+    batch = corpus.batch([0, 1, 2], seed=0)
+    assert batch.shape == (3, 5)
+    assert sorted(row[4] for row in batch.tolist()) == [1, 2, 255]
+
+
+def test_epochs_are_shuffled_apart_and_numbers_do_not_end(tmp_path: Path) -> None:
+    corpus = _numbered(tmp_path, windows=50, seq_len=2)
+    first, second = (corpus.batch(list(range(at, at + 50)), seed=1)[:, 0].tolist() for at in (0, 50))
+    assert first != second
+    assert corpus.batch([10**15], seed=1).shape == (1, 3)
+
+
+def test_the_split_follows_names_alone_and_is_disjoint(tmp_path: Path) -> None:
+    files = {f"sub{k % 3}/file{k}.txt": f"text of file {k}. " * 5 for k in range(200)}
+    config = DataConfig(source="folder", path=str(_folder(tmp_path / "a", files)), seq_len=16, validation_share=0.2)
+    corpus = load_corpus(config, ByteTokenizer())
+    train, held_out = bytes(corpus.train.tolist()).decode(), bytes(corpus.held_out.tolist()).decode()
+    for text in files.values():
+        assert (text in train) != (text in held_out)
+    assert 0.1 < len(held_out) / len(train + held_out) < 0.3
+    assert corpus.bytes_per_token == 1.0
+
+    # moved elsewhere, same corpus; one file more, and no other file changes sides
+    moved = DataConfig(source="folder", path=str(_folder(tmp_path / "b", files)), seq_len=16, validation_share=0.2)
+    assert load_corpus(moved, ByteTokenizer()).digest == corpus.digest
+    _folder(tmp_path / "b", {"new.txt": "another text, quite long enough"})
+    grown = load_corpus(moved, ByteTokenizer())
+    assert grown.digest != corpus.digest
+    assert all((text in bytes(grown.held_out.tolist()).decode()) == (text in held_out) for text in files.values())
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_few_files_still_leave_something_on_both_sides(tmp_path: Path, count: int) -> None:
+    _folder(tmp_path, {f"{k}.txt": str(k) * 1000 for k in range(count)})
+    corpus = load_corpus(DataConfig(source="folder", path=str(tmp_path), seq_len=8), ByteTokenizer())
+    assert corpus.windows > 3 and len(corpus.held_out) > 8
+
+
+def test_the_size_cap_cuts_whole_files_and_says_so(tmp_path: Path) -> None:
+    _folder(tmp_path, {f"{k:02}.txt": str(k % 10) * 1000 for k in range(20)})
+    config = DataConfig(source="folder", path=str(tmp_path), seq_len=8, max_bytes=5500)
+    corpus = load_corpus(config, ByteTokenizer())
+    assert corpus.truncated
+    assert set(corpus.train.tolist()) | set(corpus.held_out.tolist()) <= {*b"01234\n"}
+
+
+def test_the_ids_of_a_slow_tokenizer_are_kept(tmp_path: Path) -> None:
+    class Slow(ByteTokenizer):
+        fingerprint: bytes | None = b"slow"
+        calls = 0
+
+        def encode_file(self, data: bytes) -> Ids:
+            self.calls += 1
+            return super().encode_file(data)
+
+    _folder(tmp_path / "text", {f"{k}.txt": str(k) * 100 for k in range(9)})
+    config, tokenizer = DataConfig(source="folder", path=str(tmp_path / "text"), seq_len=8), Slow()
+    first = load_corpus(config, tokenizer, cache=tmp_path)
+    again = load_corpus(config, tokenizer, cache=tmp_path)
+    assert tokenizer.calls == 2 and again.train.tolist() == first.train.tolist()
+    assert again.batch([3], seed=0).tolist() == first.batch([3], seed=0).tolist()
+    tokenizer.fingerprint = b"another"
+    load_corpus(config, tokenizer, cache=tmp_path)
+    (tmp_path / "text" / "0.txt").write_text("changed" * 20)
+    load_corpus(config, tokenizer, cache=tmp_path)
+    assert tokenizer.calls > 4  # neither another tokenizer nor another text is taken from the cache
+
+
+def test_what_cannot_be_trained_on_is_refused_in_words(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="not a folder"):
+        load_corpus(DataConfig(source="folder", path=str(tmp_path / "no"), seq_len=8), ByteTokenizer())
+    with pytest.raises(ConfigError, match="too little text"):
+        load_corpus(DataConfig(source="folder", path=str(tmp_path), seq_len=8), ByteTokenizer())
+    with pytest.raises(ValueError, match="set both or neither"):
+        DataConfig(source="folder", seq_len=8)
+
+
+def test_it_is_known_without_reading_whether_there_is_any_text(tmp_path: Path) -> None:
+    folder = DataConfig(seq_len=8, source="folder", path=str(tmp_path / "deep"))
+    assert not has_text(folder), "no folder"
+    (tmp_path / "deep" / "deeper").mkdir(parents=True)
+    (tmp_path / "deep" / "photo.jpg").write_bytes(b"no text")
+    assert not has_text(folder)
+    (tmp_path / "deep" / "deeper" / "story.txt").write_text("once")
+    assert has_text(folder)
+    assert has_text(DataConfig(seq_len=8, source="stdlib"))
+
+
+def test_the_standard_library_is_there_at_once() -> None:
+    lines = 0
+
+    def count(frame: FrameType, event: str, arg: object) -> object:
+        nonlocal lines
+        lines += 1
+        return count
+
+    traced = sys.gettrace()
+    sys.settrace(count)
+    try:
+        corpus = load_corpus(DataConfig(seq_len=128), ByteTokenizer())
+    finally:
+        sys.settrace(traced)
+    assert lines < len(corpus.train) // 2, "it loops over its bytes"
+    assert corpus.windows > 10_000 and not corpus.truncated
+    assert b"import os" in bytes(corpus.train.tolist())
+    batches = list(corpus.held_out_batches(batch_size=8, max_batches=3))
+    assert [tuple(batch.shape) for batch in batches] == [(8, 129)] * 3
+    assert len({tuple(row) for batch in batches for row in batch.tolist()}) == 24

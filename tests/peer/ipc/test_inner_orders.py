@@ -1,0 +1,320 @@
+"""What inner orders make of the worker's local weights and of delta, and what a new worker goes on from, against the
+same computed in this process."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import pytest
+import torch
+import trio
+import trio.testing
+
+from peer.compute.device import resolve_device
+from peer.compute.train_loop import Trainer
+from peer.config import InnerConfig
+from peer.data.corpus import Corpus, load_corpus
+from peer.data.tokenizer import ByteTokenizer
+from peer.ipc import messages as control
+from peer.model.decoder import Decoder, next_token_loss
+from peer.model.layout import init_flat
+from peer.worker.client import Gang, InnerOrders
+from peer.worker.process import Child, handshake
+from peer.worker.supervisor import GangBuffers
+from tests.peer.support.worker_harness import ENDLESS, HOUR_S, INNER, MODEL, Log, freeze, gang_config, open_test_gang
+
+LOCAL = InnerOrders(begin="local")
+TAIL = InnerOrders(begin="local", capture=())
+
+
+@dataclass
+class Twins:
+    """A worker, and a trainer of this process that does the same."""
+
+    gang: Gang
+    log: Log
+    corpus: Corpus
+    mine: Trainer
+
+    def steps(self, numbers: range, first_step: int) -> None:
+        """Here alone."""
+        for k, at in enumerate(range(numbers.start, numbers.stop, 4)):
+            self.mine.step(self.corpus.batch(list(range(at, at + 4)), 0), first_step + k)
+
+    def new_outer(self, seed: int) -> None:
+        init_flat(MODEL, seed=seed, out=self.gang.outer)
+
+    async def kill(self) -> None:
+        """Kill the idle worker; returns once there is a new one."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.log.wait_for, "worker_ready")
+            await trio.testing.wait_all_tasks_blocked()
+            assert self.gang.worker_pid is not None
+            os.kill(self.gang.worker_pid, signal.SIGKILL)
+
+
+@asynccontextmanager
+async def _twins(directory: Path, text: Path, inner: InnerConfig = INNER) -> AsyncIterator[Twins]:
+    torch.set_num_threads(1)  # like the worker: more would add up in another order
+    async with open_test_gang(directory, text, inner=inner) as (gang, log):
+        mine = Trainer(MODEL, inner, resolve_device("cpu"))
+        yield Twins(gang, log, load_corpus(gang.config.data, ByteTokenizer()), mine)
+
+
+@pytest.mark.process
+async def test_orders_against_the_same_done_here(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with _twins(tmp_path, text) as twins:
+        await _local_stream(twins)
+        await _tail(twins)
+        await _gradients(twins)
+        await _stops(twins.gang)
+        await _new_worker(twins, monkeypatch)
+
+
+async def _local_stream(twins: Twins) -> None:
+    gang, mine = twins.gang, twins.mine
+    # a worker without local weights begins from outer, and has nothing to mix
+    await gang.inner_steps([(0, 8)], 0, HOUR_S, orders=InnerOrders(begin="local", mix=((0, 100),), alpha=0.5))
+    mine.local.copy_(gang.outer)
+    twins.steps(range(8), 0)
+    assert torch.equal(gang.delta, gang.outer - mine.local)
+
+    # spans mixed before, others captured after; what lies behind them in delta stays
+    twins.new_outer(1)
+    gang.delta.fill_(7.0)
+    orders = InnerOrders(begin="local", mix=((10, 500), (900, 1000)), alpha=0.25, capture=((5, 20), (950, 2000)))
+    await gang.inner_steps([(8, 16)], 2, HOUR_S, orders=orders)
+    for span in (slice(10, 500), slice(900, 1000)):
+        mine.local[span] = 0.25 * mine.local[span] + 0.75 * gang.outer[span]
+    twins.steps(range(8, 16), 2)
+    gap = gang.outer - mine.local
+    assert torch.equal(gang.delta[:1065], torch.cat([gap[5:20], gap[950:2000]]))
+    assert bool((gang.delta[1065:] == 7.0).all())
+
+    # alpha 0 copies; no step, so the copy is what is captured
+    await gang.inner_steps([(16, 20)], 4, HOUR_S, steps=0, orders=InnerOrders(begin="local", mix=((0, 40),)))
+    mine.local[:40] = gang.outer[:40]
+    assert not gang.delta[:40].any() and torch.equal(gang.delta[40:], gap[40:])
+
+
+async def _tail(twins: Twins) -> None:
+    """It reads and writes nothing that is shared; evaluating and sampling do not disturb what it leaves."""
+    gang, mine = twins.gang, twins.mine
+    delta = gang.delta.clone()
+    gang.outer.fill_(torch.nan)
+    result = await gang.inner_steps([(20, 36)], 4, HOUR_S, orders=TAIL)
+    assert (result.steps, result.skipped) == (4, 0) and torch.equal(gang.delta, delta)
+    twins.steps(range(20, 36), 4)
+
+    twins.new_outer(2)
+    loss = await gang.evaluate(2)
+    assert await gang.sample("9", 5)
+    await gang.inner_steps([(36, 40)], 8, HOUR_S, orders=LOCAL)
+    twins.steps(range(36, 40), 8)
+    assert torch.equal(gang.delta, gang.outer - mine.local)
+    with mine.holding(gang.outer):
+        assert loss == pytest.approx(mine.evaluate(twins.corpus.held_out_batches(4, 2), lambda: None))
+
+
+async def _gradients(twins: Twins) -> None:
+    """The mean over sequences at the outer weights; the inner optimizer stays."""
+    gang, mine = twins.gang, twins.mine
+    kept = gang.inner_state.clone()
+    twins.new_outer(1)
+    result = await gang.inner_steps([(40, 50)], 3, HOUR_S, orders=InnerOrders(product="gradient"))
+    assert (result.steps, result.sequences, result.tokens, result.skipped) == (3, 10, 320, 0)
+
+    model = Decoder(MODEL, init_flat(MODEL, seed=1).double())
+    model.cos, model.sin = model.cos.double(), model.sin.double()
+    tokens = twins.corpus.batch(list(range(40, 50)), 0)
+    loss = next_token_loss(model(tokens[:, :-1]), tokens)  # all ten at once: batches of 4, 4 and 2 must weigh so
+    grads = torch.autograd.grad(loss, [parameter for _, parameter in model.canonical_parameters()])
+    exact = torch.cat([grad.reshape(-1) for grad in grads])
+    assert float((gang.delta - exact).norm() / exact.norm()) < 1e-5
+    assert float(exact.norm()) > INNER.clip_norm  # nothing was clipped
+    whole = gang.delta.clone()
+    spans = InnerOrders(product="gradient", capture=((3, 9), (100, 200)))
+    await gang.inner_steps([(40, 50)], 3, HOUR_S, orders=spans)
+    assert torch.equal(gang.delta[:106], torch.cat([whole[3:9], whole[100:200]]))
+
+    assert torch.equal(gang.inner_state, kept)
+    await gang.inner_steps([(50, 54)], 3, HOUR_S, orders=LOCAL)  # the weights had stayed at outer
+    mine.local.copy_(gang.outer)
+    twins.steps(range(50, 54), 3)
+    assert torch.equal(gang.delta, gang.outer - mine.local)
+
+    gang.outer[0] = torch.nan
+    result = await gang.inner_steps([(0, 8)], 0, HOUR_S, orders=InnerOrders(product="gradient"))
+    assert (result.steps, result.sequences, result.skipped) == (2, 8, 2) and not gang.delta.any()
+    twins.new_outer(1)
+
+
+async def _stops(gang: Gang) -> None:
+    """A stop waits for its steps; of several the earliest holds."""
+    endless = ENDLESS[0][1]
+    pid = gang.worker_pid
+    assert pid is not None
+    made: dict[int, int] = {}  # by samples: replies that were read at once wake their callers in any order
+
+    async def run(samples: int) -> None:
+        made[samples] = (await gang.inner_steps([(0, samples)], 0, HOUR_S, orders=TAIL)).steps
+
+    for stops, steps in (([30], 30), ([40, 20, 60], 20), ([10**6, 0], 0)):
+        async with trio.open_nursery() as nursery:
+            freeze(pid)  # so that it makes no steps past a stop that is yet to come
+            nursery.start_soon(run, endless)
+            await trio.testing.wait_all_tasks_blocked()
+            for after_steps in stops:
+                gang.stop_inner(after_steps)
+            await trio.testing.wait_all_tasks_blocked()
+            os.kill(pid, signal.SIGCONT)
+        assert made == {endless: steps}
+
+    async with trio.open_nursery() as nursery:  # of two runs the first is stopped; the second ends by its samples
+        freeze(pid)
+        for samples in (endless, 40):
+            nursery.start_soon(run, samples)
+            await trio.testing.wait_all_tasks_blocked()
+        gang.stop_inner(15)
+        await trio.testing.wait_all_tasks_blocked()
+        os.kill(pid, signal.SIGCONT)
+    assert made == {endless: 15, 40: 10}
+
+    made.clear()
+    with trio.move_on_after(0):  # given up before it began: the worker is free at once
+        await run(endless)
+    await run(40)
+    assert made == {40: 10}
+
+
+async def _new_worker(twins: Twins, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It begins a local stream at the outer weights; a stop that comes while there is none holds, too."""
+    gang, mine = twins.gang, twins.mine
+    before = torch.clone(gang.inner_state)
+    stop_asked = trio.Event()
+
+    async def late(child: Child, load: control.Load, timeout_s: float) -> control.Loaded | control.Rejected:
+        await stop_asked.wait()  # were we slow, the worker would be there before the stop
+        return await handshake(child, load, timeout_s)
+
+    monkeypatch.setattr("peer.worker.supervisor.handshake", late)
+    async with trio.open_nursery() as nursery:
+
+        async def run() -> None:
+            assert (await gang.inner_steps([(0, 10**9)], 2, HOUR_S, orders=LOCAL)).steps == 2
+
+        async def run_without_worker() -> None:
+            await twins.log.wait_for("worker_died")
+            nursery.start_soon(run)
+            await trio.testing.wait_all_tasks_blocked()
+            gang.stop_inner(2)
+            stop_asked.set()
+
+        nursery.start_soon(run_without_worker)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(twins.kill)
+    mine.optimizer.load(before)
+    mine.local.copy_(gang.outer)
+    twins.steps(range(8), 2)
+    assert torch.equal(gang.delta, gang.outer - mine.local)
+
+
+class SlowWorker:
+    """Stands where a gang has its child: notes what it is sent, as soon as it `reads`."""
+
+    def __init__(self) -> None:
+        self.reads = trio.Event()
+        self.got: list[object] = []
+
+    async def send(self, message: object) -> None:
+        await self.reads.wait()
+        self.got.append(message)
+
+
+@contextmanager
+def _slow_worker(directory: Path, text: Path) -> Iterator[tuple[Gang, SlowWorker]]:
+    """A gang that has no worker yet, and the one that `supervisor.child` may become."""
+    config = gang_config(directory, text)
+    with GangBuffers.open(config) as buffers:
+        yield Gang(config, buffers), SlowWorker()
+
+
+async def test_a_stop_from_before_the_worker_reaches_it_before_the_command(tmp_path: Path, text: Path) -> None:
+    """After it, the worker could have made more steps by then."""
+    with _slow_worker(tmp_path, text) as (gang, worker):
+        worker.reads.set()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(gang.inner_steps, ENDLESS, 0, HOUR_S)
+            await trio.testing.wait_all_tasks_blocked()
+            gang.stop_inner(2)
+            gang._supervisor.child = worker  # type: ignore[assignment]
+            gang._supervisor._spawned.set()
+            await trio.testing.wait_all_tasks_blocked()
+            stop, command = worker.got
+            assert stop == control.Stop(0, 2) and isinstance(command, control.RunInner) and command.id == 0
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_run_that_was_given_up_is_stopped_however_long_the_stop_takes(
+    tmp_path: Path, text: Path, mock_clock: trio.testing.MockClock
+) -> None:
+    with _slow_worker(tmp_path, text) as (gang, worker):
+        gang._supervisor.child = worker  # type: ignore[assignment]
+        given_up = trio.CancelScope()
+
+        async def run() -> None:
+            with given_up:
+                await gang.inner_steps(ENDLESS, 0, HOUR_S)
+
+        async with trio.open_nursery() as nursery:
+            worker.reads.set()
+            nursery.start_soon(run)
+            await trio.testing.wait_all_tasks_blocked()
+            worker.reads = trio.Event()
+            given_up.cancel()
+            await trio.testing.wait_all_tasks_blocked()
+            mock_clock.jump(HOUR_S)
+            await trio.testing.wait_all_tasks_blocked()
+            worker.reads.set()
+        assert worker.got[1:] == [control.Stop(0)]
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw8bit", "lion", "lamb", "muon"])
+async def test_a_new_worker_trains_on_warm(
+    tmp_path: Path, text: Path, optimizer: Literal["adamw", "adamw8bit", "lion", "lamb", "muon"]
+) -> None:
+    """Every bit of the inner optimizer's state outlives the process."""
+    inner = msgspec.structs.replace(INNER, optimizer=optimizer, lr=3e-3)
+    async with _twins(tmp_path, text, inner) as twins:
+        for numbers, first_step in ((range(24), 0), (range(24, 32), 6)):
+            await twins.gang.inner_steps([(numbers.start, numbers.stop)], first_step, HOUR_S)
+            twins.mine.local.copy_(twins.gang.outer)
+            twins.steps(numbers, first_step)
+            assert torch.equal(twins.gang.delta, twins.gang.outer - twins.mine.local)
+            if first_step == 0:
+                await twins.kill()
+
+
+@pytest.mark.parametrize(
+    ("orders", "words"),
+    [
+        ({"mix": ((0, 5),)}, "nothing to mix"),
+        ({"begin": "local", "product": "gradient"}, "taken there"),
+        ({"begin": "local", "alpha": 1.5}, "alpha is 1.5"),
+        ({"capture": ((5, 9), (8, 12))}, "do not overlap"),
+        ({"capture": ((5, 5),)}, "not empty"),
+    ],
+)
+def test_orders_that_make_no_sense_are_refused(orders: dict[str, object], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        InnerOrders(**orders)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="leaves the flat vector of 20"):
+        InnerOrders(capture=((5, 9), (15, 21))).check(20)

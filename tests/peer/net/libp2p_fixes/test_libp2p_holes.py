@@ -1,0 +1,60 @@
+"""Each hole of py-libp2p 0.8.1: gone with the fixes, there without them, so that each test is known to be able to fail.
+
+Scenarios run in child processes (`holes_node`): one for all with the fixes, one for each without, which may die of it.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.peer.support.holes_node import SCENARIOS
+
+_ROOT = Path(__file__).parents[4]
+_PATIENCE_S = {"fixed": 240.0, "stock": 60.0}  # one child for all, and one for each
+
+pytestmark = pytest.mark.process
+
+
+def _provoke(library: str, names: list[str]) -> dict[str, str]:
+    """What went wrong in each scenario, "" for nothing; all that comes after a death or a hang went wrong too."""
+    command = [sys.executable, "-m", "tests.peer.support.holes_node", library, *names]
+    with subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        try:
+            printed, errors = child.communicate(timeout=_PATIENCE_S[library])
+            rest = f"the node died: {errors[-2000:]}"
+        except subprocess.TimeoutExpired:
+            child.kill()
+            printed, _ = child.communicate()
+            rest = f"no end within {_PATIENCE_S[library]:g} s"
+    holes = {line["name"]: str(line["hole"]) for line in map(json.loads, printed.splitlines())}
+    return {name: holes.get(name, rest) for name in names}
+
+
+@pytest.fixture(scope="module")
+def outcomes(request: pytest.FixtureRequest) -> Iterator[dict[tuple[str, str], Future[dict[str, str]]]]:
+    """The selected scenarios, under way, two children at a time."""
+    selected = [item.callspec.params for item in request.session.items if item.path == request.path]
+    fixed = [params["name"] for params in selected if params["library"] == "fixed"]
+    stock = [params["name"] for params in selected if params["library"] == "stock"]
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        together = pool.submit(_provoke, "fixed", fixed)
+        apart = {("stock", name): pool.submit(_provoke, "stock", [name]) for name in stock}
+        yield {("fixed", name): together for name in fixed} | apart
+        pool.shutdown(cancel_futures=True)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("library", ["fixed", "stock"])
+def test_hole(outcomes: dict[tuple[str, str], Future[dict[str, str]]], library: str, name: str) -> None:
+    hole = outcomes[library, name].result()[name]
+    if library == "fixed":
+        assert hole == ""
+    else:
+        assert hole != "", "stock 0.8.1 behaves: this fix, or its scenario, is not needed"

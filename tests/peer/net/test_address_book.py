@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peer.errors import ConfigError, ResourceError
+from peer.identity import Identity
+from peer.net.address_book import AddressBook, split_address
+
+PEER, RELAY = Identity.generate().peer_id, Identity.generate().peer_id
+A, B = "/ip4/203.0.113.7/tcp/4001", "/dns4/example.org/tcp/4001"
+CIRCUIT = f"/ip4/203.0.113.9/tcp/4001/p2p/{RELAY}/p2p-circuit"
+
+
+def test_fresh_addresses_come_first_and_relayed_ones_last() -> None:
+    book = AddressBook()
+    book.add(PEER, [CIRCUIT, A])
+    assert book.get(PEER) == (A, CIRCUIT)
+    book.add(PEER, [f"{B}/p2p/{PEER}"])
+    assert book.get(PEER) == (B, A, CIRCUIT)
+    book.add(PEER, [A])
+    assert book.get(PEER) == (A, B, CIRCUIT)
+
+
+@pytest.mark.parametrize(
+    "useless",
+    [
+        "/ip4/0.0.0.0/tcp/4001",
+        "/ip6/::/tcp/4001",
+        "/ip4/203.0.113.7/tcp/0",
+        "/ip4/203.0.113.7/udp/4001/quic-v1",
+        "/ip4/203.0.113.7",
+        f"/ip4/203.0.113.7/tcp/4001/p2p/{RELAY}",
+        "/unix/tmp/socket",
+        "not an address",
+        "",
+        "/ip4/203.0.113.7/tcp/4001" + "/p2p-circuit" * 100,
+    ],
+    ids=range(10),  # names the same in every process
+)
+def test_what_cannot_be_dialled_is_skipped(useless: str) -> None:
+    book = AddressBook()
+    book.add(PEER, [useless, A])
+    assert book.get(PEER) == (A,)
+
+
+@given(st.lists(st.text(max_size=40)))
+def test_garbage_from_a_peer_is_harmless(addresses: list[str]) -> None:
+    book = AddressBook()
+    book.add(PEER, addresses)
+    book.add("no peer", [A])
+    assert "no peer" not in book.peers
+
+
+def test_both_dimensions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("peer.net.address_book._PEERS_MAX", 3)
+    book = AddressBook(addresses_per_peer=2)
+    peers = [Identity.generate().peer_id for _ in range(4)]
+    for peer in peers:
+        book.add(peer, [f"/ip4/10.0.0.{n}/tcp/1" for n in range(5)])
+    assert book.peers == tuple(peers[1:])
+    assert book.get(peers[1]) == ("/ip4/10.0.0.0/tcp/1", "/ip4/10.0.0.1/tcp/1")
+
+
+def test_the_book_survives_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "home" / "book.json"
+    book = AddressBook()
+    book.add(PEER, [A, CIRCUIT])
+    book.save(path)
+    loaded = AddressBook()
+    loaded.load(path)
+    assert loaded.get(PEER) == (A, CIRCUIT)
+
+
+@pytest.mark.parametrize("content", [b"", b'{"addresses": {"', b'{"addresses": [1]}', b"\xff"])
+def test_a_torn_cache_teaches_nothing(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "book.json"
+    path.write_bytes(content)
+    book = AddressBook()
+    book.load(path)
+    assert book.peers == ()
+
+
+def test_a_disk_that_refuses_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ResourceError, match="--home"):
+        AddressBook().save(tmp_path / "file" / "book.json")
+
+
+def test_a_full_address_is_split_or_refused_with_a_remedy() -> None:
+    assert split_address(f"{A}/p2p/{PEER}") == (A, PEER)
+    assert split_address(f"{CIRCUIT}/p2p/{PEER}") == (CIRCUIT, PEER)
+    with pytest.raises(ConfigError, match="/p2p/"):
+        split_address(A)
+    with pytest.raises(ConfigError, match="cannot be dialled"):
+        split_address(f"/ip4/0.0.0.0/tcp/1/p2p/{PEER}")

@@ -1,0 +1,259 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+from libp2p.peer.id import ID
+
+from peer.errors import ConnectionLost, DeadlineExceeded, NetworkError, RemoteError
+from peer.events import EventLog
+from peer.identity import Identity
+from peer.net.heartbeat import PING, LagMeter, Ping
+from peer.net.host import Host, HostConfig, open_host
+from peer.net.limits import NetLimits
+from peer.net.method import Call
+from tests.peer.net.test_rpc import Facts
+from tests.peer.support.host_child import ECHO, STALL, Number
+from tests.support.ports import free_port
+
+pytestmark = pytest.mark.process
+ROOT = Path(__file__).parents[3]
+QUICK = NetLimits(ping_interval_s=0.5, suspect_after_s=2.0)
+
+
+class Child:
+    """A host in a process of its own."""
+
+    def __init__(self, process: trio.Process, address: str) -> None:
+        self.process = process
+        self.address = address
+        self.peer_id = address.rpartition("/")[2]
+
+    def signal(self, number: signal.Signals) -> None:
+        os.kill(self.process.pid, number)
+
+
+@asynccontextmanager
+async def child(listen: str = "/ip4/127.0.0.1/tcp/0", seed: str = "") -> AsyncIterator[Child]:
+    command = [sys.executable, "-m", "tests.peer.support.host_child", listen, *([seed] if seed else [])]
+    process = await trio.lowlevel.open_process(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    assert process.stdout is not None
+    try:
+        with trio.fail_after(60):
+            line = b""
+            while not line.endswith(b"\n"):
+                data = await process.stdout.receive_some()
+                assert data, "the child died at once"
+                line += data
+        yield Child(process, line.decode().strip())
+    finally:
+        with trio.CancelScope(shield=True):
+            process.kill()
+            await process.wait()
+            await process.stdout.aclose()
+            if process.stdin is not None:
+                await process.stdin.aclose()
+
+
+@asynccontextmanager
+async def watching(target: Child, limits: NetLimits = QUICK) -> AsyncIterator[tuple[Host, Facts]]:
+    log = EventLog()
+    facts = Facts(log)
+    async with open_host(HostConfig(identity=Identity.generate(), events=log, limits=limits)) as host:
+        await host.connect_address(target.address, timeout_s=60)
+        host.watch([target.peer_id])
+        yield host, facts
+
+
+async def test_a_killed_peer_is_suspect_at_once_and_calls_to_it_end() -> None:
+    limits = NetLimits(suspect_after_s=600.0)  # silence alone condemns nobody here
+    async with child() as target, watching(target, limits) as (host, facts):
+        failed: list[BaseException] = []
+
+        async def stalled() -> None:
+            try:
+                await host.rpc.call(target.peer_id, STALL, Number(1), timeout_s=600)
+            except NetworkError as error:
+                failed.append(error)
+
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(stalled)
+                await host.rpc.call(target.peer_id, ECHO, Number(1), timeout_s=60)
+                target.signal(signal.SIGKILL)
+                await host.wait_suspect(target.peer_id)
+        assert host.suspects == {target.peer_id}
+        assert isinstance(failed[0], ConnectionLost)
+        assert (await facts.wait("peer_suspect")).fields["peer"] == target.peer_id
+
+
+@pytest.mark.parametrize("bulk", [False, True])
+async def test_a_frozen_peer_is_suspect_in_time_frees_what_is_stuck_and_recovers(bulk: bool) -> None:
+    async with child() as target, watching(target) as (host, facts):
+        host.watch([])  # on a busy machine it may stand still by itself
+        await host.rpc.call(target.peer_id, ECHO, Number(1), bytes(1 << 20), timeout_s=60, bulk=bulk)
+        host.watch([target.peer_id])
+        target.signal(signal.SIGSTOP)
+        with trio.fail_after(60):
+            with pytest.raises(NetworkError):  # a frozen receiver must not freeze the sender
+                await host.rpc.call(target.peer_id, ECHO, Number(1), bytes(200 << 20), timeout_s=600, bulk=bulk)
+            await host.wait_suspect(target.peer_id)
+            target.signal(signal.SIGCONT)
+            await facts.wait("peer_recovered")
+            assert host.suspects == frozenset()
+            host.watch([])
+            reply = await host.rpc.call(target.peer_id, ECHO, Number(1), bytes(1 << 20), timeout_s=60, bulk=bulk)
+        assert reply.body == Number(2)
+
+
+async def test_a_peer_that_is_too_busy_to_answer_is_alive() -> None:
+    limits = NetLimits(calls_in_total=3)
+    async with (
+        open_host(HostConfig(identity=Identity.generate(), events=EventLog(), limits=limits)) as busy,
+        open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as crowd,
+        open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as host,
+    ):
+        taken = trio.Semaphore(0)
+
+        async def stall(call: Call[Number]) -> Number:
+            taken.release()
+            await trio.sleep_forever()
+            return call.body
+
+        busy.rpc.serve(STALL, stall)
+        for other in (crowd, host):
+            await other.connect_address(busy.addresses[0], timeout_s=60)
+        async with trio.open_nursery() as nursery:
+            for _ in range(limits.calls_in_total):
+                nursery.start_soon(lambda: crowd.rpc.call(busy.peer_id, STALL, Number(1), timeout_s=600))
+            with trio.fail_after(60):
+                for _ in range(limits.calls_in_total):
+                    await taken.acquire()
+                with pytest.raises(RemoteError, match="too many calls"):
+                    await host.rpc.call(busy.peer_id, ECHO, Number(1), timeout_s=60)
+                assert await host._heartbeat._answers(busy.peer_id)
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_ping_needs_no_place_among_the_calls_that_wait() -> None:
+    limits = NetLimits(calls_out_per_peer=1)
+    async with child() as target, watching(target, limits) as (host, _), trio.open_nursery() as nursery:
+        host.watch([])
+        nursery.start_soon(lambda: host.rpc.call(target.peer_id, STALL, Number(1), timeout_s=600))
+        with trio.fail_after(60):
+            while target.peer_id not in host.rpc._slots:
+                await trio.lowlevel.checkpoint()
+            await host.rpc.call(target.peer_id, PING, Ping(), timeout_s=600)
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("bulk", [False, True])
+async def test_calls_to_a_frozen_peer_nobody_watches_end_by_their_deadline(bulk: bool) -> None:
+    async with child() as target, watching(target) as (host, _):
+        host.watch([])
+        await host.rpc.call(target.peer_id, ECHO, Number(1), bytes(1 << 20), timeout_s=60, bulk=bulk)
+        target.signal(signal.SIGSTOP)
+        for size in (0, 100 << 20):
+            with trio.fail_after(60), pytest.raises(DeadlineExceeded):
+                await host.rpc.call(target.peer_id, ECHO, Number(1), bytes(size), timeout_s=1, bulk=bulk)
+        target.signal(signal.SIGCONT)
+        await host.rpc.call(target.peer_id, ECHO, Number(1), timeout_s=60)
+
+
+async def test_a_peer_that_restarts_recovers() -> None:
+    seed = os.urandom(32)
+    own = f"/ip4/127.0.0.1/tcp/{free_port()}"  # which nobody is given while it is down
+    async with child(own, seed.hex()) as target, watching(target) as (host, facts):
+        listen = target.address.partition("/p2p/")[0]
+        target.signal(signal.SIGKILL)
+        with trio.fail_after(60):
+            await host.wait_suspect(target.peer_id)
+            async with child(listen, seed.hex()) as again:
+                assert again.peer_id == target.peer_id
+                await facts.wait("peer_recovered")
+
+
+async def test_a_lost_connection_to_a_living_peer_is_redialled_without_suspicion(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # A child that stands still for seconds on a busy machine is no matter here.
+    monkeypatch.setattr("peer.net.heartbeat._REDIAL_S", 60.0)
+    limits = NetLimits(suspect_after_s=60.0, dial_timeout_s=60.0)
+    async with child() as target, watching(target, limits) as (host, facts):
+        for _ in range(3):
+            for connection in host.libp2p.get_network().get_connections(ID.from_base58(target.peer_id)):
+                await connection.close()
+            await host.rpc.call(target.peer_id, ECHO, Number(1), timeout_s=60)
+        assert not [event for event in facts if event.name == "peer_suspect"]
+
+
+async def test_our_own_sleep_is_not_the_peers_silence() -> None:
+    limits = NetLimits(ping_interval_s=0.5, suspect_after_s=6.0)  # the child, too, may stand still for seconds
+    async with child() as target, watching(target, limits) as (host, facts):
+        await host.rpc.call(target.peer_id, ECHO, Number(1), timeout_s=60)
+        rests = [2.5] * 4  # our loop stands still for much longer than suspect_after_s
+        for rest in rests:
+            block(rest)
+            await trio.lowlevel.checkpoint()
+        await host.rpc.call(target.peer_id, ECHO, Number(1), timeout_s=60)
+        assert not [event for event in facts if event.name == "peer_suspect"]
+
+
+async def test_our_own_sleep_during_a_redial_is_not_the_peers_silence() -> None:
+    log = EventLog()
+    async with open_host(HostConfig(identity=Identity.generate(), events=log)) as host:
+        heartbeat = host._heartbeat
+        slept: list[float] = []
+
+        async def call(*_: object, timeout_s: float) -> None:
+            if not slept:
+                return
+            heartbeat._lag._lost += slept.pop(0)
+            raise DeadlineExceeded("it did not answer.")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(heartbeat._rpc, "call", call)
+            slept += [10.0, 10.0]
+            assert await heartbeat._redials("whoever") and not slept
+            slept += [10.0, 0.0]
+            assert not await heartbeat._redials("whoever") and not slept
+
+
+def block(seconds: float) -> None:
+    """Stand still, as a starved or stopped process does."""
+    subprocess.run(["sleep", str(seconds)], check=True)
+
+
+async def test_the_lag_meter_measures_standing_still() -> None:
+    async with trio.open_nursery() as nursery:
+        lag = LagMeter()
+        nursery.start_soon(lag.run)
+        await trio.testing.wait_all_tasks_blocked()
+        while lag.stood_still_until > trio.current_time() - 0.1:  # on a busy machine it may have done so already
+            await trio.sleep(0.05)
+        before, began = lag.lost_s, trio.current_time()
+        assert lag.stood_still_until < began
+        block(0.9)
+        assert lag.lost_s - before > 0.6 and lag.stood_still_until > began, "also before it has run again"
+        while lag.stood_still_until > (now := trio.current_time()) - 0.1:
+            await trio.sleep(0.05)
+        assert began < lag.stood_still_until < now
+        nursery.cancel_scope.cancel()
+
+
+async def test_unwatched_peers_are_no_suspects() -> None:
+    async with child() as target, watching(target) as (host, _):
+        target.signal(signal.SIGKILL)
+        with trio.fail_after(60):
+            await host.wait_suspect(target.peer_id)
+        host.watch([])
+        assert host.suspects == frozenset()

@@ -1,0 +1,48 @@
+"""A host in a process of its own, for tests that kill and freeze it. Prints its address; ends when stdin does."""
+
+from __future__ import annotations
+
+import sys
+
+import msgspec
+import trio
+
+from peer.events import EventLog
+from peer.identity import Identity
+from peer.net.host import HostConfig, open_host
+from peer.net.method import Call, Method
+
+
+class Number(msgspec.Struct, frozen=True):
+    value: int
+
+
+ECHO = Method("test/echo", Number, Number, request_payload_max=1 << 30, reply_payload_max=1 << 30)
+STALL = Method("test/stall", Number, Number)
+
+
+async def echo(call: Call[Number]) -> tuple[Number, memoryview]:
+    return Number(call.body.value + 1), call.payload
+
+
+async def stall(call: Call[Number]) -> Number:
+    await trio.sleep_forever()
+    return call.body
+
+
+async def main() -> None:
+    listen = sys.argv[1] if len(sys.argv) > 1 else "/ip4/127.0.0.1/tcp/0"
+    seed = bytes.fromhex(sys.argv[2]) if len(sys.argv) > 2 else b""
+    identity = Identity.from_seed(seed) if seed else Identity.generate()
+    async with open_host(HostConfig(identity=identity, events=EventLog(), listen=(listen,))) as host:
+        host.rpc.serve(ECHO, echo)
+        host.rpc.serve(STALL, stall)
+        sys.stdout.write(host.addresses[0] + "\n")
+        sys.stdout.flush()
+        stdin = trio.lowlevel.FdStream(0)
+        while await stdin.receive_some():
+            pass
+
+
+if __name__ == "__main__":
+    trio.run(main)

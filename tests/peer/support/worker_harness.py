@@ -1,0 +1,67 @@
+"""A small gang for tests: its model, its text, and a log to wait on."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import trio
+
+from peer.config import DataConfig, InnerConfig, ModelConfig
+from peer.events import Event, EventLog
+from peer.model.layout import init_flat
+from peer.worker.client import Gang, GangConfig, open_gang
+
+MODEL = ModelConfig(hidden_size=32, layers=2, heads=2, kv_heads=1, intermediate_size=48, max_seq_len=32)
+INNER = InnerConfig(lr=1e-2, batch_size=4, total_steps=1000, warmup_steps=5, dtype="fp32")
+ENDLESS = [(0, 10**9)]
+HOUR_S = 3600.0
+
+
+class Log(EventLog):
+    """`wait_for` returns the next event of a name."""
+
+    async def wait_for(self, name: str) -> Event:
+        found: list[Event] = []
+        arrived = trio.Event()
+
+        def on_event(event: Event) -> None:
+            if event.name == name:
+                found.append(event)
+                arrived.set()
+
+        with self.subscribed(on_event):
+            await arrived.wait()
+        return found[0]
+
+
+def freeze(pid: int) -> None:
+    """Stop this process's child `pid`; it stands still when this returns, which a signal sent does not yet mean."""
+    os.kill(pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+
+
+def gang_config(directory: Path, text: Path, **changes: object) -> GangConfig:
+    values: dict[str, object] = {
+        "model": MODEL,
+        "data": DataConfig(source="folder", path=str(text), seq_len=32),
+        "inner": INNER,
+        "directory": directory,
+        "events": Log(),
+        "device": "cpu",
+        "threads": 1,
+        "silence_s": 10.0,
+    }
+    return GangConfig(**{**values, **changes})  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def open_test_gang(directory: Path, text: Path, **changes: object) -> AsyncIterator[tuple[Gang, Log]]:
+    config = gang_config(directory, text, **changes)
+    assert isinstance(config.events, Log)
+    async with open_gang(config) as gang:
+        init_flat(MODEL, seed=0, out=gang.outer) if config.model == MODEL else None
+        yield gang, config.events

@@ -1,0 +1,214 @@
+"""Stages in real worker processes: equal to the whole model; supervised; many micro-batches in flight."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+import trio
+import trio.testing
+from torch import Tensor
+
+from peer.errors import ConfigError, StageRefused, WorkerError
+from peer.events import Event
+from peer.model.layout import init_flat, join_flat
+from peer.worker.stage_client import MicroBatch, StageGang
+from tests.peer.support.stage_harness import MODEL, open_stages, relative, token_batches, whole_gradient
+from tests.peer.support.stage_worker_harness import STAGES, open_worker
+from tests.peer.support.worker_harness import freeze
+
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(sys.platform != "linux", reason="process supervision is tested through Linux's /proc"),
+]
+
+
+async def through(first: StageGang, last: StageGang, name: str, tokens: Tensor, losses: list[float]) -> None:
+    """One micro-batch forward and back, the way the network will do it."""
+    ids, targets = tokens[:, :-1], tokens[:, 1:]
+    at = tuple(ids.shape)
+    async with first.slot() as near:
+        near.tokens(*at).copy_(ids)
+        await first.forward(MicroBatch(name, 0, 0), near, *at)
+        async with last.slot() as far:
+            far.hidden(*at).copy_(near.hidden(*at))
+            far.targets(*at).copy_(targets)
+            done = await last.forward(MicroBatch(name, 1, 0), far, *at)
+            assert done.loss is not None and done.seconds > 0
+            losses.append(float(far.losses(*at).sum()))
+            await last.backward(MicroBatch(name, 1, 0), far, *at)
+            near.hidden(*at).copy_(far.hidden(*at))
+        await first.backward(MicroBatch(name, 0, 0), near, *at)
+
+
+async def test_two_worker_processes_are_the_whole_model(tmp_path: Path) -> None:
+    """Ten micro-batches over three slots, all started at once; then a step in the workers, and its product."""
+    batches = token_batches(10)
+    exact_loss, exact = whole_gradient(MODEL, init_flat(MODEL, seed=0), batches)
+    tokens = sum(batch[:, 1:].numel() for batch in batches)
+    losses: list[float] = []
+    async with open_worker(tmp_path, 0, slots=3) as (first, _), open_worker(tmp_path, 1, slots=3) as (last, _):
+        async with trio.open_nursery() as nursery:
+            for k, batch in enumerate(batches):
+                nursery.start_soon(through, first, last, str(k), batch, losses)
+        assert abs(sum(losses) / tokens - exact_loss) < 1e-5 * exact_loss
+        assert (first.free_slots, last.free_slots, first.queue_length) == (3, 3, 0)
+        for gang in (first, last):
+            taken = await gang.take_gradient()
+            assert sorted(taken.micro_batches) == sorted(map(str, range(10))) and taken.tokens == tokens
+            assert taken.norm == pytest.approx(float(gang.delta.norm()), rel=1e-5)
+        merged = join_flat(MODEL, [first.delta, last.delta], STAGES)
+        assert relative(merged, exact) < 1e-5
+
+        # the same step here, bit for bit
+        torch.set_num_threads(1)
+        for gang, twin in zip((first, last), open_stages(STAGES), strict=True):
+            twin.step(7, gang.delta, norm=2.0, epoch=1)
+            moved = await gang.step(7, merged=True, norm=2.0, epoch=1)
+            assert moved.epoch == 1
+            await gang.export("weights")
+            assert torch.equal(gang.delta, twin.local)
+            await gang.export()
+            assert torch.equal(gang.delta, gang.outer - twin.local) and gang.delta.any()
+            saved = torch.zeros_like(gang.inner_state)
+            twin.optimizer.save(saved)
+            assert torch.equal(gang.inner_state, saved)
+
+
+async def test_refusals_cross_the_process_and_disturb_nothing(tmp_path: Path) -> None:
+    async with open_worker(tmp_path, 1) as (gang, _), gang.slot() as slot:
+        micro_batch = MicroBatch("a", 1, 0)
+        slot.hidden(2, 8).fill_(torch.nan)
+        slot.targets(2, 8).fill_(1)
+        for bad, reason in (
+            (micro_batch, "not_finite"),
+            (MicroBatch("a", 0, 0), "stage"),
+            (MicroBatch("a", 1, 3), "epoch"),
+        ):
+            with pytest.raises(StageRefused) as caught:
+                await gang.forward(bad, slot, 2, 8)
+            assert caught.value.reason == reason
+        with pytest.raises(StageRefused, match="takes 1 to 64 tokens"):
+            await gang.forward(micro_batch, slot, 5, 16)  # it has no place in a slot, so it is not even sent
+        with pytest.raises(StageRefused, match="nothing to do"):
+            await gang.step(0)
+        slot.hidden(2, 8).fill_(0.5)
+        await gang.forward(micro_batch, slot, 2, 8)
+        with pytest.raises(StageRefused, match="counts once"):
+            await gang.forward(micro_batch, slot, 2, 8)
+        await gang.backward(micro_batch, slot, 2, 8)
+        with pytest.raises(StageRefused, match="send its forward again"):
+            await gang.backward(micro_batch, slot, 2, 8)
+        assert (await gang.take_gradient()).micro_batches == ("a",)
+
+
+async def test_what_waits_can_be_dropped_and_the_rest_is_computed(tmp_path: Path) -> None:
+    """The worker is stopped meanwhile, so that all commands wait in its queue."""
+    async with open_worker(tmp_path, 0) as (gang, _):
+        done: list[str] = []
+
+        async def run(kind: str, name: str) -> None:
+            async with gang.slot() as slot:
+                slot.tokens(2, 8).fill_(1)
+                slot.hidden(2, 8).fill_(1.0) if kind == "b" else None
+                call = gang.backward if kind == "b" else gang.forward
+                try:
+                    await call(MicroBatch(name, 0, 0), slot, 2, 8)
+                    done.append(kind + name)
+                except StageRefused as refused:
+                    done.append(f"{kind}{name} {refused.reason}")
+
+        for name in "ab":
+            await run("f", name)
+        assert gang.worker_pid is not None
+        freeze(gang.worker_pid)
+        gave_up = trio.CancelScope()
+
+        async def give_up() -> None:
+            with gave_up:
+                await run("f", "e")
+
+        async with trio.open_nursery() as nursery:
+            for kind, name in (("f", "z"), ("f", "c"), ("f", "d"), ("b", "a"), ("b", "b")):  # "z": all come meanwhile
+                nursery.start_soon(run, kind, name)
+                await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(give_up)
+            nursery.start_soon(gang.drop, MicroBatch("d", 0, 0))
+            await trio.testing.wait_all_tasks_blocked()
+            gave_up.cancel()
+            await trio.testing.wait_all_tasks_blocked()
+            assert gave_up.cancelled_caught and gang.free_slots == 8 - 6  # the worker may yet write into the sixth
+            os.kill(gang.worker_pid, signal.SIGCONT)
+        # replies that were read at once wake their callers in any order: `micro_batches` below has the backwards' order
+        assert sorted(done[2:]) == ["ba", "bb", "fc", "fd cancelled", "fz"]
+        assert not await gang.drop(MicroBatch("e", 0, 0))  # it was dropped as it was given up
+        assert await gang.drop(MicroBatch("c", 0, 0))
+        assert gang.free_slots == 8
+        assert (await gang.take_gradient()).micro_batches == ("a", "b")
+
+
+async def test_a_killed_and_a_frozen_worker_are_replaced(tmp_path: Path) -> None:
+    """What was in flight fails, its slots come back, and the new worker waits for weights."""
+    async with open_worker(tmp_path, 1, silence_s=8.0) as (gang, log):
+        for fatal, words in ((signal.SIGKILL, "killed by SIGKILL"), (signal.SIGSTOP, "silent for 8 s")):
+            errors: list[str] = []
+
+            async def compute(name: str) -> None:
+                async with gang.slot() as slot:
+                    slot.hidden(2, 8).fill_(0.5)
+                    slot.targets(2, 8).fill_(1)
+                    with pytest.raises(WorkerError) as caught:
+                        while True:
+                            await gang.forward(MicroBatch(name, 1, 0), slot, 2, 8, keep=False)
+                    errors.append(str(caught.value))  # noqa: B023
+
+            old = gang.worker_pid
+            assert old is not None
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(log.wait_for, "worker_ready")
+                for name in "abc":
+                    nursery.start_soon(compute, name)
+                await trio.testing.wait_all_tasks_blocked()
+                os.kill(old, fatal)
+            assert len(errors) == 3 and all(words in error for error in errors)
+            assert gang.worker_pid != old and not os.path.exists(f"/proc/{old}")
+            assert (gang.free_slots, gang.queue_length) == (8, 0)
+            async with gang.slot() as slot:
+                with pytest.raises(StageRefused, match="import them first"):
+                    await gang.forward(MicroBatch("d", 1, 0), slot, 2, 8)
+                assert (await gang.import_weights(epoch=0)).epoch == 0
+                slot.hidden(2, 8).fill_(0.5)
+                slot.targets(2, 8).fill_(1)
+                await gang.forward(MicroBatch("d", 1, 0), slot, 2, 8)
+
+
+async def test_a_peer_whose_worker_cannot_be_started_again_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its group would expect its part of every round: nothing else tells a peer that lives from one that works."""
+    monkeypatch.setattr("peer.worker.supervisor._STARTS_MAX", 3)
+
+    def fails(*arguments: object) -> None:
+        raise WorkerError("the device is gone")
+
+    in_vain: list[Event] = []
+    last_words = pytest.RaisesGroup(pytest.RaisesExc(WorkerError, match="the device is gone.*join again"))
+    with last_words:
+        async with open_worker(tmp_path, 1) as (gang, log):
+            monkeypatch.setattr("peer.worker.process.Child.start", fails)
+            assert gang.worker_pid is not None
+            os.kill(gang.worker_pid, signal.SIGKILL)
+            with trio.fail_after(60), log.subscribed(in_vain.append):
+                await trio.sleep_forever()
+    assert [event.name for event in in_vain].count("worker_failed") == 3
+
+
+async def test_what_cannot_work_is_said_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="tie_embeddings"):
+        async with open_worker(tmp_path, 0, model=msgspec.structs.replace(MODEL, tie_embeddings=True)):
+            pass

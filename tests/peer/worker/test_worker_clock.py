@@ -1,0 +1,60 @@
+"""How long a worker says that it had nothing to do, by a clock that moves only when it is told to."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from peer.ipc.inner_orders import InnerOrders
+from peer.ipc.messages import Evaluated, InnerDone, InnerResult, RunEvaluate, RunInner
+from peer.worker import main as module
+from peer.worker.main import Worker
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class AllDone(Exception):
+    """There are no more commands."""
+
+
+def test_idle_is_the_time_without_a_command_since_the_last_inner_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, sent = Clock(), list[Any]()
+    inner, evaluate = RunInner(1, [(0, 4)], 0, 60.0, 1, InnerOrders(product="gradient")), RunEvaluate(2, 1)
+    coming = [(7.0, evaluate), (5.0, inner), (3.0, inner), (2.0, evaluate), (0.0, inner)]
+
+    def get() -> object:
+        if not coming:
+            raise AllDone
+        rest_s, command = coming.pop(0)
+        clock.now += rest_s
+        return command
+
+    def run_inner(*_: object) -> InnerResult:
+        clock.now += 50.0
+        return InnerResult(steps=1, sequences=4, tokens=4, loss=1.0, seconds=50.0, skipped=0)
+
+    def run_evaluate(_: object) -> float:
+        clock.now += 100.0
+        return 1.0
+
+    monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(module, "run_inner", run_inner)
+    worker: Any = Worker.__new__(Worker)
+    worker._idle_s, worker._trainer = 0.0, None
+    worker._link = SimpleNamespace(
+        commands=SimpleNamespace(get=get), send=sent.append, ticks=0, forget_stops=lambda before_id: None
+    )
+    worker._begin = worker._capture = lambda orders: None
+    worker._evaluate = run_evaluate
+    with pytest.raises(AllDone):
+        worker.run()
+    assert [type(message) for message in sent] == [Evaluated, InnerDone, InnerDone, Evaluated, InnerDone]
+    assert [message.result.idle_s for message in sent if isinstance(message, InnerDone)] == [12.0, 3.0, 2.0]

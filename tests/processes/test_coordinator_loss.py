@@ -1,0 +1,102 @@
+"""The coordinator, every meeting point of the invite, a majority, or all peers at once go away; the run goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+import trio
+
+from peer.errors import DialError
+from peer.net.address_book import AddressBook
+from swarm.client.status import read_status
+from swarm.run.home import Home
+from swarm.run.invite import Invite
+from tests.swarm.support.swarm_harness import PeerProcess, Swarm, open_swarm
+
+
+def cached_addresses(peer: PeerProcess) -> tuple[str, ...]:
+    """Where the peers that `peer` remembers on disk can be dialled."""
+    book = AddressBook()
+    book.load(Home(peer.home).addresses)
+    return tuple(f"{address}/p2p/{known}" for known in book.peers for address in book.get(known))
+
+
+async def check_status_tells(swarm: Swarm, gone: PeerProcess, witness: PeerProcess) -> None:
+    """Whoever looks sees a death soon, and the round that the others are in. On a busy machine a reading may lack what
+    did not answer in time."""
+    invite = Invite.parse(swarm.invite.read_text())
+    with trio.fail_after(300):
+        while True:
+            round_then = witness.round
+            try:
+                seen = await read_status(invite, witness.home)
+            except DialError:
+                continue
+            names = {peer.name for peer in seen.peers}
+            is_told = seen.round is not None and seen.round >= round_then and seen.quorum_alive
+            if is_told and witness.name in names and gone.name not in names:
+                return
+
+
+@pytest.mark.process
+async def test_training_and_joining_without_a_coordinator(tmp_path: Path) -> None:
+    async with open_swarm(tmp_path, min_peers=3) as swarm:
+        p0, p1, p2 = (swarm.join(f"p{i}") for i in range(3))
+        await swarm.committed(1)
+        for peer in (p0, p2):
+            await peer.until(lambda peer=peer: len(cached_addresses(peer)) >= 3, "cache of the others' addresses")  # type: ignore[misc]
+        since = p0.mark()
+        await p0.wait_for("round_committed", lambda fields: fields["members"] == 3, since)  # two are a majority then
+        swarm.coordinator.kill()
+        p2.kill()
+        left = p0.round
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(check_status_tells, swarm, p2, p0)
+            await swarm.committed(left + 3, p0, p1)
+
+        # Every address of the invite is gone: one comes back by its own cache, a stranger by an invite made from it.
+        swarm.restart(p2)
+        invite = Invite.parse(swarm.invite.read_text())
+        handed_on = tmp_path / "handed-on"
+        handed_on.write_text(str(msgspec.structs.replace(invite, addresses=cached_addresses(p0)[:8])))
+        stranger = swarm.join("stranger", invite=handed_on)
+        await p2.wait_for("round_committed", since=p2.mark())
+        await stranger.wait_for("round_committed")
+        assert {fact.fields["term"] for fact in p0.commits} == {1}
+        swarm.check_agreement()
+        swarm.check_chain()
+
+
+@pytest.mark.process
+async def test_a_lost_majority_and_a_lost_everybody_are_regrouped(tmp_path: Path) -> None:
+    async with open_swarm(tmp_path, min_peers=3) as swarm:
+        peers = [swarm.join(f"p{i}") for i in range(3)]
+        p0, p1, p2 = peers
+        await swarm.committed(1)
+        swarm.coordinator.kill()
+        swarm.restart(swarm.coordinator)
+        again = swarm.coordinator.mark()
+        for i in range(3):  # it knows whom to ask; who finds whom first is chance
+            await swarm.coordinator.wait_for("member_joined", lambda f, i=i: f["name"] == f"p{i}", since=again)
+        before, together = p0.mark(), int(p0.commits[-1].fields["term"])
+        p1.kill()
+        p2.kill()
+        alone = await p0.wait_for("round_committed", lambda fields: fields["term"] > together, before)
+        await p0.wait_for("checkpoint_saved", lambda fields: fields["round"] >= alone.fields["round"])
+
+        p0.kill()
+        kept = Home(p0.home).checkpoints.glob("[0-9]*-round-*")  # it may have died before it told of the last one
+        saved = max(int(path.name.rpartition("-")[2]) for path in kept)
+        term, marks = int(p0.commits[-1].fields["term"]), [peer.mark() for peer in peers]
+        swarm.restart(p0)
+        await p0.wait_for("worker_ready", since=marks[0])  # else the others may go on from what they have
+        swarm.restart(p1)
+        swarm.restart(p2)
+        for peer, since in zip(peers, marks, strict=True):
+            await peer.wait_for("round_committed", lambda fields: fields["term"] > term, since)
+        resumed = min(fact.fields["round"] for peer in peers for fact in peer.commits if fact.fields["term"] > term)
+        assert resumed == saved + 1, "training goes on from the latest checkpoint"
+        swarm.check_agreement()
+        swarm.check_chain()

@@ -1,0 +1,74 @@
+"""Four real processes over real sockets do what DiLoCo says, to the last bit that fp32 can be held to."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from peer.identity import Identity
+from tests.swarm.support.diloco_child import STEPS, delta_of, initial_theta
+
+PEERS, NUMEL, ROUNDS = 4, 300_000, 3
+ROOT = Path(__file__).parents[2]
+
+
+def read_json(child: subprocess.Popen[str]) -> Any:
+    assert child.stdout is not None
+    line = child.stdout.readline()
+    assert line, f"a child ended with {child.wait(60)}"
+    return json.loads(line)
+
+
+def tell(children: list[subprocess.Popen[str]], line: str) -> None:
+    for child in children:
+        assert child.stdin is not None
+        child.stdin.write(line + "\n")
+        child.stdin.flush()
+
+
+def diloco(theta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Independent of ours, in float64: the mean of the pseudo-gradients, then SGD with Nesterov momentum."""
+    parameter = torch.nn.Parameter(theta.double())
+    optimizer = torch.optim.SGD([parameter], lr=0.7, momentum=0.9, nesterov=True)
+    for round_number in range(ROUNDS):
+        everyone = [delta_of(i, round_number * STEPS, NUMEL).double() for i in range(PEERS)]
+        parameter.grad = torch.stack(everyone).mean(0)
+        optimizer.step()
+    momentum: torch.Tensor = optimizer.state[parameter]["momentum_buffer"]
+    return parameter.detach(), momentum
+
+
+@pytest.mark.process
+def test_the_merged_result_equals_diloco_in_float64(tmp_path: Path) -> None:
+    Identity.load_or_create(tmp_path / "authority.key")
+    command = [sys.executable, "-m", "tests.swarm.support.diloco_child"]
+    with ExitStack() as stack:
+        children = []
+        for i in range(PEERS):
+            arguments = [*command, str(i), str(NUMEL), str(ROUNDS), str(tmp_path)]
+            child = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+            children.append(stack.enter_context(child))
+            stack.callback(child.kill)
+        group = json.dumps([read_json(child) for child in children])
+        tell(children, group)
+        assert [read_json(child) for child in children] == ["ready"] * PEERS
+        tell(children, "go")  # only now: who cannot be called yet is left out of the first round
+        reports = [read_json(child) for child in children]
+        tell(children, "end")
+        assert [child.wait(120) for child in children] == [0] * PEERS
+
+    assert all(report["members"] == [PEERS] * ROUNDS for report in reports), reports
+    assert len({report["state_hash"] for report in reports}) == 1
+    theta, momentum = diloco(initial_theta(NUMEL))
+    for i in range(PEERS):
+        ours = load_file(tmp_path / f"{i}.safetensors")
+        assert (ours["theta"].double() - theta).norm() <= 1e-6 * theta.norm()
+        assert (ours["momentum"].double() - momentum).norm() <= 1e-6 * momentum.norm()

@@ -1,0 +1,93 @@
+"""`peer quickstart` from end to end, and that nothing survives it however it ends."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from cli.demo.report import Report
+
+pytestmark = pytest.mark.process
+
+
+def start(home: Path, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "cli.main", "quickstart", "--home", str(home), *arguments]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, stdin=subprocess.DEVNULL, text=True)
+
+
+def descendants(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+def wait_for_peers(process: subprocess.Popen[str], home: Path, name: str) -> None:
+    """Until that child has an event stream: it is past its imports and holds sockets and a worker."""
+    deadline = time.monotonic() + 300
+    while not (home / name / "events.jsonl").exists():
+        if process.poll() is not None or time.monotonic() > deadline:
+            process.send_signal(signal.SIGINT)
+            raise AssertionError(process.communicate(timeout=300)[1])
+        time.sleep(0.1)
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """What it said. It ends its children itself."""
+    try:
+        return process.communicate(timeout=1000)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGINT)
+        raise AssertionError(process.communicate(timeout=100)[1]) from None
+
+
+def test_a_run_with_a_kill_and_a_join_ends_with_one_state(tmp_path: Path) -> None:
+    home = tmp_path / "q"
+    process = start(home, "--peers", "3", "--rounds", "7")
+    out, err = ended(process)
+    assert process.returncode == 0, err
+    report = msgspec.json.decode((home / "report.json").read_bytes(), type=Report)
+    assert report.rounds_committed == 7 and report.broken_invariants == []
+    assert report.val_loss_last < min(report.val_loss_first, 3.0)
+    assert len(report.peers) == 4 and len(report.killed) == len(report.added) == 1
+    killed, added = report.peers[report.killed[0]], report.peers[report.added[0]]
+    assert killed.left is not None and added.left is None and added.joined > 0
+    stayed = [peer for peer in report.peers.values() if peer.left is None]
+    assert {peer.state_hash for peer in stayed} == {report.state_hash} and len(stayed) == 3
+    assert all(peer.bytes_up > 0 and peer.bytes_down > 0 for peer in stayed)
+    assert report.traffic_factor > 50 and report.tokens > 0
+    assert (home / "loss.png").stat().st_size > 1000
+    assert report.sample in out and "rounds committed" in out
+    model = tmp_path / "model"
+    export = [sys.executable, "-m", "cli.main", "export", "--home", str(home / "peer-1"), "--out", str(model)]
+    subprocess.run(export, check=True, timeout=500, capture_output=True)
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {path.name for path in model.iterdir()}
+
+
+def test_ctrl_c_ends_every_child(tmp_path: Path) -> None:
+    process = start(tmp_path / "q", "--peers", "3")
+    wait_for_peers(process, tmp_path / "q", "peer-3")
+    family = descendants(process)
+    assert len(family) >= 4
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    gone, alive = psutil.wait_procs(family, timeout=300)
+    assert not alive and len(gone) == len(family)
+
+
+def test_children_end_with_a_parent_that_was_killed(tmp_path: Path) -> None:
+    process = start(tmp_path / "q", "--peers", "3")
+    for name in ("coordinator", "peer-1", "peer-2", "peer-3"):  # who is still importing notices later
+        wait_for_peers(process, tmp_path / "q", name)
+    family = descendants(process)
+    process.kill()
+    process.communicate(timeout=300)
+    _, alive = psutil.wait_procs(family, timeout=300)
+    assert not alive

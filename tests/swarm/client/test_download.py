@@ -1,0 +1,213 @@
+"""Fetching a cut model: from the coordinator before the run begins, later from the replicas of each stage."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+import trio
+
+from cli.coordinate import template
+from dht.node import open_node
+from peer.checkpoint.hash_tree import hash_state
+from peer.errors import NetworkError
+from peer.events import EventLog
+from peer.identity import Identity, sign_body
+from peer.model.layout import init_flat
+from peer.net.host import HostConfig, open_host
+from peer.net.method import Call
+from swarm.client import download
+from swarm.client.download import Download, download_head
+from swarm.client.session import Visitor, visit
+from swarm.client.status import look
+from swarm.coordinator.coordinator import CoordinatorConfig, run_coordinator
+from swarm.membership.membership import MEMBERS, MemberRecord, Own, describe
+from swarm.placement.stages import layout_of, vectors_of
+from swarm.protocol import messages
+from swarm.protocol.head import Head, Member
+from swarm.protocol.quorum import Sighting, ask_standings
+from swarm.run.config import parse_run_config
+from swarm.run.home import Home
+from swarm.run.invite import Invite
+from swarm.run.manifest import Manifest, open_manifest
+from swarm.run.manifest_transfer import load_charter
+from swarm.state.snapshots import SnapshotShelf
+from tests.dht.support.local_swarm import BRISK
+
+STAGES = 3
+CUT = template().replace("layers = 2", "layers = 6\ntie_embeddings = false") + f"\n[pipeline]\nstages = {STAGES}\n"
+
+
+@dataclass
+class Run:
+    """A coordinator of this process, and replicas that do nothing but stand somewhere and hand out states."""
+
+    home: Path
+    invite: Invite
+
+    @property
+    def manifest(self) -> Manifest:
+        charter = load_charter(self.home)
+        assert charter is not None
+        return open_manifest(charter[0])
+
+    def theta(self, stage: int, round: int) -> torch.Tensor:
+        """What a made-up training run has made of that stage by then."""
+        return torch.full((layout_of(self.manifest, stage).numel,), 100.0 * stage + round)
+
+    @asynccontextmanager
+    async def replica(self, stage: int, rounds: list[int]) -> AsyncIterator[None]:
+        """The only member of that stage's group: in the first of these `rounds`, and in the next one after each time it
+        was asked where it stands."""
+        manifest, authority = self.manifest, Identity.load_or_create(Home(self.home).identity)
+        async with open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as host:
+            me = Member(host.peer_id, "s")
+            start = manifest.first_head(stage).regrouped((me,), 1)
+            regroup = sign_body(authority, messages.REGROUP_KIND, start)
+            shelf: SnapshotShelf | None = None
+            heads: list[Head] = []
+            for number in rounds:
+                theta = self.theta(stage, number)
+                state = [theta, *(torch.zeros_like(theta) for _ in vectors_of(manifest, stage)[1:])]
+                tree = hash_state(state)
+                shelf = shelf or SnapshotShelf(tree.size_bytes, 1 << 16)
+                shelf.publish(tree, state)
+                heads.append(msgspec.structs.replace(start, round=number, state_hash=tree.root))
+            assert shelf is not None
+            shelf.serve(host.rpc)
+
+            async def standing(call: Call[messages.AskHead]) -> messages.Standing:
+                assert call.body.group == manifest.group_id(stage)
+                head = heads.pop(0) if len(heads) > 1 else heads[0]
+                return messages.Standing(head, me, "training", regroup)
+
+            host.rpc.serve(messages.STANDING, standing)
+            own = Own(session="s", name=f"s{stage}", role="stage", phase="", joined_at=time.time(), stage=stage)
+            async with open_node(host, self.invite.addresses, [MEMBERS], None, manifest.run_id, tuning=BRISK) as node:
+                assert await node.put(MEMBERS, manifest.run_id, describe(host, heads[0], own), 60.0) >= 2
+                yield
+
+
+@pytest.fixture(autouse=True)
+def nobody_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them are in this process: where it stands still nobody answers."""
+    for module in ("client.session", "coordinator.coordinator"):
+        monkeypatch.setattr(f"swarm.{module}.open_node", partial(open_node, tuning=BRISK))
+    monkeypatch.setattr("swarm.client.session.ask_standings", partial(ask_standings, timeout_s=60.0))
+
+
+@asynccontextmanager
+async def coordinated(home: Path) -> AsyncIterator[Run]:
+    """A run of three stages that has not begun."""
+    invites: list[Invite] = []
+    opened = trio.Event()
+
+    def ready(invite: Invite) -> None:
+        invites.append(invite)
+        opened.set()
+
+    config = CoordinatorConfig(home, parse_run_config(CUT), listen=("/ip4/127.0.0.1/tcp/0",))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run_coordinator, config, ready)
+        with trio.fail_after(60):
+            await opened.wait()
+        yield Run(home, invites[0])
+        nursery.cancel_scope.cancel()
+
+
+async def fetched(run: Run, folder: Path) -> Download:
+    with trio.fail_after(60):
+        return await download_head(run.invite, folder / "state.part")
+
+
+async def test_the_coordinator_hands_out_every_stage(tmp_path: Path) -> None:
+    async with coordinated(tmp_path / "home") as run:
+        found = await fetched(run, tmp_path)
+        assert [head.round for head in found.heads] == [0, 0, 0] and found.donors == 1
+        assert [head.state_hash for head in found.heads] == list(run.manifest.genesis)
+        assert torch.equal(found.theta, init_flat(run.manifest.model, run.manifest.run.seed))
+        async with visit(run.invite) as visitor:
+            seen = await look(visitor)
+        assert (seen.round, seen.members, seen.quorum_alive) == (0, 0, False)
+        assert [stage.replicas for stage in seen.stages] == [0, 0, 0]
+    async with coordinated(tmp_path / "home") as again:  # from what is on disk
+        assert torch.equal((await fetched(again, tmp_path)).theta, found.theta)
+
+
+async def test_a_model_is_put_together_of_its_stages(tmp_path: Path) -> None:
+    async with coordinated(tmp_path / "home") as run, AsyncExitStack() as stack:
+        for stage, number in enumerate((5, 4, 5)):
+            await stack.enter_async_context(run.replica(stage, [number]))
+        found = await fetched(run, tmp_path)
+        assert [head.round for head in found.heads] == [5, 4, 5] and found.donors == 3
+        parts = [run.theta(0, 5), run.theta(1, 4), run.theta(2, 5)]
+        assert torch.equal(found.theta, torch.cat(parts)), "one round apart is as near as stages are"
+        async with visit(run.invite) as visitor:
+            seen = await look(visitor)
+        assert [(stage.round, stage.replicas, stage.quorum_alive) for stage in seen.stages] == [
+            (5, 1, True), (4, 1, True), (5, 1, True)
+        ]  # fmt: skip
+
+
+async def test_a_stage_that_others_have_left_behind_is_fetched_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "PAUSE_S", 0.1)
+    async with coordinated(tmp_path / "home") as run, AsyncExitStack() as stack:
+        for stage, rounds in enumerate(([9], [6, 9], [9])):
+            await stack.enter_async_context(run.replica(stage, rounds))
+        found = await fetched(run, tmp_path)
+        assert [head.round for head in found.heads] == [9, 9, 9]
+        assert torch.equal(found.theta, torch.cat([run.theta(stage, 9) for stage in range(3)]))
+
+
+async def test_a_stage_whose_replica_did_not_answer_in_time_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The authority's word alone would be the beginning of the run."""
+    monkeypatch.setattr(download, "PAUSE_S", 0.1)
+    asked, sightings = Counter[int](), Visitor.sightings
+
+    async def late(visitor: Visitor, records: Mapping[str, MemberRecord], stage: int = 0) -> list[Sighting]:
+        asked[stage] += 1
+        if asked[stage] == 1:
+            records = {peer: record for peer, record in records.items() if record.role == "coordinator"}
+        return await sightings(visitor, records, stage)
+
+    monkeypatch.setattr(Visitor, "sightings", late)
+    async with coordinated(tmp_path / "home") as run, AsyncExitStack() as stack:
+        for stage, number in enumerate((5, 4, 5)):
+            await stack.enter_async_context(run.replica(stage, [number]))
+        assert [head.round for head in (await fetched(run, tmp_path)).heads] == [5, 4, 5]
+
+
+async def test_a_stage_that_stays_behind_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(download, "PAUSE_S", 0.1)
+    async with coordinated(tmp_path / "home") as run, AsyncExitStack() as stack:
+        for stage, number in enumerate((9, 6, 9)):
+            await stack.enter_async_context(run.replica(stage, [number]))
+        assert [head.round for head in (await fetched(run, tmp_path)).heads] == [9, 6, 9]
+
+
+async def test_a_stage_that_nobody_holds_any_more_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(download, "TRIES", 2)
+    monkeypatch.setattr(download, "PAUSE_S", 0.1)
+    async with coordinated(tmp_path / "home") as run:
+        manifest = run.manifest
+        authority = Identity.load_or_create(Home(run.home).identity)
+        gone = manifest.first_head(1).regrouped((Member(Identity.generate().peer_id, "s"),), 1)
+        gone = msgspec.structs.replace(gone, state_hash=b"g" * 32)
+        Home(run.home).stage(1, STAGES).regroup.write_bytes(
+            msgspec.msgpack.encode(sign_body(authority, messages.REGROUP_KIND, gone))
+        )
+    async with coordinated(tmp_path / "home") as run, run.replica(0, [1]), run.replica(2, [1]):
+        with pytest.raises(NetworkError, match="stage 1: "):
+            await fetched(run, tmp_path)

@@ -1,0 +1,145 @@
+"""What an onlooker sees of a run: with one stage as ever, of a pipeline each stage by itself."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from cli import status
+from swarm.client.status import SwarmStatus, picture
+from swarm.membership.membership import MemberRecord
+from swarm.protocol.head import Head, Member
+from swarm.protocol.quorum import Sighting
+from swarm.run.manifest import Manifest
+from tests.swarm.membership.test_bans import record
+from tests.swarm.placement.test_stages import manifest_of
+
+NOW = 1_800_000_000.0
+
+
+def peer(**changes: object) -> MemberRecord:
+    return msgspec.structs.replace(record("s"), at=NOW - 1, **changes)
+
+
+def sighting(manifest: Manifest, stage: int, round: int, members: list[str], holders: int | None = None) -> Sighting:
+    head: Head = manifest.first_head(stage).regrouped(tuple(Member(name, "s") for name in members), 1)
+    head = msgspec.structs.replace(head, round=round, tokens=1000 * round, state_hash=bytes([round]) * 32)
+    return Sighting(head, tuple(members[:holders]), None)
+
+
+def three_stages() -> tuple[Manifest, dict[str, MemberRecord], list[Sighting | None]]:
+    """Stage 0 has two replicas, stage 1 one and one on its way from stage 0, stage 2 nobody."""
+    manifest = manifest_of(3)
+    records = {
+        "a": peer(name="ann", role="stage", stage=0, queue=3.0, service_s=0.2, rate=2.5, phase="training"),
+        "b": peer(name="bob", role="stage", stage=0, queue=1.0, service_s=0.4, rate=3.0, phase="training"),
+        "c": peer(name="cyd", role="stage", stage=1, queue=2.0, service_s=0.1, phase="training"),
+        "d": peer(name="dan", role="stage", stage=1, source=0, since=NOW - 5, ready_at=NOW + 12, queue=9, service_s=9),
+        "e": peer(name="eve", role="stage", stage=1, since=NOW - 5, ready_at=NOW + 30, round=-1, phase="starting"),
+        "f": peer(name="fay", role="feeder", round=-1, phase="feeding"),
+        "z": peer(name="coordinator", role="coordinator"),
+    }
+    return manifest, records, [sighting(manifest, 0, 7, ["a", "b", "d"], 2), sighting(manifest, 1, 6, ["c"]), None]
+
+
+def test_each_stage_is_seen_by_itself() -> None:
+    manifest, records, best = three_stages()
+    seen = picture(manifest, records, best, NOW)
+    assert [(s.round, s.members, s.replicas, s.arriving, s.quorum_alive) for s in seen.stages] == [
+        (7, 3, 2, 0, True), (6, 1, 1, 2, True), (None, 0, 0, 0, False)
+    ]  # fmt: skip
+    assert seen.stages[0].service_s == pytest.approx(0.3) and seen.stages[0].queue == pytest.approx(2.0)
+    assert (seen.stages[1].queue, seen.stages[2].queue) == (2.0, None), "who is on its way has not measured this stage"
+    assert [(s.first, s.end) for s in seen.stages] == list(manifest.cuts)
+    assert [s.state_hash for s in seen.stages] == ["07" * 32, "06" * 32, ""]
+    assert (seen.round, seen.quorum_alive, seen.state_hash) == (None, False, "")
+    assert {p.name: p.in_head for p in seen.peers if p.role == "stage"} == {
+        "ann": True, "bob": True, "cyd": True, "dan": False, "eve": False
+    }  # fmt: skip
+    assert [p.name for p in seen.peers] == ["ann", "bob", "cyd", "dan", "eve", "fay", "coordinator"]
+
+
+def test_the_run_is_as_far_as_its_last_stage() -> None:
+    manifest, records, best = three_stages()
+    seen = picture(manifest, records, [*best[:2], sighting(manifest, 2, 8, ["g"])], NOW)
+    assert (seen.round, seen.tokens, seen.members, seen.quorum_alive) == (6, 6000, 5, True)
+
+
+def test_a_whole_model_looks_as_ever() -> None:
+    manifest = manifest_of(1)
+    best = sighting(manifest, 0, 4, ["a", "b"])
+    records = {"a": peer(name="ann"), "b": peer(name="bob"), "c": peer(name="cyd")}
+    seen = picture(manifest, records, [best], NOW)
+    assert (seen.round, seen.state_hash, seen.head) == (4, "04" * 32, best.head.hash.hex())
+    assert (seen.members, seen.quorum, seen.quorum_alive, seen.tokens, seen.term) == (2, 2, True, 4000, 1)
+    assert seen.stages == [] and [p.in_head for p in seen.peers] == [True, True, False]
+    nothing = picture(manifest, {}, [None], NOW)
+    assert (nothing.round, nothing.members, nothing.quorum_alive, nothing.peers) == (None, 0, False, [])
+
+
+def shown(seen: SwarmStatus, capsys: pytest.CaptureFixture[str]) -> str:
+    status._show(seen)
+    return capsys.readouterr().out
+
+
+def test_status_shows_stages_moves_and_feeders(capsys: pytest.CaptureFixture[str]) -> None:
+    manifest, records, best = three_stages()
+    text = shown(picture(manifest, records, best, NOW), capsys)
+    for words in (
+        "found of stage 2: nobody of it is there",
+        "dan is moving from stage 0 to stage 1, at work in about 12 s",
+        "eve is joining stage 1, at work in about 30 s",
+        "text is read by fay",
+        "3 (quorum 2)",
+    ):
+        assert words in text, text
+    assert max(map(len, text.splitlines())) <= 80
+    lines = [line.split() for line in text.splitlines()]
+    assert [line for line in lines if line[1:2] == ["0-1"]] == [
+        ["0", "0-1", "7", "2", "3", "(quorum", "2)", "5.5", "2.0", "training"]
+    ]
+    assert ["1", "2-3", "6", "1", "+2", "1", "(quorum", "1)", "0.0", "2.0", "training"] in lines
+    assert ["2", "4-5", "-", "0", "none", "0.0", "-", "not", "served"] in lines
+    assert ["fay", "f", "-", "-", "-", "-", "feeding"] in lines, "a feeder has neither stage nor round"
+    assert ["eve", "+", "e", "1", "-", "0.0", "0.0", "starting"] in lines, "nor has a joiner a round yet"
+    seen = picture(manifest, records, [*best[:2], sighting(manifest, 2, 8, ["g"])], NOW)
+    assert "3 stages, all at round 6 or beyond" in shown(seen, capsys)
+
+
+def test_why_nothing_goes_on_at_a_stage_is_said() -> None:
+    manifest, records, best = three_stages()
+    coming = {name: records[name] for name in ("a", "b", "e")}
+    stages = picture(manifest, coming, [sighting(manifest, 0, 7, ["a", "b", "x"], 1), *best[1:]], NOW).stages
+    assert [stage.phase for stage in stages] == ["waiting for a majority", "ready in 30 s", "not served"]
+
+
+def test_a_stage_that_nobody_serves_is_as_far_as_the_authority_says() -> None:
+    """Which is asked for its head, too, and has only the one that the term began with."""
+    manifest, records, best = three_stages()
+    told = peer(name="coordinator", role="coordinator", round=34, tokens=34_000)
+    lost = sighting(manifest, 2, 0, ["h"], 0)
+    seen = picture(manifest, records | {manifest.authority: told}, [*best[:2], lost], NOW)
+    assert [(stage.round, stage.tokens) for stage in seen.stages] == [(7, 7000), (6, 6000), (34, 34_000)]
+    assert (seen.stages[2].quorum_alive, seen.stages[2].phase) == (False, "not served")
+
+
+def test_a_name_is_no_command_to_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    manifest, records, best = three_stages()
+    for name in ("[/red]", "x\x1b[2J"):
+        records["d"] = msgspec.structs.replace(records["d"], name=name, phase=name)
+        text = shown(picture(manifest, records, best, NOW), capsys)
+        assert f"{name.replace(chr(27), '?')} is moving from stage 0" in text and "\x1b[2J" not in text
+
+
+def test_the_held_out_loss_is_the_latest() -> None:
+    manifest, records, best = three_stages()
+    for name, number, loss in (("a", 7, 5.0), ("b", 7, 2.0), ("c", 6, 1.0)):
+        records[name] = msgspec.structs.replace(records[name], round=number, val_loss=loss)
+    assert picture(manifest, records, best, NOW).val_loss == 2.0
+
+
+def test_status_of_a_whole_model_knows_no_stages(capsys: pytest.CaptureFixture[str]) -> None:
+    manifest = manifest_of(1)
+    text = shown(picture(manifest, {"a": peer(name="ann")}, [sighting(manifest, 0, 4, ["a"])], NOW), capsys)
+    assert "round 4" in text and "state 04040404, 1 member (quorum 1: alive)" in text
+    assert "stage" not in text

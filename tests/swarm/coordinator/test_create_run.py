@@ -1,0 +1,113 @@
+"""What is refused before a run begins, and what it begins with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import trio
+
+from cli.coordinate import template
+from cli.export import newest_model
+from peer.checkpoint.hash_tree import hash_state
+from peer.data.tokenizer import ByteTokenizer
+from peer.errors import CheckpointError, ConfigError
+from peer.events import EventLog
+from peer.identity import Identity
+from peer.model.huggingface import export_pretrained
+from peer.model.layout import FlatLayout, init_flat
+from swarm.coordinator.create_run import found, reload
+from swarm.run.config import RunConfig, parse_run_config
+from swarm.run.home import Home
+from swarm.run.manifest import open_manifest
+from swarm.run.manifest_transfer import load_charter
+
+CUT = template().replace("layers = 2", "layers = 6\ntie_embeddings = false") + "\n[pipeline]\nstages = 3\n"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("# max_peers = 64", "max_peers = 1024", "max_peers is 1024: .* lower max_peers, topk or rank"),
+        ("vocab_size = 256", "vocab_size = 200", "vocab_size is 200"),
+    ],
+)
+def test_a_run_that_could_not_work_is_not_founded(old: str, new: str, said: str, tmp_path: Path) -> None:
+    head, _, _ = template().replace("hidden_size = 64", "hidden_size = 512").partition("[outer]\n")
+    sparse = '[outer]\nmethod = "demo"\ntopk = 512\n'
+    with pytest.raises(ConfigError, match=said):
+        found(tmp_path, parse_run_config(head.replace(old, new) + sparse), Identity.generate(), EventLog())
+    assert not list(tmp_path.iterdir())
+
+
+async def founded(home: Path, run: RunConfig) -> Identity:
+    """A coordinator's home with a new run in it."""
+    identity = Identity.load_or_create(Home(home).identity)
+    await trio.to_thread.run_sync(found, home, run, identity, EventLog())
+    return identity
+
+
+async def test_each_stage_begins_with_its_part_of_the_model(tmp_path: Path) -> None:
+    run = parse_run_config(CUT)
+    identity = await founded(tmp_path, run)
+    charter = load_charter(tmp_path)
+    assert charter is not None and run.model is not None
+    manifest = open_manifest(charter[0])
+    states = reload(tmp_path, manifest, identity, EventLog())
+    assert manifest.stages == 3 and [tuple(state.tensors) for state in states] == [("theta", "momentum")] * 3
+    whole = init_flat(run.model, run.run.seed)
+    assert torch.equal(torch.cat([state.tensors["theta"] for state in states]), whole)
+    for state, (first, end), root in zip(states, manifest.cuts, manifest.genesis, strict=True):
+        assert len(state.tensors["theta"]) == FlatLayout.of(run.model, range(first, end)).numel
+        assert not state.tensors["momentum"].any()
+        assert hash_state(list(state.tensors.values())).root == state.tree.root == root
+    assert {path.name for path in tmp_path.glob("stage-*")} == {"stage-0", "stage-1", "stage-2"}
+    assert not Home(tmp_path).checkpoints.exists()
+    assert torch.equal(newest_model([tmp_path]).theta, whole)
+
+
+async def test_a_stage_that_is_gone_is_missed_by_name(tmp_path: Path) -> None:
+    identity = await founded(tmp_path, parse_run_config(CUT))
+    lost = Home(tmp_path).stage(1, 3).checkpoints
+    lost.rename(tmp_path / "elsewhere")
+    charter = load_charter(tmp_path)
+    assert charter is not None
+    with pytest.raises(CheckpointError, match="gone or damaged"):
+        reload(tmp_path, open_manifest(charter[0]), identity, EventLog())
+    with pytest.raises(
+        CheckpointError, match=r"stage 1 of 3 is missing .*: add the home of a peer of each, .*HOME_OF_STAGE_1"
+    ):
+        newest_model([tmp_path])
+    (tmp_path / "elsewhere").rename(lost.parent.parent / "stage-1" / "checkpoints")
+    Home(tmp_path).stage(0, 3).checkpoints.rename(tmp_path / "mixed-up")
+    lost.rename(Home(tmp_path).stage(0, 3).checkpoints)
+    with pytest.raises(CheckpointError, match="stages 0, 1 of 3 are missing"):
+        newest_model([tmp_path])  # what belongs to another stage does not count
+
+
+async def test_whole_models_keep_their_one_folder(tmp_path: Path) -> None:
+    await founded(tmp_path, parse_run_config(template()))
+    assert Home(tmp_path).checkpoints.is_dir() and not list(tmp_path.glob("stage-*"))
+    assert len(newest_model([tmp_path]).parts) == 1
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+async def test_a_pretrained_model_is_cut_as_well(stages: int, tmp_path: Path) -> None:
+    config = parse_run_config(template()).model
+    assert config is not None and config.tie_embeddings
+    weights = init_flat(config, 7)
+    export_pretrained(tmp_path / "hub", config, weights, ByteTokenizer())
+    (tmp_path / "hub" / "tokenizer.json").unlink()  # bytes
+    before, _, rest = template().partition("[model]")
+    text = f"{before}[model]\ninit = {str(tmp_path / 'hub')!r}\n{rest[rest.index('[data]') :]}"
+    await founded(tmp_path / "home", parse_run_config(f"{text}\n[pipeline]\nstages = {stages}\n"))
+    kept = newest_model([tmp_path / "home"])
+    assert kept.manifest.stages == stages
+    if stages == 1:
+        assert torch.equal(kept.theta, weights)
+        return
+    views, given = (FlatLayout.of(c).views(f) for c, f in ((kept.manifest.model, kept.theta), (config, weights)))
+    assert not kept.manifest.model.tie_embeddings
+    assert torch.equal(views["lm_head.weight"], given["model.embed_tokens.weight"])
+    assert all(torch.equal(views[name], value) for name, value in given.items())

@@ -1,0 +1,131 @@
+"""The pure parts of gossip: who is met, what is drawn, what is believed, whom one avoids."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from peer.errors import ProtocolViolation, RoundDiscarded
+from swarm.gossip.coding import Compared
+from swarm.gossip.norm_check import Norms
+from swarm.gossip.pairing import (
+    APART_MAX,
+    Seen,
+    candidates,
+    is_left_behind,
+    round_after,
+    round_after_alone,
+    steps_for,
+)
+from swarm.gossip.peer_scores import MEMORY_S, PAUSE_MAX_S, PAUSE_S, Grudges
+from swarm.gossip.sampling import SLOTS, draw
+
+
+def at(*rounds: int) -> dict[str, Seen]:
+    return {f"peer {i}": Seen(number) for i, number in enumerate(rounds)}
+
+
+def test_partners_are_drawn_evenly_and_the_distant_are_asked_last() -> None:
+    random = Random(0)
+    firsts = [candidates(at(10, 11, 9, 50), 10, (), random)[0] for _ in range(3000)]
+    assert {name: firsts.count(name) > 900 for name in set(firsts)} == {f"peer {i}": True for i in range(3)}
+    assert candidates(at(10, 50), 10, {"peer 0"}, random) == ["peer 1"]
+
+
+@settings(deadline=None)
+@given(st.integers(0, 1000), st.integers(-APART_MAX, APART_MAX), st.lists(st.integers(0, 2000), max_size=9))
+def test_a_round_number_grows_by_what_most_bear_out(mine: int, ahead: int, rounds: list[int]) -> None:
+    others = at(*rounds)
+    after = round_after(mine, mine + ahead, others)
+    assert mine < after <= mine + APART_MAX + 1
+    if rounds and max(rounds) <= mine:
+        assert after == mine + 1  # the partner's word alone carries nobody
+    alone = round_after_alone(mine, others)
+    assert mine <= alone <= mine + 1
+    if not others:
+        assert alone == mine + 1
+
+
+def test_one_that_is_alone_does_not_run_away_from_the_rest() -> None:
+    mine = 0
+    for _ in range(100):
+        mine = round_after_alone(mine, at(3, 3, 3))
+    assert mine == 3 + APART_MAX
+
+
+def test_only_most_of_the_others_can_leave_one_behind() -> None:
+    assert is_left_behind(0, at(5, 6)) and not is_left_behind(0, at(4, 4))
+    assert not is_left_behind(0, at(1, 1, 1 << 40)) and not is_left_behind(0, {})
+
+
+def test_slower_peers_do_fewer_steps_and_boasts_starve_nobody() -> None:
+    fast, slow = {"a": Seen(0, 10.0)}, {"a": Seen(0, 5.0)}
+    assert steps_for(5.0, fast, 40) == 20 and steps_for(10.0, slow, 40) == 40
+    assert steps_for(0.0, fast, 40) == 40 and steps_for(5.0, {}, 40) == 40
+    boast = {"a": Seen(0, 5.0), "b": Seen(0, 1e8), "c": Seen(0, float("nan"))}
+    assert steps_for(5.0, boast, 40) == 10
+
+
+def test_samples_are_drawn_once_and_hardly_ever_by_two() -> None:
+    turns, count = 2000, 8
+    drawn = [[draw("run", peer, turn, count)[0] for turn in range(turns)] for peer in ("a", "b")]
+    for mine in drawn:
+        assert all(last - first == count for first, last in mine)
+        assert all(a[1] <= b[0] for a, b in pairwise(mine))
+    both = len(set(drawn[0]) & set(drawn[1]))
+    assert both < 4 * turns / SLOTS
+    assert draw("run", "a", 7, count) == draw("run", "a", 7, count) != draw("another run", "a", 7, count)
+
+
+def test_failures_cost_a_while_and_strikes_an_hour() -> None:
+    now = 0.0
+    grudges = Grudges(lambda: now)
+    grudges.failed("a")
+    assert grudges.avoids("a") and not grudges.avoids("b")
+    now = PAUSE_S
+    assert not grudges.avoids("a")
+    for _ in range(20):
+        grudges.failed("a")
+    now += PAUSE_MAX_S
+    assert not grudges.avoids("a"), "a peer that only fails is never banned"
+    grudges.fine("a")
+    grudges.failed("a")
+    now += PAUSE_S
+    assert not grudges.avoids("a")
+    for _ in range(3):
+        grudges.strike("b")
+    now += MEMORY_S - 1
+    assert grudges.avoids("b")
+    now += 2
+    assert not grudges.avoids("b")
+
+
+def told(delta: float = 1.0, phi: float = 10.0, distance: float = 1.0) -> Compared:
+    return Compared(my_phi=10.0, my_delta=1.0, phi=phi, delta=delta, distance=distance)
+
+
+def test_a_partners_norms_are_measured_against_our_own() -> None:
+    norms = Norms(10)
+    for _ in range(4):
+        norms.note_own(1.0)
+        norms.check(told(), 10, 0)
+        norms.note_met(told())
+    for lie in (told(delta=3.1), told(delta=1e-3), told(phi=31.0), told(phi=3.0), told(phi=float("nan"))):
+        with pytest.raises(ProtocolViolation):
+            norms.check(lie, 10, 0)
+    with pytest.raises(RoundDiscarded):  # it may be us
+        norms.check(told(distance=3.1), 10, 0)
+    norms.check(told(delta=3.1), 5, 0)  # who did half the steps expects longer ones
+    norms.check(told(delta=5.9), 10, 1)  # and so does who is a round behind, in a warm-up
+
+
+def test_where_nothing_is_learnt_nothing_must_be() -> None:
+    norms = Norms(10)
+    norms.note_own(0.0)
+    norms.check(told(delta=0.0), 10, 0)
+    with pytest.raises(ProtocolViolation):
+        norms.check(told(delta=0.1), 10, 0)

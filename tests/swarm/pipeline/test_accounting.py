@@ -1,0 +1,164 @@
+"""What counts: at most once in a group for ever, whatever is retried, lost, merged or left out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from swarm.pipeline.accounting import Counting, spans_of
+from swarm.protocol.head import Head, genesis
+from swarm.protocol.ledger import Ledger, Range, contains, count, overlaps
+
+MICRO = 4
+
+
+def head(epoch: int = 0, **ledger: Any) -> Head:
+    return msgspec.structs.replace(genesis("group", b""), round=epoch, ledger=Ledger(**ledger))
+
+
+def span(k: int) -> Range:
+    return (MICRO * k, MICRO * (k + 1))
+
+
+def counted(counting: Counting, k: int, epoch: int = 0) -> bool:
+    """Whether a micro-batch that came in `epoch` was counted."""
+    if counting.verdict(span(k), epoch) != "count" or not counting.begin(span(k), epoch):
+        return False
+    counting.done(span(k))
+    return True
+
+
+@pytest.mark.parametrize(
+    ("ahead", "local", "synchronous"),
+    [
+        (-2, "stale", "stale"),
+        (-1, "count", "through"),
+        (0, "count", "count"),
+        (1, "count", "early"),
+        (2, "early", "early"),
+    ],
+)
+def test_how_far_epochs_may_be_apart(ahead: int, local: str, synchronous: str) -> None:
+    assert Counting(head(5), MICRO).verdict(span(0), 5 + ahead) == local
+    assert Counting(head(5), MICRO, round_samples=32).verdict(span(0), 5 + ahead) == synchronous
+
+
+def test_only_free_samples_count() -> None:
+    counting = Counting(
+        head(cursor=40, returned=((8, 12),), promised=(("me", ((16, 20),)), ("you", ((20, 24),)))), MICRO, me="me"
+    )
+    assert [k for k in range(12) if counting.may_count(span(k), 0)] == [2, 4, 10, 11]
+    batch = Counting(head(cursor=40), MICRO, round_samples=8)
+    assert [k for k in range(14) if batch.may_count(span(k), 0)] == [10, 11]
+
+
+def test_of_two_copies_the_first_to_come_back_counts() -> None:
+    counting = Counting(head(), MICRO)
+    assert counting.begin(span(3), 0) and counting.is_at(span(3))
+    assert not counting.begin(span(3), 0)
+    counting.undo(span(3))
+    assert counting.begin(span(3), 0)
+    counting.done(span(3))
+    assert counting.has(span(3)) and not counting.begin(span(3), 0)
+    assert counting.counted == (span(3),)
+
+
+def test_what_was_captured_is_merged_or_free_again_and_what_came_since_stays() -> None:
+    counting = Counting(head(), MICRO)
+    assert counted(counting, 0) and counted(counting, 1)
+    assert counting.capture() == ((0, 8),)
+    assert counted(counting, 2) and not counted(counting, 0)
+    assert counting.capture() == ((0, 12),), "the round failed and is tried again"
+    assert counted(counting, 3)
+    assert counting.reset(head(1, cursor=8, returned=())) == ()
+    assert counting.counted == (span(3),)
+    assert counted(counting, 2, 1), "it was captured, and not merged"
+    conflicts = counting.reset(head(2, cursor=16))
+    assert conflicts == ((8, 16),)
+
+
+def test_a_lost_worker_has_counted_nothing() -> None:
+    counting = Counting(head(), MICRO)
+    assert counted(counting, 0) and counting.begin(span(1), 0)
+    assert counting.forget() == (span(0),)
+    counting.done(span(1))  # the answer of a worker that is gone
+    assert counting.counted == () and counted(counting, 0)
+
+
+def test_a_synchronous_round_begins_with_nothing() -> None:
+    counting = Counting(head(), MICRO, round_samples=16)
+    assert counted(counting, 0) and not counted(counting, 4)
+    counting.capture()
+    assert counted(counting, 1)
+    assert counting.reset(head(1, cursor=16)) == ()
+    assert counting.counted == () and not counted(counting, 1, 1) and counted(counting, 4, 1)
+
+
+def test_spans() -> None:
+    assert spans_of([(0, 8), (16, 20)], MICRO) == [(0, 4), (4, 8), (16, 20)]
+    for bad in ((1, 4), (0, 6), (4, 4), (8, 4)):
+        with pytest.raises(ValueError, match="whole micro-batches"):
+            spans_of([bad], MICRO)
+
+
+class Round:
+    """Replicas of one group, and what it has merged so far."""
+
+    def __init__(self, replicas: int, synchronous: bool) -> None:
+        self.head = head()
+        self.members = [Counting(self.head, MICRO, 32 if synchronous else None) for _ in range(replicas)]
+        self.contributions: dict[int, tuple[Range, ...]] = {}
+        self.merged: list[Range] = []
+
+    def commit(self) -> None:
+        """As a leader does: whoever overlaps with those before is left out."""
+        chosen: dict[str, tuple[Range, ...]] = {}
+        for k, ranges in self.contributions.items():
+            assert self.head.ledger.is_free(ranges), "of such a contribution nobody believes a word"
+            if not overlaps({**chosen, str(k): ranges}) and ranges:
+                chosen[str(k)] = ranges
+        consumed = list(chosen.values())
+        self.merged += [part for ranges in consumed for part in ranges]
+        ledger = self.head.ledger.settle(list(self.contributions.values()), consumed)
+        self.head = msgspec.structs.replace(self.head, round=self.head.round + 1, ledger=ledger)
+        for member in self.members:
+            if member.reset(self.head):
+                member.forget()  # what it has counted cannot be told from what others had merged
+        self.contributions = {}
+
+
+STEPS = st.one_of(
+    st.tuples(st.just("count"), st.integers(0, 3), st.integers(0, 24)),
+    st.tuples(st.just("capture"), st.integers(0, 3), st.just(0)),
+    st.tuples(st.just("lose"), st.integers(0, 3), st.just(0)),
+    st.tuples(st.just("commit"), st.just(0), st.just(0)),
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(STEPS, max_size=60), st.booleans())
+@example(
+    [("count", 0, 0), ("count", 1, 0), ("capture", 0, 0), ("commit", 0, 0), ("capture", 1, 0), ("commit", 0, 0)], False
+)
+def test_nothing_is_ever_merged_twice(steps: list[tuple[str, int, int]], synchronous: bool) -> None:
+    """Any replica may be given any micro-batch, any number of times."""
+    group = Round(4, synchronous)
+    for what, k, number in steps:
+        member = group.members[k]
+        if what == "count":
+            was = member.has(span(number))
+            if counted(member, number, group.head.round):
+                assert not was and not any(contains([part], [span(number)]) for part in group.merged)
+        elif what == "capture":
+            group.contributions[k] = member.capture()
+        elif what == "lose":
+            member.forget()
+            group.contributions.pop(k, None)
+        else:
+            group.commit()
+        assert count(member.counted) == MICRO * len(spans_of(member.counted, MICRO))
+    assert not overlaps({str(i): (part,) for i, part in enumerate(group.merged)})

@@ -1,0 +1,303 @@
+"""Micro-batches through replicas over real sockets: the gradients are the whole model's, and nobody can spoil them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import trio
+
+from optim.config import Diloco
+from peer.errors import ConnectionLost
+from peer.events import Event
+from peer.model.layout import init_flat, join_flat
+from swarm.pipeline import stage_trainer
+from swarm.pipeline.activations import ActivationCode
+from swarm.pipeline.local_steps import LocalSteps
+from swarm.pipeline.messages import Pass, Passed
+from swarm.pipeline.source import Issuer
+from swarm.pipeline.stage_trainer import HeldOut, StagePost
+from swarm.protocol.ledger import count
+from swarm.protocol.round_schedule import Pace
+from tests.peer.support.stage_harness import INNER, MODEL, SPLITS, relative, whole_gradient
+from tests.swarm.support.pipeline_harness import (
+    HIDDEN_BYTES,
+    MICRO,
+    SEQ,
+    Replica,
+    Table,
+    head_at,
+    ids_of,
+    issue_all,
+    open_impostor,
+    open_replicas,
+    pass_to,
+    read_tokens,
+    rules_of,
+    serving,
+    spans,
+    tokens_of,
+    without_haste,
+)
+
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(sys.platform != "linux", reason="stages run in worker processes, supervised through /proc"),
+]
+
+
+async def gradient_of(stages: list[list[Replica]]) -> tuple[torch.Tensor, list[int]]:
+    """The mean gradient of the whole model over all that the replicas of each stage counted, and the micro-batches
+    each stage counted; then begun anew."""
+    sums, counted = [], []
+    for replicas in stages:
+        total, tokens, seen = torch.zeros_like(replicas[0].gang.delta), 0, []
+        for replica in replicas:
+            taken = await replica.gang.take_gradient()
+            total += replica.gang.delta * taken.tokens
+            tokens += taken.tokens
+            seen += taken.micro_batches
+        assert len(set(seen)) == len(seen), "counted twice"
+        counted.append(len(seen))
+        sums.append(total / tokens)
+    return join_flat(MODEL, sums, SPLITS[len(stages)]), counted
+
+
+async def test_gradients_are_those_of_the_whole_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S = 3 with 1, 2 and 2 replicas. fp32 exactly, then with coded activations: the mean error of a sum of 20."""
+    without_haste(monkeypatch)
+    async with open_replicas(tmp_path, [1, 2, 2]) as stages:
+        for turn, (activations, bound) in enumerate((("none", 1e-5), ("fp16", 1e-3), ("int8", 0.05), ("int4", 0.6))):
+            mine = spans(20 * turn, 20)
+            loss, gradient = whole_gradient(MODEL, init_flat(MODEL, seed=0), [tokens_of(span) for span in mine])
+            async with serving(stages, rules_of(3, activations=activations)):
+                total = await issue_all(stages[0][0], mine)
+                measured, counted = await gradient_of(stages)
+                assert counted == [20, 20, 20]
+                assert total / (20 * MICRO * SEQ) == pytest.approx(loss, rel=max(bound, 1e-5))
+                assert relative(measured, gradient) < bound, activations
+                assert all(replica.station.counting.counted for replicas in stages for replica in replicas)
+                held_out = tokens_of((7, 9))
+                exact, _ = whole_gradient(MODEL, init_flat(MODEL, seed=0), [held_out])
+                assert await stages[0][0].station.evaluate(held_out, 60.0) == pytest.approx(exact, rel=max(bound, 1e-5))
+
+
+async def test_bad_input_is_refused_and_disturbs_nothing(tmp_path: Path) -> None:
+    """Whoever sends nonsense is told so and struck; who only stands elsewhere is not."""
+    rules = rules_of(2, activations="int8", hold_s=0.2)
+    async with open_replicas(tmp_path, [1, 1]) as stages, serving(stages, rules) as table:
+        first, last = stages[0][0], stages[1][0]
+        tokens = ids_of((0, MICRO))
+        code = ActivationCode("int8")
+        coded = torch.empty(code.size_bytes(MICRO * SEQ * MODEL.hidden_size), dtype=torch.uint8)
+        await code.encode(torch.randn(MICRO, SEQ, MODEL.hidden_size), coded)
+        good = tokens + coded.numpy().tobytes()
+        nan = bytearray(good)
+        nan[len(tokens) : len(tokens) + 4] = b"\xff\xff\xff\xff"  # the first block's scale
+        async with open_impostor(rules, 0, table, None) as stranger:
+            stranger.book.add(last.peer, last.host.addresses)
+            offences = [
+                (good[:-1], {}, "refused", "shape"),
+                (b"", {}, "refused", "shape"),
+                (good, {"span": (1, 1 + MICRO)}, "refused", "shape"),
+                (good, {"span": (0, 2 * MICRO)}, "refused", "shape"),
+                (good, {"batch": 1}, "refused", "shape"),
+                (good, {"length": SEQ - 1}, "refused", "shape"),
+                (b"\xff" * len(tokens) + good[len(tokens) :], {}, "refused", "value"),
+                (bytes(nan), {}, "refused", "value"),
+            ]
+            for payload, changes, outcome, cause in offences:
+                answer = await pass_to(stranger, rules, last.peer, 1, payload, **changes)
+                assert (answer.outcome, answer.cause) == (outcome, cause), answer
+            assert last.struck() == [stranger.peer_id] * len(offences)
+            malformed: list[dict[str, Any]] = [
+                {"epoch": -1},
+                {"epoch": 1 << 60},
+                {"span": (-MICRO, 0)},
+                {"span": (1 << 60, (1 << 60) + MICRO)},
+                {"span": (0,)},
+                {"batch": 0},
+                {"batch": 1 << 40},
+                {"length": -SEQ},
+                {"ticket": -1},
+                {"group": "x" * 65},
+                {"again": 2},
+            ]
+            for changes in malformed:  # no body of ours: not even an answer
+                with pytest.raises(ConnectionLost):
+                    await pass_to(stranger, rules, last.peer, 1, good, **changes)
+            assert last.struck() == [stranger.peer_id] * (len(offences) + len(malformed))
+            with pytest.raises(ValueError, match="bytes"):
+                await pass_to(stranger, rules, last.peer, 1, good + good)
+            del last.events[:]
+            for changes, outcome, cause in (
+                ({"group": rules.groups[0]}, "elsewhere", "closing"),
+                ({"epoch": 5}, "later", "early"),
+            ):
+                answer = await pass_to(stranger, rules, last.peer, 1, good, **changes)
+                assert (answer.outcome, answer.cause) == (outcome, cause)
+            assert last.station.later_epoch == 0, "it is no replica of the stage before"
+            table[stranger.peer_id] = {"stage": 0, "addresses": list(stranger.addresses)}
+            await pass_to(stranger, rules, last.peer, 1, good, epoch=5)
+            del table[stranger.peer_id]
+            assert last.station.later_epoch == 1, "it has a successor, whatever its number"
+            last.station.moved(head_at(rules, 1, epoch=9))
+            answer = await pass_to(stranger, rules, last.peer, 1, good, epoch=7)
+            assert (answer.outcome, answer.cause) == ("refused", "stale")
+            last.station.moved(head_at(rules, 1))
+            assert not last.struck()
+
+        # and nothing of it has left a trace
+        mine = spans(0, 4)
+        _, gradient = whole_gradient(MODEL, init_flat(MODEL, seed=0), [tokens_of(span) for span in mine])
+        await issue_all(first, mine)
+        measured, counted = await gradient_of(stages)
+        assert counted == [4, 4] and relative(measured, gradient) < 0.1
+        assert (last.gang.free_slots, last.gang.queue_length) == (last.gang.spec.slots, 0)
+
+
+async def test_garbage_gradients_cost_a_retry_and_a_strike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two impostors answer for the last stage, one with bytes that decode to NaN, one with too few. Every micro-batch
+    is counted once at the honest replica."""
+    without_haste(monkeypatch)
+    rules = rules_of(2)
+
+    async def not_a_number(request: Pass, payload: memoryview) -> tuple[Passed, bytes]:
+        return Passed("done", loss=1.0), b"\xff" * HIDDEN_BYTES
+
+    async def too_short(request: Pass, payload: memoryview) -> tuple[Passed, bytes]:
+        return Passed("done", loss=1.0), bytes(HIDDEN_BYTES - 4)
+
+    async with (
+        open_replicas(tmp_path, [1, 1]) as stages,
+        serving(stages, rules) as table,
+        open_impostor(rules, 1, table, not_a_number) as one,
+        open_impostor(rules, 1, table, too_short) as two,
+    ):
+        first = stages[0][0]
+        mine = spans(0, 12)
+        await issue_all(first, mine)
+        _, exact = whole_gradient(MODEL, init_flat(MODEL, seed=0), [tokens_of(span) for span in mine])
+        measured, counted = await gradient_of(stages)
+        assert counted == [12, 12] and relative(measured, exact) < 1e-5
+        assert set(first.struck()) == {one.peer_id, two.peer_id}
+
+
+async def test_the_last_measurement_is_given_up_where_a_stage_has_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """First the last of three stages is gone, then the one before it as well: it waits for neither to come back."""
+    rules = rules_of(3)
+
+    async def held_out() -> list[torch.Tensor]:
+        return [tokens_of((0, MICRO)), tokens_of((MICRO, 2 * MICRO))]
+
+    async with open_replicas(tmp_path, [1, 1, 1]) as ((first,), (middle,), (last,)):
+        table: Table = {}
+        async with first.serving(rules, table):
+            issuer = Issuer(first.station, read_tokens, first.log)
+            pace = Pace(Diloco(steps=1), INNER, SEQ, 600.0, 0, 3, MICRO)
+            trainer = LocalSteps(
+                StagePost(first.gang, first.station, pace, first.log, issuer, HeldOut(held_out, bytes_per_token=1.0))
+            )
+
+            async def measured() -> int:
+                trainer.validate_round = 1
+                with trio.fail_after(60):
+                    await trainer.validate()
+                return len(first.seen("val_evaluated"))
+
+            async with middle.serving(rules, table):
+                monkeypatch.setattr(stage_trainer, "LAST_EVALUATE_S", 60.0)
+                async with last.serving(rules, table):
+                    assert await measured() == 1
+                monkeypatch.setattr(stage_trainer, "LAST_EVALUATE_S", 1.0)
+                assert await measured() == 1
+            assert await measured() == 1
+        told = [str(event.fields["reason"]) for event in first.seen("evaluation_failed")]
+        assert len(told) == 2 and "stage 1" in told[1]
+
+
+async def test_what_was_retried_further_on_is_told_where_it_came_to_nothing(tmp_path: Path) -> None:
+    """The two replicas of the last stage refuse it, one after the other."""
+    rules = rules_of(3)
+
+    async def refuse(request: Pass, payload: memoryview) -> tuple[Passed, bytes]:
+        return Passed("refused", "not_finite", "what it makes of it is NaN", retried=2), b""
+
+    async with (
+        open_replicas(tmp_path, [0, 1, 0]) as (_, (middle,), _),
+        serving([[middle]], rules) as table,
+        open_impostor(rules, 2, table, refuse),
+        open_impostor(rules, 2, table, refuse),
+        open_impostor(rules, 0, {}, None) as caller,
+    ):
+        caller.book.add(middle.peer, middle.host.addresses)
+        hidden = ids_of((0, MICRO)) + bytes(HIDDEN_BYTES)
+        answer = await pass_to(caller, rules, middle.peer, 1, hidden)
+        assert (answer.outcome, answer.retried) == ("refused", 1 + 2 + 2)
+
+
+async def test_a_slow_replica_gets_little_and_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes one micro-batch at a time, as long as the other replica takes for four, and says busy to others: work
+    flows around it."""
+    without_haste(monkeypatch)
+    rules = rules_of(2)
+    at_once, most, served = 0, 0, 0
+
+    def counted() -> int:
+        return count(stages[1][0].station.counting.counted) // MICRO
+
+    async def slow(request: Pass, payload: memoryview) -> tuple[Passed, bytes]:
+        nonlocal at_once, most, served
+        if at_once >= 1:
+            return Passed("busy", "full", retry_after_s=0.5), b""
+        at_once, most = at_once + 1, max(most, at_once + 1)
+        try:
+            done = counted() + 4
+            while counted() < done and counted() + served + 1 < 60:
+                await trio.sleep(0.01)
+        finally:
+            at_once -= 1
+        served += 1
+        return Passed("done"), bytes(HIDDEN_BYTES)
+
+    async with (
+        open_replicas(tmp_path, [1, 1]) as stages,
+        serving(stages, rules) as table,
+        open_impostor(rules, 1, table, slow),
+    ):
+        first = stages[0][0]
+        await issue_all(first, spans(0, 60))
+        assert count(first.station.counting.counted) == 60 * MICRO
+        assert most == 1 and served + counted() == 60
+        assert 0 < served < 15
+        assert not first.struck()
+
+
+async def test_a_stage_without_replicas_is_waited_for(tmp_path: Path) -> None:
+    rules = rules_of(2)
+    async with open_replicas(tmp_path, [1, 1]) as stages:
+        first, last = stages[0][0], stages[1][0]
+        table: Table = {}
+        async with first.serving(rules, table), trio.open_nursery() as nursery:
+            waits, issued = trio.Event(), trio.Event()
+
+            def on_event(event: Event) -> None:
+                if event.name == "pipeline_waiting":
+                    waits.set()
+
+            async def issue() -> None:
+                await issue_all(first, spans(0, 6))
+                issued.set()
+
+            with first.log.subscribed(on_event):
+                nursery.start_soon(issue)
+                await waits.wait()
+            async with last.serving(rules, table):
+                await issued.wait()
+        assert [len(first.seen(name)) for name in ("pipeline_waiting", "pipeline_resumed")] == [1, 1]
+        assert (await gradient_of(stages))[1] == [6, 6]

@@ -1,0 +1,330 @@
+"""Before a replica counts what its caller may have given up, it asks: frozen, cut off or slow, it counts nothing that
+somebody else may have been given."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from peer.net.host import Host
+from peer.net.method import Call
+from swarm.pipeline.config import PipelineRules
+from swarm.pipeline.duplicate_checks import is_awaited, who_has
+from swarm.pipeline.messages import AWAITED, AskAwaited, Awaited, Pass, Passed
+from swarm.pipeline.micro_batch import BACKLOG_S, SURE_S, Errand
+from swarm.pipeline.stage_server import IssueResult
+from tests.peer.support.worker_harness import freeze
+from tests.swarm.support.pipeline_children import open_children
+from tests.swarm.support.pipeline_harness import (
+    HIDDEN_BYTES,
+    MICRO,
+    Replica,
+    Table,
+    ids_of,
+    open_impostor,
+    open_replica,
+    open_replicas,
+    pass_to,
+    rules_of,
+    serving,
+    spans,
+    tokens_of,
+    without_haste,
+)
+
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(sys.platform != "linux", reason="stages run in worker processes, supervised through /proc"),
+]
+SPANS = spans(0, 4)
+STANDSTILL_S = 0.8
+
+
+@pytest.fixture(autouse=True)
+def nobody_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No word is a no: here all have their say."""
+    without_haste(monkeypatch)
+
+
+@dataclass
+class Caller:
+    """Calls by hand; asked whether it still waits, it says what `waits` says."""
+
+    host: Host
+    waits: bool = True
+    asked: list[tuple[int, int]] = field(default_factory=list)
+    meanwhile: Callable[[], Awaitable[object]] = trio.lowlevel.checkpoint
+
+    async def on_awaited(self, call: Call[AskAwaited]) -> Awaited:
+        self.asked.append(call.body.span)
+        await self.meanwhile()
+        return Awaited(self.waits)
+
+
+@asynccontextmanager
+async def open_caller(rules: PipelineRules) -> AsyncIterator[Caller]:
+    async with open_impostor(rules, 0, {}, None) as host:
+        caller = Caller(host)
+        host.rpc.serve(AWAITED, caller.on_awaited)
+        yield caller
+
+
+async def send(host: Host, rules: PipelineRules, peer: str, stage: int, span: tuple[int, int]) -> Passed:
+    return await pass_to(host, rules, peer, stage, ids_of(span) + bytes(HIDDEN_BYTES), span=span)
+
+
+async def test_a_thawed_replica_asks_before_it_counts(tmp_path: Path) -> None:
+    """It freezes with a gradient in its hands. Its caller has not hung up yet, and waits no more."""
+    rules = rules_of(2)
+    async with (
+        open_caller(rules) as caller,
+        open_children(tmp_path, 2, 1, ["stop:pipeline_backward:2"]) as [child],
+    ):
+        assert await child.ask(json.dumps({child.peer: child.hello})) == {"serving": True}
+        caller.host.book.add(child.peer, child.hello["addresses"])
+        answers: list[Passed] = []
+
+        async def call(span: tuple[int, int]) -> None:
+            answers.append(await send(caller.host, rules, child.peer, 1, span))
+
+        await call(SPANS[0])
+        caller.waits = False
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(call, SPANS[1])
+            await child.stopped()
+            await trio.sleep(STANDSTILL_S)
+            child.thaw()
+        assert [answer.outcome for answer in answers] == ["done", "later"]
+        assert caller.asked[-1] == SPANS[1] and set(await child.counted()) == {SPANS[0]}
+        caller.waits = True
+        await call(SPANS[1])
+        assert answers[-1].outcome == "done" and set(await child.counted()) == {*SPANS[:2]}
+
+
+@dataclass
+class Middle:
+    """A replica of stage 1 of 3 between two that are played: `answers` are let out of stage 2 one by one."""
+
+    replica: Replica
+    caller: Caller
+    last: Host
+    rules: PipelineRules
+    passes: trio.MemoryReceiveChannel[Pass]
+    answers: trio.MemorySendChannel[None]
+    outcomes: list[str] = field(default_factory=list)
+
+    async def take(self, span: tuple[int, int], nursery: trio.Nursery) -> Pass:
+        """Send it a micro-batch; what it asks of stage 2, which has not answered yet."""
+        nursery.start_soon(self._call, span)
+        return await self.passes.receive()
+
+    async def _call(self, span: tuple[int, int]) -> None:
+        self.outcomes.append((await send(self.caller.host, self.rules, self.replica.peer, 1, span)).outcome)
+
+
+@asynccontextmanager
+async def open_middle(folder: Path) -> AsyncIterator[Middle]:
+    rules, table = rules_of(3), Table()
+    passes_in, passes = trio.open_memory_channel[Pass](8)
+    answers, answers_out = trio.open_memory_channel[None](8)
+
+    async def answer(request: Pass, payload: memoryview) -> tuple[Passed, bytes]:
+        await passes_in.send(request)
+        await answers_out.receive()
+        return Passed("done", loss=1.0), bytes(HIDDEN_BYTES)
+
+    async with (
+        open_replica(folder, 3, 1) as replica,
+        open_impostor(rules, 2, table, answer) as last,
+        open_caller(rules) as caller,
+        replica.serving(rules, table),
+    ):
+        caller.host.book.add(replica.peer, replica.host.addresses)
+        yield Middle(replica, caller, last, rules, passes, answers)
+
+
+async def test_who_is_asked_whether_it_has_it_asks_back_before_it_counts(tmp_path: Path) -> None:
+    async with open_middle(tmp_path) as middle:
+        caller, counting, began = middle.caller, middle.replica.station.counting, trio.current_time()
+        for span, asks, waits, outcome in (
+            (SPANS[0], False, True, "done"),
+            (SPANS[1], True, True, "done"),
+            (SPANS[2], True, False, "later"),
+        ):
+            caller.waits = waits
+            async with trio.open_nursery() as nursery:
+                await middle.take(span, nursery)
+                if asks:
+                    group, replica = middle.rules.groups[1], middle.replica.peer
+                    assert await who_has(caller.host, group, span, [replica], timeout_s=60) is None
+                await middle.answers.send(None)
+            assert middle.outcomes[-1] == outcome
+        assert caller.asked[-2:] == SPANS[1:3]
+        if middle.replica.host.stood_still_until < began - BACKLOG_S and trio.current_time() - began < SURE_S:
+            assert len(caller.asked) == 2, "what came in time is not asked about"
+        assert counting.counted == ((SPANS[0][0], SPANS[1][1]),)
+        assert (await middle.replica.gang.read_gradient()).micro_batches == ("0", str(MICRO))
+
+
+async def test_who_asks_on_and_on_does_not_keep_it_from_being_counted(tmp_path: Path) -> None:
+    """A stranger asks for it whenever it is about to be counted."""
+    async with open_middle(tmp_path) as middle, open_impostor(middle.rules, 2, {}, None) as stranger:
+        caller, group, peer = middle.caller, middle.rules.groups[1], middle.replica.peer
+        stranger.book.add(peer, middle.replica.host.addresses)
+
+        async def ask() -> None:
+            assert await who_has(stranger, group, SPANS[0], [peer], timeout_s=60) is None
+
+        caller.meanwhile = ask
+        async with trio.open_nursery() as nursery:
+            await middle.take(SPANS[0], nursery)
+            await ask()
+            await middle.answers.send(None)
+        assert caller.asked and middle.outcomes == ["done"]
+
+
+async def test_a_call_is_awaited_if_all_before_us_wait(tmp_path: Path) -> None:
+    """And only the peer that was called, by the number of its call, is told so."""
+    async with open_middle(tmp_path) as middle, open_impostor(middle.rules, 2, {}, None) as stranger:
+        peer, last = middle.replica.peer, middle.last
+        stranger.book.add(peer, middle.replica.host.addresses)
+        async with trio.open_nursery() as nursery:
+            request = await middle.take(SPANS[0], nursery)
+            for asker, span, ticket, waits, still in (
+                (last, SPANS[0], request.ticket, True, True),
+                (last, SPANS[0], request.ticket, False, False),
+                (last, SPANS[1], request.ticket, True, False),
+                (last, SPANS[0], request.ticket + 1, True, False),
+                (stranger, SPANS[0], request.ticket, True, False),
+            ):
+                middle.caller.waits = waits
+                assert await is_awaited(asker, peer, span, ticket) is still
+            await middle.answers.send(None)
+        assert await is_awaited(last, peer, SPANS[0], request.ticket) is False, "it has its answer"
+        assert middle.outcomes == ["done"]
+
+
+async def test_what_is_at_its_backward_is_had(tmp_path: Path) -> None:
+    """Whoever asks is told at once, however long the worker takes."""
+    async with open_middle(tmp_path) as middle:
+        replica, counting = middle.replica, middle.replica.station.counting
+        worker = replica.gang.worker_pid
+        assert worker is not None
+        async with trio.open_nursery() as nursery:
+            await middle.take(SPANS[0], nursery)
+            freeze(worker)
+            await middle.answers.send(None)
+            with trio.fail_after(60):
+                while not counting.is_at(SPANS[0]):
+                    await trio.sleep(0.01)
+            group = middle.rules.groups[1]
+            assert await who_has(middle.caller.host, group, SPANS[0], [replica.peer], timeout_s=60) == replica.peer
+            assert not counting.counted
+            os.kill(worker, signal.SIGCONT)
+        assert middle.outcomes == ["done"] and counting.counted == (SPANS[0],)
+
+
+async def test_what_is_thrown_away_is_all_that_the_worker_has_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One is at its backward then, and is forgotten with the rest; one comes back meanwhile, and is asked for again."""
+    async with open_middle(tmp_path) as middle:
+        replica, counting = middle.replica, middle.replica.station.counting
+        worker = replica.gang.worker_pid
+        assert worker is not None
+        work = replica.station._work
+        thrown: list[tuple[list[str], tuple[tuple[int, int], ...]]] = []
+        came_back, is_wanted = trio.Event(), work._is_wanted
+
+        async def watched(errand: Errand) -> bool:
+            wanted = await is_wanted(errand)
+            if errand.span == SPANS[1]:
+                came_back.set()
+            return wanted
+
+        monkeypatch.setattr(work, "_is_wanted", watched)
+
+        async def throw_away() -> None:
+            async with replica.station.nothing_counts():
+                thrown.append((list((await replica.gang.take_gradient()).micro_batches), counting.forget()))
+
+        async with trio.open_nursery() as nursery:
+            await middle.take(SPANS[0], nursery)
+            await middle.take(SPANS[1], nursery)
+            freeze(worker)
+            await middle.answers.send(None)
+            with trio.fail_after(60):
+                while not counting.is_at(SPANS[0]):
+                    await trio.sleep(0.01)
+            nursery.start_soon(throw_away)
+            await trio.testing.wait_all_tasks_blocked(0.1)
+            await middle.answers.send(None)
+            with trio.fail_after(60):
+                await came_back.wait()
+            assert not thrown
+            os.kill(worker, signal.SIGCONT)
+        assert sorted(middle.outcomes) == ["done", "later"] and counting.counted == ()
+        assert thrown == [([str(SPANS[0][0])], (SPANS[0],))]
+
+
+async def test_of_two_that_issue_the_same_one_counts(tmp_path: Path) -> None:
+    """Whose turn it was asks the other one, once that one has asked for it."""
+    rules, came, go_on = rules_of(2), trio.Event(), trio.Event()
+
+    async def answer(request: Pass, payload: memoryview) -> tuple[Passed, bytes]:
+        if not came.is_set():
+            came.set()
+            await go_on.wait()
+        return Passed("done", loss=1.0), bytes(HIDDEN_BYTES)
+
+    async with (
+        open_replicas(tmp_path, [2, 0]) as stages,
+        serving(stages, rules) as table,
+        open_impostor(rules, 1, table, answer),
+    ):
+        slow, quick = stages[0]
+        results: list[IssueResult] = []
+
+        async def issue(replica: Replica, again: bool) -> None:
+            results.append(await replica.station.issue(SPANS[0], tokens_of(SPANS[0]), again))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(issue, slow, False)
+            await came.wait()
+            await issue(quick, True)
+            go_on.set()
+        assert [(result.done, result.counted) for result in results] == [(True, True), (True, False)]
+        assert (quick.station.counting.counted, slow.station.counting.counted) == ((SPANS[0],), ())
+
+
+async def test_what_another_issuer_has_counted_is_awaited_of_whoever_issues_it_again(tmp_path: Path) -> None:
+    """The next stage has lost it since. It takes long over the second copy, asks, and is to count that."""
+    rules = rules_of(2)
+    issuers: list[Replica] = []
+
+    async def answer(request: Pass, payload: memoryview) -> tuple[Passed, bytes]:
+        if not await is_awaited(last, issuers[-1].peer, request.span, request.ticket):
+            return Passed("later", "worker", begun=True), b""
+        return Passed("done", loss=1.0), bytes(HIDDEN_BYTES)
+
+    async with (
+        open_replicas(tmp_path, [2, 0]) as stages,
+        serving(stages, rules) as table,
+        open_impostor(rules, 1, table, answer) as last,
+    ):
+        for replica, again in zip(stages[0], (False, True), strict=True):
+            last.book.add(replica.peer, replica.host.addresses)
+            issuers.append(replica)
+            with trio.fail_after(60):
+                result = await replica.station.issue(SPANS[0], tokens_of(SPANS[0]), again)
+            assert (result.done, result.counted) == (True, not again)

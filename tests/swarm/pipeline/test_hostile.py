@@ -1,0 +1,306 @@
+"""Neighbours in a pipeline that answer, order or ask nonsense: refused, struck where it is their fault, and nothing
+else disturbed."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+import trio
+
+from peer.errors import ConnectionLost, RemoteError
+from peer.net.host import Host
+from peer.net.method import Call, Method
+from swarm.pipeline import sender
+from swarm.pipeline.activations import ActivationCode
+from swarm.pipeline.config import PipelineRules
+from swarm.pipeline.data_feed import serve_tokens
+from swarm.pipeline.messages import (
+    COUNTED,
+    FEED_SAMPLES_MAX,
+    REASON_MAX,
+    REISSUE,
+    RETRIED_MAX,
+    SEEN,
+    SPANS_MAX,
+    AskCounted,
+    AskSeen,
+    AskTokens,
+    Passed,
+    PipelineCalls,
+    Reissue,
+    Seen,
+)
+from swarm.pipeline.source import Issuer
+from swarm.protocol.ledger import Ledger, Range
+from swarm.protocol.messages import Done
+from tests.peer.support.stage_harness import MODEL
+from tests.swarm.support.pipeline_harness import (
+    HIDDEN_BYTES,
+    MICRO,
+    SEQ,
+    Replica,
+    Table,
+    head_at,
+    issue_all,
+    open_impostor,
+    open_replicas,
+    read_tokens,
+    rules_of,
+    serving,
+    spans,
+    tokens_of,
+    without_haste,
+)
+
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(sys.platform != "linux", reason="stages run in worker processes, supervised through /proc"),
+]
+VALUES = MICRO * SEQ * MODEL.hidden_size
+GRADIENT = bytes(ActivationCode("int8").size_bytes(VALUES))
+NAN, INF = math.nan, math.inf
+BATCH = 4 * MICRO
+
+
+class Lie(msgspec.Struct):
+    """A `Passed` that is not checked when it is made."""
+
+    outcome: Any = "done"
+    cause: Any = ""
+    reason: Any = ""
+    retry_after_s: Any = 0.0
+    begun: Any = False
+    loss: Any = 1.0
+    queued_s: Any = 0.0
+    downstream_s: Any = 0.0
+    waited_s: Any = 0.0
+    retried: Any = 0
+
+
+def scale(value: float) -> bytes:
+    """A gradient whose first block has that scale."""
+    return torch.tensor([value]).numpy().tobytes() + GRADIENT[4:]
+
+
+LIES = {
+    "loss nan": (Lie(loss=NAN), GRADIENT),
+    "loss inf": (Lie(loss=INF), GRADIENT),
+    "loss huge": (Lie(loss=-1e300), GRADIENT),
+    "loss text": (Lie(loss="low"), GRADIENT),
+    "waited -inf": (Lie(waited_s=-INF), GRADIENT),
+    "queued nan": (Lie(queued_s=NAN), GRADIENT),
+    "downstream < 0": (Lie(downstream_s=-1.0), GRADIENT),
+    "downstream huge": (Lie(downstream_s=1e300), GRADIENT),
+    "busy for ever": (Lie("busy", retry_after_s=INF), b""),
+    "retried < 0": (Lie(retried=-1), GRADIENT),
+    "retried huge": (Lie(retried=1 << 40), GRADIENT),
+    "an outcome of its own": (Lie("perhaps"), GRADIENT),
+    "a long story": (Lie("refused", reason="x" * (REASON_MAX + 1)), b""),
+    "no gradient": (Lie(), b""),
+    "one byte more": (Lie(), GRADIENT + b"\0"),
+    "scale nan": (Lie(), scale(NAN)),
+    "scale inf": (Lie(), scale(INF)),
+    "scale huge": (Lie(), scale(3e38)),
+    "scale < 0": (Lie(), scale(-1.0)),
+}
+
+
+def answers(host: Host, rules: PipelineRules, stage: int, table: Table, body: Any, payload: bytes) -> None:
+    """From now on `host` answers PASS with these, whatever it is sent."""
+
+    async def on_pass(call: object) -> tuple[Any, bytes]:
+        return body, payload
+
+    limits = PipelineCalls.of(rules).pass_on
+    host.rpc.serve(
+        Method(
+            limits.name,
+            limits.request,
+            type(body),
+            request_payload_max=limits.request_payload_max,
+            reply_payload_max=len(payload),
+        ),
+        on_pass,
+    )
+    table[host.peer_id] = {"stage": stage, "addresses": list(host.addresses)}
+
+
+async def test_an_answer_that_cannot_be_true_costs_a_retry_and_a_strike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One liar after another, beside an honest replica; whoever is new is tried at once."""
+    without_haste(monkeypatch)
+    rules = rules_of(2, activations="int8")
+    async with open_replicas(tmp_path, [1, 1]) as stages:
+        first, last = stages[0][0], stages[1][0]
+        for k, (name, (body, payload)) in enumerate(LIES.items()):
+            del first.events[:]
+            async with serving(stages, rules) as table, open_impostor(rules, 1, {}, None) as liar:
+                answers(liar, rules, 1, table, body, payload)
+                loss = await issue_all(first, spans(2 * k, 2))
+                assert set(first.struck()) == {liar.peer_id}, name
+                assert 0 < loss / (2 * rules.tokens) < 20
+        for replica in (first, last):
+            assert len((await replica.gang.take_gradient()).micro_batches) == 2 * len(LIES)
+            assert (replica.gang.free_slots, replica.gang.queue_length) == (replica.gang.spec.slots, 0)
+        assert not last.struck()
+
+
+async def test_a_gradient_that_no_stage_can_use_costs_a_retry_or_the_micro_batch_and_nothing_else(
+    tmp_path: Path,
+) -> None:
+    """Finite, and out of all proportion: the whole stage answers so at first, then one of two replicas."""
+    rules = rules_of(2)
+    absurd = torch.full((VALUES,), 1e25).numpy().tobytes()
+    async with open_replicas(tmp_path, [1, 1]) as stages:
+        first, last = stages[0][0], stages[1][0]
+        with trio.fail_after(60):
+            async with serving([[first]], rules) as table, open_impostor(rules, 1, {}, None) as liar:
+                answers(liar, rules, 1, table, Lie(), absurd)
+                (span,) = spans(0, 1)
+                result = await first.station.issue(span, tokens_of(span))
+                assert (result.done, result.cause) == (False, "not_finite")
+        async with serving(stages, rules) as table, open_impostor(rules, 1, {}, None) as liar:
+            answers(liar, rules, 1, table, Lie(), absurd)
+            assert 0 < await issue_all(first, spans(1, 4)) / (4 * rules.tokens) < 20
+        for replica in (first, last):
+            assert len((await replica.gang.take_gradient()).micro_batches) == 4
+            assert (replica.gang.free_slots, replica.gang.queue_length) == (replica.gang.spec.slots, 0)
+
+
+async def test_who_says_that_it_has_it_and_does_nothing_is_not_followed_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sender, "FOLLOW_S", 0.3)
+    rules = rules_of(2)
+    async with (
+        open_replicas(tmp_path, [1, 1]) as stages,
+        serving(stages, rules) as table,
+        open_impostor(rules, 1, {}, None) as liar,
+    ):
+        first, last = stages[0][0], stages[1][0]
+
+        async def on_seen(call: Call[AskSeen]) -> Seen:
+            return Seen(tuple(True for _ in call.body.spans))
+
+        liar.rpc.serve(SEEN, on_seen)
+        answers(liar, rules, 1, table, Passed("busy", "full", begun=True), b"")
+        with trio.fail_after(60):
+            await issue_all(first, spans(0, 8))
+        assert len((await last.gang.take_gradient()).micro_batches) == 8
+
+
+async def test_who_only_passes_numbers_on_is_not_struck(tmp_path: Path) -> None:
+    """The last stage exaggerates as much as it may: the one between believes no more than its clock allows."""
+    rules = rules_of(3)
+    async with (
+        open_replicas(tmp_path, [1, 1, 0]) as stages,
+        serving(stages, rules) as table,
+        open_impostor(rules, 2, {}, None) as last,
+    ):
+        story = Passed("done", loss=1e11, queued_s=1e9, downstream_s=1e9, waited_s=1e9, retried=RETRIED_MAX)
+        answers(last, rules, 2, table, story, bytes(HIDDEN_BYTES))
+        result = await stages[0][0].station.issue((0, MICRO), tokens_of((0, MICRO)))
+        assert result.done and result.counted and 0 <= result.unqueued_s <= result.seconds
+        assert not stages[0][0].struck() and not stages[1][0].struck()
+
+
+async def refused(host: Host, replica: Replica, method: Method[Any, Any], body: Any, words: str | None = None) -> None:
+    """It is not answered, or with these words; and who sent it is struck."""
+    del replica.events[:]
+    with pytest.raises((ConnectionLost, RemoteError), match=words):
+        await host.rpc.call(replica.peer, method, body, timeout_s=60)
+    assert replica.struck() == [host.peer_id], body
+    assert not replica.seen("bug")
+
+
+async def test_orders_and_questions_that_make_no_sense(tmp_path: Path) -> None:
+    rules = rules_of(2, synchronous=True, round_samples=BATCH)
+    group, other = rules.groups
+    far = 1 << 52
+    async with (
+        open_replicas(tmp_path, [1, 1]) as stages,
+        serving(stages, rules) as table,
+        open_impostor(rules, 1, table, None) as stranger,
+    ):
+        first = stages[0][0]
+        stranger.book.add(first.peer, first.host.addresses)
+
+        issuer = Issuer(first.station, read_tokens, first.log)
+        async with issuer.open():
+            for spans in (((1, 1 + MICRO),), ((MICRO, 0),), ((0, 0),), ((0, 1),), ((0, far),), ((0, far), (far, 0))):
+                await refused(stranger, first, REISSUE, Reissue(group, 0, spans), "ProtocolViolation|samples")
+            for spans in (((-MICRO, 0),), ((0, 1 << 60),), ((0, MICRO),) * (SPANS_MAX + 1)):
+                for method, body in ((REISSUE, Reissue(group, 0, spans)), (SEEN, AskSeen(group, spans))):
+                    await refused(stranger, first, method, body)
+            for epoch in (-1, 1 << 60):
+                await refused(stranger, first, REISSUE, Reissue(group, epoch, ()))
+                await refused(stranger, first, COUNTED, AskCounted(group, epoch))
+            await refused(stranger, first, SEEN, AskSeen("x" * 65, ()))
+
+            # What is only about somewhere else is no offence, and does nothing.
+            del first.events[:]
+            elsewhere = ((0, MICRO),)
+            for body in (
+                Reissue(other, 0, elsewhere),
+                Reissue(group, 7, elsewhere),
+                Reissue(group, 0, ()),
+                Reissue(group, 0, ((BATCH, BATCH + MICRO),)),  # of a batch to come
+                Reissue(group, 0, ((0, BATCH + MICRO),)),
+            ):
+                await stranger.rpc.call(first.peer, REISSUE, body, timeout_s=60)
+            first.station.moved(head_at(rules, 0, 3, Ledger(cursor=3 * BATCH)))
+            for epoch, span in ((3, (2 * BATCH, 3 * BATCH)), (2, (3 * BATCH, 4 * BATCH)), (1, (BATCH, 2 * BATCH))):
+                await stranger.rpc.call(first.peer, REISSUE, Reissue(group, epoch, (span,)), timeout_s=60)
+            seen = await stranger.rpc.call(first.peer, SEEN, AskSeen(other, elsewhere), timeout_s=60)
+            assert seen.body.counted == (False,)
+            assert not issuer.issuing and issuer.totals.issued == 0 and not first.struck()
+
+            # What is of the batch of its epoch, this one or the one before, is issued.
+            batches = ((3, (4 * BATCH - MICRO, 4 * BATCH)), (2, (2 * BATCH, 2 * BATCH + MICRO)))
+            for epoch, span in batches:
+                await stranger.rpc.call(first.peer, REISSUE, Reissue(group, epoch, (span,)), timeout_s=60)
+            assert issuer.issuing == tuple(sorted(span for _, span in batches))
+
+
+async def test_nothing_is_issued_once_more_where_replicas_make_steps_of_their_own(tmp_path: Path) -> None:
+    """It would be counted out of turn, and the whole round's work be void."""
+    rules = rules_of(2)
+    ordered: list[object] = []
+    async with (
+        open_replicas(tmp_path, [1, 0]) as stages,
+        serving(stages, rules) as table,
+        open_impostor(rules, 1, table, None) as stranger,
+    ):
+        first = stages[0][0]
+        stranger.book.add(first.peer, first.host.addresses)
+        first.station.on_reissue = lambda spans, epoch: ordered.append(spans)
+        await refused(stranger, first, REISSUE, Reissue(rules.groups[0], 0, ((MICRO, 2 * MICRO),)), "synchronous")
+        assert not ordered
+
+
+async def test_a_feeder_is_asked_for_no_more_than_it_can_read(tmp_path: Path) -> None:
+    """Spans that end before they begin make up for others that are far too long."""
+    rules = rules_of(2)
+    read: list[Sequence[Range]] = []
+
+    def local(spans: Sequence[Range]) -> torch.Tensor:
+        read.append(spans)
+        return torch.cat([tokens_of(span) for span in spans])
+
+    async with open_impostor(rules, 0, {}, None) as asker, open_impostor(rules, 0, {}, None) as feeder:
+        asker.book.add(feeder.peer_id, feeder.addresses)
+        serve_tokens(feeder.rpc, rules, local)
+        method: Method[AskTokens, Done] = PipelineCalls.of(rules).tokens
+        far = 1 << 52
+        for spans in (((0, far), (far, FEED_SAMPLES_MAX)), ((4, 2), (0, 4)), ((0, 0), (0, 2))):
+            with pytest.raises(RemoteError, match="samples at once"):
+                await asker.rpc.call(feeder.peer_id, method, AskTokens(rules.run_id, spans), timeout_s=60)
+        assert not read

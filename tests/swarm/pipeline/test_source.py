@@ -1,0 +1,233 @@
+"""Who issues micro-batches, with the text of feeders where there are any."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+import torch
+import trio
+
+from peer.errors import RemoteError
+from peer.events import Event
+from peer.net.host import Host
+from peer.net.method import Call
+from swarm.pipeline.data_feed import FedTokens, serve_tokens
+from swarm.pipeline.first_stage import REFUSALS_MAX
+from swarm.pipeline.messages import (
+    COUNTED,
+    FEED_SAMPLES_MAX,
+    REISSUE,
+    SPANS_MAX,
+    AskCounted,
+    AskTokens,
+    Counted,
+    PipelineCalls,
+    Reissue,
+)
+from swarm.pipeline.source import WINDOW_MIN, Issuer
+from swarm.protocol.ledger import Range
+from swarm.protocol.messages import Done
+from swarm.protocol.plan import RANGES_MAX
+from tests.peer.support.stage_harness import MODEL
+from tests.swarm.support.pipeline_harness import (
+    MICRO,
+    SEQ,
+    open_impostor,
+    open_replicas,
+    read_tokens,
+    rules_of,
+    serving,
+    tokens_of,
+    without_haste,
+)
+
+RULES = rules_of(2)
+
+
+def read(spans: Sequence[Range]) -> torch.Tensor:
+    return torch.cat([tokens_of(span) for span in spans])
+
+
+class Local:
+    """The corpus of the one who asks; notes what it was asked for."""
+
+    def __init__(self) -> None:
+        self.read: list[Range] = []
+
+    def __call__(self, spans: Sequence[Range]) -> torch.Tensor:
+        self.read += spans
+        return read(spans)
+
+
+async def hosts(stack: AsyncExitStack, count: int) -> list[Host]:
+    found = [await stack.enter_async_context(open_impostor(RULES, 0, {}, None)) for _ in range(count)]
+    for one in found:
+        for other in found:
+            one.book.add(other.peer_id, other.addresses)
+    return found
+
+
+async def test_feeders_in_turn_and_local_text_where_they_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_haste(monkeypatch)
+    monkeypatch.setattr("swarm.pipeline.data_feed.SULK_S", 600.0)
+    async with AsyncExitStack() as stack:
+        me, good, gone, wrong_ids, too_few = await hosts(stack, 5)
+        serve_tokens(good.rpc, RULES, read)
+
+        def serve(host: Host, ids: torch.Tensor) -> None:
+            async def answer(call: object) -> tuple[Done, memoryview]:
+                return Done(), ids.numpy().astype("<u4").data
+
+            host.rpc.serve(PipelineCalls.of(RULES).tokens, answer)
+
+        serve(wrong_ids, torch.full((MICRO, SEQ + 1), MODEL.vocab_size))
+        serve(too_few, torch.zeros(MICRO, SEQ, dtype=torch.int64))
+        struck: list[str] = []
+        local, everybody = Local(), [host.peer_id for host in (good, gone, wrong_ids, too_few)]
+        source = FedTokens(me, RULES, lambda: everybody, local)
+        with me.events.subscribed(
+            lambda event: struck.append(str(event.fields["peer"])) if event.name == "peer_struck" else None
+        ):
+            for k in range(8):
+                span = (MICRO * k, MICRO * (k + 1))
+                assert torch.equal(await source((span,)), tokens_of(span))
+        assert sorted(struck) == sorted([wrong_ids.peer_id, too_few.peer_id])
+        assert len(local.read) == 3, "each bad feeder was asked once"
+        assert torch.equal(await FedTokens(me, RULES, list, local)(((4, 6),)), tokens_of((4, 6)))
+
+
+async def test_a_feeder_answers_no_nonsense() -> None:
+    async with AsyncExitStack() as stack:
+        me, feeder = await hosts(stack, 2)
+        serve_tokens(feeder.rpc, RULES, read)
+        method = PipelineCalls.of(RULES).tokens
+        for request in (
+            AskTokens("run", ()),
+            AskTokens("run", ((5, 5),)),
+            AskTokens("run", ((0, FEED_SAMPLES_MAX + 1),)),
+            AskTokens("another run", ((0, 2),)),
+        ):
+            with pytest.raises(RemoteError, match="samples at once"):
+                await me.rpc.call(feeder.peer_id, method, request, timeout_s=60)
+
+
+async def test_a_micro_batch_of_any_size_is_fed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_haste(monkeypatch)
+    size = FEED_SAMPLES_MAX + 36
+    rules = rules_of(2, micro_batch=size)
+    async with AsyncExitStack() as stack:
+        me, feeder = await hosts(stack, 2)
+        serve_tokens(feeder.rpc, rules, read)
+        local = Local()
+        source = FedTokens(me, rules, lambda: [feeder.peer_id], local)
+        assert torch.equal(await source(((0, size),)), tokens_of((0, size)))
+        assert not local.read
+        method = PipelineCalls.of(rules).tokens
+        with pytest.raises(RemoteError, match=f"ask for 1 to {size}"):
+            await me.rpc.call(feeder.peer_id, method, AskTokens("run", ((0, size + 1),)), timeout_s=60)
+
+
+async def test_a_replica_can_say_what_it_has_counted_however_scattered_that_is() -> None:
+    far = 1 << 52
+    counted = tuple((far + 2 * k, far + 2 * k + 1) for k in range(RANGES_MAX))
+
+    async def answer(call: Call[AskCounted]) -> Counted:
+        return Counted(counted, counted[:SPANS_MAX])
+
+    async with AsyncExitStack() as stack:
+        me, mate = await hosts(stack, 2)
+        mate.rpc.serve(COUNTED, answer)
+        reply = await me.rpc.call(mate.peer_id, COUNTED, AskCounted("group 1", 0), timeout_s=60)
+        assert reply.body.spans == counted
+
+
+@pytest.mark.process
+@pytest.mark.skipif(sys.platform != "linux", reason="stages run in worker processes, supervised through /proc")
+async def test_what_every_replica_refuses_is_given_up_and_told(tmp_path: Path) -> None:
+    """The last stage has come to grief: all that it computes is NaN."""
+    async with open_replicas(tmp_path, [1, 1]) as stages:
+        first, last = stages[0][0], stages[1][0]
+        last.gang.outer.fill_(1e15)
+        await last.gang.import_weights(epoch=0)
+        for rules in (RULES, rules_of(2, synchronous=True, round_samples=64)):
+            del first.events[:]
+            async with serving(stages, rules):
+                issuer = Issuer(first.station, read_tokens, first.log)
+                with trio.fail_after(60):
+                    async with issuer.open():
+                        await issuer.issue([(4, 12)])
+            assert issuer.totals.abandoned == 4 and first.station.counting.counted == ()
+            told = [event.fields for event in first.seen("pipeline_refused")]
+            assert 1 <= len(told) < 4, "not each of them"
+            assert 4 <= int(str(told[0]["first"])) == int(str(told[0]["last"])) - MICRO < 12
+            assert (told[0]["cause"], told[0]["synchronous"]) == ("not_finite", rules.synchronous)
+            assert issuer.totals.retried == 4 * (REFUSALS_MAX - 1), "after the last refusal it is not tried again"
+            assert "NaN" in str(told[0]["reason"])
+
+
+@pytest.mark.process
+@pytest.mark.skipif(sys.platform != "linux", reason="stages run in worker processes, supervised through /proc")
+async def test_an_issuer_takes_its_samples_through_and_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_haste(monkeypatch)
+    rules = rules_of(2, synchronous=True, round_samples=64)
+    async with open_replicas(tmp_path, [1, 1]) as stages, serving(stages, rules):
+        first, last = stages[0][0], stages[1][0]
+
+        issuer = Issuer(first.station, read_tokens, first.log)
+        async with issuer.open():
+            await issuer.issue([(0, 40), (60, 64)])
+            assert first.station.counting.counted == last.station.counting.counted == ((0, 40), (60, 64))
+            assert WINDOW_MIN <= issuer.window <= rules.window_max
+            assert first.station.load().service_s > 0 and first.station.answer_s > 0
+
+            # A leader asks for two once more: one is counted everywhere already.
+            ended = trio.Event()
+            results: list[tuple[Range, bool]] = []
+
+            def on_result(result: object) -> None:
+                results.append((result.span, result.counted))  # type: ignore[attr-defined]
+                if len(results) == 2:
+                    ended.set()
+
+            issuer.on_result = on_result
+            request = Reissue(rules.groups[0], 0, ((38, 42),))
+            await last.host.rpc.call(first.peer, REISSUE, request, timeout_s=60)
+            await ended.wait()
+            assert sorted(results) == [((38, 40), False), ((40, 42), True)]
+        totals = first.seen("pipeline_progress")[-1].fields
+        assert totals == {"issued": 24, "completed": 24, "retried": 0, "abandoned": 0}
+        assert last.station.counting.counted == ((0, 42), (60, 64))
+
+
+@pytest.mark.process
+@pytest.mark.skipif(sys.platform != "linux", reason="stages run in worker processes, supervised through /proc")
+async def test_what_is_told_last_accounts_for_all(tmp_path: Path) -> None:
+    """A seat is left while micro-batches are under way, some of a round and some issued again."""
+    async with open_replicas(tmp_path, [1, 1]) as stages:
+        first = stages[0][0]
+        async with first.serving(RULES, {}):
+            for round_ends_first in (False, True):
+                waits = trio.Event()
+
+                def on_event(event: Event, waits: trio.Event = waits) -> None:
+                    if event.name == "pipeline_waiting":
+                        waits.set()
+
+                issuer = Issuer(first.station, read_tokens, first.log)
+                with first.log.subscribed(on_event):
+                    async with trio.open_nursery() as round_:
+                        async with issuer.open():
+                            round_.start_soon(issuer.issue, [(0, 8)])
+                            await waits.wait()  # nobody serves the next stage
+                            issuer.reissue([(20, 24)])
+                            while issuer.totals.issued < WINDOW_MIN + 2:
+                                await trio.sleep(0.01)
+                            if round_ends_first:
+                                round_.cancel_scope.cancel()
+                        round_.cancel_scope.cancel()
+                told = first.seen("pipeline_progress")[-1].fields
+                assert told["issued"] == told["abandoned"] == WINDOW_MIN + 2 and told["completed"] == 0

@@ -1,0 +1,172 @@
+"""Groups of a pipeline's stages over real sockets with real workers: what they commit, whatever is lost on the way."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import trio
+
+from optim.config import AllReduce, CodecConfig, Diloco, SparseLoco
+from swarm.protocol.plan import Assignment
+from swarm.rounds.trainer import Order
+from tests.swarm.support import stage_replicas as stage_seats
+from tests.swarm.support.pipeline_harness import without_haste
+from tests.swarm.support.stage_replicas import FP32, Setting, StageSeat
+from tests.swarm.support.stage_scene import BATCH, Scene, check_a_kill, check_one_process, kill_worker, scene_of, until
+
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(sys.platform != "linux", reason="worker processes are supervised through Linux's /proc"),
+]
+STEPS = 5
+
+
+@pytest.mark.parametrize(
+    ("outer", "codec"),
+    [
+        pytest.param(Diloco(steps=4), FP32, id="diloco"),
+        pytest.param(SparseLoco(steps=4), CodecConfig(), id="sparseloco", marks=pytest.mark.soak),
+    ],
+)
+async def test_replicas_of_a_stage_are_the_same_bits_after_every_commit(
+    tmp_path: Path, outer: Any, codec: CodecConfig
+) -> None:
+    """Local steps, two replicas of each stage."""
+    rounds = 3
+    async with scene_of(tmp_path, Setting(2, outer, rounds, codec), [2, 2]) as scene:
+        with trio.fail_after(300):
+            await scene.run()
+            scene.check(rounds)
+            for seats in scene.stages:
+                assert {len(head.members) for seat in seats for head in seat.heads} == {2}
+                assert seats[0].heads[-1].inner_step == rounds * outer.steps, "all stages are at one place"
+                assert not torch.equal(seats[0].post.state.theta, seats[0].replica.gang.delta)
+
+
+def at_work(seats: list[StageSeat]) -> list[StageSeat]:
+    """Those with something to lose."""
+    return [seat for seat in seats if seat.heads and seat.replica.station.counting.counted]
+
+
+async def test_a_lost_worker_costs_no_commit_and_counts_nothing_twice(tmp_path: Path) -> None:
+    """Local steps; the worker of a replica of each stage dies in the middle."""
+    rounds = 3
+    async with scene_of(tmp_path, Setting(2, Diloco(steps=4), rounds), [2, 2]) as scene:
+        with trio.fail_after(400):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(scene.run)
+                for seats in scene.stages:
+                    await until(lambda seats=seats: at_work(seats))
+                    kill_worker(at_work(seats)[0])
+            scene.check(rounds)
+
+
+@pytest.mark.parametrize("gone", [False, True], ids=["stays", "is-gone"])
+async def test_a_stage_that_counted_all_in_the_round_before_its_last_finishes(
+    tmp_path: Path, gone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its plan was late by a round of the first stage, which finishes the run, and may then be gone."""
+    without_haste(monkeypatch)  # who is late has counted all the same, and one of the two is left out
+    rounds = 2
+    async with scene_of(tmp_path, Setting(2, Diloco(steps=4), rounds), [1, 2]) as scene:
+        with trio.fail_after(300):
+            (first,), later = scene.stages
+            await first.engine.run()
+            await heard_of_the_end(scene, rounds)
+            if gone:
+                del scene.table[first.replica.peer]
+                await all_read(scene, monkeypatch)
+            async with trio.open_nursery() as nursery:
+                for seat in later:
+                    nursery.start_soon(seat.engine.run)
+            for seat in later:
+                before, last = seat.heads[-2:]
+                assert (before.round, last.round) == (1, rounds) and len(last.members) == 2
+                assert last.state_hash == before.state_hash == seat.post.state.tree.root
+                assert last.ledger == before.ledger and before.ledger.returned == ()
+                assert before.ledger.cursor == first.heads[-1].ledger.cursor, "it has counted all"
+
+
+async def test_a_stage_that_lost_what_it_counted_in_its_last_round_finishes(tmp_path: Path) -> None:
+    async with scene_of(tmp_path, Setting(2, Diloco(steps=4), rounds=1), [1, 1]) as scene:
+        with trio.fail_after(300):
+            (first,), (last,) = scene.stages
+            await first.engine.run()
+            await heard_of_the_end(scene, 1)
+            kill_worker(last)
+            await until(lambda: last.replica.seen("worker_died"))
+            await last.engine.run()
+            assert last.heads[-1].round == 1 and last.heads[-1].tokens == 0
+            assert last.replica.seen("round_empty") and last.replica.seen("pipeline_lost")
+
+
+async def all_read(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every later replica has looked once more for what the first stage says."""
+    reads, look = list[int | None](), stage_seats._first_round
+    monkeypatch.setattr(stage_seats, "_first_round", lambda table: reads.append(look(table)) or reads[-1])
+    await until(lambda: len(reads) >= 2 * len(scene.stages[1]))  # all look equally often
+
+
+async def heard_of_the_end(scene: Scene, rounds: int) -> None:
+    await until(lambda: all(seat.trainer.has_run_dry(rounds) for seat in scene.stages[1]))
+
+
+async def test_only_rounds_that_the_first_stage_may_have_left_behind_can_have_nothing(tmp_path: Path) -> None:
+    """Whatever records say of the first stage; and that one is assigned what it does."""
+    rounds = 4
+    async with scene_of(tmp_path, Setting(2, Diloco(steps=4), rounds), [1, 1]) as scene:
+        with trio.fail_after(300):
+            (first,), (last,) = scene.stages
+            first.entry["round"] = rounds
+            await heard_of_the_end(scene, rounds)
+            assert [last.trainer.has_run_dry(number) for number in range(1, 5)] == [False, False, True, True]
+            assert not first.trainer.has_run_dry(rounds)
+
+
+async def test_who_hears_of_a_plan_when_it_is_to_be_over_hands_in_what_there_is(tmp_path: Path) -> None:
+    async with scene_of(tmp_path, Setting(2, Diloco(steps=4), rounds=9), [1, 1]) as scene:
+        with trio.fail_after(300):
+            (seat,) = scene.stages[1]
+            head, post = seat.engine.head, seat.post
+            coding = post.state.recipe.coding(post.pace.turn(head), post.state.tensors)
+            assignment = Assignment(post.me, (), post.pace.most_steps(head))
+            work = await seat.trainer.train(
+                Order(assignment, post.pace.turn(head), coding.places, 1, 600.0, hurried=True)
+            )
+            assert (work.steps, work.counted) == (0, ())
+
+
+# -- synchronous -----------------------------------------------------------------------------------------------------
+
+
+async def test_synchronous_batches_are_one_process(tmp_path: Path) -> None:
+    setting = Setting(3, AllReduce(batch=BATCH), STEPS)
+    async with scene_of(tmp_path, setting, [2, 2, 1]) as scene:
+        with trio.fail_after(300):
+            await scene.run()
+            scene.check(STEPS)
+            check_one_process(scene, STEPS)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("stage", [0, 1])
+async def test_so_they_are_where_a_worker_dies_in_the_middle(tmp_path: Path, stage: int) -> None:
+    setting = Setting(2, AllReduce(batch=BATCH), STEPS)
+    async with scene_of(tmp_path, setting, [2, 2]) as scene:
+        with trio.fail_after(300):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(scene.run)
+                victim = scene.stages[stage][0]
+                await until(lambda: victim.heads and victim.replica.station.counting.counted)
+                kill_worker(victim)
+            assert victim.replica.seen("worker_died")
+            scene.check(STEPS)
+            check_one_process(scene, STEPS)
+
+
+async def test_so_they_are_where_a_replica_is_killed_in_the_middle(tmp_path: Path) -> None:
+    await check_a_kill(tmp_path, [2, 2], 1, STEPS)

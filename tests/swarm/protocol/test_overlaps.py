@@ -1,0 +1,258 @@
+"""Whatever the replicas of a pipeline's stage claim to have counted, no sample is merged twice and none is lost."""
+
+from __future__ import annotations
+
+import dataclasses
+from itertools import combinations
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from optim.config import AllReduce, Diloco
+from peer.errors import ProtocolViolation
+from peer.identity import Identity, Signed, sign_body
+from peer.net.limits import NetLimits
+from swarm.protocol.head import Head, Member, genesis
+from swarm.protocol.ledger import Ledger, Range, count, overlaps, union, without
+from swarm.protocol.overlaps import EXACT_MAX, all_counted, merged_of
+from swarm.protocol.plan import (
+    CONTRIBUTION_KIND,
+    RANGES_MAX,
+    REACH_MAX,
+    RETURNED_MAX,
+    Contribution,
+    Roster,
+    WorkPlan,
+    check_plan,
+    make_plan,
+    next_head,
+    open_contribution,
+    open_roster,
+    whose_fit,
+)
+from swarm.protocol.round_schedule import Pace
+from tests.swarm.support.group import pace_of
+
+replace = msgspec.structs.replace
+STEPS, MICRO = 4, 2
+KEYS = sorted((Identity.generate() for _ in range(4)), key=lambda key: key.peer_id)
+MEMBERS = tuple(Member(key.peer_id, "s") for key in KEYS)
+FIRST = dataclasses.replace(pace_of(STEPS), stages=3, micro_batch=MICRO)
+LATER = dataclasses.replace(FIRST, stage=1)
+SYNCHRONOUS = dataclasses.replace(FIRST, outer=AllReduce(batch=16))
+SYNCHRONOUS_LATER = dataclasses.replace(SYNCHRONOUS, stage=2)
+HEAD = replace(
+    genesis("group 1", b"s" * 32).regrouped(MEMBERS, 1), ledger=Ledger(cursor=100, returned=((10, 14), (40, 90)))
+)
+WHOLE = replace(HEAD, ledger=Ledger(cursor=96))
+SPEEDS = dict.fromkeys(MEMBERS, 1.0)
+
+
+def body_of(index: int, plan: WorkPlan, counted: tuple[Range, ...], **changes: Any) -> Contribution:
+    work = bool(counted)
+    body = Contribution(
+        head=plan.head,
+        plan=plan.hash,
+        member=MEMBERS[index],
+        steps=int(work),
+        samples=count(counted),
+        loss=1.0,
+        hashes=(b"h" * 32,) * work,
+        sqnorms=(1.0,) * work,
+        counted=counted,
+    )
+    return replace(body, **changes)
+
+
+def signed_by(index: int, body: Contribution) -> Signed:
+    return sign_body(KEYS[index], CONTRIBUTION_KIND, body)
+
+
+def spans(*firsts: int) -> tuple[Range, ...]:
+    return union((first, first + MICRO) for first in firsts)
+
+
+# -- plans -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pace", [LATER, SYNCHRONOUS_LATER])
+def test_later_stages_are_assigned_nothing_and_have_all_the_time(pace: Pace) -> None:
+    plan = make_plan(HEAD, 0, SPEEDS, pace, anew={MEMBERS[1]})
+    check_plan(plan, HEAD, pace)
+    assert all(a.ranges == () and a.steps == pace.most_steps(HEAD) for a in plan.assignments)
+    assert [a.anew for a in plan.assignments] == [False, True, False, False]
+    assert plan.deadline_s == pace.compute_s_max
+    first = plan.assignments[0]
+    for wrong, why in (
+        (replace(first, ranges=((100, 104),)), "samples to a stage"),
+        (replace(first, ahead=((100, 104),)), "samples to a stage"),
+        (replace(first, steps=first.steps + 1), "work to a stage"),
+    ):
+        with pytest.raises(ProtocolViolation, match=why):
+            check_plan(replace(plan, assignments=(wrong, *plan.assignments[1:])), HEAD, pace)
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(0.1, 10), min_size=1, max_size=4))
+def test_the_first_stage_issues_the_whole_synchronous_batch(speeds: list[float]) -> None:
+    plan = make_plan(WHOLE, 0, dict(zip(MEMBERS, speeds, strict=False)), SYNCHRONOUS)
+    check_plan(plan, WHOLE, SYNCHRONOUS)
+    assert union(r for a in plan.assignments for r in a.ranges) == ((96, 112),)
+    assert plan.deadline_s == SYNCHRONOUS.compute_s_max
+    busy = max(plan.assignments, key=lambda a: a.steps)
+    less = replace(busy, steps=busy.steps - 1, ranges=((busy.ranges[0][0], busy.ranges[0][1] - MICRO),))
+    less = replace(less, ranges=tuple(r for r in less.ranges if r[0] < r[1]))
+    with pytest.raises(ProtocolViolation, match="all of the run's batch"):
+        check_plan(
+            replace(plan, assignments=tuple(less if a is busy else a for a in plan.assignments)), WHOLE, SYNCHRONOUS
+        )
+
+
+def test_stages_keep_one_place_in_the_schedule_however_many_steps_they_make() -> None:
+    assert LATER.advance(HEAD, 3) == FIRST.advance(HEAD, 17) == STEPS
+    assert SYNCHRONOUS.advance(HEAD, 8) == 1 and pace_of(STEPS).advance(HEAD, 3) == 3
+
+
+# -- contributions ---------------------------------------------------------------------------------------------------
+
+
+def refuse(pace: Pace, reason: str, counted: tuple[Range, ...], head: Head = HEAD, **changes: Any) -> None:
+    plan = make_plan(head, 0, SPEEDS, pace)
+    with pytest.raises(ProtocolViolation, match=reason):
+        open_contribution(signed_by(0, body_of(0, plan, counted, **changes)), plan, 1, head, pace)
+
+
+def test_what_a_stage_may_claim_to_have_counted() -> None:
+    plan = make_plan(HEAD, 0, SPEEDS, LATER)
+    for counted in ((), spans(10, 40, 100), spans(200)):
+        open_contribution(signed_by(0, body_of(0, plan, counted)), plan, 1, HEAD, LATER)
+    refuse(LATER, "no whole micro-batches", ((100, 101), (104, 106)))
+    refuse(LATER, "no whole micro-batches", ((101, 103),))
+    refuse(SYNCHRONOUS_LATER, "no whole micro-batches", ((97, 99),), WHOLE)
+    refuse(LATER, "not free", spans(20))
+    refuse(LATER, "not free", spans(14, 100))
+    refuse(LATER, "not free", spans(1 << 50))
+    refuse(LATER, "which samples", ((100, 104), (102, 106)))
+    refuse(LATER, "which samples", ((104, 106), (100, 102)))
+    refuse(LATER, "which samples", ((100, 100), (102, 104)))
+    refuse(LATER, "which samples", spans(100), samples=4)
+    refuse(LATER, "impossible", spans(100), steps=0)
+    refuse(LATER, "impossible", spans(100), steps=LATER.most_steps(HEAD) + 1)
+    refuse(LATER, "impossible", ((100, 100 + 2 * LATER.most_steps(HEAD) * LATER.batch_size),))
+
+
+def test_the_first_stage_counts_what_it_was_assigned_and_a_synchronous_one_the_batch() -> None:
+    plan = make_plan(HEAD, 0, SPEEDS, FIRST)
+    mine, other = plan.assignments[0].ranges, plan.assignments[1].ranges
+    open_contribution(signed_by(0, body_of(0, plan, union(mine))), plan, 1, HEAD, FIRST)
+    refuse(FIRST, "not about", union(other))
+    refuse(SYNCHRONOUS_LATER, "not about", spans(112), WHOLE)
+    refuse(SYNCHRONOUS, "not about", spans(94, 96), replace(WHOLE, ledger=Ledger(96, ((90, 96),))))
+
+
+def test_only_pipelines_name_samples() -> None:
+    refuse(pace_of(STEPS), "only a stage", spans(100))
+
+
+# -- what is merged --------------------------------------------------------------------------------------------------
+
+claims = st.lists(st.sets(st.integers(0, 11), max_size=8), min_size=1, max_size=7)
+
+
+def bodies_of(claimed: list[set[int]]) -> list[Contribution]:
+    plan = make_plan(HEAD, 0, SPEEDS, LATER)
+    return [body_of(0, plan, spans(*(100 + MICRO * k for k in claim))) for claim in claimed]
+
+
+@settings(deadline=None)
+@given(claims)
+def test_as_much_as_can_be_is_merged_without_counting_twice(claimed: list[set[int]]) -> None:
+    bodies = bodies_of(claimed)
+    kept = merged_of(bodies)
+    chosen = [claim for claim, merged in zip(claimed, kept, strict=True) if merged]
+    assert sum(map(len, chosen)) == len(set().union(*chosen))
+    best = max(
+        sum(map(len, some))
+        for size in range(len(claimed) + 1)
+        for some in combinations(claimed, size)
+        if sum(map(len, some)) == len(set().union(*some))
+    )
+    assert sum(map(len, chosen)) == best
+    whole = set().union(*chosen)
+    assert all_counted([b for b, k in zip(bodies, kept, strict=True) if k], (100, 124)) == (len(whole) == 12)
+
+
+def test_a_tangle_too_large_to_be_searched_is_still_merged_without_overlaps() -> None:
+    chain = [{k, k + 1} for k in range(2 * EXACT_MAX)]
+    kept = merged_of(bodies_of(chain))
+    chosen = [claim for claim, merged in zip(chain, kept, strict=True) if merged]
+    assert chosen and sum(map(len, chosen)) == len(set().union(*chosen))
+
+
+def test_who_counts_here_and_there_without_end_makes_no_head_grow_and_takes_nobodys_samples() -> None:
+    """One member claims as many ranges as it may, half of them just ahead of the others, half as far as it may."""
+    pace = dataclasses.replace(LATER, outer=Diloco(steps=1024))
+    head, at = replace(HEAD, ledger=Ledger(cursor=100)), 100
+    half = RANGES_MAX // 2
+    for _ in range(4):
+        plan = make_plan(head, 0, SPEEDS, pace)
+        near = [at + 200 + 2 * MICRO * k for k in range(half)]
+        far = [head.ledger.cursor + (k + 1) * (REACH_MAX // half - 2 * MICRO) for k in range(half)]
+        wanted = without(spans(*near, *far), without(spans(*near, *far), head.ledger.free))
+        claims = [wanted[:RANGES_MAX], spans(at, at + 6), spans(at + 2, at + 12), spans(at + 8)]
+        bodies = [body_of(i, plan, counted) for i, counted in enumerate(claims)]
+        merged = [open_contribution(signed_by(i, body), plan, 1, head, pace) for i, body in enumerate(bodies)]
+        head = replace(next_head(head, plan, merged, merged, pace, b"t" * 32), members=MEMBERS)
+        assert len(head.ledger.returned) <= 2 * RETURNED_MAX
+        assert len(msgspec.msgpack.encode(head)) < NetLimits().header_bytes / 8
+        assert head.ledger.is_free([(at + 4, at + 6), (at + 10, at + 12), (at + 14, at + 150)])
+        assert not any(head.ledger.is_free(claim) for claim in claims[1:])
+        at += 16
+
+
+def test_contributions_that_no_message_holds_together_go_without_the_longest() -> None:
+    plan = make_plan(HEAD, 0, SPEEDS, LATER)
+    far = tuple((REACH_MAX + 2 * MICRO * k, REACH_MAX + 2 * MICRO * k + MICRO) for k in range(RANGES_MAX))
+    signed = {MEMBERS[i]: signed_by(i, body_of(i, plan, claim)) for i, claim in enumerate((far, spans(100), far, ()))}
+    assert whose_fit(signed) == [MEMBERS[0], MEMBERS[1], MEMBERS[3]]
+    roster = Roster(HEAD.hash, plan.hash, 0, tuple(signed[member] for member in whose_fit(signed)), (0,))
+    assert len(msgspec.msgpack.encode(roster)) < NetLimits().header_bytes * 0.9
+    del signed[MEMBERS[0]]
+    assert whose_fit(signed) == list(MEMBERS[1:])
+
+
+histories = st.lists(st.lists(st.sets(st.integers(0, 40), max_size=6), min_size=1, max_size=4), min_size=1, max_size=6)
+
+
+@settings(max_examples=50, deadline=None)
+@given(histories)
+def test_whatever_is_contributed_round_after_round_every_sample_is_merged_once_or_free(
+    rounds: list[list[set[int]]],
+) -> None:
+    head, merged_before = replace(HEAD, ledger=Ledger()), list[Range]()
+    for claimed in rounds:
+        plan = make_plan(head, 0, SPEEDS, LATER)
+        opened = []
+        for i, claim in enumerate(claimed):
+            signed = signed_by(i, body_of(i, plan, spans(*(MICRO * k for k in claim))))
+            try:
+                opened.append((open_contribution(signed, plan, 1, head, LATER), signed))
+            except ProtocolViolation:
+                assert overlaps({"before": tuple(merged_before), "now": spans(*(MICRO * k for k in claim))})
+        if len(opened) < head.quorum:
+            continue
+        everyone = open_roster(
+            Roster(head.hash, plan.hash, 0, tuple(signed for _, signed in opened), (0,)), head, plan, 1, LATER
+        )
+        merged = [body for body, kept in zip(everyone, merged_of(everyone), strict=True) if kept and body.steps]
+        if not merged:
+            continue
+        head = replace(next_head(head, plan, merged, everyone, LATER, b"t" * 32), members=MEMBERS)
+        merged_before += [r for body in merged for r in body.counted]
+        assert not overlaps({"all": tuple(merged_before)}), "a sample was merged twice"
+        seen = union([*merged_before, *head.ledger.returned])
+        assert seen == union([(0, head.ledger.cursor)]), "a sample was lost"
+        assert without(head.ledger.returned, merged_before) == head.ledger.returned

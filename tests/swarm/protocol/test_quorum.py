@@ -1,0 +1,60 @@
+"""Which heads count, as told by peers none of whom is believed alone."""
+
+from __future__ import annotations
+
+import msgspec
+
+from peer.identity import Identity, Signed, sign_body
+from swarm.protocol.head import Head, Member, genesis
+from swarm.protocol.messages import REGROUP_KIND, Standing
+from swarm.protocol.quorum import weigh
+
+AUTHORITY = Identity.generate()
+PEERS = [Identity.generate().peer_id for _ in range(5)]
+MEMBERS = tuple(sorted(Member(peer, "s") for peer in PEERS[:4]))
+START = genesis("run", b"s0" * 16)
+BEGUN = START.regrouped(MEMBERS, 1)
+SIGNED = sign_body(AUTHORITY, REGROUP_KIND, BEGUN)
+
+
+def after(head: Head, members: tuple[Member, ...] = MEMBERS, state: bytes = b"s1" * 16) -> Head:
+    return msgspec.structs.replace(head, round=head.round + 1, previous=head.hash, members=members, state_hash=state)
+
+
+def at(head: Head, *members: Member, signed: Signed | None = SIGNED) -> list[tuple[str, Standing]]:
+    return [(member.peer, Standing(head, member, "training", signed)) for member in members]
+
+
+def heads(standings: list[tuple[str, Standing]]) -> list[Head]:
+    return [sighting.head for sighting in weigh(standings, AUTHORITY.peer_id, START)]
+
+
+def test_a_majority_of_its_own_members_makes_a_head_count() -> None:
+    first = after(BEGUN)
+    assert heads(at(first, *MEMBERS[:3])) == [first]
+    assert heads(at(first, *MEMBERS[:2])) == []
+
+
+def test_members_that_have_gone_on_still_back_the_head_they_came_from() -> None:
+    first = after(BEGUN)
+    second = after(first, state=b"s2" * 16)
+    split = at(first, *MEMBERS[:2]) + at(second, *MEMBERS[2:])
+    [sighting] = weigh(split, AUTHORITY.peer_id, START)
+    assert sighting.head == first, "half of the members are not enough for the second"
+    assert set(sighting.holders) == {member.peer for member in MEMBERS}, "who has gone on still holds the state"
+    assert heads(at(first, MEMBERS[0]) + at(second, *MEMBERS[1:]))[0] == second
+
+
+def test_strangers_and_other_lives_of_members_back_nothing() -> None:
+    first = after(BEGUN)
+    reborn = tuple(Member(member.peer, "another life") for member in MEMBERS)
+    assert heads(at(first, *reborn)) == []
+    follower = after(first, (Member(PEERS[4], "s"),), b"lie!" * 8)
+    assert first not in heads(at(first, *MEMBERS[:2]) + at(follower, Member(PEERS[4], "s")))
+
+
+def test_a_term_needs_the_authority() -> None:
+    first = after(BEGUN)
+    forged = sign_body(Identity.generate(), REGROUP_KIND, BEGUN)
+    assert heads(at(first, *MEMBERS, signed=forged)) == heads(at(first, *MEMBERS, signed=None)) == []
+    assert heads(at(BEGUN, Member(PEERS[4], "s"))) == [BEGUN], "what the authority signed counts by itself"

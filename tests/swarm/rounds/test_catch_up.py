@@ -1,0 +1,64 @@
+"""Catching up where replay has already brought the state to the head that this peer had sealed itself."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import trio.testing
+
+from optim.codecs import get_codec
+from optim.strategies.interface import Turn
+from peer.errors import NetworkError
+from peer.events import EventLog
+from swarm.protocol.head import Member, genesis
+from swarm.protocol.quorum import Sighting
+from swarm.rounds.engine import Engine
+from swarm.rounds.round_state import Height
+from swarm.state.outer_state import OuterState
+from tests.swarm.support.group import diloco
+
+ME = Member("me", "s")
+NUMEL = 64
+
+
+class Keeper:
+    """Its first donor delivers the round that was sealed here, and is gone before the one after it."""
+
+    def __init__(self, state: OuterState, sealed: bytes) -> None:
+        self.state, self.sealed = state, sealed
+        self.adopted: list[object] = []
+
+    async def fetch(self, sighting: Sighting, mine: object) -> None:
+        self.state.commit(self.sealed)
+        raise NetworkError("the donor is gone.")
+
+    async def committed(self, head: object, results: list[memoryview]) -> None:
+        self.adopted.append(head)
+
+
+async def test_a_sealed_state_that_replay_has_committed_is_not_committed_again(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    state = OuterState([torch.zeros(NUMEL), torch.zeros(NUMEL)], diloco(NUMEL, "fp32"))
+    turn = Turn(1, 0, 1.0)
+    state.begin(turn, state.recipe.coding(turn, state.tensors))
+    state.build(0, get_codec("fp32").encode(torch.ones(NUMEL)).numpy().data)
+    head = genesis("run", state.tree.root).regrouped((ME,), 1)
+    sealed = genesis("run", state.seal()).regrouped((ME,), 2)
+    further = genesis("run", b"s2" * 16).regrouped((ME,), 3)
+
+    height, keeper = Height(head, ME), Keeper(state, sealed.state_hash)
+    height.sealed = sealed
+    engine: Any = Engine.__new__(Engine)
+    engine._here = SimpleNamespace(head=head, regroup=None, phase="")
+    engine._post, engine._keeper = SimpleNamespace(state=state, events=EventLog()), keeper
+
+    async def best_sighting() -> Sighting:
+        return Sighting(sealed, (), None)
+
+    monkeypatch.setattr(engine, "best_sighting", best_sighting)
+    await engine._catch_up(height, Sighting(further, (), None))
+    assert keeper.adopted == [sealed] and engine.head == sealed

@@ -1,0 +1,60 @@
+"""A peer that is asked about a group it is not in says so, and holds it against nobody: peers move between groups."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import trio
+
+from peer.errors import RemoteError
+from peer.events import EventLog
+from peer.identity import Identity, sign_body
+from peer.net.host import HostConfig, open_host
+from peer.net.method import Method
+from swarm.protocol import messages as say
+from swarm.protocol.head import Member, genesis
+from swarm.protocol.plan import PLAN_KIND, Assignment, WorkPlan
+from tests.swarm.support.group import open_group
+
+
+def nothing(peer: str, step: int, assignment: Assignment) -> torch.Tensor:
+    return torch.zeros(64)
+
+
+async def test_calls_for_another_group_are_refused_without_a_strike(tmp_path: Path) -> None:
+    async with (
+        open_group(tmp_path, 64) as group,
+        group.join(nothing) as seat,
+        open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as asker,
+    ):
+        await asker.connect_address(seat.host.addresses[0], timeout_s=30)
+        authority, me = group.authority_host.identity, Member(asker.peer_id, "s")
+        elsewhere = genesis("another", bytes(32)).regrouped((me,), 1)
+        asks: list[tuple[Method[Any, Any], Any]] = [
+            (say.STANDING, say.AskHead("another")),
+            (say.KNOCK, say.Knock(elsewhere.hash, 0, me, (), "another")),
+            (say.PREPARE, say.Prepare(elsewhere, 0, {})),
+            (say.REGROUP, say.Regroup(sign_body(authority, say.REGROUP_KIND, elsewhere), {})),
+        ]
+        plan = WorkPlan(elsewhere.hash, 1, 0, (), 1.0)
+        work = say.Work(sign_body(asker.identity, PLAN_KIND, plan), wrap_up=True)
+        for method, ask in asks:
+            with pytest.raises(RemoteError, match="in another group") as refused:
+                await asker.rpc.call(seat.host.peer_id, method, ask, timeout_s=30)
+            assert refused.value.code == "RoundError"
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(seat.engine.run)  # now there is a round that it could be about
+            with trio.fail_after(60):
+                while seat.engine.phase != "knocking":
+                    await trio.sleep(0.02)
+            with pytest.raises(RemoteError) as refused:
+                await asker.rpc.call(seat.host.peer_id, say.WORK, work, timeout_s=30)
+            nursery.cancel_scope.cancel()
+        assert refused.value.code == "RoundDiscarded"
+        assert not seat.seen("peer_struck")
+        for name in ("", "run"):
+            answer = await asker.rpc.call(seat.host.peer_id, say.STANDING, say.AskHead(name), timeout_s=30)
+            assert answer.body.head == group.genesis()

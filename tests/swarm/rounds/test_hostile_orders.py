@@ -1,0 +1,202 @@
+"""A hostile member that gives orders, floods calls, or leads badly: refused, bounded, and replaced in time."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import pytest
+import trio
+
+from peer.errors import BarnraiseError, RemoteError
+from peer.identity import open_body, sign_body
+from peer.net.method import Method
+from swarm.protocol import messages as say
+from swarm.protocol.head import TRIES_PER_LEADER, Head, Member
+from swarm.protocol.paxos import ATTEMPTS_KEPT, Accepted
+from swarm.protocol.plan import PLAN_KIND, Roster, WorkPlan
+from swarm.rounds.round import Round
+from tests.swarm.support.group import InventedTrainer, Seat
+from tests.swarm.support.hostile import Scene, hostile_scene
+
+replace = msgspec.structs.replace
+
+
+class Junk(msgspec.Struct):
+    """What no method expects."""
+
+    head: Any = None
+    member: Any = None
+
+
+def round_of(seat: Seat) -> Round:
+    assert seat.engine._here.round is not None
+    return seat.engine._here.round
+
+
+def not_led_by(peer: str, head: Head) -> int:
+    """An attempt that the round does not come to."""
+    return next(attempt for attempt in range(1000, 1100) if head.leader(attempt).peer != peer)
+
+
+async def refused(scene: Scene, victim: Seat, method: Method[Any, Any], body: Any, payload: bytes = b"") -> str:
+    with pytest.raises(RemoteError) as info:
+        await scene.liar.call(victim.host.peer_id, method, body, payload)
+    return info.value.code
+
+
+async def test_orders_of_a_peer_that_does_not_lead_are_refused(tmp_path: Path) -> None:
+    async with hostile_scene(tmp_path) as scene:
+        await scene.rounds(1)
+        liar, gate = scene.liar, trio.Event()
+        seats = (*scene.honest, liar.seat)
+        trainers: list[Any] = [seat.post.trainer for seat in seats]
+        begun = max(seat.engine.head.round for seat in seats) + 1  # some may be done with their part of it
+        for trainer in trainers:
+            trainer.gate, trainer.gated_from = gate, begun + 1
+            trainer.speed = 0.01  # by what it says of itself: the deadline of that round is a minute away
+        # Who was slow to answer has no part in that round, which stays where it is once somebody is held up in it.
+        while not (held := [seat for seat in scene.honest if cast(InventedTrainer, seat.post.trainer).waiting]):
+            await trio.sleep(0.02)
+        victim = held[0]
+        height = round_of(victim).height
+        head, plan = height.head, height.plan
+        assert plan is not None and height.signed_plan is not None
+        wrong = not_led_by(liar.peer, head)
+        vote = Accepted(wrong, head, b"")
+        roster = Roster(head.hash, plan.hash, wrong, (), ())
+        orders: list[tuple[Method[Any, Any], Any]] = [
+            (say.PREPARE, say.Prepare(head, wrong, {})),
+            (say.PREPARE, say.Prepare(head, -1, {})),
+            (say.EXCHANGE, say.Exchange(roster)),
+            (say.FINISH, say.Finish(wrong, vote, height.signed_plan, roster, liar.peer)),
+            (say.WORK, say.Work(sign_body(liar.seat.post.identity, PLAN_KIND, replace(plan, attempt=wrong)))),
+            (say.VOTE, say.Vote(head.hash, 0, b"x" * 32, victim.post.me)),
+            (say.KNOCK, say.Knock(head.hash, head.round, victim.post.me, ())),
+        ]
+        promised = max(height.acceptor.promised, 0)
+        leader = head.leader(promised).peer
+        overdue = leader != liar.peer and round_of(victim)._may_have_led(liar.peer, promised)
+        for method, body in orders:
+            # who led before need not know that a later attempt was promised: its work is refused, and it is not struck
+            expected = "RoundDiscarded" if method is say.WORK and overdue else "ProtocolViolation"
+            assert await refused(scene, victim, method, body) == expected, method.name
+        assert len(scene.struck()) >= len(orders) - overdue
+        if leader != liar.peer:
+            await refused(scene, victim, say.WORK, say.Work(height.signed_plan, wrap_up=True))
+            assert not gate.is_set(), "a replayed plan must not cut the work short"
+        gate.set()
+        await scene.rounds(2)
+
+
+async def test_votes_knocks_and_garbage_leave_nothing_behind(tmp_path: Path) -> None:
+    async with hostile_scene(tmp_path) as scene:
+        await scene.rounds(1)
+        victim, liar = scene.honest[0], scene.liar
+        me = liar.seat.post.me
+
+        async def quietly(method: Method[Any, Any], body: Any, payload: bytes = b"") -> None:
+            with suppress(BarnraiseError):
+                await liar.call(victim.host.peer_id, method, body, payload)
+
+        async with trio.open_nursery() as nursery:
+            for i in range(300):
+                head = victim.engine.head
+                vote = say.Vote(head.hash, i, i.to_bytes(32, "big"), me)
+                knock = say.Knock(head.hash, head.round, Member(f"12D3KooWSomebody{i}", "s"), ())
+                nursery.start_soon(quietly, say.VOTE, vote)
+                nursery.start_soon(quietly, say.KNOCK, knock)
+        # an honest peer that missed a round knocks, too
+        known = {seat.host.peer_id for seat in (*scene.honest, liar.seat)}
+        assert victim.engine._here.knockers._waiting.keys() <= known
+        assert sum(len(cast) for cast in round_of(victim).height.votes._votes.values()) <= 4 * ATTEMPTS_KEPT
+        long_name = say.Knock(victim.engine.head.hash, 0, Member(liar.peer, "s" * 900_000), ())
+        await quietly(say.KNOCK, long_name)
+
+        methods = [m for m in vars(say).values() if isinstance(m, Method) and not m.name.startswith("authority.")]
+        nested: Any = []
+        for _ in range(900):
+            nested = [nested]
+        junk = [Junk(), Junk("\x00", 2**63), Junk(b"\xff" * 5000), Junk(nested), Junk(float("nan"), [1, 2])]
+        async with trio.open_nursery() as nursery:
+            for method in methods:
+                for body in junk:
+                    call = Method(method.name, Junk, method.reply, 1 << 20, method.reply_payload_max)
+                    nursery.start_soon(quietly, call, body, b"x" * 1000 if method.request_payload_max else b"")
+        assert scene.struck()
+        await scene.rounds(2)
+
+
+async def test_slices_of_strangers_are_not_waited_for(tmp_path: Path) -> None:
+    async with hostile_scene(tmp_path) as scene:
+        await scene.rounds(1)
+        victim = scene.honest[0]
+        with trio.fail_after(120):
+            async with trio.open_nursery() as nursery:
+                for i in range(50):
+                    slice_of = say.SliceOf(i.to_bytes(32, "big"), -1)
+                    nursery.start_soon(refused, scene, victim, say.CONTRIBUTION, slice_of, b"x" * 100_000)
+        await scene.rounds(2)
+
+
+async def test_nobody_stops_a_round_by_calling_for_the_next_attempt(tmp_path: Path) -> None:
+    async with hostile_scene(tmp_path) as scene:
+        await scene.rounds(1)
+        liar = scene.liar
+
+        async def interrupt(victim: Seat) -> None:
+            while True:
+                head = victim.engine.head
+                mine = [
+                    a for a in range(4 * TRIES_PER_LEADER, 8 * TRIES_PER_LEADER) if head.leader(a).peer == liar.peer
+                ]
+                if mine:
+                    with suppress(BarnraiseError):
+                        await liar.call(victim.host.peer_id, say.PREPARE, say.Prepare(head, mine[0], {}))
+                await trio.sleep(0.05)
+
+        async with trio.open_nursery() as nursery:
+            for seat in scene.honest:
+                nursery.start_soon(interrupt, seat)
+            await scene.rounds(4)
+            nursery.cancel_scope.cancel()
+
+
+def silence(peer: str, body: Any, payload: bytes) -> None:
+    """Promises are collected, and then nothing follows."""
+
+
+def absurd_deadline(scene: Scene) -> Any:
+    def forge(peer: str, body: Any, payload: bytes) -> tuple[Any, bytes]:
+        plan = open_body(body.plan, PLAN_KIND, WorkPlan)
+        return say.Work(sign_body(scene.liar.seat.post.identity, PLAN_KIND, replace(plan, deadline_s=1e9))), payload
+
+    return forge
+
+
+def the_same_samples_for_all(scene: Scene) -> Any:
+    def forge(peer: str, body: Any, payload: bytes) -> tuple[Any, bytes]:
+        plan = open_body(body.plan, PLAN_KIND, WorkPlan)
+        same = tuple(replace(a, ranges=plan.assignments[0].ranges) for a in plan.assignments)
+        return say.Work(sign_body(scene.liar.seat.post.identity, PLAN_KIND, replace(plan, assignments=same))), payload
+
+    return forge
+
+
+@pytest.mark.parametrize("lead", [lambda scene: silence, absurd_deadline, the_same_samples_for_all])
+async def test_a_leader_that_stalls_or_orders_nonsense_is_replaced(tmp_path: Path, lead: Any) -> None:
+    async with hostile_scene(tmp_path) as scene:
+        await scene.rounds(1)
+        led, forge = trio.Event(), lead(scene)
+
+        def forged(peer: str, body: Any, payload: bytes) -> tuple[Any, bytes] | None:
+            led.set()
+            return forge(peer, body, payload)
+
+        scene.liar.sends(say.WORK, forged)
+        await led.wait()
+        while forge is not silence and not scene.struck():
+            await trio.sleep(0.05)
+        await scene.rounds(2)

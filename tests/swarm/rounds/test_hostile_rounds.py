@@ -1,0 +1,232 @@
+"""One hostile member among four: the honest three commit the same bits, go on in time, and know whom to blame."""
+
+from __future__ import annotations
+
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from peer.identity import Signed, sign_body
+from swarm.protocol import messages as say
+from swarm.protocol.head import Member
+from swarm.protocol.paxos import Accepted
+from swarm.protocol.plan import PLAN_KIND
+from tests.swarm.support.hostile import Liar, Scene, hostile_scene
+
+replace = msgspec.structs.replace
+SLICES = 5  # of `tests.swarm.support.hostile.NUMEL` values
+
+
+# -- slices and what is said of them --------------------------------------------------------------------------------
+
+
+def other_bytes(liar: Liar) -> None:
+    """A slice that is not the one committed to."""
+    liar.sends(say.CONTRIBUTION, lambda peer, body, payload: (body, payload[::-1]))
+
+
+def nan_bytes(liar: Liar) -> None:
+    """A slice of NaN."""
+    liar.sends(say.CONTRIBUTION, lambda peer, body, payload: (body, b"\xff" * len(payload)))
+
+
+def another_index(liar: Liar) -> None:
+    """A slice in the place of another one."""
+    liar.sends(say.CONTRIBUTION, lambda peer, body, payload: (replace(body, index=10**6), payload))
+
+
+def lying_norms(liar: Liar) -> None:
+    """Claims half the norm, to escape the clip."""
+
+    def forge(signed: Signed) -> Signed:
+        body = msgspec.msgpack.decode(signed.body)
+        return liar.forge(signed, sqnorms=tuple(q / 4 for q in body["sqnorms"]))
+
+    _changes_contribution(liar, forge)
+
+
+def too_much_work(liar: Liar) -> None:
+    _changes_contribution(liar, lambda signed: liar.forge(signed, steps=1000, samples=2000))
+
+
+def negative_work(liar: Liar) -> None:
+    _changes_contribution(liar, lambda signed: liar.forge(signed, steps=-1, samples=-2))
+
+
+def infinite_norm(liar: Liar) -> None:
+    def forge(signed: Signed) -> Signed:
+        body = msgspec.msgpack.decode(signed.body)
+        return liar.forge(signed, sqnorms=(float("inf"),) * len(body["sqnorms"]))
+
+    _changes_contribution(liar, forge)
+
+
+def in_anothers_name(liar: Liar) -> None:
+    """Its contribution names another member."""
+    other = Member("12D3KooWnobody", "s")
+    _changes_contribution(liar, lambda signed: liar.forge(signed, member=other))
+
+
+def _changes_contribution(liar: Liar, forge: Any) -> None:
+    """What it hands in, and what it reports to a later leader."""
+    liar.sends(say.HAND_IN, lambda peer, body, payload: (say.HandIn(forge(body.contribution)), payload))
+    liar.answers(
+        say.PREPARE, lambda p: replace(p, contribution=forge(p.contribution)) if p.contribution is not None else p
+    )
+
+
+def corrupt_results(liar: Liar) -> None:
+    """As an owner it sends NaN."""
+    liar.sends(say.RESULT, lambda peer, body, payload: (body, b"\xff" * len(payload)))
+
+
+def huge_results(liar: Liar) -> None:
+    """As an owner it sends numbers that no mean of the updates can reach."""
+
+    def scale(peer: str, body: Any, payload: bytes) -> tuple[Any, bytes]:
+        return body, (np.frombuffer(payload, np.float32) * np.float32(1e6)).tobytes()
+
+    liar.sends(say.RESULT, scale)
+
+
+def short_results(liar: Liar) -> None:
+    liar.sends(say.RESULT, lambda peer, body, payload: (body, payload[:-4]))
+
+
+def foreign_results(liar: Liar) -> None:
+    """Results of slices that it does not own: of each in turn, as it does not know which are its own in this round."""
+    turn = count()
+    liar.sends(say.RESULT, lambda peer, body, payload: (replace(body, index=next(turn) % SLICES), payload))
+
+
+def soak(attack: Any) -> Any:
+    """Much like another one, which `make test` runs."""
+    return pytest.param(attack, marks=pytest.mark.soak)
+
+
+STRUCK = [
+    other_bytes,
+    nan_bytes,
+    soak(another_index),
+    lying_norms,
+    soak(too_much_work),
+    negative_work,
+    soak(infinite_norm),
+    in_anothers_name,
+    corrupt_results,
+    soak(huge_results),
+    short_results,
+    soak(foreign_results),
+]
+
+
+@pytest.mark.parametrize("attack", STRUCK)
+async def test_a_liar_is_struck_and_left_out(tmp_path: Path, attack: Any) -> None:
+    async with hostile_scene(tmp_path, attack) as scene:
+        while not scene.struck():  # a liar that leads keeps its own lies to itself
+            await scene.rounds(1)
+        await scene.rounds(2)
+
+
+async def silent_to_one(scene: Scene) -> None:
+    victim = scene.honest[0].host.peer_id
+    scene.liar.sends(say.CONTRIBUTION, lambda peer, body, payload: None if peer == victim else (body, payload))
+
+
+async def blames_everybody(scene: Scene) -> None:
+    """It sends one owner nothing, and says that the others sent it nothing."""
+    await silent_to_one(scene)
+    others = tuple(seat.host.peer_id for seat in scene.honest[:2])
+    scene.liar.answers(say.PREPARE, lambda promise: replace(promise, missing=others))
+
+
+async def two_faced_owner(scene: Scene) -> None:
+    """It sends one member results that differ, within what the norms allow."""
+    victim = scene.honest[0].host.peer_id
+
+    def negate(peer: str, body: Any, payload: bytes) -> tuple[Any, bytes]:
+        if peer != victim:
+            return body, payload
+        return body, (-np.frombuffer(payload, np.float32)).tobytes()
+
+    scene.liar.sends(say.RESULT, negate)
+
+
+async def invents_a_vote(scene: Scene) -> None:
+    """It reports a vote, for a head of its own, that every later leader would have to finish."""
+
+    def lie(promise: Any) -> Any:
+        head = replace(promise.head, round=promise.head.round + 1, state_hash=b"\x01" * 32)
+        return replace(promise, accepted=Accepted(1 << 40, head, b"\x02" * 32))
+
+    scene.liar.answers(say.PREPARE, lie)
+
+
+async def absurd_head(scene: Scene) -> None:
+    """It says that it is a billion rounds further on, alone, with the authority's signature of the term."""
+    me = scene.liar.seat.post.me
+
+    def lie(standing: Any) -> Any:
+        head = replace(standing.head, round=10**9, members=(me,), state_hash=b"\x03" * 32)
+        return replace(standing, head=head)
+
+    scene.liar.answers(say.STANDING, lie)
+    scene.liar.answers(say.KNOCK, lie)
+    scene.liar.answers(say.PREPARE, lambda promise: replace(promise, granted=False, head=lie(promise).head))
+    for seat in scene.honest:
+        seat.engine._look_again()
+
+
+async def boasts(scene: Scene) -> None:
+    """Numbers that no leader's arithmetic must trip over."""
+    names = [seat.host.peer_id for seat in scene.honest]
+    for value in (1e308, float("inf"), float("nan"), -1.0):
+        speeds = dict.fromkeys(names, value)
+        scene.liar.answers(say.PREPARE, lambda p, v=value, s=speeds: replace(p, speed=v, bandwidths=s))
+        await scene.rounds(1)
+
+
+async def junk_in_promises(scene: Scene) -> None:
+    """Signed things in a promise that do not decode, or are somebody else's."""
+    identity = scene.liar.seat.post.identity
+    broken = sign_body(identity, PLAN_KIND, say.Done())
+    utf8 = replace(broken, body=b"\x81\xa4head\xa2\xff\xff")
+    text = Signed(utf8.body, identity.peer_id, identity.sign(b"barnraise/1/plan\0" + utf8.body))
+
+    def lie(promise: Any) -> Any:
+        theirs = scene.honest[0].engine._here.round.height.contribution if scene.honest[0].engine._here.round else None
+        return replace(promise, plan=text, contribution=theirs or broken)
+
+    scene.liar.answers(say.PREPARE, lie)
+
+
+async def answers_garbage(scene: Scene) -> None:
+    """Every call to it is answered with something that does not decode."""
+    for method in (say.PREPARE, say.VOTE, say.HAND_IN, say.CONTRIBUTION, say.RESULT, say.WORK, say.EXCHANGE):
+        scene.liar.answers(method, lambda answer: say.Vote(b"", 0, b"", Member("", "")))
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        silent_to_one,
+        soak(blames_everybody),
+        two_faced_owner,
+        invents_a_vote,
+        absurd_head,
+        boasts,
+        soak(junk_in_promises),
+        answers_garbage,
+    ],
+)
+async def test_the_honest_go_on_with_the_same_bits(tmp_path: Path, attack: Any) -> None:
+    async with hostile_scene(tmp_path) as scene:
+        await scene.rounds(1)
+        await attack(scene)
+        await scene.rounds(3)
+        for seat in scene.honest:
+            assert seat.engine.head.round < 10**6 and seat.engine.head.term == 1

@@ -1,0 +1,93 @@
+"""A late joiner gets the state from several donors at once, although one dies and one lies, and then takes part."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import trio
+
+from peer.checkpoint.hash_tree import MIN_CHUNK
+from peer.net.method import Call
+from swarm.protocol.plan import Assignment
+from tests.swarm.support.group import InventedTrainer, Seat, open_group
+
+NUMEL = 2_000_000  # 16 MB of state, in chunks enough for all donors
+
+
+def deltas(peer: str, first_step: int, assignment: Assignment) -> torch.Tensor:
+    seed = sum(peer.encode()) * 1000 + first_step
+    return torch.randn(NUMEL, generator=torch.Generator().manual_seed(seed)) * 1e-2
+
+
+def instead(seat: Seat, answer: Any) -> None:
+    """From now on `answer(call, honest handler)` is what that donor says when asked for a chunk."""
+    served = seat.host.rpc.server._methods["state.chunk"]
+    honest = served.handler
+    served.handler = lambda call: answer(call, honest)
+
+
+async def corrupt(call: Call[Any], honest: Any) -> Any:
+    answer = await honest(call)
+    return (answer[0], bytes(len(answer[1]))) if isinstance(answer, tuple) else answer
+
+
+async def test_a_late_joiner_survives_a_dead_and_a_lying_donor(tmp_path: Path) -> None:
+    asked = trio.Event()
+
+    async def never(call: Call[Any], honest: Any) -> Any:
+        asked.set()
+        await trio.sleep_forever()
+
+    async def not_before_it(call: Call[Any], honest: Any) -> Any:
+        await asked.wait()  # else these two might have given it all by the time the other two are asked
+        while not late.seen("peer_struck"):
+            await trio.sleep(0.02)
+        return await honest(call)
+
+    async with AsyncExitStack() as stack:
+        group = await stack.enter_async_context(open_group(tmp_path, NUMEL, rounds=12, min_peers=4))
+        seats = [await stack.enter_async_context(group.join(deltas)) for _ in range(3)]
+        late = await stack.enter_async_context(group.join(deltas))
+        instead(seats[2], corrupt)
+        for seat in seats[:2]:
+            instead(seat, not_before_it)
+        gate, kill = trio.Event(), trio.CancelScope()
+
+        def hold(seat: Seat) -> None:
+            """No later than after its fifth round: all of them hold the same state when the joiner asks."""
+            trainer = cast(InventedTrainer, seat.post.trainer)
+            trainer.gate, trainer.gated_from = gate, 6
+
+        async def live_until_killed(task_status: trio.TaskStatus[Seat]) -> None:
+            with kill:
+                async with group.join(deltas) as seat:
+                    instead(seat, never)
+                    hold(seat)
+                    task_status.started(seat)
+                    await seat.engine.run()
+
+        with trio.fail_after(180):
+            async with trio.open_nursery() as nursery:
+                doomed = await nursery.start(live_until_killed)
+                for seat in seats:
+                    hold(seat)
+                    nursery.start_soon(seat.engine.run)
+                while any(seat.engine.head.round < 5 for seat in (*seats, doomed)):  # more than replaying makes up for
+                    await trio.sleep(0.02)
+                nursery.start_soon(late.engine.run)
+                await asked.wait()
+                kill.cancel()
+                while late.engine.head.round < 5:
+                    await trio.sleep(0.02)
+                gate.set()
+        final = seats[0].engine.head
+        assert final.round == 12 and all(seat.engine.head == final for seat in (*seats, late))
+        assert final.has(late.post.me) and not final.has(doomed.post.me)
+        assert torch.equal(late.post.state.theta, seats[0].post.state.theta)
+        struck = {event.fields["peer"] for event in late.seen("peer_struck")}
+        assert struck == {seats[2].host.peer_id}
+        gave = {seat.host.peer_id: late.host.bytes_by_peer[seat.host.peer_id].bytes_down for seat in seats[:2]}
+        assert all(received > MIN_CHUNK for received in gave.values()), gave

@@ -1,0 +1,92 @@
+"""How long a synchronous pipeline's leaders have, where none of them can do anything about it, or does."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+from optim.config import AllReduce
+from swarm.protocol.head import Member
+from swarm.protocol.plan import WorkPlan, make_plan
+from swarm.rounds.leader_timeout import FIRST_BATCH_S, STAGES_PER_LEADER, UNHURRIED, Patience
+from swarm.rounds.round_state import Height
+from tests.swarm.pipeline.test_stage_groups import unused
+from tests.swarm.support.group import open_group, pace_of
+
+PACE = dataclasses.replace(
+    pace_of(4, compute_s_max=3600.0), stage=1, stages=2, micro_batch=2, outer=AllReduce(batch=12)
+)
+NAMES = ("a", "b", "c")
+PLAN_S = 10.0
+
+
+@asynccontextmanager
+async def waiting(folder: Path, names: Sequence[str] = NAMES) -> AsyncIterator[tuple[Patience, Height, WorkPlan]]:
+    """A member of a group of these."""
+    async with open_group(folder, 100) as group:
+        group.pace = PACE
+        async with group.join(unused) as seat:
+            head = group.genesis().regrouped(tuple(Member(name, "s") for name in names), 1)
+            height = Height(head, seat.post.me)
+            plan = make_plan(head, 0, dict.fromkeys(head.members, 1.0), PACE)
+            yield Patience(seat.post, height), height, plan
+
+
+def lead(patience: Patience, height: Height, leader: str) -> bool:
+    """A leader comes with a plan; whether it got its time for it."""
+    began = height.stage_deadline = trio.current_time()
+    patience.give(leader, "promises", 1.0)
+    patience.give_work(leader, b"plan", PLAN_S)
+    return height.stage_deadline >= began + PLAN_S
+
+
+async def test_all_have_time_anew_once_everybody_had_it(tmp_path: Path) -> None:
+    async with waiting(tmp_path) as (patience, height, plan):
+        before = patience.time_for(plan)
+        assert before == FIRST_BATCH_S
+        for turn in range(2 * STAGES_PER_LEADER):
+            for name in NAMES:
+                assert lead(patience, height, name), f"turn {turn} of {name}"
+                assert not lead(patience, height, name), "what it repeats buys nothing"
+            assert patience.time_for(plan) == min(plan.deadline_s, 2**turn * before)
+
+
+async def test_two_that_give_way_to_each_other_have_no_more_than_once(tmp_path: Path) -> None:
+    async with waiting(tmp_path) as (patience, height, _):
+        assert lead(patience, height, "a") and lead(patience, height, "b")
+        assert not any(lead(patience, height, name) for name in ("a", "b") * STAGES_PER_LEADER)
+        assert lead(patience, height, "c")
+
+
+async def test_who_is_given_up_has_had_its_turn(tmp_path: Path) -> None:
+    """One member has moved to another stage: it is well, and never leads."""
+    async with waiting(tmp_path) as (patience, height, plan):
+        for turn in range(3):
+            for name in ("c", "a", "b"):
+                patience.turn_to(name)
+                assert name == "c" or lead(patience, height, name), f"turn {turn} of {name}"
+            assert patience.time_for(plan) == min(plan.deadline_s, 2**turn * FIRST_BATCH_S)
+
+
+async def test_the_only_one_left_has_time_anew_once_the_other_is_given_up(tmp_path: Path) -> None:
+    async with waiting(tmp_path, ("a", "b")) as (patience, height, _):
+        for turn in range(3):
+            patience.turn_to("a")
+            assert lead(patience, height, "a"), f"turn {turn}"
+            assert not lead(patience, height, "a"), "what it repeats buys nothing"
+            patience.turn_to("b")
+
+
+async def test_a_batch_has_four_times_what_it_usually_takes(tmp_path: Path) -> None:
+    async with waiting(tmp_path) as (patience, _, plan):
+        for seconds in (2.0, 900.0, 3.0):
+            patience._post.tempo.note_batch(seconds)
+        assert patience.time_for(plan) == pytest.approx(UNHURRIED * 3.0)
+        for _ in range(2):
+            patience._post.tempo.note_batch(5000.0)
+        assert patience.time_for(plan) == plan.deadline_s == 3600.0

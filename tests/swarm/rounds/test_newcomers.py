@@ -1,0 +1,107 @@
+"""Who comes to grief in the first round it was planned for is no member of the head yet, and still holds up nobody."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+import trio
+
+from peer.net.method import Call
+from swarm.protocol.plan import Assignment
+from tests.swarm.support.group import Patient, Seat, open_group, pace_of
+
+NUMEL = 1000
+STEPS = 4
+ROUND_S = 3000.0  # how long the plans' deadlines are; this test ends after a tenth of it
+
+
+def no_change(peer: str, first_step: int, assignment: Assignment) -> torch.Tensor:
+    return torch.zeros(NUMEL)
+
+
+def slow(seat: Seat) -> Seat:
+    """By what it says of itself: a round of such peers has a deadline of many minutes."""
+    seat.post.trainer.speed = STEPS / ROUND_S  # type: ignore[misc]
+    return seat
+
+
+async def test_a_newcomer_that_dies_before_its_first_commit_is_not_waited_for(tmp_path: Path) -> None:
+    killed = trio.CancelScope()
+    async with AsyncExitStack() as stack:
+        group = await stack.enter_async_context(open_group(tmp_path, NUMEL, rounds=100_000, min_peers=1, steps=STEPS))
+        group.pace, group.tempo = pace_of(STEPS, compute_s_max=ROUND_S), Patient
+        seat = slow(await stack.enter_async_context(group.join(no_change)))
+
+        async def live_until_killed(task_status: trio.TaskStatus[Seat]) -> None:
+            with killed:
+                async with group.join(no_change) as newcomer:
+                    slow(newcomer).post.trainer.gate = trio.Event()  # type: ignore[attr-defined]
+                    task_status.started(newcomer)
+                    await newcomer.engine.run()
+
+        with trio.fail_after(ROUND_S / 10):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(seat.engine.run)
+                while seat.engine.head.round < 1:  # the run's first members are not newcomers
+                    await trio.sleep(0.02)
+                newcomer = await nursery.start(live_until_killed)
+                while not newcomer.post.trainer.waiting:
+                    await trio.sleep(0.02)
+                round_ = seat.engine._here.round
+                assert round_ is not None
+                plan = round_.height.plan
+                assert plan is not None and plan.deadline_s > ROUND_S / 2
+                assert newcomer.post.me in {each.member for each in plan.assignments}
+                before = seat.engine.head
+                assert not before.has(newcomer.post.me)
+                killed.cancel()
+                while seat.engine.head.round == before.round:
+                    await trio.sleep(0.02)
+                nursery.cancel_scope.cancel()
+
+
+async def test_a_newcomer_that_plays_dead_in_every_exchange_stops_no_round(tmp_path: Path) -> None:
+    """It knocks, promises and hands in as if it were honest, and is gone whenever its slices are waited for."""
+    rounds = set[int]()  # the furthest stood at, when it was told to exchange
+
+    async with AsyncExitStack() as stack:
+        group = await stack.enter_async_context(open_group(tmp_path, NUMEL, rounds=100_000, min_peers=3, steps=STEPS))
+        seats = [await stack.enter_async_context(group.join(no_change)) for _ in range(3)]
+        liar = await stack.enter_async_context(group.join(no_change))
+        methods: dict[str, Any] = liar.host.rpc.server._methods
+        honest = {name: methods[name].handler for name in ("net/ping", "round.exchange")}
+
+        async def is_gone(call: Call[Any]) -> Any:
+            await trio.sleep_forever()
+
+        async def plays_dead(call: Call[Any]) -> Any:
+            rounds.add(max(seat.engine.head.round for seat in seats))
+            methods["net/ping"].handler = is_gone
+            await trio.sleep_forever()
+
+        async def is_back(call: Call[Any]) -> Any:
+            methods["net/ping"].handler = honest["net/ping"]
+            return await prepared(call)
+
+        with trio.fail_after(300):
+            async with trio.open_nursery() as nursery:
+                for seat in seats:
+                    nursery.start_soon(seat.engine.run)
+                while seats[0].engine.head.round < 1:
+                    await trio.sleep(0.02)
+                nursery.start_soon(liar.engine.run)
+                while "round.prepare" not in methods:
+                    await trio.sleep(0.02)
+                prepared, methods["round.prepare"].handler = methods["round.prepare"].handler, is_back
+                methods["round.exchange"].handler = plays_dead
+                while not rounds:
+                    await trio.sleep(0.02)
+                before = max(rounds)
+                while any(seat.engine.head.round <= before for seat in seats):
+                    await trio.sleep(0.02)
+                nursery.cancel_scope.cancel()
+    head = next(head for seat in seats for head in seat.heads if head.round == before + 1)
+    assert not head.has(liar.post.me), "it was left out"

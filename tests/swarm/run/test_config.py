@@ -1,0 +1,227 @@
+"""RUN.toml: a right one is read, a wrong one is told with its line, its field and what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cli.coordinate import template
+from optim.config import METHODS, Eager
+from peer.errors import ConfigError
+from swarm.run.config import parse_run_config, read_run_config
+from swarm.run.manifest import PipelineConfig
+
+GOOD = """\
+[run]
+name = "a run"
+rounds = 3
+
+[model]
+hidden_size = 32
+layers = 1
+heads = 2
+kv_heads = 1
+intermediate_size = 64
+max_seq_len = 64
+
+[data]
+seq_len = 64
+
+[inner]
+lr = 1e-3
+batch_size = 4
+total_steps = 100
+betas = [0.9, 0.95]
+
+[outer]
+steps = 10
+"""
+STRETCH = "factor = 0.0, low_freq_factor = 1.0, high_freq_factor = 4.0, original_max_seq_len = 64"
+
+
+def test_defaults_fill_what_is_left_out() -> None:
+    config = parse_run_config(GOOD)
+    assert config.run.open and config.run.rounds == 3
+    assert (config.outer.lr, config.outer.momentum, config.outer.nesterov) == (0.7, 0.9, True)
+    assert (config.codec.up, config.codec.down, config.tokenizer.source) == ("int8", "int8", "bytes")
+
+
+def test_a_model_may_come_from_a_folder() -> None:
+    head, _, rest = GOOD.partition("hidden_size")
+    config = parse_run_config(head + 'init = "some/folder"\n' + rest[rest.index("\n[data]") :])
+    assert config.model is None and config.pretrained is not None
+    assert config.pretrained.init == "some/folder"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "words"),
+    [
+        ("lr = 1e-3", 'lr = "fast"', 17, ["[inner] lr", "expected float, got str"]),
+        ("lr = 1e-3", "lr = nan", 17, ["[inner] lr", "nan"]),
+        ("lr = 1e-3", "lr = -1.0", 17, ["[inner] lr", "above 0"]),
+        ("lr = 1e-3\n", "", 16, ["[inner]", "lr is missing"]),
+        ("lr = 1e-3", "lr = 1e-3\nlerning_rate = 1", 18, ["[inner] lerning_rate", "unknown field"]),
+        ("batch_size", "batchsize", 18, ["[inner] batchsize", "did you mean batch_size?"]),
+        ("betas = [0.9, 0.95]", "betas = [0.9]", 20, ["[inner] betas", "length 2"]),
+        ("kv_heads = 1", "kv_heads = 3", 9, ["[model] kv_heads", "divide"]),
+        ("[data]\nseq_len = 64", "[data]\nseq_len = 128", 14, ["[data] seq_len", "max_seq_len"]),
+        ("hidden_size = 32", "hidden_size = 32\nvocab_size = 100", 7, ["[model] vocab_size", "256"]),
+        ("\nsteps = 10", "\nsteps = 0", 23, ["[outer] steps", "at least 1"]),
+        ("\nsteps = 10", "\nsteps = 10\n[codec]\nup = 'int7'", 25, ["[codec] up", "int7", "one of fp32, fp16"]),
+        ("lr = 1e-3", "lr = 1e-3\nwarmup_steps = 101", 18, ["[inner] warmup_steps", "between 0 and total_steps, 100"]),
+        ("lr = 1e-3", "lr = 1e-3\nschedule = 'linear'", 18, ["[inner] schedule", "one of cosine, constant"]),
+        ("layers = 1", f"layers = 1\nrope_scaling = {{{STRETCH}}}", 8, ["[model] rope_scaling", "factor is 0.0"]),
+        ("rounds = 3", "rounds = -3", 3, ["[run] rounds"]),
+        ("rounds = 3", "rounds = ", 3, ["not valid TOML"]),
+        ("[data]", "[dta]", 13, ["[dta]", "did you mean data?"]),
+        ("[outer]\nsteps = 10", "", None, ["section outer is missing"]),
+        ("[outer]", "[outer", 22, ["not valid TOML"]),
+        ("[outer]", '[outer]\nmethod = ["diloco"]', 23, ["[outer] method", "choose one of"]),
+        ("rounds = 3", "rounds = 99999999999999999999999", 3, ["[run] rounds", "too large"]),
+        ("lr = 1e-3", f"lr = -{1 << 53}", 17, ["[inner] lr", "too large"]),
+        ("rounds = 3", f"rounds = {'9' * 5000}", None, ["too long"]),
+        ("rounds = 3", f"seed = {1 << 63}", 3, ["[run] seed", "2**63"]),
+        ("rounds = 3", f"rounds = {'[' * 2000}{']' * 2000}", None, ["too deeply"]),
+        ("layers = 1", "layers = 1000000000000", 7, ["[model] layers", "above 16384"]),
+        ("hidden_size = 32", "hidden_size = 30000000000\nhead_dim = 16", 6, ["[model] hidden_size", "parameters"]),
+    ],
+)
+def test_what_is_wrong_is_told_with_line_and_field(old: str, new: str, line: int | None, words: list[str]) -> None:
+    assert GOOD.count(old) == 1
+    with pytest.raises(ConfigError) as caught:
+        parse_run_config(GOOD.replace(old, new))
+    message = str(caught.value)
+    assert (f"line {line}" in message) if line else ("line" not in message), message
+    assert all(word in message for word in words), message
+    assert "\n" not in message
+
+
+def test_a_seed_has_63_bits() -> None:
+    assert parse_run_config(GOOD.replace("rounds = 3", f"seed = {(1 << 63) - 1}")).run.seed == (1 << 63) - 1
+
+
+def test_keys_nested_deeper_than_the_stack_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"unknown field|too deeply"):
+        parse_run_config(f"{'.'.join('a' * 5000)} = 1\n{GOOD}")
+
+
+def test_init_excludes_sizes() -> None:
+    with pytest.raises(ConfigError, match=r"line 7: \[model\] layers: unknown field"):
+        parse_run_config(GOOD.replace("hidden_size = 32", 'init = "x"'))
+
+
+def test_missing_model_and_unreadable_files_say_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no section \[model\]"):
+        parse_run_config("[run]\nname = 'x'")
+    with pytest.raises(ConfigError, match="does not exist: write one with `peer coordinate --init"):
+        read_run_config(tmp_path / "none.toml")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_run_config(tmp_path)
+    (tmp_path / "latin.toml").write_bytes(b"name = '\xe9'")
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        read_run_config(tmp_path / "latin.toml")
+
+
+@settings(deadline=None)
+@given(position=st.integers(0, len(GOOD) - 1), replacement=st.text(max_size=3))
+def test_any_edit_is_read_or_refused_with_one_sentence(position: int, replacement: str) -> None:
+    try:
+        parse_run_config(GOOD[:position] + replacement + GOOD[position + 1 :])
+    except ConfigError as error:
+        assert len(str(error).splitlines()) == 1
+
+
+# -- pipelines --------------------------------------------------------------------------------------------------------
+
+DEEP = GOOD.replace("layers = 1", "layers = 4\ntie_embeddings = false")
+
+
+def test_one_stage_is_the_default_and_the_template_says_so() -> None:
+    assert parse_run_config(GOOD).pipeline == PipelineConfig()
+    lines = template().partition("# [pipeline]\n")[2].splitlines()[:4]
+    section = "[pipeline]\n" + "\n".join(line.removeprefix("# ") for line in lines)
+    assert {line.split(" =")[0].removeprefix("# ") for line in lines} == set(PipelineConfig.__struct_fields__)
+    assert parse_run_config(f"{template()}\n{section}").pipeline == PipelineConfig()
+
+
+def test_a_pipeline_is_read() -> None:
+    config = parse_run_config(f'{DEEP}\n[pipeline]\nstages = 4\nmicro_batch = 2\nactivations = "int4"')
+    assert config.pipeline == PipelineConfig(stages=4, micro_batch=2, activations="int4")
+
+
+@pytest.mark.parametrize(
+    ("text", "section", "said"),
+    [
+        (DEEP, "stages = 5", r"line 27: \[pipeline\] stages: stages is 5: the model's 4 blocks make at most 4 stages"),
+        (DEEP, "stages = 0", r"line 27: \[pipeline\] stages: stages is 0: it must lie between 1"),
+        (DEEP, "stages = 2\nmicro_batch = 3", r"line 28: \[pipeline\] micro_batch: .* divide \[inner\] batch_size"),
+        (DEEP, "stages = 2\nmicro_batch = -1", r"line 28: \[pipeline\] micro_batch: micro_batch is -1"),
+        (
+            DEEP,
+            'stages = 2\nactivations = "int2"',
+            r"line 28: .*activations is 'int2': choose one of int8, int4, fp16, none",
+        ),
+        (DEEP, "stages = 2\nstage = 2", r"line 28: \[pipeline\] stage: unknown field, did you mean stages"),
+        (DEEP.replace("tie_embeddings = false", ""), "stages = 2", r"\[model\] tie_embeddings: .* set it to false"),
+        (DEEP.replace("[outer]", '[outer]\nmethod = "eager"'), "stages = 2", r"\[outer\] method: .*sparseloco"),
+        (
+            DEEP.replace("[outer]\nsteps = 10", '[outer]\nmethod = "allreduce"\nbatch = 6'),
+            "stages = 2",
+            r"\[pipeline\] micro_batch: micro_batch is 0 \(as \[inner\] batch_size, 4\): it must divide \[outer\]",
+        ),
+        (
+            DEEP.replace("[outer]\nsteps = 10", '[outer]\nmethod = "allreduce"\nbatch = 40000'),
+            "stages = 2\nmicro_batch = 1",
+            r"\[pipeline\] micro_batch: micro_batch is 1: .* 40000 of them.*; raise it, or lower \[outer\] batch",
+        ),
+    ],
+)
+def test_a_wrong_pipeline_is_told_with_line_field_and_remedy(text: str, section: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        parse_run_config(f"{text}\n[pipeline]\n{section}\n")
+
+
+# -- methods ----------------------------------------------------------------------------------------------------------
+
+
+def with_method(name: str) -> str:
+    """The template with the commented lines of that method written out in place of DiLoCo's."""
+    head, _, rest = template().partition("[outer]\n")
+    block = next(part for part in rest.split("\n\n") if f'# method = "{name}"' in part)
+    written = [line.removeprefix("# ") for line in block.splitlines()]
+    return f"{head}[outer]\n" + "\n".join(line.replace("# method", "method") for line in written)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_template_shows_every_method_and_its_defaults(name: str) -> None:
+    outer = parse_run_config(with_method(name)).outer
+    assert isinstance(outer, METHODS[name])
+    if name != "diloco":  # its settings are commented out one by one
+        needed = {"steps": outer.steps} | ({"batch": 64} if name == "allreduce" else {})
+        assert outer == METHODS[name](**needed)
+
+
+@pytest.mark.parametrize(
+    ("section", "said"),
+    [
+        ('method = "dilocco"\nsteps = 5', r"line 20: \[outer\] method: method is 'dilocco': choose one of diloco"),
+        ('method = "demo"\nfragments = 2', "unknown field"),
+        ('method = "streaming"\nsteps = 10\nfragments = 3', "must be a multiple of fragments"),
+        ('method = "lion"\n[codec]\nup = "int4"', "packs its messages by itself: leave this section out"),
+        ('steps = 5\n[codec]\ndown = "topk"', "topk"),
+        ('steps = 5\nschedule = "quadratic"', "alpha goes with schedule"),
+    ],
+)
+def test_a_wrong_method_is_told_with_line_field_and_remedy(section: str, said: str) -> None:
+    head = template().partition("[outer]\n")[0]
+    with pytest.raises(ConfigError, match=said if "line" not in said else said.replace("line 20", r"line \d+")):
+        parse_run_config(f"{head}[outer]\n{section}\n")
+
+
+def test_eager_updates_warn_where_they_diverge() -> None:
+    eager = Eager(steps=10, momentum=0.9)
+    assert eager.caution(4) == "" and "use streaming" in eager.caution(8)
+    assert Eager(steps=10).caution(64) == ""

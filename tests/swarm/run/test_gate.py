@@ -1,0 +1,245 @@
+"""The door of a run between real hosts: introductions, bans, charters, dialling back, visits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+import trio
+from blake3 import blake3
+
+from peer.errors import CheckpointError, ConfigError, DialError, NotAdmitted, ProtocolViolation, RemoteError
+from peer.events import EventLog
+from peer.identity import Identity, Signed
+from peer.net.host import Host, HostConfig, open_host
+from peer.net.rpc import Call, Method
+from swarm.membership.reachability import REACH, AskReach, serve_reach
+from swarm.run.bootstrap import obtain_charter
+from swarm.run.credentials import BanList, issue_token, sign_bans
+from swarm.run.gate import Credentials, Gate, enter
+from swarm.run.invite import Invite
+from swarm.run.manifest import PROTOCOL_VERSION, Manifest, RunRules, sign_manifest
+from swarm.run.manifest_transfer import (
+    check_tokenizer,
+    fetch_manifest,
+    fetch_tokenizer,
+    load_charter,
+    save_charter,
+    serve_charter,
+)
+from tests.swarm.run.test_manifest import make_manifest
+
+AUTHORITY = Identity.generate()
+SOON = 60.0
+
+
+class Word(msgspec.Struct, frozen=True):
+    text: str
+
+
+ECHO = Method("test.echo", Word, Word)
+
+
+async def echo(call: Call[Word]) -> Word:
+    return call.body
+
+
+def manifest_of(*, open_run: bool, **changes: object) -> Manifest:
+    return make_manifest(AUTHORITY.peer_id, run=RunRules(name="door", open=open_run), **changes)
+
+
+def token_for(manifest: Manifest) -> Signed:
+    return issue_token(AUTHORITY, manifest.run_id, time.time(), 60.0)
+
+
+@asynccontextmanager
+async def hosts(count: int, *, first: Identity | None = None) -> AsyncIterator[list[Host]]:
+    """`count` hosts on loopback that know each other's addresses; each serves ECHO."""
+    if count == 0:
+        yield []
+        return
+    config = HostConfig(identity=first or Identity.generate(), events=EventLog())
+    async with open_host(config) as host, hosts(count - 1) as rest:
+        host.rpc.serve(ECHO, echo)
+        for other in rest:
+            host.book.add(other.peer_id, other.addresses)
+            other.book.add(host.peer_id, host.addresses)
+        yield [host, *rest]
+
+
+async def hear(host: Host, other: Host) -> str:
+    return (await host.rpc.call(other.peer_id, ECHO, Word("hi"), timeout_s=SOON)).body.text
+
+
+async def test_in_an_open_run_nobody_needs_an_introduction() -> None:
+    manifest = manifest_of(open_run=True)
+    async with hosts(2) as (a, b):
+        Gate(b.rpc, manifest, None)
+        assert await hear(a, b) == "hi"
+
+
+async def test_strangers_are_kept_out_and_members_introduce_themselves_unasked() -> None:
+    manifest = manifest_of(open_run=False)
+    async with hosts(3) as (a, b, stranger):
+        for host in (a, b):
+            Gate(host.rpc, manifest, token_for(manifest))
+        with pytest.raises(RemoteError) as caught:
+            await hear(stranger, b)
+        assert caught.value.code == "NotAdmitted"
+        assert await hear(a, b) == "hi"  # refused once, introduced, tried again: all inside the call
+        assert await hear(b, a) == "hi"
+
+
+async def test_a_peer_that_forgot_us_is_introduced_to_again() -> None:
+    manifest = manifest_of(open_run=False)
+    async with hosts(2) as (a, b):
+        Gate(a.rpc, manifest, token_for(manifest))
+        gate = Gate(b.rpc, manifest, token_for(manifest))
+        assert await hear(a, b) == "hi"
+        gate.learn_bans(sign_bans(AUTHORITY, BanList(manifest.run_id, 1)))  # a new list: everybody shows tokens again
+        assert await hear(a, b) == "hi"
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("missing", "no token"),
+        ("expired", "expired"),
+        ("foreign", "stranger to this run"),
+        ("made out to another", "made out to"),
+        ("wrong run", "belongs to run"),
+        ("other version", "protocol version"),
+    ],
+)
+async def test_whoever_may_not_enter_is_told_why(case: str, words: str) -> None:
+    manifest = manifest_of(open_run=False)
+    run_id, now = manifest.run_id, time.time()
+    shown = {
+        "missing": Credentials(run_id),
+        "expired": Credentials(run_id, token=issue_token(AUTHORITY, run_id, now - 7200, 60.0)),
+        "foreign": Credentials(run_id, token=issue_token(Identity.generate(), run_id, now, 60.0)),
+        "made out to another": Credentials(
+            run_id, token=issue_token(AUTHORITY, run_id, now, 60.0, peer=AUTHORITY.peer_id)
+        ),
+        "wrong run": Credentials("a" * 32, token=token_for(manifest)),
+        "other version": Credentials(run_id, protocol=PROTOCOL_VERSION + 1, token=token_for(manifest)),
+    }[case]
+    async with hosts(2) as (a, b):
+        Gate(b.rpc, manifest, token_for(manifest))
+        with pytest.raises(RemoteError, match=words) as caught:
+            await enter(a.rpc, b.peer_id, shown, SOON)
+        assert caught.value.code == "NotAdmitted"
+
+
+async def test_bans_take_effect_at_once_and_spread_with_introductions() -> None:
+    manifest = manifest_of(open_run=True)
+    async with hosts(3) as (a, b, banned):
+        gates = {host: Gate(host.rpc, manifest, None) for host in (a, b)}
+        assert await hear(banned, b) == "hi"
+        gates[a].learn_bans(sign_bans(AUTHORITY, BanList(manifest.run_id, 2, peers=frozenset({banned.peer_id}))))
+        await gates[a].introduce(b.peer_id, SOON)
+        assert gates[b].bans == gates[a].bans
+        with pytest.raises(RemoteError, match="banned"):
+            await hear(banned, b)
+        gates[b].learn_bans(sign_bans(AUTHORITY, BanList(manifest.run_id, 1)))  # an older list changes nothing
+        with pytest.raises(RemoteError, match="banned"):
+            await hear(banned, b)
+        with pytest.raises(ProtocolViolation):
+            gates[b].learn_bans(sign_bans(Identity.generate(), BanList(manifest.run_id, 9)))
+
+
+async def test_the_charter_travels_and_is_checked() -> None:
+    tokenizer = b'{"a": "tokenizer"}'
+    manifest = manifest_of(open_run=True, tokenizer=blake3(tokenizer).hexdigest())
+    signed = sign_manifest(AUTHORITY, manifest)
+    async with hosts(2) as (a, b):
+        serve_charter(b.rpc, signed, tokenizer)
+        assert await fetch_manifest(a.rpc, b.peer_id, manifest.run_id, SOON) == signed
+        assert await fetch_tokenizer(a.rpc, b.peer_id, manifest, SOON) == tokenizer
+        with pytest.raises(RemoteError, match="this peer is in run"):
+            await fetch_manifest(a.rpc, b.peer_id, "b" * 32, SOON)
+    with pytest.raises(ProtocolViolation, match="not the one"):
+        check_tokenizer(manifest, tokenizer + b" ")
+
+
+async def test_a_newcomer_gets_the_charter_and_the_reason_if_it_may_not(tmp_path: Path) -> None:
+    manifest = manifest_of(open_run=False)
+    signed = sign_manifest(AUTHORITY, manifest)
+    async with hosts(2, first=AUTHORITY) as (door, newcomer):
+        Gate(door.rpc, manifest, None)
+        serve_charter(door.rpc, signed, b"")
+        good = Invite(manifest.run_id, AUTHORITY.peer_id, door.addresses, token_for(manifest))
+        assert await obtain_charter(newcomer, good, tmp_path / "a") == (signed, b"")
+        assert load_charter(tmp_path / "a") == (signed, b"")
+        with pytest.raises(NotAdmitted, match="no token"):
+            await obtain_charter(newcomer, msgspec.structs.replace(good, token=None), tmp_path / "b")
+        with pytest.raises(NotAdmitted, match="this peer is in run"):
+            await obtain_charter(newcomer, msgspec.structs.replace(good, run_id="c" * 32), tmp_path / "c")
+
+
+async def test_unreachable_bootstraps_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm.run.bootstrap.TRIES", 1)
+    stranger = Identity.generate().peer_id
+    with trio.socket.socket() as silent, trio.socket.socket() as closed:
+        await silent.bind(("127.0.0.1", 0))
+        silent.listen(1)  # the kernel accepts, nobody ever answers
+        await closed.bind(("127.0.0.1", 0))
+        async with hosts(2) as (a, b):
+            wrong = b.addresses[0].replace(b.peer_id, stranger)
+            refused = f"/ip4/127.0.0.1/tcp/{closed.getsockname()[1]}/p2p/{stranger}"
+            mute = f"/ip4/127.0.0.1/tcp/{silent.getsockname()[1]}/p2p/{stranger}"
+            dial = a.connect_address
+
+            async def soon_tired_of_the_mute(address: str, timeout_s: float) -> str:
+                return await dial(address, timeout_s=0.5 if address == mute else SOON)
+
+            monkeypatch.setattr(a, "connect_address", soon_tired_of_the_mute)
+            for addresses, reason in (
+                ((refused,), "refused"),
+                ((mute,), "timeout"),
+                ((wrong,), "wrong_peer"),
+                ((mute, refused), "refused"),
+                ((mute, refused, wrong), "wrong_peer"),
+            ):
+                with pytest.raises(DialError) as caught:
+                    await obtain_charter(a, Invite("d" * 32, stranger, addresses), tmp_path)
+                assert caught.value.reason == reason, str(caught.value)
+                assert ": " in str(caught.value)
+
+
+def test_a_damaged_charter_is_noticed(tmp_path: Path) -> None:
+    signed = sign_manifest(AUTHORITY, manifest_of(open_run=True))
+    assert load_charter(tmp_path) is None
+    save_charter(tmp_path, signed, b"")
+    assert load_charter(tmp_path) == (signed, b"")
+    path = tmp_path / "manifest.msgpack"
+    path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(CheckpointError, match="damaged"):
+        load_charter(tmp_path)
+
+
+async def test_a_peer_tries_our_ports_at_the_address_it_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm.membership.reachability.ASK_EVERY_S", 3600.0)
+    monkeypatch.setattr("swarm.membership.reachability.CONNECT_S", SOON)
+    with trio.socket.socket() as closed:
+        await closed.bind(("127.0.0.1", 0))
+        async with hosts(2) as (a, b):
+            serve_reach(b)
+            own = int(a.addresses[0].split("/")[4])
+            ports = (own, closed.getsockname()[1])
+            reply = (await a.rpc.call(b.peer_id, REACH, AskReach(ports), timeout_s=SOON)).body
+            assert reply.seen_at == "127.0.0.1"
+            assert dict(reply.outcomes) == {ports[0]: "open", ports[1]: "refused"}
+            with pytest.raises(RemoteError, match="ask again"):
+                await a.rpc.call(b.peer_id, REACH, AskReach(ports), timeout_s=SOON)
+
+
+def test_a_home_without_an_invite_is_nobodys(tmp_path: Path) -> None:
+    from swarm.client.session import read_kept_invite
+
+    with pytest.raises(ConfigError, match="no peer's home"):
+        read_kept_invite(tmp_path)

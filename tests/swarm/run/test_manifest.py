@@ -1,0 +1,193 @@
+"""The manifest: who signs it, what names it, what is refused."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from optim.config import AllReduce, CodecConfig, Diloco, Streaming
+from peer.config import DataConfig, InnerConfig, ModelConfig
+from peer.errors import NotAdmitted, ProtocolViolation
+from peer.identity import Identity, Signed, sign_body
+from swarm.protocol.plan import RANGES_MAX
+from swarm.run.manifest import (
+    PROTOCOL_VERSION,
+    Manifest,
+    PipelineConfig,
+    RunRules,
+    open_manifest,
+    sign_manifest,
+)
+
+
+def make_manifest(authority: str, **changes: object) -> Manifest:
+    manifest = Manifest(
+        protocol=PROTOCOL_VERSION,
+        authority=authority,
+        created_at=1_700_000_000,
+        run=RunRules(name="test"),
+        model=ModelConfig(hidden_size=32, layers=1, heads=2, kv_heads=1, intermediate_size=64, max_seq_len=64),
+        tokenizer="bytes",
+        data=DataConfig(seq_len=64),
+        inner=InnerConfig(lr=1e-3, batch_size=4, total_steps=100),
+        outer=Diloco(steps=10),
+        codec=CodecConfig(),
+        pipeline=PipelineConfig(),
+        cuts=((0, 1),),
+        genesis=(bytes(32),),
+    )
+    return msgspec.structs.replace(manifest, **changes)
+
+
+@pytest.fixture(scope="module")
+def authority() -> Identity:
+    return Identity.generate()
+
+
+def test_signed_manifest_opens_to_the_same_content(authority: Identity) -> None:
+    manifest = make_manifest(authority.peer_id)
+    assert open_manifest(sign_manifest(authority, manifest), manifest.run_id) == manifest
+
+
+def test_run_id_is_32_characters_and_depends_on_every_rule(authority: Identity) -> None:
+    manifest = make_manifest(authority.peer_id)
+    others = [
+        make_manifest(authority.peer_id, created_at=1),
+        make_manifest(authority.peer_id, genesis=(b"\1" * 32,)),
+        make_manifest(authority.peer_id, outer=Diloco(steps=11)),
+        make_manifest(authority.peer_id, codec=CodecConfig(down="fp16")),
+        make_manifest(Identity.generate().peer_id),
+    ]
+    assert len(manifest.run_id) == 32 and manifest.run_id.isalnum()
+    assert len({manifest.run_id, *(other.run_id for other in others)}) == 6
+
+
+def test_only_the_named_authority_can_sign(authority: Identity) -> None:
+    stranger = Identity.generate()
+    manifest = make_manifest(authority.peer_id)
+    with pytest.raises(ValueError, match="another authority"):
+        sign_manifest(stranger, manifest)
+    with pytest.raises(ProtocolViolation, match=f"not by {authority.peer_id}"):
+        open_manifest(sign_body(stranger, "manifest", manifest))
+
+
+def test_a_flipped_byte_is_a_forgery(authority: Identity) -> None:
+    signed = sign_manifest(authority, make_manifest(authority.peer_id))
+    body = signed.body.replace(b"test", b"tesu")
+    with pytest.raises(ProtocolViolation, match="signature"):
+        open_manifest(Signed(body, signed.signer, signed.signature))
+
+
+def test_a_manifest_of_another_run_is_refused(authority: Identity) -> None:
+    signed = sign_manifest(authority, make_manifest(authority.peer_id))
+    with pytest.raises(NotAdmitted, match="belongs to run"):
+        open_manifest(signed, "a" * 32)
+
+
+@pytest.mark.parametrize(("version", "who"), [(PROTOCOL_VERSION + 1, "this machine"), (0, "the other side")])
+def test_another_protocol_version_is_refused_before_its_fields_are_read(
+    authority: Identity, version: int, who: str
+) -> None:
+    class Later(msgspec.Struct):
+        protocol: int
+        authority: str
+        something_new: str = "?"
+
+    with pytest.raises(NotAdmitted, match=f"version {version} .*upgrade barnraise on {who}"):
+        open_manifest(sign_body(authority, "manifest", Later(version, authority.peer_id)))
+
+
+def test_rules_that_make_no_sense_are_refused_although_signed(authority: Identity) -> None:
+    content = msgspec.msgpack.decode(msgspec.msgpack.encode(make_manifest(authority.peer_id)))
+    body = msgspec.msgpack.encode({**content, "genesis": [b"short"]})
+    signature = authority.sign(b"barnraise/1/manifest\0" + body)
+    with pytest.raises(ProtocolViolation, match="genesis"):
+        open_manifest(Signed(body, authority.peer_id, signature))
+
+
+@pytest.mark.parametrize(
+    ("rules", "word"),
+    [
+        ({"min_peers": 0}, "min_peers"),
+        ({"min_peers": 5, "max_peers": 4}, "min_peers"),
+        ({"max_peers": 5000}, "max_peers"),
+        ({"rounds": -1}, "rounds"),
+        ({"patience_s": -1.0}, "patience_s"),
+        ({"seed": -1}, "seed"),
+        ({"name": "\n"}, "name"),
+    ],
+)
+def test_run_rules_are_checked(rules: dict[str, object], word: str) -> None:
+    with pytest.raises(ValueError, match=word):
+        RunRules(**{"name": "x", **rules})
+
+
+@pytest.mark.parametrize(("size", "word"), [("layers", "layers is"), ("vocab_size", "parameters")])
+def test_a_model_that_no_run_can_have_is_refused_although_signed(authority: Identity, size: str, word: str) -> None:
+    model = msgspec.structs.replace(make_manifest(authority.peer_id).model, **{size: 1 << 40})
+    content = msgspec.to_builtins(make_manifest(authority.peer_id), builtin_types=(bytes,))
+    content["model"] = msgspec.to_builtins(model)
+    with pytest.raises(ProtocolViolation, match=word):
+        open_manifest(sign_body(authority, "manifest", content))
+
+
+# -- pipelines --------------------------------------------------------------------------------------------------------
+
+MODEL = ModelConfig(
+    hidden_size=32, layers=6, heads=2, kv_heads=1, intermediate_size=64, max_seq_len=64, tie_embeddings=False
+)
+THREE = {
+    "model": MODEL,
+    "pipeline": PipelineConfig(stages=3, micro_batch=2),
+    "cuts": ((0, 3), (3, 5), (5, 6)),
+    "genesis": (b"a" * 32, b"b" * 32, b"c" * 32),
+}
+
+
+def test_one_group_goes_by_the_runs_name_several_by_names_of_their_own(authority: Identity) -> None:
+    one = make_manifest(authority.peer_id)
+    assert (one.stages, one.groups) == (1, (one.run_id,))
+    assert one.first_head().state_hash == bytes(32)
+    three = make_manifest(authority.peer_id, **THREE)
+    assert three.stages == 3 and len({three.run_id, *three.groups}) == 4
+    assert all(len(group) == 32 and group.isalnum() for group in three.groups)
+    head = three.first_head(2)
+    assert (head.run_id, head.round, head.state_hash) == (three.group_id(2), 0, b"c" * 32)
+    assert open_manifest(sign_manifest(authority, three), three.run_id).groups == three.groups
+    assert set(three.groups).isdisjoint(make_manifest(authority.peer_id, **THREE, created_at=1).groups)
+
+
+def test_a_micro_batch_is_a_step_unless_it_is_said_otherwise(authority: Identity) -> None:
+    assert make_manifest(authority.peer_id, **THREE).micro_batch == 2
+    assert make_manifest(authority.peer_id, **THREE | {"pipeline": PipelineConfig(stages=3)}).micro_batch == 4
+    assert not make_manifest(authority.peer_id, **THREE).synchronous
+    assert make_manifest(authority.peer_id, **THREE, outer=AllReduce(batch=8)).synchronous
+    assert make_manifest(authority.peer_id, **THREE, outer=AllReduce(batch=2 * RANGES_MAX)).synchronous
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"cuts": ((0, 3), (3, 6))}, "cuts"),
+        ({"cuts": ((0, 3), (3, 5), (4, 6))}, "cuts"),
+        ({"cuts": ((0, 3), (3, 3), (3, 6))}, "cuts"),
+        ({"cuts": ((0, 3), (3, 5), (5, 7))}, "cuts"),
+        ({"cuts": ((1, 3), (3, 5), (5, 6))}, "cuts"),
+        ({"genesis": (b"a" * 32, b"b" * 32)}, "genesis"),
+        ({"genesis": (b"a" * 32, b"b" * 32, b"c")}, "genesis"),
+        ({"model": msgspec.structs.replace(MODEL, shared_blocks=3)}, "stages is 3"),
+        ({"model": msgspec.structs.replace(MODEL, shared_blocks=2)}, "cuts part blocks"),
+        ({"model": msgspec.structs.replace(MODEL, tie_embeddings=True)}, "tie_embeddings is true"),
+        ({"outer": Streaming(steps=10)}, "method is 'streaming': with stages > 1"),
+        ({"outer": AllReduce(batch=7)}, r"micro_batch is 2: it must divide \[outer\] batch \(7\)"),
+        ({"pipeline": PipelineConfig(stages=3, micro_batch=3)}, "micro_batch is 3: it must divide"),
+        ({"outer": AllReduce(batch=2 * (RANGES_MAX + 1))}, r"micro_batch is 2: .* 32769 of them.*; raise it"),
+    ],
+)
+def test_a_pipeline_that_cannot_be_is_refused_although_signed(
+    authority: Identity, changes: dict[str, object], word: str
+) -> None:
+    content = msgspec.to_builtins(make_manifest(authority.peer_id, **THREE), builtin_types=(bytes,))
+    content |= msgspec.to_builtins(changes, builtin_types=(bytes,))
+    with pytest.raises(ProtocolViolation, match=word):
+        open_manifest(sign_body(authority, "manifest", content))

@@ -1,0 +1,265 @@
+"""A state moves from donors to a joiner over real sockets, whatever some of the donors do."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+import trio
+
+from peer.checkpoint.hash_tree import hash_state
+from peer.errors import NetworkError, ResourceError
+from peer.net.rpc import Buffer, Method
+from swarm.state.fetch import fetch_state
+from swarm.state.messages import AskChunk, Piece, StateMethods
+from swarm.state.partial_file import PartFile
+from swarm.state.snapshots import SnapshotShelf
+from swarm.state.upload_limits import ShelfLimits
+from tests.swarm.support.donor_child import seeded_state
+from tests.swarm.support.state_donors import (
+    METHODS,
+    SLOW,
+    TREE,
+    ChunkHandler,
+    Joiner,
+    arrived_whole,
+    bare_host,
+    donors,
+    flipped,
+    joiner,
+    odd_donor,
+)
+
+__all__ = ["joiner"]
+
+
+@pytest.fixture
+def each_has_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long a donor takes to answer: the others leave it its part."""
+    for name in ("SHARE_GRACE_S", "_HEDGE_FIRST_S", "_HEDGE_MIN_S", "_HEDGE_MAX_S"):
+        monkeypatch.setattr(f"swarm.state.chunk_scheduler.{name}", 60.0)
+
+
+@pytest.mark.usefixtures("each_has_its_share")
+async def test_a_state_arrives_bit_for_bit_from_all_donors(joiner: Joiner) -> None:
+    async with donors(*[ShelfLimits()] * 3) as hosts:
+        fetched = await joiner.fetch(*hosts)
+    assert arrived_whole(fetched) and fetched.tree == TREE
+    assert set(fetched.donors) == {host.peer_id for host in hosts}
+    assert sum(fetched.donors.values()) == TREE.size_bytes and fetched.resumed_bytes == 0
+    assert not joiner.part_file.exists()
+
+
+async def test_one_donor_is_enough(joiner: Joiner) -> None:
+    async with donors(ShelfLimits()) as hosts:
+        assert arrived_whole(await joiner.fetch(*hosts))
+
+
+@pytest.mark.usefixtures("each_has_its_share")
+@pytest.mark.parametrize("numel", [1, 1000, 20_000])
+async def test_small_states_come_from_two_donors_where_they_have_two_chunks(joiner: Joiner, numel: int) -> None:
+    state = seeded_state(numel, 1)
+    tree = hash_state(state)
+    async with bare_host() as one, bare_host() as two:
+        for host in (one, two):
+            shelf = SnapshotShelf(tree.size_bytes, 1 << 16)
+            shelf.publish(tree, state)
+            shelf.serve(host.rpc)
+            joiner.know(host)
+        names = [one.peer_id, two.peer_id]
+        fetched = await fetch_state(
+            joiner.host.rpc, lambda: names, tree.root, tree.size_bytes, joiner.part_file, joiner.events
+        )
+    assert torch.equal(fetched.tensors[0], state[0]) and torch.equal(fetched.tensors[1], state[1])
+    assert len(fetched.donors) == min(2, len(tree.hashes))
+
+
+def too_short(right: bytes, index: int) -> tuple[Piece, Buffer]:
+    return Piece("here"), right[:-4]
+
+
+def nothing(right: bytes, index: int) -> tuple[Piece, Buffer]:
+    return Piece("here"), b""
+
+
+def another_chunk(right: bytes, index: int) -> tuple[Piece, Buffer]:
+    return Piece("here"), bytes(len(right))
+
+
+@pytest.mark.usefixtures("each_has_its_share")
+@pytest.mark.parametrize("lie", [flipped, too_short, nothing, another_chunk])
+async def test_a_donor_that_sends_wrong_bytes_is_struck_and_dropped(joiner: Joiner, lie: ChunkHandler) -> None:
+    asked: list[int] = []
+
+    def counted(right: bytes, index: int) -> tuple[Piece, Buffer]:
+        asked.append(index)
+        return lie(right, index)
+
+    async with donors(ShelfLimits()) as [good], odd_donor(counted) as bad:
+        fetched = await joiner.fetch(bad, good)
+    assert arrived_whole(fetched) and set(fetched.donors) == {good.peer_id}
+    assert joiner.struck == {bad.peer_id}
+    assert len(asked) <= 3  # what was already under way
+
+
+@pytest.mark.usefixtures("each_has_its_share")
+async def test_a_donor_that_sends_more_than_a_chunk_is_struck(joiner: Joiner) -> None:
+    loose = StateMethods(
+        METHODS.manifest, Method("state.chunk", AskChunk, Piece, reply_payload_max=1 << 22), METHODS.result
+    )
+
+    def too_long(right: bytes, index: int) -> tuple[Piece, Buffer]:
+        return Piece("here"), right + bytes(1 << 20)
+
+    async with donors(ShelfLimits()) as [good], odd_donor(too_long, methods=loose) as bad:
+        assert arrived_whole(await joiner.fetch(bad, good))
+    assert joiner.struck == {bad.peer_id}
+
+
+@pytest.mark.parametrize("manifest", [bytes(32 * len(TREE.hashes)), b"".join(TREE.hashes[:-1]), b""])
+async def test_a_forged_list_of_hashes_is_not_believed(joiner: Joiner, manifest: bytes) -> None:
+    async with odd_donor(flipped, manifest) as bad:
+        with pytest.raises(NetworkError, match="1 sent wrong bytes"):
+            await joiner.fetch(bad)
+        async with donors(ShelfLimits()) as [good]:
+            assert arrived_whole(await joiner.fetch(bad, good))
+    assert joiner.struck == {bad.peer_id}
+
+
+@pytest.mark.parametrize("retry_after_s", [0.0, float("nan"), 1e300])
+async def test_a_busy_donor_makes_the_joiner_go_elsewhere(joiner: Joiner, retry_after_s: float) -> None:
+    asked: list[int] = []
+
+    def busy(right: bytes, index: int) -> tuple[Piece, Buffer]:
+        asked.append(index)
+        return Piece("busy", retry_after_s), b""
+
+    async with donors(ShelfLimits()) as [good], odd_donor(busy) as full:
+        fetched = await joiner.fetch(full, good)
+    assert arrived_whole(fetched) and set(fetched.donors) == {good.peer_id}
+    assert not joiner.struck and len(asked) < 3 * (fetched.seconds / 0.1 + 2)  # three calls, no hot loop
+
+
+async def test_a_donor_without_the_state_is_not_needed(joiner: Joiner) -> None:
+    async with donors(ShelfLimits()) as [good], bare_host() as other_run, bare_host() as late:
+        SnapshotShelf(TREE.size_bytes, 1 << 16).serve(late.rpc)
+        assert arrived_whole(await joiner.fetch(other_run, late, good))
+    assert not joiner.struck
+
+
+async def test_when_no_donor_has_the_state_the_error_says_so(joiner: Joiner) -> None:
+    async with donors(ShelfLimits()) as hosts:
+        with pytest.raises(NetworkError, match="1 do not hold it any more"):
+            await joiner.fetch(*hosts, root=bytes(32))
+    with pytest.raises(NetworkError, match="no donor is known"):
+        await joiner.fetch()
+
+
+async def test_peers_that_lend_no_states_are_not_waited_for(joiner: Joiner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when only the authority's signed head is known, and the authority trains nothing."""
+    monkeypatch.setattr("swarm.state.fetch.HOPELESS_S", math.inf)
+    async with bare_host() as authority:
+        joiner.know(authority)
+        with trio.fail_after(60), pytest.raises(NetworkError, match="1 lend no state"):
+            await joiner.fetch(authority)
+
+
+async def test_what_nobody_holds_any_more_leaves_no_file_behind(joiner: Joiner) -> None:
+    gone = False
+
+    def until_half(right: bytes, index: int) -> tuple[Piece, Buffer]:
+        nonlocal gone
+        gone = gone or index >= len(TREE.hashes) // 2
+        return (Piece("gone"), b"") if gone else (Piece("here"), right)
+
+    async with odd_donor(until_half) as donor:
+        with pytest.raises(NetworkError, match="1 do not hold it any more"):
+            await joiner.fetch(donor)
+        assert not joiner.part_file.exists()
+        async with donors(ShelfLimits()) as [other]:
+            assert arrived_whole(await joiner.fetch(donor, other))
+
+
+async def test_what_somebody_may_still_hold_is_kept(joiner: Joiner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm.state.fetch.HOPELESS_FAILURES", 1)
+    async with bare_host() as away:
+        joiner.know(away)
+    part = PartFile(joiner.part_file, TREE.size_bytes)
+    part.close()
+    with pytest.raises(NetworkError, match="1 cannot be reached"):
+        await joiner.fetch(away)
+    assert joiner.part_file.exists()
+
+
+async def test_a_donor_that_turns_up_during_the_fetch_is_used(joiner: Joiner) -> None:
+    async with donors(SLOW, ShelfLimits()) as [slow, quick]:
+        names = [joiner.know(slow), joiner.know(quick)]
+
+        def known() -> list[str]:
+            return names if slow.bytes_up > 2 * TREE.chunk_size else names[:1]
+
+        fetched = await joiner.fetch_from(known)
+    assert arrived_whole(fetched) and set(fetched.donors) == set(names)
+
+
+async def test_an_interrupted_fetch_goes_on_where_it_was(joiner: Joiner) -> None:
+    half = trio.CancelScope()
+    served = 0
+
+    def until_half(right: bytes, index: int) -> tuple[Piece, Buffer]:
+        nonlocal served
+        served += 1
+        if served == len(TREE.hashes) // 2:
+            half.cancel()
+        return Piece("here"), right
+
+    async with odd_donor(until_half) as donor:
+        with half:
+            await joiner.fetch(donor)
+        assert half.cancelled_caught
+    part = PartFile(joiner.part_file, TREE.size_bytes)
+    kept = sorted(part.intact(TREE))
+    part.close()
+    assert 1 < len(kept) < len(TREE.hashes)
+    with joiner.part_file.open("r+b") as file:  # a torn write, as after a power cut
+        file.seek(TREE.span(kept[0])[0] + 5)
+        file.write(b"torn")
+    async with donors(ShelfLimits()) as [quick]:
+        fetched = await joiner.fetch(quick)
+    assert arrived_whole(fetched)
+    assert fetched.resumed_bytes == sum(end - start for start, end in map(TREE.span, kept[1:]))
+    assert sum(fetched.donors.values()) == TREE.size_bytes - fetched.resumed_bytes
+
+
+async def test_left_overs_of_another_state_do_no_harm(joiner: Joiner) -> None:
+    joiner.part_file.write_bytes(os.urandom(2 * TREE.size_bytes))
+    async with donors(ShelfLimits()) as hosts:
+        fetched = await joiner.fetch(*hosts)
+    assert arrived_whole(fetched) and fetched.resumed_bytes == 0
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> object:
+    where = tmp_path / "disk"
+    where.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", where], capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        pytest.skip(f"this test mounts a tmpfs, which needs root: {done.stderr.strip()}")
+    yield where
+    subprocess.run(["umount", where], check=True)
+
+
+async def test_a_full_disk_is_reported_before_anything_is_fetched(joiner: Joiner, tiny_disk: Path) -> None:
+    joiner.part_file = tiny_disk / "state.part"
+    with pytest.raises(ResourceError, match=r"is full, 4 MiB are needed .*free some space"):
+        await joiner.fetch("nobody")
+    assert not joiner.part_file.exists()
+    subprocess.run(["mount", "-o", "remount,ro", tiny_disk], check=True)
+    with pytest.raises(ResourceError, match="choose a writable folder"):
+        await joiner.fetch("nobody")

@@ -1,0 +1,222 @@
+"""Donors of states: what is on their shelf, what they keep for whom, and what becomes of a joiner when they die."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import pytest
+import trio
+
+from peer.checkpoint.hash_tree import StateTree, hash_state
+from peer.errors import RemoteError
+from peer.net.rpc import Call, Reply
+from swarm.state.messages import AskChunk, AskResult, ResultPart
+from swarm.state.snapshots import SnapshotShelf
+from swarm.state.upload_limits import ShelfLimits
+from tests.swarm.support.donor_child import seeded_state
+from tests.swarm.support.state_donors import (
+    CHILD,
+    METHODS,
+    NUMEL,
+    REPO,
+    SEED,
+    SLOW,
+    STATE,
+    TREE,
+    Joiner,
+    arrived_whole,
+    bare_host,
+    donors,
+    flipped,
+    joiner,
+    odd_donor,
+)
+
+__all__ = ["joiner"]
+
+
+# -- the shelf -----------------------------------------------------------------------------------------------
+
+
+async def test_commits_do_not_disturb_a_joiner_and_the_shelf_does_not_grow(joiner: Joiner) -> None:
+    patient = dataclasses.replace(SLOW, lease_pause_s=60.0)  # a standstill of ours is no pause of the joiner's
+    shelf = SnapshotShelf(TREE.size_bytes, 1 << 16, patient)
+    shelf.publish(TREE, STATE)
+    async with bare_host() as host:
+        shelf.serve(host.rpc)
+        commits = 0
+
+        def known() -> list[str]:  # asked ten times a second: as good a clock for commits as any
+            nonlocal commits
+            if host.bytes_up > TREE.chunk_size and commits < 12:  # once the joiner is reading
+                commits += 1
+                newer = seeded_state(NUMEL, 100 + commits)
+                shelf.publish(hash_state(newer), newer)
+            return [joiner.know(host)]
+
+        fetched = await joiner.fetch_from(known)
+        assert arrived_whole(fetched) and commits > 3 and not joiner.struck
+        assert len(shelf.state_hashes) == 2
+
+
+async def test_a_joiner_that_asks_and_does_not_read_costs_bounded_memory() -> None:
+    shelf = SnapshotShelf(TREE.size_bytes, 1 << 16, ShelfLimits(lent_per_joiner=TREE.chunk_size * 2))
+    shelf.publish(TREE, STATE)
+    call = Call("joiner", AskChunk(TREE.root, 1), memoryview(b""))
+    held = [await shelf.hand_out_chunk(call) for _ in range(3)]
+    outcomes = [answer[0].outcome if isinstance(answer, tuple) else answer.outcome for answer in held]
+    assert outcomes == ["here", "here", "busy"]
+    other = await shelf.hand_out_chunk(Call("other", call.body, call.payload))
+    assert isinstance(other, tuple)
+    held.clear()
+    assert isinstance(await shelf.hand_out_chunk(call), tuple)  # what has left is not counted any more
+
+
+async def test_requests_outside_the_state_are_violations() -> None:
+    async with donors(ShelfLimits()) as [host], bare_host() as asker:
+        asker.book.add(host.peer_id, host.addresses)
+        for index in (-1, len(TREE.hashes), 1 << 62):
+            with pytest.raises(RemoteError) as caught:
+                await asker.rpc.call(host.peer_id, METHODS.chunk, AskChunk(TREE.root, index), timeout_s=60)
+            assert caught.value.code == "ProtocolViolation"
+
+
+async def test_during_an_exchange_joiners_get_a_trickle(joiner: Joiner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm.state.upload_limits._TELLING_BYTES", 1 << 30)  # so that the speed stays what it was
+    monkeypatch.setattr("swarm.state.upload_limits._SPEED_FIRST", 20e6)
+    shelf = SnapshotShelf(TREE.size_bytes, 1 << 16, ShelfLimits(share_in_exchange=0.1))
+    shelf.publish(TREE, STATE)
+    async with bare_host() as host:
+        shelf.serve(host.rpc)
+        with shelf.stepping_back():
+            held_back = await joiner.fetch(host)
+        assert shelf._lending.rate is None
+        free = await joiner.fetch(host)
+    assert held_back.seconds > 0.8 * TREE.size_bytes / 2e6
+    assert arrived_whole(free) and arrived_whole(held_back)
+
+
+# -- missed results ------------------------------------------------------------------------------------------
+
+
+async def test_the_results_of_the_last_rounds_are_kept(joiner: Joiner) -> None:
+    shelf = SnapshotShelf(TREE.size_bytes, 1 << 16, ShelfLimits(results=3))
+    states = [seeded_state(1000, seed) for seed in range(6)]
+    trees = [hash_state(state) for state in states]
+    for n in range(6):
+        parts = [bytes([n, part]) * 100 for part in range(5)]
+        shelf.publish(trees[n], states[n], head=b"head %d" % n, parts=parts if n != 4 else ())
+    async with bare_host() as host:
+        shelf.serve(host.rpc)
+        joiner.know(host)
+
+        async def ask(after: int, part: int) -> Reply[ResultPart]:
+            question = AskResult(trees[after].root, part)
+            return await joiner.host.rpc.call(host.peer_id, METHODS.result, question, timeout_s=60)
+
+        for after in (1, 2, 4):
+            for part in range(5):
+                reply = await ask(after, part)
+                assert bytes(reply.payload) == bytes([after + 1, part]) * 100
+                assert reply.body.leads_to == trees[after + 1].root and reply.body.parts == 5
+                assert reply.body.head == b"head %d" % (after + 1)
+        assert (await ask(0, 0)).body.outcome == "gone"  # too long ago
+        assert (await ask(3, 0)).body.outcome == "gone"  # state 4 was fetched: no result led to it
+        with pytest.raises(RemoteError, match="asked for part 5 of 5"):
+            await ask(1, 5)
+
+
+# -- donors in processes of their own ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ChildDonor:
+    process: trio.Process
+    peer: str
+    addresses: tuple[str, ...]
+
+    @property
+    def has_fallen(self) -> bool:
+        """Whether it is dead or frozen."""
+        options = os.WEXITED | os.WSTOPPED | os.WNOHANG | os.WNOWAIT
+        return os.waitid(os.P_PID, self.process.pid, options) is not None
+
+
+@asynccontextmanager
+async def child_donors(*faults: str) -> AsyncIterator[list[ChildDonor]]:
+    """One donor process for each of `faults` (a BARNRAISE_FAULT, or "")."""
+    command = [sys.executable, str(CHILD), str(NUMEL), str(SEED)]
+    processes = [
+        await trio.lowlevel.open_process(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(REPO), "BARNRAISE_FAULT": fault},
+        )
+        for fault in faults
+    ]
+    try:
+        ready = []
+        for process in processes:
+            assert process.stdout is not None
+            hello = json.loads(await process.stdout.receive_some(1 << 16))
+            ready.append(ChildDonor(process, hello["peer"], tuple(hello["addresses"])))
+        yield ready
+    finally:
+        for process in processes:
+            process.kill()
+            with trio.CancelScope(shield=True):
+                await process.wait()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("fault", ["kill", "stop"])
+async def test_a_donor_that_dies_or_freezes_in_the_middle(
+    joiner: Joiner, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fault fires when the donor is asked for a chunk; a corrupt donor stands beside it. Whoever waited for the
+    first would wait for an hour."""
+    monkeypatch.setattr("swarm.state.chunk_scheduler._FIRST_DEADLINE_S", 3600.0)
+    monkeypatch.setattr("swarm.state.chunk_scheduler._DEADLINE_MAX_S", 3600.0)
+    async with child_donors(f"{fault}:during_state_transfer:1", "") as [bad, good], odd_donor(flipped) as liar:
+        for child in (bad, good):
+            joiner.host.book.add(child.peer, child.addresses)
+        names = [bad.peer, joiner.know(liar), good.peer]
+
+        def known() -> list[str]:  # the good one could give it all before the others are asked
+            return names if joiner.struck and bad.has_fallen else names[:2]
+
+        fetched = await joiner.fetch_from(known)
+        assert arrived_whole(fetched)
+        assert set(fetched.donors) == {good.peer} and joiner.struck == {liar.peer_id}
+        if fault == "kill":
+            assert await bad.process.wait() == -signal.SIGKILL
+
+
+@pytest.mark.process
+async def test_a_frozen_donor_alone_is_waited_for(joiner: Joiner) -> None:
+    async with child_donors("stop:during_state_transfer:1") as [donor]:
+        joiner.host.book.add(donor.peer, donor.addresses)
+        stopped = trio.Event()
+
+        async def thaw() -> None:
+            await trio.to_thread.run_sync(os.waitid, os.P_PID, donor.process.pid, os.WSTOPPED)
+            stopped.set()
+            donor.process.send_signal(signal.SIGCONT)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(thaw)
+            fetched = await joiner.fetch(donor.peer)
+        assert stopped.is_set() and arrived_whole(fetched)
+
+
+def test_the_test_state_has_enough_chunks() -> None:
+    assert isinstance(TREE, StateTree) and len(TREE.hashes) > 30

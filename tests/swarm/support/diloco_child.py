@@ -1,0 +1,142 @@
+"""Child of test_four_processes: one peer with invented pseudo-gradients, in a process of its own.
+
+    diloco_child.py NUMBER NUMEL ROUNDS FOLDER
+
+Prints where it is, reads the whole group from stdin, says when it can be called, and once a further line has come takes
+part in ROUNDS rounds, writes its final state to FOLDER, says so, and stays until another line comes: the others look
+for it at the end. All children hold the key of a throwaway authority (in FOLDER) and sign the head that the run begins
+with: Ed25519 is deterministic, so they sign the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+import torch
+import trio
+from safetensors.torch import save_file
+
+from optim.algorithms.outer_step import DilocoOuter
+from optim.codecs import get_codec
+from optim.config import Diloco
+from optim.strategies.dense import DenseWire
+from optim.strategies.diloco import DilocoRecipe
+from peer.config import InnerConfig
+from peer.events import EventLog
+from peer.identity import Identity, sign_body
+from peer.net.host import HostConfig, open_host
+from peer.net.limits import NetLimits
+from swarm.protocol.head import Head, Member, genesis
+from swarm.protocol.messages import REGROUP_KIND
+from swarm.protocol.quorum import Sighting
+from swarm.protocol.round_schedule import Pace
+from swarm.protocol.timeouts import Tempo
+from swarm.rounds.context import Post
+from swarm.rounds.engine import Engine
+from swarm.rounds.handlers import RunFacts
+from swarm.rounds.replay import replay
+from swarm.rounds.trainer import Order, Work
+from swarm.state.outer_state import OuterState
+from swarm.state.snapshots import SnapshotShelf
+
+STEPS, BATCH, SEQ = 2, 1, 8
+PATIENT = NetLimits(suspect_after_s=120.0)  # who stands still for some seconds is in every round all the same
+
+
+def initial_theta(numel: int) -> torch.Tensor:
+    return torch.randn(numel, generator=torch.Generator().manual_seed(1))
+
+
+def delta_of(number: int, first_step: int, numel: int) -> torch.Tensor:
+    """The pseudo-gradient of peer `number` in the round whose first inner step is `first_step`."""
+    seed = 1000 * number + first_step
+    return torch.randn(numel, generator=torch.Generator().manual_seed(seed)) * (0.01 + 0.001 * number)
+
+
+class Invented:
+    speed = 1.0
+
+    def __init__(self, number: int, numel: int) -> None:
+        self._number, self._numel = number, numel
+
+    async def train(self, order: Order) -> Work:
+        assignment = order.assignment
+        await trio.lowlevel.checkpoint()
+        delta = delta_of(self._number, order.turn.step, self._numel)
+        return Work(assignment.steps, assignment.steps * BATCH, 1.0, delta)
+
+    def wrap_up(self) -> None:
+        """There is nothing to end."""
+
+    def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None, head: Head) -> None:
+        """There is nobody to train with it."""
+
+    def has_run_dry(self, round: int) -> bool:
+        return False
+
+    async def gather(self, members: Sequence[str]) -> None:
+        await trio.sleep_forever()
+
+
+class Witness:
+    """The engine's Keeper: notes how many took part in each round. Who sees the others' commit before its own result is
+    ready replays it; nobody is left further behind."""
+
+    def __init__(self, post: Post) -> None:
+        self.members: list[int] = []
+        self._post = post
+
+    async def committed(self, head: Head, results: list[memoryview]) -> None:
+        state = self._post.state
+        self.members.append(len(head.members))
+        self._post.shelf.publish(state.tree, state.tensors, msgspec.msgpack.encode(head), results)
+
+    async def fetch(self, sighting: Sighting, mine: Head) -> None:
+        assert await replay(self._post, mine, sighting.head.state_hash, sighting.holders)
+
+    def known_peers(self) -> Iterable[str]:
+        return ()
+
+
+async def hear() -> str:
+    return await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)
+
+
+async def main(number: int, numel: int, rounds: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    authority = Identity.load_or_create(folder / "authority.key")
+    identity, log, codec = Identity.generate(), EventLog(), get_codec("fp32")
+    theta = initial_theta(numel)
+    recipe = DilocoRecipe(DenseWire([[slice(0, numel)]], codec, codec), DilocoOuter(0.7, 0.9, True))
+    state = OuterState([theta, torch.zeros_like(theta)], recipe)
+    async with open_host(HostConfig(identity=identity, events=log, limits=PATIENT)) as host:
+        me = Member(host.peer_id, secrets.token_hex(4))
+        print(json.dumps({"peer": me.peer, "session": me.session, "addresses": host.addresses}), flush=True)  # noqa: T201
+        group = json.loads(await hear())
+        for hello in group:
+            host.book.add(hello["peer"], hello["addresses"])
+        first = genesis("four processes", state.tree.root)
+        head = first.regrouped(tuple(Member(hello["peer"], hello["session"]) for hello in group), 1)
+        pace = Pace(Diloco(steps=STEPS), InnerConfig(lr=1e-3, batch_size=BATCH, total_steps=1), SEQ, 60.0)
+        shelf = SnapshotShelf(state.size_bytes, 9 << 20)
+        shelf.serve(host.rpc)
+        post = Post(me, identity, host, state, shelf, Invented(number, numel), pace, Tempo(patience_s=60.0), log)
+        witness = Witness(post)
+        facts = RunFacts(first, authority.peer_id, rounds, len(group))
+        engine = Engine(post, facts, head, sign_body(authority, REGROUP_KIND, head), witness)
+        print(json.dumps("ready"), flush=True)  # noqa: T201
+        await hear()
+        await engine.run()
+        save_file(state.named(), folder / f"{number}.safetensors")
+        report = {"members": witness.members, "state_hash": state.tree.root.hex(), "bytes_up": host.bytes_up}
+        print(json.dumps(report), flush=True)  # noqa: T201
+        await hear()
+
+
+if __name__ == "__main__":
+    trio.run(main, int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))

@@ -1,0 +1,143 @@
+"""Child of test_gossip_processes: one gossiping peer with an invented worker, in a process of its own.
+
+    gossip_child.py NUMBER NUMEL CODEC FOLDER
+
+Prints where it is, reads the group's addresses from stdin, takes part until a further line comes, printing each of its
+rounds, writes its weights to FOLDER and says so. Its deltas are STEP times as long as its weights, and then die away as
+under a falling learning rate.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import torch
+import trio
+from safetensors.torch import save_file
+
+from dht.node import Node, open_node
+from optim.codecs import get_codec
+from peer.events import Event, EventLog
+from peer.identity import Identity
+from peer.net.host import Host, HostConfig, open_host
+from peer.net.limits import NetLimits
+from swarm.gossip.coding import PairCoding
+from swarm.gossip.context import Corner, Rules, Trained
+from swarm.gossip.engine import Engine
+from swarm.gossip.pairing import Seen
+from swarm.gossip.replica import Replica
+from swarm.membership.membership import MEMBERS, MemberRecord, Membership, Own, describe
+from swarm.protocol.head import Head, Member
+from swarm.protocol.ledger import Range
+from swarm.protocol.timeouts import Tempo
+from swarm.state.snapshots import SnapshotShelf
+
+RUN, BATCH, STEPS, SEQ, PEERS = "gossip test", 1, 2, 8, 4
+COMPUTE_S = 0.1
+PATIENCE_S = 60.0  # whoever is killed is noticed at once, and who stands still for some seconds is waited for
+STEP, CONSTANT_ROUNDS, DECAY = 0.01, 10, 0.7
+CONSTANTS = (0.5, 0.7, 0.6)
+
+
+def initial_theta(number: int, numel: int) -> torch.Tensor:
+    """Alike, but for a tenth of their length."""
+    common = torch.randn(numel, generator=torch.Generator().manual_seed(1))
+    return common + 0.1 * torch.randn(numel, generator=torch.Generator().manual_seed(100 + number))
+
+
+class Invented:
+    speed = 0.0
+
+    def __init__(self, number: int, numel: int) -> None:
+        self._generator = torch.Generator().manual_seed(number)
+        self._numel = numel
+        self.samples: list[Range] = []
+
+    async def train(self, samples: tuple[Range, ...], first_step: int, steps: int, deadline_s: float) -> Trained:
+        self.samples += samples
+        await trio.sleep(COMPUTE_S)  # what it stands for takes time, too
+        rate = STEP * DECAY ** max(0, first_step // STEPS - CONSTANT_ROUNDS)
+        delta = torch.randn(self._numel, generator=self._generator) * rate
+        return Trained(steps, steps * BATCH, 1.0, delta)
+
+    def adopt(self, theta: torch.Tensor) -> None:
+        """There is nobody to train with it."""
+
+
+class Neighbourhood:
+    """The engine's Keeper, with the real membership records."""
+
+    def __init__(self, host: Host, node: Node, events: EventLog) -> None:
+        self._host = host
+        self._began = time.time()
+        self.engine: Engine | None = None
+        self.membership = Membership(node, host, RUN, self._describe, events)
+
+    def others(self) -> Mapping[str, Seen]:
+        view = self.membership.view
+        return {peer: Seen(r.round, r.speed) for peer, r in view.items() if peer != self._host.peer_id}
+
+    def banned(self) -> Iterable[str]:
+        return ()
+
+    async def stepped(self, head: Head) -> None:
+        """There are no checkpoints here."""
+
+    def _describe(self) -> MemberRecord:
+        assert self.engine is not None
+        own = Own(session="", name="", role="full", phase=self.engine.phase, joined_at=self._began)
+        return describe(self._host, self.engine.head, own)
+
+
+def say(message: object) -> None:
+    print(json.dumps(message), flush=True)  # noqa: T201
+
+
+async def hear() -> str:
+    return await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)
+
+
+async def main(number: int, numel: int, codec_name: str, folder: Path) -> None:
+    torch.set_num_threads(1)
+    log, codec = EventLog(), get_codec(codec_name)
+    replica = Replica(initial_theta(number, numel), torch.zeros(numel))
+    coding = PairCoding(numel, codec, codec)
+    async with open_host(
+        HostConfig(identity=Identity.generate(), events=log, limits=NetLimits(suspect_after_s=120.0))
+    ) as host:
+        say({"peer": host.peer_id, "addresses": host.addresses})
+        group = json.loads(await hear())
+        addresses = [hello["addresses"][0] for hello in group if hello["peer"] != host.peer_id]
+        me = Member(host.peer_id, secrets.token_hex(4))
+        rules = Rules(RUN, b"", "", STEPS, BATCH, SEQ, 0, PEERS, 60.0, PATIENCE_S, CONSTANTS)
+        shelf = SnapshotShelf(replica.size_bytes, 1 << 16)
+        shelf.serve(host.rpc)
+        trainee = Invented(number, numel)
+
+        def tell(event: Event) -> None:
+            if event.name in ("gossip_met", "gossip_alone", "meeting_failed", "peer_struck", "bug"):
+                say({"event": event.name, "at": event.at, **event.fields})
+
+        async with open_node(host, addresses, [MEMBERS], folder / f"{number}.json", RUN) as node:
+            keeper = Neighbourhood(host, node, log)
+            corner = Corner(me, host, trainee, keeper, Tempo(PATIENCE_S), shelf, folder / f"{number}.part", log)
+            keeper.engine = engine = Engine(corner, rules, replica, coding)
+            with log.subscribed(tell):
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(keeper.membership.run)
+                    nursery.start_soon(engine.run)
+                    await hear()
+                    nursery.cancel_scope.cancel()
+        save_file({"theta": replica.theta}, folder / f"{number}.safetensors")
+        message_bytes = coding.total("phi") + coding.total("delta")
+        say({"event": "end", "peer": host.peer_id, "message_bytes": message_bytes, "samples": trainee.samples})
+
+
+if __name__ == "__main__":
+    _, number, numel, codec, folder = sys.argv
+    trio.run(main, int(number), int(numel), codec, Path(folder))

@@ -1,0 +1,161 @@
+"""A member that lies: an ordinary seat of a group whose outgoing calls and answers a test changes at will."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import trio
+
+from peer.errors import ConnectionLost
+from peer.identity import Signed, open_body, sign_body
+from peer.net.method import Call, Method
+from swarm.protocol.plan import CONTRIBUTION_KIND, Assignment, Contribution
+from swarm.protocol.timeouts import Tempo
+from tests.swarm.support.group import Group, Seat, open_group
+
+NUMEL = 80_000  # five slices, so that everybody owns one
+Change = Callable[[str, Any, bytes], tuple[Any, bytes] | None]
+
+
+class Impatient(Tempo):
+    """Short deadlines, so that a test sees them pass; not so short that on a busy machine they all do, again and
+    again: a refusal may be held back for 0.8 of `answer_s`."""
+
+    @property
+    def answer_s(self) -> float:
+        return 3.0
+
+    def exchange_s(self, payload_bytes: int) -> float:
+        return 4.0
+
+
+def deltas(peer: str, first_step: int, assignment: Assignment) -> torch.Tensor:
+    seed = sum(peer.encode()) * 1000 + first_step
+    return torch.randn(NUMEL, generator=torch.Generator().manual_seed(seed)) * 1e-2
+
+
+@dataclass
+class Liar:
+    """`sends` and `answers` replace what the seat would say by itself."""
+
+    seat: Seat
+
+    @property
+    def peer(self) -> str:
+        return self.seat.host.peer_id
+
+    def sends(self, method: Method[Any, Any], change: Change) -> None:
+        """From now on calls of `method` go out as `change(peer, body, payload)` says; None: not at all."""
+        rpc: Any = self.seat.host.rpc
+        honest = rpc.call
+
+        async def call(peer: str, called: Method[Any, Any], body: Any, payload: Any = b"", **options: Any) -> Any:
+            if called.name == method.name and peer != self.peer:
+                changed = change(peer, body, bytes(payload))
+                if changed is None:
+                    raise ConnectionLost("the liar keeps it to itself")
+                body, payload = changed
+            return await honest(peer, called, body, payload, **options)
+
+        rpc.call = call
+
+    def answers(self, method: Method[Any, Any], change: Callable[[Any], Any]) -> None:
+        """From now on the answer to `method` is `change(honest answer)`, of whatever type."""
+        served = self.seat.host.rpc.server._methods[method.name]
+        honest = served.handler
+
+        async def handle(call: Call[Any]) -> Any:
+            return change(await honest(call))
+
+        served.method = Method(
+            method.name, method.request, msgspec.Struct, method.request_payload_max, method.reply_payload_max
+        )
+        served.handler = handle
+
+    def forge(self, signed: Signed, **changes: Any) -> Signed:
+        """Its own contribution with other claims in it, properly signed."""
+        body = open_body(signed, CONTRIBUTION_KIND, Contribution)
+        return sign_body(self.seat.post.identity, CONTRIBUTION_KIND, msgspec.structs.replace(body, **changes))
+
+    async def call(self, peer: str, method: Method[Any, Any], body: Any, payload: bytes = b"") -> Any:
+        # a refusal may be held back for some seconds, and this machine stand still for as long again
+        return (await self.seat.host.rpc.call(peer, method, body, payload, timeout_s=60)).body
+
+
+@dataclass
+class Scene:
+    """Three honest members and a liar, in a group that has begun."""
+
+    group: Group
+    honest: list[Seat]
+    liar: Liar
+
+    def struck(self) -> list[str]:
+        """Why honest members struck the liar."""
+        return [
+            str(event.fields["reason"])
+            for seat in self.honest
+            for event in seat.seen("peer_struck")
+            if event.fields["peer"] == self.liar.peer
+        ]
+
+    async def rounds(self, number: int) -> None:
+        """Until every honest member has committed so many rounds more."""
+        wanted = max(seat.engine.head.round for seat in self.honest) + number
+        while any(seat.engine.head.round < wanted for seat in self.honest):
+            await trio.sleep(0.02)
+
+    def tell(self) -> None:
+        """What happened, for whoever reads the output of a failed test."""
+        told = [(e.at, seat.host.peer_id[-4:], e) for seat in (*self.honest, self.liar.seat) for e in seat.events]
+        for at, who, event in sorted(told, key=lambda entry: entry[0]):
+            print(f"{at % 1000:7.2f} {who} {event.name} {event.fields}")  # noqa: T201
+        print("the liar is", self.liar.peer[-4:])  # noqa: T201
+
+    def check(self) -> None:
+        """What must hold whatever the liar did: one chain, the same bits, no bug, and nobody honest struck."""
+        names = {seat.host.peer_id for seat in self.honest}
+        committed = {head.state_hash for seat in (*self.honest, self.liar.seat) for head in seat.heads}
+        chains = [{head.height: head.hash for head in seat.heads} for seat in self.honest]
+        for chain in chains[1:]:
+            assert all(chains[0].get(height, name) == name for height, name in chain.items()), "a fork"
+        for seat in self.honest:
+            assert not seat.seen("bug"), seat.seen("bug")
+            assert not [e for e in seat.seen("peer_struck") if e.fields["peer"] in names], seat.seen("peer_struck")
+            root = seat.post.state.tree.root
+            replaying = seat.engine.phase == "catching up"  # round by round: the end may come between two of them
+            assert root == seat.engine.head.state_hash or (replaying and root in committed)
+            assert bool(torch.isfinite(seat.post.state.theta).all())
+            assert float(seat.post.state.theta.norm()) < 2 * float(self.group.theta.norm())
+
+
+@asynccontextmanager
+async def hostile_scene(
+    folder: Path, prepare: Callable[[Liar], None] = lambda liar: None, codec: str = "fp32", timeout_s: float = 150.0
+) -> AsyncIterator[Scene]:
+    """Leaves the block when the test has seen enough; then everything is checked."""
+    async with AsyncExitStack() as stack:
+        group = await stack.enter_async_context(open_group(folder, NUMEL, codec=codec, rounds=10**6, min_peers=4))
+        group.tempo = Impatient
+        group.authority._patience_s = lambda best, standings: 600.0  # type: ignore[method-assign]  # nobody is missing
+        honest = [await stack.enter_async_context(group.join(deltas)) for _ in range(3)]
+        liar = Liar(await stack.enter_async_context(group.join(deltas)))
+        prepare(liar)
+        with trio.fail_after(timeout_s):
+            async with trio.open_nursery() as nursery:
+                for seat in (*honest, liar.seat):
+                    nursery.start_soon(seat.engine.run)
+                scene = Scene(group, honest, liar)
+                try:
+                    yield scene
+                except trio.Cancelled:
+                    scene.tell()
+                    raise
+                nursery.cancel_scope.cancel()
+        scene.check()

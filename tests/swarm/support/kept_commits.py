@@ -1,0 +1,55 @@
+"""Machines of a run with what it takes to keep commits of a stage and to fetch them, and such commits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import torch
+
+from peer.checkpoint.hash_tree import hash_state
+from peer.events import Event, EventLog
+from peer.identity import Identity, Signed, sign_body
+from peer.net.host import Host, HostConfig, open_host
+from swarm.membership.membership import MemberRecord, Own, describe
+from swarm.placement.stages import layout_of, vectors_of
+from swarm.protocol.head import Head, Member
+from swarm.protocol.messages import REGROUP_KIND
+from swarm.run.home import Home
+from swarm.run.invite import Invite
+from swarm.run.manifest import Manifest
+from swarm.state.fetch import Fetched
+from swarm.training.context import Ground, JoinConfig
+
+STAGE = 1
+Commit = tuple[Head, Signed, Fetched]
+"""A head of that stage, the authority's signature of its term, and the state."""
+
+
+@asynccontextmanager
+async def ground_of(manifest: Manifest, home: Path) -> AsyncIterator[tuple[Ground, list[Event]]]:
+    """A machine of the run, without what an archive does not need of it."""
+    log, seen = EventLog(), list[Event]()
+    with log.subscribed(seen.append):
+        async with open_host(HostConfig(identity=Identity.generate(), events=log)) as host:
+            config = JoinConfig(home, Invite(manifest.run_id, manifest.authority, ()))
+            home.mkdir()
+            yield Ground(config, Home(home), manifest, host, cast(Any, None), cast(Any, None)), seen
+
+
+def record_of(host: Host, head: Head, stage: int) -> MemberRecord:
+    own = Own(session="s", name="n", role="stage", phase="", joined_at=0.0, stage=stage, since=time.time())
+    return describe(host, head, own)
+
+
+def commit_of(manifest: Manifest, authority: Identity, round: int, stage: int = STAGE) -> Commit:
+    numel = layout_of(manifest, stage).numel
+    tensors = tuple(torch.full((numel,), float(round + n)) for n in range(len(vectors_of(manifest, stage))))
+    tree = hash_state(tensors)
+    first = manifest.first_head(stage).regrouped((Member("gone", "s"),), 1)
+    head = msgspec.structs.replace(first, round=round, state_hash=tree.root, previous=first.hash)
+    return head, sign_body(authority, REGROUP_KIND, first), Fetched(tensors, tree, {}, 0, 0.0)

@@ -1,0 +1,177 @@
+"""One of several processes that run rounds of any method with invented work; started by `test_methods.py`.
+
+    python -m tests.swarm.method_child NUMBER ROUNDS FOLDER   < {"outer": ..., "codec": ...}
+
+Says {"peer", "session", "addresses"}, reads the list of what all of them said, says that it can be called, and once a
+further line has come runs the rounds and stays until another one comes: the others look for it at the end. After each
+round it says {"round", "state_hash", "members", "bulk_bytes_up", "ideal_bytes"}: what it has sent in all, and what the
+coding of that round says the exchange among these members takes, all of them together.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import trio
+
+from optim.config import CodecConfig, OuterConfig
+from optim.strategies.registry import build_recipe
+from peer.config import InnerConfig, ModelConfig
+from peer.events import EventLog
+from peer.identity import Identity, sign_body
+from peer.model.layout import FlatLayout
+from peer.net.host import HostConfig, open_host
+from peer.net.limits import NetLimits
+from peer.net.method import Call
+from swarm.protocol.head import Head, Member, genesis
+from swarm.protocol.messages import REGROUP_KIND
+from swarm.protocol.quorum import Sighting
+from swarm.protocol.round_schedule import Pace
+from swarm.protocol.timeouts import Tempo
+from swarm.rounds.context import Post
+from swarm.rounds.engine import Engine
+from swarm.rounds.handlers import RunFacts
+from swarm.rounds.replay import replay
+from swarm.rounds.trainer import Order, Work
+from swarm.state.fetch import fetch_state
+from swarm.state.messages import AskChunk, AskResult
+from swarm.state.outer_state import OuterState
+from swarm.state.snapshots import SnapshotShelf
+
+MODEL = ModelConfig(
+    hidden_size=96, layers=5, heads=4, kv_heads=4, intermediate_size=256, max_seq_len=128, vocab_size=512
+)
+PATIENT = NetLimits(suspect_after_s=120.0)  # who stands still for some seconds is in every round all the same
+INNER = InnerConfig(lr=1e-3, batch_size=1, total_steps=1000)
+
+
+class Setup(msgspec.Struct):
+    outer: OuterConfig
+    codec: CodecConfig
+
+
+class Invented:
+    """Work of the size the method wants, different at every peer and in every round."""
+
+    speed = 1.0
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    async def train(self, order: Order) -> Work:
+        steps = order.assignment.steps
+        size = sum(place.stop - place.start for place in order.places)
+        generator = torch.Generator().manual_seed(1000 * self._number + order.turn.round)
+        return Work(steps, steps, 1.0, torch.randn(size, generator=generator).mul_(1e-3))
+
+    def wrap_up(self) -> None:
+        """There is nothing to end."""
+
+    def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None, head: Head) -> None:
+        """There is nobody to train with it."""
+
+    def has_run_dry(self, round: int) -> bool:
+        return False
+
+    async def gather(self, members: Sequence[str]) -> None:
+        await trio.sleep_forever()
+
+
+class Shelf(SnapshotShelf):
+    """Knows what it has lent to those that missed a commit: that is no part of the exchange."""
+
+    lent_bytes = 0
+
+    async def hand_out_result(self, call: Call[AskResult]) -> Any:
+        return self._noted(await super().hand_out_result(call))
+
+    async def hand_out_chunk(self, call: Call[AskChunk]) -> Any:
+        return self._noted(await super().hand_out_chunk(call))
+
+    def _noted(self, answer: Any) -> Any:
+        self.lent_bytes += memoryview(answer[1]).nbytes if isinstance(answer, tuple) else 0
+        return answer
+
+
+class Reporter:
+    """The engine's Keeper: says what each commit was. One that missed commits replays or fetches them."""
+
+    def __init__(self, post: Post, shelf: Shelf, part_file: Path) -> None:
+        self._post, self._shelf = post, shelf
+        self._part_file = part_file
+
+    async def committed(self, head: Head, results: list[memoryview]) -> None:
+        post, members = self._post, len(head.members)
+        post.shelf.publish(post.state.tree, post.state.tensors, msgspec.msgpack.encode(head), results)
+        coding = post.state.recipe.coding(post.pace.turn(head), post.state.tensors)  # the same size every round
+        slices = range(coding.count)
+        messages = sum(coding.message_bytes(i) for i in slices)
+        down = sum(coding.result_bytes(i, members) for i in slices)
+        report = {
+            "round": head.round,
+            "state_hash": head.state_hash.hex(),
+            "members": members,
+            "bulk_bytes_up": post.host.bulk_bytes_up - self._shelf.lent_bytes,
+            "ideal_bytes": (members - 1) * (messages + down),
+        }
+        say(report)
+
+    async def fetch(self, sighting: Sighting, mine: Head) -> None:
+        post, wanted, donors = self._post, sighting.head.state_hash, sighting.holders
+        if not await replay(post, mine, wanted, donors):
+            state, file, vectors = post.state, self._part_file, len(post.state.tensors)
+            fetched = await fetch_state(
+                post.host.rpc, lambda: donors, wanted, state.size_bytes, file, post.events, vectors
+            )
+            state.replace(fetched.tensors, fetched.tree)
+
+    def known_peers(self) -> Iterable[str]:
+        return ()
+
+
+def say(message: object) -> None:
+    print(json.dumps(message), flush=True)  # noqa: T201
+
+
+async def hear() -> str:
+    return await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)
+
+
+async def main(number: int, rounds: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    setup = msgspec.json.decode(await hear(), type=Setup)
+    layout = FlatLayout.of(MODEL)
+    recipe = build_recipe(setup.outer, setup.codec, layout, INNER)
+    theta = torch.randn(layout.numel, generator=torch.Generator().manual_seed(1)) * 0.02
+    state = OuterState([theta, *(torch.zeros_like(theta) for _ in recipe.shared)], recipe)
+    authority, identity, log = Identity.load_or_create(folder / "authority.key"), Identity.generate(), EventLog()
+    async with open_host(HostConfig(identity=identity, events=log, limits=PATIENT)) as host:
+        me = Member(host.peer_id, secrets.token_hex(4))
+        say({"peer": me.peer, "session": me.session, "addresses": host.addresses})
+        group = json.loads(await hear())
+        for hello in group:
+            host.book.add(hello["peer"], hello["addresses"])
+        first = genesis("methods", state.tree.root)
+        head = first.regrouped(tuple(Member(hello["peer"], hello["session"]) for hello in group), 1)
+        pace, shelf = Pace(setup.outer, INNER, 8, 60.0), Shelf(state.size_bytes, 9 << 20)
+        shelf.publish(state.tree, state.tensors)
+        shelf.serve(host.rpc)
+        post = Post(me, identity, host, state, shelf, Invented(number), pace, Tempo(patience_s=60.0), log)
+        facts = RunFacts(first, authority.peer_id, rounds, len(group))
+        signed = sign_body(authority, REGROUP_KIND, head)
+        engine = Engine(post, facts, head, signed, Reporter(post, shelf, folder / f"{number}.part"))
+        say("ready")
+        await hear()
+        await engine.run()
+        await hear()
+
+
+if __name__ == "__main__":
+    trio.run(main, int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

@@ -1,0 +1,248 @@
+"""Replicas of a small model's stages over real sockets, each with its own host and worker process; a static table of
+replicas stands in for the DHT."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import trio
+
+from peer.events import Event
+from peer.identity import Identity
+from peer.model.layout import init_flat, split_flat
+from peer.net.host import Host, HostConfig, open_host
+from peer.worker.stage_client import StageGang, open_stage_gang
+from swarm.pipeline.accounting import Counting
+from swarm.pipeline.config import Load, PipelineRules
+from swarm.pipeline.messages import Pass, Passed, PipelineCalls
+from swarm.pipeline.router import Wiring, WiringConfig
+from swarm.pipeline.stage_server import Station
+from swarm.protocol.head import Head, genesis
+from swarm.protocol.ledger import Ledger, Range
+from tests.peer.support.stage_harness import INNER, MODEL, SPLITS, spec_of
+from tests.peer.support.worker_harness import Log, gang_config
+
+MICRO, SEQ = 2, 16
+HIDDEN_BYTES = MICRO * SEQ * MODEL.hidden_size * 4  # as it is (activations "none"), and so is its gradient
+NEVER_SILENT_S = 3600.0  # a worker that this machine has no time for is no lost worker
+Table = dict[str, dict[str, Any]]  # peer -> {"stage", "addresses"}
+
+
+def rules_of(stages: int, **changes: Any) -> PipelineRules:
+    values: dict[str, Any] = {
+        "run_id": "run",
+        "groups": tuple(f"group {stage}" for stage in range(stages)),
+        "micro_batch": MICRO,
+        "seq_len": SEQ,
+        "hidden_size": MODEL.hidden_size,
+        "vocab_size": MODEL.vocab_size,
+        "activations": "none",
+        **changes,
+    }
+    return PipelineRules(**values)
+
+
+def head_at(rules: PipelineRules, stage: int, epoch: int = 0, ledger: Ledger | None = None) -> Head:
+    first = genesis(rules.groups[stage], b"\0" * 32)
+    return Head(**{**_fields(first), "round": epoch, "ledger": ledger or Ledger()})
+
+
+def _fields(head: Head) -> dict[str, Any]:
+    return {name: getattr(head, name) for name in head.__struct_fields__}
+
+
+def tokens_of(span: Range) -> torch.Tensor:
+    """The text of the run: (n, SEQ + 1) int64."""
+    rows = [
+        torch.randint(MODEL.vocab_size, (SEQ + 1,), generator=torch.Generator().manual_seed(n)) for n in range(*span)
+    ]
+    return torch.stack(rows)
+
+
+async def read_tokens(spans: Sequence[Range]) -> torch.Tensor:
+    """The same for a `TokenSource`."""
+    return torch.cat([tokens_of(span) for span in spans])
+
+
+def ids_of(span: Range) -> bytes:
+    """The same on the wire."""
+    return tokens_of(span).numpy().astype("<u4").tobytes()
+
+
+def without_haste(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No answer is late, however long this machine stands still: for tests that count what was sent, and to whom."""
+    config = WiringConfig(deadline_first_s=60.0, deadline_min_s=60.0)
+    monkeypatch.setattr("swarm.pipeline.sender.Wiring", lambda seed: Wiring(seed, config))
+    for name in (
+        "first_stage.SEEN_S",
+        "sender.SEEN_S",
+        "duplicate_checks.AWAITED_S",
+        "synchronous.ANSWER_S",
+        "data_feed.FEED_S",
+    ):
+        monkeypatch.setattr(f"swarm.pipeline.{name}", 60.0)
+    monkeypatch.setattr("swarm.pipeline.micro_batch.DOUBTS_MAX", 100)  # a doubt comes with each standstill
+
+
+def spans(first: int, count: int) -> list[Range]:
+    """So many micro-batches from that one on."""
+    return [(MICRO * k, MICRO * (k + 1)) for k in range(first, first + count)]
+
+
+@dataclass
+class Replica:
+    """One peer of a pipeline: a host and a worker with the start weights; `station` while it is `serving`."""
+
+    stage: int
+    host: Host
+    gang: StageGang
+    log: Log
+    events: list[Event] = field(default_factory=list)
+    station: Station = field(init=False)
+
+    @property
+    def peer(self) -> str:
+        return self.host.peer_id
+
+    def struck(self) -> list[str]:
+        return [str(event.fields["peer"]) for event in self.seen("peer_struck")]
+
+    def seen(self, name: str) -> list[Event]:
+        return [event for event in self.events if event.name == name]
+
+    def kill_worker(self) -> None:
+        assert self.gang.worker_pid is not None
+        os.kill(self.gang.worker_pid, signal.SIGKILL)
+
+    @asynccontextmanager
+    async def serving(
+        self, rules: PipelineRules, table: Table, counts: type[Counting] = Counting
+    ) -> AsyncIterator[Replica]:
+        """Its station serves, and the others can find it."""
+        counting = counts(head_at(rules, self.stage), MICRO, rules.round_samples or None, self.peer)
+
+        def replicas_of(stage: int) -> dict[str, Load]:
+            found = replicas_in(table, stage, self.host)
+            self.host.watch(found, "next stage") if stage > self.stage else None
+            return found
+
+        self.station = Station(self.stage, rules, self.gang, self.host, counting, replicas_of, self.log)
+        async with self.station.open():
+            table[self.peer] = {"stage": self.stage, "addresses": list(self.host.addresses)}
+            yield self
+
+
+@asynccontextmanager
+async def open_replica(folder: Path, stages: int, stage: int, **spec: Any) -> AsyncIterator[Replica]:
+    cuts, log = SPLITS[stages], Log()
+    folder.mkdir(parents=True, exist_ok=True)
+    changes: dict[str, Any] = {"staleness": 1, **spec}
+    spec_of_stage = spec_of(cuts, stage, **changes)
+    config = gang_config(
+        folder, folder, model=MODEL, inner=INNER, stage=spec_of_stage, events=log, silence_s=NEVER_SILENT_S
+    )
+    async with (
+        open_host(HostConfig(identity=Identity.generate(), events=log)) as host,
+        open_stage_gang(config) as gang,
+    ):
+        gang.outer.copy_(split_flat(MODEL, init_flat(MODEL, seed=0), cuts)[stage])
+        await gang.import_weights(epoch=0)
+        replica = Replica(stage, host, gang, log)
+        with log.subscribed(replica.events.append):
+            yield replica
+
+
+def replicas_in(table: Table, stage: int, host: Host) -> dict[str, Load]:
+    for peer, entry in table.items():
+        host.book.add(peer, entry["addresses"])
+    return {peer: Load() for peer, entry in table.items() if entry["stage"] == stage}
+
+
+@asynccontextmanager
+async def open_replicas(folder: Path, replicas: list[int], **spec: Any) -> AsyncIterator[list[list[Replica]]]:
+    """`replicas[s]` replicas of stage s in this process; their workers load side by side."""
+    found: list[list[Replica]] = [[] for _ in replicas]
+    done = trio.Event()
+    async with trio.open_nursery() as keepers:
+
+        async def keep(stage: int, k: int, task_status: trio.TaskStatus[None]) -> None:
+            async with open_replica(folder / f"{stage}-{k}", len(replicas), stage, **spec) as replica:
+                found[stage].append(replica)
+                task_status.started()
+                await done.wait()
+
+        async with trio.open_nursery() as starters:
+            for stage, number in enumerate(replicas):
+                for k in range(number):
+                    starters.start_soon(keepers.start, keep, stage, k)
+        try:
+            yield found
+        finally:
+            done.set()
+
+
+@asynccontextmanager
+async def serving(stages: list[list[Replica]], rules: PipelineRules) -> AsyncIterator[Table]:
+    """All of them serve under these rules, with nothing counted yet."""
+    table: Table = {}
+    async with AsyncExitStack() as stack:
+        for replica in (replica for replicas in stages for replica in replicas):
+            await stack.enter_async_context(replica.serving(rules, table))
+        yield table
+
+
+Answerer = Callable[[Pass, memoryview], Awaitable[tuple[Passed, bytes]]]
+
+
+@asynccontextmanager
+async def open_impostor(rules: PipelineRules, stage: int, table: Table, answer: Answerer | None) -> AsyncIterator[Host]:
+    """A peer with no stage behind it, that calls as it likes and answers PASS with `answer`, if any."""
+    log = Log()
+    async with open_host(HostConfig(identity=Identity.generate(), events=log)) as host:
+        if answer is not None:
+
+            async def on_pass(call: Any) -> tuple[Passed, bytes]:
+                return await answer(call.body, call.payload)
+
+            host.rpc.serve(PipelineCalls.of(rules).pass_on, on_pass)
+            table[host.peer_id] = {"stage": stage, "addresses": list(host.addresses)}
+        yield host
+
+
+async def pass_to(host: Host, rules: PipelineRules, peer: str, stage: int, payload: bytes, **changes: Any) -> Passed:
+    """One PASS, by hand, to a replica of `stage` whose addresses `host` knows."""
+    values: dict[str, Any] = {
+        "group": rules.groups[stage],
+        "span": (0, MICRO),
+        "epoch": 0,
+        "batch": MICRO,
+        "length": SEQ,
+        **changes,
+    }
+    return (await host.rpc.call(peer, PipelineCalls.of(rules).pass_on, Pass(**values), payload, timeout_s=60)).body
+
+
+async def issue_all(replica: Replica, spans: list[Range], window: int = 8) -> float:
+    """Issue them side by side; the loss in nats, summed."""
+    total = 0.0
+    limiter = trio.CapacityLimiter(window)
+
+    async def issue(span: Range) -> None:
+        nonlocal total
+        async with limiter:
+            result = await replica.station.issue(span, tokens_of(span))
+            assert result.done, result
+            total += result.loss
+
+    async with trio.open_nursery() as nursery:
+        for span in spans:
+            nursery.start_soon(issue, span)
+    return total

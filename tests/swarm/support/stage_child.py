@@ -1,0 +1,36 @@
+"""One replica of a stage with its engine in a process of its own, for a test that kills it.
+
+    stage_child.py FOLDER STAGES STAGE BATCH ROUNDS
+
+Says its entry of the table, reads the table, says that it is ready, and takes part in a synchronous run's rounds.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+import trio
+
+from optim.config import AllReduce
+from peer.identity import Identity
+from tests.swarm.support.pipeline_harness import open_replica
+from tests.swarm.support.stage_replicas import Setting, entry_of, seated
+
+
+async def main(folder: Path, stages: int, stage: int, batch: int, rounds: int) -> None:
+    torch.set_num_threads(1)
+    setting = Setting(stages, AllReduce(batch=batch), rounds)
+    authority = Identity.load_or_create(folder / "authority.key")
+    async with open_replica(folder / "child", stages, stage, **setting.spec) as replica:
+        print(json.dumps({replica.peer: entry_of(replica)}), flush=True)  # noqa: T201
+        table = json.loads(await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True))
+        async with seated(replica, setting, table, authority, folder / "child") as seat:
+            print(json.dumps({"ready": True}), flush=True)  # noqa: T201
+            await seat.engine.run()
+
+
+if __name__ == "__main__":
+    trio.run(main, Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5]))

@@ -1,0 +1,184 @@
+"""Replicas of a small model's stages with their engines, over real sockets and with real workers; a static table of
+replicas stands in for the DHT, a throwaway key for the authority."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import trio
+
+from optim.config import AllReduce, CodecConfig, OuterConfig
+from optim.strategies.registry import build_recipe
+from peer.config import InnerConfig
+from peer.identity import Identity, sign_body
+from peer.model.layout import init_flat, split_flat
+from swarm.pipeline.accounting import Counting
+from swarm.pipeline.config import Load, PipelineRules
+from swarm.pipeline.local_steps import LocalSteps
+from swarm.pipeline.source import Issuer
+from swarm.pipeline.stage_server import Station
+from swarm.pipeline.stage_trainer import StagePost, StageTrainer
+from swarm.pipeline.synchronous import Overseer, Synchronous
+from swarm.protocol.head import Head, Member, genesis
+from swarm.protocol.ledger import Range
+from swarm.protocol.messages import REGROUP_KIND
+from swarm.protocol.quorum import Sighting
+from swarm.protocol.round_schedule import Pace
+from swarm.protocol.timeouts import Tempo
+from swarm.rounds.context import Post
+from swarm.rounds.engine import Engine
+from swarm.rounds.handlers import RunFacts
+from swarm.rounds.replay import replay
+from swarm.state.fetch import fetch_state
+from swarm.state.outer_state import OuterState
+from swarm.state.snapshots import SnapshotShelf
+from tests.peer.support.stage_harness import INNER, MODEL, SPLITS
+from tests.swarm.support.pipeline_harness import MICRO, SEQ, Replica, Table, replicas_in, rules_of, tokens_of
+
+FP32 = CodecConfig(up="fp32", down="fp32")
+# Unclipped, for a stage does not know the whole gradient's norm; eps so large that AdamW does not divide rounding
+# errors by themselves, and a rate at which they do not grow: one process in fp32 is then at most 5e-6 (gradients) and
+# 2e-7 (weights) from the same in float64 in twenty steps (lr 3e-3: 4e-5 and 8e-7; eps 1e-8: 3e-2 in the weights).
+UNCLIPPED = msgspec.structs.replace(INNER, lr=5e-4, clip_norm=1e9, eps=1e-3)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A run. `members[s]`: those of stage s in its first round."""
+
+    stages: int
+    outer: OuterConfig
+    rounds: int
+    codec: CodecConfig = FP32
+    inner: InnerConfig = UNCLIPPED
+
+    @property
+    def rules(self) -> PipelineRules:
+        batch = self.outer.batch if isinstance(self.outer, AllReduce) else 0
+        return rules_of(self.stages, synchronous=batch > 0, round_samples=batch)
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """Of the workers."""
+        synchronous = self.rules.synchronous
+        return {"staleness": 0 if synchronous else 1, "previous": synchronous}
+
+
+@dataclass
+class StageSeat:
+    """One replica that takes part in its group's rounds. Implements the engine's Keeper."""
+
+    replica: Replica
+    post: Post
+    trainer: StageTrainer
+    shelf: SnapshotShelf
+    others: Callable[[], Iterable[str]]
+    folder: Path
+    entry: dict[str, Any]  # in the table: its round, as records say it
+    heads: list[Head] = field(default_factory=list)
+    merged: list[tuple[tuple[Range, ...], ...]] = field(default_factory=list)
+    gradients: dict[int, torch.Tensor] = field(default_factory=dict)  # synchronous: what each round has merged
+    engine: Engine = field(init=False)
+
+    async def committed(self, head: Head, results: list[memoryview]) -> None:
+        state = self.post.state
+        assert state.tree.root == head.state_hash
+        self.merged.append(self.engine.counted if results else ())
+        if results and self.post.pace.synchronous:
+            self._note_gradient(head, results)
+        self.entry["round"] = head.round
+        same = bool(self.heads) and self.heads[-1].state_hash == head.state_hash
+        self.heads.append(head)
+        self.shelf.publish(state.tree, state.tensors, msgspec.msgpack.encode(head), results)
+        changed = () if same else state.changed if results else None
+        self.trainer.adopt(state.theta, changed, head)
+
+    async def fetch(self, sighting: Sighting, mine: Head) -> None:
+        donors = list(sighting.holders)
+        if not await replay(self.post, mine, sighting.head.state_hash, donors):
+            fetched = await fetch_state(
+                self.replica.host.rpc,
+                lambda: donors,
+                sighting.head.state_hash,
+                self.post.state.size_bytes,
+                self.folder / "state.part",
+                self.post.events,
+            )
+            self.post.state.replace(fetched.tensors, fetched.tree)
+
+    def known_peers(self) -> Iterable[str]:
+        return self.others()
+
+    def _note_gradient(self, head: Head, results: list[memoryview]) -> None:
+        """As every member has decoded it; the coding of a dense method is the same in every round."""
+        state = self.post.state
+        coding = state.recipe.coding(self.post.pace.turn(head), state.tensors)
+        merged = self.gradients[head.round] = torch.empty_like(state.theta)
+        for index, result in enumerate(results):
+            for place, values in coding.updates(index, result):
+                merged[place] = values
+
+
+def _first_round(table: Table) -> int | None:
+    return max((entry.get("round", 0) for entry in table.values() if entry["stage"] == 0), default=None)
+
+
+def entry_of(replica: Replica) -> dict[str, Any]:
+    """Of the table."""
+    return {"stage": replica.stage, "addresses": list(replica.host.addresses), "session": secrets.token_hex(4)}
+
+
+@asynccontextmanager
+async def seated(
+    replica: Replica, setting: Setting, table: Table, authority: Identity, folder: Path
+) -> AsyncIterator[StageSeat]:
+    """The engine is ready to run. `table` knows all replicas that there are, by peer id."""
+    stage, rules, host, log = replica.stage, setting.rules, replica.host, replica.log
+    theta = split_flat(MODEL, init_flat(MODEL, seed=0), SPLITS[setting.stages])[stage]
+    recipe = build_recipe(setting.outer, setting.codec, replica.gang.layout, setting.inner)
+    state = OuterState([theta.clone(), *(torch.zeros_like(theta) for _ in recipe.shared)], recipe)
+    first = genesis(rules.groups[stage], state.tree.root)
+    mates = {peer: entry for peer, entry in table.items() if entry["stage"] == stage}
+    head = first.regrouped(tuple(Member(peer, entry["session"]) for peer, entry in mates.items()), 1)
+    pace = Pace(setting.outer, setting.inner, SEQ, 600.0, stage, setting.stages, MICRO)
+    counting = Counting(head, MICRO, rules.round_samples or None, host.peer_id)
+
+    def replicas_of(of: int) -> dict[str, Load]:
+        return {p: load for p, load in replicas_in(table, of, host).items() if p not in host.suspects}
+
+    async def tokens(spans: Sequence[Range]) -> torch.Tensor:
+        return torch.cat([tokens_of(span) for span in spans])
+
+    station = Station(stage, rules, replica.gang, host, counting, replicas_of, log)
+    replica.station = station
+    issuer = Issuer(station, tokens, log) if stage == 0 else None
+    post = StagePost(replica.gang, station, pace, log, issuer, None, lambda: _first_round(table), setting.rounds)
+    trainer: StageTrainer
+    if rules.synchronous:
+        issue_here = issuer.reissue if issuer is not None else None
+        trainer = Synchronous(post, Overseer(host, rules, pace, lambda: list(replicas_of(0)), issue_here, log))
+    else:
+        trainer = LocalSteps(post)
+    shelf = SnapshotShelf(state.size_bytes, 9 << 20)
+    shelf.publish(state.tree, state.tensors)
+    shelf.serve(host.rpc)
+    me = Member(host.peer_id, table[host.peer_id]["session"])
+    round_post = Post(me, host.identity, host, state, shelf, trainer, pace, Tempo(60.0), log)
+    seat = StageSeat(replica, round_post, trainer, shelf, lambda: list(mates), folder, table[host.peer_id])
+    facts = RunFacts(first, authority.peer_id, setting.rounds, 64)
+    seat.engine = Engine(round_post, facts, head, sign_body(authority, REGROUP_KIND, head), seat)
+    for peer, entry in table.items():
+        host.book.add(peer, entry["addresses"])
+    host.watch(table, "pipeline")
+    trainer.adopt(state.theta, None, head)
+    async with station.open(), trio.open_nursery() as nursery:
+        nursery.start_soon(trainer.run)
+        yield seat
+        nursery.cancel_scope.cancel()

@@ -1,0 +1,111 @@
+"""A joiner and donors of a state, honest and odd ones, over real sockets: for the tests of state transfer."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+import trio
+
+from peer.checkpoint.hash_tree import hash_state
+from peer.events import Event, EventLog
+from peer.identity import Identity
+from peer.net.host import Host, HostConfig, open_host
+from peer.net.rpc import Buffer, Call
+from swarm.state.fetch import Fetched, fetch_state
+from swarm.state.messages import AskChunk, AskManifest, Piece, StateMethods
+from swarm.state.snapshots import SnapshotShelf
+from swarm.state.upload_limits import ShelfLimits
+from tests.swarm.support.donor_child import seeded_state
+
+NUMEL = 500_000  # 4 MB of state: 62 chunks of 64 KiB
+SEED = 7
+STATE = seeded_state(NUMEL, SEED)
+TREE = hash_state(STATE)
+METHODS = StateMethods.of(TREE.size_bytes, 1 << 16)
+CHILD = Path(__file__).with_name("donor_child.py")
+REPO = Path(__file__).parents[3]
+"""Fast enough for the test, slow enough that something can happen on the way: 2 MB/s each."""
+SLOW = ShelfLimits(rate=2e6, wait_max_s=60.0)
+
+
+@dataclass
+class Joiner:
+    host: Host
+    part_file: Path
+    events: EventLog
+    seen: list[Event] = field(default_factory=list)
+
+    async def fetch(self, *donors: Host | str, root: bytes = TREE.root) -> Fetched:
+        names = [self.know(donor) if isinstance(donor, Host) else donor for donor in donors]
+        return await self.fetch_from(lambda: names, root)
+
+    async def fetch_from(self, donors: Callable[[], Sequence[str]], root: bytes = TREE.root) -> Fetched:
+        with self.events.subscribed(self.seen.append), trio.fail_after(120):
+            return await fetch_state(self.host.rpc, donors, root, TREE.size_bytes, self.part_file, self.events)
+
+    def know(self, donor: Host) -> str:
+        self.host.book.add(donor.peer_id, donor.addresses)
+        return donor.peer_id
+
+    @property
+    def struck(self) -> set[str]:
+        return {str(event.fields["peer"]) for event in self.seen if event.name == "peer_struck"}
+
+
+@pytest.fixture
+async def joiner(tmp_path: Path) -> AsyncIterator[Joiner]:
+    events = EventLog()
+    async with open_host(HostConfig(identity=Identity.generate(), events=events)) as host:
+        yield Joiner(host, tmp_path / "state.part", events)
+
+
+@asynccontextmanager
+async def donors(*limits: ShelfLimits) -> AsyncIterator[list[Host]]:
+    """Honest donors of STATE."""
+    async with AsyncExitStack() as stack:
+        hosts = []
+        for limit in limits:
+            shelf = SnapshotShelf(TREE.size_bytes, 1 << 16, limit)
+            shelf.publish(TREE, STATE)
+            hosts.append(await stack.enter_async_context(bare_host()))
+            shelf.serve(hosts[-1].rpc)
+        yield hosts
+
+
+def bare_host() -> object:
+    return open_host(HostConfig(identity=Identity.generate(), events=EventLog()))
+
+
+ChunkHandler = Callable[[bytes, int], "tuple[Piece, Buffer]"]
+
+
+@asynccontextmanager
+async def odd_donor(
+    chunk: ChunkHandler, manifest: bytes = b"".join(TREE.hashes), methods: StateMethods = METHODS
+) -> AsyncIterator[Host]:
+    """A donor that answers chunk requests with `chunk(what is right, index)`."""
+    joined = b"".join(tensor.numpy().tobytes() for tensor in STATE)
+
+    async def on_manifest(call: Call[AskManifest]) -> tuple[Piece, Buffer]:
+        return Piece("here"), manifest
+
+    async def on_chunk(call: Call[AskChunk]) -> tuple[Piece, Buffer]:
+        return chunk(joined[slice(*TREE.span(call.body.index))], call.body.index)
+
+    async with bare_host() as host:
+        host.rpc.serve(methods.manifest, on_manifest)
+        host.rpc.serve(methods.chunk, on_chunk)
+        yield host
+
+
+def flipped(right: bytes, index: int) -> tuple[Piece, Buffer]:
+    return Piece("here"), right[:-1] + bytes([right[-1] ^ 1])
+
+
+def arrived_whole(fetched: Fetched) -> bool:
+    return torch.equal(fetched.tensors[0], STATE[0]) and torch.equal(fetched.tensors[1], STATE[1])

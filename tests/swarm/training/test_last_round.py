@@ -1,0 +1,145 @@
+"""The end of a run, for one who is about to join it, for who measures, and for feeders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from peer.errors import NoQuorum
+from swarm.membership.completion import LOOK_EVERY_S, MEASURING, TOO_LATE_S, not_too_late, run_is_over
+from swarm.membership.membership import MemberRecord
+from tests.swarm.placement.test_stage_choice import record
+from tests.swarm.support.swarm_harness import RUN_TOML, open_swarm
+
+ROUNDS = 2
+TWO_STAGES = (
+    RUN_TOML.replace("max_seq_len = 128", "max_seq_len = 128\ntie_embeddings = false")
+    + """
+[pipeline]
+stages = 2
+"""
+)
+
+
+@pytest.mark.process
+async def test_nobody_is_left_alone_with_an_earlier_round(tmp_path: Path) -> None:
+    """A joiner comes in the last round, while the only member stands still: that sees to it that it has it, too."""
+    async with open_swarm(tmp_path, rounds=ROUNDS, min_peers=1) as swarm:
+        member = swarm.join("member", fault=f"stop:before_send:{ROUNDS}")
+        await member.wait_stopped()
+        joiner = swarm.join("late")
+        await swarm.coordinator.wait_for("member_joined", lambda fields: fields["name"] == "late")
+        await joiner.wait_for("worker_ready")  # it is waited for a minute
+        member.thaw()
+        finished = [await peer.wait_for("run_finished") for peer in (member, joiner)]
+        assert {(f.fields["round"], f.fields["state_hash"]) for f in finished} == {(ROUNDS, member.state_hash)}
+        assert [await peer.wait_exit() for peer in (member, joiner)] == [0, 0]
+        swarm.check_agreement()
+
+
+@pytest.mark.process
+async def test_the_last_measurement_is_waited_for(tmp_path: Path) -> None:
+    """A replica of stage 0 freezes with its last vote: the others of that stage wait for it, and only then is there
+    measured. Meanwhile its record expires, and everybody that is left stands at the last round."""
+    async with open_swarm(tmp_path, rounds=ROUNDS, min_peers=4, steps=10, run=TWO_STAGES) as swarm:
+        scripts = {name: tmp_path / f"{name}.script" for name in ("p1", "p2", "p3")}
+        first = {name: swarm.join(name, "--stage", "0", fault=f"@{script}") for name, script in scripts.items()}
+        peers: dict[str, str] = {}
+        for name in first:
+            joined = await swarm.coordinator.wait_for("member_joined", lambda f, name=name: f["name"] == name)  # type: ignore[misc]
+            peers[joined.fields["peer"]] = name
+        *_, victim = (peers[peer] for peer in sorted(peers))  # the first of a commit's members measures
+        scripts[victim].write_text(f"stop:before_vote:{ROUNDS}")
+        last = swarm.join("last", "--stage", "1")
+        left = [peer for name, peer in first.items() if name != victim]
+        assert [await peer.wait_exit() for peer in (*left, last)] == [0, 0, 0]
+        assert first[victim].is_stopped
+        first[victim].kill()
+        assert ROUNDS in [f.fields["round"] for peer in left for f in peer.all("val_evaluated")], swarm.story()
+
+
+class Readings:
+    """What is in the records: at first, and then with every reading."""
+
+    def __init__(self, *views: dict[str, MemberRecord]) -> None:
+        self.view, self._rest = views[0], list(views[1:])
+        self.read_so_far = 0
+        self.gone = set[str]()
+
+    def has_left(self, peer: str) -> bool:
+        return peer in self.gone
+
+    async def read(self) -> None:
+        self.read_so_far += 1
+        if self._rest:
+            self.view = self._rest.pop(0)
+
+
+def at(round: int, role: str = "stage", phase: str = "finished") -> MemberRecord:
+    return record(0 if role == "stage" else -1, round=round, role=role, phase=phase)
+
+
+async def test_nobody_goes_while_one_measures(autojump_clock: MockClock) -> None:
+    for trains in (True, False):
+        readings: Any = Readings({"a": at(3, phase=MEASURING), "b": at(3)}, {"a": at(3), "b": at(3)})
+        await run_is_over(readings, lambda readings=readings: readings.view, 3, trains=trains)
+        assert readings.read_so_far == 1
+
+
+async def test_whoever_a_reading_lacks_may_be_there_all_the_same(autojump_clock: MockClock) -> None:
+    """A store that stood still has told nothing of it."""
+    whole = {"a": at(3), "b": at(3)}
+    readings: Any = Readings({"a": at(2), "b": at(3)}, {"b": at(3)}, {"b": at(3)}, whole)
+    await run_is_over(readings, lambda: readings.view, 3, trains=True)
+    assert readings.view == whole
+
+
+async def test_nobody_waits_for_who_has_said_goodbye(autojump_clock: MockClock) -> None:
+    readings: Any = Readings({"a": at(2), "b": at(3)}, {"b": at(3)})
+    readings.gone.add("a")
+    await run_is_over(readings, lambda: readings.view, 3, trains=True)
+    assert readings.read_so_far == 1
+
+
+async def test_a_feeder_reads_nothing_by_itself_until_the_end_is_near(autojump_clock: MockClock) -> None:
+    readings: Any = Readings({"a": at(1), "b": at(2)}, {"a": at(3), "b": at(2)}, {"a": at(3)})
+    with trio.move_on_after(100 * LOOK_EVERY_S) as waiting:
+        await run_is_over(readings, lambda: readings.view, 3, trains=False)
+    assert waiting.cancelled_caught and readings.read_so_far == 0
+    await readings.read()  # as everybody does now and then
+    await run_is_over(readings, lambda: readings.view, 3, trains=False)
+    assert readings.view == {"a": at(3)}, "who was behind is gone: its record has expired"
+
+
+async def test_a_feeder_goes_once_the_coordinator_alone_is_left_at_the_end(autojump_clock: MockClock) -> None:
+    for view, over in (({}, False), ({"c": at(2, "coordinator")}, False), ({"c": at(3, "coordinator")}, True)):
+        readings: Any = Readings(view)
+        with trio.move_on_after(10 * LOOK_EVERY_S) as waiting:
+            await run_is_over(readings, lambda readings=readings: readings.view, 3, trains=False)
+        assert waiting.cancelled_caught is not over
+
+
+async def test_whoever_comes_when_all_have_left_is_told(autojump_clock: MockClock) -> None:
+    alone, mate = {"c": at(3, "coordinator")}, {"c": at(3, "coordinator"), "a": at(2)}
+    for view in (alone, mate):
+        with pytest.raises(NoQuorum, match="peer export"), trio.fail_after(2 * TOO_LATE_S):
+            await not_too_late(lambda view=view: view, "c", 3, lambda: True)
+    others = ({}, {"c": at(2, "coordinator")}, {"x": at(3, "coordinator")}, {**alone, "a": at(3)})
+    for view, waits in (*((view, True) for view in others), (alone, False)):
+        with trio.move_on_after(10 * TOO_LATE_S) as waiting:
+            await not_too_late(lambda view=view: view, "c", 3, lambda waits=waits: waits)
+        assert waiting.cancelled_caught
+
+
+@pytest.mark.soak  # a minute of waiting
+@pytest.mark.process
+async def test_a_joiner_after_the_end_leaves_by_itself(tmp_path: Path) -> None:
+    async with open_swarm(tmp_path, rounds=1, min_peers=1) as swarm:
+        assert await swarm.join("p1").wait_exit(120) == 0
+        late = swarm.join("late")
+        assert await late.wait_exit() == NoQuorum.exit_code
+        assert "peer export" in late.log.read_text()

@@ -1,0 +1,296 @@
+"""Whoever takes a stage that nobody serves begins with the newest commit that is kept of it and that the authority
+would go on from, and asks for it while somebody may still turn up with one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+import trio
+
+from peer.checkpoint.checkpoint_file import Loaded
+from peer.events import Event, EventLog
+from peer.identity import Identity, sign_body
+from peer.net.host import Host, HostConfig, open_host
+from swarm.coordinator.authority import STAGE_BACK_S_MAX, Authority
+from swarm.coordinator.durable_state import Memory
+from swarm.coordinator.handlers import AuthorityDesk
+from swarm.membership.membership import MemberRecord
+from swarm.placement.stages import open_store
+from swarm.protocol.head import Head
+from swarm.protocol.messages import REGROUP_KIND
+from swarm.run.manifest import Manifest
+from swarm.state.server import serve_shelves
+from swarm.training import restore as module
+from swarm.training.checkpoints import Kept
+from swarm.training.context import Ground
+from swarm.training.restore import restore
+from swarm.training.stage_backup import Archive, KeptHead, keep
+from tests.swarm.support.kept_commits import STAGE, Commit, commit_of, ground_of, record_of
+from tests.swarm.training.test_roles import run_of
+
+
+@pytest.fixture(autouse=True)
+def nobody_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a word of the authority any commit will do, and whoever turns up too late is not asked any more."""
+    monkeypatch.setattr(module, "BELIEVED_S", 60.0)
+    monkeypatch.setattr(module, "KEPT_S", 60.0)
+    monkeypatch.setattr(module, "ASK_FOR_S", 120.0)
+
+
+class Scene:
+    """A fresh machine that takes the stage, the authority that has seen some heads of it, and who keeps commits."""
+
+    def __init__(self, folder: Path, manifest: Manifest, authority: Host, fresh: Ground, events: list[Event]) -> None:
+        self.manifest, self.fresh = manifest, fresh
+        self.records: dict[str, MemberRecord] = {}
+        self._folder, self._authority, self._events = folder, authority, events
+        self.sees: Callable[[Head], None] = lambda head: None
+        self._count = 0
+
+    @asynccontextmanager
+    async def machine(self) -> AsyncIterator[Ground]:
+        """One of the stage before, which has not opened its archive."""
+        self._count += 1
+        async with ground_of(self.manifest, self._folder / f"keeper{self._count}") as (ground, _):
+            await self.fresh.host.connect_address(ground.host.addresses[0], timeout_s=60)
+            yield ground
+
+    def enters(self, ground: Ground) -> None:
+        """Its record is read."""
+        head = self.manifest.first_head(STAGE - 1)
+        self.records[ground.host.peer_id] = record_of(ground.host, head, STAGE - 1)
+
+    async def opens(self, ground: Ground, commit: Commit) -> None:
+        """It keeps that commit, and tells."""
+        assert await keep(ground, STAGE, *commit)
+        serve_shelves(ground.host.rpc, [Archive(ground, STAGE - 1, dict).lent])
+
+    async def begins_with(self) -> Head:
+        """What a seat would, now."""
+        return (await Kept.open(self.fresh, STAGE)).head
+
+    @property
+    def restored(self) -> list[int]:
+        """The rounds of the commits that were fetched."""
+        return [int(event.fields["round"]) for event in self._events if event.name == "stage_restored"]
+
+
+@asynccontextmanager
+async def scene_of(
+    folder: Path, commits: Sequence[int], seen: Sequence[int]
+) -> AsyncIterator[tuple[Scene, list[Commit]]]:
+    """With commits of these rounds, of which the authority has seen those `seen`."""
+    me = Identity.generate()
+    manifest = msgspec.structs.replace(run_of(3), authority=me.peer_id)
+    made = {round: commit_of(manifest, me, round) for round in {*commits, *seen}}
+    memory = Memory(made[seen[0]][1])
+    for round in seen:
+        memory.see(made[round][0], STAGE_BACK_S_MAX)
+    async with (
+        open_host(HostConfig(identity=me, events=EventLog())) as host,
+        ground_of(manifest, folder / "fresh") as (fresh, events),
+    ):
+        first = manifest.first_head(STAGE)
+        AuthorityDesk(host, [Authority(host, first, 1, list, memory, abreast=lambda head: head)])
+        await fresh.host.connect_address(host.addresses[0], timeout_s=60)
+        with trio.fail_after(120):
+            scene = Scene(folder, manifest, host, fresh, events)
+            scene.sees = lambda head: memory.see(head, STAGE_BACK_S_MAX)
+            yield scene, [made[round] for round in commits]
+
+
+async def test_the_newest_that_the_authority_believes_is_taken(tmp_path: Path) -> None:
+    async with (
+        scene_of(tmp_path, (5, 7, 8), seen=(5, 7, 9)) as (scene, commits),
+        scene.machine() as one,
+        scene.machine() as two,
+        scene.machine() as three,
+    ):
+        for keeper, commit in zip((one, two, three), commits, strict=True):
+            scene.enters(keeper)
+            await scene.opens(keeper, commit)
+        await restore(scene.fresh, STAGE, lambda: scene.records)
+        assert scene.restored == [7]
+        assert await scene.begins_with() == commits[1][0]
+
+
+async def test_a_keeper_that_turns_up_later_is_asked(tmp_path: Path) -> None:
+    async with (
+        scene_of(tmp_path, (5, 7), seen=(5, 7, 9)) as (scene, (old, new)),
+        scene.machine() as one,
+        scene.machine() as two,
+    ):
+        looked = 0
+
+        def known() -> dict[str, MemberRecord]:
+            nonlocal looked
+            looked += 1
+            if looked == 5:  # nobody was there in the first passes
+                scene.enters(one)
+                scene.enters(two)
+            return scene.records
+
+        await scene.opens(one, old)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(restore, scene.fresh, STAGE, known)
+            while not scene.restored:
+                await trio.sleep(0.01)
+            assert scene.restored == [5], "what there is at first"
+            await scene.opens(two, new)
+        assert scene.restored == [5, 7]
+        assert await scene.begins_with() == new[0]
+
+
+async def test_who_has_nothing_but_the_beginning_waits_for_somebody_to_answer(tmp_path: Path) -> None:
+    async with scene_of(tmp_path, (5,), seen=(5, 9)) as (scene, (kept,)), scene.machine() as keeper:
+        scene.sees(scene.manifest.first_head(STAGE))  # it may begin with that, if there is nothing else
+        await scene.opens(keeper, kept)
+        looked = 0
+
+        def known() -> dict[str, MemberRecord]:
+            nonlocal looked
+            looked += 1
+            if looked == 7:  # cut off from everybody at first
+                scene.enters(keeper)
+            return scene.records
+
+        await restore(scene.fresh, STAGE, known)
+        assert scene.restored == [5] and await scene.begins_with() == kept[0]
+
+
+async def test_who_has_the_last_commit_waits_for_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ASK_FOR_S", math.inf)
+    async with scene_of(tmp_path, (5, 9), seen=(5, 9)) as (scene, (_, last)), scene.machine() as silent:
+        scene.enters(silent)
+        assert await keep(scene.fresh, STAGE, *last)
+        await restore(scene.fresh, STAGE, lambda: scene.records)
+        assert scene.restored == [] and await scene.begins_with() == last[0]
+
+
+async def test_an_own_commit_that_is_not_believed_gives_way(tmp_path: Path) -> None:
+    async with scene_of(tmp_path, (5, 8), seen=(5, 9)) as (scene, (kept, own)), scene.machine() as keeper:
+        assert await keep(scene.fresh, STAGE, *own)
+        scene.enters(keeper)
+        await scene.opens(keeper, kept)
+        await restore(scene.fresh, STAGE, lambda: scene.records)
+        assert scene.restored == [5] and await scene.begins_with() == kept[0]
+
+
+async def test_the_asking_comes_to_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ASK_FOR_S", 1.5)
+    async with scene_of(tmp_path, (8,), seen=(5, 9)) as (scene, (own,)), scene.machine() as silent:
+        assert await keep(scene.fresh, STAGE, *own)
+        scene.enters(silent)
+        await restore(scene.fresh, STAGE, lambda: scene.records)
+        assert scene.restored == [] and await scene.begins_with() == own[0]
+
+
+async def test_a_claim_that_cannot_be_fetched_does_not_stand_in_the_way(tmp_path: Path) -> None:
+    async with (
+        scene_of(tmp_path, (5, 9), seen=(5, 9)) as (scene, (kept, last)),
+        scene.machine() as one,
+        scene.machine() as two,
+    ):
+        scene.enters(one)
+        scene.enters(two)
+        await scene.opens(one, kept)
+        assert await keep(two, STAGE, *last)
+        Archive(two, STAGE - 1, dict)  # tells, and lends nothing
+        await restore(scene.fresh, STAGE, lambda: scene.records)
+        assert scene.restored == [5] and await scene.begins_with() == kept[0]
+
+
+# -- without the authority --------------------------------------------------------------------------------------------
+
+
+async def test_without_the_authority_the_newest_is_taken(tmp_path: Path) -> None:
+    authority = Identity.generate()
+    manifest = msgspec.structs.replace(run_of(3), authority=authority.peer_id)
+    head, regroup, state = commit_of(manifest, authority, 7)
+    async with ground_of(manifest, tmp_path / "a") as (keeper, _), ground_of(manifest, tmp_path / "b") as (fresh, seen):
+        assert await keep(keeper, STAGE, head, regroup, state)
+        archive = Archive(keeper, STAGE - 1, dict)
+        assert archive.of == STAGE
+        serve_shelves(keeper.host.rpc, [archive.lent])
+        await fresh.host.connect_address(keeper.host.addresses[0], timeout_s=60)
+        records = {keeper.host.peer_id: record_of(keeper.host, head, STAGE - 1)}
+
+        await restore(fresh, STAGE, lambda: records)
+        kept = await Kept.open(fresh, STAGE)
+        assert kept.head == head and kept.state.tree.root == head.state_hash
+        assert kept.load_regroup() == regroup
+        assert [event.name for event in seen].count("stage_restored") == 1
+
+        await restore(fresh, STAGE, lambda: records)
+        assert [event.name for event in seen].count("stage_restored") == 1, "it is on our own disk by now"
+
+
+async def test_a_commit_that_the_authority_did_not_begin_is_not_taken(tmp_path: Path) -> None:
+    manifest = msgspec.structs.replace(run_of(3), authority=Identity.generate().peer_id)
+    head, forged, state = commit_of(manifest, Identity.generate(), 7)
+    async with ground_of(manifest, tmp_path / "a") as (keeper, _), ground_of(manifest, tmp_path / "b") as (fresh, _b):
+        assert await keep(keeper, STAGE, head, forged, state)
+        archive = Archive(keeper, STAGE - 1, dict)
+        archive._lent = archive._lend(commit_on_disk(keeper))
+        assert archive._lent.regroup is None, "it does not offer it by itself"
+        archive._lent = KeptHead(head, forged)
+        serve_shelves(keeper.host.rpc, [archive.lent])
+        await fresh.host.connect_address(keeper.host.addresses[0], timeout_s=60)
+        records = {keeper.host.peer_id: record_of(keeper.host, head, STAGE - 1)}
+        await restore(fresh, STAGE, lambda: records)
+        assert open_store(fresh.home, manifest, STAGE, fresh.host.identity, EventLog()).load_latest() is None
+
+
+def commit_on_disk(ground: Ground) -> Loaded:
+    loaded = open_store(ground.home, ground.manifest, STAGE, ground.host.identity, EventLog()).load_latest()
+    assert loaded is not None
+    return loaded
+
+
+async def test_a_stage_that_is_served_is_fetched_from_its_replicas_only(tmp_path: Path) -> None:
+    authority = Identity.generate()
+    manifest = msgspec.structs.replace(run_of(3), authority=authority.peer_id)
+    head, regroup, state = commit_of(manifest, authority, 7)
+    async with ground_of(manifest, tmp_path / "a") as (keeper, _), ground_of(manifest, tmp_path / "b") as (fresh, _b):
+        assert await keep(keeper, STAGE, head, regroup, state)
+        serve_shelves(keeper.host.rpc, [Archive(keeper, STAGE - 1, dict).lent])
+        await fresh.host.connect_address(keeper.host.addresses[0], timeout_s=60)
+        records = {
+            keeper.host.peer_id: record_of(keeper.host, head, STAGE - 1),
+            "a replica": record_of(keeper.host, head, STAGE),
+        }
+        await restore(fresh, STAGE, lambda: records)
+        assert open_store(fresh.home, manifest, STAGE, fresh.host.identity, EventLog()).load_latest() is None
+
+
+# -- over regroups ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_commit_of_the_term_before_keeps_its_signature(tmp_path: Path) -> None:
+    """Whoever is killed after a regroup, before the next checkpoint, begins with the commit of before."""
+    authority = Identity.generate()
+    manifest = msgspec.structs.replace(run_of(3), authority=authority.peer_id)
+    head, regroup, state = commit_of(manifest, authority, 7)
+    async with ground_of(manifest, tmp_path / "mine") as (ground, _):
+        assert await keep(ground, STAGE, head, regroup, state)
+        kept, archive = await Kept.open(ground, STAGE), Archive(ground, STAGE - 1, dict)
+        for term in (2, 2, 3):
+            kept.save_regroup(sign_body(authority, REGROUP_KIND, head.regrouped(head.members, term)))
+            again = await Kept.open(ground, STAGE)
+            assert again.head == head and again.load_regroup() == regroup
+            assert archive._lend(commit_on_disk(ground)) == KeptHead(head, regroup)
+            await restore(ground, STAGE, dict)
+            assert (await Kept.open(ground, STAGE)).head == head
+
+        later = head.regrouped(head.members, 3)
+        await kept.save(later)
+        again = await Kept.open(ground, STAGE)
+        assert again.head == later and again.load_regroup() == sign_body(authority, REGROUP_KIND, later)
+        last = sign_body(authority, REGROUP_KIND, later.regrouped(head.members, 4))
+        again.save_regroup(last)
+        assert (await Kept.open(ground, STAGE)).load_regroup() == sign_body(authority, REGROUP_KIND, later)
