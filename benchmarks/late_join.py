@@ -41,11 +41,11 @@ from peer.identity import Identity
 from peer.net.host import HostConfig, open_host
 from swarm.protocol.head import Head, Member
 from swarm.protocol.quorum import ask_standings
-from swarm.protocol.timeouts import Tempo
-from swarm.rounds.context import Post
+from swarm.protocol.timeouts import AdaptiveTimeouts
+from swarm.rounds.context import RoundContext
 from swarm.rounds.trainer import Order, Work
 from swarm.state.fetch import fetch_state
-from swarm.state.snapshots import SnapshotShelf
+from swarm.state.snapshots import SnapshotStore
 
 ROUND_S = 60.0
 WARM_UP = 3  # rounds
@@ -68,7 +68,7 @@ class Pausing(NoTraining):
 class Meter(Observer):
     """Notes the CPU seconds of the process at each commit, too."""
 
-    def __init__(self, post: Post, rounds: int, publishes: bool, folder: Path) -> None:
+    def __init__(self, post: RoundContext, rounds: int, publishes: bool, folder: Path) -> None:
         super().__init__(post, rounds, publishes, folder)
         self.cpu: list[float] = []
 
@@ -84,10 +84,10 @@ async def member(number: int, numel: int, pause_s: float, rounds: int, folder: P
     log = EventLog()
     state = diloco_state(numel, "int8", DilocoOuter(lr=0.7, momentum=0.9))
     async with open_host(HostConfig(identity=identity, events=log)) as host, trio.open_nursery() as nursery:
-        shelf = SnapshotShelf(state.size_bytes, 9 << 20)
+        shelf = SnapshotStore(state.size_bytes, 9 << 20)
         shelf.serve(host.rpc)
         me, trainer = Member(host.peer_id, str(number)), Pausing(delta_of(number, numel), pause_s)
-        post = Post(me, identity, host, state, shelf, trainer, PACE, Tempo(), log)
+        post = RoundContext(me, identity, host, state, shelf, trainer, PACE, AdaptiveTimeouts(), log)
         observer = Meter(post, rounds, True, folder)
         print(json.dumps({"peer": me.peer, "session": me.session, "addresses": host.addresses}), flush=True)
         await take_part(post, observer, authority, rounds, nursery)

@@ -31,7 +31,7 @@ from peer.identity import Identity
 from peer.net.host import HostConfig, open_host
 from swarm.state.fetch import fetch_state
 from swarm.state.partial_file import PartFile
-from swarm.state.snapshots import SnapshotShelf
+from swarm.state.snapshots import SnapshotStore
 
 MB = 1_000_000
 
@@ -49,7 +49,7 @@ async def serve(numel: int) -> None:
     """A donor process: prints where it is, serves until its standard input ends, prints its CPU seconds."""
     state = make_state(numel)
     tree = hash_state(state)
-    shelf = SnapshotShelf(tree.size_bytes, 1 << 20)
+    shelf = SnapshotStore(tree.size_bytes, 1 << 20)
     shelf.publish(tree, state)
     async with open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as host:
         shelf.serve(host.rpc)

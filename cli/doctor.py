@@ -57,9 +57,9 @@ def doctor(
 
     async def by_trying() -> None:
         from cli.checks.network import port_finding, swarm_findings
-        from swarm.client.session import Ears
+        from swarm.client.session import DialBackConfig
 
-        ears = Ears(listen, announce, relays)
+        ears = DialBackConfig(listen, announce, relays)
         port = await port_finding(ears)
         tell(port)
         if opened is None:

@@ -19,7 +19,7 @@ import click
 
 from cli.coordinate import template
 from cli.demo.child_processes import children
-from cli.demo.cluster import Course
+from cli.demo.cluster import LocalCluster
 from cli.demo.report import Report, draw_losses, write_report
 from cli.demo.scenario import play_pipeline, play_whole
 from cli.demo.verdict import judge, train_losses
@@ -79,7 +79,7 @@ def _play(peers: int, stages: int, rounds: int, home: Path) -> None:
     progress = Progress(title if stages == 1 else f"{title}, {stages} stages", keeps_all=True, stages=stages)
     with children() as group, shown(progress) as redraw:
         play = play_whole if stages == 1 else play_pipeline
-        story = play(Course(home, rounds, group, progress, redraw), peers)
+        story = play(LocalCluster(home, rounds, group, progress, redraw), peers)
     report = judge(story, progress, rounds, began)
     write_report(home / "report.json", report)
     draw_losses(home / "loss.png", dict(sorted(progress.val_losses.items())), train_losses(progress), story.marks)

@@ -36,17 +36,17 @@ from peer.identity import Identity, sign_body
 from peer.net.host import HostConfig, open_host
 from swarm.protocol.head import Head, Member, genesis
 from swarm.protocol.messages import REGROUP_KIND
-from swarm.protocol.quorum import Sighting
+from swarm.protocol.quorum import HeadCandidate
 from swarm.protocol.round_schedule import Pace
-from swarm.protocol.timeouts import Tempo
-from swarm.rounds.context import Post
+from swarm.protocol.timeouts import AdaptiveTimeouts
+from swarm.rounds.context import RoundContext
 from swarm.rounds.engine import Engine
-from swarm.rounds.handlers import RunFacts
+from swarm.rounds.handlers import RunLimits
 from swarm.rounds.replay import replay
 from swarm.rounds.trainer import Order, Work
 from swarm.state.fetch import fetch_state
 from swarm.state.outer_state import OuterState
-from swarm.state.snapshots import SnapshotShelf
+from swarm.state.snapshots import SnapshotStore
 
 PACE = Pace(Diloco(steps=1), InnerConfig(lr=1e-3, batch_size=1, total_steps=1), 8, 60.0)
 PATIENCE_S = 60.0  # where nobody is struck all are waited for: who misses a round finds no results to catch up with
@@ -89,7 +89,7 @@ class Observer:
     The shelf, on which others find the results they missed, is filled only before a scripted fault: publishing is no
     part of averaging."""
 
-    def __init__(self, post: Post, rounds: int, publishes: bool, folder: Path) -> None:
+    def __init__(self, post: RoundContext, rounds: int, publishes: bool, folder: Path) -> None:
         self.seconds: list[float] = []  # time.monotonic, the same clock in all processes
         self.members: list[int] = []
         self.cpu_s = 0.0
@@ -109,7 +109,7 @@ class Observer:
         if self._publishes:
             self._post.shelf.publish(state.tree, state.tensors, msgspec.msgpack.encode(head), results)
 
-    async def fetch(self, sighting: Sighting, mine: Head) -> None:
+    async def fetch(self, sighting: HeadCandidate, mine: Head) -> None:
         post, wanted, donors = self._post, sighting.head.state_hash, list(sighting.holders)
         if await replay(post, mine, wanted, donors):
             return
@@ -121,7 +121,9 @@ class Observer:
         return ()
 
 
-async def take_part(post: Post, observer: Observer, authority: Identity, rounds: int, nursery: trio.Nursery) -> None:
+async def take_part(
+    post: RoundContext, observer: Observer, authority: Identity, rounds: int, nursery: trio.Nursery
+) -> None:
     """Learn who is there, then run the engine to the end."""
     with trio.fail_after(START_S):
         line = await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)
@@ -131,7 +133,7 @@ async def take_part(post: Post, observer: Observer, authority: Identity, rounds:
     first = genesis("benchmark", post.state.tree.root)
     head = first.regrouped(tuple(Member(hello["peer"], hello["session"]) for hello in group), 1)
     signed = sign_body(authority, REGROUP_KIND, head)
-    engine = Engine(post, RunFacts(first, authority.peer_id, rounds, len(group)), head, signed, observer)
+    engine = Engine(post, RunLimits(first, authority.peer_id, rounds, len(group)), head, signed, observer)
     print(json.dumps({"ready": True}), flush=True)
     await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)  # all can be called now
     nursery.start_soon(end_with_parent, nursery.cancel_scope)
@@ -151,11 +153,11 @@ async def main(number: int, numel: int, codec: str, rounds: int, folder: Path) -
     log = EventLog()
     async with open_host(HostConfig(identity=identity, events=log)) as host, trio.open_nursery() as nursery:
         me = Member(host.peer_id, secrets.token_hex(4))
-        shelf = SnapshotShelf(state.size_bytes, 8 << 20)
+        shelf = SnapshotStore(state.size_bytes, 8 << 20)
         shelf.serve(host.rpc)
         publishes = "BENCHMARK_SHELF" in os.environ
-        trainer, tempo = NoTraining(delta_of(number, numel)), Tempo(0.0 if publishes else PATIENCE_S)
-        post = Post(me, identity, host, state, shelf, trainer, PACE, tempo, log)
+        trainer, tempo = NoTraining(delta_of(number, numel)), AdaptiveTimeouts(0.0 if publishes else PATIENCE_S)
+        post = RoundContext(me, identity, host, state, shelf, trainer, PACE, tempo, log)
         observer = Observer(post, rounds, publishes, folder)
         print(json.dumps({"peer": me.peer, "session": me.session, "addresses": host.addresses}), flush=True)
         await take_part(post, observer, authority, rounds, nursery)

@@ -31,12 +31,12 @@ from peer.identity import Identity
 from peer.ipc.stage_spec import StageSpec
 from peer.model.layout import init_flat, split_flat
 from peer.net.host import HostConfig, open_host
-from peer.worker.stage_client import StageGang, open_stage_gang
-from peer.worker.supervisor import GangConfig
-from swarm.pipeline.accounting import Counting
+from peer.worker.stage_client import StageWorkerGroup, open_stage_worker_group
+from peer.worker.supervisor import WorkerConfig
+from swarm.pipeline.accounting import SampleAccounting
 from swarm.pipeline.config import Load, PipelineRules
-from swarm.pipeline.source import Issuer
-from swarm.pipeline.stage_server import IssueResult, Station
+from swarm.pipeline.source import MicroBatchSource
+from swarm.pipeline.stage_server import IssueResult, StageServer
 from swarm.protocol.head import Head
 from swarm.protocol.ledger import Ledger, Range
 
@@ -56,8 +56,8 @@ def rules_of(setting: Setting, stages: int) -> PipelineRules:
     )
 
 
-def gang_config(setting: Setting, stages: int, index: int, folder: Path) -> GangConfig:
-    return GangConfig(
+def gang_config(setting: Setting, stages: int, index: int, folder: Path) -> WorkerConfig:
+    return WorkerConfig(
         model=setting.model(stages),
         data=setting.data,
         inner=setting.inner,
@@ -72,10 +72,10 @@ def gang_config(setting: Setting, stages: int, index: int, folder: Path) -> Gang
 class Issues:
     """Stage 0's micro-batches; no span comes twice."""
 
-    def __init__(self, setting: Setting, station: Station, events: EventLog) -> None:
+    def __init__(self, setting: Setting, station: StageServer, events: EventLog) -> None:
         self._setting = setting
         self._generator = torch.Generator().manual_seed(SEED)
-        self._issuer = Issuer(station, self._tokens, events)
+        self._issuer = MicroBatchSource(station, self._tokens, events)
         self._issuer.on_result = self._on_result
         self._came_back: list[float] = []
         self._next = 0
@@ -109,7 +109,7 @@ async def main() -> None:
     setting = SETTINGS[name]
     rules = rules_of(setting, stages)
     config = HostConfig(identity=Identity.generate(), events=EventLog(), listen=(f"/ip4/{ip}/tcp/0",))
-    async with open_host(config) as host, open_stage_gang(gang_config(setting, stages, index, folder)) as gang:
+    async with open_host(config) as host, open_stage_worker_group(gang_config(setting, stages, index, folder)) as gang:
         await load(setting, gang)
         say(peer=host.peer_id, address=host.addresses[0])
         peers = (await hear())["peers"]
@@ -121,7 +121,9 @@ async def main() -> None:
             return table[stage]
 
         head = Head(rules.groups[index], 0, 0, b"", b"", (), Ledger(), 0, 0)
-        station = Station(index, rules, gang, host, Counting(head, rules.micro_batch), replicas_of, config.events)
+        station = StageServer(
+            index, rules, gang, host, SampleAccounting(head, rules.micro_batch), replicas_of, config.events
+        )
         async with station.open():
             issues = Issues(setting, station, config.events)
             say(ready=True)
@@ -132,7 +134,7 @@ async def main() -> None:
                     say(bytes_up=host.bytes_up)
 
 
-async def load(setting: Setting, gang: StageGang) -> None:
+async def load(setting: Setting, gang: StageWorkerGroup) -> None:
     """The weights that everybody starts from."""
     model = setting.model(len(gang.spec.stages))
     parts = split_flat(model, init_flat(model, SEED), gang.spec.stages)

@@ -17,7 +17,7 @@ from peer.free_memory import free_memory_bytes
 from peer.net.address_book import is_circuit
 from peer.net.host import Host, open_host
 from peer.net.nat_traversal import probe
-from swarm.client.session import Ears, Visitor, visit
+from swarm.client.session import DialBackConfig, RunClient, visit
 from swarm.membership.reachability import CONNECT_S, REACH, AskReach, Reach
 from swarm.placement.stages import stage_costs, state_bytes
 from swarm.run.invite import Invite
@@ -30,7 +30,7 @@ CLOCK_WARNING_S: Final = 5.0  # records live for 9 s
 STATE_COPIES_ON_DISK: Final = 4  # two checkpoints, one being written, one being fetched
 
 
-async def port_finding(ears: Ears) -> Finding:
+async def port_finding(ears: DialBackConfig) -> Finding:
     """Whether we can listen there, and announce what `ears` says."""
     try:
         async with open_host(ears.config()) as host:
@@ -40,7 +40,7 @@ async def port_finding(ears: Ears) -> Finding:
         return failure("port", error)
 
 
-async def swarm_findings(invite: Invite, home: Path, kept: Path | None, ears: Ears) -> AsyncIterator[Finding]:
+async def swarm_findings(invite: Invite, home: Path, kept: Path | None, ears: DialBackConfig) -> AsyncIterator[Finding]:
     """Everything that takes a run to find out. `kept`: `home`, if it exists."""
     reached = 0
     async with open_host(ears.config()) as host:
@@ -127,7 +127,7 @@ async def _path_findings(host: Host, peers: list[str]) -> list[Finding]:
     return found
 
 
-async def _reach_finding(visitor: Visitor) -> Finding:
+async def _reach_finding(visitor: RunClient) -> Finding:
     host = visitor.host
     addresses = [Multiaddr(address) for address in host.addresses if not is_circuit(address)]
     ports = tuple({int(address.value_for_protocol("tcp")) for address in addresses})

@@ -21,7 +21,7 @@ SILENCE_S: Final = 180.0  # without a commit: something is wrong that waiting do
 COORDINATOR: Final = "coordinator"
 
 
-class Course:
+class LocalCluster:
     """One run in `home`. Every wait ends by itself: with what it waited for, or an error that says what happened."""
 
     def __init__(

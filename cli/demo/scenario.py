@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from cli.demo.child_processes import ChildPeer
-from cli.demo.cluster import Course, to_freeze
+from cli.demo.cluster import LocalCluster, to_freeze
 
 FREEZE_S: Final = 15.0  # longer than a group waits for whoever does not answer
 AWAKE_AT_THE_END: Final = 3  # rounds: who still sleeps when a run ends is left behind by all that have its last round
 
 
 @dataclass(frozen=True)
-class Story:
+class Scenario:
     """Who was there and what befell them; lists hold child names. `survivors` must see the run's end; of these the
     `frozen` could do nothing for a while. `marks`: what happened, by the round that was committed last."""
 
@@ -27,7 +27,7 @@ class Story:
     marks: Mapping[int, str] = field(default_factory=dict)
 
 
-def play_whole(course: Course, peers: int) -> Story:
+def play_whole(course: LocalCluster, peers: int) -> Scenario:
     """One peer joins and another one is killed."""
     course.begin()
     started = [course.join(number) for number in range(1, peers + 1)]
@@ -43,7 +43,7 @@ def play_whole(course: Course, peers: int) -> Story:
     return _end(course, started, [victim], [added])
 
 
-def play_pipeline(course: Course, peers: int) -> Story:
+def play_pipeline(course: LocalCluster, peers: int) -> Scenario:
     """Another peer joins, one replica is killed, one of another stage is frozen and thaws later."""
     course.begin()
     started = [course.join(number) for number in range(1, peers + 1)]
@@ -68,19 +68,19 @@ def play_pipeline(course: Course, peers: int) -> Story:
     return _end(course, started, [victim], [added], [sleeper])
 
 
-def _add_early(course: Course, peers: int) -> ChildPeer:
+def _add_early(course: LocalCluster, peers: int) -> ChildPeer:
     """A peer that comes when the run is under way, and has most of it to get ready in: rounds do not wait for it."""
     course.wait(None, "round 1 is committed", lambda: course.progress.round >= 1)
     return course.add(peers + 1)
 
 
 def _end(
-    course: Course,
+    course: LocalCluster,
     started: Sequence[ChildPeer],
     killed: Sequence[ChildPeer],
     added: Sequence[ChildPeer],
     frozen: Sequence[ChildPeer] = (),
-) -> Story:
+) -> Scenario:
     """Wait until all that are left have seen the run's end."""
     survivors = [child for child in (*started, *added) if child not in killed]
     course.wait(None, "all peers finish", lambda: not any(child.alive for child in survivors))
@@ -88,4 +88,4 @@ def _end(
     def names(children: Sequence[ChildPeer]) -> list[str]:
         return [child.name for child in children]
 
-    return Story(course.children, names(killed), names(added), names(survivors), names(frozen), course.marks)
+    return Scenario(course.children, names(killed), names(added), names(survivors), names(frozen), course.marks)

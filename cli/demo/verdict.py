@@ -19,7 +19,7 @@ from cli.demo.report import (
     broken_invariants,
     ddp_bytes,
 )
-from cli.demo.scenario import Story
+from cli.demo.scenario import Scenario
 from cli.views.micro_batch_audit import MicroBatches, audit
 from cli.views.progress import Progress
 
@@ -32,7 +32,7 @@ PROMPT: Final = "def "
 SAMPLE_TOKENS: Final = 200
 
 
-def judge(story: Story, progress: Progress, rounds: int, began: float) -> Report:
+def judge(story: Scenario, progress: Progress, rounds: int, began: float) -> Report:
     """The report, with every invariant that did not hold named in it. `began`: Unix time."""
     from cli.export import newest_model
     from swarm.protocol.head import Head
@@ -82,7 +82,7 @@ def train_losses(progress: Progress) -> dict[int, float]:
 
 def _judge_pipeline(
     report: Report,
-    story: Story,
+    story: Scenario,
     progress: Progress,
     model: KeptModel,
     heads: list[Head],
@@ -127,7 +127,7 @@ def _judge_pipeline(
     )
 
 
-def _ended(story: Story, progress: Progress) -> dict[str, int]:
+def _ended(story: Scenario, progress: Progress) -> dict[str, int]:
     """The round that each survivor stood at in the end, whether it merged it or arrived too late and adopted it."""
     return {name: progress.rows[name].round for name in story.survivors}
 
@@ -163,7 +163,7 @@ def _books(
     return books, [max(0, trained[0] - samples) // size for samples in trained]
 
 
-def _broken_states(story: Story, progress: Progress, model: KeptModel, heads: list[Head]) -> list[str]:
+def _broken_states(story: Scenario, progress: Progress, model: KeptModel, heads: list[Head]) -> list[str]:
     """Whether what is on disk, and what each survivor ended with, is what was committed."""
     broken = []
     for stage, (part, head) in enumerate(zip(model.parts, heads, strict=True)):
@@ -177,7 +177,7 @@ def _broken_states(story: Story, progress: Progress, model: KeptModel, heads: li
     return broken
 
 
-def _peer(story: Story, progress: Progress, name: str, began: float) -> PeerReport:
+def _peer(story: Scenario, progress: Progress, name: str, began: float) -> PeerReport:
     child, row = story.children[name], progress.rows[name]
     return PeerReport(
         name=name,

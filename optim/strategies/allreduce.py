@@ -11,11 +11,11 @@ from optim.algorithms.large_batch import LargeBatchStep
 from optim.codecs import Buffer
 from optim.merge import gradient_weights
 from optim.strategies.dense import Wire
-from optim.strategies.interface import Coding, Product, Recipe, Turn
+from optim.strategies.interface import Coding, Product, OuterStrategy, Turn
 from peer.model.layout import FlatLayout
 
 
-class AllReduceRecipe(Recipe):
+class AllReduceRecipe(OuterStrategy):
     """AdamW's moments are functions of the merged gradients: shared, voted on and fetched like theta. The clip needs
     the whole gradient's norm, so the step is made on the whole."""
 

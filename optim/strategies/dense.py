@@ -151,15 +151,15 @@ class Wire(ABC):
 
     @abstractmethod
     def encode(self, coding: Coding, vector: torch.Tensor, out: Sequence[torch.Tensor]) -> list[float]:
-        """As `Recipe.encode`."""
+        """As `OuterStrategy.encode`."""
 
     @abstractmethod
     def memory(self, coding: Coding) -> Sequence[torch.Tensor]:
-        """As `Recipe.memory`."""
+        """As `OuterStrategy.memory`."""
 
     @abstractmethod
     def take_back(self, coding: Coding, messages: Sequence[Buffer]) -> None:
-        """As `Recipe.take_back`."""
+        """As `OuterStrategy.take_back`."""
 
 
 class DenseWire(Wire):

@@ -9,10 +9,10 @@ import torch
 from optim.algorithms.outer_step import DilocoOuter
 from optim.codecs import Buffer
 from optim.strategies.dense import Wire
-from optim.strategies.interface import Coding, Recipe, Turn
+from optim.strategies.interface import Coding, OuterStrategy, Turn
 
 
-class DilocoRecipe(Recipe):
+class DilocoRecipe(OuterStrategy):
     """`wire`: of the fragments of which a round exchanges the next in turn; DiLoCo has one, the whole vector (arXiv
     2311.08105); Streaming DiLoCo several (2501.18512). A round that is discarded is retried with the same fragment,
     since the turn is counted in commits."""

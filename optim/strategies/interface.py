@@ -70,7 +70,7 @@ class Coding(ABC):
         the cache and is valid until the next is taken. `ProtocolViolation` if `data` does not decode."""
 
 
-class Recipe(ABC):
+class OuterStrategy(ABC):
     """One peer's copy of a method. `shared`: names of the vectors (P,) besides theta that all members hold, zero at
     the run's beginning. `product`: what the worker is asked for, theta - local after its inner steps, or the mean
     gradient over its samples. `elementwise`: whether `step_into` may be called on any piece by itself.

@@ -18,7 +18,7 @@ from optim.codecs.interface import as_bytes
 from optim.codecs.rows import absmax
 from optim.codecs.votes import SENDERS_MAX, Votes, pack_tally, tally_bytes, unpack_tally
 from optim.strategies.dense import CHUNK, DenseCoding
-from optim.strategies.interface import Coding, Product, Recipe, Sent, Turn
+from optim.strategies.interface import Coding, Product, OuterStrategy, Sent, Turn
 from peer.errors import ProtocolViolation
 
 
@@ -79,7 +79,7 @@ class AverageCoding(MajorityCoding):
         return senders
 
 
-class LionRecipe(Recipe):
+class LionRecipe(OuterStrategy):
     """A step each round, by the inner learning rate. The momentum is each peer's own; a vote that was not counted is
     gone, as the gradient behind it is in the momentum."""
 

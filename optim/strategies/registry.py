@@ -16,7 +16,7 @@ from optim.strategies.allocated import AllocatedWire
 from optim.strategies.allreduce import AllReduceRecipe
 from optim.strategies.dense import DenseWire, Wire
 from optim.strategies.diloco import DilocoRecipe
-from optim.strategies.interface import Recipe
+from optim.strategies.interface import OuterStrategy
 from optim.strategies.lion import LionRecipe
 from optim.strategies.low_rank import LowRankWire
 from optim.strategies.sparse import DemoRecipe, SparseLocoRecipe
@@ -27,7 +27,7 @@ from peer.model.layout import FlatLayout
 
 def build_recipe(
     method: config.OuterConfig, codec: config.CodecConfig, layout: FlatLayout, inner: InnerConfig
-) -> Recipe:
+) -> OuterStrategy:
     """A peer's own copy of the run's method, with fresh private state. `ConfigError` if the codec does not go with it.
     Not for gossip, which has no common rounds."""
     if not isinstance(method, config.DENSE) and codec != config.CodecConfig():

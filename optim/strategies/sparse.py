@@ -24,7 +24,7 @@ from optim.deterministic import square_sum
 from optim.merge import gradient_weights
 from optim.strategies.dense import CHUNK, SLICE_VALUES_MAX, slice_length
 from optim.strategies.gathered import GatheredCoding
-from optim.strategies.interface import Coding, Product, Recipe, Turn
+from optim.strategies.interface import Coding, Product, OuterStrategy, Turn
 from peer.errors import ProtocolViolation
 from peer.model.layout import FlatLayout
 
@@ -61,7 +61,7 @@ class SparseCoding(GatheredCoding[Sparse]):
                 yield slice(piece.span.start + first, piece.span.start + first + len(part)), part
 
 
-class SparseRecipe(Recipe):
+class SparseRecipe(OuterStrategy):
     """Nothing is shared but theta; the memory is each peer's own."""
 
     def __init__(self, layout: FlatLayout, scheme: Scheme, chunk: int) -> None:

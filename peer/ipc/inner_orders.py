@@ -10,7 +10,7 @@ Span = tuple[int, int]
 """A half-open stretch of the flat vector, in elements."""
 
 
-class InnerOrders(msgspec.Struct, frozen=True, kw_only=True):
+class InnerRunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """P: length of the flat vector. Spans are half-open, ascending, and do not overlap.
 
     `begin`: from the outer weights, or from where the worker's local weights are. A worker that was started anew has

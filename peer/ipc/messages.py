@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import msgspec
 
 from peer.config import DataConfig, InnerConfig, ModelConfig
-from peer.ipc.inner_orders import InnerOrders
+from peer.ipc.inner_orders import InnerRunOptions
 from peer.ipc.stage_messages import StageCommand, StageReply
 from peer.ipc.stage_spec import StageSpec
 
@@ -47,7 +47,7 @@ class RunInner(msgspec.Struct, frozen=True, tag="inner"):
     first_step: int
     deadline_s: float
     steps: int | None
-    orders: InnerOrders
+    orders: InnerRunOptions
 
 
 class RunEvaluate(msgspec.Struct, frozen=True, tag="evaluate"):

@@ -55,8 +55,8 @@ class SlotArea:
 
 
 class Slot:
-    """A place in shared memory for one micro-batch (B, T); from `StageGang.slot`, and not to be touched while a call
-    that got it runs. The views are those of `SlotArea`, which tells what lies where."""
+    """A place in shared memory for one micro-batch (B, T); from `StageWorkerGroup.slot`, and not to be touched while a
+    call that got it runs. The views are those of `SlotArea`, which tells what lies where."""
 
     def __init__(self, area: SlotArea, number: int, free: Callable[[int], None]) -> None:
         self.number = number

@@ -19,7 +19,7 @@ import msgspec
 import trio
 
 from peer.errors import BarnraiseError, ConnectionLost
-from peer.net.bulk_link import LaneLink, Serve
+from peer.net.bulk_link import BulkConnection, Serve
 from peer.net.cooldown import Cooldown
 from peer.net.libp2p_fixes.sockets import set_keepalive
 from peer.net.method import Call, Method
@@ -58,7 +58,7 @@ class Offer(msgspec.Struct, frozen=True):
 OFFER: Final = Method("net/lane", OfferRequest, Offer, open=True, urgent=True)
 
 
-class BulkLane:
+class BulkTransport:
     """The listener of one host, and its connections to others'."""
 
     def __init__(self, nursery: trio.Nursery, ask: Ask, server: Server, meter: Meter) -> None:
@@ -71,8 +71,10 @@ class BulkLane:
         self._port = 0
         self._tokens: dict[bytes, tuple[str, float]] = {}
         self._handshakes = 0
-        self._ours: dict[str, LaneLink] = {}  # for calls that we begin
-        self._links: defaultdict[str, set[LaneLink]] = defaultdict(set)  # all of them, theirs and those we leave, too
+        self._ours: dict[str, BulkConnection] = {}  # for calls that we begin
+        self._links: defaultdict[str, set[BulkConnection]] = defaultdict(
+            set
+        )  # all of them, theirs and those we leave, too
         self._dials: dict[str, trio.Event] = {}
         self._failed = Cooldown(_RETRY_S)
 
@@ -139,12 +141,12 @@ class BulkLane:
         finally:
             self._dials.pop(peer).set()
 
-    def _link(self, peer: str, tls: TlsSocket, serve: Serve | None) -> LaneLink:
-        link = LaneLink(self._nursery, peer, tls, self._meter, self._server.strike, serve)
+    def _link(self, peer: str, tls: TlsSocket, serve: Serve | None) -> BulkConnection:
+        link = BulkConnection(self._nursery, peer, tls, self._meter, self._server.strike, serve)
         self._links[peer].add(link)
         return link
 
-    async def _read(self, link: LaneLink) -> None:
+    async def _read(self, link: BulkConnection) -> None:
         """Until the connection ends."""
         try:
             await link.run()

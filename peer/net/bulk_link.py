@@ -40,12 +40,12 @@ Serve = Callable[[Channel], Awaitable[bool]]
 Strike = Callable[[str, str], None]
 
 
-class LaneChannel(Channel):
+class BulkStream(Channel):
     """One call over a link."""
 
     bulk = True
 
-    def __init__(self, link: LaneLink, number: int, begun: bool) -> None:
+    def __init__(self, link: BulkConnection, number: int, begun: bool) -> None:
         self.peer = link.peer
         self._link = link
         self._number = number
@@ -139,7 +139,7 @@ class LaneChannel(Channel):
             await self._changed.park()
 
 
-class LaneLink:
+class BulkConnection:
     """The calls over one connection with `peer`: ours, begun with `channel`, or what the other side asks of `serve`.
     `strike` is told of who breaks the rules, and how."""
 
@@ -156,7 +156,7 @@ class LaneLink:
         self._meter = meter
         self._strike = strike
         self._serve = serve
-        self._calls: dict[int, LaneChannel] = {}
+        self._calls: dict[int, BulkStream] = {}
         self._numbers = count()
         self._giving_up = 0
         self._writing = trio.Semaphore(1)  # of a piece; another task than the one that began it may end it
@@ -168,7 +168,7 @@ class LaneLink:
         """Whether calls may be begun."""
         return not self._leaving and not self._ended
 
-    def channel(self) -> LaneChannel | None:
+    def channel(self) -> BulkStream | None:
         """For a call of ours; None if too many are under way."""
         return self._add(next(self._numbers), begun=False) if len(self._calls) < CALLS_MAX else None
 
@@ -269,7 +269,7 @@ class LaneLink:
             self._meter.received(self.peer, count)
             await self._meter.download.take(count)
 
-    async def _begin(self, number: int) -> LaneChannel:
+    async def _begin(self, number: int) -> BulkStream:
         """Serve a call of the other side's."""
         assert self._serve is not None
         while len(self._calls) + self._giving_up >= CALLS_MAX:
@@ -278,9 +278,9 @@ class LaneLink:
         self._nursery.start_soon(self._serve, call)
         return call
 
-    def _add(self, number: int, begun: bool) -> LaneChannel:
+    def _add(self, number: int, begun: bool) -> BulkStream:
         self.idle_since = None
-        call = self._calls[number] = LaneChannel(self, number, begun)
+        call = self._calls[number] = BulkStream(self, number, begun)
         return call
 
     async def _give_up(self, number: int) -> None:

@@ -17,7 +17,7 @@ from multiaddr import Multiaddr
 
 from peer.errors import ConnectionLost, DialError
 from peer.net.address_book import AddressBook, is_circuit
-from peer.net.bulk import BulkLane
+from peer.net.bulk import BulkTransport
 from peer.net.cooldown import Cooldown
 from peer.net.dialing import Connection, Dial, race
 from peer.net.libp2p_fixes import abort_connection
@@ -39,7 +39,7 @@ class Connections:
         self._book = book
         self._limits = limits
         self._nursery = nursery
-        self.lane: BulkLane | None = None
+        self.lane: BulkTransport | None = None
         """The TLS lane for bulk, where this host has one."""
         self.traversal: Traversal | None = None
         """The way to addresses behind a relay."""

@@ -28,7 +28,7 @@ from peer.errors import BarnraiseError, ConfigError, DialError, ResourceError
 from peer.events import EventLog
 from peer.identity import Identity
 from peer.net.address_book import AddressBook, is_circuit, split_address
-from peer.net.bulk import OFFER, BulkLane, Offer, OfferRequest
+from peer.net.bulk import OFFER, BulkTransport, Offer, OfferRequest
 from peer.net.connections import Connections
 from peer.net.heartbeat import Heartbeat
 from peer.net.libp2p_fixes import apply_fixes, harden
@@ -90,7 +90,7 @@ class Host:
         self._watched: dict[str, frozenset[str]] = {}
         self._heartbeat = Heartbeat(self.rpc, self._connections, self._meter, config.limits, config.events)
         self.rpc.serve(HELLO, self._on_hello)
-        self._lane = BulkLane(nursery, self._ask_for_lane, self.rpc.server, self._meter)
+        self._lane = BulkTransport(nursery, self._ask_for_lane, self.rpc.server, self._meter)
         self.rpc.serve(OFFER, self._lane.offer)
         self._connections.lane = self._lane
         self.traversal: Final = Traversal(libp2p_host, self._connections, config.relays, config.events)

@@ -15,16 +15,16 @@ import trio
 
 from peer.errors import WorkerError
 from peer.ipc import messages as control
-from peer.ipc.inner_orders import InnerOrders
+from peer.ipc.inner_orders import InnerRunOptions
 from peer.ipc.messages import InnerResult
 from peer.model.layout import FlatLayout
-from peer.worker.supervisor import GangBuffers, GangConfig, Pending, Supervisor
+from peer.worker.supervisor import WorkerBuffers, WorkerConfig, Pending, Supervisor
 
-__all__ = ["Gang", "GangConfig", "InnerOrders", "InnerResult", "open_gang"]
+__all__ = ["WorkerGroup", "WorkerConfig", "InnerRunOptions", "InnerResult", "open_worker_group"]
 
 
-class Gang:
-    """Commands to the worker; from `open_gang`. One command runs at a time, in the order of the calls.
+class WorkerGroup:
+    """Commands to the worker; from `open_worker_group`. One command runs at a time, in the order of the calls.
 
     `outer` and `delta` are flat fp32 vectors in the canonical order of `layout`. The caller writes `outer` (never
     while a command runs that reads it) and reads `delta` after `inner_steps`. `inner_state` holds the inner optimizer's
@@ -32,7 +32,7 @@ class Gang:
     anew takes it up.
     """
 
-    def __init__(self, config: GangConfig, buffers: GangBuffers) -> None:
+    def __init__(self, config: WorkerConfig, buffers: WorkerBuffers) -> None:
         self.config = config
         self.layout = FlatLayout.of(config.model)
         self.outer = buffers.outer.tensor
@@ -61,7 +61,7 @@ class Gang:
         deadline_s: float,
         steps: int | None = None,
         *,
-        orders: InnerOrders = InnerOrders(),  # noqa: B008  frozen
+        orders: InnerRunOptions = InnerRunOptions(),  # noqa: B008  frozen
     ) -> InnerResult:
         """Train on the samples of the half-open ranges, in order: as a rule from `outer` on, leaving outer - local in
         `delta`; `orders` say otherwise.
@@ -135,15 +135,15 @@ class Gang:
 
 
 @asynccontextmanager
-async def open_gang(config: GangConfig) -> AsyncIterator[Gang]:
+async def open_worker_group(config: WorkerConfig) -> AsyncIterator[WorkerGroup]:
     """Start the worker and keep one running for as long as the block lasts.
 
     Raises ConfigError where the configuration cannot work on this machine, WorkerError where the worker dies while it
     loads, ResourceError where there is no memory for the buffers.
     """
     config.directory.mkdir(parents=True, exist_ok=True)
-    with GangBuffers.open(config) as buffers:
-        gang = Gang(config, buffers)
+    with WorkerBuffers.open(config) as buffers:
+        gang = WorkerGroup(config, buffers)
         try:
             await gang._supervisor.start()
             async with trio.open_nursery() as nursery:

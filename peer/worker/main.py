@@ -27,7 +27,7 @@ from peer.data.corpus import load_corpus, sample_numbers
 from peer.data.tokenizer import load_tokenizer
 from peer.errors import ConfigError
 from peer.ipc import messages as control
-from peer.ipc.inner_orders import InnerOrders, Span
+from peer.ipc.inner_orders import InnerRunOptions, Span
 from peer.ipc.shared_memory import SharedBuffer
 from peer.model.generate import generate
 from peer.model.layout import FlatLayout
@@ -123,7 +123,7 @@ class Worker:
         idle_s, self._idle_s = self._idle_s, 0.0
         return msgspec.structs.replace(result, idle_s=idle_s)
 
-    def _begin(self, orders: InnerOrders) -> None:
+    def _begin(self, orders: InnerRunOptions) -> None:
         """The local weights before the first step. Reads the outer weights only where it must: while a tail runs, the
         network process may write them."""
         local = self._trainer.local
@@ -138,7 +138,7 @@ class Worker:
             else:
                 mine.copy_(outer)
 
-    def _capture(self, orders: InnerOrders) -> None:
+    def _capture(self, orders: InnerRunOptions) -> None:
         """Write the product at the wanted spans to the beginning of delta."""
         everything: tuple[Span, ...] = ((0, len(self._delta)),)
         at = 0

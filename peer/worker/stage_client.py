@@ -2,8 +2,8 @@
 
 Supervision is the whole model's (`peer.worker.client`): a worker that crashes, hangs or is killed costs what it was
 computing and what it held (WorkerError), and another is started at once. That one has no weights until it is told to
-import them, and refuses all else until then (StageRefused, "no_weights"); `StageGang.generation` tells that it is
-another.
+import them, and refuses all else until then (StageRefused, "no_weights"); `StageWorkerGroup.generation` tells that it
+is another.
 """
 
 from __future__ import annotations
@@ -37,9 +37,18 @@ from peer.ipc.stage_messages import (
 )
 from peer.ipc.stage_slots import Slot, SlotArea
 from peer.ipc.stage_spec import MicroBatch, Moved, StageSpec, Taken
-from peer.worker.supervisor import GangBuffers, GangConfig, Pending, Supervisor
+from peer.worker.supervisor import WorkerBuffers, WorkerConfig, Pending, Supervisor
 
-__all__ = ["MicroBatch", "MicroBatchDone", "Moved", "Slot", "StageGang", "StageSpec", "Taken", "open_stage_gang"]
+__all__ = [
+    "MicroBatch",
+    "MicroBatchDone",
+    "Moved",
+    "Slot",
+    "StageWorkerGroup",
+    "StageSpec",
+    "Taken",
+    "open_stage_worker_group",
+]
 
 _Reply = TypeVar("_Reply")
 
@@ -56,10 +65,10 @@ class _Pending(Pending):
         self.settled()
 
 
-class StageGang:
-    """Commands to the worker of stage `spec`; from `open_stage_gang`. Any number of calls at a time: backwards run
-    before forwards, and whatever takes or changes the state of the stage waits for all calls made before it, but for a
-    step by its own gradient, which goes first.
+class StageWorkerGroup:
+    """Commands to the worker of stage `spec`; from `open_stage_worker_group`. Any number of calls at a time: backwards
+    run before forwards, and whatever takes or changes the state of the stage waits for all calls made before it, but
+    for a step by its own gradient, which goes first.
 
     `outer` and `delta` are this stage's flat fp32 vectors, in the order of `layout`: the whole model's cut by
     `peer.model.layout.split_flat`. The caller writes `outer` (never during `import_weights` or `export`), and `delta`
@@ -68,7 +77,7 @@ class StageGang:
     was lost: then `generation` has grown.
     """
 
-    def __init__(self, config: GangConfig, spec: StageSpec, buffers: GangBuffers) -> None:
+    def __init__(self, config: WorkerConfig, spec: StageSpec, buffers: WorkerBuffers) -> None:
         assert buffers.slots is not None
         self.config, self.spec = config, spec
         self.layout = config.layout
@@ -238,7 +247,7 @@ def _closed() -> WorkerError:
 
 
 @asynccontextmanager
-async def open_stage_gang(config: GangConfig) -> AsyncIterator[StageGang]:
+async def open_stage_worker_group(config: WorkerConfig) -> AsyncIterator[StageWorkerGroup]:
     """Start the worker of `config.stage` and keep one running for as long as the block lasts.
 
     Raises ConfigError where the model cannot be cut so, or not computed on this machine; WorkerError where the worker
@@ -248,8 +257,8 @@ async def open_stage_gang(config: GangConfig) -> AsyncIterator[StageGang]:
     assert spec is not None, "open_gang is for whole models"
     spec.check(config.model)
     config.directory.mkdir(parents=True, exist_ok=True)
-    with GangBuffers.open(config) as buffers:
-        gang = StageGang(config, spec, buffers)
+    with WorkerBuffers.open(config) as buffers:
+        gang = StageWorkerGroup(config, spec, buffers)
         try:
             await gang._supervisor.start()
             async with trio.open_nursery() as nursery:

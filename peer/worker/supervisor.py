@@ -29,7 +29,7 @@ _STARTS_MAX = 5  # that fail in a row, where others wait for a stage's work: som
 
 
 @dataclass(frozen=True)
-class GangConfig:
+class WorkerConfig:
     """What to compute and on what. `directory` takes worker.log and cached token ids.
 
     `threads` is per worker (None: every core this process may use), `micro_batch_size` the sequences that fit on the
@@ -59,7 +59,7 @@ class GangConfig:
 
 
 @dataclass(frozen=True)
-class GangBuffers:
+class WorkerBuffers:
     """The memory that the network process and its worker share; `slots` only where it computes a stage."""
 
     outer: SharedBuffer
@@ -75,7 +75,7 @@ class GangBuffers:
 
     @classmethod
     @contextmanager
-    def open(cls, config: GangConfig) -> Iterator[GangBuffers]:
+    def open(cls, config: WorkerConfig) -> Iterator[WorkerBuffers]:
         """Of the sizes `config` needs. The memory lives on while anybody holds one of the tensors."""
         layout = config.layout
         kept = state_bytes(InnerSpec.of(config.inner), layout)
@@ -110,7 +110,7 @@ class Pending:
 class Supervisor:
     """Keeps one worker running, and settles the commands in `pending` (by id) with its replies or with its loss."""
 
-    def __init__(self, config: GangConfig, buffers: GangBuffers, pending: Mapping[int, Pending]) -> None:
+    def __init__(self, config: WorkerConfig, buffers: WorkerBuffers, pending: Mapping[int, Pending]) -> None:
         self.loaded: control.Loaded | None = None
         self.child: Child | None = None
         self.lost = 0  # workers

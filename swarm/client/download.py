@@ -16,13 +16,13 @@ from torch import Tensor
 from optim.config import Gossip
 from peer.errors import NetworkError
 from peer.model.layout import join_flat
-from swarm.client.session import Visitor, visit
+from swarm.client.session import RunClient, visit
 from swarm.gossip.pairing import Seen
 from swarm.gossip.state_transfer import find_donor
 from swarm.membership.membership import MemberRecord
 from swarm.placement.stages import state_bytes, vectors_of
 from swarm.protocol.head import Head
-from swarm.protocol.quorum import POLL_S, Sighting
+from swarm.protocol.quorum import POLL_S, HeadCandidate
 from swarm.run.invite import Invite
 from swarm.run.manifest import Manifest
 from swarm.state.fetch import fetch_state
@@ -77,7 +77,7 @@ async def download_head(invite: Invite, part_file: Path) -> Download:
 class _HeadDownload:
     """What has been fetched so far. A stage may have to be fetched again, because the others have gone on too far."""
 
-    def __init__(self, visitor: Visitor, part_file: Path) -> None:
+    def __init__(self, visitor: RunClient, part_file: Path) -> None:
         self._visitor, self._part_file = visitor, part_file
         self._parts: dict[int, _Part] = {}
         self._failures: dict[int, NetworkError] = {}
@@ -144,7 +144,7 @@ class _HeadDownload:
         return await _fetch_part(self._visitor, best, size_bytes, vectors, file)
 
 
-async def _download_replica(visitor: Visitor, part_file: Path) -> Download:
+async def _download_replica(visitor: RunClient, part_file: Path) -> Download:
     """In a gossip run there is no common state: the weights of one peer near the middle of the group. If that has gone
     on before the first chunk was asked for, another is tried."""
     for _ in range(TRIES - 1):
@@ -154,17 +154,17 @@ async def _download_replica(visitor: Visitor, part_file: Path) -> Download:
     return await _try_replica(visitor, part_file)
 
 
-async def _try_replica(visitor: Visitor, part_file: Path) -> Download:
+async def _try_replica(visitor: RunClient, part_file: Path) -> Download:
     records = await visitor.members()
     others = {peer: Seen(record.round) for peer, record in records.items() if record.role == "full"}
     donor, place = await find_donor(visitor.host.rpc, others, POLL_S)
     manifest = visitor.manifest
     head = msgspec.structs.replace(manifest.first_head(), state_hash=place.state_hash, round=place.round)
-    part = await _fetch_part(visitor, Sighting(head, (donor,), None), state_bytes(manifest), 1, part_file)
+    part = await _fetch_part(visitor, HeadCandidate(head, (donor,), None), state_bytes(manifest), 1, part_file)
     return Download(manifest, visitor.tokenizer, (head,), part.theta, len(part.donors))
 
 
-async def _fetch_part(visitor: Visitor, best: Sighting, size_bytes: int, vectors: int, part_file: Path) -> _Part:
+async def _fetch_part(visitor: RunClient, best: HeadCandidate, size_bytes: int, vectors: int, part_file: Path) -> _Part:
     rpc, root, events = visitor.host.rpc, best.head.state_hash, visitor.host.events
     fetched = await fetch_state(rpc, lambda: best.holders, root, size_bytes, part_file, events, vectors)
     return _Part(best.head, fetched.tensors[0], frozenset(fetched.donors))

@@ -23,7 +23,7 @@ from peer.net.host import Host, HostConfig, open_host
 from peer.temp_folder import temporary_folder
 from swarm.membership.membership import MEMBERS, MemberRecord
 from swarm.protocol.head import Member
-from swarm.protocol.quorum import ASKED_MAX, Sighting, Viewpoint, ask_standings, weigh
+from swarm.protocol.quorum import ASKED_MAX, HeadCandidate, Viewpoint, ask_standings, weigh
 from swarm.run.bootstrap import obtain_charter
 from swarm.run.gate import Gate
 from swarm.run.home import Home
@@ -33,7 +33,7 @@ from swarm.run.manifest_transfer import MANIFEST_FILE, TOKENIZER_FILE
 
 
 @dataclass(frozen=True)
-class Ears:
+class DialBackConfig:
     """Where a visitor can be reached, for visits that are about just that. Multiaddrs, as in `HostConfig`."""
 
     listen: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/0",)
@@ -51,11 +51,11 @@ class Ears:
         )
 
 
-_QUIET: Final = Ears()
+_QUIET: Final = DialBackConfig()
 
 
 @dataclass(frozen=True)
-class Visitor:
+class RunClient:
     """Somebody who is in touch with a run. `tokenizer` is the run's tokenizer.json, empty for bytes."""
 
     host: Host
@@ -71,7 +71,7 @@ class Visitor:
             self.host.book.add(peer, record.addresses)
         return records
 
-    async def sightings(self, records: Mapping[str, MemberRecord], stage: int = 0) -> list[Sighting]:
+    async def sightings(self, records: Mapping[str, MemberRecord], stage: int = 0) -> list[HeadCandidate]:
         """The heads of that stage's group that count among these peers, best first (`swarm.protocol.quorum`)."""
         manifest = self.manifest
         ours = [p for p, record in records.items() if manifest.stages == 1 or record.stage == stage]
@@ -81,9 +81,9 @@ class Visitor:
         standings = await ask_standings(self.host.rpc, asked, group=start.run_id, most=most)
         return weigh(standings, manifest.authority, start, Viewpoint(Member(self.host.peer_id, ""), start))
 
-    async def all_sightings(self, records: Mapping[str, MemberRecord]) -> list[list[Sighting]]:
+    async def all_sightings(self, records: Mapping[str, MemberRecord]) -> list[list[HeadCandidate]]:
         """The `sightings` of each stage, asked for at once."""
-        found: list[list[Sighting]] = [[] for _ in range(self.manifest.stages)]
+        found: list[list[HeadCandidate]] = [[] for _ in range(self.manifest.stages)]
 
         async def look(stage: int) -> None:
             found[stage] = await self.sightings(records, stage)
@@ -108,7 +108,7 @@ def read_kept_invite(home: Path) -> Invite:
 
 
 @asynccontextmanager
-async def visit(invite: Invite, home: Path | None = None, ears: Ears = _QUIET) -> AsyncIterator[Visitor]:
+async def visit(invite: Invite, home: Path | None = None, ears: DialBackConfig = _QUIET) -> AsyncIterator[RunClient]:
     """Be in touch with the run inside the block. What `home` remembers (rules, addresses) is used but not changed, so a
     run can be visited although every address of the invite is gone.
 
@@ -125,7 +125,7 @@ async def visit(invite: Invite, home: Path | None = None, ears: Ears = _QUIET) -
             async with open_node(
                 host, invite.addresses, [MEMBERS], own.addresses, manifest.run_id, required=True
             ) as node:
-                yield Visitor(host, node, manifest, tokenizer)
+                yield RunClient(host, node, manifest, tokenizer)
 
 
 def _copy_memory(home: Path, own: Home) -> None:

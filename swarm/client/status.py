@@ -12,12 +12,12 @@ from typing import Final
 import msgspec
 
 from optim.config import Gossip
-from swarm.client.session import Visitor, visit
+from swarm.client.session import RunClient, visit
 from swarm.gossip.pairing import Seen, group_round
 from swarm.membership.membership import MemberRecord
 from swarm.protocol.head import Head
 from swarm.protocol.messages import NO_MAJORITY
-from swarm.protocol.quorum import Sighting
+from swarm.protocol.quorum import HeadCandidate
 from swarm.run.invite import Invite
 from swarm.run.manifest import Manifest
 
@@ -112,7 +112,7 @@ async def read_status(invite: Invite, home: Path | None = None) -> SwarmStatus:
         return await look(visitor)
 
 
-async def look(visitor: Visitor) -> SwarmStatus:
+async def look(visitor: RunClient) -> SwarmStatus:
     """One reading; takes a few seconds at most, whoever is frozen."""
     manifest = visitor.manifest
     records = await visitor.members()
@@ -122,7 +122,7 @@ async def look(visitor: Visitor) -> SwarmStatus:
 
 
 def picture(
-    manifest: Manifest, records: Mapping[str, MemberRecord], best: Sequence[Sighting | None], now: float
+    manifest: Manifest, records: Mapping[str, MemberRecord], best: Sequence[HeadCandidate | None], now: float
 ) -> SwarmStatus:
     """The run as `records` and each stage's `best` sighting show it at `now`, Unix time."""
     members_of = [{member.peer for member in sighting.head.members} if sighting else set() for sighting in best]
@@ -194,7 +194,7 @@ def _stage(
     manifest: Manifest,
     stage: int,
     records: Iterable[MemberRecord],
-    best: Sighting | None,
+    best: HeadCandidate | None,
     told: MemberRecord | None,
     now: float,
 ) -> StageStatus:

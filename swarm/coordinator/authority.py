@@ -20,7 +20,15 @@ from swarm.coordinator.durable_state import Memory
 from swarm.pipeline.config import STALENESS
 from swarm.protocol import messages as say
 from swarm.protocol.head import MEMBERS_MAX, Head, Member
-from swarm.protocol.quorum import ASKED_MAX, Sighting, Viewpoint, ask_standings, majority_speaks, open_regroup, weigh
+from swarm.protocol.quorum import (
+    ASKED_MAX,
+    HeadCandidate,
+    Viewpoint,
+    ask_standings,
+    majority_speaks,
+    open_regroup,
+    weigh,
+)
 
 ROUND_TRIP_S: Final = 1.0
 KNOCK_LASTS_S: Final = 6.0
@@ -93,13 +101,13 @@ class Authority:
         """How many take part, or (before it has begun) wait to."""
         return len(self.head.members) if self.begun else len(self._knocking_for(self.head))
 
-    def standing(self) -> say.Standing:
+    def standing(self) -> say.HeadReport:
         """What the authority signed last: for peers that know nobody else yet."""
         signed = self._memory.signed
         if signed is None:
-            return say.Standing(self.head, self.me, "waiting for peers", None)
+            return say.HeadReport(self.head, self.me, "waiting for peers", None)
         head = open_regroup(signed, self._identity.peer_id, self.head.run_id)
-        return say.Standing(head, self.me, "coordinating", signed)
+        return say.HeadReport(head, self.me, "coordinating", signed)
 
     async def run(self) -> None:
         """Watch over the run for ever."""
@@ -160,7 +168,7 @@ class Authority:
                 self._missing_since = None
                 await self._regroup(best, group)
 
-    def _may_follow(self, standings: Sequence[tuple[str, say.Standing]]) -> bool:
+    def _may_follow(self, standings: Sequence[tuple[str, say.HeadReport]]) -> bool:
         """Whether to go where a later head counts. Where few members of our own answer, heads count by theirs, whom a
         liar names as it likes: one bad poll must not take us away from the others for ever. They must be missing for
         `GONE_AFTER_S`, while somebody answers; then it is as when we were away, and all others have been replaced."""
@@ -181,7 +189,7 @@ class Authority:
         others = {*self._known_peers(), *self._knocking()} - {*members, self.me.peer}
         return members + sorted(others, key=lambda peer: (not self._knows(peer), random.random()))
 
-    def _patience_s(self, best: Head, standings: Sequence[tuple[str, say.Standing]]) -> float:
+    def _patience_s(self, best: Head, standings: Sequence[tuple[str, say.HeadReport]]) -> float:
         """How long a majority must be missing before the rest goes on from `best`.
 
         Where the missing ones are too few to go on by themselves nothing can fork. If they have hung up on us, and some
@@ -233,7 +241,7 @@ class Authority:
         furthest = max((other.head.round for other in self._others()), default=0)
         return furthest - self.head.round > STALENESS and self.head.round < round <= furthest + STALENESS
 
-    def _is_credible(self, sighting: Sighting) -> bool:
+    def _is_credible(self, sighting: HeadCandidate) -> bool:
         """A majority of a head's own members says little where a stage has lost all of its replicas: who makes a head
         up names its members. Somebody must stand there who may be gone on from; but where nobody of those that we know
         is left, as everybody may have come and gone while we were away, strangers are the run in the end. Nothing is
@@ -256,7 +264,7 @@ class Authority:
             members = [member.peer for member in self.head.members]
             self._events.emit("members_away", round=self.head.round, members=members, **self._place)
 
-    def _latest(self, standings: Sequence[tuple[str, say.Standing]]) -> Head | None:
+    def _latest(self, standings: Sequence[tuple[str, say.HeadReport]]) -> Head | None:
         """The head to go on from: of the latest signed term; among its heads the one that most members of the head seen
         last have committed, so that no single boast counts, and from there on to what one of them committed next; else
         the latest of all. Of earlier rounds only those to which somebody may take the run back."""
@@ -328,6 +336,6 @@ class Authority:
         self._asked.set()
 
 
-def _gathered(head: Head, standings: Sequence[tuple[str, say.Standing]]) -> bool:
+def _gathered(head: Head, standings: Sequence[tuple[str, say.HeadReport]]) -> bool:
     """Whether a majority of its members stand at that head, so that they can go on from it."""
     return len({s.member for _, s in standings if s.head == head and head.has(s.member)}) >= head.quorum

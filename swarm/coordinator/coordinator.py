@@ -22,8 +22,8 @@ from peer.identity import Identity
 from peer.net.host import Host, HostConfig, open_host
 from swarm.coordinator.authority import Authority
 from swarm.coordinator.create_run import Founded, InitialState, found, reload
-from swarm.coordinator.durable_state import HomeMemory
-from swarm.coordinator.handlers import AuthorityDesk
+from swarm.coordinator.durable_state import FileState
+from swarm.coordinator.handlers import CoordinatorHandlers
 from swarm.membership.bans import extend_bans, spread_bans
 from swarm.membership.membership import MEMBERS, MemberRecord, Membership, Own, describe
 from swarm.membership.reachability import serve_reach
@@ -38,7 +38,7 @@ from swarm.run.manifest import BYTES_TOKENIZER, Manifest, open_manifest
 from swarm.run.manifest_transfer import load_charter, serve_charter
 from swarm.run.tokenizer import read_tokenizer
 from swarm.state.server import serve_shelves
-from swarm.state.snapshots import SnapshotShelf
+from swarm.state.snapshots import SnapshotStore
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class _Coordinator:
         self._manifest, self._host, self._home = manifest, host, home
         self._began = time.time()
         self.authorities = [self._authority(stage) for stage in range(manifest.stages)]
-        AuthorityDesk(host, self.authorities)
+        CoordinatorHandlers(host, self.authorities)
 
     def _authority(self, stage: int) -> Authority:
         return Authority(
@@ -112,7 +112,7 @@ class _Coordinator:
             self._manifest.first_head(stage),
             self._manifest.run.min_peers,
             lambda: self._replicas(stage),
-            HomeMemory(self._home.stage(stage, self._manifest.stages)),
+            FileState(self._home.stage(stage, self._manifest.stages)),
             self._manifest.run.rounds,
             lambda: sum(other.peers for other in self._others(stage)),
             self._abreast if self._manifest.stages > 1 else None,
@@ -168,8 +168,8 @@ def abreast(head: Head, others: Sequence[Head], synchronous: bool, issues: bool)
     return msgspec.structs.replace(head, round=furthest.round, inner_step=furthest.inner_step, ledger=ledger)
 
 
-def _shelf(state: InitialState) -> SnapshotShelf:
-    shelf = SnapshotShelf(state.tree.size_bytes, 1 << 16)
+def _shelf(state: InitialState) -> SnapshotStore:
+    shelf = SnapshotStore(state.tree.size_bytes, 1 << 16)
     shelf.publish(state.tree, list(state.tensors.values()))
     return shelf
 

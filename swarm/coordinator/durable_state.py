@@ -73,7 +73,7 @@ class Memory:
         return self.seen is not None and peer in self.seen.members
 
 
-class HomeMemory(Memory):
+class FileState(Memory):
     """In `home`; each change is on disk before it counts. CheckpointError if what is there cannot be read: guessing
     could fork the run."""
 

@@ -11,7 +11,7 @@ from swarm.coordinator.authority import Authority
 from swarm.protocol import messages as say
 
 
-class AuthorityDesk:
+class CoordinatorHandlers:
     """Serves on behalf of the authorities of all groups of a run, from the moment it is made."""
 
     def __init__(self, host: Host, authorities: Sequence[Authority]) -> None:
@@ -29,10 +29,10 @@ class AuthorityDesk:
             raise RoundError("this run has no such group: look its manifest up again")
         return self._of[group]
 
-    async def _on_standing(self, call: Call[say.AskHead]) -> say.Standing:
+    async def _on_standing(self, call: Call[say.AskHead]) -> say.HeadReport:
         return self._named(call.body.group).standing()
 
-    async def _on_knock(self, call: Call[say.Knock]) -> say.Standing:
+    async def _on_knock(self, call: Call[say.Knock]) -> say.HeadReport:
         if call.body.member.peer != call.peer:
             raise ProtocolViolation("a knock names another peer than its sender")
         authority = self._named(call.body.group)
@@ -40,7 +40,7 @@ class AuthorityDesk:
         authority.knock(call.body)
         return authority.standing()
 
-    async def _on_need_regroup(self, call: Call[say.AskHead]) -> say.Standing:
+    async def _on_need_regroup(self, call: Call[say.AskHead]) -> say.HeadReport:
         authority = self._named(call.body.group)
         authority.look()
         return authority.standing()

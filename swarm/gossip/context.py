@@ -14,8 +14,8 @@ from peer.net.host import Host
 from swarm.gossip.pairing import Seen
 from swarm.protocol.head import Head, Member
 from swarm.protocol.ledger import Range
-from swarm.protocol.timeouts import Tempo
-from swarm.state.snapshots import SnapshotShelf
+from swarm.protocol.timeouts import AdaptiveTimeouts
+from swarm.state.snapshots import SnapshotStore
 
 
 @dataclass(frozen=True)
@@ -75,14 +75,14 @@ class Keeper(Protocol):
 
 
 @dataclass(frozen=True)
-class Corner:
+class GossipContext:
     """One peer: who it is, its network, its worker, what it lends to joiners and where it keeps what it fetches."""
 
     me: Member
     host: Host
     trainee: Trainee
     keeper: Keeper
-    tempo: Tempo
-    shelf: SnapshotShelf
+    tempo: AdaptiveTimeouts
+    shelf: SnapshotStore
     part_file: Path
     events: EventLog

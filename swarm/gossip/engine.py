@@ -16,17 +16,17 @@ import trio
 from peer.errors import NetworkError, ProtocolViolation, WorkerError
 from peer.net.rpc import Call
 from swarm.gossip.coding import PairCoding, step_alone
-from swarm.gossip.context import Corner, Rules, Trained
-from swarm.gossip.exchange import Meeting
+from swarm.gossip.context import GossipContext, Rules, Trained
+from swarm.gossip.exchange import PairExchange
 from swarm.gossip.matchmaking import Matchmaker
 from swarm.gossip.norm_check import Examiner
-from swarm.gossip.outgoing import Letter
+from swarm.gossip.outgoing import OutgoingUpdate
 from swarm.gossip.pairing import Seen, candidates, is_left_behind, round_after, round_after_alone, steps_for
 from swarm.gossip.replica import Replica
 from swarm.gossip.sampling import draw
 from swarm.gossip.state_transfer import Lending
 from swarm.protocol.head import Head
-from swarm.protocol.messages import STANDING, AskHead, Standing
+from swarm.protocol.messages import STANDING, AskHead, HeadReport
 
 PATIENCE_MIN_S: Final = 3.0
 RETRY_S: Final = 1.0
@@ -37,7 +37,7 @@ HISTORY: Final = 8
 class Engine:
     """`run()` takes part until this peer's round is the run's last."""
 
-    def __init__(self, corner: Corner, rules: Rules, replica: Replica, coding: PairCoding) -> None:
+    def __init__(self, corner: GossipContext, rules: Rules, replica: Replica, coding: PairCoding) -> None:
         self.phase = "joining"
         self.replica = replica
         self._corner, self._rules, self._coding = corner, rules, coding
@@ -92,9 +92,9 @@ class Engine:
 
     async def _round(self, match: Matchmaker) -> None:
         began = trio.current_time()
-        letter = Letter(self._coding, self.replica.theta)
+        letter = OutgoingUpdate(self._coding, self.replica.theta)
         match.open(letter, self.replica.round, began + (median(self._compute_s) if self._compute_s else 0.0))
-        meeting: Meeting | None = None
+        meeting: PairExchange | None = None
         try:
             work = await self._train_and_publish()
             if work is not None and await self._seal(letter, work):
@@ -139,7 +139,7 @@ class Engine:
             return None
         return work if work.steps else None
 
-    async def _seal(self, letter: Letter, work: Trained) -> bool:
+    async def _seal(self, letter: OutgoingUpdate, work: Trained) -> bool:
         """Whether the work can be shown to anybody."""
         try:
             self._examiner.norms.note_own(await letter.seal(work.delta))
@@ -155,7 +155,7 @@ class Engine:
         """As long as our own work takes: whoever is as fast as we are is ready by then."""
         return max(PATIENCE_MIN_S, self._rules.patience_s, median(self._compute_s))
 
-    async def _step(self, letter: Letter, work: Trained, meeting: Meeting | None) -> None:
+    async def _step(self, letter: OutgoingUpdate, work: Trained, meeting: PairExchange | None) -> None:
         replica, constants, others = self.replica, self._rules.constants, self.others()
         with trio.CancelScope(shield=True):  # what is saved at the end is the old state or the new one
             if meeting is None or meeting.theirs is None:
@@ -171,7 +171,7 @@ class Engine:
             await trio.to_thread.run_sync(replica.rehash)
         self._corner.trainee.adopt(replica.theta)
 
-    def _report(self, work: Trained, meeting: Meeting | None, seconds: float, waited_s: float) -> None:
+    def _report(self, work: Trained, meeting: PairExchange | None, seconds: float, waited_s: float) -> None:
         compared = self._examiner.compared if meeting is not None else None
         host = self._corner.host
         self._corner.events.emit(
@@ -210,6 +210,6 @@ class Engine:
         self._examiner = Examiner(self._coding, self._rules.steps)
         await self._corner.keeper.stepped(self.head)
 
-    async def _on_standing(self, call: Call[AskHead]) -> Standing:
+    async def _on_standing(self, call: Call[AskHead]) -> HeadReport:
         """For onlookers (`peer status`)."""
-        return Standing(self.head, self._corner.me, self.phase, None)
+        return HeadReport(self.head, self._corner.me, self.phase, None)

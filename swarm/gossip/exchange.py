@@ -19,8 +19,8 @@ from peer.errors import BarnraiseError, ConnectionLost, DeadlineExceeded, Protoc
 from peer.net.host import Host
 from swarm.gossip import messages as say
 from swarm.gossip.coding import Message, Packed
-from swarm.gossip.outgoing import Letter
-from swarm.protocol.timeouts import Tempo
+from swarm.gossip.outgoing import OutgoingUpdate
+from swarm.protocol.timeouts import AdaptiveTimeouts
 
 CALLS: Final = 3  # hides the round trip of a fast link
 
@@ -37,11 +37,11 @@ class Terms:
     patience_s: float
 
 
-class Meeting:
+class PairExchange:
     """One side of it. `over` is set when `run` ends; then `theirs` is the partner's message, or `failure` says why not.
     `fetched` is set when the partner has taken everything of ours."""
 
-    def __init__(self, terms: Terms, letter: Letter, host: Host, tempo: Tempo) -> None:
+    def __init__(self, terms: Terms, letter: OutgoingUpdate, host: Host, tempo: AdaptiveTimeouts) -> None:
         self.terms = terms
         self.letter = letter
         self.over = trio.Event()

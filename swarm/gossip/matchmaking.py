@@ -21,33 +21,35 @@ from peer.events import EventLog
 from peer.net.host import Host
 from peer.net.rpc import Buffer, Call
 from swarm.gossip import messages as say
-from swarm.gossip.exchange import Meeting, Terms
-from swarm.gossip.outgoing import Letter
+from swarm.gossip.exchange import PairExchange, Terms
+from swarm.gossip.outgoing import OutgoingUpdate
 from swarm.gossip.pairing import APART_MAX
-from swarm.gossip.peer_scores import Grudges
-from swarm.protocol.timeouts import Tempo
+from swarm.gossip.peer_scores import PeerScores
+from swarm.protocol.timeouts import AdaptiveTimeouts
 
 KEPT: Final = 3  # meetings whose letters a slower partner may still fetch
 PAUSE_S: Final = 0.05
 PAUSE_MAX_S: Final = 1.0
 
-Examine = Callable[[Meeting], Awaitable[None]]
+Examine = Callable[[PairExchange], Awaitable[None]]
 
 
 class Matchmaker:
     """`tasks` runs the meetings; in `heard` it notes the rounds that peers told, newer than their records."""
 
-    def __init__(self, host: Host, tempo: Tempo, events: EventLog, tasks: trio.Nursery, heard: dict[str, int]) -> None:
-        self.grudges = Grudges(trio.current_time)
+    def __init__(
+        self, host: Host, tempo: AdaptiveTimeouts, events: EventLog, tasks: trio.Nursery, heard: dict[str, int]
+    ) -> None:
+        self.grudges = PeerScores(trio.current_time)
         self.finished = False
         self._host, self._tempo, self._events, self._tasks = host, tempo, events, tasks
         self._random = Random(secrets.randbits(64))
         self._heard = heard
-        self._letter: Letter | None = None
+        self._letter: OutgoingUpdate | None = None
         self._round = 0
         self._ready_at = 0.0
-        self._meeting: Meeting | None = None
-        self._recent: OrderedDict[bytes, Meeting] = OrderedDict()
+        self._meeting: PairExchange | None = None
+        self._recent: OrderedDict[bytes, PairExchange] = OrderedDict()
         self._proposing_to: str | None = None
         self._engaged = trio.Event()
         rpc = host.rpc
@@ -58,11 +60,11 @@ class Matchmaker:
 
     # -- one round -----------------------------------------------------------------------------------------------------
 
-    def open(self, letter: Letter, round_number: int, ready_at: float) -> None:
+    def open(self, letter: OutgoingUpdate, round_number: int, ready_at: float) -> None:
         """From now on others may propose; our work will be done at about `ready_at` (trio's clock)."""
         self._letter, self._round, self._ready_at = letter, round_number, ready_at
 
-    async def meet(self, ask: Callable[[], list[str]], patience_s: float, examine: Examine) -> Meeting | None:
+    async def meet(self, ask: Callable[[], list[str]], patience_s: float, examine: Examine) -> PairExchange | None:
         """Our letter is sealed: meet somebody, of those that `ask()` names. None if nobody could be met in time.
 
         `examine` decides whether the partner's message is taken: ProtocolViolation is a strike, RoundDiscarded none."""
@@ -105,7 +107,7 @@ class Matchmaker:
                 with trio.move_on_after(self._tempo.exchange_s(sum(map(coding.total, say.HALVES)))):
                     await meeting.fetched.wait()
 
-    async def _attend(self, meeting: Meeting, examine: Examine) -> bool:
+    async def _attend(self, meeting: PairExchange, examine: Examine) -> bool:
         await meeting.over.wait()
         if meeting.failure is not None:  # perhaps only now, of a partner that has sent all and then something else
             self._part(meeting, meeting.failure)
@@ -139,19 +141,19 @@ class Matchmaker:
 
     def _begin(self, terms: Terms) -> None:
         assert self._letter is not None
-        self._meeting = self._recent[terms.id] = Meeting(terms, self._letter, self._host, self._tempo)
+        self._meeting = self._recent[terms.id] = PairExchange(terms, self._letter, self._host, self._tempo)
         while len(self._recent) > KEPT:
             self._recent.popitem(last=False)
         self._host.watch([terms.partner])
         self._engaged.set()
         self._tasks.start_soon(self._hold, self._meeting)
 
-    async def _hold(self, meeting: Meeting) -> None:
+    async def _hold(self, meeting: PairExchange) -> None:
         await meeting.run()
         if meeting.failure is not None:
             self._part(meeting, meeting.failure)
 
-    def _part(self, meeting: Meeting, error: BarnraiseError) -> None:
+    def _part(self, meeting: PairExchange, error: BarnraiseError) -> None:
         """That meeting came to nothing: be free for another."""
         if self._meeting is not meeting:
             return  # closed, and nobody's fault
@@ -205,7 +207,7 @@ class Matchmaker:
         self._named(call.body.meeting, call.peer).left()
         return say.Nothing()
 
-    def _named(self, name: bytes, peer: str) -> Meeting:
+    def _named(self, name: bytes, peer: str) -> PairExchange:
         meeting = self._recent.get(name)
         if meeting is None or meeting.terms.partner != peer:
             raise RoundDiscarded("there is no such meeting here any more")

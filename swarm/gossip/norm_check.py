@@ -14,8 +14,8 @@ import trio
 
 from peer.errors import ProtocolViolation, RoundDiscarded
 from swarm.gossip.coding import Compared, PairCoding
-from swarm.gossip.exchange import Meeting
-from swarm.gossip.outgoing import Letter
+from swarm.gossip.exchange import PairExchange
+from swarm.gossip.outgoing import OutgoingUpdate
 
 BAND: Final = 3.0
 HISTORY: Final = 16
@@ -65,7 +65,7 @@ class Examiner:
         self.norms = Norms(steps)
         self.compared: Compared | None = None
         self._coding = coding
-        self._letter: Letter | None = None
+        self._letter: OutgoingUpdate | None = None
         self._steps = 0
         self._far: set[str] = set()
 
@@ -74,11 +74,11 @@ class Examiner:
         """Whether it is rather we who went astray."""
         return len(self._far) >= STRAYED_AT
 
-    def begin(self, letter: Letter, steps: int) -> None:
+    def begin(self, letter: OutgoingUpdate, steps: int) -> None:
         """A round in which we did `steps` steps ourselves."""
         self._letter, self._steps, self.compared = letter, steps, None
 
-    async def __call__(self, meeting: Meeting) -> None:
+    async def __call__(self, meeting: PairExchange) -> None:
         """Raises as `Norms.check`, or ProtocolViolation for what does not decode."""
         assert self._letter is not None and meeting.theirs is not None
         mine = await self._letter.message()

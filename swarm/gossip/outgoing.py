@@ -10,7 +10,7 @@ from swarm.gossip.coding import Message, Packed, PairCoding
 from swarm.gossip.messages import Half
 
 
-class Letter:
+class OutgoingUpdate:
     """One round's message of this peer. phi is coded when somebody first asks for it, delta when `seal` is called.
 
     `theta` must not change until the letter is closed. Coding runs in threads."""

@@ -25,9 +25,9 @@ from peer.checkpoint.store import CheckpointStore
 from peer.compute.train_loop import learning_rate
 from peer.model.layout import init_flat
 from peer.net.host import Host
-from peer.worker.client import Gang
+from peer.worker.client import WorkerGroup
 from swarm.gossip.coding import PairCoding
-from swarm.gossip.context import Corner, Rules, Trained
+from swarm.gossip.context import GossipContext, Rules, Trained
 from swarm.gossip.engine import Engine
 from swarm.gossip.messages import SLICE_BYTES_MAX
 from swarm.gossip.pairing import Seen
@@ -36,13 +36,13 @@ from swarm.membership.membership import MemberRecord, Membership, Own, describe
 from swarm.protocol.head import Head, Member
 from swarm.protocol.ledger import Range
 from swarm.protocol.plan import Assignment
-from swarm.protocol.timeouts import Tempo
+from swarm.protocol.timeouts import AdaptiveTimeouts
 from swarm.rounds.trainer import Order
 from swarm.rounds.worker_trainer import GangTrainer
 from swarm.run.gate import Gate
 from swarm.run.home import Home
 from swarm.run.manifest import Manifest
-from swarm.state.snapshots import SnapshotShelf
+from swarm.state.snapshots import SnapshotStore
 
 COMPUTE_S_MAX: Final = 3600.0
 CHECKPOINT_EVERY_S: Final = 10.0
@@ -59,7 +59,7 @@ class Premises:
     host: Host
     gate: Gate
     node: Node
-    gang: Gang
+    gang: WorkerGroup
 
 
 async def run_gossip(premises: Premises) -> None:
@@ -120,11 +120,11 @@ class _GossipParticipant:
         self._me = Member(host.peer_id, secrets.token_hex(8))
         self._trainer = GangTrainer(gang, "delta", host.events)
         self._trainer.adopt(replica.theta, None)
-        shelf = SnapshotShelf(replica.size_bytes, SLICE_BYTES_MAX)
+        shelf = SnapshotStore(replica.size_bytes, SLICE_BYTES_MAX)
         shelf.serve(host.rpc)
         worker = _Worker(self._me, self._trainer, manifest, gang.layout.numel)
-        tempo = Tempo(manifest.run.patience_s)
-        corner = Corner(self._me, host, worker, self, tempo, shelf, premises.home.state_part, host.events)
+        tempo = AdaptiveTimeouts(manifest.run.patience_s)
+        corner = GossipContext(self._me, host, worker, self, tempo, shelf, premises.home.state_part, host.events)
         coding = PairCoding(gang.layout.numel, get_codec(manifest.codec.up), get_codec(manifest.codec.down))
         self._engine = Engine(corner, _rules(manifest), replica, coding)
         self._membership = Membership(premises.node, host, manifest.run_id, self._describe, host.events)

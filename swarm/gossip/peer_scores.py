@@ -26,7 +26,7 @@ class _Record:
     strikes: deque[float] = field(default_factory=lambda: deque(maxlen=STRIKES))
 
 
-class Grudges:
+class PeerScores:
     """`clock` gives seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:

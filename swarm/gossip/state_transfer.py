@@ -17,7 +17,7 @@ import trio
 
 from peer.errors import BarnraiseError, NetworkError
 from peer.net.rpc import Call, Rpc
-from swarm.gossip.context import Corner, Rules
+from swarm.gossip.context import GossipContext, Rules
 from swarm.gossip.messages import PLACE, AskPlace, Place
 from swarm.gossip.pairing import APART_MAX, Seen, group_round
 from swarm.gossip.replica import Replica
@@ -54,7 +54,7 @@ async def find_donor(rpc: Rpc, others: Mapping[str, Seen], answer_s: float) -> t
 class Lending:
     """Of one peer; `publish` each round, `fetch` when it must."""
 
-    def __init__(self, corner: Corner, rules: Rules, replica: Replica) -> None:
+    def __init__(self, corner: GossipContext, rules: Rules, replica: Replica) -> None:
         self._corner, self._rules, self._replica = corner, rules, replica
         self._place = Place(-1, b"")
         corner.host.rpc.serve(PLACE, self._on_place)

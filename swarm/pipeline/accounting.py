@@ -18,7 +18,7 @@ Verdict = Literal["count", "through", "early", "stale"]
 _ENDLESS: Final = 1 << 62
 
 
-class Counting:
+class SampleAccounting:
     """Of one replica in one group, from `head` on. Spans are `micro_batch` samples long and aligned to that.
 
     `round_samples`: in a synchronous run, the size of a round's batch: the samples from the ledger's cursor on that

@@ -15,7 +15,7 @@ from peer.net.host import Host
 from swarm.pipeline.config import PipelineRules
 from swarm.pipeline.duplicate_checks import SEEN_S, who_has
 from swarm.pipeline.messages import Cause
-from swarm.pipeline.micro_batch import Errand, Returned, StageWork
+from swarm.pipeline.micro_batch import MicroBatchTask, Returned, StageWork
 from swarm.pipeline.sender import Undelivered
 from swarm.protocol.ledger import Range
 
@@ -112,7 +112,7 @@ class Origin:
         """Whether no other replica of stage 0 has counted it."""
         return await who_has(self._host, self._rules.groups[0], span, self._mates(), SEEN_S) is None
 
-    def _errand(self, span: Range, tokens: Tensor, again: bool, epoch: int | None) -> Errand:
+    def _errand(self, span: Range, tokens: Tensor, again: bool, epoch: int | None) -> MicroBatchTask:
         size = self._work.compute.size(len(tokens), tokens.shape[1] - 1)
         epoch = self._work.counting.epoch if epoch is None else epoch
-        return Errand(span=span, epoch=epoch, size=size, tokens=tokens, again=again)
+        return MicroBatchTask(span=span, epoch=epoch, size=size, tokens=tokens, again=again)

@@ -23,7 +23,7 @@ from swarm.pipeline.accounting import Verdict
 from swarm.pipeline.config import PipelineRules
 from swarm.pipeline.duplicate_checks import is_awaited
 from swarm.pipeline.messages import REASON_MAX, RETRIED_MAX, Cause, Pass, Passed
-from swarm.pipeline.micro_batch import Errand, Returned, StageWork
+from swarm.pipeline.micro_batch import MicroBatchTask, Returned, StageWork
 from swarm.pipeline.sender import Undelivered
 
 HOLD_SHARE: Final = 0.5  # of the caller's time: it must be able to hear "later" and come again
@@ -34,7 +34,7 @@ _NOTHING: Final = b""
 Answer = tuple[Passed, Buffer]
 
 
-class PassDesk:
+class ForwardHandler:
     """Serves PASS for the stage of `work`. `before()`: the replicas of the stage before it."""
 
     def __init__(self, host: Host, rules: PipelineRules, work: StageWork, before: Callable[[], Container[str]]) -> None:
@@ -78,7 +78,7 @@ class PassDesk:
             answer = await self._serve(call.peer, request, errand)
         return _elsewhere(begun=True) if scope.cancelled_caught else answer
 
-    async def _serve(self, peer: str, request: Pass, errand: Errand) -> Answer:
+    async def _serve(self, peer: str, request: Pass, errand: MicroBatchTask) -> Answer:
         not_now = await self._wait_for_epoch(peer, request, errand)
         if not_now is not None:
             return not_now
@@ -96,7 +96,7 @@ class PassDesk:
             return Passed("later", "worker", _said(error), WORKER_S, begun=True), _NOTHING
         return await self._answer(returned, errand)
 
-    async def _answer(self, returned: Returned | Undelivered, errand: Errand) -> Answer:
+    async def _answer(self, returned: Returned | Undelivered, errand: MicroBatchTask) -> Answer:
         if isinstance(returned, Undelivered):
             retried = min(max(0, returned.tries - 1), RETRIED_MAX)
             passed = Passed(returned.outcome, returned.cause, returned.reason, begun=returned.begun, retried=retried)
@@ -129,11 +129,11 @@ class PassDesk:
         if payload_bytes != wanted:
             raise ProtocolViolation(f"a micro-batch of {payload_bytes} bytes instead of {wanted}")
 
-    def _errand(self, peer: str, request: Pass, payload: memoryview) -> Errand:
+    def _errand(self, peer: str, request: Pass, payload: memoryview) -> MicroBatchTask:
         """Raises ProtocolViolation for token ids outside the vocabulary."""
         compute = self._work.compute
         size = compute.size(request.batch, request.length)
-        return Errand(
+        return MicroBatchTask(
             span=request.span,
             epoch=request.epoch,
             size=size,
@@ -150,7 +150,7 @@ class PassDesk:
             return True
         raise StageRefused(f"{peer} does not say that it still waits for this micro-batch: send it again", "cancelled")
 
-    async def _wait_for_epoch(self, peer: str, request: Pass, errand: Errand) -> Answer | None:
+    async def _wait_for_epoch(self, peer: str, request: Pass, errand: MicroBatchTask) -> Answer | None:
         """Hold a call that has come too early; None when its epoch is here."""
         counting, rules = self._work.counting, self._rules
         started = trio.current_time()

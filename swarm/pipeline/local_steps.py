@@ -18,7 +18,7 @@ import trio
 from peer.compute.train_loop import learning_rate
 from peer.errors import StageRefused
 from swarm.pipeline.config import STALENESS
-from swarm.pipeline.stage_trainer import WATCH_S, Adoption, StagePost, StageTrainer
+from swarm.pipeline.stage_trainer import WATCH_S, Adoption, StageTrainerContext, StageTrainer
 from swarm.protocol.ledger import Range, contains, count, union, without
 from swarm.rounds.trainer import Order, Work
 
@@ -28,7 +28,7 @@ GRACE_S: Final = 4.0  # for micro-batches under way, when the round is to be wra
 class LocalSteps(StageTrainer):
     """Implements `swarm.rounds.trainer.Trainer`. Event `inner_step` at every step."""
 
-    def __init__(self, post: StagePost) -> None:
+    def __init__(self, post: StageTrainerContext) -> None:
         super().__init__(post)
         self._pending: dict[int, tuple[int, float]] = {}  # counted and not in a step: first sample -> tokens, loss
         self._stepped: set[int] = set()  # in steps since the last commit

@@ -24,7 +24,7 @@ from peer import faults
 from peer.errors import StageRefused, WorkerError
 from peer.net.rpc import Reply
 from peer.worker.stage_client import MicroBatch, Slot
-from swarm.pipeline.accounting import Counting
+from swarm.pipeline.accounting import SampleAccounting
 from swarm.pipeline.duplicate_checks import Confirm
 from swarm.pipeline.messages import RETRIED_MAX, Pass, Passed
 from swarm.pipeline.sender import Sender, Undelivered
@@ -42,7 +42,7 @@ NOTHING: Final = memoryview(b"")
 
 
 @dataclass(eq=False)
-class Errand:
+class MicroBatchTask:
     """One micro-batch that is to go through, its group's affairs being settled.
 
     `tokens` (B, T + 1) int64; `coded`: its hidden state, None on the first stage; `counts`: it is to be counted here if
@@ -94,7 +94,7 @@ class StageWork:
         self,
         stage: int,
         compute: StageCompute,
-        counting: Counting,
+        counting: SampleAccounting,
         sender: Sender | None,
         stood_still_until: Callable[[], float],
     ) -> None:
@@ -109,7 +109,7 @@ class StageWork:
         self.answer_s = 0.0
         self._generation = compute.gang.generation
         self._stood_still_until = stood_still_until
-        self._under_way: dict[Range, list[Errand]] = {}
+        self._under_way: dict[Range, list[MicroBatchTask]] = {}
         self._backward_ended = trio.Event()
         self._backwards = 0  # that count, under way
         self._barred = False
@@ -143,7 +143,7 @@ class StageWork:
                 self.notice_loss()
         return self.counting.is_at(span) or self.counting.has(span)
 
-    async def run(self, errand: Errand) -> Returned | Undelivered:
+    async def run(self, errand: MicroBatchTask) -> Returned | Undelivered:
         """Raises StageRefused ("cancelled" where it is wanted no more) and WorkerError (nothing was counted, but later
         stages may have: see `Sender`), and ProtocolViolation where the hidden state does not decode."""
         errand.doubted |= self._stood_still_until() > errand.began - BACKLOG_S
@@ -151,7 +151,7 @@ class StageWork:
             return await self._run_once(errand)
 
     @contextmanager
-    def under_way(self, errand: Errand) -> Iterator[None]:
+    def under_way(self, errand: MicroBatchTask) -> Iterator[None]:
         """Who asks meanwhile who has it puts it in doubt; also from within another such block."""
         errands = self._under_way.setdefault(errand.span, [])
         if errand in errands:
@@ -165,7 +165,7 @@ class StageWork:
             if not errands:
                 del self._under_way[errand.span]
 
-    async def _run_once(self, errand: Errand) -> Returned | Undelivered:
+    async def _run_once(self, errand: MicroBatchTask) -> Returned | Undelivered:
         try:
             return await self._run(errand)
         except StageRefused as refused:
@@ -174,7 +174,7 @@ class StageWork:
         errand.counts = False  # another copy is under way here, and it is that one which counts
         return await self._run(errand)
 
-    async def _run(self, errand: Errand) -> Returned | Undelivered:
+    async def _run(self, errand: MicroBatchTask) -> Returned | Undelivered:
         self.notice_loss()
         self.begun += 1
         if faults.reach("pipeline_forward", self.begun) == "drop":
@@ -191,7 +191,7 @@ class StageWork:
             self._measured(trio.current_time() - started, errand.times)
         return returned
 
-    async def evaluate(self, errand: Errand) -> Returned | Undelivered:
+    async def evaluate(self, errand: MicroBatchTask) -> Returned | Undelivered:
         """Only forward, for the loss."""
         compute, size, times = self.compute, errand.size, errand.times
         of = compute.name(errand.span, errand.epoch, False)
@@ -206,7 +206,7 @@ class StageWork:
             return delivered
         return Returned(delivered.passed.loss, False, waited_s=delivered.passed.waited_s)
 
-    async def _turn(self, of: MicroBatch, errand: Errand) -> Returned:
+    async def _turn(self, of: MicroBatch, errand: MicroBatchTask) -> Returned:
         """The last stage: loss and gradient at once, in one slot."""
         compute, size, times = self.compute, errand.size, errand.times
         async with compute.forward_slot(times) as slot:
@@ -215,7 +215,7 @@ class StageWork:
             counted = await self._backward(slot, of, errand, loss)
             return Returned(loss, counted, await compute.gradient_out(slot, size, times))
 
-    async def _pass_on(self, of: MicroBatch, errand: Errand, sender: Sender) -> Returned | Undelivered:
+    async def _pass_on(self, of: MicroBatch, errand: MicroBatchTask, sender: Sender) -> Returned | Undelivered:
         compute, size, times = self.compute, errand.size, errand.times
         async with compute.forward_slot(times) as slot:
             await compute.take_in(slot, size, errand.tokens, errand.coded, times)
@@ -242,7 +242,7 @@ class StageWork:
         waited_s = min(passed.waited_s, downstream_s)
         return Returned(passed.loss, counted, gradient, downstream_s, waited_s, min(retried, RETRIED_MAX))
 
-    async def _backward(self, slot: Slot, of: MicroBatch, errand: Errand, loss: float) -> bool:
+    async def _backward(self, slot: Slot, of: MicroBatch, errand: MicroBatchTask, loss: float) -> bool:
         """Whether it was counted."""
         counting, span = self.counting, errand.span
         faults.reach("pipeline_backward", self.begun)
@@ -268,7 +268,7 @@ class StageWork:
                 ended.set()
         return counts
 
-    async def _is_wanted(self, errand: Errand) -> bool:
+    async def _is_wanted(self, errand: MicroBatchTask) -> bool:
         """Whether it is still to be counted. Nothing happens between a yes and what is done at once after it. Raises
         StageRefused ("cancelled")."""
         doubts = 0
@@ -283,7 +283,7 @@ class StageWork:
             errand.sure_at = asked
         return True
 
-    def _is_doubtful(self, errand: Errand) -> bool:
+    def _is_doubtful(self, errand: MicroBatchTask) -> bool:
         sure_s = min(SURE_S, SURE_SHARE * (errand.until - errand.began))
         late = trio.current_time() - errand.sure_at > sure_s and not math.isinf(errand.until)
         return errand.doubted or late or self._stood_still_until() > errand.sure_at
@@ -307,7 +307,7 @@ class StageWork:
                         self.notice_loss()
 
 
-def _request(errand: Errand, evaluate: bool = False) -> Pass:
+def _request(errand: MicroBatchTask, evaluate: bool = False) -> Pass:
     """The group is filled in by the sender."""
     return Pass("", errand.span, errand.epoch, *errand.size.at, errand.again, evaluate)
 

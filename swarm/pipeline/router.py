@@ -6,7 +6,8 @@ expected times, interleaved rather than in bursts. What differs from the paper's
 slow at once and is forgiven by probing, an answer that is overdue is held against a replica before its deadline, a
 published queue counts, and nobody starts with a flood.
 
-Pure: no clock, no I/O. The sender passes its own monotonic `now_s`. One `Wiring` for each next stage a sender feeds.
+Pure: no clock, no I/O. The sender passes its own monotonic `now_s`. One `ReplicaRouter` for each next stage a sender
+feeds.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ BOAST_MAX: Final = 4.0  # a replica that we have not measured counts as at most 
 
 
 @dataclass(frozen=True)
-class WiringConfig:
+class RouterConfig:
     """`smoothing`: weight of the newest measurement. `slow_down`: what a failure multiplies expected times by (each
     success halves it back). A failed replica gets one probe after `probe_s`, doubled at each further failure up to
     `probe_max_s`. `enter_s`: senders first try a new replica within so many seconds, spread at random. `overdue`: an
@@ -62,12 +63,12 @@ class _Replica:
     sent: dict[object, tuple[float, float]] = field(default_factory=dict)  # micro-batch -> (when, work)
 
 
-class Wiring:
+class ReplicaRouter:
     """Chooses among the replicas of one stage. Deterministic for a `seed` and a sequence of calls; senders should use
     different seeds, so that they do not walk in step."""
 
-    def __init__(self, seed: int, config: WiringConfig | None = None) -> None:
-        self.config = config or WiringConfig()
+    def __init__(self, seed: int, config: RouterConfig | None = None) -> None:
+        self.config = config or RouterConfig()
         self._random = Random(seed)
         self._replicas: dict[str, _Replica] = {}
         self._heap: list[tuple[float, float, str]] = []  # (virtual runtime, random tie-break, name); stale ones skipped

@@ -26,7 +26,7 @@ from peer.net.rpc_server import UNKNOWN_METHOD
 from swarm.pipeline.config import Load
 from swarm.pipeline.duplicate_checks import SEEN_S, Confirm, who_has
 from swarm.pipeline.messages import REASON_MAX, Cause, Pass, Passed, PassOutcome, PipelineCalls
-from swarm.pipeline.router import Wiring
+from swarm.pipeline.router import ReplicaRouter
 from swarm.protocol.ledger import Range
 
 SHARE: Final = 0.6  # of our caller's time, for one call
@@ -89,9 +89,15 @@ class Sender:
     """Sends micro-batches to the replicas of `group` (stage `stage`), as `replicas` lists them at any time."""
 
     def __init__(
-        self, host: Host, calls: PipelineCalls, group: str, stage: int, replicas: Replicas, wiring: Wiring | None = None
+        self,
+        host: Host,
+        calls: PipelineCalls,
+        group: str,
+        stage: int,
+        replicas: Replicas,
+        wiring: ReplicaRouter | None = None,
     ) -> None:
-        self.wiring: Final = wiring or Wiring(Random(host.peer_id).getrandbits(32))
+        self.wiring: Final = wiring or ReplicaRouter(Random(host.peer_id).getrandbits(32))
         self.stage: Final = stage
         self._host, self._calls, self._group, self._replicas = host, calls, group, replicas
         self._known: dict[str, Load] = {}

@@ -17,7 +17,7 @@ from peer.events import EventLog
 from swarm.pipeline.accounting import spans_of
 from swarm.pipeline.data_feed import TokenSource
 from swarm.pipeline.messages import SPANS_MAX
-from swarm.pipeline.stage_server import IssueResult, Station
+from swarm.pipeline.stage_server import IssueResult, StageServer
 from swarm.pipeline.window import Window
 from swarm.protocol.ledger import Range, union
 
@@ -37,11 +37,11 @@ class Totals:
     abandoned: int = 0
 
 
-class Issuer:
+class MicroBatchSource:
     """Issues through `station`; `tokens` says what is in a micro-batch. `on_result` is told of each that ended. Event
     `pipeline_refused`: the samples `first` to `last`, half-open, were given up as every replica refuses them."""
 
-    def __init__(self, station: Station, tokens: TokenSource, events: EventLog) -> None:
+    def __init__(self, station: StageServer, tokens: TokenSource, events: EventLog) -> None:
         self.station: Final = station
         self.totals: Final = Totals()
         self.on_result: Callable[[IssueResult], None] = lambda result: None

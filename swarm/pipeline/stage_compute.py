@@ -18,7 +18,7 @@ import trio
 from torch import Tensor
 
 from peer.errors import ProtocolViolation, StageRefused
-from peer.worker.stage_client import MicroBatch, MicroBatchDone, Slot, StageGang
+from peer.worker.stage_client import MicroBatch, MicroBatchDone, Slot, StageWorkerGroup
 from swarm.pipeline.activations import ActivationCode, new_payload, view_of
 from swarm.pipeline.config import PipelineRules
 from swarm.pipeline.messages import TOKEN_BYTES
@@ -62,7 +62,7 @@ class StageCompute:
     """Forward and backward of `gang`'s stage, for a station. Everything raises StageRefused and WorkerError as the gang
     does, and ProtocolViolation for payloads that do not decode."""
 
-    def __init__(self, gang: StageGang, rules: PipelineRules) -> None:
+    def __init__(self, gang: StageWorkerGroup, rules: PipelineRules) -> None:
         self.gang: Final = gang
         self._rules = rules
         self._code = ActivationCode(rules.activations)

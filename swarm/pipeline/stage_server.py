@@ -19,11 +19,11 @@ from peer.errors import ProtocolViolation
 from peer.events import EventLog
 from peer.net.host import Host
 from peer.net.method import Call
-from peer.worker.stage_client import StageGang
-from swarm.pipeline.accounting import Counting
+from peer.worker.stage_client import StageWorkerGroup
+from swarm.pipeline.accounting import SampleAccounting
 from swarm.pipeline.config import Load, PipelineRules
 from swarm.pipeline.first_stage import IssueResult, Origin
-from swarm.pipeline.handlers import PassDesk
+from swarm.pipeline.handlers import ForwardHandler
 from swarm.pipeline.messages import (
     AWAITED,
     COUNTED,
@@ -46,22 +46,22 @@ from swarm.protocol.head import Head
 from swarm.protocol.ledger import Range, count
 from swarm.protocol.messages import Done
 
-__all__ = ["IssueResult", "Station"]
+__all__ = ["IssueResult", "StageServer"]
 
 ReplicasOf = Callable[[int], Mapping[str, Load]]
 """The live replicas of a stage, by peer id, ourselves left out or not; read anew for each micro-batch."""
 
 
-class Station:
+class StageServer:
     """Stage `stage` of a run, on `gang`. `counting` is of this replica's group and moves only through the station."""
 
     def __init__(
         self,
         stage: int,
         rules: PipelineRules,
-        gang: StageGang,
+        gang: StageWorkerGroup,
         host: Host,
-        counting: Counting,
+        counting: SampleAccounting,
         replicas_of: ReplicasOf,
         events: EventLog,
     ) -> None:
@@ -77,7 +77,7 @@ class Station:
         compute = StageCompute(gang, rules)
         self._work = StageWork(stage, compute, counting, sender, lambda: host.stood_still_until)
         self._work.on_lost = self._lost
-        self._desk = PassDesk(host, rules, self._work, lambda: replicas_of(stage - 1))
+        self._desk = ForwardHandler(host, rules, self._work, lambda: replicas_of(stage - 1))
         self._origin = Origin(host, rules, self._work, self._mates) if stage == 0 else None
         self._calls = calls
         self.on_reissue: Callable[[tuple[Range, ...], int], None] = lambda spans, epoch: None
@@ -122,7 +122,7 @@ class Station:
 
     def moved(self, head: Head) -> tuple[Range, ...]:
         """The group has committed `head`; to be called just before the worker is told to import its weights. Returns
-        what we have counted since the capture that others have got merged (see `Counting.reset`)."""
+        what we have counted since the capture that others have got merged (see `SampleAccounting.reset`)."""
         self._work.notice_loss()
         conflicts = self.counting.reset(head)
         self._desk.moved()

@@ -22,13 +22,13 @@ import trio
 
 from peer.errors import BarnraiseError, StageRefused, WorkerError
 from peer.events import EventLog
-from peer.worker.stage_client import StageGang
-from swarm.pipeline.source import Issuer
-from swarm.pipeline.stage_server import Station
+from peer.worker.stage_client import StageWorkerGroup
+from swarm.pipeline.source import MicroBatchSource
+from swarm.pipeline.stage_server import StageServer
 from swarm.protocol.head import Head
 from swarm.protocol.ledger import Range, count, union, without
 from swarm.protocol.round_schedule import Pace
-from swarm.rounds.round_state import Changed
+from swarm.rounds.round_state import Notifier
 from swarm.rounds.trainer import Claims, Order, Work
 
 SPEED_MEMORY: Final = 0.7  # of the smoothed speed
@@ -60,17 +60,17 @@ class Adoption:
 
 
 @dataclass(frozen=True)
-class StagePost:
+class StageTrainerContext:
     """Where a stage is trained: its worker, its station, the run's pace; `issuer` on stage 0, and what is `held_out`
     there. `first_round()`: the round that the replicas of stage 0 say they have committed, None if nobody says; it
     tells the others that a round is over where no micro-batch will, at the end of the run, which has so many `rounds`
     (0: it never ends)."""
 
-    gang: StageGang
-    station: Station
+    gang: StageWorkerGroup
+    station: StageServer
     pace: Pace
     events: EventLog
-    issuer: Issuer | None = None
+    issuer: MicroBatchSource | None = None
     held_out: HeldOut | None = None
     first_round: Callable[[], int | None] = lambda: None
     rounds: int = 0
@@ -80,7 +80,7 @@ class StageTrainer(ABC):
     """Implements `swarm.rounds.trainer.Trainer`; `run` must be running. Its station must be open while a round
     trains."""
 
-    def __init__(self, post: StagePost) -> None:
+    def __init__(self, post: StageTrainerContext) -> None:
         self.speed = 0.0
         self.loss: float | None = None
         self.val_loss: float | None = None
@@ -92,7 +92,7 @@ class StageTrainer(ABC):
         self._adoption: Adoption | None = None
         self._generation = -1  # of the worker that has the weights of `head`
         self._lock = trio.Lock()  # one change of the worker's weights at a time
-        self._changed = Changed()
+        self._changed = Notifier()
         self._hurried = False
         self._worked_on: int | None = None  # round of the head after which something was issued last
         self._validates_from = -math.inf

@@ -20,8 +20,8 @@ from peer.net.host import Host
 from peer.net.rpc_server import BUSY
 from swarm.pipeline.config import PipelineRules
 from swarm.pipeline.messages import COUNTED, REISSUE, SPANS_MAX, AskCounted, Reissue
-from swarm.pipeline.stage_server import Station
-from swarm.pipeline.stage_trainer import Adoption, StagePost, StageTrainer
+from swarm.pipeline.stage_server import StageServer
+from swarm.pipeline.stage_trainer import Adoption, StageTrainerContext, StageTrainer
 from swarm.protocol.head import Head
 from swarm.protocol.ledger import Range, contains, count, union
 from swarm.protocol.round_schedule import Pace
@@ -34,7 +34,7 @@ STALL_FIRST_S: Final = 10.0  # the same while it is not known how long a micro-b
 STALL_ANSWERS: Final = 4.0
 
 
-class Overseer:
+class BatchTracker:
     """Sees to it that a round's batch is counted. `issuers()`: the live replicas of stage 0; `issue_here` issues at
     this peer, if it is one."""
 
@@ -53,7 +53,7 @@ class Overseer:
         self._turn = 0
         self._seen = -1  # the round that was gathered for last, whatever term that was in
 
-    async def gather(self, head: Head, members: Sequence[str], station: Station, resumed: bool = False) -> Claims:
+    async def gather(self, head: Head, members: Sequence[str], station: StageServer, resumed: bool = False) -> Claims:
         """Until the members, of whom we with our `station` are one, have counted the whole batch of the round after
         `head`: also where only the next plan can merge it, for it leaves out somebody who has counted a part. Returns
         what each says it has. `resumed`: others had begun with that round, and are gone."""
@@ -102,7 +102,7 @@ class Overseer:
             for peer in members:
                 nursery.start_soon(poll, peer)
 
-    async def _issuing(self, head: Head, issuers: Sequence[str], station: Station) -> set[int]:
+    async def _issuing(self, head: Head, issuers: Sequence[str], station: StageServer) -> set[int]:
         """What replicas of stage 0 are at: it will come, or hangs like all else, and another copy would be counted
         twice."""
         batch = self._pace.batch(head)
@@ -132,7 +132,7 @@ class Overseer:
             firsts.update(range(begin + -begin % size, min(last, batch[1]) - size + 1, size))
         return firsts
 
-    async def _reissue(self, head: Head, firsts: set[int], station: Station, reason: str) -> None:
+    async def _reissue(self, head: Head, firsts: set[int], station: StageServer, reason: str) -> None:
         """By the live replicas of stage 0, in turn."""
         if not firsts:
             return
@@ -163,7 +163,7 @@ class Synchronous(StageTrainer):
     """Implements `swarm.rounds.trainer.Trainer`. A round has no deadline of its own: a part of the batch is of no
     use."""
 
-    def __init__(self, post: StagePost, overseer: Overseer) -> None:
+    def __init__(self, post: StageTrainerContext, overseer: BatchTracker) -> None:
         super().__init__(post)
         self._overseer = overseer
         self._losses: dict[int, tuple[int, float]] = {}  # of what was counted: first sample -> tokens, loss

@@ -15,7 +15,7 @@ BACK_OFF_S: Final = 5.0  # doubled with every further round missed
 BACK_OFF_MAX_S: Final = 600.0
 
 
-class Knockers:
+class JoinRequests:
     """Bounded, whoever knocks. A peer that was given work and did not get as far as the commit costs the others a wait;
     the first time may be an accident, from the second in a row on it is planned for less and less often. It is never
     shut out: laptops sleep."""

@@ -110,7 +110,7 @@ class AskHead(msgspec.Struct, frozen=True):
     group: Name = ""
 
 
-class Standing(msgspec.Struct, frozen=True):
+class HeadReport(msgspec.Struct, frozen=True):
     """Where a peer stands. `signed` is the authority's signature of `head`, if that head began a term."""
 
     head: Head
@@ -161,10 +161,10 @@ VOTE: Final = Method("round.vote", Vote, VoteSeen)
 CONTRIBUTION: Final = Method("exchange.contribution", SliceOf, Done, request_payload_max=SLICE_BYTES_MAX)
 RESULT: Final = Method("exchange.result", SliceOf, Done, request_payload_max=SLICE_BYTES_MAX)
 FETCH_RESULT: Final = Method("exchange.fetch", SliceOf, Done, reply_payload_max=SLICE_BYTES_MAX)
-STANDING: Final = Method("run.standing", AskHead, Standing)
-KNOCK: Final = Method("run.knock", Knock, Standing)
-REGROUP: Final = Method("run.regroup", Regroup, Standing)
-NEED_REGROUP: Final = Method("authority.need_regroup", AskHead, Standing)
+STANDING: Final = Method("run.standing", AskHead, HeadReport)
+KNOCK: Final = Method("run.knock", Knock, HeadReport)
+REGROUP: Final = Method("run.regroup", Regroup, HeadReport)
+NEED_REGROUP: Final = Method("authority.need_regroup", AskHead, HeadReport)
 BELIEVED: Final = Method("authority.believed", AskBelieved, Believed)
 
 REGROUP_KIND: Final = "regroup"

@@ -18,14 +18,14 @@ from peer.errors import BarnraiseError, DialError, ProtocolViolation
 from peer.identity import Signed, open_body
 from peer.net.rpc import Rpc
 from swarm.protocol.head import Head, Member
-from swarm.protocol.messages import REGROUP_KIND, STANDING, AskHead, Standing
+from swarm.protocol.messages import REGROUP_KIND, STANDING, AskHead, HeadReport
 
 POLL_S: Final = 4.0
 ASKED_MAX: Final = 64  # besides the members of a head, whom nobody else may crowd out
 
 
 @dataclass(frozen=True)
-class Sighting:
+class HeadCandidate:
     """A head that counts, the peers that stand at it or at the next one (these hold its state too), and the authority's
     signature of its term (None in term 0)."""
 
@@ -51,15 +51,15 @@ def open_regroup(signed: Signed, authority: str, run_id: str) -> Head:
 
 
 def weigh(
-    standings: Iterable[tuple[str, Standing]],
+    standings: Iterable[tuple[str, HeadReport]],
     authority: str,
     genesis: Head,
     view: Viewpoint | None = None,
     unheard: int = 0,
-) -> list[Sighting]:
+) -> list[HeadCandidate]:
     """The heads that count, best first. `standings`: what each peer said, by authenticated peer id; `unheard`: how many
     may still answer."""
-    seen: dict[bytes, Standing] = {}
+    seen: dict[bytes, HeadReport] = {}
     there: dict[bytes, set[Member]] = {}
     witnesses: dict[bytes, set[Member]] = {}  # who is there, or has gone on from there to the next
     starts: dict[bytes, Head] = {}
@@ -87,18 +87,18 @@ def weigh(
         counting = [name for name, s in seen.items() if name in signed or backers[name] >= s.head.quorum]
         believed = [n for n in counting if not unheard or n in signed or 2 * backers[n] > len(voices) + unheard]
         believed.sort(key=lambda n: _weight(seen[n].head, there[n], known), reverse=True)
-    return [Sighting(seen[n].head, tuple(sorted(m.peer for m in witnesses[n])), seen[n].regroup) for n in believed]
+    return [HeadCandidate(seen[n].head, tuple(sorted(m.peer for m in witnesses[n])), seen[n].regroup) for n in believed]
 
 
-def majority_speaks(standings: Iterable[tuple[str, Standing]], authority: str, genesis: Head, head: Head) -> bool:
+def majority_speaks(standings: Iterable[tuple[str, HeadReport]], authority: str, genesis: Head, head: Head) -> bool:
     """Whether `weigh` goes where the group of `head` went, for who looks from there without a vote; else by numbers."""
     voices = {peer for peer, _, _ in _valid(standings, authority, genesis)}
     return len(voices & {member.peer for member in head.members}) >= head.quorum
 
 
 def _valid(
-    standings: Iterable[tuple[str, Standing]], authority: str, genesis: Head
-) -> Iterator[tuple[str, Standing, Head | None]]:
+    standings: Iterable[tuple[str, HeadReport]], authority: str, genesis: Head
+) -> Iterator[tuple[str, HeadReport, Head | None]]:
     """What is said of this run by whom it is about, with the start of its term."""
     for peer, standing in standings:
         head = standing.head
@@ -114,7 +114,7 @@ def _weight(head: Head, there: set[Member], known: set[str]) -> tuple[int, int, 
     return head.term, sum(m.peer in known for m in there), sum(head.has(m) for m in there), head.round
 
 
-def _start_of_term(standing: Standing, authority: str) -> Head | None:
+def _start_of_term(standing: HeadReport, authority: str) -> Head | None:
     """The head with which the authority began the term of that standing, if it did."""
     if standing.regroup is None:
         return None
@@ -130,14 +130,14 @@ async def ask_standings(
     peers: Iterable[str],
     timeout_s: float = POLL_S,
     group: str = "",
-    enough: Callable[[list[tuple[str, Standing]], int], bool] = lambda answers, unheard: False,
+    enough: Callable[[list[tuple[str, HeadReport]], int], bool] = lambda answers, unheard: False,
     most: int = ASKED_MAX,
     gone: set[str] | None = None,
-) -> list[tuple[str, Standing]]:
+) -> list[tuple[str, HeadReport]]:
     """Ask peers, the first `most` of them, where they stand in `group` (see `AskHead`), all at once; those who do not
     answer in time, or before it is `enough` (called with the answers and the number of those still asked), or are in
     another group, are left out. Whose machine says that nobody listens there any more is put into `gone`."""
-    answers: list[tuple[str, Standing]] = []
+    answers: list[tuple[str, HeadReport]] = []
     asked = list(dict.fromkeys(peers))[:most]
     unheard = len(asked)
 

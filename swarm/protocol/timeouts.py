@@ -11,7 +11,7 @@ SLOWEST_LINK_BYTES_PER_S: Final = 250_000.0  # assumed until an exchange was mea
 HISTORY: Final = 16
 
 
-class Tempo:
+class AdaptiveTimeouts:
     """How long to wait for what. `patience_s` > 0 is a floor under every deadline."""
 
     def __init__(self, patience_s: float = 0.0) -> None:

@@ -14,8 +14,8 @@ from peer.net.rpc_server import BUSY
 from swarm.protocol.head import Member
 from swarm.protocol.messages import WORK, Work
 from swarm.protocol.plan import Contribution, WorkPlan, open_contribution
-from swarm.rounds.context import Post
-from swarm.rounds.round_state import Height
+from swarm.rounds.context import RoundContext
+from swarm.rounds.round_state import RoundState
 from swarm.rounds.trainer import Claims
 
 WRAP_UP_FACTOR: Final = 1.5  # times the median compute time, then the slow are asked for what they have
@@ -35,15 +35,15 @@ class HandedIn(NamedTuple):
     body: Contribution
 
 
-class Harvest:
+class ContributionCollector:
     """Of one attempt: the contributions of those `assigned`. `hurry` asks all of them for what they have. `claims`:
     what each said it has once all was gathered; those `doubted` are not asked. `knocking()`: peers outside
     the group. Who missed a commit is one, and counts its part of the batch all the same."""
 
     def __init__(
         self,
-        post: Post,
-        height: Height,
+        post: RoundContext,
+        height: RoundState,
         slices: int,
         assigned: Sequence[Member],
         hurry: Callable[[], Awaitable[None]],

@@ -15,25 +15,25 @@ from peer.errors import BarnraiseError, ProtocolViolation, RoundDiscarded
 from peer.identity import Signed, open_body
 from swarm.protocol.messages import HAND_IN, HandIn
 from swarm.protocol.plan import CONTRIBUTION_KIND, Contribution, WorkPlan, check_plan
-from swarm.rounds.context import Post
+from swarm.rounds.context import RoundContext
 from swarm.rounds.contribution import Contributor
-from swarm.rounds.leader_timeout import Patience
-from swarm.rounds.round_state import Height
+from swarm.rounds.leader_timeout import ElectionTimeout
+from swarm.rounds.round_state import RoundState
 
 HAND_IN_RETRY_S: Final = 1.0
 
 
-class Stint:
+class ComputePhase:
     """Whoever calls has checked that the orders are the leader's. `spawn` runs a task that ends with the round."""
 
     def __init__(
         self,
-        post: Post,
-        height: Height,
+        post: RoundContext,
+        height: RoundState,
         turn: Turn,
         coding: Coding,
         contributor: Contributor,
-        patience: Patience,
+        patience: ElectionTimeout,
         spawn: Callable[..., Any],
     ) -> None:
         self._post, self._height = post, height

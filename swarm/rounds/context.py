@@ -9,14 +9,14 @@ from peer.identity import Identity
 from peer.net.host import Host
 from swarm.protocol.head import Member
 from swarm.protocol.round_schedule import Pace
-from swarm.protocol.timeouts import Tempo
+from swarm.protocol.timeouts import AdaptiveTimeouts
 from swarm.rounds.trainer import Trainer
 from swarm.state.outer_state import OuterState
-from swarm.state.snapshots import SnapshotShelf
+from swarm.state.snapshots import SnapshotStore
 
 
 @dataclass(frozen=True)
-class Post:
+class RoundContext:
     """Where a peer takes part in rounds from: who it is, its network, its state, what it lends to joiners, its
     trainer."""
 
@@ -24,8 +24,8 @@ class Post:
     identity: Identity
     host: Host
     state: OuterState
-    shelf: SnapshotShelf
+    shelf: SnapshotStore
     trainer: Trainer
     pace: Pace
-    tempo: Tempo
+    tempo: AdaptiveTimeouts
     events: EventLog

@@ -16,7 +16,7 @@ from peer.errors import BarnraiseError, WorkerError
 from peer.identity import Signed, sign_body
 from peer.net.wire import allocate
 from swarm.protocol.plan import CONTRIBUTION_KIND, Contribution, WorkPlan
-from swarm.rounds.context import Post
+from swarm.rounds.context import RoundContext
 from swarm.rounds.exchange import as_bytes
 from swarm.rounds.trainer import Order, Work
 
@@ -39,7 +39,7 @@ class Contributor:
     true: what was in a message that was not merged is in the next one. In a pipeline the trainer sees to that, or to
     its being counted elsewhere: there the method forgets the message."""
 
-    def __init__(self, post: Post) -> None:
+    def __init__(self, post: RoundContext) -> None:
         self._post = post
         self._returned: deque[Message] = deque()
 

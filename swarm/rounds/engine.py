@@ -19,13 +19,13 @@ from peer.net.rpc_server import BUSY
 from swarm.protocol import messages as say
 from swarm.protocol.head import TRIES_PER_LEADER, Head, Member
 from swarm.protocol.ledger import Range
-from swarm.protocol.quorum import ASKED_MAX, Sighting, Viewpoint, ask_standings, weigh
-from swarm.rounds.context import Post
+from swarm.protocol.quorum import ASKED_MAX, HeadCandidate, Viewpoint, ask_standings, weigh
+from swarm.rounds.context import RoundContext
 from swarm.rounds.contribution import Contributor
-from swarm.rounds.handlers import Desk, Here, RunFacts
+from swarm.rounds.handlers import RoundHandlers, EngineState, RunLimits
 from swarm.rounds.leader import Leader, NoMajority
 from swarm.rounds.round import Nurseries, Round
-from swarm.rounds.round_state import Height
+from swarm.rounds.round_state import RoundState
 
 KNOCK_EVERY_S: Final = 1.0
 SEE_OFF_EVERY_S: Final = 0.2  # whoever has seen all others at the run's end is gone within a second
@@ -41,7 +41,7 @@ class Keeper(Protocol):
     async def committed(self, head: Head, results: list[memoryview]) -> None:
         """The state of `head` is now current; `results` are the encoded merged slices that led to it."""
 
-    async def fetch(self, sighting: Sighting, mine: Head) -> None:
+    async def fetch(self, sighting: HeadCandidate, mine: Head) -> None:
         """Bring the outer state to that of `sighting.head`. `NetworkError` if no donor could deliver it."""
 
     def known_peers(self) -> Iterable[str]:
@@ -51,22 +51,22 @@ class Keeper(Protocol):
 class Engine:
     """`run()` takes part until the run's number of rounds is committed."""
 
-    def __init__(self, post: Post, run: RunFacts, head: Head, regroup: Signed | None, keeper: Keeper) -> None:
-        self._here = here = Here(head, regroup)
+    def __init__(self, post: RoundContext, run: RunLimits, head: Head, regroup: Signed | None, keeper: Keeper) -> None:
+        self._here = here = EngineState(head, regroup)
         self._post = post
         self._keeper = keeper
         self._run = run
         self._contributor = Contributor(post)
         self.counted: tuple[tuple[Range, ...], ...] = ()
         """In a pipeline: the samples of each contribution that the last commit has merged."""
-        Desk(post, run, here).open()
+        RoundHandlers(post, run, here).open()
 
     async def run(self) -> None:
-        height: Height | None = None
+        height: RoundState | None = None
         async with trio.open_nursery() as lingering:
             while not self._run.rounds or self.head.round < self._run.rounds:
-                height = Height(self.head, self._post.me, height)
-                better: list[Sighting] = []
+                height = RoundState(self.head, self._post.me, height)
+                better: list[HeadCandidate] = []
                 coding = await self._coding()
                 async with trio.open_nursery() as tasks:
                     nurseries = Nurseries(tasks, lingering)
@@ -124,9 +124,9 @@ class Engine:
 
     # -- one head ----------------------------------------------------------------------------------------------------
 
-    async def _live(self, round_: Round) -> list[Sighting]:
+    async def _live(self, round_: Round) -> list[HeadCandidate]:
         """Returns when the round is decided (empty), or with a better head that was found elsewhere."""
-        better: list[Sighting] = []
+        better: list[HeadCandidate] = []
         part = self._lead_or_follow if round_.height.head.has(self._post.me) else self._knock
 
         async def take_part() -> None:
@@ -169,7 +169,7 @@ class Engine:
                 if height.acceptor.promised <= attempt:
                     floor = (attempt // TRIES_PER_LEADER + 1) * TRIES_PER_LEADER
 
-    async def _follow(self, height: Height, attempt: int) -> None:
+    async def _follow(self, height: RoundState, attempt: int) -> None:
         """Wait while the leader of `attempt` makes progress."""
         leader = height.head.leader(attempt).peer
         if height.awaits != leader:  # else it has its time: it may have been quicker than we are
@@ -183,7 +183,7 @@ class Engine:
                 await height.changed.until(lambda: height.decided is not None, 0.25)
             nursery.cancel_scope.cancel()
 
-    async def _see_whether_it_left(self, height: Height, leader: str) -> None:
+    async def _see_whether_it_left(self, height: RoundState, leader: str) -> None:
         """A leader that moves to another stage is alive, and leads no more: then its time is over."""
         ask = say.AskHead(height.head.run_id)
         while True:
@@ -218,7 +218,7 @@ class Engine:
         if reply.body.head.height > height:  # the authority's is that of the last regroup: older than ours, as a rule
             self._here.look.set()
 
-    async def _look_around(self, round_: Round) -> Sighting:
+    async def _look_around(self, round_: Round) -> HeadCandidate:
         """Look where the run stands when somebody seems to be further on, and now and then anyway; returns what is.
 
         Vain looks that others make us take come ever more slowly; a quiet while ends that, so that a joiner sees the
@@ -238,17 +238,17 @@ class Engine:
             await trio.sleep(pause_s)
             pause_s = min(2 * pause_s, LOOK_AROUND_S / 2)
 
-    async def best_sighting(self) -> Sighting | None:
+    async def best_sighting(self) -> HeadCandidate | None:
         """The head that counts most among all the peers we know of."""
         me = self._post.me.peer
         peers = [m.peer for m in self.head.members] + [self._run.authority] + list(self._keeper.known_peers())
         suspects = self._post.host.suspects
         mine, view = (me, self._here.standing(self._post.me)), Viewpoint(self._post.me, self.head)
 
-        def weighed(standings: list[tuple[str, say.Standing]], unheard: int = 0) -> list[Sighting]:
+        def weighed(standings: list[tuple[str, say.HeadReport]], unheard: int = 0) -> list[HeadCandidate]:
             return weigh([*standings, mine], self._run.authority, self._run.genesis, view, unheard)
 
-        def enough(standings: list[tuple[str, say.Standing]], unheard: int) -> bool:
+        def enough(standings: list[tuple[str, say.HeadReport]], unheard: int) -> bool:
             """A majority further on is worth following at once; whoever is frozen would hold up the answer. What only
             the authority of a pipeline's small groups remembers is often long past, and nobody has its state any more.
             """
@@ -291,7 +291,7 @@ class Engine:
         results = [exchange.results[i] for i in sorted(exchange.results)]
         await self._keeper.committed(head, results)
 
-    async def _catch_up(self, height: Height, sighting: Sighting) -> None:
+    async def _catch_up(self, height: RoundState, sighting: HeadCandidate) -> None:
         """Move to a head that others committed: by our own sealed result, by a change of term, or by fetching. If that
         fails we stay where we are, unless the state has moved on part of the way."""
         self._here.phase = "catching up"

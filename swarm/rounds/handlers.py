@@ -1,6 +1,7 @@
 """What a peer answers others about rounds: each call goes to the round it is about, if that is ours.
 
-A call that names a head we do not have makes us look where the run stands (`Here.look`); it never makes us go there.
+A call that names a head we do not have makes us look where the run stands (`EngineState.look`); it never makes us go
+there.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from peer.net.method import Call
 from peer.net.wire import Buffer
 from swarm.protocol import messages as say
 from swarm.protocol.head import Hash, Head, Member
-from swarm.protocol.join_requests import Knockers
-from swarm.protocol.quorum import Sighting
-from swarm.rounds.context import Post
+from swarm.protocol.join_requests import JoinRequests
+from swarm.protocol.quorum import HeadCandidate
+from swarm.rounds.context import RoundContext
 from swarm.rounds.round import Round
-from swarm.rounds.round_state import Changed
+from swarm.rounds.round_state import Notifier
 
 KNOCK_BEHIND_MAX: Final = 2  # rounds: who is that near catches up by replay while its promise is waited for
 ADDRESSES_MAX: Final = 1024  # learnt from one message
@@ -35,7 +36,7 @@ class _About(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class RunFacts:
+class RunLimits:
     """What an engine must know of the run: its genesis, who signs regroups, after how many rounds it ends (0: never),
     how many peers may take part."""
 
@@ -46,7 +47,7 @@ class RunFacts:
 
 
 @dataclass
-class Here:
+class EngineState:
     """Where this peer stands: `head`, the authority's signature of its term (`regroup`), what it is doing (`phase`),
     and the round after the head, once it takes part in it. `moved`: to another head; `look` is set when somebody seems
     to be further on; `offer`: a regroup that was pushed to us."""
@@ -55,19 +56,19 @@ class Here:
     regroup: Signed | None
     phase: str = "joining"
     round: Round | None = None
-    knockers: Knockers = field(default_factory=Knockers)
-    moved: Changed = field(default_factory=Changed)
+    knockers: JoinRequests = field(default_factory=JoinRequests)
+    moved: Notifier = field(default_factory=Notifier)
     look: trio.Event = field(default_factory=trio.Event)
-    offer: Sighting | None = None
+    offer: HeadCandidate | None = None
 
-    def standing(self, me: Member) -> say.Standing:
-        return say.Standing(self.head, me, self.phase, self.regroup)
+    def standing(self, me: Member) -> say.HeadReport:
+        return say.HeadReport(self.head, me, self.phase, self.regroup)
 
 
-class Desk:
+class RoundHandlers:
     """Serves `swarm.protocol.messages`, but for the authority's own."""
 
-    def __init__(self, post: Post, run: RunFacts, here: Here) -> None:
+    def __init__(self, post: RoundContext, run: RunLimits, here: EngineState) -> None:
         self._post, self._run, self._here = post, run, here
 
     def _learn(self, addresses: Mapping[str, tuple[str, ...]]) -> None:
@@ -174,12 +175,12 @@ class Desk:
             raise RoundDiscarded("that result is not here")
         return say.Done(), exchange.results[call.body.index]
 
-    async def _on_standing(self, call: Call[say.AskHead]) -> say.Standing:
+    async def _on_standing(self, call: Call[say.AskHead]) -> say.HeadReport:
         if call.body.group:
             self._check_group(call.body.group)
         return self._here.standing(self._post.me)
 
-    async def _on_knock(self, call: Call[say.Knock]) -> say.Standing:
+    async def _on_knock(self, call: Call[say.Knock]) -> say.HeadReport:
         knock = call.body
         if knock.group:
             self._check_group(knock.group)
@@ -191,12 +192,12 @@ class Desk:
             self._here.knockers.knock(knock.member)
         return self._here.standing(self._post.me)
 
-    async def _on_regroup(self, call: Call[say.Regroup]) -> say.Standing:
+    async def _on_regroup(self, call: Call[say.Regroup]) -> say.HeadReport:
         """The authority (or whoever passes its signature on) begins a new term."""
         head = open_body(call.body.signed, say.REGROUP_KIND, Head, signer=self._run.authority)
         self._check_group(head.run_id)
         if head.height > self._here.head.height:
             self._learn(call.body.addresses)
-            self._here.offer = Sighting(head, (call.peer,), call.body.signed)
+            self._here.offer = HeadCandidate(head, (call.peer,), call.body.signed)
             self._here.look.set()
         return self._here.standing(self._post.me)

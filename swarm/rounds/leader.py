@@ -25,7 +25,7 @@ from swarm.protocol.messages import EXCHANGE, FINISH, PREPARE, WORK, Exchange, F
 from swarm.protocol.overlaps import all_counted, merged_of
 from swarm.protocol.paxos import Accepted, value_to_finish
 from swarm.protocol.plan import PLAN_KIND, Roster, WorkPlan, check_plan, make_plan, share_slices, whose_fit
-from swarm.rounds.collect import AttemptFailed, HandedIn, Harvest
+from swarm.rounds.collect import AttemptFailed, HandedIn, ContributionCollector
 from swarm.rounds.round import Round
 from swarm.rounds.trainer import Claims
 
@@ -188,7 +188,9 @@ class Leader:
 
         assigned = [a.member for a in plan.assignments if a.member in promises.granted]
         doubted = [peer for peer, times in self._broken_words.items() if times >= BROKEN_WORDS]
-        harvest = Harvest(self._post, height, self._round.coding.count, assigned, hurry, doubted, self._knockers)
+        harvest = ContributionCollector(
+            self._post, height, self._round.coding.count, assigned, hurry, doubted, self._knockers
+        )
         gathering = trio.CancelScope()
         self._round.spawn(harvest.gather, gathering)
         try:

@@ -7,8 +7,8 @@ from typing import Final
 import trio
 
 from swarm.protocol.plan import ROUND_TIME_SLACK, WorkPlan
-from swarm.rounds.context import Post
-from swarm.rounds.round_state import Height
+from swarm.rounds.context import RoundContext
+from swarm.rounds.round_state import RoundState
 
 STAGES_PER_LEADER: Final = 5  # promises, and plan and exchange twice: then the next one takes over, it may be the fault
 LAST_ONES_S: Final = 20.0  # those who are slow are asked for what they have, encode it and hand it in
@@ -17,7 +17,7 @@ FIRST_BATCH_S: Final = 300.0  # a synchronous pipeline's, while nothing is measu
 DOUBLINGS_MAX: Final = 10
 
 
-class Patience:
+class ElectionTimeout:
     """A leader is given time for each stage of its attempt once, and for few stages, so that repeating itself buys it
     nothing.
 
@@ -27,7 +27,7 @@ class Patience:
     a restart that it was a member, never leads: it has had its turn once it is given up.
     """
 
-    def __init__(self, post: Post, height: Height) -> None:
+    def __init__(self, post: RoundContext, height: RoundState) -> None:
         self._post = post
         self._height = height
         self._given: set[tuple[str, object]] = set()

@@ -21,12 +21,12 @@ import trio
 from optim.algorithms.outer_step import DilocoOuter
 from optim.config import Eager, OuterConfig, Streaming
 from optim.strategies.eager import EagerOffset
-from optim.strategies.interface import Recipe
+from optim.strategies.interface import OuterStrategy
 from peer.errors import WorkerError
 from peer.events import EventLog
-from peer.ipc.inner_orders import InnerOrders, Span
+from peer.ipc.inner_orders import InnerRunOptions, Span
 from peer.ipc.messages import InnerResult
-from peer.worker.client import Gang
+from peer.worker.client import WorkerGroup
 from swarm.protocol.head import Head
 from swarm.protocol.ledger import Range, tail_of
 from swarm.rounds.trainer import Order, Work
@@ -38,11 +38,11 @@ class Taking(Protocol):
 
     at_least: int
 
-    def begin(self, fresh: bool) -> InnerOrders:
+    def begin(self, fresh: bool) -> InnerRunOptions:
         """What the next steps begin from. `fresh`: the state was replaced."""
         ...
 
-    def captured(self, delta: torch.Tensor, peers: int) -> InnerOrders:
+    def captured(self, delta: torch.Tensor, peers: int) -> InnerRunOptions:
         """My delta is on its way, to be merged with those of `peers`; returns what the tail begins from."""
         ...
 
@@ -57,7 +57,7 @@ class _Tail:
 
     ranges: tuple[Range, ...]
     first_step: int
-    orders: InnerOrders
+    orders: InnerRunOptions
     result: InnerResult = NOTHING
     begun: trio.Event = field(default_factory=trio.Event)
     done: trio.Event = field(default_factory=trio.Event)
@@ -66,7 +66,7 @@ class _Tail:
 class OverlapTrainer(GangTrainer):
     """Implements `swarm.rounds.trainer.Trainer`; `run` must be running."""
 
-    def __init__(self, gang: Gang, taking: Taking, events: EventLog) -> None:
+    def __init__(self, gang: WorkerGroup, taking: Taking, events: EventLog) -> None:
         super().__init__(gang, "delta", events)
         self._taking = taking
         self._fresh = True
@@ -129,7 +129,7 @@ class OverlapTrainer(GangTrainer):
         self._taking.adopt(theta, changed)
 
     async def _inner(
-        self, ranges: Sequence[Range], first_step: int, deadline_s: float, steps: int | None, orders: InnerOrders
+        self, ranges: Sequence[Range], first_step: int, deadline_s: float, steps: int | None, orders: InnerRunOptions
     ) -> InnerResult:
         result = await self._gang.inner_steps(list(ranges), first_step, deadline_s, steps, orders=orders)
         self._note(result)
@@ -156,20 +156,20 @@ class TakesFragments:
     """Streaming DiLoCo (arXiv 2501.18512): a fragment that moved is mixed in, local <- mix * local + (1 - mix) * outer,
     `tau` steps after its delta was captured, or when it has arrived."""
 
-    def __init__(self, gang: Gang, tau: int, mix: float) -> None:
+    def __init__(self, gang: WorkerGroup, tau: int, mix: float) -> None:
         self.at_least = tau
         self._gang = gang
         self._mix = mix
         self._changed: tuple[Span, ...] = ()
 
-    def begin(self, fresh: bool) -> InnerOrders:
+    def begin(self, fresh: bool) -> InnerRunOptions:
         changed, self._changed = self._changed, ()
         if fresh:
-            return InnerOrders(begin="outer")
-        return InnerOrders(begin="local", mix=changed, alpha=self._mix)
+            return InnerRunOptions(begin="outer")
+        return InnerRunOptions(begin="local", mix=changed, alpha=self._mix)
 
-    def captured(self, delta: torch.Tensor, peers: int) -> InnerOrders:
-        return InnerOrders(begin="local", capture=())
+    def captured(self, delta: torch.Tensor, peers: int) -> InnerRunOptions:
+        return InnerRunOptions(begin="local", capture=())
 
     def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None) -> None:
         self._gang.outer.copy_(theta)
@@ -183,18 +183,18 @@ class TakesEagerly:
 
     at_least = 0
 
-    def __init__(self, gang: Gang, outer: DilocoOuter) -> None:
+    def __init__(self, gang: WorkerGroup, outer: DilocoOuter) -> None:
         self._gang, self._outer = gang, outer
         self._shared = gang.outer.clone()
         self._offset = EagerOffset(gang.layout.numel, outer)
 
-    def begin(self, fresh: bool) -> InnerOrders:
-        return InnerOrders(begin="outer" if fresh else "local")
+    def begin(self, fresh: bool) -> InnerRunOptions:
+        return InnerRunOptions(begin="outer" if fresh else "local")
 
-    def captured(self, delta: torch.Tensor, peers: int) -> InnerOrders:
+    def captured(self, delta: torch.Tensor, peers: int) -> InnerRunOptions:
         offset = self._offset.advance(delta, 1 / peers)
         torch.add(self._shared, offset, out=self._gang.outer)
-        return InnerOrders(begin="outer", capture=())
+        return InnerRunOptions(begin="outer", capture=())
 
     def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None) -> None:
         self._shared.copy_(theta)
@@ -203,7 +203,7 @@ class TakesEagerly:
             self._gang.outer.copy_(theta)
 
 
-def trainer_of(gang: Gang, outer: OuterConfig, recipe: Recipe, events: EventLog) -> GangTrainer:
+def trainer_of(gang: WorkerGroup, outer: OuterConfig, recipe: OuterStrategy, events: EventLog) -> GangTrainer:
     """The trainer that a run's method asks for."""
     if isinstance(outer, Streaming) and (outer.fragments > 1 or outer.tau or outer.mix):
         return OverlapTrainer(gang, TakesFragments(gang, outer.tau, outer.mix), events)

@@ -16,14 +16,14 @@ from peer.decoding import MALFORMED
 from peer.errors import BarnraiseError, ProtocolViolation
 from swarm.protocol.head import Head
 from swarm.protocol.messages import SLICE_BYTES_MAX
-from swarm.rounds.context import Post
+from swarm.rounds.context import RoundContext
 from swarm.state.messages import AskResult, StateMethods
 
 ROUNDS_MAX: Final = 4
 CALL_S: Final = 15.0
 
 
-async def replay(post: Post, mine: Head, target: bytes, donors: Sequence[str]) -> bool:
+async def replay(post: RoundContext, mine: Head, target: bytes, donors: Sequence[str]) -> bool:
     """Bring the outer state from that of the head `mine` to the one with hash `target`; False if no donor has the
     results (the state is then at some commit on the way, or unchanged)."""
     for donor in donors[:2]:
@@ -39,7 +39,7 @@ async def replay(post: Post, mine: Head, target: bytes, donors: Sequence[str]) -
     return False
 
 
-async def _one_round(post: Post, mine: Head, donor: str) -> Head:
+async def _one_round(post: RoundContext, mine: Head, donor: str) -> Head:
     """Apply the result that leads on from the state of `mine`; returns the head it leads to, which is as good as the
     donor's word: only its state is proven."""
     state, turn = post.state, post.pace.turn(mine)

@@ -14,7 +14,7 @@ from peer.identity import Signed
 from swarm.protocol.head import Head
 from swarm.protocol.overlaps import all_counted, merged_of
 from swarm.protocol.plan import Contribution, Roster, WorkPlan, open_roster
-from swarm.rounds.context import Post
+from swarm.rounds.context import RoundContext
 from swarm.rounds.exchange import Merge
 
 # A synchronous pipeline's gradient is that of its batch exactly, however uneven the shares are: only what is an order
@@ -22,7 +22,9 @@ from swarm.rounds.exchange import Merge
 BATCH_GATE: Final = Gate(token_cap=inf, norm_band=inf, norm_clip=10.0)
 
 
-def merge_of(post: Post, head: Head, coding: Coding, roster: Roster, plan: WorkPlan, signed_plan: Signed) -> Merge:
+def merge_of(
+    post: RoundContext, head: Head, coding: Coding, roster: Roster, plan: WorkPlan, signed_plan: Signed
+) -> Merge:
     """Check a roster and derive what it merges. `ProtocolViolation` if it is wrong; `RoundDiscarded` if nobody's update
     may be merged, or a synchronous pipeline's batch would not be whole.
 
@@ -39,14 +41,14 @@ def merge_of(post: Post, head: Head, coding: Coding, roster: Roster, plan: WorkP
     return Merge(post.pace.turn(head), plan, signed_plan, roster, bodies, weights, coding)
 
 
-def _is_empty(post: Post, plan: WorkPlan, bodies: Sequence[Contribution]) -> bool:
+def _is_empty(post: RoundContext, plan: WorkPlan, bodies: Sequence[Contribution]) -> bool:
     """Whether all whom the plan names have nothing, and never will. Somebody whose contribution is missing may have
     counted a lot: if it is alive, the next plan names it again."""
     everybody = len(bodies) == len(plan.assignments)
     return everybody and not any(body.steps for body in bodies) and post.trainer.has_run_dry(plan.round)
 
 
-def _weights(post: Post, bodies: Sequence[Contribution]) -> tuple[float, ...]:
+def _weights(post: RoundContext, bodies: Sequence[Contribution]) -> tuple[float, ...]:
     """Each contributor's share of the mean, from the work and the norms committed to."""
     distinct = merged_of(bodies)
     working = [body for body, kept in zip(bodies, distinct, strict=True) if kept and body.steps > 0]

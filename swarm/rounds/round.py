@@ -22,13 +22,13 @@ from swarm.protocol.head import TRIES_PER_LEADER, Head
 from swarm.protocol.messages import Done, Finish, Prepare, Promise, SliceOf
 from swarm.protocol.plan import PLAN_KIND, Roster, WorkPlan, next_head
 from swarm.rounds.build_lock import Building
-from swarm.rounds.compute import Stint
-from swarm.rounds.context import Post
+from swarm.rounds.compute import ComputePhase
+from swarm.rounds.context import RoundContext
 from swarm.rounds.contribution import Contributor
 from swarm.rounds.exchange import Exchange, Merge
-from swarm.rounds.leader_timeout import Patience
+from swarm.rounds.leader_timeout import ElectionTimeout
 from swarm.rounds.roster import merge_of
-from swarm.rounds.round_state import Height
+from swarm.rounds.round_state import RoundState
 from swarm.rounds.voting import Voting
 
 LINGER_S: Final = 20.0  # after a commit, slower peers may still be served the slices that they lack
@@ -49,8 +49,8 @@ class Round:
 
     def __init__(
         self,
-        post: Post,
-        height: Height,
+        post: RoundContext,
+        height: RoundState,
         coding: Coding,
         contributor: Contributor,
         nurseries: Nurseries,
@@ -62,9 +62,9 @@ class Round:
         self.coding = coding
         self.voting = Voting(post, height, nurseries.lingering, overtaken)
         self._contributor = contributor
-        self.patience = Patience(post, height)
+        self.patience = ElectionTimeout(post, height)
         self._nurseries = nurseries
-        self._stint = Stint(post, height, self.turn, coding, contributor, self.patience, self.spawn)
+        self._stint = ComputePhase(post, height, self.turn, coding, contributor, self.patience, self.spawn)
         self._building: Building | None = None
         self._closed = False
 

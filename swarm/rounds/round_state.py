@@ -14,7 +14,7 @@ from swarm.rounds.contribution import Message
 from swarm.rounds.exchange import Exchange, Merge, RoundSlices
 
 
-class Changed:
+class Notifier:
     """A broadcast: wakes everybody who waits."""
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Changed:
         return ready()
 
 
-class Height:
+class RoundState:
     """`plan`/`contribution`/`message`: the work adopted and what came of it; `handed_in`: what the leader has
     collected; `exchanges`: by roster hash; `sealed`: the head that the next outer state stands for; `decided`: the
     committed head.
@@ -45,7 +45,7 @@ class Height:
     `before`: the height left last. Where a peer comes back to the same head, because it could not fetch a better one,
     its promises and votes stay, or the round could be decided twice."""
 
-    def __init__(self, head: Head, me: Member, before: Height | None = None) -> None:
+    def __init__(self, head: Head, me: Member, before: RoundState | None = None) -> None:
         same = before if before is not None and before.head == head else None
         self.head: Head = head
         self.me = me
@@ -67,7 +67,7 @@ class Height:
         self.awaited = 0  # the attempt that this peer leads or waits for
         self.stage_deadline = trio.current_time()
         self.awaits = ""  # the leader (peer id) to whom that deadline was given
-        self.changed = Changed()
+        self.changed = Notifier()
 
     def drop_work(self) -> None:
         """Forget the plan and everything computed under it."""

@@ -12,8 +12,8 @@ from peer.errors import BarnraiseError, ProtocolViolation
 from peer.net.rpc import Reply
 from swarm.protocol.head import Head, Member
 from swarm.protocol.messages import VOTE, Vote, VoteSeen
-from swarm.rounds.context import Post
-from swarm.rounds.round_state import Height
+from swarm.rounds.context import RoundContext
+from swarm.rounds.round_state import RoundState
 
 VOTE_RETRY_S: Final = 1.0
 
@@ -22,7 +22,9 @@ class Voting:
     """`overtaken` is called when a peer seems to be further on. Votes go out in `lingering`, which outlives the
     round."""
 
-    def __init__(self, post: Post, height: Height, lingering: trio.Nursery, overtaken: Callable[[], object]) -> None:
+    def __init__(
+        self, post: RoundContext, height: RoundState, lingering: trio.Nursery, overtaken: Callable[[], object]
+    ) -> None:
         self._post = post
         self._height = height
         self._lingering = lingering

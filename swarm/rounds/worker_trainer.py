@@ -12,9 +12,9 @@ import trio
 from optim.strategies.interface import Product
 from peer.errors import WorkerError
 from peer.events import EventLog
-from peer.ipc.inner_orders import InnerOrders, Span
+from peer.ipc.inner_orders import InnerRunOptions, Span
 from peer.ipc.messages import InnerResult
-from peer.worker.client import Gang
+from peer.worker.client import WorkerGroup
 from swarm.protocol.head import Head
 from swarm.rounds.trainer import Order, Work
 
@@ -30,7 +30,7 @@ class GangTrainer:
     `val_evaluated`). Event `round_trained` says how long the worker made steps (`busy_s`) and how long it had nothing
     to do (`idle_s`) since it was captured from last."""
 
-    def __init__(self, gang: Gang, product: Product, events: EventLog) -> None:
+    def __init__(self, gang: WorkerGroup, product: Product, events: EventLog) -> None:
         self.speed = 0.0
         self.validate_round: int | None = None
         self.val_loss: float | None = None
@@ -47,7 +47,7 @@ class GangTrainer:
     async def train(self, order: Order) -> Work:
         self._hurried = order.hurried
         await self._validate_if_due()
-        orders = InnerOrders(product=self._product, capture=spans_of(order.places))
+        orders = InnerRunOptions(product=self._product, capture=spans_of(order.places))
         ranges, steps = list(order.assignment.ranges), 0 if self._hurried else order.assignment.steps
         result = await self._gang.inner_steps(ranges, order.turn.step, order.deadline_s, steps, orders=orders)
         self._note(result)

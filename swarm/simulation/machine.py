@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-from swarm.pipeline.router import Wiring
+from swarm.pipeline.router import ReplicaRouter
 from swarm.simulation.clock import VirtualClock
 
 
@@ -38,7 +38,7 @@ class Machine:
         self.clock, self.name, self.stage = clock, name, stage
         self.speed, self.link_bytes_s = speed, link_bytes_s
         self.random = random
-        self.wiring = Wiring(random.randrange(2**32))
+        self.wiring = ReplicaRouter(random.randrange(2**32))
         self.alive = True
         self.frozen = False
         self.ready_s = 0.0  # from when it has its stage's state

@@ -1,4 +1,5 @@
-"""A pipeline with every micro-batch in it, under virtual time: the very `Wiring`, `decide` and shares of the network.
+"""A pipeline with every micro-batch in it, under virtual time: the very `ReplicaRouter`, `decide` and shares of the
+network.
 
 Calls nest as in the network: a forward pass of one stage calls the next, and the answer is the gradient. Good for a few
 hundred peers; `simulate.fluid` goes further. Queues are bounded and say so; dead peers are noticed by a closed

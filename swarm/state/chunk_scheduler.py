@@ -27,7 +27,7 @@ _DEADLINE_MIN_S: Final = 3.0
 _DEADLINE_MAX_S: Final = 120.0
 _DOUBLINGS_MAX: Final = 16  # more of them would only overflow: every cap is reached long before
 
-Standing = Literal["new", "useful", "lost", "gone", "none", "bad"]  # "none": it lends no states at all
+HeadReport = Literal["new", "useful", "lost", "gone", "none", "bad"]  # "none": it lends no states at all
 
 
 @dataclass(eq=False)
@@ -36,7 +36,7 @@ class Donor:
     failure."""
 
     peer: str
-    standing: Standing = "new"
+    standing: HeadReport = "new"
     resting: bool = False
     failures: int = 0
     """In a row."""
@@ -76,7 +76,7 @@ class Ask:
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
 
 
-class ChunkBoard:
+class ChunkScheduler:
     """All chunks of `tree` that are `missing`. `finished` is set when none is."""
 
     def __init__(self, tree: StateTree, missing: Iterable[int], clock: Callable[[], float] = trio.current_time) -> None:

@@ -21,7 +21,7 @@ from peer.errors import NetworkError, ProtocolViolation, RemoteError, ResourceEr
 from peer.events import EventLog
 from peer.net.rpc import Reply, Rpc
 from peer.net.rpc_server import UNKNOWN_METHOD
-from swarm.state.chunk_scheduler import Ask, ChunkBoard, Donor, Standing
+from swarm.state.chunk_scheduler import Ask, ChunkScheduler, Donor, HeadReport
 from swarm.state.messages import AskChunk, AskManifest, Piece, StateMethods
 from swarm.state.partial_file import PartFile
 
@@ -114,7 +114,7 @@ class _Fetch:
         self._part = part
         self._events = events
         self._tree: StateTree | None = None
-        self._board: ChunkBoard | None = None
+        self._board: ChunkScheduler | None = None
         self._board_made = trio.Event()
         self._failure: NetworkError | ResourceError | None = None
         self._scope = trio.CancelScope()
@@ -174,7 +174,7 @@ class _Fetch:
         return kind(f"No peer can deliver the state: {self._excuses()}.")
 
     def _excuses(self) -> str:
-        texts: dict[Standing, str] = {
+        texts: dict[HeadReport, str] = {
             "new": "do not answer",
             "useful": "have stopped answering",
             "lost": "cannot be reached",
@@ -220,12 +220,12 @@ class _Fetch:
             self._tree = tree
             intact = await trio.to_thread.run_sync(self._part.intact, tree)
             self.resumed_bytes = sum(end - start for start, end in map(tree.span, intact))
-            self._board = ChunkBoard(tree, set(range(len(tree.hashes))) - intact)
+            self._board = ChunkScheduler(tree, set(range(len(tree.hashes))) - intact)
             self._board_made.set()
         else:
             await self._board_made.wait()
 
-    async def _ask_chunks(self, donor: Donor, board: ChunkBoard, all_calls: trio.CancelScope) -> None:
+    async def _ask_chunks(self, donor: Donor, board: ChunkScheduler, all_calls: trio.CancelScope) -> None:
         """One call after the other, until `donor` fails: then its other calls end as well."""
         while True:
             ask = board.take(donor, self.donors.values())
@@ -246,7 +246,7 @@ class _Fetch:
                 all_calls.cancel()
             await trio.sleep(pause_s)
 
-    async def _ask_chunk(self, ask: Ask, board: ChunkBoard) -> float:
+    async def _ask_chunk(self, ask: Ask, board: ChunkScheduler) -> float:
         """Ask, check, store. Seconds to wait before this donor is asked again."""
         donor = ask.donor
         reply: Reply[Piece] = await self._rpc.call(

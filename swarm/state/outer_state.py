@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from optim.codecs import Buffer
-from optim.strategies.interface import Coding, Recipe, Turn
+from optim.strategies.interface import Coding, OuterStrategy, Turn
 from peer.checkpoint.hash_tree import StateTree, hash_state
 
 
@@ -18,7 +18,7 @@ class OuterState:
     """`tensors`: [theta, *recipe.shared], each flat fp32, shape (P,). `tree` is the hash tree of the current set; its
     root is the state hash."""
 
-    def __init__(self, tensors: Sequence[torch.Tensor], recipe: Recipe) -> None:
+    def __init__(self, tensors: Sequence[torch.Tensor], recipe: OuterStrategy) -> None:
         if len(tensors) != 1 + len(recipe.shared):
             raise ValueError(f"the method shares {1 + len(recipe.shared)} vectors, not {len(tensors)}")
         self.tensors = list(tensors)

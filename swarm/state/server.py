@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 from peer.net.rpc import Buffer, Call, Rpc
 from swarm.state.messages import AskChunk, AskManifest, AskResult, Piece, ResultPart, StateMethods
-from swarm.state.snapshots import SnapshotShelf
+from swarm.state.snapshots import SnapshotStore
 
 
-def serve_shelves(rpc: Rpc, shelves: Sequence[SnapshotShelf]) -> None:
+def serve_shelves(rpc: Rpc, shelves: Sequence[SnapshotStore]) -> None:
     """Answer joiners from now on, each from the shelf that holds what it asks for. Shelves of one run may differ in the
     size of their states; answers are bounded by the largest."""
     methods = StateMethods.of(max(s.size_bytes for s in shelves), max(s.part_bytes_max for s in shelves))
 
-    def holding(state_hash: bytes) -> SnapshotShelf:
+    def holding(state_hash: bytes) -> SnapshotStore:
         return next((shelf for shelf in shelves if state_hash in shelf.state_hashes), shelves[0])
 
     async def manifest(call: Call[AskManifest]) -> Piece | tuple[Piece, Buffer]:

@@ -91,7 +91,7 @@ class _Result:
 
 
 @dataclass
-class SnapshotShelf:
+class SnapshotStore:
     """`publish` at every commit, `serve` once. Reading and publishing may happen in different threads."""
 
     size_bytes: int

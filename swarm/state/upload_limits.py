@@ -57,7 +57,7 @@ def _nothing() -> None:
     """Nobody waits for the loan."""
 
 
-class Loan(bytearray):
+class PinnedBytes(bytearray):
     """Bytes on their way to a joiner. When the last view of it is gone, the transport is done with it."""
 
 
@@ -106,7 +106,7 @@ class Lending:
         share = limits.share_in_exchange * self._speed
         return share if limits.rate is None else min(share, limits.rate)
 
-    async def turn(self, joiner: str, size_bytes: int, left: Callable[[], None] = _nothing) -> Loan | float:
+    async def turn(self, joiner: str, size_bytes: int, left: Callable[[], None] = _nothing) -> PinnedBytes | float:
         """Wait for this serve's turn: an empty loan to fill, or in how many seconds a busy donor should be asked
         again. `left` is called, in any thread, when the transport is done with the loan."""
         limits = self.limits
@@ -119,7 +119,7 @@ class Lending:
         wait_s = pace.wait_s()
         if wait_s > limits.wait_max_s:
             return min(max(wait_s - limits.wait_max_s, BUSY_RETRY_S), BUSY_RETRY_MAX_S)
-        loan = Loan()
+        loan = PinnedBytes()
         self._lent[joiner] += size_bytes
         began = time.monotonic() + wait_s
         weakref.finalize(loan, self._returned, joiner, size_bytes, self._lent[joiner], began, left).atexit = False

@@ -13,30 +13,30 @@ from torch import Tensor
 
 from optim.config import AllReduce
 from peer.ipc.stage_spec import StageSpec
-from peer.worker.client import open_gang
-from peer.worker.stage_client import open_stage_gang
+from peer.worker.client import open_worker_group
+from peer.worker.stage_client import open_stage_worker_group
 from swarm.membership.membership import Known, MemberRecord
-from swarm.pipeline.accounting import Counting
+from swarm.pipeline.accounting import SampleAccounting
 from swarm.pipeline.config import STALENESS, Load, PipelineRules
 from swarm.pipeline.data_feed import FedTokens
 from swarm.pipeline.local_steps import LocalSteps
-from swarm.pipeline.source import Issuer
-from swarm.pipeline.stage_server import Station
-from swarm.pipeline.stage_trainer import HeldOut, StagePost, StageTrainer
-from swarm.pipeline.synchronous import Overseer, Synchronous
+from swarm.pipeline.source import MicroBatchSource
+from swarm.pipeline.stage_server import StageServer
+from swarm.pipeline.stage_trainer import HeldOut, StageTrainerContext, StageTrainer
+from swarm.pipeline.synchronous import BatchTracker, Synchronous
 from swarm.placement.stage_choice import at_work, replicas_of
 from swarm.protocol.round_schedule import Pace
 from swarm.rounds.overlapped_trainer import trainer_of
 from swarm.rounds.trainer import Trainer
 from swarm.run.manifest import Manifest
-from swarm.training.checkpoints import Kept
-from swarm.training.context import Ground
-from swarm.training.corpus import Texts, open_texts
+from swarm.training.checkpoints import LocalCheckpoint
+from swarm.training.context import PeerContext
+from swarm.training.corpus import CorpusReader, open_texts
 
 COMPUTE_S_MAX: Final = 3600.0
 
 
-class SeatTrainer(Trainer, Protocol):
+class ReplicaTrainer(Trainer, Protocol):
     """A trainer that lives at a seat: `run` for as long as that. Losses in nats a token or (held out) a byte; where
     `validate_round` is set it measures the held-out loss when it suits, or at once when told to `validate`."""
 
@@ -49,7 +49,7 @@ class SeatTrainer(Trainer, Protocol):
     async def validate(self) -> None: ...
 
 
-Fitting = tuple[SeatTrainer, Station | None]
+Fitting = tuple[ReplicaTrainer, StageServer | None]
 """What trains, and in a pipeline the station that it works with."""
 
 
@@ -60,19 +60,21 @@ def pace_of(manifest: Manifest, stage: int) -> Pace:
 
 
 @asynccontextmanager
-async def fitted(ground: Ground, stage: int, kept: Kept, known: Known) -> AsyncIterator[Fitting]:
+async def fitted(ground: PeerContext, stage: int, kept: LocalCheckpoint, known: Known) -> AsyncIterator[Fitting]:
     """Start the worker. Raises ConfigError, ResourceError, WorkerError."""
     manifest, events = ground.manifest, ground.host.events
     if manifest.stages > 1:
         async with _fitted_with_stage(ground, stage, kept, known) as fitting:
             yield fitting
         return
-    async with open_gang(ground.gang()) as gang:
+    async with open_worker_group(ground.gang()) as gang:
         yield trainer_of(gang, manifest.outer, kept.state.recipe, events), None
 
 
 @asynccontextmanager
-async def _fitted_with_stage(ground: Ground, stage: int, kept: Kept, known: Known) -> AsyncIterator[Fitting]:
+async def _fitted_with_stage(
+    ground: PeerContext, stage: int, kept: LocalCheckpoint, known: Known
+) -> AsyncIterator[Fitting]:
     host, events = ground.host, ground.host.events
     rules, pace = rules_of(ground.manifest), pace_of(ground.manifest, stage)
 
@@ -80,24 +82,24 @@ async def _fitted_with_stage(ground: Ground, stage: int, kept: Kept, known: Know
         return replicas_of(of, known(), time.time())
 
     texts = await open_texts(ground) if stage == 0 else None
-    async with open_stage_gang(ground.gang(spec_of(ground.manifest, stage))) as gang:
+    async with open_stage_worker_group(ground.gang(spec_of(ground.manifest, stage))) as gang:
         samples = rules.round_samples if rules.synchronous else None
-        counting = Counting(kept.head, rules.micro_batch, samples, host.peer_id)
-        station = Station(stage, rules, gang, host, counting, replicas, events)
+        counting = SampleAccounting(kept.head, rules.micro_batch, samples, host.peer_id)
+        station = StageServer(stage, rules, gang, host, counting, replicas, events)
         issuer, held_out = None, None
         if texts is not None:
-            issuer = Issuer(station, FedTokens(host, rules, lambda: feeders(known()), texts.read), events)
+            issuer = MicroBatchSource(station, FedTokens(host, rules, lambda: feeders(known()), texts.read), events)
             held_out = _held_out(texts, rules.micro_batch)
 
         def committed() -> int | None:
             return first_round(known(), time.time())
 
         rounds = ground.manifest.run.rounds
-        post = StagePost(gang, station, pace, events, issuer, held_out, committed, rounds)
+        post = StageTrainerContext(gang, station, pace, events, issuer, held_out, committed, rounds)
         trainer: StageTrainer
         if rules.synchronous:
             issue_here = None if issuer is None else issuer.reissue
-            trainer = Synchronous(post, Overseer(host, rules, pace, lambda: list(replicas(0)), issue_here, events))
+            trainer = Synchronous(post, BatchTracker(host, rules, pace, lambda: list(replicas(0)), issue_here, events))
         else:
             trainer = LocalSteps(post)
         async with station.open():
@@ -138,7 +140,7 @@ def feeders(records: Mapping[str, MemberRecord]) -> list[str]:
     return [peer for peer, record in records.items() if record.role == "feeder"]
 
 
-def _held_out(texts: Texts, micro_batch: int) -> HeldOut:
+def _held_out(texts: CorpusReader, micro_batch: int) -> HeldOut:
     async def batches() -> Sequence[Tensor]:
         return await trio.to_thread.run_sync(texts.held_out, micro_batch)
 

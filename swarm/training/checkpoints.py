@@ -8,7 +8,7 @@ import msgspec
 import torch
 import trio
 
-from optim.strategies.interface import Recipe
+from optim.strategies.interface import OuterStrategy
 from optim.strategies.registry import build_recipe
 from peer.checkpoint.store import CheckpointStore
 from peer.decoding import MALFORMED
@@ -22,14 +22,14 @@ from swarm.run.home import Home
 from swarm.run.manifest import Manifest
 from swarm.run.manifest_transfer import write_atomically
 from swarm.state.outer_state import OuterState
-from swarm.training.context import Ground
+from swarm.training.context import PeerContext
 
 
 @dataclass
-class Kept:
+class LocalCheckpoint:
     """The `state`, and the `head` that it began with; `home` holds what is kept of it."""
 
-    ground: Ground
+    ground: PeerContext
     home: Home
     layout: FlatLayout
     store: CheckpointStore
@@ -41,7 +41,7 @@ class Kept:
         self._saved = self.head
 
     @classmethod
-    async def open(cls, ground: Ground, stage: int) -> Kept:
+    async def open(cls, ground: PeerContext, stage: int) -> LocalCheckpoint:
         """The last checkpoint, or the run's initial weights. Where these come out differently on this machine (or the
         run began from a checkpoint), a head before round 0 stands for "no state yet": it is fetched like any other."""
         manifest, host = ground.manifest, ground.host
@@ -89,7 +89,7 @@ def regroup_of(home: Home, authority: str, head: Head) -> Signed | None:
     return None
 
 
-def kept_stages(ground: Ground) -> list[int]:
+def kept_stages(ground: PeerContext) -> list[int]:
     """The stages that this home has a checkpoint of: first the one in which it had its seat last, then the latest."""
     manifest, host = ground.manifest, ground.host
     latest = {}
@@ -100,19 +100,19 @@ def kept_stages(ground: Ground) -> list[int]:
     return sorted(latest, key=lambda stage: (stage != last, -latest[stage]))
 
 
-def note_seat(ground: Ground, stage: int) -> None:
+def note_seat(ground: PeerContext, stage: int) -> None:
     """Remember across restarts that this is our stage: what we keep for another one may be as new."""
     write_atomically(ground.home.seat, str(stage).encode())
 
 
-def _last_seat(ground: Ground) -> int | None:
+def _last_seat(ground: PeerContext) -> int | None:
     try:
         return int(ground.home.seat.read_text())
     except (OSError, ValueError):
         return None
 
 
-def _initial(store: CheckpointStore, manifest: Manifest, stage: int, recipe: Recipe) -> tuple[OuterState, Head]:
+def _initial(store: CheckpointStore, manifest: Manifest, stage: int, recipe: OuterStrategy) -> tuple[OuterState, Head]:
     loaded = store.load_latest()
     if loaded is not None and tuple(loaded.tensors) == ("theta", *recipe.shared):
         head = msgspec.msgpack.decode(loaded.head, type=Head)

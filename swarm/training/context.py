@@ -11,7 +11,7 @@ import msgspec
 from dht.node import Node
 from peer.ipc.stage_spec import StageSpec
 from peer.net.host import Host
-from peer.worker.client import GangConfig
+from peer.worker.client import WorkerConfig
 from swarm.run.gate import Gate
 from swarm.run.home import Home
 from swarm.run.invite import Invite
@@ -43,7 +43,7 @@ class JoinConfig:
 
 
 @dataclass(frozen=True)
-class Ground:
+class PeerContext:
     """One machine's part of a run that outlives its seat in any group of it."""
 
     config: JoinConfig
@@ -53,13 +53,13 @@ class Ground:
     gate: Gate
     node: Node
 
-    def gang(self, stage: StageSpec | None = None) -> GangConfig:
+    def gang(self, stage: StageSpec | None = None) -> WorkerConfig:
         """For the worker: of the whole model, or of a stage of it."""
         config, manifest, data = self.config, self.manifest, self.manifest.data
         if config.data_folder:
             data = msgspec.structs.replace(data, source="folder", path=config.data_folder)
         own = manifest.tokenizer != BYTES_TOKENIZER
-        return GangConfig(
+        return WorkerConfig(
             model=manifest.model,
             data=data,
             inner=manifest.inner,

@@ -12,13 +12,13 @@ from peer.data import corpus as data
 from peer.data.corpus import Corpus, load_corpus, sample_numbers
 from peer.data.tokenizer import load_tokenizer
 from swarm.protocol.ledger import Range
-from swarm.training.context import Ground
+from swarm.training.context import PeerContext
 
 VALIDATION_SEQUENCES = 64
 
 
 @dataclass(frozen=True)
-class Texts:
+class CorpusReader:
     """This machine's corpus. Reading blocks for a moment: call it in a thread."""
 
     corpus: Corpus
@@ -33,17 +33,17 @@ class Texts:
         return list(self.corpus.held_out_batches(batch_size, max(1, VALIDATION_SEQUENCES // batch_size)))
 
 
-async def open_texts(ground: Ground) -> Texts:
+async def open_texts(ground: PeerContext) -> CorpusReader:
     """Read and tokenize the run's text. ConfigError where this machine has too little of it."""
 
-    def load() -> Texts:
+    def load() -> CorpusReader:
         gang = ground.gang()
         corpus = load_corpus(gang.data, load_tokenizer(gang.tokenizer), gang.directory)
-        return Texts(corpus, gang.seed)
+        return CorpusReader(corpus, gang.seed)
 
     return await trio.to_thread.run_sync(load)
 
 
-async def has_text(ground: Ground) -> bool:
+async def has_text(ground: PeerContext) -> bool:
     """Whether there is any of it on this machine."""
     return await trio.to_thread.run_sync(data.has_text, ground.gang().data)

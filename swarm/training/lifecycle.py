@@ -44,9 +44,9 @@ from swarm.protocol.head import Head
 from swarm.protocol.quorum import ask_standings
 from swarm.training.build_trainer import rules_of
 from swarm.training.checkpoints import kept_stages, note_seat
-from swarm.training.context import Ground
+from swarm.training.context import PeerContext
 from swarm.training.corpus import has_text, open_texts
-from swarm.training.replica import Seat, open_seat
+from swarm.training.replica import StageReplica, open_replica
 
 SETTLE_S: Final = 1.5  # for what was published to be read by those who choose, too
 LATE_S: Final = 5.0  # who is not at work by the time it expected publishes that it takes so much longer
@@ -66,15 +66,15 @@ class _Place:
     arrived: bool = False
 
 
-class Attendance:
+class PeerLifecycle:
     """`run()` takes part until the run is complete."""
 
-    def __init__(self, ground: Ground) -> None:
+    def __init__(self, ground: PeerContext) -> None:
         self._ground, self._manifest, self._host = ground, ground.manifest, ground.host
         self._costs = stage_costs(ground.manifest)
         self._joined_at = time.time()
         self._place = _Place()
-        self._seat: Seat | None = None
+        self._seat: StageReplica | None = None
         self._phase = "starting"
         self._missing: tuple[int, ...] = ()
         self._seated_at = 0.0
@@ -118,7 +118,7 @@ class Attendance:
         """Take part in the group of `stage`: until the run is complete, or (true) until another stage needs us more, or
         this one has lost its last replica before we had its state."""
         moves, self._served = False, self._is_served
-        async with open_seat(self._ground, stage, self._others) as seat:
+        async with open_replica(self._ground, stage, self._others) as seat:
             self._seat = seat
             self._passed, self._rate = (0, trio.current_time()), 0.0
             if self._manifest.stages > 1:

@@ -11,7 +11,7 @@ from peer.errors import ConfigError
 from peer.events import EventLog
 from peer.identity import Identity
 from peer.net.host import HostConfig, open_host
-from peer.worker.client import open_gang
+from peer.worker.client import open_worker_group
 from swarm.gossip.peer import Premises, run_gossip
 from swarm.membership.membership import MEMBERS
 from swarm.membership.reachability import serve_reach
@@ -21,8 +21,8 @@ from swarm.run.gate import Gate
 from swarm.run.home import Home
 from swarm.run.manifest import Manifest, open_manifest
 from swarm.run.manifest_transfer import serve_charter, write_atomically
-from swarm.training.context import Ground, JoinConfig
-from swarm.training.lifecycle import Attendance
+from swarm.training.context import PeerContext, JoinConfig
+from swarm.training.lifecycle import PeerLifecycle
 
 __all__ = ["JoinConfig", "run_participant"]
 
@@ -56,12 +56,12 @@ async def run_participant(config: JoinConfig) -> None:
             serve_charter(host.rpc, charter, tokenizer)
             serve_reach(host)
             async with open_node(host, config.invite.addresses, [MEMBERS], home.addresses, manifest.run_id) as node:
-                ground = Ground(config, home, manifest, host, gate, node)
+                ground = PeerContext(config, home, manifest, host, gate, node)
                 if isinstance(manifest.outer, Gossip):
-                    async with open_gang(ground.gang()) as gang:
+                    async with open_worker_group(ground.gang()) as gang:
                         await run_gossip(Premises(config.name, home, manifest, host, gate, node, gang))
                 else:
-                    await Attendance(ground).run()
+                    await PeerLifecycle(ground).run()
 
 
 def check_role(config: JoinConfig, manifest: Manifest) -> None:

@@ -20,55 +20,55 @@ import trio
 
 from swarm.membership.membership import Known, MemberRecord
 from swarm.pipeline.config import Load
-from swarm.pipeline.stage_server import Station
+from swarm.pipeline.stage_server import StageServer
 from swarm.placement.stages import state_bytes
 from swarm.protocol.head import Head, Member
 from swarm.protocol.ledger import Range, count
 from swarm.protocol.messages import SLICE_BYTES_MAX
-from swarm.protocol.quorum import Sighting
-from swarm.protocol.timeouts import Tempo
-from swarm.rounds.context import Post
+from swarm.protocol.quorum import HeadCandidate
+from swarm.protocol.timeouts import AdaptiveTimeouts
+from swarm.rounds.context import RoundContext
 from swarm.rounds.engine import Engine
-from swarm.rounds.handlers import RunFacts
+from swarm.rounds.handlers import RunLimits
 from swarm.rounds.replay import ROUNDS_MAX, replay
 from swarm.state.fetch import fetch_state
 from swarm.state.server import serve_shelves
-from swarm.state.snapshots import SnapshotShelf
+from swarm.state.snapshots import SnapshotStore
 from swarm.training.build_trainer import Fitting, fitted, pace_of
-from swarm.training.checkpoints import Kept
-from swarm.training.context import Ground
+from swarm.training.checkpoints import LocalCheckpoint
+from swarm.training.context import PeerContext
 from swarm.training.restore import restore
-from swarm.training.stage_backup import Archive
+from swarm.training.stage_backup import StageBackup
 
 CHECKPOINT_EVERY_S: Final = 10.0
 
 
 @asynccontextmanager
-async def open_seat(ground: Ground, stage: int, known: Known) -> AsyncIterator[Seat]:
+async def open_replica(ground: PeerContext, stage: int, known: Known) -> AsyncIterator[StageReplica]:
     """A seat in the group of `stage`. Raises what stands in its way: ConfigError, ResourceError, WorkerError."""
     stages = ground.manifest.stages
     with ground.host.rpc.scope():
-        archive = Archive(ground, stage, known) if stages > 1 else None
-        shelf = SnapshotShelf(state_bytes(ground.manifest, stage), SLICE_BYTES_MAX)
+        archive = StageBackup(ground, stage, known) if stages > 1 else None
+        shelf = SnapshotStore(state_bytes(ground.manifest, stage), SLICE_BYTES_MAX)
         serve_shelves(ground.host.rpc, [shelf] if archive is None else [shelf, archive.lent])
         await restore(ground, stage, known)  # meanwhile others may ask us for what we keep
-        kept = await Kept.open(ground, stage)
+        kept = await LocalCheckpoint.open(ground, stage)
         async with fitted(ground, stage, kept, known) as fitting:
-            yield Seat(ground, stage, kept, fitting, known, shelf, archive)
+            yield StageReplica(ground, stage, kept, fitting, known, shelf, archive)
 
 
-class Seat:
+class StageReplica:
     """Keeps what the engine commits: shelf, checkpoints, the trainer's weights. Implements the engine's `Keeper`."""
 
     def __init__(
         self,
-        ground: Ground,
+        ground: PeerContext,
         stage: int,
-        kept: Kept,
+        kept: LocalCheckpoint,
         fitting: Fitting,
         known: Known,
-        shelf: SnapshotShelf,
-        archive: Archive | None,
+        shelf: SnapshotStore,
+        archive: StageBackup | None,
     ) -> None:
         manifest, host = ground.manifest, ground.host
         trainer, self._station = fitting
@@ -87,10 +87,10 @@ class Seat:
         me = Member(host.peer_id, secrets.token_hex(8))
         shelf.publish(kept.state.tree, kept.state.tensors, msgspec.msgpack.encode(kept.head))
         pace = pace_of(manifest, stage)
-        tempo = Tempo(manifest.run.patience_s)
-        self._post = Post(me, host.identity, host, kept.state, shelf, trainer, pace, tempo, host.events)
+        tempo = AdaptiveTimeouts(manifest.run.patience_s)
+        self._post = RoundContext(me, host.identity, host, kept.state, shelf, trainer, pace, tempo, host.events)
         rules = manifest.run
-        facts = RunFacts(manifest.first_head(stage), manifest.authority, rules.rounds, rules.max_peers)
+        facts = RunLimits(manifest.first_head(stage), manifest.authority, rules.rounds, rules.max_peers)
         self.engine = Engine(self._post, facts, kept.head, kept.load_regroup(), self)
 
     async def run(self, stay: Callable[[], Awaitable[None]]) -> None:
@@ -172,7 +172,7 @@ class Seat:
             self._saved_at = now
             self._tasks.start_soon(self._kept.save, head)
 
-    async def fetch(self, sighting: Sighting, mine: Head) -> None:
+    async def fetch(self, sighting: HeadCandidate, mine: Head) -> None:
         """Catch up by replaying the last results if we missed only those, else by fetching the whole state."""
         post, head = self._post, sighting.head
         donors = list(sighting.holders)
@@ -213,7 +213,7 @@ class Seat:
             "counted": [",".join(f"{first}-{end}" for first, end in ranges) for ranges in counted],
         }
 
-    def _count_at(self, station: Station) -> None:
+    def _count_at(self, station: StageServer) -> None:
         tell = station.on_counted
 
         def counted(span: Range, tokens: int, loss: float) -> None:
@@ -234,7 +234,7 @@ class Seat:
         self._adopted = head.state_hash
         return self._post.state.changed if by_commit else None
 
-    def _donors(self, sighting: Sighting) -> list[str]:
+    def _donors(self, sighting: HeadCandidate) -> list[str]:
         """Who was seen at that head, and whoever has published it since."""
         published = [peer for peer, record in self._group().items() if record.head == sighting.head.hash]
         return list(dict.fromkeys([*sighting.holders, *published]))

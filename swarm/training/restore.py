@@ -26,7 +26,7 @@ from swarm.protocol.head import Head
 from swarm.protocol.messages import BELIEVED, AskBelieved
 from swarm.protocol.quorum import open_regroup
 from swarm.training.checkpoints import regroup_of
-from swarm.training.context import Ground
+from swarm.training.context import PeerContext
 from swarm.training.stage_backup import KEPT, AskKept, fetch_commit, keep, lot
 
 ASK_FOR_S: Final = 20.0
@@ -45,7 +45,7 @@ class _Offer:
     holders: tuple[str, ...]
 
 
-async def restore(ground: Ground, stage: int, known: Known) -> None:
+async def restore(ground: PeerContext, stage: int, known: Known) -> None:
     """Before a seat is taken at a stage that nobody serves: bring the newest commit that anybody keeps of it, and that
     the authority would go on from, to our disk. Where there is none the peer begins with what it has."""
     if ground.manifest.stages == 1:
@@ -70,7 +70,7 @@ async def restore(ground: Ground, stage: int, known: Known) -> None:
 
 
 async def _ask_keepers(
-    ground: Ground, stage: int, records: Mapping[str, MemberRecord], until: float
+    ground: PeerContext, stage: int, records: Mapping[str, MemberRecord], until: float
 ) -> tuple[list[_Offer], bool]:
     """What they claim to keep; and whether somebody has answered, and nobody has yet to take the seat from which it
     will tell."""
@@ -100,7 +100,7 @@ async def _ask_keepers(
     return list(found.values()), heard and not waiting
 
 
-async def _ask_authority(ground: Ground, stage: int, heads: Sequence[Head]) -> tuple[set[bytes], tuple[int, int]]:
+async def _ask_authority(ground: PeerContext, stage: int, heads: Sequence[Head]) -> tuple[set[bytes], tuple[int, int]]:
     """Of these heads those that it would go on from, by their hashes, and the height of the last that it saw. Where it
     does not answer any of them may do."""
     manifest = ground.manifest
@@ -112,7 +112,7 @@ async def _ask_authority(ground: Ground, stage: int, heads: Sequence[Head]) -> t
     return set(answer.body.heads), answer.body.last
 
 
-async def _bring(ground: Ground, stage: int, offer: _Offer) -> bool:
+async def _bring(ground: PeerContext, stage: int, offer: _Offer) -> bool:
     """Fetch it to our disk; whether that went well."""
     events = ground.host.events
     try:
@@ -126,7 +126,7 @@ async def _bring(ground: Ground, stage: int, offer: _Offer) -> bool:
     return True
 
 
-def _on_disk(ground: Ground, stage: int) -> Head:
+def _on_disk(ground: PeerContext, stage: int) -> Head:
     """What the peer would begin with: the last commit on its disk or, where it could not show that the authority began
     its term, round 0."""
     manifest, host = ground.manifest, ground.host
@@ -139,7 +139,7 @@ def _on_disk(ground: Ground, stage: int) -> Head:
     return manifest.first_head(stage)
 
 
-def _is_signed(ground: Ground, stage: int, head: Head, regroup: Signed) -> bool:
+def _is_signed(ground: PeerContext, stage: int, head: Head, regroup: Signed) -> bool:
     """Whether that head is of the group, and of the term that the authority began with `regroup`."""
     try:
         begun = open_regroup(regroup, ground.manifest.authority, ground.manifest.group_id(stage))

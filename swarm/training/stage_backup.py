@@ -25,9 +25,9 @@ from swarm.protocol.messages import SLICE_BYTES_MAX
 from swarm.protocol.quorum import Viewpoint, ask_standings, weigh
 from swarm.run.manifest_transfer import write_atomically
 from swarm.state.fetch import Fetched, fetch_state
-from swarm.state.snapshots import SnapshotShelf
+from swarm.state.snapshots import SnapshotStore
 from swarm.training.checkpoints import regroup_of
-from swarm.training.context import Ground
+from swarm.training.context import PeerContext
 
 KEEPERS: Final = 2  # of each stage
 EVERY_S: Final = 15.0
@@ -53,14 +53,14 @@ class KeptHead(msgspec.Struct, frozen=True):
 KEPT: Final = Method("archive.kept", AskKept, KeptHead)
 
 
-class Archive:
+class StageBackup:
     """What one replica of `stage` keeps of the next one; `lent` is the shelf from which others may fetch it."""
 
-    def __init__(self, ground: Ground, stage: int, known: Known) -> None:
+    def __init__(self, ground: PeerContext, stage: int, known: Known) -> None:
         self._ground, self._known = ground, known
         self._manifest, self._host = ground.manifest, ground.host
         self.of = (stage + 1) % self._manifest.stages
-        self.lent: Final = SnapshotShelf(state_bytes(self._manifest, self.of), SLICE_BYTES_MAX)
+        self.lent: Final = SnapshotStore(state_bytes(self._manifest, self.of), SLICE_BYTES_MAX)
         self._store = open_store(ground.home, self._manifest, self.of, self._host.identity, self._host.events)
         self._head: Head | None = None
         self._lending = trio.Lock()
@@ -119,7 +119,7 @@ class Archive:
 
 
 async def newest_seen(
-    ground: Ground, stage: int, records: Mapping[str, MemberRecord]
+    ground: PeerContext, stage: int, records: Mapping[str, MemberRecord]
 ) -> tuple[Head, Signed | None, tuple[str, ...]] | None:
     """The head that the group of `stage` stands at, the signature of its term, and who holds its state. Where a
     majority of those with whom the authority began the term answers, nobody else's word counts."""
@@ -134,7 +134,7 @@ async def newest_seen(
     return best.head, best.regroup, best.holders
 
 
-async def keep(ground: Ground, stage: int, head: Head, regroup: Signed | None, state: Fetched) -> bool:
+async def keep(ground: PeerContext, stage: int, head: Head, regroup: Signed | None, state: Fetched) -> bool:
     """Write a fetched state of `stage` to disk, as if we had been a replica of it; whether that went well."""
     manifest, host = ground.manifest, ground.host
     store = open_store(ground.home, manifest, stage, host.identity, host.events)
@@ -149,7 +149,7 @@ async def keep(ground: Ground, stage: int, head: Head, regroup: Signed | None, s
     return True
 
 
-async def fetch_commit(ground: Ground, stage: int, head: Head, holders: tuple[str, ...]) -> Fetched:
+async def fetch_commit(ground: PeerContext, stage: int, head: Head, holders: tuple[str, ...]) -> Fetched:
     """The state of `head`, checked against its hash. Raises NetworkError, ResourceError."""
     folder = ground.home.stage(stage, ground.manifest.stages)
     await trio.to_thread.run_sync(lambda: folder.path.mkdir(parents=True, exist_ok=True))

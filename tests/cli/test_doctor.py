@@ -21,7 +21,7 @@ from cli.checks.machine import (
 from cli.checks.network import clock_finding, port_finding, reach_finding, size_findings, swarm_findings
 from peer.errors import NotAdmitted
 from peer.identity import Identity
-from swarm.client.session import Ears
+from swarm.client.session import DialBackConfig
 from swarm.membership.reachability import Reach
 from swarm.run.home import Home
 from swarm.run.invite import Invite
@@ -90,9 +90,9 @@ def test_what_stands_in_the_way_is_counted(peer: Peer, tmp_path: Path) -> None:
 
 async def test_port_in_use_and_port_free() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        finding = await port_finding(Ears((f"/ip4/127.0.0.1/tcp/{server.getsockname()[1]}",)))
+        finding = await port_finding(DialBackConfig((f"/ip4/127.0.0.1/tcp/{server.getsockname()[1]}",)))
         assert is_failure(finding, 5) and "--listen" in finding.remedy
-    assert (await port_finding(Ears())).state == "ok"
+    assert (await port_finding(DialBackConfig())).state == "ok"
 
 
 @pytest.mark.parametrize(
@@ -132,6 +132,6 @@ async def test_every_address_of_the_invite_is_told_apart(tmp_path: Path) -> None
         await closed.bind(("127.0.0.1", 0))
         address = f"/ip4/127.0.0.1/tcp/{closed.getsockname()[1]}/p2p/{nobody}"
         invite = Invite("a" * 32, nobody, (address, address.replace("127.0.0.1", "127.0.0.2")))
-        findings = [finding async for finding in swarm_findings(invite, tmp_path, None, Ears())]
+        findings = [finding async for finding in swarm_findings(invite, tmp_path, None, DialBackConfig())]
     assert [finding.check for finding in findings] == ["bootstrap", "bootstrap"]
     assert all(is_failure(finding, 3) and finding.detail.startswith("refused") for finding in findings)

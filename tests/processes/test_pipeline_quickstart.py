@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from cli.demo.child_processes import ChildPeer, children
-from cli.demo.cluster import COORDINATOR, Course
+from cli.demo.cluster import COORDINATOR, LocalCluster
 from cli.demo.report import Report
-from cli.demo.scenario import Story
+from cli.demo.scenario import Scenario
 from cli.demo.verdict import judge
 from cli.views.progress import Progress
 
@@ -52,12 +52,12 @@ def test_a_pipeline_with_a_kill_and_a_join_counts_every_micro_batch_once(tmp_pat
     (tmp_path / "run.toml").write_text(RUN)
     progress, began = Progress("test", keeps_all=True, stages=2), time.time()
     with children() as group:
-        course = Course(tmp_path, ROUNDS, group, progress, lambda: None)
+        course = LocalCluster(tmp_path, ROUNDS, group, progress, lambda: None)
         report = judge(play(course), progress, ROUNDS, began)
     check(report)
 
 
-def play(course: Course) -> Story:
+def play(course: LocalCluster) -> Scenario:
     course.begin()
     started = [course.join(number) for number in range(1, 5)]
     course.wait(None, "everybody has a stage", lambda: None not in stages_of(course, started))
@@ -70,14 +70,14 @@ def play(course: Course) -> Story:
     course.wait(None, "all see the end of the run", lambda: not any(child.alive for child in survivors))
     assert set(stages_of(course, survivors)) == {0, 1}, "where it is worth most, by what was measured"
     assert COORDINATOR in group_names(course)
-    return Story(course.children, [victim.name], [added.name], [child.name for child in survivors])
+    return Scenario(course.children, [victim.name], [added.name], [child.name for child in survivors])
 
 
-def stages_of(course: Course, children: Sequence[ChildPeer]) -> list[int | None]:
+def stages_of(course: LocalCluster, children: Sequence[ChildPeer]) -> list[int | None]:
     return [course.progress.row(child.name).stage for child in children]
 
 
-def group_names(course: Course) -> list[str]:
+def group_names(course: LocalCluster) -> list[str]:
     return [child.name for child in course.children.values() if child.alive]
 
 

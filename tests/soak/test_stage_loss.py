@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cli.demo.child_processes import ChildPeer, Children, children
-from cli.demo.cluster import Course
+from cli.demo.cluster import LocalCluster
 from cli.views.progress import Progress
 from tests.processes.test_pipeline_quickstart import ROUNDS as FEW
 from tests.processes.test_pipeline_quickstart import RUN, stages_of
@@ -57,11 +57,11 @@ def test_a_newcomer_restores_a_synchronous_stage_that_lost_its_only_replica(tmp_
         check(course)
 
 
-def begun(home: Path, group: Children, outer: str, peers: int) -> tuple[Course, list[ChildPeer]]:
+def begun(home: Path, group: Children, outer: str, peers: int) -> tuple[LocalCluster, list[ChildPeer]]:
     """A run of two stages that has committed a few rounds, and its peers, half of them in each."""
     (home / "run.toml").write_text(RUN.replace(f"rounds = {FEW}", f"rounds = {ROUNDS}").replace(LOCAL, outer))
     progress = Progress("test", keeps_all=True, stages=2)
-    course = Course(home, ROUNDS, group, progress, lambda: None)
+    course = LocalCluster(home, ROUNDS, group, progress, lambda: None)
     course.begin()
     started: list[ChildPeer] = []
     for number in range(1, peers + 1):  # those that come at once may not see each other in time, and end 3 to 1
@@ -73,7 +73,7 @@ def begun(home: Path, group: Children, outer: str, peers: int) -> tuple[Course, 
     return course, started
 
 
-def lose(course: Course, started: list[ChildPeer], stage: int) -> list[ChildPeer]:
+def lose(course: LocalCluster, started: list[ChildPeer], stage: int) -> list[ChildPeer]:
     """Kill all replicas of `stage`, once the others keep a commit of it; these."""
     kept = [child for child in started if course.progress.row(child.name).stage != stage]
     course.wait(60, "the stage is kept by the other", lambda: all(_keeps(child, stage) for child in kept))
@@ -83,13 +83,13 @@ def lose(course: Course, started: list[ChildPeer], stage: int) -> list[ChildPeer
     return kept
 
 
-def waits_for(course: Course, child: ChildPeer) -> int | None:
+def waits_for(course: LocalCluster, child: ChildPeer) -> int | None:
     """The stage that it says it waits for."""
     phase = course.progress.row(child.name).phase
     return int(phase.removeprefix("waiting for stage ")) if phase.startswith("waiting for stage ") else None
 
 
-def check(course: Course) -> None:
+def check(course: LocalCluster) -> None:
     totals = course.progress.accounts.totals.values()
     assert sum(each.of("completed") for each in totals) > 0
     heads: dict[tuple[int | None, int, int], set[str]] = {}

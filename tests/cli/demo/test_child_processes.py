@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from cli.demo.child_processes import children
-from cli.demo.cluster import Course
+from cli.demo.cluster import LocalCluster
 from cli.quickstart import run_toml
 from cli.views.progress import Progress
 from peer.errors import RoundError
@@ -58,7 +58,7 @@ def test_a_frozen_child_leaves_however_its_parent_ends(tmp_path: Path, signum: s
 
 def test_a_child_that_ends_by_itself_ends_the_run_whatever_it_died_of(tmp_path: Path) -> None:
     with children() as group:
-        course = Course(tmp_path, 4, group, Progress("test"), lambda: None)
+        course = LocalCluster(tmp_path, 4, group, Progress("test"), lambda: None)
         group.start("peer-1", tmp_path / "peer-1", ["join", "nonsense"], threads=1)
         with pytest.raises(RoundError, match=r"peer-1 ended with exit code 2: .*this is no invite"):
             course.wait(200, "it ends", lambda: False)

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from cli.demo.child_processes import ChildPeer, Children, children
-from cli.demo.cluster import Course, to_freeze
+from cli.demo.cluster import LocalCluster, to_freeze
 from cli.demo.scenario import play_pipeline
 from cli.demo.verdict import _books
 from cli.views.event_tail import EventTail
@@ -24,7 +24,7 @@ from tests.cli.test_pipeline_input import manifest_of
 ARRIVALS = ((1, 0), (2, 1), (3, 0), (4, 1))
 
 
-class Late(Course):
+class Late(LocalCluster):
     """A run whose rounds are committed before its last peers have a stage; its peers do nothing."""
 
     def __init__(self, home: Path, group: Children, progress: Progress) -> None:

@@ -20,7 +20,7 @@ from optim.strategies import dense, sparse
 from optim.strategies.allreduce import AllReduceRecipe
 from optim.strategies.dense import DenseWire
 from optim.strategies.diloco import DilocoRecipe
-from optim.strategies.interface import Recipe
+from optim.strategies.interface import OuterStrategy
 from optim.strategies.lion import LionRecipe
 from optim.strategies.registry import build_recipe
 from optim.strategies.sparse import DemoRecipe, SparseLocoRecipe
@@ -61,7 +61,7 @@ def wire() -> DenseWire:
     return DenseWire([[slice(0, LAYOUT.numel)]], FP32, FP32)
 
 
-def distance(build: Callable[[], Recipe], every: int, theirs: list[dict[str, object]], lr: float = 0.0) -> float:
+def distance(build: Callable[[], OuterStrategy], every: int, theirs: list[dict[str, object]], lr: float = 0.0) -> float:
     return apart(trajectory(build, LAYOUT, every, lr), theirs)  # type: ignore[arg-type]
 
 
@@ -110,7 +110,7 @@ def test_sparseloco(short_slices: None, bins: int | None) -> None:
 
 @pytest.mark.parametrize("vote", ["majority", "average"])
 def test_lion(short_slices: None, vote: str) -> None:
-    def build() -> Recipe:
+    def build() -> OuterStrategy:
         return LionRecipe(LAYOUT.numel, LionRule(LION["b1"], LION["b2"], LION["wd"]), vote == "majority")
 
     assert distance(build, 1, lion_by_formula(vote), LION["lr"]) < CLOSE

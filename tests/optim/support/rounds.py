@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from blake3 import blake3
 
-from optim.strategies.interface import Coding, Recipe, Sent, Turn
+from optim.strategies.interface import Coding, OuterStrategy, Sent, Turn
 from peer.model.layout import FlatLayout
 from tests.optim.support.trajectory import STEPS, AdamWReference, Arrays, K, gradient, initial
 
@@ -16,7 +16,7 @@ from tests.optim.support.trajectory import STEPS, AdamWReference, Arrays, K, gra
 class Rounds:
     """`tensors`: [theta, *shared] as all members hold it. `order`: in which the roster names the peers."""
 
-    def __init__(self, build: Callable[[], Recipe], theta: torch.Tensor, peers: int = K) -> None:
+    def __init__(self, build: Callable[[], OuterStrategy], theta: torch.Tensor, peers: int = K) -> None:
         self.recipes = [build() for _ in range(peers)]
         self.tensors = [theta.clone(), *(torch.zeros_like(theta) for _ in self.recipes[0].shared)]
         self.order = list(range(peers))
@@ -58,7 +58,7 @@ class Rounds:
 
 
 def encoded(
-    recipe: Recipe, turn: Turn, coding: Coding, product: torch.Tensor
+    recipe: OuterStrategy, turn: Turn, coding: Coding, product: torch.Tensor
 ) -> tuple[list[torch.Tensor], list[float]]:
     """A peer's message, into unaligned pieces of one block as the network does it, and its squared norms."""
     sizes = [coding.message_bytes(index) for index in range(coding.count)]
@@ -82,7 +82,7 @@ def flat(arrays: Arrays) -> torch.Tensor:
     return torch.from_numpy(np.concatenate([value.ravel() for value in arrays.values()])).float()
 
 
-def trajectory(build: Callable[[], Recipe], layout: FlatLayout, every: int, lr: float = 0.0) -> list[Arrays]:
+def trajectory(build: Callable[[], OuterStrategy], layout: FlatLayout, every: int, lr: float = 0.0) -> list[Arrays]:
     """The weights of every worker after `STEPS` inner steps, in the form of `tests.optim.support.trajectory.replayed`:
     K recipes in fp32, fed by float64 workers."""
     rounds = Rounds(build, flat(initial()))

@@ -16,7 +16,7 @@ import torch
 
 from optim import config
 from optim.simulate import layout_of
-from optim.strategies.interface import Recipe, Turn
+from optim.strategies.interface import OuterStrategy, Turn
 from optim.strategies.registry import build_recipe
 from peer.config import InnerConfig
 from tests.optim.support.rounds import encoded
@@ -40,7 +40,7 @@ RUNS: Final[dict[str, tuple[config.OuterConfig, config.CodecConfig]]] = {
 }
 
 
-def built(name: str) -> Recipe:
+def built(name: str) -> OuterStrategy:
     return build_recipe(*RUNS[name], LAYOUT, INNER)
 
 
@@ -59,7 +59,7 @@ def write(folder: Path) -> None:
                 (folder / f"{name}-{k}-{index}.bin").write_bytes(message.numpy().tobytes())
 
 
-def states(folder: Path, recipe: Recipe) -> list[torch.Tensor]:
+def states(folder: Path, recipe: OuterStrategy) -> list[torch.Tensor]:
     raw = [bytearray((folder / f"state-{i}.bin").read_bytes()) for i in range(1 + len(recipe.shared))]
     return [torch.frombuffer(data, dtype=torch.float32) for data in raw]
 

@@ -25,20 +25,20 @@ from peer.data.tokenizer import ByteTokenizer
 from peer.ipc import messages as control
 from peer.model.decoder import Decoder, next_token_loss
 from peer.model.layout import init_flat
-from peer.worker.client import Gang, InnerOrders
+from peer.worker.client import WorkerGroup, InnerRunOptions
 from peer.worker.process import Child, handshake
-from peer.worker.supervisor import GangBuffers
+from peer.worker.supervisor import WorkerBuffers
 from tests.peer.support.worker_harness import ENDLESS, HOUR_S, INNER, MODEL, Log, freeze, gang_config, open_test_gang
 
-LOCAL = InnerOrders(begin="local")
-TAIL = InnerOrders(begin="local", capture=())
+LOCAL = InnerRunOptions(begin="local")
+TAIL = InnerRunOptions(begin="local", capture=())
 
 
 @dataclass
 class Twins:
     """A worker, and a trainer of this process that does the same."""
 
-    gang: Gang
+    gang: WorkerGroup
     log: Log
     corpus: Corpus
     mine: Trainer
@@ -81,7 +81,7 @@ async def test_orders_against_the_same_done_here(tmp_path: Path, text: Path, mon
 async def _local_stream(twins: Twins) -> None:
     gang, mine = twins.gang, twins.mine
     # a worker without local weights begins from outer, and has nothing to mix
-    await gang.inner_steps([(0, 8)], 0, HOUR_S, orders=InnerOrders(begin="local", mix=((0, 100),), alpha=0.5))
+    await gang.inner_steps([(0, 8)], 0, HOUR_S, orders=InnerRunOptions(begin="local", mix=((0, 100),), alpha=0.5))
     mine.local.copy_(gang.outer)
     twins.steps(range(8), 0)
     assert torch.equal(gang.delta, gang.outer - mine.local)
@@ -89,7 +89,7 @@ async def _local_stream(twins: Twins) -> None:
     # spans mixed before, others captured after; what lies behind them in delta stays
     twins.new_outer(1)
     gang.delta.fill_(7.0)
-    orders = InnerOrders(begin="local", mix=((10, 500), (900, 1000)), alpha=0.25, capture=((5, 20), (950, 2000)))
+    orders = InnerRunOptions(begin="local", mix=((10, 500), (900, 1000)), alpha=0.25, capture=((5, 20), (950, 2000)))
     await gang.inner_steps([(8, 16)], 2, HOUR_S, orders=orders)
     for span in (slice(10, 500), slice(900, 1000)):
         mine.local[span] = 0.25 * mine.local[span] + 0.75 * gang.outer[span]
@@ -99,7 +99,7 @@ async def _local_stream(twins: Twins) -> None:
     assert bool((gang.delta[1065:] == 7.0).all())
 
     # alpha 0 copies; no step, so the copy is what is captured
-    await gang.inner_steps([(16, 20)], 4, HOUR_S, steps=0, orders=InnerOrders(begin="local", mix=((0, 40),)))
+    await gang.inner_steps([(16, 20)], 4, HOUR_S, steps=0, orders=InnerRunOptions(begin="local", mix=((0, 40),)))
     mine.local[:40] = gang.outer[:40]
     assert not gang.delta[:40].any() and torch.equal(gang.delta[40:], gap[40:])
 
@@ -128,7 +128,7 @@ async def _gradients(twins: Twins) -> None:
     gang, mine = twins.gang, twins.mine
     kept = gang.inner_state.clone()
     twins.new_outer(1)
-    result = await gang.inner_steps([(40, 50)], 3, HOUR_S, orders=InnerOrders(product="gradient"))
+    result = await gang.inner_steps([(40, 50)], 3, HOUR_S, orders=InnerRunOptions(product="gradient"))
     assert (result.steps, result.sequences, result.tokens, result.skipped) == (3, 10, 320, 0)
 
     model = Decoder(MODEL, init_flat(MODEL, seed=1).double())
@@ -140,7 +140,7 @@ async def _gradients(twins: Twins) -> None:
     assert float((gang.delta - exact).norm() / exact.norm()) < 1e-5
     assert float(exact.norm()) > INNER.clip_norm  # nothing was clipped
     whole = gang.delta.clone()
-    spans = InnerOrders(product="gradient", capture=((3, 9), (100, 200)))
+    spans = InnerRunOptions(product="gradient", capture=((3, 9), (100, 200)))
     await gang.inner_steps([(40, 50)], 3, HOUR_S, orders=spans)
     assert torch.equal(gang.delta[:106], torch.cat([whole[3:9], whole[100:200]]))
 
@@ -151,12 +151,12 @@ async def _gradients(twins: Twins) -> None:
     assert torch.equal(gang.delta, gang.outer - mine.local)
 
     gang.outer[0] = torch.nan
-    result = await gang.inner_steps([(0, 8)], 0, HOUR_S, orders=InnerOrders(product="gradient"))
+    result = await gang.inner_steps([(0, 8)], 0, HOUR_S, orders=InnerRunOptions(product="gradient"))
     assert (result.steps, result.sequences, result.skipped) == (2, 8, 2) and not gang.delta.any()
     twins.new_outer(1)
 
 
-async def _stops(gang: Gang) -> None:
+async def _stops(gang: WorkerGroup) -> None:
     """A stop waits for its steps; of several the earliest holds."""
     endless = ENDLESS[0][1]
     pid = gang.worker_pid
@@ -239,11 +239,11 @@ class SlowWorker:
 
 
 @contextmanager
-def _slow_worker(directory: Path, text: Path) -> Iterator[tuple[Gang, SlowWorker]]:
+def _slow_worker(directory: Path, text: Path) -> Iterator[tuple[WorkerGroup, SlowWorker]]:
     """A gang that has no worker yet, and the one that `supervisor.child` may become."""
     config = gang_config(directory, text)
-    with GangBuffers.open(config) as buffers:
-        yield Gang(config, buffers), SlowWorker()
+    with WorkerBuffers.open(config) as buffers:
+        yield WorkerGroup(config, buffers), SlowWorker()
 
 
 async def test_a_stop_from_before_the_worker_reaches_it_before_the_command(tmp_path: Path, text: Path) -> None:
@@ -315,6 +315,6 @@ async def test_a_new_worker_trains_on_warm(
 )
 def test_orders_that_make_no_sense_are_refused(orders: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        InnerOrders(**orders)  # type: ignore[arg-type]
+        InnerRunOptions(**orders)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="leaves the flat vector of 20"):
-        InnerOrders(capture=((5, 9), (15, 21))).check(20)
+        InnerRunOptions(capture=((5, 9), (15, 21))).check(20)

@@ -11,8 +11,8 @@ import trio.testing
 from peer.errors import ConnectionLost, DeadlineExceeded, NotAdmitted, RemoteError, ResourceError
 from peer.events import EventLog
 from peer.identity import Identity
-from peer.net.bulk import OFFER, BulkLane, Offer, OfferRequest
-from peer.net.bulk_link import LaneLink
+from peer.net.bulk import OFFER, BulkTransport, Offer, OfferRequest
+from peer.net.bulk_link import BulkConnection
 from peer.net.host import Host, HostConfig, open_host
 from peer.net.limits import NetLimits
 from peer.net.method import Call, Method
@@ -43,7 +43,7 @@ async def pair(bulk_port: int | None = 0) -> AsyncIterator[tuple[Host, Host, Fac
         yield a, b, facts
 
 
-def lane_connections(host: Host, peer: str) -> list[LaneLink]:
+def lane_connections(host: Host, peer: str) -> list[BulkConnection]:
     return list(host._lane._links.get(peer, ()))
 
 
@@ -232,7 +232,7 @@ async def test_an_impostor_on_the_port_gets_no_token_and_no_payload() -> None:
         nursery.start_soon(trio.serve_listeners, impostor, listeners)
         meter = Meter(TokenBucket(None), TokenBucket(None))
         server = Server(NetLimits(), meter, EventLog())
-        assert await BulkLane(nursery, ask, server, meter).channel("peer", "127.0.0.1") is None
+        assert await BulkTransport(nursery, ask, server, meter).channel("peer", "127.0.0.1") is None
         assert not received
         nursery.cancel_scope.cancel()
 

@@ -14,7 +14,7 @@ from peer.errors import ConnectionLost, NetworkError, RemoteError
 from peer.events import EventLog
 from peer.identity import Identity
 from peer.net.bulk import OFFER, OfferRequest
-from peer.net.bulk_link import CALLS_MAX, PIECE_BYTES, LaneLink
+from peer.net.bulk_link import CALLS_MAX, PIECE_BYTES, BulkConnection
 from peer.net.host import Host, HostConfig, open_host
 from peer.net.limits import NetLimits
 from peer.net.method import Call, Method
@@ -68,12 +68,12 @@ async def ask(a: Host, b: Host, number: int, size: int = SIZE) -> None:
     assert reply.payload == payload
 
 
-def link_of(a: Host, b: Host) -> LaneLink:
+def link_of(a: Host, b: Host) -> BulkConnection:
     (link,) = a._lane._links[b.peer_id]
     return link
 
 
-async def none_under_way(*links: LaneLink) -> None:
+async def none_under_way(*links: BulkConnection) -> None:
     with trio.fail_after(60):
         while any(link.idle_since is None for link in links):
             await trio.lowlevel.checkpoint()

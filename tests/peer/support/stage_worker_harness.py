@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from peer.model.layout import init_flat, split_flat
-from peer.worker.stage_client import StageGang, open_stage_gang
+from peer.worker.stage_client import StageWorkerGroup, open_stage_worker_group
 from tests.peer.support.stage_harness import INNER, MODEL, SPLITS, spec_of
 from tests.peer.support.worker_harness import Log, gang_config
 
@@ -15,7 +15,7 @@ STAGES = SPLITS[2]
 
 
 @asynccontextmanager
-async def open_worker(directory: Path, index: int, **changes: object) -> AsyncIterator[tuple[StageGang, Log]]:
+async def open_worker(directory: Path, index: int, **changes: object) -> AsyncIterator[tuple[StageWorkerGroup, Log]]:
     """The worker of one of two stages, with the start weights."""
     model = changes.pop("model", MODEL)
     silence_s = changes.pop("silence_s", 10.0)
@@ -23,7 +23,7 @@ async def open_worker(directory: Path, index: int, **changes: object) -> AsyncIt
     folder = directory / str(index)
     config = gang_config(folder, directory, model=model, inner=INNER, stage=spec, silence_s=silence_s)
     assert isinstance(config.events, Log)
-    async with open_stage_gang(config) as gang:
+    async with open_stage_worker_group(config) as gang:
         if model == MODEL:
             gang.outer.copy_(split_flat(MODEL, init_flat(MODEL, seed=0), STAGES)[index])
             await gang.import_weights(epoch=0)

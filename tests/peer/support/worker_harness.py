@@ -13,7 +13,7 @@ import trio
 from peer.config import DataConfig, InnerConfig, ModelConfig
 from peer.events import Event, EventLog
 from peer.model.layout import init_flat
-from peer.worker.client import Gang, GangConfig, open_gang
+from peer.worker.client import WorkerGroup, WorkerConfig, open_worker_group
 
 MODEL = ModelConfig(hidden_size=32, layers=2, heads=2, kv_heads=1, intermediate_size=48, max_seq_len=32)
 INNER = InnerConfig(lr=1e-2, batch_size=4, total_steps=1000, warmup_steps=5, dtype="fp32")
@@ -44,7 +44,7 @@ def freeze(pid: int) -> None:
     os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
 
 
-def gang_config(directory: Path, text: Path, **changes: object) -> GangConfig:
+def gang_config(directory: Path, text: Path, **changes: object) -> WorkerConfig:
     values: dict[str, object] = {
         "model": MODEL,
         "data": DataConfig(source="folder", path=str(text), seq_len=32),
@@ -55,13 +55,13 @@ def gang_config(directory: Path, text: Path, **changes: object) -> GangConfig:
         "threads": 1,
         "silence_s": 10.0,
     }
-    return GangConfig(**{**values, **changes})  # type: ignore[arg-type]
+    return WorkerConfig(**{**values, **changes})  # type: ignore[arg-type]
 
 
 @asynccontextmanager
-async def open_test_gang(directory: Path, text: Path, **changes: object) -> AsyncIterator[tuple[Gang, Log]]:
+async def open_test_gang(directory: Path, text: Path, **changes: object) -> AsyncIterator[tuple[WorkerGroup, Log]]:
     config = gang_config(directory, text, **changes)
     assert isinstance(config.events, Log)
-    async with open_gang(config) as gang:
+    async with open_worker_group(config) as gang:
         init_flat(MODEL, seed=0, out=gang.outer) if config.model == MODEL else None
         yield gang, config.events

@@ -26,7 +26,7 @@ from peer.data.tokenizer import ByteTokenizer
 from peer.errors import ConfigError, WorkerError
 from peer.ipc.shared_memory import SharedBuffer
 from peer.model.layout import init_flat
-from peer.worker.client import Gang, open_gang
+from peer.worker.client import WorkerGroup, open_worker_group
 from tests.peer.support.worker_harness import ENDLESS, HOUR_S, INNER, MODEL, Log, gang_config, open_test_gang
 
 pytestmark = [
@@ -44,7 +44,7 @@ async def _gone(pidfd: int, timeout_s: float = 60.0) -> None:
     os.close(pidfd)
 
 
-async def _hit(gang: Gang, log: Log, strike: Callable[[int], None]) -> str:
+async def _hit(gang: WorkerGroup, log: Log, strike: Callable[[int], None]) -> str:
     """Strike the worker in the middle of an inner run; the error's text."""
     errors: list[str] = []
 
@@ -104,7 +104,7 @@ async def test_it_trains_evaluates_and_samples(tmp_path: Path, text: Path) -> No
         assert await gang.evaluate() < 4.0
 
 
-async def _stop_after_progress(gang: Gang, log: Log) -> None:
+async def _stop_after_progress(gang: WorkerGroup, log: Log) -> None:
     event = await log.wait_for("inner_step")
     assert event.fields["loss"] and event.fields["tokens_per_s"]
     gang.stop_inner()
@@ -164,14 +164,14 @@ async def test_a_worker_that_makes_no_step_is_replaced(tmp_path: Path, text: Pat
 async def test_what_cannot_work_is_said_at_once(tmp_path: Path, text: Path) -> None:
     missing = DataConfig(source="folder", path=str(tmp_path / "no"), seq_len=32)
     with pytest.raises(ConfigError, match="not a folder"):
-        async with open_gang(gang_config(tmp_path, text, data=missing)):
+        async with open_worker_group(gang_config(tmp_path, text, data=missing)):
             pass
     small = msgspec.structs.replace(MODEL, vocab_size=255)
     with pytest.raises(ConfigError, match=r"raise model\.vocab_size"):
-        async with open_gang(gang_config(tmp_path, text, model=small)):
+        async with open_worker_group(gang_config(tmp_path, text, model=small)):
             pass
     with pytest.raises(WorkerError, match="raise load_timeout_s"):
-        async with open_gang(gang_config(tmp_path, text, load_timeout_s=0.0)):
+        async with open_worker_group(gang_config(tmp_path, text, load_timeout_s=0.0)):
             pass
 
 

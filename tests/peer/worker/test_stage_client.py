@@ -17,7 +17,7 @@ from torch import Tensor
 from peer.errors import ConfigError, StageRefused, WorkerError
 from peer.events import Event
 from peer.model.layout import init_flat, join_flat
-from peer.worker.stage_client import MicroBatch, StageGang
+from peer.worker.stage_client import MicroBatch, StageWorkerGroup
 from tests.peer.support.stage_harness import MODEL, open_stages, relative, token_batches, whole_gradient
 from tests.peer.support.stage_worker_harness import STAGES, open_worker
 from tests.peer.support.worker_harness import freeze
@@ -28,7 +28,9 @@ pytestmark = [
 ]
 
 
-async def through(first: StageGang, last: StageGang, name: str, tokens: Tensor, losses: list[float]) -> None:
+async def through(
+    first: StageWorkerGroup, last: StageWorkerGroup, name: str, tokens: Tensor, losses: list[float]
+) -> None:
     """One micro-batch forward and back, the way the network will do it."""
     ids, targets = tokens[:, :-1], tokens[:, 1:]
     at = tuple(ids.shape)

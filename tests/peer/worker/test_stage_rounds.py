@@ -15,7 +15,7 @@ import trio.testing
 
 from peer.errors import StageRefused, WorkerError
 from peer.model.layout import init_flat, split_flat
-from peer.worker.stage_client import MicroBatch, Slot, StageGang
+from peer.worker.stage_client import MicroBatch, Slot, StageWorkerGroup
 from tests.peer.support.stage_harness import MODEL, open_stages
 from tests.peer.support.stage_worker_harness import STAGES, open_worker
 from tests.peer.support.worker_harness import freeze
@@ -111,7 +111,7 @@ async def test_a_lost_worker_takes_all_with_it_and_says_so(tmp_path: Path) -> No
                 await gang.backward(MicroBatch("b", 1, 0), slot, *SHAPE)
 
 
-async def fails(gang: StageGang, slot: Slot, generation: int) -> None:
+async def fails(gang: StageWorkerGroup, slot: Slot, generation: int) -> None:
     with pytest.raises(WorkerError, match="lost"):
         await gang.backward(MicroBatch("b", 1, 0), slot, *SHAPE)
     assert gang.generation == generation  # by then
@@ -163,7 +163,7 @@ async def test_a_stage_closes_though_its_worker_hangs(tmp_path: Path) -> None:
     """What waits under a shield is let go."""
     errors: list[str] = []
 
-    async def stubborn(gang: StageGang, slot: Slot) -> None:
+    async def stubborn(gang: StageWorkerGroup, slot: Slot) -> None:
         with trio.CancelScope(shield=True), pytest.raises(WorkerError, match="being closed") as caught:
             await gang.forward(MicroBatch("b", 1, 0), slot, *SHAPE)
         errors.append(str(caught.value))

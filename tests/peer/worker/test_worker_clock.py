@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from peer.ipc.inner_orders import InnerOrders
+from peer.ipc.inner_orders import InnerRunOptions
 from peer.ipc.messages import Evaluated, InnerDone, InnerResult, RunEvaluate, RunInner
 from peer.worker import main as module
 from peer.worker.main import Worker
@@ -27,7 +27,7 @@ class AllDone(Exception):
 
 def test_idle_is_the_time_without_a_command_since_the_last_inner_run(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, sent = Clock(), list[Any]()
-    inner, evaluate = RunInner(1, [(0, 4)], 0, 60.0, 1, InnerOrders(product="gradient")), RunEvaluate(2, 1)
+    inner, evaluate = RunInner(1, [(0, 4)], 0, 60.0, 1, InnerRunOptions(product="gradient")), RunEvaluate(2, 1)
     coming = [(7.0, evaluate), (5.0, inner), (3.0, inner), (2.0, evaluate), (0.0, inner)]
 
     def get() -> object:

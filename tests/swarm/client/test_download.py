@@ -26,20 +26,20 @@ from peer.net.host import HostConfig, open_host
 from peer.net.method import Call
 from swarm.client import download
 from swarm.client.download import Download, download_head
-from swarm.client.session import Visitor, visit
+from swarm.client.session import RunClient, visit
 from swarm.client.status import look
 from swarm.coordinator.coordinator import CoordinatorConfig, run_coordinator
 from swarm.membership.membership import MEMBERS, MemberRecord, Own, describe
 from swarm.placement.stages import layout_of, vectors_of
 from swarm.protocol import messages
 from swarm.protocol.head import Head, Member
-from swarm.protocol.quorum import Sighting, ask_standings
+from swarm.protocol.quorum import HeadCandidate, ask_standings
 from swarm.run.config import parse_run_config
 from swarm.run.home import Home
 from swarm.run.invite import Invite
 from swarm.run.manifest import Manifest, open_manifest
 from swarm.run.manifest_transfer import load_charter
-from swarm.state.snapshots import SnapshotShelf
+from swarm.state.snapshots import SnapshotStore
 from tests.dht.support.local_swarm import BRISK
 
 STAGES = 3
@@ -72,22 +72,22 @@ class Run:
             me = Member(host.peer_id, "s")
             start = manifest.first_head(stage).regrouped((me,), 1)
             regroup = sign_body(authority, messages.REGROUP_KIND, start)
-            shelf: SnapshotShelf | None = None
+            shelf: SnapshotStore | None = None
             heads: list[Head] = []
             for number in rounds:
                 theta = self.theta(stage, number)
                 state = [theta, *(torch.zeros_like(theta) for _ in vectors_of(manifest, stage)[1:])]
                 tree = hash_state(state)
-                shelf = shelf or SnapshotShelf(tree.size_bytes, 1 << 16)
+                shelf = shelf or SnapshotStore(tree.size_bytes, 1 << 16)
                 shelf.publish(tree, state)
                 heads.append(msgspec.structs.replace(start, round=number, state_hash=tree.root))
             assert shelf is not None
             shelf.serve(host.rpc)
 
-            async def standing(call: Call[messages.AskHead]) -> messages.Standing:
+            async def standing(call: Call[messages.AskHead]) -> messages.HeadReport:
                 assert call.body.group == manifest.group_id(stage)
                 head = heads.pop(0) if len(heads) > 1 else heads[0]
-                return messages.Standing(head, me, "training", regroup)
+                return messages.HeadReport(head, me, "training", regroup)
 
             host.rpc.serve(messages.STANDING, standing)
             own = Own(session="s", name=f"s{stage}", role="stage", phase="", joined_at=time.time(), stage=stage)
@@ -174,15 +174,15 @@ async def test_a_stage_whose_replica_did_not_answer_in_time_is_asked_again(
 ) -> None:
     """The authority's word alone would be the beginning of the run."""
     monkeypatch.setattr(download, "PAUSE_S", 0.1)
-    asked, sightings = Counter[int](), Visitor.sightings
+    asked, sightings = Counter[int](), RunClient.sightings
 
-    async def late(visitor: Visitor, records: Mapping[str, MemberRecord], stage: int = 0) -> list[Sighting]:
+    async def late(visitor: RunClient, records: Mapping[str, MemberRecord], stage: int = 0) -> list[HeadCandidate]:
         asked[stage] += 1
         if asked[stage] == 1:
             records = {peer: record for peer, record in records.items() if record.role == "coordinator"}
         return await sightings(visitor, records, stage)
 
-    monkeypatch.setattr(Visitor, "sightings", late)
+    monkeypatch.setattr(RunClient, "sightings", late)
     async with coordinated(tmp_path / "home") as run, AsyncExitStack() as stack:
         for stage, number in enumerate((5, 4, 5)):
             await stack.enter_async_context(run.replica(stage, [number]))

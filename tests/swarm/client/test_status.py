@@ -9,7 +9,7 @@ from cli import status
 from swarm.client.status import SwarmStatus, picture
 from swarm.membership.membership import MemberRecord
 from swarm.protocol.head import Head, Member
-from swarm.protocol.quorum import Sighting
+from swarm.protocol.quorum import HeadCandidate
 from swarm.run.manifest import Manifest
 from tests.swarm.membership.test_bans import record
 from tests.swarm.placement.test_stages import manifest_of
@@ -21,13 +21,15 @@ def peer(**changes: object) -> MemberRecord:
     return msgspec.structs.replace(record("s"), at=NOW - 1, **changes)
 
 
-def sighting(manifest: Manifest, stage: int, round: int, members: list[str], holders: int | None = None) -> Sighting:
+def sighting(
+    manifest: Manifest, stage: int, round: int, members: list[str], holders: int | None = None
+) -> HeadCandidate:
     head: Head = manifest.first_head(stage).regrouped(tuple(Member(name, "s") for name in members), 1)
     head = msgspec.structs.replace(head, round=round, tokens=1000 * round, state_hash=bytes([round]) * 32)
-    return Sighting(head, tuple(members[:holders]), None)
+    return HeadCandidate(head, tuple(members[:holders]), None)
 
 
-def three_stages() -> tuple[Manifest, dict[str, MemberRecord], list[Sighting | None]]:
+def three_stages() -> tuple[Manifest, dict[str, MemberRecord], list[HeadCandidate | None]]:
     """Stage 0 has two replicas, stage 1 one and one on its way from stage 0, stage 2 nobody."""
     manifest = manifest_of(3)
     records = {

@@ -18,8 +18,8 @@ from peer.identity import Identity, Signed, sign_body
 from peer.net.host import Host, HostConfig, open_host
 from swarm.coordinator import authority as module
 from swarm.coordinator.authority import STAGE_BACK_S_MAX, Authority
-from swarm.coordinator.durable_state import HomeMemory, Memory, Seen
-from swarm.coordinator.handlers import AuthorityDesk
+from swarm.coordinator.durable_state import FileState, Memory, Seen
+from swarm.coordinator.handlers import CoordinatorHandlers
 from swarm.protocol import messages as say
 from swarm.protocol.head import Head, Member, genesis
 from swarm.protocol.messages import REGROUP_KIND
@@ -33,7 +33,7 @@ NEVER_S = 2.0  # many times as long as it takes where it does sign
 
 async def regrouped_by(
     memory: Memory,
-    standing: say.Standing,
+    standing: say.HeadReport,
     me: Identity,
     stranger: Identity,
     seen_before: tuple[Head, ...] = (),
@@ -73,13 +73,13 @@ async def regrouped_by(
             authority.knock(say.Knock(standing.head.hash, standing.head.round, member, (), "run"))
         for head in (*seen_before, authority.head):
             authority._see(head)
-        AuthorityDesk(host, [authority])
+        CoordinatorHandlers(host, [authority])
         told = trio.Event()
 
-        async def answer(call: object) -> say.Standing:
+        async def answer(call: object) -> say.HeadReport:
             return standing
 
-        async def regroup(call: object) -> say.Standing:
+        async def regroup(call: object) -> say.HeadReport:
             told.set()
             return standing
 
@@ -115,7 +115,7 @@ async def test_only_who_was_a_member_takes_a_run_back(monkeypatch: object) -> No
     gone = (Member("gone1", "s"), Member("gone2", "s"))
     start, signed = begun(me, gone)
     later = msgspec.structs.replace(start, round=7, previous=start.hash)
-    newcomer = say.Standing(start, Member(peer.peer_id, "fresh"), "knocking", signed)
+    newcomer = say.HeadReport(start, Member(peer.peer_id, "fresh"), "knocking", signed)
 
     assert await regrouped_by(after(later, signed), newcomer, me, peer, within_s=NEVER_S) is None
 
@@ -123,7 +123,7 @@ async def test_only_who_was_a_member_takes_a_run_back(monkeypatch: object) -> No
     back = await regrouped_by(after(restarted, signed), newcomer, me, peer)
     assert back is not None and (back.term, back.round, back.members) == (2, 0, (newcomer.member,))
 
-    same_round = say.Standing(later, Member(peer.peer_id, "fresh"), "knocking", signed)
+    same_round = say.HeadReport(later, Member(peer.peer_id, "fresh"), "knocking", signed)
     on = await regrouped_by(after(later, signed), same_round, me, peer)
     assert on is not None and (on.term, on.round) == (2, 7)
 
@@ -147,13 +147,13 @@ async def test_a_commit_lost_with_its_only_holder_is_gone_back_from(monkeypatch:
     alone = both.regrouped((Member("gone", "s"),), 2)
     signed = sign_body(me, REGROUP_KIND, alone)
     lost = msgspec.structs.replace(alone, round=1, previous=alone.hash)
-    survivor = say.Standing(alone, Member(peer.peer_id, "s"), "knocking", signed)
+    survivor = say.HeadReport(alone, Member(peer.peer_id, "s"), "knocking", signed)
 
     back = await regrouped_by(after(lost, signed), survivor, me, peer, (both, alone))
     assert back is not None and (back.term, back.round, back.members) == (3, 0, (survivor.member,))
 
     stranger = Identity.generate()
-    claim = say.Standing(alone, Member(stranger.peer_id, "s"), "knocking", signed)
+    claim = say.HeadReport(alone, Member(stranger.peer_id, "s"), "knocking", signed)
     assert await regrouped_by(after(lost, signed), claim, me, stranger, (both, alone), within_s=NEVER_S) is None
     assert await regrouped_by(after(lost, signed), survivor, me, peer, within_s=NEVER_S) is None, "from long ago"
 
@@ -171,7 +171,7 @@ async def test_strangers_crowd_out_nobody(monkeypatch: object) -> None:
     lately, *strangers = some_members(5 * ASKED_MAX)
     start, signed = begun(me, (Member("gone", "s"), Member(peer.peer_id, "s")))
     before = msgspec.structs.replace(start, members=(*start.members, lately))
-    left = say.Standing(start, Member(peer.peer_id, "s"), "training", signed)
+    left = say.HeadReport(start, Member(peer.peer_id, "s"), "training", signed)
     on = await regrouped_by(after(start, signed), left, me, peer, (before,), crowd=(lately, *strangers))
     assert on is not None and len(on.members) == MAX_PEERS
     assert {left.member, lately} < set(on.members)
@@ -190,7 +190,7 @@ async def test_all_members_of_a_large_group_are_asked() -> None:
         asked = authority._whom_to_ask()
         assert asked[: len(members)] == members and set(asked) == {*members, *crowd}
 
-        AuthorityDesk(last, [Authority(last, FIRST, 1, list, Memory())])
+        CoordinatorHandlers(last, [Authority(last, FIRST, 1, list, Memory())])
         await host.connect_address(last.addresses[0], timeout_s=30)
         for most, answers in ((len(members), 0), (len(members) + 1, 1)):
             asking = [*members, last.peer_id]
@@ -219,7 +219,7 @@ async def test_a_stage_without_replicas_goes_on_from_a_kept_commit_beside_the_ot
         return msgspec.structs.replace(head, round=8, inner_step=80)
 
     for head, seen, expected in ((kept, (kept,), 8), (forged, (kept,), None), (kept, (), None)):
-        standing = say.Standing(head, Member(peer.peer_id, "replacement"), "knocking", signed)
+        standing = say.HeadReport(head, Member(peer.peer_id, "replacement"), "knocking", signed)
         within_s = NEVER_S if expected is None else 60.0
         on = await regrouped_by(after(last, signed), standing, me, peer, seen, beside, within_s=within_s)
         assert (on.round if on is not None else None) == expected
@@ -241,7 +241,7 @@ async def test_a_head_that_was_made_up_is_nothing_to_go_on_from(monkeypatch: obj
     for round in (2**50, 8, 7):
         forged = msgspec.structs.replace(last, round=round, state_hash=b"x" * 32, members=(stranger,))
         memory = after(last, signed)
-        standing = say.Standing(forged, stranger, "training", signed)
+        standing = say.HeadReport(forged, stranger, "training", signed)
         on = await regrouped_by(
             memory, standing, me, peer, abreast=lambda head: head, others=(beside,), within_s=NEVER_S
         )
@@ -257,7 +257,7 @@ async def test_where_nobody_known_comes_back_strangers_are_the_stage(monkeypatch
     stranger = Member(peer.peer_id, "s")
     theirs = msgspec.structs.replace(start, round=40, previous=b"6" * 32, members=(stranger,))
     memory = after(msgspec.structs.replace(start, round=7, previous=b"5" * 32), signed)
-    standing = say.Standing(theirs, stranger, "training", signed)
+    standing = say.HeadReport(theirs, stranger, "training", signed)
 
     def believed() -> bool:
         return memory.seen is not None and memory.seen.head == theirs
@@ -299,17 +299,17 @@ async def test_a_restarted_authority_knows_what_it_saw_before(tmp_path: Path, mo
     kept = msgspec.structs.replace(start, round=5, previous=start.hash)
     between = msgspec.structs.replace(start, round=6, previous=kept.hash)
     last = msgspec.structs.replace(start, round=7, previous=between.hash)
-    memory = HomeMemory(Home(tmp_path))
+    memory = FileState(Home(tmp_path))
     memory.keep(signed)
     for head in (start, kept, between, last):
         memory.see(head, STAGE_BACK_S_MAX)
     del memory
 
-    standing = say.Standing(kept, Member(peer.peer_id, "replacement"), "knocking", signed)
-    restarted = HomeMemory(Home(tmp_path))
+    standing = say.HeadReport(kept, Member(peer.peer_id, "replacement"), "knocking", signed)
+    restarted = FileState(Home(tmp_path))
     on = await regrouped_by(restarted, standing, me, peer, abreast=lambda head: head)
     assert on is not None and (on.term, on.round, on.previous) == (2, 5, kept.hash)
-    again = HomeMemory(Home(tmp_path))
+    again = FileState(Home(tmp_path))
     assert again.signed == restarted.signed and again.seen == restarted.seen
 
 
@@ -327,7 +327,7 @@ async def test_the_authority_tells_which_heads_it_would_go_on_from() -> None:
         memory = after(last, signed)
         memory.see(kept, 60.0)
         memory.see(last, 60.0)
-        AuthorityDesk(host, [Authority(host, FIRST, 1, list, memory, abreast=lambda head: head)])
+        CoordinatorHandlers(host, [Authority(host, FIRST, 1, list, memory, abreast=lambda head: head)])
         await other.connect_address(host.addresses[0], timeout_s=30)
         asked = say.AskBelieved("run", tuple((head.hash, head.round) for head in (start, kept, never, last, later)))
         answer = (await other.rpc.call(host.peer_id, say.BELIEVED, asked, timeout_s=30)).body
@@ -348,13 +348,13 @@ async def test_each_group_begins_once_the_run_has_enough_peers(monkeypatch: obje
             others = [n for n in range(3) if n != number]
             elsewhere = lambda others=others: sum(authorities[n].peers for n in others)  # noqa: E731
             authorities.append(Authority(host, first_of(group), 2, list, Memory(), elsewhere=elsewhere))
-        AuthorityDesk(host, authorities)
+        CoordinatorHandlers(host, authorities)
         for authority in authorities:
             nursery.start_soon(authority.run)
         for peer in (one, two):
             await peer.connect_address(host.addresses[0], timeout_s=30)
 
-        async def knock(peer: Host, group: str) -> say.Standing:
+        async def knock(peer: Host, group: str) -> say.HeadReport:
             first = first_of(group)
             body = say.Knock(first.hash, 0, Member(peer.peer_id, "s"), peer.addresses, group)
             return (await peer.rpc.call(host.peer_id, say.KNOCK, body, timeout_s=30)).body
@@ -394,7 +394,7 @@ async def test_of_two_the_one_left_goes_on_soon_if_it_misses_the_other(phase: st
     monkeypatch.setattr(module, "GONE_AFTER_S", 1000.0)  # type: ignore[attr-defined]
     me, peer = Identity.generate(), Identity.generate()
     start, signed = begun(me, (Member(peer.peer_id, "s"), Member("dead", "s")))
-    left = say.Standing(start, Member(peer.peer_id, "s"), phase, signed)
+    left = say.HeadReport(start, Member(peer.peer_id, "s"), phase, signed)
     within_s = 60.0 if phase == say.NO_MAJORITY else NEVER_S
     alone = await regrouped_by(after(start, signed), left, me, peer, within_s=within_s)
     assert (alone is not None and alone.members == (left.member,)) if phase == say.NO_MAJORITY else alone is None
@@ -407,7 +407,7 @@ async def test_a_majority_that_hung_up_on_us_is_waited_for(monkeypatch: object) 
     me, peer = Identity.generate(), Identity.generate()
     dead = tuple(Member(f"dead{letter}", "s") for letter in "abc")
     start, signed = begun(me, (Member(peer.peer_id, "s"), *dead))
-    left = say.Standing(start, Member(peer.peer_id, "s"), say.NO_MAJORITY, signed)
+    left = say.HeadReport(start, Member(peer.peer_id, "s"), say.NO_MAJORITY, signed)
     assert await regrouped_by(after(start, signed), left, me, peer, within_s=NEVER_S) is None
 
 
@@ -430,13 +430,13 @@ class Watched:
     def later(self, round: int, members: tuple[Member, ...]) -> Head:
         return msgspec.structs.replace(self.start, round=round, previous=b"p" * 32, members=members)
 
-    async def _ask(self, *_: object, **__: object) -> list[tuple[str, say.Standing]]:
+    async def _ask(self, *_: object, **__: object) -> list[tuple[str, say.HeadReport]]:
         return self._said
 
     async def hears(self, head: Head, *members: Member, lie: Head | None = None) -> Head:
         """Where it is after a poll in which those members stand at `head`, and the liar at its `lie`."""
         stand = [(head, member) for member in members] + ([(lie, LIAR)] if lie is not None else [])
-        self._said = [(who.peer, say.Standing(where, who, "training", self.signed)) for where, who in stand]
+        self._said = [(who.peer, say.HeadReport(where, who, "training", self.signed)) for where, who in stand]
         await self.authority._watch()
         return self.authority.head
 

@@ -8,7 +8,7 @@ import pytest
 
 from peer.errors import CheckpointError, ResourceError
 from peer.identity import Identity, sign_body
-from swarm.coordinator.durable_state import FILE_BYTES_MAX, HEADS_MAX, HomeMemory, Memory, Seen
+from swarm.coordinator.durable_state import FILE_BYTES_MAX, HEADS_MAX, FileState, Memory, Seen
 from swarm.protocol.head import Head, Member, genesis
 from swarm.protocol.messages import REGROUP_KIND
 from swarm.run.home import Home
@@ -50,7 +50,7 @@ def test_of_too_many_the_latest_are_kept() -> None:
 @pytest.mark.parametrize("name", ["seen.msgpack", "regroup.msgpack"])
 def test_a_damaged_memory_is_said_and_not_guessed(tmp_path: Path, name: str) -> None:
     home, me = Home(tmp_path), Identity.generate()
-    memory = HomeMemory(home)
+    memory = FileState(home)
     memory.keep(sign_body(me, REGROUP_KIND, head_of(1, me.peer_id)))
     memory.see(head_of(1, me.peer_id), BACK_S)
     path = tmp_path / name
@@ -58,13 +58,13 @@ def test_a_damaged_memory_is_said_and_not_guessed(tmp_path: Path, name: str) -> 
     for damaged in (whole[:-1], b"", b"\xff" * 100, b"\x00" * (FILE_BYTES_MAX + 1)):
         path.write_bytes(damaged)
         with pytest.raises(CheckpointError, match="restore it from a backup"):
-            HomeMemory(home)
+            FileState(home)
     path.write_bytes(whole)
-    assert HomeMemory(home).saw(head_of(1, me.peer_id).hash)
+    assert FileState(home).saw(head_of(1, me.peer_id).hash)
 
 
 def test_what_could_not_be_written_does_not_count(tmp_path: Path) -> None:
-    memory = HomeMemory(Home(tmp_path))
+    memory = FileState(Home(tmp_path))
     memory.see(head_of(1, "p"), BACK_S)
     (tmp_path / "seen.msgpack").unlink()
     (tmp_path / "seen.msgpack").mkdir()

@@ -21,7 +21,7 @@ from peer.net.host import Host, HostConfig, open_host
 from peer.net.rpc import Buffer, Call
 from swarm.gossip import messages as say
 from swarm.gossip.coding import step_alone
-from swarm.gossip.exchange import Meeting
+from swarm.gossip.exchange import PairExchange
 from swarm.gossip.matchmaking import Matchmaker
 from swarm.gossip.pairing import Seen
 from tests.swarm.support.gossip_group import CONSTANTS, NUMEL, Group, Peer, noise
@@ -172,9 +172,9 @@ async def test_a_partner_without_its_last_slice_is_left(
 ) -> None:
     """All has come but the last slice, so that nothing else is under way that could be cancelled when that one fails.
     Nothing is used of what came, and the peer goes on alone."""
-    rest_is_here, fetch = trio.Event(), Meeting._fetch
+    rest_is_here, fetch = trio.Event(), PairExchange._fetch
 
-    async def fetch_and_tell(meeting: Meeting, half: say.Half, index: int, limit_s: float) -> memoryview:
+    async def fetch_and_tell(meeting: PairExchange, half: say.Half, index: int, limit_s: float) -> memoryview:
         piece = await fetch(meeting, half, index, limit_s)
         if half == "delta":
             rest_is_here.set()
@@ -190,7 +190,7 @@ async def test_a_partner_without_its_last_slice_is_left(
                 return nothing, piece[:-4]
             raise RoundDiscarded("there is no such meeting here any more")
 
-    monkeypatch.setattr(Meeting, "_fetch", fetch_and_tell)
+    monkeypatch.setattr(PairExchange, "_fetch", fetch_and_tell)
     group = Group(tmp_path, "fp32", 1, 2)
     assert group.coding.count == 2
     peer, stranger = await meet_once(group, lambda host: Withholds(host, honest(group), lambda b: b))
@@ -205,7 +205,7 @@ async def test_a_partner_that_has_sent_all_and_then_something_else_is_left(
     """Its second commitment comes when the meeting is over here, and before its message was looked at."""
     hold = Matchmaker._hold
 
-    async def hold_and_be_cheated(match: Matchmaker, meeting: Meeting) -> None:
+    async def hold_and_be_cheated(match: Matchmaker, meeting: PairExchange) -> None:
         await hold(match, meeting)
         assert meeting.theirs is not None
         meeting.fail(ProtocolViolation("a peer committed to two messages in one meeting"))

@@ -21,7 +21,7 @@ from swarm.gossip.pairing import (
     round_after_alone,
     steps_for,
 )
-from swarm.gossip.peer_scores import MEMORY_S, PAUSE_MAX_S, PAUSE_S, Grudges
+from swarm.gossip.peer_scores import MEMORY_S, PAUSE_MAX_S, PAUSE_S, PeerScores
 from swarm.gossip.sampling import SLOTS, draw
 
 
@@ -83,7 +83,7 @@ def test_samples_are_drawn_once_and_hardly_ever_by_two() -> None:
 
 def test_failures_cost_a_while_and_strikes_an_hour() -> None:
     now = 0.0
-    grudges = Grudges(lambda: now)
+    grudges = PeerScores(lambda: now)
     grudges.failed("a")
     assert grudges.avoids("a") and not grudges.avoids("b")
     now = PAUSE_S

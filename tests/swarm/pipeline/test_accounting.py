@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from swarm.pipeline.accounting import Counting, spans_of
+from swarm.pipeline.accounting import SampleAccounting, spans_of
 from swarm.protocol.head import Head, genesis
 from swarm.protocol.ledger import Ledger, Range, contains, count, overlaps
 
@@ -24,7 +24,7 @@ def span(k: int) -> Range:
     return (MICRO * k, MICRO * (k + 1))
 
 
-def counted(counting: Counting, k: int, epoch: int = 0) -> bool:
+def counted(counting: SampleAccounting, k: int, epoch: int = 0) -> bool:
     """Whether a micro-batch that came in `epoch` was counted."""
     if counting.verdict(span(k), epoch) != "count" or not counting.begin(span(k), epoch):
         return False
@@ -43,21 +43,21 @@ def counted(counting: Counting, k: int, epoch: int = 0) -> bool:
     ],
 )
 def test_how_far_epochs_may_be_apart(ahead: int, local: str, synchronous: str) -> None:
-    assert Counting(head(5), MICRO).verdict(span(0), 5 + ahead) == local
-    assert Counting(head(5), MICRO, round_samples=32).verdict(span(0), 5 + ahead) == synchronous
+    assert SampleAccounting(head(5), MICRO).verdict(span(0), 5 + ahead) == local
+    assert SampleAccounting(head(5), MICRO, round_samples=32).verdict(span(0), 5 + ahead) == synchronous
 
 
 def test_only_free_samples_count() -> None:
-    counting = Counting(
+    counting = SampleAccounting(
         head(cursor=40, returned=((8, 12),), promised=(("me", ((16, 20),)), ("you", ((20, 24),)))), MICRO, me="me"
     )
     assert [k for k in range(12) if counting.may_count(span(k), 0)] == [2, 4, 10, 11]
-    batch = Counting(head(cursor=40), MICRO, round_samples=8)
+    batch = SampleAccounting(head(cursor=40), MICRO, round_samples=8)
     assert [k for k in range(14) if batch.may_count(span(k), 0)] == [10, 11]
 
 
 def test_of_two_copies_the_first_to_come_back_counts() -> None:
-    counting = Counting(head(), MICRO)
+    counting = SampleAccounting(head(), MICRO)
     assert counting.begin(span(3), 0) and counting.is_at(span(3))
     assert not counting.begin(span(3), 0)
     counting.undo(span(3))
@@ -68,7 +68,7 @@ def test_of_two_copies_the_first_to_come_back_counts() -> None:
 
 
 def test_what_was_captured_is_merged_or_free_again_and_what_came_since_stays() -> None:
-    counting = Counting(head(), MICRO)
+    counting = SampleAccounting(head(), MICRO)
     assert counted(counting, 0) and counted(counting, 1)
     assert counting.capture() == ((0, 8),)
     assert counted(counting, 2) and not counted(counting, 0)
@@ -82,7 +82,7 @@ def test_what_was_captured_is_merged_or_free_again_and_what_came_since_stays() -
 
 
 def test_a_lost_worker_has_counted_nothing() -> None:
-    counting = Counting(head(), MICRO)
+    counting = SampleAccounting(head(), MICRO)
     assert counted(counting, 0) and counting.begin(span(1), 0)
     assert counting.forget() == (span(0),)
     counting.done(span(1))  # the answer of a worker that is gone
@@ -90,7 +90,7 @@ def test_a_lost_worker_has_counted_nothing() -> None:
 
 
 def test_a_synchronous_round_begins_with_nothing() -> None:
-    counting = Counting(head(), MICRO, round_samples=16)
+    counting = SampleAccounting(head(), MICRO, round_samples=16)
     assert counted(counting, 0) and not counted(counting, 4)
     counting.capture()
     assert counted(counting, 1)
@@ -110,7 +110,7 @@ class Round:
 
     def __init__(self, replicas: int, synchronous: bool) -> None:
         self.head = head()
-        self.members = [Counting(self.head, MICRO, 32 if synchronous else None) for _ in range(replicas)]
+        self.members = [SampleAccounting(self.head, MICRO, 32 if synchronous else None) for _ in range(replicas)]
         self.contributions: dict[int, tuple[Range, ...]] = {}
         self.merged: list[Range] = []
 

@@ -18,8 +18,8 @@ from swarm.pipeline import stage_trainer
 from swarm.pipeline.activations import ActivationCode
 from swarm.pipeline.local_steps import LocalSteps
 from swarm.pipeline.messages import Pass, Passed
-from swarm.pipeline.source import Issuer
-from swarm.pipeline.stage_trainer import HeldOut, StagePost
+from swarm.pipeline.source import MicroBatchSource
+from swarm.pipeline.stage_trainer import HeldOut, StageTrainerContext
 from swarm.protocol.ledger import count
 from swarm.protocol.round_schedule import Pace
 from tests.peer.support.stage_harness import INNER, MODEL, SPLITS, relative, whole_gradient
@@ -198,10 +198,12 @@ async def test_the_last_measurement_is_given_up_where_a_stage_has_left(
     async with open_replicas(tmp_path, [1, 1, 1]) as ((first,), (middle,), (last,)):
         table: Table = {}
         async with first.serving(rules, table):
-            issuer = Issuer(first.station, read_tokens, first.log)
+            issuer = MicroBatchSource(first.station, read_tokens, first.log)
             pace = Pace(Diloco(steps=1), INNER, SEQ, 600.0, 0, 3, MICRO)
             trainer = LocalSteps(
-                StagePost(first.gang, first.station, pace, first.log, issuer, HeldOut(held_out, bytes_per_token=1.0))
+                StageTrainerContext(
+                    first.gang, first.station, pace, first.log, issuer, HeldOut(held_out, bytes_per_token=1.0)
+                )
             )
 
             async def measured() -> int:

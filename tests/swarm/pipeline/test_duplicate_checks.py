@@ -21,7 +21,7 @@ from peer.net.method import Call
 from swarm.pipeline.config import PipelineRules
 from swarm.pipeline.duplicate_checks import is_awaited, who_has
 from swarm.pipeline.messages import AWAITED, AskAwaited, Awaited, Pass, Passed
-from swarm.pipeline.micro_batch import BACKLOG_S, SURE_S, Errand
+from swarm.pipeline.micro_batch import BACKLOG_S, SURE_S, MicroBatchTask
 from swarm.pipeline.stage_server import IssueResult
 from tests.peer.support.worker_harness import freeze
 from tests.swarm.support.pipeline_children import open_children
@@ -246,7 +246,7 @@ async def test_what_is_thrown_away_is_all_that_the_worker_has_counted(
         thrown: list[tuple[list[str], tuple[tuple[int, int], ...]]] = []
         came_back, is_wanted = trio.Event(), work._is_wanted
 
-        async def watched(errand: Errand) -> bool:
+        async def watched(errand: MicroBatchTask) -> bool:
             wanted = await is_wanted(errand)
             if errand.span == SPANS[1]:
                 came_back.set()

@@ -37,7 +37,7 @@ from swarm.pipeline.messages import (
     Reissue,
     Seen,
 )
-from swarm.pipeline.source import Issuer
+from swarm.pipeline.source import MicroBatchSource
 from swarm.protocol.ledger import Ledger, Range
 from swarm.protocol.messages import Done
 from tests.peer.support.stage_harness import MODEL
@@ -233,7 +233,7 @@ async def test_orders_and_questions_that_make_no_sense(tmp_path: Path) -> None:
         first = stages[0][0]
         stranger.book.add(first.peer, first.host.addresses)
 
-        issuer = Issuer(first.station, read_tokens, first.log)
+        issuer = MicroBatchSource(first.station, read_tokens, first.log)
         async with issuer.open():
             for spans in (((1, 1 + MICRO),), ((MICRO, 0),), ((0, 0),), ((0, 1),), ((0, far),), ((0, far), (far, 0))):
                 await refused(stranger, first, REISSUE, Reissue(group, 0, spans), "ProtocolViolation|samples")

@@ -11,10 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarm.pipeline.router import Wiring, WiringConfig
+from swarm.pipeline.router import ReplicaRouter, RouterConfig
 
 
-def drive(wiring: Wiring, seconds: Mapping[str, float], count: int, start_s: float = 0.0) -> tuple[Counter[str], float]:
+def drive(
+    wiring: ReplicaRouter, seconds: Mapping[str, float], count: int, start_s: float = 0.0
+) -> tuple[Counter[str], float]:
     """Send `count` micro-batches one after another to replicas that take `seconds` each: (choices, time afterwards)."""
     chosen: Counter[str] = Counter()
     now_s = start_s
@@ -28,9 +30,9 @@ def drive(wiring: Wiring, seconds: Mapping[str, float], count: int, start_s: flo
     return chosen, now_s
 
 
-def wired(seconds: Mapping[str, float], config: WiringConfig | None = None) -> tuple[Wiring, float]:
+def wired(seconds: Mapping[str, float], config: RouterConfig | None = None) -> tuple[ReplicaRouter, float]:
     """A wiring that has measured every replica."""
-    wiring = Wiring(0, config)
+    wiring = ReplicaRouter(0, config)
     wiring.update(seconds, 0.0)
     _, now_s = drive(wiring, seconds, 20 * len(seconds))
     return wiring, now_s
@@ -63,7 +65,7 @@ def test_choices_interleave() -> None:
 
 def test_the_same_seed_gives_the_same_choices_and_another_seed_others() -> None:
     def choices(seed: int) -> list[str | None]:
-        wiring = Wiring(seed)
+        wiring = ReplicaRouter(seed)
         wiring.update([f"r{i}" for i in range(12)], 0.0)
         return [wiring.choose(0.0) for _ in range(12)]
 
@@ -96,7 +98,7 @@ def test_a_newcomer_is_tried_soon_once_and_not_flooded_afterwards() -> None:
 def test_senders_do_not_all_try_a_newcomer_at_once() -> None:
     tried = 0
     for seed in range(100):
-        wiring = Wiring(seed)
+        wiring = ReplicaRouter(seed)
         wiring.update(["a", "b"], 0.0)
         drive(wiring, {"a": 0.01, "b": 0.01}, 40)
         wiring.update(["a", "b", "new"], 10.0)
@@ -216,7 +218,7 @@ def test_a_full_queue_is_no_failure() -> None:
 
 
 def test_deadlines_follow_the_answers() -> None:
-    wiring = Wiring(0)
+    wiring = ReplicaRouter(0)
     wiring.update(["a", "b"], 0.0)
     assert wiring.deadline_s("a") == wiring.config.deadline_first_s
     drive(wiring, {"a": 2.0, "b": 2.0}, 100)
@@ -234,7 +236,7 @@ def test_deadlines_follow_the_answers() -> None:
 @given(st.integers(0, 2**32), st.lists(st.sampled_from("cfsun"), max_size=300))
 def test_whatever_happens_somebody_is_chosen_and_nobody_excluded(seed: int, happenings: list[str]) -> None:
     """c: choose and send, f: the oldest fails, s: the oldest succeeds, u: one leaves or returns, n: time passes."""
-    wiring = Wiring(seed)
+    wiring = ReplicaRouter(seed)
     names = ["a", "b", "c"]
     wiring.update(names, 0.0)
     now_s, outstanding = 0.0, []

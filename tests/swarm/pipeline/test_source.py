@@ -28,7 +28,7 @@ from swarm.pipeline.messages import (
     PipelineCalls,
     Reissue,
 )
-from swarm.pipeline.source import WINDOW_MIN, Issuer
+from swarm.pipeline.source import WINDOW_MIN, MicroBatchSource
 from swarm.protocol.ledger import Range
 from swarm.protocol.messages import Done
 from swarm.protocol.plan import RANGES_MAX
@@ -156,7 +156,7 @@ async def test_what_every_replica_refuses_is_given_up_and_told(tmp_path: Path) -
         for rules in (RULES, rules_of(2, synchronous=True, round_samples=64)):
             del first.events[:]
             async with serving(stages, rules):
-                issuer = Issuer(first.station, read_tokens, first.log)
+                issuer = MicroBatchSource(first.station, read_tokens, first.log)
                 with trio.fail_after(60):
                     async with issuer.open():
                         await issuer.issue([(4, 12)])
@@ -177,7 +177,7 @@ async def test_an_issuer_takes_its_samples_through_and_reports(tmp_path: Path, m
     async with open_replicas(tmp_path, [1, 1]) as stages, serving(stages, rules):
         first, last = stages[0][0], stages[1][0]
 
-        issuer = Issuer(first.station, read_tokens, first.log)
+        issuer = MicroBatchSource(first.station, read_tokens, first.log)
         async with issuer.open():
             await issuer.issue([(0, 40), (60, 64)])
             assert first.station.counting.counted == last.station.counting.counted == ((0, 40), (60, 64))
@@ -217,7 +217,7 @@ async def test_what_is_told_last_accounts_for_all(tmp_path: Path) -> None:
                     if event.name == "pipeline_waiting":
                         waits.set()
 
-                issuer = Issuer(first.station, read_tokens, first.log)
+                issuer = MicroBatchSource(first.station, read_tokens, first.log)
                 with first.log.subscribed(on_event):
                     async with trio.open_nursery() as round_:
                         async with issuer.open():

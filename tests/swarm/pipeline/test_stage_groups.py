@@ -21,11 +21,11 @@ from swarm.protocol.ledger import Range, count, union
 from swarm.protocol.messages import WORK
 from swarm.protocol.plan import PLAN_KIND, Assignment, WorkPlan, make_plan
 from swarm.protocol.round_schedule import Pace
-from swarm.protocol.timeouts import Tempo
-from swarm.rounds.collect import Harvest
-from swarm.rounds.round_state import Height
+from swarm.protocol.timeouts import AdaptiveTimeouts
+from swarm.rounds.collect import ContributionCollector
+from swarm.rounds.round_state import RoundState
 from swarm.rounds.trainer import Order, Work
-from tests.swarm.support.group import Patient, Seat, open_group, pace_of
+from tests.swarm.support.group import Patient, StageReplica, open_group, pace_of
 from tests.swarm.support.hostile import Impatient, Liar
 
 NUMEL, MICRO = 2_000, 2
@@ -38,7 +38,7 @@ def unused(peer: str, first_step: int, assignment: Assignment) -> torch.Tensor:
     raise AssertionError("the trainers are scripted")
 
 
-def scripted(seat: Seat, number: int, script: Script) -> None:
+def scripted(seat: StageReplica, number: int, script: Script) -> None:
     """Its trainer counts what `script(number, order)` says, and learns something of it."""
 
     async def train(order: Order) -> Work:
@@ -59,9 +59,9 @@ async def running(
     rounds: int,
     script: Script,
     members: int = 3,
-    tempo: type[Tempo] = Patient,
+    tempo: type[AdaptiveTimeouts] = Patient,
     to_the_end: bool = True,
-) -> AsyncIterator[list[Seat]]:
+) -> AsyncIterator[list[StageReplica]]:
     """A group that has committed `rounds` rounds by the end of the block, or is broken off there."""
     with trio.fail_after(300):
         async with AsyncExitStack() as stack:
@@ -78,7 +78,7 @@ async def running(
                     nursery.cancel_scope.cancel()
 
 
-def seen(seats: Sequence[Seat], name: str, reason: str) -> bool:
+def seen(seats: Sequence[StageReplica], name: str, reason: str) -> bool:
     return any(reason in str(event.fields.get("reason")) for seat in seats for event in seat.seen(name))
 
 
@@ -130,7 +130,7 @@ async def test_a_round_for_which_nothing_will_ever_come_leaves_the_state_as_it_i
 
 
 async def test_one_that_says_that_nothing_will_come_is_no_majority(tmp_path: Path) -> None:
-    at_work: list[Seat] = []
+    at_work: list[StageReplica] = []
 
     async def script(number: int, order: Order) -> tuple[Range, ...]:
         return ((2 * number, 2 * number + 2),) if seen(at_work, "attempt_failed", "") else ()
@@ -225,7 +225,7 @@ async def test_who_is_not_in_the_plan_is_asked_what_it_has(tmp_path: Path) -> No
     """It did not answer in time, but goes on counting. Whose word has turned out to be worth nothing is not asked."""
     async with open_group(tmp_path, NUMEL, "fp32", 1, 1) as group, group.join(unused) as seat:
         planned, left_out, liar = members = tuple(Member(name, "s") for name in ("a", "b", "c"))
-        height = Height(group.genesis().regrouped(members, 1), planned)
+        height = RoundState(group.genesis().regrouped(members, 1), planned)
         height.plan = make_plan(height.head, 0, {planned: 1.0}, SYNCHRONOUS)
         asked: list[str] = []
         trainer: Any = seat.post.trainer
@@ -237,7 +237,7 @@ async def test_who_is_not_in_the_plan_is_asked_what_it_has(tmp_path: Path) -> No
             raise AssertionError
 
         trainer.gather = gather
-        await Harvest(seat.post, height, 1, [planned], hurry, [liar.peer]).gather(trio.CancelScope())
+        await ContributionCollector(seat.post, height, 1, [planned], hurry, [liar.peer]).gather(trio.CancelScope())
         assert asked == [planned.peer, left_out.peer]
 
 
@@ -294,7 +294,7 @@ async def test_a_leader_that_never_ends_the_work_is_replaced(tmp_path: Path) -> 
             trainer: Any = seat.post.trainer
             trainer.wrap_up = lambda number=number: hurried[number].set()
 
-            async def gather(members: Sequence[str], number: int = number, seat: Seat = seat) -> None:
+            async def gather(members: Sequence[str], number: int = number, seat: StageReplica = seat) -> None:
                 if seat.engine.head.round == 2 and not broken:
                     broken.append(number)
                 if number in broken:
@@ -325,5 +325,5 @@ async def test_who_led_before_and_goes_on_is_no_offender(tmp_path: Path) -> None
         here.round.take_work(order, False, third)
 
 
-def _handed_in(seat: Seat) -> bool:
+def _handed_in(seat: StageReplica) -> bool:
     return any(event.fields["phase"] == "hand in" for event in seat.seen("phase_entered"))

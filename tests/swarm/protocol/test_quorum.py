@@ -6,7 +6,7 @@ import msgspec
 
 from peer.identity import Identity, Signed, sign_body
 from swarm.protocol.head import Head, Member, genesis
-from swarm.protocol.messages import REGROUP_KIND, Standing
+from swarm.protocol.messages import REGROUP_KIND, HeadReport
 from swarm.protocol.quorum import weigh
 
 AUTHORITY = Identity.generate()
@@ -21,11 +21,11 @@ def after(head: Head, members: tuple[Member, ...] = MEMBERS, state: bytes = b"s1
     return msgspec.structs.replace(head, round=head.round + 1, previous=head.hash, members=members, state_hash=state)
 
 
-def at(head: Head, *members: Member, signed: Signed | None = SIGNED) -> list[tuple[str, Standing]]:
-    return [(member.peer, Standing(head, member, "training", signed)) for member in members]
+def at(head: Head, *members: Member, signed: Signed | None = SIGNED) -> list[tuple[str, HeadReport]]:
+    return [(member.peer, HeadReport(head, member, "training", signed)) for member in members]
 
 
-def heads(standings: list[tuple[str, Standing]]) -> list[Head]:
+def heads(standings: list[tuple[str, HeadReport]]) -> list[Head]:
     return [sighting.head for sighting in weigh(standings, AUTHORITY.peer_id, START)]
 
 

@@ -14,9 +14,9 @@ from optim.strategies.interface import Turn
 from peer.errors import NetworkError
 from peer.events import EventLog
 from swarm.protocol.head import Member, genesis
-from swarm.protocol.quorum import Sighting
+from swarm.protocol.quorum import HeadCandidate
 from swarm.rounds.engine import Engine
-from swarm.rounds.round_state import Height
+from swarm.rounds.round_state import RoundState
 from swarm.state.outer_state import OuterState
 from tests.swarm.support.group import diloco
 
@@ -31,7 +31,7 @@ class Keeper:
         self.state, self.sealed = state, sealed
         self.adopted: list[object] = []
 
-    async def fetch(self, sighting: Sighting, mine: object) -> None:
+    async def fetch(self, sighting: HeadCandidate, mine: object) -> None:
         self.state.commit(self.sealed)
         raise NetworkError("the donor is gone.")
 
@@ -50,15 +50,15 @@ async def test_a_sealed_state_that_replay_has_committed_is_not_committed_again(
     sealed = genesis("run", state.seal()).regrouped((ME,), 2)
     further = genesis("run", b"s2" * 16).regrouped((ME,), 3)
 
-    height, keeper = Height(head, ME), Keeper(state, sealed.state_hash)
+    height, keeper = RoundState(head, ME), Keeper(state, sealed.state_hash)
     height.sealed = sealed
     engine: Any = Engine.__new__(Engine)
     engine._here = SimpleNamespace(head=head, regroup=None, phase="")
     engine._post, engine._keeper = SimpleNamespace(state=state, events=EventLog()), keeper
 
-    async def best_sighting() -> Sighting:
-        return Sighting(sealed, (), None)
+    async def best_sighting() -> HeadCandidate:
+        return HeadCandidate(sealed, (), None)
 
     monkeypatch.setattr(engine, "best_sighting", best_sighting)
-    await engine._catch_up(height, Sighting(further, (), None))
+    await engine._catch_up(height, HeadCandidate(further, (), None))
     assert keeper.adopted == [sealed] and engine.head == sealed

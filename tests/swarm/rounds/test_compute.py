@@ -14,8 +14,8 @@ from peer.identity import Identity, sign_body
 from swarm.protocol.head import Member, genesis
 from swarm.protocol.plan import CONTRIBUTION_KIND, Contribution
 from swarm.rounds import compute as stint
-from swarm.rounds.compute import Stint
-from swarm.rounds.round_state import Height
+from swarm.rounds.compute import ComputePhase
+from swarm.rounds.round_state import RoundState
 
 ME = Member("me", "s")
 HEAD = genesis("run", b"s0" * 16).regrouped((ME,), 1)
@@ -40,7 +40,7 @@ class Contributor:
 
 async def test_what_was_made_under_a_replaced_plan_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stint, "check_plan", lambda *_: None)
-    height, contributor = Height(HEAD, ME), Contributor()
+    height, contributor = RoundState(HEAD, ME), Contributor()
     pace = SimpleNamespace(synchronous=False, pipeline=False)
     post: Any = SimpleNamespace(me=ME, events=EventLog(), pace=pace, tempo=SimpleNamespace(answer_s=1.0))
     no_time = lambda *_: 0.0  # noqa: E731
@@ -51,7 +51,7 @@ async def test_what_was_made_under_a_replaced_plan_is_given_back(monkeypatch: py
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             turn: Any = SimpleNamespace(round=1)
-            work = Stint(post, height, turn, signed, contributor, patience, nursery.start_soon)  # type: ignore[arg-type]
+            work = ComputePhase(post, height, turn, signed, contributor, patience, nursery.start_soon)  # type: ignore[arg-type]
             work.begin(mine, signed, "leader", False)
             await contributor.begun.wait()
             work.begin(next_one, signed, "leader", False)
@@ -65,9 +65,9 @@ async def test_work_under_a_plan_that_the_leader_does_not_have_is_no_violation()
     """The leader before died while it gave out its plan. Whoever has it and promised the next one is done before that
     one has read the promises: `ProtocolViolation` would be a strike."""
     identity, nothing = Identity.generate(), cast(Any, None)
-    height, member = Height(HEAD, ME), Member(identity.peer_id, "s")
+    height, member = RoundState(HEAD, ME), Member(identity.peer_id, "s")
     body = Contribution(HEAD.hash, b"theirs", member, 1, 2, 0.0, (), ())
-    work = Stint(nothing, height, nothing, nothing, nothing, nothing, nothing)
+    work = ComputePhase(nothing, height, nothing, nothing, nothing, nothing, nothing)
     with pytest.raises(RoundDiscarded, match="before its plan"):
         work.take_hand_in(sign_body(identity, CONTRIBUTION_KIND, body))
     assert not height.handed_in

@@ -15,7 +15,7 @@ import trio
 from optim.algorithms.outer_step import DilocoOuter
 from swarm.protocol.head import Head
 from swarm.protocol.plan import Assignment
-from tests.swarm.support.group import Group, InventedTrainer, Patient, Seat, open_group
+from tests.swarm.support.group import Group, InventedTrainer, Patient, StageReplica, open_group
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +29,7 @@ def deltas(peer: str, first_step: int, assignment: Assignment, numel: int = 40_0
     return torch.randn(numel, generator=torch.Generator().manual_seed(seed)) * 1e-2
 
 
-async def run_with(late: Seat, seats: list[Seat], has_come: Callable[[], bool]) -> None:
+async def run_with(late: StageReplica, seats: list[StageReplica], has_come: Callable[[], bool]) -> None:
     """A whole run of `seats`. `late` comes when they stand at round 2; they end the next one when it `has_come`."""
     gate = trio.Event()
     with trio.fail_after(120):
@@ -47,7 +47,7 @@ async def run_with(late: Seat, seats: list[Seat], has_come: Callable[[], bool]) 
             gate.set()
 
 
-async def run_all(group: Group, seats: list[Seat]) -> None:
+async def run_all(group: Group, seats: list[StageReplica]) -> None:
     with trio.fail_after(120):
         async with trio.open_nursery() as nursery:
             for seat in seats:

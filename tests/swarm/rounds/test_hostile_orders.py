@@ -18,7 +18,7 @@ from swarm.protocol.head import TRIES_PER_LEADER, Head, Member
 from swarm.protocol.paxos import ATTEMPTS_KEPT, Accepted
 from swarm.protocol.plan import PLAN_KIND, Roster, WorkPlan
 from swarm.rounds.round import Round
-from tests.swarm.support.group import InventedTrainer, Seat
+from tests.swarm.support.group import InventedTrainer, StageReplica
 from tests.swarm.support.hostile import Scene, hostile_scene
 
 replace = msgspec.structs.replace
@@ -31,7 +31,7 @@ class Junk(msgspec.Struct):
     member: Any = None
 
 
-def round_of(seat: Seat) -> Round:
+def round_of(seat: StageReplica) -> Round:
     assert seat.engine._here.round is not None
     return seat.engine._here.round
 
@@ -41,7 +41,7 @@ def not_led_by(peer: str, head: Head) -> int:
     return next(attempt for attempt in range(1000, 1100) if head.leader(attempt).peer != peer)
 
 
-async def refused(scene: Scene, victim: Seat, method: Method[Any, Any], body: Any, payload: bytes = b"") -> str:
+async def refused(scene: Scene, victim: StageReplica, method: Method[Any, Any], body: Any, payload: bytes = b"") -> str:
     with pytest.raises(RemoteError) as info:
         await scene.liar.call(victim.host.peer_id, method, body, payload)
     return info.value.code
@@ -146,7 +146,7 @@ async def test_nobody_stops_a_round_by_calling_for_the_next_attempt(tmp_path: Pa
         await scene.rounds(1)
         liar = scene.liar
 
-        async def interrupt(victim: Seat) -> None:
+        async def interrupt(victim: StageReplica) -> None:
             while True:
                 head = victim.engine.head
                 mine = [

@@ -12,7 +12,7 @@ import trio
 from peer.checkpoint.hash_tree import MIN_CHUNK
 from peer.net.method import Call
 from swarm.protocol.plan import Assignment
-from tests.swarm.support.group import InventedTrainer, Seat, open_group
+from tests.swarm.support.group import InventedTrainer, StageReplica, open_group
 
 NUMEL = 2_000_000  # 16 MB of state, in chunks enough for all donors
 
@@ -22,7 +22,7 @@ def deltas(peer: str, first_step: int, assignment: Assignment) -> torch.Tensor:
     return torch.randn(NUMEL, generator=torch.Generator().manual_seed(seed)) * 1e-2
 
 
-def instead(seat: Seat, answer: Any) -> None:
+def instead(seat: StageReplica, answer: Any) -> None:
     """From now on `answer(call, honest handler)` is what that donor says when asked for a chunk."""
     served = seat.host.rpc.server._methods["state.chunk"]
     honest = served.handler
@@ -56,12 +56,12 @@ async def test_a_late_joiner_survives_a_dead_and_a_lying_donor(tmp_path: Path) -
             instead(seat, not_before_it)
         gate, kill = trio.Event(), trio.CancelScope()
 
-        def hold(seat: Seat) -> None:
+        def hold(seat: StageReplica) -> None:
             """No later than after its fifth round: all of them hold the same state when the joiner asks."""
             trainer = cast(InventedTrainer, seat.post.trainer)
             trainer.gate, trainer.gated_from = gate, 6
 
-        async def live_until_killed(task_status: trio.TaskStatus[Seat]) -> None:
+        async def live_until_killed(task_status: trio.TaskStatus[StageReplica]) -> None:
             with kill:
                 async with group.join(deltas) as seat:
                     instead(seat, never)

@@ -13,8 +13,8 @@ import trio
 from optim.config import AllReduce
 from swarm.protocol.head import Member
 from swarm.protocol.plan import WorkPlan, make_plan
-from swarm.rounds.leader_timeout import FIRST_BATCH_S, STAGES_PER_LEADER, UNHURRIED, Patience
-from swarm.rounds.round_state import Height
+from swarm.rounds.leader_timeout import FIRST_BATCH_S, STAGES_PER_LEADER, UNHURRIED, ElectionTimeout
+from swarm.rounds.round_state import RoundState
 from tests.swarm.pipeline.test_stage_groups import unused
 from tests.swarm.support.group import open_group, pace_of
 
@@ -26,18 +26,20 @@ PLAN_S = 10.0
 
 
 @asynccontextmanager
-async def waiting(folder: Path, names: Sequence[str] = NAMES) -> AsyncIterator[tuple[Patience, Height, WorkPlan]]:
+async def waiting(
+    folder: Path, names: Sequence[str] = NAMES
+) -> AsyncIterator[tuple[ElectionTimeout, RoundState, WorkPlan]]:
     """A member of a group of these."""
     async with open_group(folder, 100) as group:
         group.pace = PACE
         async with group.join(unused) as seat:
             head = group.genesis().regrouped(tuple(Member(name, "s") for name in names), 1)
-            height = Height(head, seat.post.me)
+            height = RoundState(head, seat.post.me)
             plan = make_plan(head, 0, dict.fromkeys(head.members, 1.0), PACE)
-            yield Patience(seat.post, height), height, plan
+            yield ElectionTimeout(seat.post, height), height, plan
 
 
-def lead(patience: Patience, height: Height, leader: str) -> bool:
+def lead(patience: ElectionTimeout, height: RoundState, leader: str) -> bool:
     """A leader comes with a plan; whether it got its time for it."""
     began = height.stage_deadline = trio.current_time()
     patience.give(leader, "promises", 1.0)

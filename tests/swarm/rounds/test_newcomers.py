@@ -11,7 +11,7 @@ import trio
 
 from peer.net.method import Call
 from swarm.protocol.plan import Assignment
-from tests.swarm.support.group import Patient, Seat, open_group, pace_of
+from tests.swarm.support.group import Patient, StageReplica, open_group, pace_of
 
 NUMEL = 1000
 STEPS = 4
@@ -22,7 +22,7 @@ def no_change(peer: str, first_step: int, assignment: Assignment) -> torch.Tenso
     return torch.zeros(NUMEL)
 
 
-def slow(seat: Seat) -> Seat:
+def slow(seat: StageReplica) -> StageReplica:
     """By what it says of itself: a round of such peers has a deadline of many minutes."""
     seat.post.trainer.speed = STEPS / ROUND_S  # type: ignore[misc]
     return seat
@@ -35,7 +35,7 @@ async def test_a_newcomer_that_dies_before_its_first_commit_is_not_waited_for(tm
         group.pace, group.tempo = pace_of(STEPS, compute_s_max=ROUND_S), Patient
         seat = slow(await stack.enter_async_context(group.join(no_change)))
 
-        async def live_until_killed(task_status: trio.TaskStatus[Seat]) -> None:
+        async def live_until_killed(task_status: trio.TaskStatus[StageReplica]) -> None:
             with killed:
                 async with group.join(no_change) as newcomer:
                     slow(newcomer).post.trainer.gate = trio.Event()  # type: ignore[attr-defined]

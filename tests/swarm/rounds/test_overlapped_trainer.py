@@ -22,9 +22,9 @@ from peer.compute.train_loop import Trainer
 from peer.data.corpus import Corpus, load_corpus
 from peer.data.tokenizer import ByteTokenizer
 from peer.events import Event
-from peer.ipc.inner_orders import InnerOrders
+from peer.ipc.inner_orders import InnerRunOptions
 from peer.model.layout import FlatLayout, init_flat
-from peer.worker.client import Gang
+from peer.worker.client import WorkerGroup
 from swarm.protocol.head import Member
 from swarm.protocol.plan import Assignment
 from swarm.rounds.overlapped_trainer import OverlapTrainer, TakesFragments, trainer_of
@@ -53,7 +53,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Scene:
     """A trainer under test, what it reports, and a twin of its worker in this process."""
 
-    gang: Gang
+    gang: WorkerGroup
     trainer: GangTrainer
     log: Log
     events: list[Event]
@@ -243,7 +243,7 @@ async def test_a_round_given_up_while_its_delta_is_taken_in_blocks_none_after_it
         captured = scene.trainer._taking.captured
         with trio.CancelScope() as scope:
 
-            def cancelled_meanwhile(delta: torch.Tensor, peers: int) -> InnerOrders:
+            def cancelled_meanwhile(delta: torch.Tensor, peers: int) -> InnerRunOptions:
                 trio.from_thread.run_sync(scope.cancel)
                 return captured(delta, peers)
 

@@ -9,22 +9,22 @@ import pytest
 import trio
 
 from swarm.protocol.ledger import Range
-from swarm.protocol.timeouts import Tempo
+from swarm.protocol.timeouts import AdaptiveTimeouts
 from swarm.rounds.trainer import Order
 from tests.swarm.pipeline.test_stage_groups import LATER, NUMEL, scripted, unused
-from tests.swarm.support.group import Seat, open_group
+from tests.swarm.support.group import StageReplica, open_group
 
 ENDLESS_S = 600.0
 
 
-class Endless(Tempo):
+class Endless(AdaptiveTimeouts):
     """Whoever is waited for is waited for until the test fails."""
 
     def __init__(self) -> None:
         super().__init__(patience_s=ENDLESS_S)
 
 
-def leads(seat: Seat) -> bool:
+def leads(seat: StageReplica) -> bool:
     return any(event.fields["phase"] == "plan" for event in seat.seen("phase_entered"))
 
 
@@ -51,11 +51,11 @@ async def test_nobody_waits_for_who_has_left_the_group(
             scripted(seat, number, script)
         scopes = {seat.host.peer_id: trio.CancelScope() for seat in seats}
 
-        async def run(seat: Seat) -> None:
+        async def run(seat: StageReplica) -> None:
             with scopes[seat.host.peer_id]:
                 await seat.engine.run()
 
-        def leave(seat: Seat) -> None:
+        def leave(seat: StageReplica) -> None:
             server = seat.host.rpc.server
             for name in [name for name in server._methods if name.startswith(("round.", "run.", "exchange."))]:
                 server._methods.pop(name).withdraw()

@@ -10,7 +10,7 @@ from optim.codecs import get_codec
 from optim.strategies.interface import Turn
 from swarm.protocol.head import Member, genesis
 from swarm.rounds.build_lock import Building
-from swarm.rounds.round_state import Height
+from swarm.rounds.round_state import RoundState
 from swarm.state.outer_state import OuterState
 from tests.swarm.support.group import diloco
 
@@ -20,12 +20,12 @@ NEXT = HEAD.regrouped((ME,), 2)
 
 
 async def test_coming_back_to_a_head_keeps_promises_and_votes() -> None:
-    height = Height(HEAD, ME)
+    height = RoundState(HEAD, ME)
     assert height.acceptor.accept(5, NEXT, b"roster")
-    again = Height(HEAD, ME, height)
+    again = RoundState(HEAD, ME, height)
     assert again.acceptor.accepted == height.acceptor.accepted
     assert not again.acceptor.promise(4)
-    assert Height(NEXT, ME, again).acceptor.promise(0), "another head is another decision"
+    assert RoundState(NEXT, ME, again).acceptor.promise(0), "another head is another decision"
 
 
 async def test_one_builder_at_a_time() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peer.checkpoint.hash_tree import StateTree, hash_state
-from swarm.state.chunk_scheduler import ASKS_PER_CHUNK, SHARE_GRACE_S, Ask, ChunkBoard, Donor
+from swarm.state.chunk_scheduler import ASKS_PER_CHUNK, SHARE_GRACE_S, Ask, ChunkScheduler, Donor
 
 TREE = hash_state([torch.zeros(16 * 12_345)])
 
@@ -30,7 +30,7 @@ def tree_of(chunks: int) -> StateTree:
 def test_every_chunk_is_delivered_once(chunks: int, count: int, dice: object) -> None:
     """Donors take, deliver and fail in random order; one of them never fails."""
     clock = Clock()
-    board = ChunkBoard(tree_of(chunks), range(chunks), clock)
+    board = ChunkScheduler(tree_of(chunks), range(chunks), clock)
     donors = [Donor(str(index)) for index in range(count)]
     under_way: list[Ask] = []
     for _ in range(10_000):
@@ -55,7 +55,7 @@ def test_every_chunk_is_delivered_once(chunks: int, count: int, dice: object) ->
 def test_the_last_chunk_of_a_frozen_donor_is_asked_for_elsewhere() -> None:
     """The naive version ended at 63 of 64: the good donors had gone home when the frozen one gave its chunk back."""
     clock = Clock()
-    board = ChunkBoard(tree_of(4), range(4), clock)
+    board = ChunkScheduler(tree_of(4), range(4), clock)
     good, frozen = Donor("good"), Donor("frozen")
     stuck = board.take(frozen, [good, frozen])
     assert stuck is not None
@@ -74,7 +74,7 @@ def test_the_last_chunk_of_a_frozen_donor_is_asked_for_elsewhere() -> None:
 
 def test_a_chunk_that_is_only_just_under_way_is_not_asked_for_twice() -> None:
     clock = Clock()
-    board = ChunkBoard(tree_of(1), range(1), clock)
+    board = ChunkScheduler(tree_of(1), range(1), clock)
     one, two = Donor("one"), Donor("two")
     assert board.take(one, [one, two]) is not None
     assert board.take(two, [one, two]) is None
@@ -83,7 +83,7 @@ def test_a_chunk_that_is_only_just_under_way_is_not_asked_for_twice() -> None:
 @pytest.mark.parametrize("chunks", [2, 3, 5])
 def test_a_small_state_is_shared_by_two_donors(chunks: int) -> None:
     clock = Clock()
-    board = ChunkBoard(tree_of(chunks), range(chunks), clock)
+    board = ChunkScheduler(tree_of(chunks), range(chunks), clock)
     quick, slow = Donor("quick"), Donor("slow")
     while (ask := board.take(quick, [quick, slow])) is not None:
         board.deliver(ask)

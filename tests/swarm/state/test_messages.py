@@ -17,7 +17,7 @@ from peer.net.rpc import Buffer, Method
 from swarm.state.fetch import fetch_state
 from swarm.state.messages import AskChunk, Piece, StateMethods
 from swarm.state.partial_file import PartFile
-from swarm.state.snapshots import SnapshotShelf
+from swarm.state.snapshots import SnapshotStore
 from swarm.state.upload_limits import ShelfLimits
 from tests.swarm.support.donor_child import seeded_state
 from tests.swarm.support.state_donors import (
@@ -66,7 +66,7 @@ async def test_small_states_come_from_two_donors_where_they_have_two_chunks(join
     tree = hash_state(state)
     async with bare_host() as one, bare_host() as two:
         for host in (one, two):
-            shelf = SnapshotShelf(tree.size_bytes, 1 << 16)
+            shelf = SnapshotStore(tree.size_bytes, 1 << 16)
             shelf.publish(tree, state)
             shelf.serve(host.rpc)
             joiner.know(host)
@@ -146,7 +146,7 @@ async def test_a_busy_donor_makes_the_joiner_go_elsewhere(joiner: Joiner, retry_
 
 async def test_a_donor_without_the_state_is_not_needed(joiner: Joiner) -> None:
     async with donors(ShelfLimits()) as [good], bare_host() as other_run, bare_host() as late:
-        SnapshotShelf(TREE.size_bytes, 1 << 16).serve(late.rpc)
+        SnapshotStore(TREE.size_bytes, 1 << 16).serve(late.rpc)
         assert arrived_whole(await joiner.fetch(other_run, late, good))
     assert not joiner.struck
 

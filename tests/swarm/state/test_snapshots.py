@@ -7,7 +7,7 @@ import pytest
 from peer.checkpoint.hash_tree import hash_state
 from peer.net.rpc import Call
 from swarm.state.messages import AskChunk, AskManifest
-from swarm.state.snapshots import SnapshotShelf
+from swarm.state.snapshots import SnapshotStore
 from swarm.state.upload_limits import Lending, ShelfLimits
 from tests.swarm.support.donor_child import seeded_state
 from tests.swarm.support.state_donors import NUMEL, STATE, TREE
@@ -30,14 +30,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
     return clock
 
 
-async def read(shelf: SnapshotShelf, root: bytes, index: int, reader: str = "reader") -> memoryview:
+async def read(shelf: SnapshotStore, root: bytes, index: int, reader: str = "reader") -> memoryview:
     """A chunk; it is on its way until nobody holds it any more."""
     answer = await shelf.hand_out_chunk(Call(reader, AskChunk(root, index), memoryview(b"")))
     assert isinstance(answer, tuple)
     return memoryview(answer[1])
 
 
-def commit(shelf: SnapshotShelf, seed: int) -> bytes | None:
+def commit(shelf: SnapshotStore, seed: int) -> bytes | None:
     """The hash of a new state if it found a buffer."""
     state = seeded_state(NUMEL, seed)
     tree = hash_state(state)
@@ -46,7 +46,7 @@ def commit(shelf: SnapshotShelf, seed: int) -> bytes | None:
 
 
 async def test_a_reader_that_makes_progress_keeps_its_snapshot(clock: Time) -> None:
-    shelf = SnapshotShelf(TREE.size_bytes, 1 << 16, ShelfLimits(snapshots=1))
+    shelf = SnapshotStore(TREE.size_bytes, 1 << 16, ShelfLimits(snapshots=1))
     shelf.publish(TREE, STATE)
     for index in range(len(TREE.hashes) - 1):  # the last one is shorter
         chunk = await read(shelf, TREE.root, index)
@@ -61,7 +61,7 @@ async def test_a_reader_that_makes_progress_keeps_its_snapshot(clock: Time) -> N
 
 async def test_readers_that_dawdle_do_not_hold_both_buffers(clock: Time) -> None:
     """Each asks again and again, the list and a chunk it had, as it would to hold the donor's memory for ever."""
-    shelf = SnapshotShelf(TREE.size_bytes, 1 << 16, ShelfLimits())
+    shelf = SnapshotStore(TREE.size_bytes, 1 << 16, ShelfLimits())
     shelf.publish(TREE, STATE)
     other = commit(shelf, 8)
     assert other is not None
@@ -77,7 +77,7 @@ async def test_readers_that_dawdle_do_not_hold_both_buffers(clock: Time) -> None
 
 
 async def test_readers_that_never_read_do_not_hold_both_buffers(clock: Time) -> None:
-    shelf = SnapshotShelf(TREE.size_bytes, 1 << 16, ShelfLimits())
+    shelf = SnapshotStore(TREE.size_bytes, 1 << 16, ShelfLimits())
     shelf.publish(TREE, STATE)
     other = commit(shelf, 8)
     assert other is not None
@@ -89,7 +89,7 @@ async def test_readers_that_never_read_do_not_hold_both_buffers(clock: Time) -> 
 
 
 async def test_readers_that_are_done_hold_nothing(clock: Time) -> None:
-    shelf = SnapshotShelf(TREE.size_bytes, 1 << 16, ShelfLimits(snapshots=1))
+    shelf = SnapshotStore(TREE.size_bytes, 1 << 16, ShelfLimits(snapshots=1))
     shelf.publish(TREE, STATE)
     for index in range(len(TREE.hashes)):
         await read(shelf, TREE.root, index)
@@ -98,7 +98,7 @@ async def test_readers_that_are_done_hold_nothing(clock: Time) -> None:
 
 
 async def test_many_names_of_one_reader_hold_no_buffer_for_ever(clock: Time) -> None:
-    shelf = SnapshotShelf(TREE.size_bytes, 1 << 16, ShelfLimits(snapshots=1))
+    shelf = SnapshotStore(TREE.size_bytes, 1 << 16, ShelfLimits(snapshots=1))
     shelf.publish(TREE, STATE)
     for number in range(3 * shelf.limits.lease_readers):
         await read(shelf, TREE.root, 0, f"reader {number}")
@@ -107,7 +107,7 @@ async def test_many_names_of_one_reader_hold_no_buffer_for_ever(clock: Time) -> 
 
 
 async def test_an_exchange_costs_a_reader_no_lease(clock: Time) -> None:
-    shelf = SnapshotShelf(TREE.size_bytes, 1 << 16, ShelfLimits(snapshots=1))
+    shelf = SnapshotStore(TREE.size_bytes, 1 << 16, ShelfLimits(snapshots=1))
     shelf.publish(TREE, STATE)
     await read(shelf, TREE.root, 0)
     with shelf.stepping_back():

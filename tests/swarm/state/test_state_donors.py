@@ -19,7 +19,7 @@ from peer.checkpoint.hash_tree import StateTree, hash_state
 from peer.errors import RemoteError
 from peer.net.rpc import Call, Reply
 from swarm.state.messages import AskChunk, AskResult, ResultPart
-from swarm.state.snapshots import SnapshotShelf
+from swarm.state.snapshots import SnapshotStore
 from swarm.state.upload_limits import ShelfLimits
 from tests.swarm.support.donor_child import seeded_state
 from tests.swarm.support.state_donors import (
@@ -48,7 +48,7 @@ __all__ = ["joiner"]
 
 async def test_commits_do_not_disturb_a_joiner_and_the_shelf_does_not_grow(joiner: Joiner) -> None:
     patient = dataclasses.replace(SLOW, lease_pause_s=60.0)  # a standstill of ours is no pause of the joiner's
-    shelf = SnapshotShelf(TREE.size_bytes, 1 << 16, patient)
+    shelf = SnapshotStore(TREE.size_bytes, 1 << 16, patient)
     shelf.publish(TREE, STATE)
     async with bare_host() as host:
         shelf.serve(host.rpc)
@@ -68,7 +68,7 @@ async def test_commits_do_not_disturb_a_joiner_and_the_shelf_does_not_grow(joine
 
 
 async def test_a_joiner_that_asks_and_does_not_read_costs_bounded_memory() -> None:
-    shelf = SnapshotShelf(TREE.size_bytes, 1 << 16, ShelfLimits(lent_per_joiner=TREE.chunk_size * 2))
+    shelf = SnapshotStore(TREE.size_bytes, 1 << 16, ShelfLimits(lent_per_joiner=TREE.chunk_size * 2))
     shelf.publish(TREE, STATE)
     call = Call("joiner", AskChunk(TREE.root, 1), memoryview(b""))
     held = [await shelf.hand_out_chunk(call) for _ in range(3)]
@@ -92,7 +92,7 @@ async def test_requests_outside_the_state_are_violations() -> None:
 async def test_during_an_exchange_joiners_get_a_trickle(joiner: Joiner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarm.state.upload_limits._TELLING_BYTES", 1 << 30)  # so that the speed stays what it was
     monkeypatch.setattr("swarm.state.upload_limits._SPEED_FIRST", 20e6)
-    shelf = SnapshotShelf(TREE.size_bytes, 1 << 16, ShelfLimits(share_in_exchange=0.1))
+    shelf = SnapshotStore(TREE.size_bytes, 1 << 16, ShelfLimits(share_in_exchange=0.1))
     shelf.publish(TREE, STATE)
     async with bare_host() as host:
         shelf.serve(host.rpc)
@@ -108,7 +108,7 @@ async def test_during_an_exchange_joiners_get_a_trickle(joiner: Joiner, monkeypa
 
 
 async def test_the_results_of_the_last_rounds_are_kept(joiner: Joiner) -> None:
-    shelf = SnapshotShelf(TREE.size_bytes, 1 << 16, ShelfLimits(results=3))
+    shelf = SnapshotStore(TREE.size_bytes, 1 << 16, ShelfLimits(results=3))
     states = [seeded_state(1000, seed) for seed in range(6)]
     trees = [hash_state(state) for state in states]
     for n in range(6):

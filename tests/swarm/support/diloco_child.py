@@ -33,16 +33,16 @@ from peer.net.host import HostConfig, open_host
 from peer.net.limits import NetLimits
 from swarm.protocol.head import Head, Member, genesis
 from swarm.protocol.messages import REGROUP_KIND
-from swarm.protocol.quorum import Sighting
+from swarm.protocol.quorum import HeadCandidate
 from swarm.protocol.round_schedule import Pace
-from swarm.protocol.timeouts import Tempo
-from swarm.rounds.context import Post
+from swarm.protocol.timeouts import AdaptiveTimeouts
+from swarm.rounds.context import RoundContext
 from swarm.rounds.engine import Engine
-from swarm.rounds.handlers import RunFacts
+from swarm.rounds.handlers import RunLimits
 from swarm.rounds.replay import replay
 from swarm.rounds.trainer import Order, Work
 from swarm.state.outer_state import OuterState
-from swarm.state.snapshots import SnapshotShelf
+from swarm.state.snapshots import SnapshotStore
 
 STEPS, BATCH, SEQ = 2, 1, 8
 PATIENT = NetLimits(suspect_after_s=120.0)  # who stands still for some seconds is in every round all the same
@@ -87,7 +87,7 @@ class Witness:
     """The engine's Keeper: notes how many took part in each round. Who sees the others' commit before its own result is
     ready replays it; nobody is left further behind."""
 
-    def __init__(self, post: Post) -> None:
+    def __init__(self, post: RoundContext) -> None:
         self.members: list[int] = []
         self._post = post
 
@@ -96,7 +96,7 @@ class Witness:
         self.members.append(len(head.members))
         self._post.shelf.publish(state.tree, state.tensors, msgspec.msgpack.encode(head), results)
 
-    async def fetch(self, sighting: Sighting, mine: Head) -> None:
+    async def fetch(self, sighting: HeadCandidate, mine: Head) -> None:
         assert await replay(self._post, mine, sighting.head.state_hash, sighting.holders)
 
     def known_peers(self) -> Iterable[str]:
@@ -123,11 +123,13 @@ async def main(number: int, numel: int, rounds: int, folder: Path) -> None:
         first = genesis("four processes", state.tree.root)
         head = first.regrouped(tuple(Member(hello["peer"], hello["session"]) for hello in group), 1)
         pace = Pace(Diloco(steps=STEPS), InnerConfig(lr=1e-3, batch_size=BATCH, total_steps=1), SEQ, 60.0)
-        shelf = SnapshotShelf(state.size_bytes, 9 << 20)
+        shelf = SnapshotStore(state.size_bytes, 9 << 20)
         shelf.serve(host.rpc)
-        post = Post(me, identity, host, state, shelf, Invented(number, numel), pace, Tempo(patience_s=60.0), log)
+        post = RoundContext(
+            me, identity, host, state, shelf, Invented(number, numel), pace, AdaptiveTimeouts(patience_s=60.0), log
+        )
         witness = Witness(post)
-        facts = RunFacts(first, authority.peer_id, rounds, len(group))
+        facts = RunLimits(first, authority.peer_id, rounds, len(group))
         engine = Engine(post, facts, head, sign_body(authority, REGROUP_KIND, head), witness)
         print(json.dumps("ready"), flush=True)  # noqa: T201
         await hear()

@@ -15,7 +15,7 @@ from peer.checkpoint.hash_tree import hash_state
 from peer.events import EventLog
 from peer.identity import Identity
 from peer.net.host import HostConfig, open_host
-from swarm.state.snapshots import SnapshotShelf
+from swarm.state.snapshots import SnapshotStore
 from swarm.state.upload_limits import ShelfLimits
 
 
@@ -29,7 +29,7 @@ async def main() -> None:
     torch.set_num_threads(1)
     state = seeded_state(int(sys.argv[1]), int(sys.argv[2]))
     tree = hash_state(state)
-    shelf = SnapshotShelf(tree.size_bytes, 1 << 20, ShelfLimits())
+    shelf = SnapshotStore(tree.size_bytes, 1 << 20, ShelfLimits())
     shelf.publish(tree, state)
     async with open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as host:
         shelf.serve(host.rpc)

@@ -27,15 +27,15 @@ from peer.identity import Identity
 from peer.net.host import Host, HostConfig, open_host
 from peer.net.limits import NetLimits
 from swarm.gossip.coding import PairCoding
-from swarm.gossip.context import Corner, Rules, Trained
+from swarm.gossip.context import GossipContext, Rules, Trained
 from swarm.gossip.engine import Engine
 from swarm.gossip.pairing import Seen
 from swarm.gossip.replica import Replica
 from swarm.membership.membership import MEMBERS, MemberRecord, Membership, Own, describe
 from swarm.protocol.head import Head, Member
 from swarm.protocol.ledger import Range
-from swarm.protocol.timeouts import Tempo
-from swarm.state.snapshots import SnapshotShelf
+from swarm.protocol.timeouts import AdaptiveTimeouts
+from swarm.state.snapshots import SnapshotStore
 
 RUN, BATCH, STEPS, SEQ, PEERS = "gossip test", 1, 2, 8, 4
 COMPUTE_S = 0.1
@@ -115,7 +115,7 @@ async def main(number: int, numel: int, codec_name: str, folder: Path) -> None:
         addresses = [hello["addresses"][0] for hello in group if hello["peer"] != host.peer_id]
         me = Member(host.peer_id, secrets.token_hex(4))
         rules = Rules(RUN, b"", "", STEPS, BATCH, SEQ, 0, PEERS, 60.0, PATIENCE_S, CONSTANTS)
-        shelf = SnapshotShelf(replica.size_bytes, 1 << 16)
+        shelf = SnapshotStore(replica.size_bytes, 1 << 16)
         shelf.serve(host.rpc)
         trainee = Invented(number, numel)
 
@@ -125,7 +125,9 @@ async def main(number: int, numel: int, codec_name: str, folder: Path) -> None:
 
         async with open_node(host, addresses, [MEMBERS], folder / f"{number}.json", RUN) as node:
             keeper = Neighbourhood(host, node, log)
-            corner = Corner(me, host, trainee, keeper, Tempo(PATIENCE_S), shelf, folder / f"{number}.part", log)
+            corner = GossipContext(
+                me, host, trainee, keeper, AdaptiveTimeouts(PATIENCE_S), shelf, folder / f"{number}.part", log
+            )
             keeper.engine = engine = Engine(corner, rules, replica, coding)
             with log.subscribed(tell):
                 async with trio.open_nursery() as nursery:

@@ -16,14 +16,14 @@ from peer.events import Event, EventLog
 from peer.identity import Identity
 from peer.net.host import Host, HostConfig, open_host
 from swarm.gossip.coding import PairCoding
-from swarm.gossip.context import Corner, Rules, Trained
+from swarm.gossip.context import GossipContext, Rules, Trained
 from swarm.gossip.engine import Engine
 from swarm.gossip.pairing import Seen
 from swarm.gossip.replica import Replica
 from swarm.protocol.head import Head, Member
 from swarm.protocol.ledger import Range
-from swarm.protocol.timeouts import Tempo
-from swarm.state.snapshots import SnapshotShelf
+from swarm.protocol.timeouts import AdaptiveTimeouts
+from swarm.state.snapshots import SnapshotStore
 
 CONSTANTS = (0.5, 0.7, 0.6)
 NUMEL, STEPS, BATCH, SEQ = 20_000, 2, 2, 8
@@ -108,13 +108,13 @@ class Group:
         async with open_host(HostConfig(identity=Identity.generate(), events=log)) as host:
             peer = Peer(host, self, Invented(deltas, pause_s=pause_s), log)
             replica = Replica(theta.clone(), torch.zeros_like(theta))
-            shelf = SnapshotShelf(replica.size_bytes, 1 << 16)
+            shelf = SnapshotStore(replica.size_bytes, 1 << 16)
             shelf.serve(host.rpc)
             me = Member(host.peer_id, secrets.token_hex(4))
             sizes, waits = (STEPS, BATCH, SEQ, self.rounds, self.min_peers), (60.0, self.patience_s)
             rules = Rules("run", b"", "", *sizes, *waits, CONSTANTS)
             part = self.folder / f"{host.peer_id}.part"
-            corner = Corner(me, host, peer.trainee, peer, Tempo(self.patience_s), shelf, part, log)
+            corner = GossipContext(me, host, peer.trainee, peer, AdaptiveTimeouts(self.patience_s), shelf, part, log)
             peer.engine = Engine(corner, rules, replica, self.coding)
             for other in self.peers:  # as the DHT would
                 host.book.add(other.host.peer_id, other.host.addresses)

@@ -16,42 +16,42 @@ from optim.codecs import get_codec
 from optim.config import Diloco
 from optim.strategies.dense import DenseWire
 from optim.strategies.diloco import DilocoRecipe
-from optim.strategies.interface import Recipe
+from optim.strategies.interface import OuterStrategy
 from peer.config import InnerConfig
 from peer.events import Event, EventLog
 from peer.identity import Identity
 from peer.net.host import Host, HostConfig, open_host
 from swarm.coordinator.authority import Authority
 from swarm.coordinator.durable_state import Memory
-from swarm.coordinator.handlers import AuthorityDesk
+from swarm.coordinator.handlers import CoordinatorHandlers
 from swarm.protocol.head import Head, Member, genesis
 from swarm.protocol.ledger import count
 from swarm.protocol.plan import Assignment
-from swarm.protocol.quorum import Sighting
+from swarm.protocol.quorum import HeadCandidate
 from swarm.protocol.round_schedule import Pace
-from swarm.protocol.timeouts import Tempo
-from swarm.rounds.context import Post
+from swarm.protocol.timeouts import AdaptiveTimeouts
+from swarm.rounds.context import RoundContext
 from swarm.rounds.engine import Engine
-from swarm.rounds.handlers import RunFacts
+from swarm.rounds.handlers import RunLimits
 from swarm.rounds.replay import replay
 from swarm.rounds.trainer import Order, Work
 from swarm.state.fetch import fetch_state
 from swarm.state.outer_state import OuterState
-from swarm.state.snapshots import SnapshotShelf
+from swarm.state.snapshots import SnapshotStore
 
 Deltas = Callable[[str, int, Assignment], torch.Tensor]
 BATCH, SEQ = 2, 8
 NESTEROV = DilocoOuter(0.7, 0.9, True)
 
 
-class Patient(Tempo):
+class Patient(AdaptiveTimeouts):
     """Nobody is left out of a round because this machine stood still for some seconds."""
 
     def __init__(self) -> None:
         super().__init__(patience_s=60.0)
 
 
-def diloco(numel: int, codec: str, outer: DilocoOuter = NESTEROV) -> Recipe:
+def diloco(numel: int, codec: str, outer: DilocoOuter = NESTEROV) -> OuterStrategy:
     return DilocoRecipe(DenseWire([[slice(0, numel)]], get_codec(codec), get_codec(codec)), outer)
 
 
@@ -102,13 +102,13 @@ class InventedTrainer:
 
 
 @dataclass
-class Seat:
+class StageReplica:
     """One member: its host, engine, state and events. Implements the engine's Keeper."""
 
     host: Host
-    post: Post
+    post: RoundContext
     part_file: object
-    shelf: SnapshotShelf
+    shelf: SnapshotStore
     others: Callable[[], list[str]]
     heads: list[Head] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
@@ -121,7 +121,7 @@ class Seat:
         self.shelf.publish(state.tree, state.tensors, msgspec.msgpack.encode(head), results)
         self.post.trainer.adopt(state.theta, None, head)
 
-    async def fetch(self, sighting: Sighting, mine: Head) -> None:
+    async def fetch(self, sighting: HeadCandidate, mine: Head) -> None:
         donors = list(sighting.holders)  # those that answered until there were enough
         if not await replay(self.post, mine, sighting.head.state_hash, donors):
             told = [peer for peer in self.others() if peer != self.host.peer_id]  # as records in the DHT would
@@ -150,17 +150,17 @@ class Group:
     authority_host: Host
     authority: Authority
     pace: Pace
-    recipe: Callable[[], Recipe]
+    recipe: Callable[[], OuterStrategy]
     rounds: int
     folder: object
-    seats: list[Seat] = field(default_factory=list)
-    tempo: type[Tempo] = Tempo
+    seats: list[StageReplica] = field(default_factory=list)
+    tempo: type[AdaptiveTimeouts] = AdaptiveTimeouts
 
     def genesis(self) -> Head:
         return self.authority._genesis
 
     @asynccontextmanager
-    async def join(self, deltas: Deltas, rounds: int | None = None) -> AsyncIterator[Seat]:
+    async def join(self, deltas: Deltas, rounds: int | None = None) -> AsyncIterator[StageReplica]:
         """One more peer: its engine is ready to `run()`."""
         identity = Identity.generate()
         log = EventLog()
@@ -168,13 +168,13 @@ class Group:
             await host.connect_address(self.authority_host.addresses[0], timeout_s=30)
             state = OuterState([self.theta.clone(), torch.zeros_like(self.theta)], self.recipe())
             trainer = InventedTrainer(host.peer_id, deltas)
-            shelf = SnapshotShelf(state.size_bytes, 8 << 20)
+            shelf = SnapshotStore(state.size_bytes, 8 << 20)
             me = Member(host.peer_id, secrets.token_hex(4))
-            post = Post(me, identity, host, state, shelf, trainer, self.pace, self.tempo(), log)
+            post = RoundContext(me, identity, host, state, shelf, trainer, self.pace, self.tempo(), log)
             shelf.publish(state.tree, state.tensors)
             shelf.serve(host.rpc)
-            seat = Seat(host, post, self.folder / f"{host.peer_id}.part", shelf, self._addresses)  # type: ignore[operator]
-            facts = RunFacts(self.genesis(), self.authority.me.peer, self.rounds if rounds is None else rounds, 64)
+            seat = StageReplica(host, post, self.folder / f"{host.peer_id}.part", shelf, self._addresses)  # type: ignore[operator]
+            facts = RunLimits(self.genesis(), self.authority.me.peer, self.rounds if rounds is None else rounds, 64)
             seat.engine = Engine(post, facts, self.genesis(), None, seat)
             for other in self.seats:  # as the DHT would
                 host.book.add(other.host.peer_id, other.host.addresses)
@@ -206,7 +206,7 @@ async def open_group(
     ):
         first = genesis("run", state.tree.root)
         authority = Authority(host, first, min_peers, list, Memory())
-        AuthorityDesk(host, [authority])
+        CoordinatorHandlers(host, [authority])
         nursery.start_soon(authority.run)
         yield Group(theta, host, authority, pace_of(steps), lambda: diloco(numel, codec, outer), rounds, folder)
         nursery.cancel_scope.cancel()

@@ -16,14 +16,14 @@ from peer.errors import ConnectionLost
 from peer.identity import Signed, open_body, sign_body
 from peer.net.method import Call, Method
 from swarm.protocol.plan import CONTRIBUTION_KIND, Assignment, Contribution
-from swarm.protocol.timeouts import Tempo
-from tests.swarm.support.group import Group, Seat, open_group
+from swarm.protocol.timeouts import AdaptiveTimeouts
+from tests.swarm.support.group import Group, StageReplica, open_group
 
 NUMEL = 80_000  # five slices, so that everybody owns one
 Change = Callable[[str, Any, bytes], tuple[Any, bytes] | None]
 
 
-class Impatient(Tempo):
+class Impatient(AdaptiveTimeouts):
     """Short deadlines, so that a test sees them pass; not so short that on a busy machine they all do, again and
     again: a refusal may be held back for 0.8 of `answer_s`."""
 
@@ -44,7 +44,7 @@ def deltas(peer: str, first_step: int, assignment: Assignment) -> torch.Tensor:
 class Liar:
     """`sends` and `answers` replace what the seat would say by itself."""
 
-    seat: Seat
+    seat: StageReplica
 
     @property
     def peer(self) -> str:
@@ -93,7 +93,7 @@ class Scene:
     """Three honest members and a liar, in a group that has begun."""
 
     group: Group
-    honest: list[Seat]
+    honest: list[StageReplica]
     liar: Liar
 
     def struck(self) -> list[str]:

@@ -23,7 +23,7 @@ from swarm.run.home import Home
 from swarm.run.invite import Invite
 from swarm.run.manifest import Manifest
 from swarm.state.fetch import Fetched
-from swarm.training.context import Ground, JoinConfig
+from swarm.training.context import PeerContext, JoinConfig
 
 STAGE = 1
 Commit = tuple[Head, Signed, Fetched]
@@ -31,14 +31,14 @@ Commit = tuple[Head, Signed, Fetched]
 
 
 @asynccontextmanager
-async def ground_of(manifest: Manifest, home: Path) -> AsyncIterator[tuple[Ground, list[Event]]]:
+async def ground_of(manifest: Manifest, home: Path) -> AsyncIterator[tuple[PeerContext, list[Event]]]:
     """A machine of the run, without what an archive does not need of it."""
     log, seen = EventLog(), list[Event]()
     with log.subscribed(seen.append):
         async with open_host(HostConfig(identity=Identity.generate(), events=log)) as host:
             config = JoinConfig(home, Invite(manifest.run_id, manifest.authority, ()))
             home.mkdir()
-            yield Ground(config, Home(home), manifest, host, cast(Any, None), cast(Any, None)), seen
+            yield PeerContext(config, Home(home), manifest, host, cast(Any, None), cast(Any, None)), seen
 
 
 def record_of(host: Host, head: Head, stage: int) -> MemberRecord:

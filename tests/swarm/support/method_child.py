@@ -32,18 +32,18 @@ from peer.net.limits import NetLimits
 from peer.net.method import Call
 from swarm.protocol.head import Head, Member, genesis
 from swarm.protocol.messages import REGROUP_KIND
-from swarm.protocol.quorum import Sighting
+from swarm.protocol.quorum import HeadCandidate
 from swarm.protocol.round_schedule import Pace
-from swarm.protocol.timeouts import Tempo
-from swarm.rounds.context import Post
+from swarm.protocol.timeouts import AdaptiveTimeouts
+from swarm.rounds.context import RoundContext
 from swarm.rounds.engine import Engine
-from swarm.rounds.handlers import RunFacts
+from swarm.rounds.handlers import RunLimits
 from swarm.rounds.replay import replay
 from swarm.rounds.trainer import Order, Work
 from swarm.state.fetch import fetch_state
 from swarm.state.messages import AskChunk, AskResult
 from swarm.state.outer_state import OuterState
-from swarm.state.snapshots import SnapshotShelf
+from swarm.state.snapshots import SnapshotStore
 
 MODEL = ModelConfig(
     hidden_size=96, layers=5, heads=4, kv_heads=4, intermediate_size=256, max_seq_len=128, vocab_size=512
@@ -84,7 +84,7 @@ class Invented:
         await trio.sleep_forever()
 
 
-class Shelf(SnapshotShelf):
+class Shelf(SnapshotStore):
     """Knows what it has lent to those that missed a commit: that is no part of the exchange."""
 
     lent_bytes = 0
@@ -103,7 +103,7 @@ class Shelf(SnapshotShelf):
 class Reporter:
     """The engine's Keeper: says what each commit was. One that missed commits replays or fetches them."""
 
-    def __init__(self, post: Post, shelf: Shelf, part_file: Path) -> None:
+    def __init__(self, post: RoundContext, shelf: Shelf, part_file: Path) -> None:
         self._post, self._shelf = post, shelf
         self._part_file = part_file
 
@@ -123,7 +123,7 @@ class Reporter:
         }
         say(report)
 
-    async def fetch(self, sighting: Sighting, mine: Head) -> None:
+    async def fetch(self, sighting: HeadCandidate, mine: Head) -> None:
         post, wanted, donors = self._post, sighting.head.state_hash, sighting.holders
         if not await replay(post, mine, wanted, donors):
             state, file, vectors = post.state, self._part_file, len(post.state.tensors)
@@ -163,8 +163,10 @@ async def main(number: int, rounds: int, folder: Path) -> None:
         pace, shelf = Pace(setup.outer, INNER, 8, 60.0), Shelf(state.size_bytes, 9 << 20)
         shelf.publish(state.tree, state.tensors)
         shelf.serve(host.rpc)
-        post = Post(me, identity, host, state, shelf, Invented(number), pace, Tempo(patience_s=60.0), log)
-        facts = RunFacts(first, authority.peer_id, rounds, len(group))
+        post = RoundContext(
+            me, identity, host, state, shelf, Invented(number), pace, AdaptiveTimeouts(patience_s=60.0), log
+        )
+        facts = RunLimits(first, authority.peer_id, rounds, len(group))
         signed = sign_body(authority, REGROUP_KIND, head)
         engine = Engine(post, facts, head, signed, Reporter(post, shelf, folder / f"{number}.part"))
         say("ready")

@@ -19,7 +19,7 @@ import trio
 
 from swarm.pipeline import duplicate_checks as asking
 from swarm.pipeline import micro_batch as stage_work
-from swarm.pipeline.accounting import Counting
+from swarm.pipeline.accounting import SampleAccounting
 from swarm.protocol.ledger import Range
 from tests.swarm.support.pipeline_harness import open_replica, rules_of
 
@@ -36,7 +36,7 @@ async def main(folder: Path, stages: int, stage: int, activations: str) -> None:
     torch.set_num_threads(1)
     begun: dict[int, float] = {}
 
-    class Noting(Counting):
+    class Noting(SampleAccounting):
         def begin(self, span: Range, epoch: int) -> bool:
             begun[span[0]] = time.monotonic()
             return super().begin(span, epoch)

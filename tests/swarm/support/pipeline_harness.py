@@ -19,12 +19,12 @@ from peer.events import Event
 from peer.identity import Identity
 from peer.model.layout import init_flat, split_flat
 from peer.net.host import Host, HostConfig, open_host
-from peer.worker.stage_client import StageGang, open_stage_gang
-from swarm.pipeline.accounting import Counting
+from peer.worker.stage_client import StageWorkerGroup, open_stage_worker_group
+from swarm.pipeline.accounting import SampleAccounting
 from swarm.pipeline.config import Load, PipelineRules
 from swarm.pipeline.messages import Pass, Passed, PipelineCalls
-from swarm.pipeline.router import Wiring, WiringConfig
-from swarm.pipeline.stage_server import Station
+from swarm.pipeline.router import ReplicaRouter, RouterConfig
+from swarm.pipeline.stage_server import StageServer
 from swarm.protocol.head import Head, genesis
 from swarm.protocol.ledger import Ledger, Range
 from tests.peer.support.stage_harness import INNER, MODEL, SPLITS, spec_of
@@ -79,8 +79,8 @@ def ids_of(span: Range) -> bytes:
 
 def without_haste(monkeypatch: pytest.MonkeyPatch) -> None:
     """No answer is late, however long this machine stands still: for tests that count what was sent, and to whom."""
-    config = WiringConfig(deadline_first_s=60.0, deadline_min_s=60.0)
-    monkeypatch.setattr("swarm.pipeline.sender.Wiring", lambda seed: Wiring(seed, config))
+    config = RouterConfig(deadline_first_s=60.0, deadline_min_s=60.0)
+    monkeypatch.setattr("swarm.pipeline.sender.Wiring", lambda seed: ReplicaRouter(seed, config))
     for name in (
         "first_stage.SEEN_S",
         "sender.SEEN_S",
@@ -103,10 +103,10 @@ class Replica:
 
     stage: int
     host: Host
-    gang: StageGang
+    gang: StageWorkerGroup
     log: Log
     events: list[Event] = field(default_factory=list)
-    station: Station = field(init=False)
+    station: StageServer = field(init=False)
 
     @property
     def peer(self) -> str:
@@ -124,7 +124,7 @@ class Replica:
 
     @asynccontextmanager
     async def serving(
-        self, rules: PipelineRules, table: Table, counts: type[Counting] = Counting
+        self, rules: PipelineRules, table: Table, counts: type[SampleAccounting] = SampleAccounting
     ) -> AsyncIterator[Replica]:
         """Its station serves, and the others can find it."""
         counting = counts(head_at(rules, self.stage), MICRO, rules.round_samples or None, self.peer)
@@ -134,7 +134,7 @@ class Replica:
             self.host.watch(found, "next stage") if stage > self.stage else None
             return found
 
-        self.station = Station(self.stage, rules, self.gang, self.host, counting, replicas_of, self.log)
+        self.station = StageServer(self.stage, rules, self.gang, self.host, counting, replicas_of, self.log)
         async with self.station.open():
             table[self.peer] = {"stage": self.stage, "addresses": list(self.host.addresses)}
             yield self
@@ -151,7 +151,7 @@ async def open_replica(folder: Path, stages: int, stage: int, **spec: Any) -> As
     )
     async with (
         open_host(HostConfig(identity=Identity.generate(), events=log)) as host,
-        open_stage_gang(config) as gang,
+        open_stage_worker_group(config) as gang,
     ):
         gang.outer.copy_(split_flat(MODEL, init_flat(MODEL, seed=0), cuts)[stage])
         await gang.import_weights(epoch=0)

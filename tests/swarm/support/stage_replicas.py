@@ -19,26 +19,26 @@ from optim.strategies.registry import build_recipe
 from peer.config import InnerConfig
 from peer.identity import Identity, sign_body
 from peer.model.layout import init_flat, split_flat
-from swarm.pipeline.accounting import Counting
+from swarm.pipeline.accounting import SampleAccounting
 from swarm.pipeline.config import Load, PipelineRules
 from swarm.pipeline.local_steps import LocalSteps
-from swarm.pipeline.source import Issuer
-from swarm.pipeline.stage_server import Station
-from swarm.pipeline.stage_trainer import StagePost, StageTrainer
-from swarm.pipeline.synchronous import Overseer, Synchronous
+from swarm.pipeline.source import MicroBatchSource
+from swarm.pipeline.stage_server import StageServer
+from swarm.pipeline.stage_trainer import StageTrainerContext, StageTrainer
+from swarm.pipeline.synchronous import BatchTracker, Synchronous
 from swarm.protocol.head import Head, Member, genesis
 from swarm.protocol.ledger import Range
 from swarm.protocol.messages import REGROUP_KIND
-from swarm.protocol.quorum import Sighting
+from swarm.protocol.quorum import HeadCandidate
 from swarm.protocol.round_schedule import Pace
-from swarm.protocol.timeouts import Tempo
-from swarm.rounds.context import Post
+from swarm.protocol.timeouts import AdaptiveTimeouts
+from swarm.rounds.context import RoundContext
 from swarm.rounds.engine import Engine
-from swarm.rounds.handlers import RunFacts
+from swarm.rounds.handlers import RunLimits
 from swarm.rounds.replay import replay
 from swarm.state.fetch import fetch_state
 from swarm.state.outer_state import OuterState
-from swarm.state.snapshots import SnapshotShelf
+from swarm.state.snapshots import SnapshotStore
 from tests.peer.support.stage_harness import INNER, MODEL, SPLITS
 from tests.swarm.support.pipeline_harness import MICRO, SEQ, Replica, Table, replicas_in, rules_of, tokens_of
 
@@ -76,9 +76,9 @@ class StageSeat:
     """One replica that takes part in its group's rounds. Implements the engine's Keeper."""
 
     replica: Replica
-    post: Post
+    post: RoundContext
     trainer: StageTrainer
-    shelf: SnapshotShelf
+    shelf: SnapshotStore
     others: Callable[[], Iterable[str]]
     folder: Path
     entry: dict[str, Any]  # in the table: its round, as records say it
@@ -100,7 +100,7 @@ class StageSeat:
         changed = () if same else state.changed if results else None
         self.trainer.adopt(state.theta, changed, head)
 
-    async def fetch(self, sighting: Sighting, mine: Head) -> None:
+    async def fetch(self, sighting: HeadCandidate, mine: Head) -> None:
         donors = list(sighting.holders)
         if not await replay(self.post, mine, sighting.head.state_hash, donors):
             fetched = await fetch_state(
@@ -148,7 +148,7 @@ async def seated(
     mates = {peer: entry for peer, entry in table.items() if entry["stage"] == stage}
     head = first.regrouped(tuple(Member(peer, entry["session"]) for peer, entry in mates.items()), 1)
     pace = Pace(setting.outer, setting.inner, SEQ, 600.0, stage, setting.stages, MICRO)
-    counting = Counting(head, MICRO, rules.round_samples or None, host.peer_id)
+    counting = SampleAccounting(head, MICRO, rules.round_samples or None, host.peer_id)
 
     def replicas_of(of: int) -> dict[str, Load]:
         return {p: load for p, load in replicas_in(table, of, host).items() if p not in host.suspects}
@@ -156,23 +156,25 @@ async def seated(
     async def tokens(spans: Sequence[Range]) -> torch.Tensor:
         return torch.cat([tokens_of(span) for span in spans])
 
-    station = Station(stage, rules, replica.gang, host, counting, replicas_of, log)
+    station = StageServer(stage, rules, replica.gang, host, counting, replicas_of, log)
     replica.station = station
-    issuer = Issuer(station, tokens, log) if stage == 0 else None
-    post = StagePost(replica.gang, station, pace, log, issuer, None, lambda: _first_round(table), setting.rounds)
+    issuer = MicroBatchSource(station, tokens, log) if stage == 0 else None
+    post = StageTrainerContext(
+        replica.gang, station, pace, log, issuer, None, lambda: _first_round(table), setting.rounds
+    )
     trainer: StageTrainer
     if rules.synchronous:
         issue_here = issuer.reissue if issuer is not None else None
-        trainer = Synchronous(post, Overseer(host, rules, pace, lambda: list(replicas_of(0)), issue_here, log))
+        trainer = Synchronous(post, BatchTracker(host, rules, pace, lambda: list(replicas_of(0)), issue_here, log))
     else:
         trainer = LocalSteps(post)
-    shelf = SnapshotShelf(state.size_bytes, 9 << 20)
+    shelf = SnapshotStore(state.size_bytes, 9 << 20)
     shelf.publish(state.tree, state.tensors)
     shelf.serve(host.rpc)
     me = Member(host.peer_id, table[host.peer_id]["session"])
-    round_post = Post(me, host.identity, host, state, shelf, trainer, pace, Tempo(60.0), log)
+    round_post = RoundContext(me, host.identity, host, state, shelf, trainer, pace, AdaptiveTimeouts(60.0), log)
     seat = StageSeat(replica, round_post, trainer, shelf, lambda: list(mates), folder, table[host.peer_id])
-    facts = RunFacts(first, authority.peer_id, setting.rounds, 64)
+    facts = RunLimits(first, authority.peer_id, setting.rounds, 64)
     seat.engine = Engine(round_post, facts, head, sign_body(authority, REGROUP_KIND, head), seat)
     for peer, entry in table.items():
         host.book.add(peer, entry["addresses"])

@@ -18,7 +18,7 @@ from peer.net.host import Host, HostConfig, open_host
 from peer.net.rpc import Buffer, Call
 from swarm.state.fetch import Fetched, fetch_state
 from swarm.state.messages import AskChunk, AskManifest, Piece, StateMethods
-from swarm.state.snapshots import SnapshotShelf
+from swarm.state.snapshots import SnapshotStore
 from swarm.state.upload_limits import ShelfLimits
 from tests.swarm.support.donor_child import seeded_state
 
@@ -70,7 +70,7 @@ async def donors(*limits: ShelfLimits) -> AsyncIterator[list[Host]]:
     async with AsyncExitStack() as stack:
         hosts = []
         for limit in limits:
-            shelf = SnapshotShelf(TREE.size_bytes, 1 << 16, limit)
+            shelf = SnapshotStore(TREE.size_bytes, 1 << 16, limit)
             shelf.publish(TREE, STATE)
             hosts.append(await stack.enter_async_context(bare_host()))
             shelf.serve(hosts[-1].rpc)

@@ -16,10 +16,10 @@ from peer.net.host import Host
 from peer.net.method import Call
 from swarm.membership.membership import MemberRecord
 from swarm.protocol.head import Member
-from swarm.protocol.messages import STANDING, AskHead, Standing
+from swarm.protocol.messages import STANDING, AskHead, HeadReport
 from swarm.protocol.quorum import ask_standings
 from swarm.training import lifecycle as module
-from swarm.training.lifecycle import Attendance
+from swarm.training.lifecycle import PeerLifecycle
 from tests.swarm.support.kept_commits import STAGE, ground_of, record_of
 from tests.swarm.training.test_roles import run_of
 
@@ -35,11 +35,11 @@ async def test_who_was_on_its_way_to_a_stage_that_was_lost_meanwhile_sits_down_a
         late = msgspec.structs.replace(arriving, at=time.time() - 20, ready_at=time.time() - 15)
         left = trio.Event()
 
-        async def sit(attendance: Attendance) -> None:
+        async def sit(attendance: PeerLifecycle) -> None:
             await attendance._until_needed_elsewhere()
             left.set()
 
-        async def reads(attendance: Attendance, records: dict[str, MemberRecord], missing: list[str]) -> None:
+        async def reads(attendance: PeerLifecycle, records: dict[str, MemberRecord], missing: list[str]) -> None:
             """And sees which stages nobody serves."""
             count = len(seen)
             attendance._membership.view = records
@@ -49,7 +49,7 @@ async def test_who_was_on_its_way_to_a_stage_that_was_lost_meanwhile_sits_down_a
         everybody, without = ["0", "1", "2"], ["0", "2"]
         with trio.fail_after(60):
             async with trio.open_nursery() as nursery:
-                attendance = Attendance(ground)
+                attendance = PeerLifecycle(ground)
                 attendance._go(STAGE)
                 nursery.start_soon(sit, attendance)
                 await reads(attendance, {"arriving": arriving}, everybody)
@@ -72,7 +72,7 @@ async def test_who_is_not_taken_in_with_what_it_has_asks_the_keepers_again(tmp_p
         seat = SimpleNamespace(
             stage=STAGE, engine=engine, is_member=False, passed=0, load=lambda: idle, measures_last=False
         )
-        attendance = Attendance(ground)
+        attendance = PeerLifecycle(ground)
         attendance._go(STAGE)
         attendance._seat = cast(Any, seat)
         attendance._missing, attendance._seated_at = (STAGE,), trio.current_time()
@@ -98,9 +98,9 @@ async def test_who_leaves_has_a_deputy_that_the_group_knows(tmp_path: Path, monk
         first = manifest.first_head(STAGE)
         head, forged = first.regrouped((me, left), 1), first.regrouped((me, unknown), 1)
         for host, member, theirs in ((mate.host, left, head), (stranger.host, unknown, forged)):
-            serve_standing(host, Standing(theirs, member, "training", None))
+            serve_standing(host, HeadReport(theirs, member, "training", None))
             await ground.host.connect_address(host.addresses[0], timeout_s=30)
-        attendance = Attendance(ground)
+        attendance = PeerLifecycle(ground)
         attendance._seat = cast(Any, SimpleNamespace(engine=SimpleNamespace(head=head)))
         mates, claims = record_of(mate.host, head, STAGE), record_of(stranger.host, forged, STAGE)
         moving = msgspec.structs.replace(mates, ready_at=time.time() + 60)
@@ -117,8 +117,8 @@ async def test_who_leaves_has_a_deputy_that_the_group_knows(tmp_path: Path, monk
         assert not await attendance._has_deputy(STAGE), "it is no member any more"
 
 
-def serve_standing(host: Host, standing: Standing) -> None:
-    async def answer(call: Call[AskHead]) -> Standing:
+def serve_standing(host: Host, standing: HeadReport) -> None:
+    async def answer(call: Call[AskHead]) -> HeadReport:
         return standing
 
     host.rpc.serve(STANDING, answer)

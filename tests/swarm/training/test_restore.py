@@ -18,7 +18,7 @@ from peer.identity import Identity, sign_body
 from peer.net.host import Host, HostConfig, open_host
 from swarm.coordinator.authority import STAGE_BACK_S_MAX, Authority
 from swarm.coordinator.durable_state import Memory
-from swarm.coordinator.handlers import AuthorityDesk
+from swarm.coordinator.handlers import CoordinatorHandlers
 from swarm.membership.membership import MemberRecord
 from swarm.placement.stages import open_store
 from swarm.protocol.head import Head
@@ -26,10 +26,10 @@ from swarm.protocol.messages import REGROUP_KIND
 from swarm.run.manifest import Manifest
 from swarm.state.server import serve_shelves
 from swarm.training import restore as module
-from swarm.training.checkpoints import Kept
-from swarm.training.context import Ground
+from swarm.training.checkpoints import LocalCheckpoint
+from swarm.training.context import PeerContext
 from swarm.training.restore import restore
-from swarm.training.stage_backup import Archive, KeptHead, keep
+from swarm.training.stage_backup import StageBackup, KeptHead, keep
 from tests.swarm.support.kept_commits import STAGE, Commit, commit_of, ground_of, record_of
 from tests.swarm.training.test_roles import run_of
 
@@ -45,7 +45,9 @@ def nobody_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
 class Scene:
     """A fresh machine that takes the stage, the authority that has seen some heads of it, and who keeps commits."""
 
-    def __init__(self, folder: Path, manifest: Manifest, authority: Host, fresh: Ground, events: list[Event]) -> None:
+    def __init__(
+        self, folder: Path, manifest: Manifest, authority: Host, fresh: PeerContext, events: list[Event]
+    ) -> None:
         self.manifest, self.fresh = manifest, fresh
         self.records: dict[str, MemberRecord] = {}
         self._folder, self._authority, self._events = folder, authority, events
@@ -53,26 +55,26 @@ class Scene:
         self._count = 0
 
     @asynccontextmanager
-    async def machine(self) -> AsyncIterator[Ground]:
+    async def machine(self) -> AsyncIterator[PeerContext]:
         """One of the stage before, which has not opened its archive."""
         self._count += 1
         async with ground_of(self.manifest, self._folder / f"keeper{self._count}") as (ground, _):
             await self.fresh.host.connect_address(ground.host.addresses[0], timeout_s=60)
             yield ground
 
-    def enters(self, ground: Ground) -> None:
+    def enters(self, ground: PeerContext) -> None:
         """Its record is read."""
         head = self.manifest.first_head(STAGE - 1)
         self.records[ground.host.peer_id] = record_of(ground.host, head, STAGE - 1)
 
-    async def opens(self, ground: Ground, commit: Commit) -> None:
+    async def opens(self, ground: PeerContext, commit: Commit) -> None:
         """It keeps that commit, and tells."""
         assert await keep(ground, STAGE, *commit)
-        serve_shelves(ground.host.rpc, [Archive(ground, STAGE - 1, dict).lent])
+        serve_shelves(ground.host.rpc, [StageBackup(ground, STAGE - 1, dict).lent])
 
     async def begins_with(self) -> Head:
         """What a seat would, now."""
-        return (await Kept.open(self.fresh, STAGE)).head
+        return (await LocalCheckpoint.open(self.fresh, STAGE)).head
 
     @property
     def restored(self) -> list[int]:
@@ -96,7 +98,7 @@ async def scene_of(
         ground_of(manifest, folder / "fresh") as (fresh, events),
     ):
         first = manifest.first_head(STAGE)
-        AuthorityDesk(host, [Authority(host, first, 1, list, memory, abreast=lambda head: head)])
+        CoordinatorHandlers(host, [Authority(host, first, 1, list, memory, abreast=lambda head: head)])
         await fresh.host.connect_address(host.addresses[0], timeout_s=60)
         with trio.fail_after(120):
             scene = Scene(folder, manifest, host, fresh, events)
@@ -200,7 +202,7 @@ async def test_a_claim_that_cannot_be_fetched_does_not_stand_in_the_way(tmp_path
         scene.enters(two)
         await scene.opens(one, kept)
         assert await keep(two, STAGE, *last)
-        Archive(two, STAGE - 1, dict)  # tells, and lends nothing
+        StageBackup(two, STAGE - 1, dict)  # tells, and lends nothing
         await restore(scene.fresh, STAGE, lambda: scene.records)
         assert scene.restored == [5] and await scene.begins_with() == kept[0]
 
@@ -214,14 +216,14 @@ async def test_without_the_authority_the_newest_is_taken(tmp_path: Path) -> None
     head, regroup, state = commit_of(manifest, authority, 7)
     async with ground_of(manifest, tmp_path / "a") as (keeper, _), ground_of(manifest, tmp_path / "b") as (fresh, seen):
         assert await keep(keeper, STAGE, head, regroup, state)
-        archive = Archive(keeper, STAGE - 1, dict)
+        archive = StageBackup(keeper, STAGE - 1, dict)
         assert archive.of == STAGE
         serve_shelves(keeper.host.rpc, [archive.lent])
         await fresh.host.connect_address(keeper.host.addresses[0], timeout_s=60)
         records = {keeper.host.peer_id: record_of(keeper.host, head, STAGE - 1)}
 
         await restore(fresh, STAGE, lambda: records)
-        kept = await Kept.open(fresh, STAGE)
+        kept = await LocalCheckpoint.open(fresh, STAGE)
         assert kept.head == head and kept.state.tree.root == head.state_hash
         assert kept.load_regroup() == regroup
         assert [event.name for event in seen].count("stage_restored") == 1
@@ -235,7 +237,7 @@ async def test_a_commit_that_the_authority_did_not_begin_is_not_taken(tmp_path: 
     head, forged, state = commit_of(manifest, Identity.generate(), 7)
     async with ground_of(manifest, tmp_path / "a") as (keeper, _), ground_of(manifest, tmp_path / "b") as (fresh, _b):
         assert await keep(keeper, STAGE, head, forged, state)
-        archive = Archive(keeper, STAGE - 1, dict)
+        archive = StageBackup(keeper, STAGE - 1, dict)
         archive._lent = archive._lend(commit_on_disk(keeper))
         assert archive._lent.regroup is None, "it does not offer it by itself"
         archive._lent = KeptHead(head, forged)
@@ -246,7 +248,7 @@ async def test_a_commit_that_the_authority_did_not_begin_is_not_taken(tmp_path: 
         assert open_store(fresh.home, manifest, STAGE, fresh.host.identity, EventLog()).load_latest() is None
 
 
-def commit_on_disk(ground: Ground) -> Loaded:
+def commit_on_disk(ground: PeerContext) -> Loaded:
     loaded = open_store(ground.home, ground.manifest, STAGE, ground.host.identity, EventLog()).load_latest()
     assert loaded is not None
     return loaded
@@ -258,7 +260,7 @@ async def test_a_stage_that_is_served_is_fetched_from_its_replicas_only(tmp_path
     head, regroup, state = commit_of(manifest, authority, 7)
     async with ground_of(manifest, tmp_path / "a") as (keeper, _), ground_of(manifest, tmp_path / "b") as (fresh, _b):
         assert await keep(keeper, STAGE, head, regroup, state)
-        serve_shelves(keeper.host.rpc, [Archive(keeper, STAGE - 1, dict).lent])
+        serve_shelves(keeper.host.rpc, [StageBackup(keeper, STAGE - 1, dict).lent])
         await fresh.host.connect_address(keeper.host.addresses[0], timeout_s=60)
         records = {
             keeper.host.peer_id: record_of(keeper.host, head, STAGE - 1),
@@ -278,19 +280,19 @@ async def test_a_commit_of_the_term_before_keeps_its_signature(tmp_path: Path) -
     head, regroup, state = commit_of(manifest, authority, 7)
     async with ground_of(manifest, tmp_path / "mine") as (ground, _):
         assert await keep(ground, STAGE, head, regroup, state)
-        kept, archive = await Kept.open(ground, STAGE), Archive(ground, STAGE - 1, dict)
+        kept, archive = await LocalCheckpoint.open(ground, STAGE), StageBackup(ground, STAGE - 1, dict)
         for term in (2, 2, 3):
             kept.save_regroup(sign_body(authority, REGROUP_KIND, head.regrouped(head.members, term)))
-            again = await Kept.open(ground, STAGE)
+            again = await LocalCheckpoint.open(ground, STAGE)
             assert again.head == head and again.load_regroup() == regroup
             assert archive._lend(commit_on_disk(ground)) == KeptHead(head, regroup)
             await restore(ground, STAGE, dict)
-            assert (await Kept.open(ground, STAGE)).head == head
+            assert (await LocalCheckpoint.open(ground, STAGE)).head == head
 
         later = head.regrouped(head.members, 3)
         await kept.save(later)
-        again = await Kept.open(ground, STAGE)
+        again = await LocalCheckpoint.open(ground, STAGE)
         assert again.head == later and again.load_regroup() == sign_body(authority, REGROUP_KIND, later)
         last = sign_body(authority, REGROUP_KIND, later.regrouped(head.members, 4))
         again.save_regroup(last)
-        assert (await Kept.open(ground, STAGE)).load_regroup() == sign_body(authority, REGROUP_KIND, later)
+        assert (await LocalCheckpoint.open(ground, STAGE)).load_regroup() == sign_body(authority, REGROUP_KIND, later)

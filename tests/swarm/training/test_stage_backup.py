@@ -10,11 +10,11 @@ import pytest
 from peer.checkpoint.hash_tree import hash_state
 from peer.identity import Identity, sign_body
 from swarm.protocol.head import Member
-from swarm.protocol.messages import REGROUP_KIND, Standing
+from swarm.protocol.messages import REGROUP_KIND, HeadReport
 from swarm.state.server import serve_shelves
 from swarm.training import stage_backup as archive
 from swarm.training.checkpoints import kept_stages, note_seat
-from swarm.training.stage_backup import KEPT, Archive, AskKept, KeptHead, fetch_commit, keep, newest_seen
+from swarm.training.stage_backup import KEPT, StageBackup, AskKept, KeptHead, fetch_commit, keep, newest_seen
 from tests.swarm.support.kept_commits import STAGE, commit_of, ground_of
 from tests.swarm.training.test_roles import run_of
 
@@ -24,7 +24,7 @@ async def test_a_keeper_tells_what_it_keeps_and_hands_it_out(tmp_path: Path) -> 
     manifest = msgspec.structs.replace(run_of(3), authority=authority.peer_id)
     head, regroup, state = commit_of(manifest, authority, 7)
     async with ground_of(manifest, tmp_path / "a") as (keeper, _), ground_of(manifest, tmp_path / "b") as (other, _b):
-        archive = Archive(keeper, STAGE - 1, dict)
+        archive = StageBackup(keeper, STAGE - 1, dict)
         serve_shelves(keeper.host.rpc, [archive.lent])
         peer = keeper.host.peer_id
         await other.host.connect_address(keeper.host.addresses[0], timeout_s=30)
@@ -63,9 +63,9 @@ async def test_a_head_that_somebody_made_up_is_not_kept(tmp_path: Path, monkeypa
     committed = msgspec.structs.replace(begun, round=7, previous=begun.hash)
     made_up = msgspec.structs.replace(committed, round=1 << 40, state_hash=b"lie!" * 8, members=(liar,))
 
-    async def ask_standings(*args: object, **more: object) -> list[tuple[str, Standing]]:
+    async def ask_standings(*args: object, **more: object) -> list[tuple[str, HeadReport]]:
         said = ((committed, replica), (made_up, liar))
-        return [(member.peer, Standing(head, member, "compute", signed)) for head, member in said]
+        return [(member.peer, HeadReport(head, member, "compute", signed)) for head, member in said]
 
     monkeypatch.setattr(archive, "ask_standings", ask_standings)
     async with ground_of(manifest, tmp_path / "home") as (ground, _):
