@@ -11,7 +11,7 @@ from optim.algorithms.large_batch import LargeBatchStep
 from optim.codecs import Buffer
 from optim.merge import gradient_weights
 from optim.strategies.dense import Wire
-from optim.strategies.interface import Coding, Product, OuterStrategy, Turn
+from optim.strategies.interface import Coding, OuterStrategy, Product, Turn
 from peer.model.layout import FlatLayout
 
 

@@ -18,7 +18,7 @@ from optim.codecs.interface import as_bytes
 from optim.codecs.rows import absmax
 from optim.codecs.votes import SENDERS_MAX, Votes, pack_tally, tally_bytes, unpack_tally
 from optim.strategies.dense import CHUNK, DenseCoding
-from optim.strategies.interface import Coding, Product, OuterStrategy, Sent, Turn
+from optim.strategies.interface import Coding, OuterStrategy, Product, Sent, Turn
 from peer.errors import ProtocolViolation
 
 

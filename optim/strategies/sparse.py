@@ -24,7 +24,7 @@ from optim.deterministic import square_sum
 from optim.merge import gradient_weights
 from optim.strategies.dense import CHUNK, SLICE_VALUES_MAX, slice_length
 from optim.strategies.gathered import GatheredCoding
-from optim.strategies.interface import Coding, Product, OuterStrategy, Turn
+from optim.strategies.interface import Coding, OuterStrategy, Product, Turn
 from peer.errors import ProtocolViolation
 from peer.model.layout import FlatLayout
 

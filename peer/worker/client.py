@@ -18,9 +18,9 @@ from peer.ipc import messages as control
 from peer.ipc.inner_orders import InnerRunOptions
 from peer.ipc.messages import InnerResult
 from peer.model.layout import FlatLayout
-from peer.worker.supervisor import WorkerBuffers, WorkerConfig, Pending, Supervisor
+from peer.worker.supervisor import Pending, Supervisor, WorkerBuffers, WorkerConfig
 
-__all__ = ["WorkerGroup", "WorkerConfig", "InnerRunOptions", "InnerResult", "open_worker_group"]
+__all__ = ["InnerResult", "InnerRunOptions", "WorkerConfig", "WorkerGroup", "open_worker_group"]
 
 
 class WorkerGroup:

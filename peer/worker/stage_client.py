@@ -37,15 +37,15 @@ from peer.ipc.stage_messages import (
 )
 from peer.ipc.stage_slots import Slot, SlotArea
 from peer.ipc.stage_spec import MicroBatch, Moved, StageSpec, Taken
-from peer.worker.supervisor import WorkerBuffers, WorkerConfig, Pending, Supervisor
+from peer.worker.supervisor import Pending, Supervisor, WorkerBuffers, WorkerConfig
 
 __all__ = [
     "MicroBatch",
     "MicroBatchDone",
     "Moved",
     "Slot",
-    "StageWorkerGroup",
     "StageSpec",
+    "StageWorkerGroup",
     "Taken",
     "open_stage_worker_group",
 ]

@@ -18,7 +18,7 @@ import trio
 from peer.compute.train_loop import learning_rate
 from peer.errors import StageRefused
 from swarm.pipeline.config import STALENESS
-from swarm.pipeline.stage_trainer import WATCH_S, Adoption, StageTrainerContext, StageTrainer
+from swarm.pipeline.stage_trainer import WATCH_S, Adoption, StageTrainer, StageTrainerContext
 from swarm.protocol.ledger import Range, contains, count, union, without
 from swarm.rounds.trainer import Order, Work
 

@@ -21,7 +21,7 @@ from peer.net.rpc_server import BUSY
 from swarm.pipeline.config import PipelineRules
 from swarm.pipeline.messages import COUNTED, REISSUE, SPANS_MAX, AskCounted, Reissue
 from swarm.pipeline.stage_server import StageServer
-from swarm.pipeline.stage_trainer import Adoption, StageTrainerContext, StageTrainer
+from swarm.pipeline.stage_trainer import Adoption, StageTrainer, StageTrainerContext
 from swarm.protocol.head import Head
 from swarm.protocol.ledger import Range, contains, count, union
 from swarm.protocol.round_schedule import Pace

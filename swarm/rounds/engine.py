@@ -22,7 +22,7 @@ from swarm.protocol.ledger import Range
 from swarm.protocol.quorum import ASKED_MAX, HeadCandidate, Viewpoint, ask_standings, weigh
 from swarm.rounds.context import RoundContext
 from swarm.rounds.contribution import Contributor
-from swarm.rounds.handlers import RoundHandlers, EngineState, RunLimits
+from swarm.rounds.handlers import EngineState, RoundHandlers, RunLimits
 from swarm.rounds.leader import Leader, NoMajority
 from swarm.rounds.round import Nurseries, Round
 from swarm.rounds.round_state import RoundState

@@ -25,7 +25,7 @@ from swarm.protocol.messages import EXCHANGE, FINISH, PREPARE, WORK, Exchange, F
 from swarm.protocol.overlaps import all_counted, merged_of
 from swarm.protocol.paxos import Accepted, value_to_finish
 from swarm.protocol.plan import PLAN_KIND, Roster, WorkPlan, check_plan, make_plan, share_slices, whose_fit
-from swarm.rounds.collect import AttemptFailed, HandedIn, ContributionCollector
+from swarm.rounds.collect import AttemptFailed, ContributionCollector, HandedIn
 from swarm.rounds.round import Round
 from swarm.rounds.trainer import Claims
 

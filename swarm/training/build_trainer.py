@@ -22,7 +22,7 @@ from swarm.pipeline.data_feed import FedTokens
 from swarm.pipeline.local_steps import LocalSteps
 from swarm.pipeline.source import MicroBatchSource
 from swarm.pipeline.stage_server import StageServer
-from swarm.pipeline.stage_trainer import HeldOut, StageTrainerContext, StageTrainer
+from swarm.pipeline.stage_trainer import HeldOut, StageTrainer, StageTrainerContext
 from swarm.pipeline.synchronous import BatchTracker, Synchronous
 from swarm.placement.stage_choice import at_work, replicas_of
 from swarm.protocol.round_schedule import Pace

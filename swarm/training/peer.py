@@ -21,7 +21,7 @@ from swarm.run.gate import Gate
 from swarm.run.home import Home
 from swarm.run.manifest import Manifest, open_manifest
 from swarm.run.manifest_transfer import serve_charter, write_atomically
-from swarm.training.context import PeerContext, JoinConfig
+from swarm.training.context import JoinConfig, PeerContext
 from swarm.training.lifecycle import PeerLifecycle
 
 __all__ = ["JoinConfig", "run_participant"]

@@ -25,7 +25,7 @@ from peer.data.tokenizer import ByteTokenizer
 from peer.ipc import messages as control
 from peer.model.decoder import Decoder, next_token_loss
 from peer.model.layout import init_flat
-from peer.worker.client import WorkerGroup, InnerRunOptions
+from peer.worker.client import InnerRunOptions, WorkerGroup
 from peer.worker.process import Child, handshake
 from peer.worker.supervisor import WorkerBuffers
 from tests.peer.support.worker_harness import ENDLESS, HOUR_S, INNER, MODEL, Log, freeze, gang_config, open_test_gang

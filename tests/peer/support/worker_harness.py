@@ -13,7 +13,7 @@ import trio
 from peer.config import DataConfig, InnerConfig, ModelConfig
 from peer.events import Event, EventLog
 from peer.model.layout import init_flat
-from peer.worker.client import WorkerGroup, WorkerConfig, open_worker_group
+from peer.worker.client import WorkerConfig, WorkerGroup, open_worker_group
 
 MODEL = ModelConfig(hidden_size=32, layers=2, heads=2, kv_heads=1, intermediate_size=48, max_seq_len=32)
 INNER = InnerConfig(lr=1e-2, batch_size=4, total_steps=1000, warmup_steps=5, dtype="fp32")

@@ -23,7 +23,7 @@ from swarm.run.home import Home
 from swarm.run.invite import Invite
 from swarm.run.manifest import Manifest
 from swarm.state.fetch import Fetched
-from swarm.training.context import PeerContext, JoinConfig
+from swarm.training.context import JoinConfig, PeerContext
 
 STAGE = 1
 Commit = tuple[Head, Signed, Fetched]

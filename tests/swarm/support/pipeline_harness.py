@@ -80,7 +80,7 @@ def ids_of(span: Range) -> bytes:
 def without_haste(monkeypatch: pytest.MonkeyPatch) -> None:
     """No answer is late, however long this machine stands still: for tests that count what was sent, and to whom."""
     config = RouterConfig(deadline_first_s=60.0, deadline_min_s=60.0)
-    monkeypatch.setattr("swarm.pipeline.sender.Wiring", lambda seed: ReplicaRouter(seed, config))
+    monkeypatch.setattr("swarm.pipeline.sender.ReplicaRouter", lambda seed: ReplicaRouter(seed, config))
     for name in (
         "first_stage.SEEN_S",
         "sender.SEEN_S",

@@ -24,7 +24,7 @@ from swarm.pipeline.config import Load, PipelineRules
 from swarm.pipeline.local_steps import LocalSteps
 from swarm.pipeline.source import MicroBatchSource
 from swarm.pipeline.stage_server import StageServer
-from swarm.pipeline.stage_trainer import StageTrainerContext, StageTrainer
+from swarm.pipeline.stage_trainer import StageTrainer, StageTrainerContext
 from swarm.pipeline.synchronous import BatchTracker, Synchronous
 from swarm.protocol.head import Head, Member, genesis
 from swarm.protocol.ledger import Range

@@ -29,7 +29,7 @@ from swarm.training import restore as module
 from swarm.training.checkpoints import LocalCheckpoint
 from swarm.training.context import PeerContext
 from swarm.training.restore import restore
-from swarm.training.stage_backup import StageBackup, KeptHead, keep
+from swarm.training.stage_backup import KeptHead, StageBackup, keep
 from tests.swarm.support.kept_commits import STAGE, Commit, commit_of, ground_of, record_of
 from tests.swarm.training.test_roles import run_of
 

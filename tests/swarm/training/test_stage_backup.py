@@ -14,7 +14,7 @@ from swarm.protocol.messages import REGROUP_KIND, HeadReport
 from swarm.state.server import serve_shelves
 from swarm.training import stage_backup as archive
 from swarm.training.checkpoints import kept_stages, note_seat
-from swarm.training.stage_backup import KEPT, StageBackup, AskKept, KeptHead, fetch_commit, keep, newest_seen
+from swarm.training.stage_backup import KEPT, AskKept, KeptHead, StageBackup, fetch_commit, keep, newest_seen
 from tests.swarm.support.kept_commits import STAGE, commit_of, ground_of
 from tests.swarm.training.test_roles import run_of
 
