@@ -85,12 +85,12 @@ def measure_low_rank(numel: int, repeat: int) -> dict[str, Figures]:
     import torch
 
     from optim.strategies.low_rank import LowRankWire
-    from peer.model.layout import FlatLayout, Slot
+    from peer.model.layout import FlatLayout, TensorSlot
 
     found = {}
     rows, columns = numel // 4096, 4096
     x = heavy_tailed(rows * columns)
-    layout = FlatLayout({"matrix": Slot(0, (rows, columns), rows * columns)}, rows * columns)
+    layout = FlatLayout({"matrix": TensorSlot(0, (rows, columns), rows * columns)}, rows * columns)
     for rank in (4, 16):
         wire = LowRankWire(layout, [["matrix"]], rank)
         coding = wire.coding(0, x)

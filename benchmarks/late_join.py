@@ -33,17 +33,17 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.common.children import START_S, Child, begin
 from benchmarks.parts.averaging_data import delta_of
-from benchmarks.parts.averaging_peer import PACE, NoTraining, Observer, diloco_state, take_part
+from benchmarks.parts.averaging_peer import SCHEDULE, NoTraining, Observer, diloco_state, take_part
 from optim.algorithms.outer_step import DilocoOuter
 from peer.errors import NetworkError
 from peer.events import EventLog
 from peer.identity import Identity
 from peer.net.host import HostConfig, open_host
 from swarm.protocol.head import Head, Member
-from swarm.protocol.quorum import ask_standings
+from swarm.protocol.quorum import ask_head_reports
 from swarm.protocol.timeouts import AdaptiveTimeouts
 from swarm.rounds.context import RoundContext
-from swarm.rounds.trainer import Order, Work
+from swarm.rounds.trainer import TrainRequest, TrainResult
 from swarm.state.fetch import fetch_state
 from swarm.state.snapshots import SnapshotStore
 
@@ -60,7 +60,7 @@ class Pausing(NoTraining):
         self._pause_s = pause_s
         self.speed = 1 / pause_s
 
-    async def train(self, order: Order) -> Work:
+    async def train(self, order: TrainRequest) -> TrainResult:
         await trio.sleep(self._pause_s)
         return await super().train(order)
 
@@ -68,8 +68,8 @@ class Pausing(NoTraining):
 class Meter(Observer):
     """Notes the CPU seconds of the process at each commit, too."""
 
-    def __init__(self, post: RoundContext, rounds: int, publishes: bool, folder: Path) -> None:
-        super().__init__(post, rounds, publishes, folder)
+    def __init__(self, context: RoundContext, rounds: int, publishes: bool, folder: Path) -> None:
+        super().__init__(context, rounds, publishes, folder)
         self.cpu: list[float] = []
 
     async def committed(self, head: Head, results: list[memoryview]) -> None:
@@ -84,13 +84,13 @@ async def member(number: int, numel: int, pause_s: float, rounds: int, folder: P
     log = EventLog()
     state = diloco_state(numel, "int8", DilocoOuter(lr=0.7, momentum=0.9))
     async with open_host(HostConfig(identity=identity, events=log)) as host, trio.open_nursery() as nursery:
-        shelf = SnapshotStore(state.size_bytes, 9 << 20)
-        shelf.serve(host.rpc)
+        snapshots = SnapshotStore(state.size_bytes, 9 << 20)
+        snapshots.serve(host.rpc)
         me, trainer = Member(host.peer_id, str(number)), Pausing(delta_of(number, numel), pause_s)
-        post = RoundContext(me, identity, host, state, shelf, trainer, PACE, AdaptiveTimeouts(), log)
-        observer = Meter(post, rounds, True, folder)
+        context = RoundContext(me, identity, host, state, snapshots, trainer, SCHEDULE, AdaptiveTimeouts(), log)
+        observer = Meter(context, rounds, True, folder)
         print(json.dumps({"peer": me.peer, "session": me.session, "addresses": host.addresses}), flush=True)
-        await take_part(post, observer, authority, rounds, nursery)
+        await take_part(context, observer, authority, rounds, nursery)
         print(json.dumps({"seconds": observer.seconds, "cpu": observer.cpu}), flush=True)
         await trio.sleep_forever()  # others may still need us; whoever started us ends us
 
@@ -111,8 +111,8 @@ async def joiner(numel: int, rounds: int, nice: int, folder: Path) -> None:
         round_number = 0
         while round_number < rounds - 1:
             await trio.sleep(dice.uniform(0.1, 0.6))
-            standings = await ask_standings(host.rpc, peers)
-            head = max((s.head for _, s in standings), key=lambda h: h.round, default=None)
+            head_reports = await ask_head_reports(host.rpc, peers)
+            head = max((s.head for _, s in head_reports), key=lambda h: h.round, default=None)
             round_number = head.round if head is not None else 0
             if head is None or head.round < next_round:
                 continue

@@ -35,9 +35,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.common.shaped_lan import Unavailable, shaped_lan
 from benchmarks.parts.overlap_swarm import INNER, MODEL, Failed, Member, run_swarm, write_text
-from optim.config import CodecConfig, Diloco, Streaming
-from optim.strategies.interface import Turn
-from optim.strategies.registry import build_recipe
+from optim.config import CodecConfig, DilocoConfig, StreamingConfig
+from optim.strategies.interface import RoundInfo
+from optim.strategies.registry import build_strategy
 from peer.model.layout import FlatLayout
 
 WARM_UP = 1  # cycles: speeds become known, windows grow
@@ -111,23 +111,23 @@ def peak_bytes(members: Sequence[Member], first: int, window_s: float) -> int:
     return peak
 
 
-def least_bytes(config: Diloco | Streaming, peers: int) -> float:
+def least_bytes(config: DilocoConfig | StreamingConfig, peers: int) -> float:
     """What a peer must send in the largest exchange of a cycle, as coded: what others own to them, its own to all."""
-    recipe = build_recipe(config, CodecConfig(), FlatLayout.of(MODEL), INNER)
+    strategy = build_strategy(config, CodecConfig(), FlatLayout.of(MODEL), INNER)
     nothing, sizes = torch.empty(0), []
-    for fragment in range(config.fragments if isinstance(config, Streaming) else 1):
-        coding = recipe.coding(Turn(fragment + 1, 0, 0.0), [nothing, nothing])
+    for fragment in range(config.fragments if isinstance(config, StreamingConfig) else 1):
+        coding = strategy.coding(RoundInfo(fragment + 1, 0, 0.0), [nothing, nothing])
         sizes.append(sum(coding.message_bytes(i) + coding.result_bytes(i, peers) for i in range(coding.count)))
     return max(sizes) * (peers - 1) / peers
 
 
 def measure(options: argparse.Namespace) -> Figures:
     steps, fragments, tau = options.steps, options.fragments, options.tau
-    outers: dict[str, tuple[int, Diloco | Streaming, str]] = {
-        "diloco": (1, Diloco(steps=steps), ""),
+    outers: dict[str, tuple[int, DilocoConfig | StreamingConfig, str]] = {
+        "diloco": (1, DilocoConfig(steps=steps), ""),
         "streaming": (
             fragments,
-            Streaming(steps=steps, fragments=fragments, tau=tau),
+            StreamingConfig(steps=steps, fragments=fragments, tau=tau),
             f'method = "streaming"\nfragments = {fragments}\ntau = {tau}\nmix = 0.5\n',
         ),
     }
@@ -207,7 +207,7 @@ def main() -> int:
     if options.peers < 2 or options.cycles < 2 or options.mbit <= 0 or options.fragments < 1:
         parser.error("give at least 2 peers, 2 cycles, 1 fragment and a link that carries something")
     try:
-        Streaming(steps=options.steps, fragments=options.fragments, tau=options.tau)
+        StreamingConfig(steps=options.steps, fragments=options.fragments, tau=options.tau)
     except ValueError as error:
         parser.error(str(error))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("The benchmark was ended."))  # and so are its children

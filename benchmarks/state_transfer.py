@@ -49,10 +49,10 @@ async def serve(numel: int) -> None:
     """A donor process: prints where it is, serves until its standard input ends, prints its CPU seconds."""
     state = make_state(numel)
     tree = hash_state(state)
-    shelf = SnapshotStore(tree.size_bytes, 1 << 20)
-    shelf.publish(tree, state)
+    snapshots = SnapshotStore(tree.size_bytes, 1 << 20)
+    snapshots.publish(tree, state)
     async with open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as host:
-        shelf.serve(host.rpc)
+        snapshots.serve(host.rpc)
         print(json.dumps({"peer": host.peer_id, "addresses": host.addresses}), flush=True)
         await trio.to_thread.run_sync(sys.stdin.read, abandon_on_cancel=True)
 

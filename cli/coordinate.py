@@ -18,7 +18,7 @@ from cli.views.event_tail import EventTail
 from cli.views.live import event_line, follow, read_tails
 from cli.views.progress import Progress
 from cli.views.table import quoted
-from optim.config import Eager
+from optim.config import EagerConfig
 from peer.errors import ConfigError
 from peer.identity import Identity, is_peer_id
 from swarm.run.config import read_run_config
@@ -76,7 +76,7 @@ def coordinate(
         click.echo(_bound_invite(home, invite_for))
         return
     run = None if run_toml is None else read_run_config(run_toml)  # before the slow imports: a typo is told at once
-    if run is not None and isinstance(run.outer, Eager) and (caution := run.outer.caution(run.run.max_peers)):
+    if run is not None and isinstance(run.outer, EagerConfig) and (caution := run.outer.caution(run.run.max_peers)):
         click.echo(f"Warning: {caution}.", err=True)
     from swarm.coordinator.coordinator import CoordinatorConfig
 
@@ -103,11 +103,11 @@ def _bound_invite(home: Path, guest: str) -> str:
     """An invite with a token made out to one peer, from what the coordinator keeps in `home`; needs no network."""
     from swarm.client.session import read_kept_invite
     from swarm.run.credentials import issue_token
-    from swarm.run.manifest_transfer import load_charter
+    from swarm.run.manifest_transfer import load_run_files
 
     if not is_peer_id(guest):
         raise ConfigError(f"--invite-for {guest} is no peer id: the guest sees its own with `peer doctor --home DIR`.")
-    places, kept = Home(home), load_charter(home)
+    places, kept = Home(home), load_run_files(home)
     if kept is None:
         raise ConfigError(f"{home} holds no run yet: found one with `peer coordinate RUN.toml` first.")
     manifest = open_manifest(kept[0])

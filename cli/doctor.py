@@ -59,13 +59,13 @@ def doctor(
         from cli.checks.network import port_finding, swarm_findings
         from swarm.client.session import DialBackConfig
 
-        ears = DialBackConfig(listen, announce, relays)
-        port = await port_finding(ears)
+        dial_back_config = DialBackConfig(listen, announce, relays)
+        port = await port_finding(dial_back_config)
         tell(port)
         if opened is None:
             tell(disk_finding(home, [DISK_MIN_BYTES]))
         elif port.state == "ok":
-            async for finding in swarm_findings(opened, home, kept, ears):
+            async for finding in swarm_findings(opened, home, kept, dial_back_config):
                 tell(finding)
 
     run_until_stopped(by_trying)

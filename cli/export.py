@@ -20,7 +20,7 @@ from peer.errors import CheckpointError, ConfigError, ResourceError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from peer.checkpoint.checkpoint_file import Loaded
+    from peer.checkpoint.checkpoint_file import LoadedCheckpoint
     from swarm.run.manifest import Manifest
 
 
@@ -128,7 +128,7 @@ class KeptModel:
 
     manifest: Manifest
     tokenizer: bytes
-    parts: list[Loaded]
+    parts: list[LoadedCheckpoint]
 
     @property
     def theta(self) -> Tensor:
@@ -146,16 +146,16 @@ def newest_model(homes: Sequence[Path]) -> KeptModel:
     from swarm.placement.stages import open_store
     from swarm.run.home import Home
     from swarm.run.manifest import open_manifest
-    from swarm.run.manifest_transfer import load_charter
+    from swarm.run.manifest_transfer import load_run_files
 
-    newest: dict[int, Loaded] = {}
+    newest: dict[int, LoadedCheckpoint] = {}
     held: dict[Path, list[int]] = {}
     run_id = ""
     for home in homes:
-        places, charter = Home(home), load_charter(home)
-        if charter is None or not places.identity.exists():
+        places, run_files = Home(home), load_run_files(home)
+        if run_files is None or not places.identity.exists():
             raise CheckpointError(f"{home} is no peer's home: give the --home of `peer join`, or an INVITE.")
-        manifest, tokenizer = open_manifest(charter[0]), charter[1]
+        manifest, tokenizer = open_manifest(run_files[0]), run_files[1]
         if run_id not in ("", manifest.run_id):
             raise CheckpointError(f"{home} belongs to another run than {homes[0]}: give homes of one run only.")
         run_id = manifest.run_id
@@ -195,7 +195,7 @@ def _stages(numbers: Sequence[int]) -> str:
     return f"stage{'' if len(numbers) == 1 else 's'} {', '.join(map(str, numbers))}"
 
 
-def newest_checkpoint(home: Path) -> tuple[Manifest, bytes, Loaded]:
+def newest_checkpoint(home: Path) -> tuple[Manifest, bytes, LoadedCheckpoint]:
     """Of a run whose peers hold the whole model: the run, its tokenizer.json and the newest intact checkpoint of the
     peer that lives in `home`. CheckpointError if there is none."""
     found = newest_model([home])

@@ -79,10 +79,10 @@ def _play(peers: int, stages: int, rounds: int, home: Path) -> None:
     progress = Progress(title if stages == 1 else f"{title}, {stages} stages", keeps_all=True, stages=stages)
     with children() as group, shown(progress) as redraw:
         play = play_whole if stages == 1 else play_pipeline
-        story = play(LocalCluster(home, rounds, group, progress, redraw), peers)
-    report = judge(story, progress, rounds, began)
+        scenario = play(LocalCluster(home, rounds, group, progress, redraw), peers)
+    report = judge(scenario, progress, rounds, began)
     write_report(home / "report.json", report)
-    draw_losses(home / "loss.png", dict(sorted(progress.val_losses.items())), train_losses(progress), story.marks)
+    draw_losses(home / "loss.png", dict(sorted(progress.val_losses.items())), train_losses(progress), scenario.marks)
     _summarize(report, home)
     if report.broken_invariants:
         raise RoundError(f"an invariant did not hold: {'; '.join(report.broken_invariants)}. Read the logs in {home}.")
@@ -180,7 +180,7 @@ def _told_books(report: Report) -> str:
     missed = ", ".join(f"{stage.uncounted} at stage {stage.stage}" for stage in report.stages[1:])
     undone = f" Merged by later stages, and undone at the first: {books.undone}." if books.undone else ""
     return (
-        f"{books.issued} micro-batches issued, {books.completed} completed,"
+        f"{books.dispatched} micro-batches issued, {books.completed} completed,"
         f" {several(books.retried, 'call')} made once more;"
         f" {books.double_counted} counted twice, {books.lost} lost.\n"
         f"Merged by the first stage and not by a later one: {missed}.{undone}"

@@ -7,7 +7,7 @@ from typing import Final
 
 
 @dataclass(frozen=True)
-class Tuning:
+class DhtConfig:
     """Defaults suit records that live 9-30 s in a swarm of a few to a few hundred peers across the internet."""
 
     stores: int = 6
@@ -17,7 +17,7 @@ class Tuning:
     """How many of them a read asks; all of them for `relookup_s` after a split was merged."""
     parallel: int = 3
     """Kademlia's alpha: queries of one lookup in flight."""
-    patience_s: float = 0.75
+    reply_timeout_s: float = 0.75
     """How long one query is waited for; a slower peer is probed in the background and passed over until it answers."""
     hedge_s: float = 0.25
     """After this much silence another peer is asked besides."""
@@ -44,4 +44,4 @@ class Tuning:
     leave_timeout_s: float = 0.5
 
 
-DEFAULT_TUNING: Final = Tuning()
+DEFAULT_TUNING: Final = DhtConfig()

@@ -30,7 +30,7 @@ from dht.storage import Storage
 from peer.net.rpc import Call
 
 
-class Server:
+class DhtHandlers:
     """Handlers of the four calls, registered on the host's rpc. Errors they raise reach the caller by class name."""
 
     def __init__(self, router: Router, storage: Storage, schemas: Mapping[str, Schema[Any]]) -> None:

@@ -20,16 +20,16 @@ import trio
 
 from dht.bootstrap import Bootstrap
 from dht.clock import NEGLIGIBLE_S, SwarmClock
-from dht.config import DEFAULT_TUNING, Tuning
-from dht.handlers import Server
+from dht.config import DEFAULT_TUNING, DhtConfig
+from dht.handlers import DhtHandlers
 from dht.protocol import LEAVE, STORE, LeaveRequest, StoreReply, StoreRequest
 from dht.reader import Reader
 from dht.records import (
     CLOCK_TOLERANCE_S,
-    Entry,
     ExpiredRecord,
     FutureRecord,
     Record,
+    RecordEntry,
     Schema,
     StaleRecord,
     StoreFull,
@@ -41,7 +41,7 @@ from dht.storage import DEFAULT_LIMITS, Storage, StorageLimits
 from peer.errors import BarnraiseError, DialError, RemoteError
 from peer.net.host import Host
 
-__all__ = ["DEFAULT_TUNING", "Entry", "Node", "Schema", "StorageLimits", "Tuning", "open_node"]
+__all__ = ["DEFAULT_TUNING", "DhtConfig", "Node", "RecordEntry", "Schema", "StorageLimits", "open_node"]
 
 T = TypeVar("T")
 
@@ -59,7 +59,7 @@ class Node:
         self._storage = storage
         self._schemas = {schema.name: schema for schema in schemas}
         self._reader = Reader(router, storage, self._schemas)
-        self._server = Server(router, storage, self._schemas)
+        self._server = DhtHandlers(router, storage, self._schemas)
         self._last_issued_us = 0
         self._refusals: dict[tuple[str, str], frozenset[str]] = {}
 
@@ -107,7 +107,7 @@ class Node:
             self._last_issued_us = newest_us  # our clock was set back, or we are a restart of a faster one: overtake
         return taken
 
-    async def get(self, schema: Schema[T], key: str) -> dict[str, Entry[T]]:
+    async def get(self, schema: Schema[T], key: str) -> dict[str, RecordEntry[T]]:
         """The freshest valid record of each signer under a key, by peer id.
 
         Asks several stores and checks everything again; what nobody reachable holds is absent. Below 2 s at all events.
@@ -165,7 +165,7 @@ class Node:
                 return StoreReply(kept=False, newest_us=error.newest_us, clock_s=router.clock.raw())
             return StoreReply(kept=True, newest_us=record.body.issued_us, clock_s=router.clock.raw())
         request = StoreRequest(router.namespace, router.addresses(), record.signed)
-        return (await router.ask(peer, STORE, request, router.patience_s(peer))).body
+        return (await router.ask(peer, STORE, request, router.reply_timeout_s(peer))).body
 
     def _report_refusals(self, record: Record, refused: frozenset[str]) -> None:
         """One event when the set of reasons for which stores refuse a key changes, not one a refresh."""
@@ -210,7 +210,7 @@ async def open_node(
     *,
     required: bool = False,
     wall: Callable[[], float] = time.time,
-    tuning: Tuning = DEFAULT_TUNING,
+    tuning: DhtConfig = DEFAULT_TUNING,
     limits: StorageLimits = DEFAULT_LIMITS,
 ) -> AsyncIterator[Node]:
     """Join the DHT of `namespace` (a run id) over a host and take part in it until the block ends.

@@ -82,7 +82,7 @@ class FetchReply(msgspec.Struct, frozen=True):
     clock_s: ClockS
 
 
-class Held(msgspec.Struct, frozen=True):
+class HeldRecord(msgspec.Struct, frozen=True):
     """A record as a store hands it out, and how long it would go on keeping it."""
 
     signed: Signed

@@ -11,12 +11,12 @@ import msgspec
 import trio
 
 from dht.key import record_key
-from dht.protocol import FETCH, FetchRequest, Held
+from dht.protocol import FETCH, FetchRequest, HeldRecord
 from dht.records import (
-    Entry,
     ExpiredRecord,
     FutureRecord,
     Record,
+    RecordEntry,
     Schema,
     WrongSchema,
     check_age,
@@ -38,15 +38,15 @@ SWEEP_S: Final = 10.0  # between two clearings of what has expired
 CHECKS_PER_TURN: Final = 32  # signatures checked before other tasks get their turn (54 us each)
 
 _encoder: Final = msgspec.msgpack.Encoder()
-_decoder: Final = msgspec.msgpack.Decoder(list[Held])
+_decoder: Final = msgspec.msgpack.Decoder(list[HeldRecord])
 
 
 def encode_held(stored: Iterable[Stored], now: float) -> bytes:
     """The payload of a fetch: what a store holds, with the time left for each. `decode_held` reads it."""
-    return _encoder.encode([Held(item.record.signed, item.expires_at - now) for item in stored])
+    return _encoder.encode([HeldRecord(item.record.signed, item.expires_at - now) for item in stored])
 
 
-def decode_held(payload: Buffer) -> list[Held]:
+def decode_held(payload: Buffer) -> list[HeldRecord]:
     """Raises ProtocolViolation."""
     try:
         return _decoder.decode(payload)
@@ -65,7 +65,7 @@ class Reader:
         self._next_sweep = 0.0
         self._newest_us: OrderedDict[tuple[bytes, str], int] = OrderedDict()
 
-    async def get(self, schema: Schema[T], key: str) -> dict[str, Entry[T]]:
+    async def get(self, schema: Schema[T], key: str) -> dict[str, RecordEntry[T]]:
         """See `Node.get`."""
         digest = record_key(self._router.namespace, schema.name, key)
         now = trio.current_time()
@@ -81,12 +81,14 @@ class Reader:
             except ProtocolViolation as error:
                 self._router.ban(store, f"served a bad record: {error}")
         return {
-            signer: Entry(signer, cast(T, record.value), time.time() + remaining_s)
+            signer: RecordEntry(signer, cast(T, record.value), time.time() + remaining_s)
             for signer, (record, remaining_s) in freshest.items()
             if self._is_newest(record)
         }
 
-    async def _merge(self, held: Iterable[Held], digest: bytes, freshest: dict[str, tuple[Record, float]]) -> None:
+    async def _merge(
+        self, held: Iterable[HeldRecord], digest: bytes, freshest: dict[str, tuple[Record, float]]
+    ) -> None:
         """Add one store's records. Raises ProtocolViolation at the first that an honest store would not hold."""
         for number, (signed, remaining_s) in enumerate((item.signed, item.remaining_s) for item in held):
             if number % CHECKS_PER_TURN == CHECKS_PER_TURN - 1:
@@ -144,7 +146,7 @@ class Reader:
 
         async def fetch(store: str) -> None:
             try:
-                reply = await router.ask(store, FETCH, request, router.patience_s(store))
+                reply = await router.ask(store, FETCH, request, router.reply_timeout_s(store))
             except PeerFault:
                 pass  # the router has drawn the consequences
             else:
@@ -153,7 +155,7 @@ class Reader:
             progress.set()
 
         extra = 0
-        with trio.move_on_after(tuning.patience_s):
+        with trio.move_on_after(tuning.reply_timeout_s):
             async with trio.open_nursery() as nursery:
                 while len(replies) < wanted and (waiting or in_flight):
                     while waiting and len(in_flight) < wanted - len(replies) + extra:

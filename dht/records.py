@@ -117,7 +117,7 @@ class Schema(Generic[T]):
 
 
 @dataclass(frozen=True)
-class Entry(Generic[T]):
+class RecordEntry(Generic[T]):
     """What a reader gets for one subkey: who wrote it, the value, and when it expires on this machine's clock."""
 
     peer: str

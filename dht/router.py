@@ -17,7 +17,7 @@ import trio
 
 from dht.backoff import Backoff
 from dht.clock import SwarmClock
-from dht.config import Tuning
+from dht.config import DhtConfig
 from dht.key import as_bytes, as_int, nearest, node_key
 from dht.lookup import Lookup
 from dht.partition import SplitWatch
@@ -45,7 +45,7 @@ PeerFault = (NetworkError, ProtocolViolation)
 class Router:
     """The view one node has of the others. Background probes run in `nursery`."""
 
-    def __init__(self, host: Host, namespace: str, tuning: Tuning, clock: SwarmClock, nursery: trio.Nursery) -> None:
+    def __init__(self, host: Host, namespace: str, tuning: DhtConfig, clock: SwarmClock, nursery: trio.Nursery) -> None:
         self.host = host
         self.namespace = namespace
         self.events = host.events
@@ -190,9 +190,9 @@ class Router:
                 self.host.book.add(contact.peer, contact.addresses)
         return reply
 
-    def patience_s(self, peer: str) -> float:
+    def reply_timeout_s(self, peer: str) -> float:
         """How long to wait for a peer before passing it over: longer for a new one, which must be dialled first."""
-        return self.tuning.patience_s * (1 if peer in self.table else 2)
+        return self.tuning.reply_timeout_s * (1 if peer in self.table else 2)
 
     def suspect(self, peer: str) -> None:
         """A peer was too slow: leave it out, and find out in the background what it is."""
@@ -235,7 +235,7 @@ class Router:
         async def step(peer: str) -> None:
             nonlocal progress
             try:
-                reply = await self.ask_nearest(peer, target, self.patience_s(peer))
+                reply = await self.ask_nearest(peer, target, self.reply_timeout_s(peer))
             except PeerFault:
                 lookup.failed(peer)
             else:

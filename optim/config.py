@@ -56,13 +56,13 @@ class MethodConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             raise ValueError(f"{name} is {value}: it must lie between {low} and {high}")
 
 
-class PerStep(MethodConfig, kw_only=True, frozen=True):
+class PerStepConfig(MethodConfig, kw_only=True, frozen=True):
     """A method that exchanges gradients: `steps` batches a peer add up to one gradient."""
 
     steps: int = 1
 
 
-class OuterStep(MethodConfig, frozen=True, kw_only=True):
+class OuterStepConfig(MethodConfig, frozen=True, kw_only=True):
     """A method that ends a round with DiLoCo's outer step."""
 
     lr: float = 0.7
@@ -77,7 +77,7 @@ class OuterStep(MethodConfig, frozen=True, kw_only=True):
             raise ValueError(f"momentum is {self.momentum}: it must lie in [0, 1)")
 
 
-class Diloco(OuterStep, frozen=True, kw_only=True, tag="diloco"):
+class DilocoConfig(OuterStepConfig, frozen=True, kw_only=True, tag="diloco"):
     """DiLoCo (arXiv 2311.08105). momentum 0, lr 1: FedAvg, Local SGD.
 
     `schedule` "quadratic" is the Quadratic Synchronization Rule (2310.14423): H = max(steps, (alpha / lr)^2) with the
@@ -94,7 +94,7 @@ class Diloco(OuterStep, frozen=True, kw_only=True, tag="diloco"):
         self._within("steps_max", 1, STEPS_MAX)
 
 
-class Streaming(OuterStep, frozen=True, kw_only=True, tag="streaming"):
+class StreamingConfig(OuterStepConfig, frozen=True, kw_only=True, tag="streaming"):
     """Streaming DiLoCo (2501.18512): `steps` is a full cycle, one of `fragments` is exchanged every steps / fragments
     inner steps; it is sent `tau` inner steps before it is taken in, while training goes on, and the local weights
     become mix * local + (1 - mix) * outer. The paper's mix is 0.5; on our small models 0 learns better (RESULTS.md)."""
@@ -115,7 +115,7 @@ class Streaming(OuterStep, frozen=True, kw_only=True, tag="streaming"):
             raise ValueError(f"tau is {self.tau}: it must be below steps / fragments ({slot})")
 
 
-class Eager(OuterStep, frozen=True, kw_only=True, tag="eager"):
+class EagerConfig(OuterStepConfig, frozen=True, kw_only=True, tag="eager"):
     """DiLoCo with eager updates (2502.12996): the exchange lasts a whole round, and a peer steps with its own fresh
     delta and the others' old ones. Unstable with many peers or much momentum."""
 
@@ -132,7 +132,7 @@ class Eager(OuterStep, frozen=True, kw_only=True, tag="eager"):
         return ""
 
 
-class Demo(PerStep, frozen=True, kw_only=True, tag="demo"):
+class DemoConfig(PerStepConfig, frozen=True, kw_only=True, tag="demo"):
     """Decoupled momentum (2411.19870): the inner learning rate steps; the inner optimizer's other settings are not
     used, but for its weight_decay, on all parameters."""
 
@@ -147,7 +147,7 @@ class Demo(PerStep, frozen=True, kw_only=True, tag="demo"):
         self._within("chunk", 2, 256)
 
 
-class SparseLoco(MethodConfig, frozen=True, kw_only=True, tag="sparseloco"):
+class SparseLocoConfig(MethodConfig, frozen=True, kw_only=True, tag="sparseloco"):
     """SparseLoCo (2508.15706): `bins` levels a value (a power of 2; 0: fp32 values)."""
 
     lr: float = 0.4
@@ -167,7 +167,7 @@ class SparseLoco(MethodConfig, frozen=True, kw_only=True, tag="sparseloco"):
             raise ValueError(f"bins is {self.bins}: it must be 0, or a power of 2 up to 256")
 
 
-class Lion(PerStep, frozen=True, kw_only=True, tag="lion"):
+class LionConfig(PerStepConfig, frozen=True, kw_only=True, tag="lion"):
     """Distributed Lion (2404.00438): signs up, their majority or their mean down. Uses the inner lr and
     weight_decay, on all parameters."""
 
@@ -181,7 +181,7 @@ class Lion(PerStep, frozen=True, kw_only=True, tag="lion"):
         self._within("b2", 0, 1)
 
 
-class AllReduce(PerStep, frozen=True, kw_only=True, tag="allreduce"):
+class AllReduceConfig(PerStepConfig, frozen=True, kw_only=True, tag="allreduce"):
     """Synchronous large batches (DeDLOC, 2106.10207): all peers together go through `batch` sequences, then one step
     of `optimizer` with the inner section's lr, betas, eps, weight_decay (of matrices) and clip_norm is made
     everywhere."""
@@ -194,7 +194,7 @@ class AllReduce(PerStep, frozen=True, kw_only=True, tag="allreduce"):
         self._within("batch", 1, STEPS_MAX)
 
 
-class Gossip(MethodConfig, frozen=True, kw_only=True, tag="gossip"):
+class GossipConfig(MethodConfig, frozen=True, kw_only=True, tag="gossip"):
     """NoLoCo (2506.10911): after `steps` inner steps a peer merges with one other, chosen at random; no common round,
     no common state. The paper's names: alpha is momentum, beta the learning rate, gamma the pull together."""
 
@@ -209,10 +209,19 @@ class Gossip(MethodConfig, frozen=True, kw_only=True, tag="gossip"):
         self._within("gamma", 0, 2)
 
 
-OuterConfig = Diloco | Streaming | Eager | Demo | SparseLoco | Lion | AllReduce | Gossip
+OuterConfig = (
+    DilocoConfig
+    | StreamingConfig
+    | EagerConfig
+    | DemoConfig
+    | SparseLocoConfig
+    | LionConfig
+    | AllReduceConfig
+    | GossipConfig
+)
 METHODS: Final = {
-    "diloco": Diloco, "streaming": Streaming, "eager": Eager, "demo": Demo,
-    "sparseloco": SparseLoco, "lion": Lion, "allreduce": AllReduce, "gossip": Gossip,
+    "diloco": DilocoConfig, "streaming": StreamingConfig, "eager": EagerConfig, "demo": DemoConfig,
+    "sparseloco": SparseLocoConfig, "lion": LionConfig, "allreduce": AllReduceConfig, "gossip": GossipConfig,
 }  # fmt: skip
-DENSE: Final = (Diloco, Streaming, Eager, AllReduce, Gossip)
+DENSE: Final = (DilocoConfig, StreamingConfig, EagerConfig, AllReduceConfig, GossipConfig)
 """Methods whose messages are vectors, which any codec carries; the others pack their own."""

@@ -23,7 +23,7 @@ Reason = Literal["", "no_tokens", "not_finite", "norm_low", "norm_high"]
 
 
 @dataclass(frozen=True)
-class Gate:
+class NormGate:
     """The rules of admission to a merge. Neither a norm nor a token count is taken at its word without a bound.
 
     `token_cap`: nobody counts for more tokens than this many times the median.
@@ -55,17 +55,17 @@ class Share:
     reason: Reason = ""
 
 
-OPEN_GATE: Final = Gate(token_cap=math.inf, norm_band=math.inf, norm_clip=math.inf)  # a plain weighted mean
+OPEN_GATE: Final = NormGate(token_cap=math.inf, norm_band=math.inf, norm_clip=math.inf)  # a plain weighted mean
 
 
-def judge(tokens: Sequence[int], norms: Sequence[float], gate: Gate | None = None) -> tuple[Share, ...]:
+def judge(tokens: Sequence[int], norms: Sequence[float], gate: NormGate | None = None) -> tuple[Share, ...]:
     """Each contributor's share of the merge, in the order given.
 
     `tokens`: work done; `norms`: L2 norm of the whole decoded update. Token weights are normalised over those that pass
     and then multiplied by the clip factor, so they sum to 1, or to less where something was clipped. If nobody passes,
     all weights are 0. Permuting the contributors permutes the result, bit for bit.
     """
-    gate = gate or Gate()
+    gate = gate or NormGate()
     if len(tokens) != len(norms):
         raise ValueError(f"{len(tokens)} token counts for {len(norms)} norms")
     reasons: list[Reason] = [_plain_reason(t, n) for t, n in zip(tokens, norms, strict=True)]
@@ -92,12 +92,14 @@ def judge(tokens: Sequence[int], norms: Sequence[float], gate: Gate | None = Non
     return tuple(shares)
 
 
-def contribution_weights(tokens: Sequence[int], norms: Sequence[float], gate: Gate | None = None) -> tuple[float, ...]:
+def contribution_weights(
+    tokens: Sequence[int], norms: Sequence[float], gate: NormGate | None = None
+) -> tuple[float, ...]:
     """The weights of `judge`: what each decoded update is multiplied by; 0 for one that is left out."""
     return tuple(share.weight for share in judge(tokens, norms, gate))
 
 
-def gradient_weights(tokens: Sequence[int], norms: Sequence[float], gate: Gate | None = None) -> tuple[float, ...]:
+def gradient_weights(tokens: Sequence[int], norms: Sequence[float], gate: NormGate | None = None) -> tuple[float, ...]:
     """`contribution_weights` of mean gradients, whose norms FALL with work: from 1 (one direction) to 1 / sqrt(tokens)
     (noise). The gate expects what sums of them do, norms that grow between sqrt(tokens) and tokens."""
     return contribution_weights(tokens, [work * norm for work, norm in zip(tokens, norms, strict=True)], gate)
@@ -109,7 +111,7 @@ def _plain_reason(tokens: int, norm: float) -> Reason:
     return "" if tokens > 0 else "no_tokens"
 
 
-def _norm_reason(norm: float, pace: float, work: float, gate: Gate, crowd: bool) -> Reason:
+def _norm_reason(norm: float, pace: float, work: float, gate: NormGate, crowd: bool) -> Reason:
     """`work`: its tokens over the median's. Uncapped: the clip is what bounds its pull."""
     if math.isinf(gate.norm_band):
         return ""

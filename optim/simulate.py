@@ -11,7 +11,7 @@ from optim.algorithms.allreduce import AllReduce
 from optim.algorithms.demo import Demo
 from optim.algorithms.diloco import Diloco, Eager, Streaming
 from optim.algorithms.gossip import Gossip
-from optim.algorithms.interface import Dense, Method
+from optim.algorithms.interface import Dense, OuterAlgorithm
 from optim.algorithms.large_batch import LargeBatchStep
 from optim.algorithms.lion import DistributedLion
 from optim.algorithms.outer_step import DilocoOuter
@@ -25,7 +25,7 @@ from optim.codecs.interface import bytes_of
 from optim.merge import merge_part
 from peer.compute.inner_optimizer import InnerSpec, build_inner
 from peer.errors import ConfigError
-from peer.model.layout import FlatLayout, Slot
+from peer.model.layout import FlatLayout, TensorSlot
 
 Config = dict[str, Any]
 
@@ -56,7 +56,9 @@ class Group:
         theta = self._flat(init)
         try:
             spec = InnerSpec(**(inner or {}))
-            self.methods: list[Method[Any]] = [ALGORITHMS[algo](self.layout, theta, K, spec, cfg) for _ in range(K)]
+            self.methods: list[OuterAlgorithm[Any]] = [
+                ALGORITHMS[algo](self.layout, theta, K, spec, cfg) for _ in range(K)
+            ]
         except TypeError as error:
             raise ConfigError(f"method {algo!r} does not take these settings: {error}.") from None
         self.local = [theta.clone() for _ in range(K)]
@@ -145,7 +147,7 @@ def layout_of(tensors: Mapping[str, torch.Tensor]) -> FlatLayout:
     """The layout of these tensors in their order."""
     slots, offset = {}, 0
     for name, tensor in tensors.items():
-        slots[name] = Slot(offset, tuple(tensor.shape), tensor.numel())
+        slots[name] = TensorSlot(offset, tuple(tensor.shape), tensor.numel())
         offset += tensor.numel()
     return FlatLayout(slots, offset)
 
@@ -155,7 +157,7 @@ def _content(message: torch.Tensor | Sparse) -> bytes:
     return b"".join(bytes_of(part) for part in parts)
 
 
-def _plain_bytes(method: Method[Any], message: torch.Tensor | Sparse) -> int:
+def _plain_bytes(method: OuterAlgorithm[Any], message: torch.Tensor | Sparse) -> int:
     """Bytes of a message that no codec has coded; dense ones count as fp32, whatever is computed in."""
     if isinstance(method, SparseMethod):
         return method.packing.size
@@ -163,7 +165,7 @@ def _plain_bytes(method: Method[Any], message: torch.Tensor | Sparse) -> int:
     return 4 * message.numel()
 
 
-Build = Callable[[FlatLayout, torch.Tensor, int, InnerSpec, Config], Method[Any]]
+Build = Callable[[FlatLayout, torch.Tensor, int, InnerSpec, Config], OuterAlgorithm[Any]]
 
 
 def _outer(cfg: Config) -> Config:
@@ -173,7 +175,7 @@ def _outer(cfg: Config) -> Config:
     return {**rest, "outer": DilocoOuter(**{new: cfg[old] for old, new in names.items() if old in cfg})}
 
 
-def _all_reduce(layout: FlatLayout, theta: torch.Tensor, K: int, spec: InnerSpec, cfg: Config) -> Method[Any]:
+def _all_reduce(layout: FlatLayout, theta: torch.Tensor, K: int, spec: InnerSpec, cfg: Config) -> OuterAlgorithm[Any]:
     if spec.optimizer not in ("adamw", "lamb"):
         raise ConfigError(f"allreduce steps with adamw or lamb, not with {spec.optimizer!r}.")
     rule = LargeBatchStep(spec.optimizer, spec.betas, spec.eps, spec.weight_decay)

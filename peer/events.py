@@ -1,6 +1,6 @@
 """Typed facts a peer emits: one JSONL stream a peer, read by the terminal view, the monitor and the tests.
 
-An event is a name plus flat JSON-able fields. Names are `noun_verb` (`round_committed`, `peer_struck`), so that a
+An event is a name plus flat JSON-able fields. Names are `noun_verb` (`round_committed`, `peer_penalized`), so that a
 reader filters by prefix; fields carry units in their names (`seconds`, `bytes_up`)."""
 
 from __future__ import annotations

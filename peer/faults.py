@@ -32,7 +32,7 @@ STAGE_POINTS: Final = (
     "pipeline_send",  # the hidden state is ready (garble)
     "pipeline_backward",  # the gradient is here
     "pipeline_answer",  # counted, before the answer (drop, garble)
-    "at_seat",  # at work in a stage (move: to the stage before)
+    "at_replica",  # at work in a stage (move: to the stage before)
     "leaving",  # a move is declared, and the seat not given up yet
     "arriving",  # the new seat is taken, and its state not fetched yet
 )

@@ -27,9 +27,9 @@ from benchmarks.common.tcp_bytes import sent_bytes
 from benchmarks.parts.averaging_data import delta_of, save
 from optim.algorithms.outer_step import DilocoOuter
 from optim.codecs import get_codec
-from optim.config import Diloco
+from optim.config import DilocoConfig
 from optim.strategies.dense import DenseWire
-from optim.strategies.diloco import DilocoRecipe
+from optim.strategies.diloco import DilocoStrategy
 from peer.config import InnerConfig
 from peer.events import EventLog
 from peer.identity import Identity, sign_body
@@ -37,19 +37,19 @@ from peer.net.host import HostConfig, open_host
 from swarm.protocol.head import Head, Member, genesis
 from swarm.protocol.messages import REGROUP_KIND
 from swarm.protocol.quorum import HeadCandidate
-from swarm.protocol.round_schedule import Pace
+from swarm.protocol.round_schedule import RoundSchedule
 from swarm.protocol.timeouts import AdaptiveTimeouts
 from swarm.rounds.context import RoundContext
 from swarm.rounds.engine import Engine
 from swarm.rounds.handlers import RunLimits
 from swarm.rounds.replay import replay
-from swarm.rounds.trainer import Order, Work
+from swarm.rounds.trainer import TrainRequest, TrainResult
 from swarm.state.fetch import fetch_state
 from swarm.state.outer_state import OuterState
 from swarm.state.snapshots import SnapshotStore
 
-PACE = Pace(Diloco(steps=1), InnerConfig(lr=1e-3, batch_size=1, total_steps=1), 8, 60.0)
-PATIENCE_S = 60.0  # where nobody is struck all are waited for: who misses a round finds no results to catch up with
+SCHEDULE = RoundSchedule(DilocoConfig(steps=1), InnerConfig(lr=1e-3, batch_size=1, total_steps=1), 8, 60.0)
+TIMEOUT_S = 60.0  # where nobody is struck all are waited for: who misses a round finds no results to catch up with
 
 
 class NoTraining:
@@ -60,11 +60,11 @@ class NoTraining:
     def __init__(self, delta: torch.Tensor) -> None:
         self._delta = delta
 
-    async def train(self, order: Order) -> Work:
+    async def train(self, order: TrainRequest) -> TrainResult:
         await trio.lowlevel.checkpoint()
-        return Work(order.assignment.steps, order.assignment.steps, 1.0, self._delta)
+        return TrainResult(order.assignment.steps, order.assignment.steps, 1.0, self._delta)
 
-    def wrap_up(self) -> None:
+    def finish_early(self) -> None:
         """There is nothing to end."""
 
     def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None, head: Head) -> None:
@@ -79,8 +79,8 @@ class NoTraining:
 
 def diloco_state(numel: int, codec: str, outer: DilocoOuter) -> OuterState:
     """All zero, with a DiLoCo recipe of its own."""
-    recipe = DilocoRecipe(DenseWire([[slice(0, numel)]], get_codec(codec), get_codec(codec)), outer)
-    return OuterState([torch.zeros(numel), torch.zeros(numel)], recipe)
+    strategy = DilocoStrategy(DenseWire([[slice(0, numel)]], get_codec(codec), get_codec(codec)), outer)
+    return OuterState([torch.zeros(numel), torch.zeros(numel)], strategy)
 
 
 class Observer:
@@ -89,15 +89,15 @@ class Observer:
     The shelf, on which others find the results they missed, is filled only before a scripted fault: publishing is no
     part of averaging."""
 
-    def __init__(self, post: RoundContext, rounds: int, publishes: bool, folder: Path) -> None:
+    def __init__(self, context: RoundContext, rounds: int, publishes: bool, folder: Path) -> None:
         self.seconds: list[float] = []  # time.monotonic, the same clock in all processes
         self.members: list[int] = []
         self.cpu_s = 0.0
         self.before_last: torch.Tensor | None = None
-        self._post, self._rounds, self._publishes, self._folder = post, rounds, publishes, folder
+        self._context, self._rounds, self._publishes, self._folder = context, rounds, publishes, folder
 
     async def committed(self, head: Head, results: list[memoryview]) -> None:
-        state = self._post.state
+        state = self._context.state
         self.seconds.append(time.monotonic())
         self.members.append(len(head.members))
         if head.round == 1:
@@ -107,33 +107,35 @@ class Observer:
         if head.round == self._rounds - 1:
             self.before_last = state.theta.clone()
         if self._publishes:
-            self._post.shelf.publish(state.tree, state.tensors, msgspec.msgpack.encode(head), results)
+            self._context.snapshots.publish(state.tree, state.tensors, msgspec.msgpack.encode(head), results)
 
-    async def fetch(self, sighting: HeadCandidate, mine: Head) -> None:
-        post, wanted, donors = self._post, sighting.head.state_hash, list(sighting.holders)
-        if await replay(post, mine, wanted, donors):
+    async def fetch(self, candidate: HeadCandidate, mine: Head) -> None:
+        context, wanted, donors = self._context, candidate.head.state_hash, list(candidate.holders)
+        if await replay(context, mine, wanted, donors):
             return
-        file = self._folder / f"{post.me.peer}.part"
-        fetched = await fetch_state(post.host.rpc, lambda: donors, wanted, post.state.size_bytes, file, post.events)
-        post.state.replace(fetched.tensors, fetched.tree)
+        file = self._folder / f"{context.me.peer}.part"
+        fetched = await fetch_state(
+            context.host.rpc, lambda: donors, wanted, context.state.size_bytes, file, context.events
+        )
+        context.state.replace(fetched.tensors, fetched.tree)
 
     def known_peers(self) -> Iterable[str]:
         return ()
 
 
 async def take_part(
-    post: RoundContext, observer: Observer, authority: Identity, rounds: int, nursery: trio.Nursery
+    context: RoundContext, observer: Observer, authority: Identity, rounds: int, nursery: trio.Nursery
 ) -> None:
     """Learn who is there, then run the engine to the end."""
     with trio.fail_after(START_S):
         line = await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)
     group: list[dict[str, Any]] = json.loads(line)["group"]
     for hello in group:
-        post.host.book.add(hello["peer"], hello["addresses"])
-    first = genesis("benchmark", post.state.tree.root)
+        context.host.book.add(hello["peer"], hello["addresses"])
+    first = genesis("benchmark", context.state.tree.root)
     head = first.regrouped(tuple(Member(hello["peer"], hello["session"]) for hello in group), 1)
     signed = sign_body(authority, REGROUP_KIND, head)
-    engine = Engine(post, RunLimits(first, authority.peer_id, rounds, len(group)), head, signed, observer)
+    engine = Engine(context, RunLimits(first, authority.peer_id, rounds, len(group)), head, signed, observer)
     print(json.dumps({"ready": True}), flush=True)
     await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)  # all can be called now
     nursery.start_soon(end_with_parent, nursery.cancel_scope)
@@ -153,14 +155,14 @@ async def main(number: int, numel: int, codec: str, rounds: int, folder: Path) -
     log = EventLog()
     async with open_host(HostConfig(identity=identity, events=log)) as host, trio.open_nursery() as nursery:
         me = Member(host.peer_id, secrets.token_hex(4))
-        shelf = SnapshotStore(state.size_bytes, 8 << 20)
-        shelf.serve(host.rpc)
+        snapshots = SnapshotStore(state.size_bytes, 8 << 20)
+        snapshots.serve(host.rpc)
         publishes = "BENCHMARK_SHELF" in os.environ
-        trainer, tempo = NoTraining(delta_of(number, numel)), AdaptiveTimeouts(0.0 if publishes else PATIENCE_S)
-        post = RoundContext(me, identity, host, state, shelf, trainer, PACE, tempo, log)
-        observer = Observer(post, rounds, publishes, folder)
+        trainer, timeouts = NoTraining(delta_of(number, numel)), AdaptiveTimeouts(0.0 if publishes else TIMEOUT_S)
+        context = RoundContext(me, identity, host, state, snapshots, trainer, SCHEDULE, timeouts, log)
+        observer = Observer(context, rounds, publishes, folder)
         print(json.dumps({"peer": me.peer, "session": me.session, "addresses": host.addresses}), flush=True)
-        await take_part(post, observer, authority, rounds, nursery)
+        await take_part(context, observer, authority, rounds, nursery)
         before = observer.before_last if observer.before_last is not None else torch.zeros(numel)
         report = {
             "peer": me.peer,

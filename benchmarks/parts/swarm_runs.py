@@ -53,10 +53,10 @@ class Chain:
     def __init__(self, stages: Sequence[Child]) -> None:
         self._stages = stages
 
-    def run(self, micro_batches: int, patience_s: float) -> Figures:
+    def run(self, micro_batches: int, timeout_s: float) -> Figures:
         """Stage 0's word about them."""
         self._stages[0].tell({"micro_batches": micro_batches})
-        return self._stages[0].read(patience_s)
+        return self._stages[0].read(timeout_s)
 
     def sample(self) -> Sample:
         processes = [psutil.Process(stage.pid) for stage in self._stages]

@@ -34,9 +34,9 @@ from peer.net.host import HostConfig, open_host
 from peer.worker.stage_client import StageWorkerGroup, open_stage_worker_group
 from peer.worker.supervisor import WorkerConfig
 from swarm.pipeline.accounting import SampleAccounting
-from swarm.pipeline.config import Load, PipelineRules
+from swarm.pipeline.config import LoadReport, PipelineSettings
 from swarm.pipeline.source import MicroBatchSource
-from swarm.pipeline.stage_server import IssueResult, StageServer
+from swarm.pipeline.stage_server import DispatchResult, StageServer
 from swarm.protocol.head import Head
 from swarm.protocol.ledger import Ledger, Range
 
@@ -44,8 +44,8 @@ RUN = "benchmark"
 CALL_S = 30.0
 
 
-def rules_of(setting: Setting, stages: int) -> PipelineRules:
-    return PipelineRules(
+def rules_of(setting: Setting, stages: int) -> PipelineSettings:
+    return PipelineSettings(
         run_id=RUN,
         groups=tuple(f"{RUN}-{stage}" for stage in range(stages)),
         micro_batch=setting.sequences,
@@ -56,7 +56,7 @@ def rules_of(setting: Setting, stages: int) -> PipelineRules:
     )
 
 
-def gang_config(setting: Setting, stages: int, index: int, folder: Path) -> WorkerConfig:
+def worker_config(setting: Setting, stages: int, index: int, folder: Path) -> WorkerConfig:
     return WorkerConfig(
         model=setting.model(stages),
         data=setting.data,
@@ -69,33 +69,33 @@ def gang_config(setting: Setting, stages: int, index: int, folder: Path) -> Work
     )
 
 
-class Issues:
+class Dispatches:
     """Stage 0's micro-batches; no span comes twice."""
 
-    def __init__(self, setting: Setting, station: StageServer, events: EventLog) -> None:
+    def __init__(self, setting: Setting, server: StageServer, events: EventLog) -> None:
         self._setting = setting
         self._generator = torch.Generator().manual_seed(SEED)
-        self._issuer = MicroBatchSource(station, self._tokens, events)
-        self._issuer.on_result = self._on_result
+        self._source = MicroBatchSource(server, self._tokens, events)
+        self._source.on_result = self._on_result
         self._came_back: list[float] = []
         self._next = 0
 
     async def run(self, micro_batches: int) -> dict[str, float]:
         """As {"micro_batches": n} asks."""
-        begin, retried = trio.current_time(), self._issuer.totals.retried
+        begin, retried = trio.current_time(), self._source.totals.retried
         self._came_back = []
         first, self._next = self._next, self._next + micro_batches * self._setting.sequences
-        await self._issuer.issue([(first, self._next)])
-        steady = self._came_back[: max(micro_batches // 2, micro_batches - self._issuer.window)]
+        await self._source.dispatch([(first, self._next)])
+        steady = self._came_back[: max(micro_batches // 2, micro_batches - self._source.window)]
         return {
             "seconds": trio.current_time() - begin,
             "steady": len(steady) - 1,
             "steady_s": steady[-1] - steady[0],
-            "retried": self._issuer.totals.retried - retried,
-            "window": self._issuer.window,
+            "retried": self._source.totals.retried - retried,
+            "window": self._source.window,
         }
 
-    def _on_result(self, result: IssueResult) -> None:
+    def _on_result(self, result: DispatchResult) -> None:
         assert result.counted
         self._came_back.append(trio.current_time())
 
@@ -109,37 +109,40 @@ async def main() -> None:
     setting = SETTINGS[name]
     rules = rules_of(setting, stages)
     config = HostConfig(identity=Identity.generate(), events=EventLog(), listen=(f"/ip4/{ip}/tcp/0",))
-    async with open_host(config) as host, open_stage_worker_group(gang_config(setting, stages, index, folder)) as gang:
-        await load(setting, gang)
+    async with (
+        open_host(config) as host,
+        open_stage_worker_group(worker_config(setting, stages, index, folder)) as worker_group,
+    ):
+        await load(setting, worker_group)
         say(peer=host.peer_id, address=host.addresses[0])
         peers = (await hear())["peers"]
         if index + 1 < stages:
             await host.connect_address(peers[index + 1]["address"], timeout_s=CALL_S)
-        table = [{peer["peer"]: Load()} for peer in peers]
+        table = [{peer["peer"]: LoadReport()} for peer in peers]
 
-        def replicas_of(stage: int) -> Mapping[str, Load]:
+        def replicas_of(stage: int) -> Mapping[str, LoadReport]:
             return table[stage]
 
         head = Head(rules.groups[index], 0, 0, b"", b"", (), Ledger(), 0, 0)
-        station = StageServer(
-            index, rules, gang, host, SampleAccounting(head, rules.micro_batch), replicas_of, config.events
+        server = StageServer(
+            index, rules, worker_group, host, SampleAccounting(head, rules.micro_batch), replicas_of, config.events
         )
-        async with station.open():
-            issues = Issues(setting, station, config.events)
+        async with server.open():
+            dispatches = Dispatches(setting, server, config.events)
             say(ready=True)
             while order := await hear():
                 if "micro_batches" in order:
-                    say(**await issues.run(order["micro_batches"]))
+                    say(**await dispatches.run(order["micro_batches"]))
                 else:
                     say(bytes_up=host.bytes_up)
 
 
-async def load(setting: Setting, gang: StageWorkerGroup) -> None:
+async def load(setting: Setting, worker_group: StageWorkerGroup) -> None:
     """The weights that everybody starts from."""
-    model = setting.model(len(gang.spec.stages))
-    parts = split_flat(model, init_flat(model, SEED), gang.spec.stages)
-    gang.outer.copy_(parts[gang.spec.index])
-    await gang.import_weights(epoch=0)
+    model = setting.model(len(worker_group.spec.stages))
+    parts = split_flat(model, init_flat(model, SEED), worker_group.spec.stages)
+    worker_group.outer.copy_(parts[worker_group.spec.index])
+    await worker_group.import_weights(epoch=0)
 
 
 def say(**message: object) -> None:

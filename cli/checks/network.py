@@ -18,7 +18,7 @@ from peer.net.address_book import is_circuit
 from peer.net.host import Host, open_host
 from peer.net.nat_traversal import probe
 from swarm.client.session import DialBackConfig, RunClient, visit
-from swarm.membership.reachability import CONNECT_S, REACH, AskReach, Reach
+from swarm.membership.reachability import CONNECT_S, DIAL_BACK, DialBackReply, DialBackRequest
 from swarm.placement.stages import stage_costs, state_bytes
 from swarm.run.invite import Invite
 from swarm.run.manifest import Manifest
@@ -30,20 +30,22 @@ CLOCK_WARNING_S: Final = 5.0  # records live for 9 s
 STATE_COPIES_ON_DISK: Final = 4  # two checkpoints, one being written, one being fetched
 
 
-async def port_finding(ears: DialBackConfig) -> Finding:
-    """Whether we can listen there, and announce what `ears` says."""
+async def port_finding(dial_back_config: DialBackConfig) -> Finding:
+    """Whether we can listen there, and announce what `dial_back_config` says."""
     try:
-        async with open_host(ears.config()) as host:
-            told = ", others are told" if ears.announce else ":"
+        async with open_host(dial_back_config.config()) as host:
+            told = ", others are told" if dial_back_config.announce else ":"
             return Finding("port", "ok", f"listening works{told} {', '.join(_bare(a, host) for a in host.addresses)}")
     except BarnraiseError as error:
         return failure("port", error)
 
 
-async def swarm_findings(invite: Invite, home: Path, kept: Path | None, ears: DialBackConfig) -> AsyncIterator[Finding]:
+async def swarm_findings(
+    invite: Invite, home: Path, kept: Path | None, dial_back_config: DialBackConfig
+) -> AsyncIterator[Finding]:
     """Everything that takes a run to find out. `kept`: `home`, if it exists."""
     reached = 0
-    async with open_host(ears.config()) as host:
+    async with open_host(dial_back_config.config()) as host:
         for address in invite.addresses:
             finding = await _dial_finding(host, address)
             reached += finding.state == "ok"
@@ -51,16 +53,16 @@ async def swarm_findings(invite: Invite, home: Path, kept: Path | None, ears: Di
     if not reached:
         return  # each address has said why
     try:
-        async with visit(invite, kept, ears) as visitor:
-            yield Finding("admission", "ok", f"run {visitor.manifest.run.name!r} lets this machine in")
-            for finding in size_findings(visitor.manifest, home):
+        async with visit(invite, kept, dial_back_config) as client:
+            yield Finding("admission", "ok", f"run {client.manifest.run.name!r} lets this machine in")
+            for finding in size_findings(client.manifest, home):
                 yield finding
-            members = await visitor.members()
+            members = await client.members()
             training = [peer for peer, record in members.items() if record.role in ("full", "stage")]
             yield Finding("members", "ok", f"{several(len(training), 'peer')} in training")
-            yield clock_finding(visitor.node.clock_disagreement_s)
-            yield await _reach_finding(visitor)
-            for finding in await _path_findings(visitor.host, training[:PROBED_MAX]):
+            yield clock_finding(client.node.clock_disagreement_s)
+            yield await _reach_finding(client)
+            for finding in await _path_findings(client.host, training[:PROBED_MAX]):
                 yield finding
     except BarnraiseError as error:
         yield failure("admission", error)
@@ -83,7 +85,7 @@ def size_findings(manifest: Manifest, home: Path) -> tuple[Finding, Finding]:
     )
 
 
-def reach_finding(reach: Reach, own: tuple[str, ...]) -> Finding:
+def reach_finding(reach: DialBackReply, own: tuple[str, ...]) -> Finding:
     """What a peer that tried to dial us says. `own`: the IP addresses of this machine's interfaces."""
     if not reach.seen_at:
         return Finding("reachable", "warning", "only through a relay", "forward a TCP port to this machine for speed")
@@ -127,8 +129,8 @@ async def _path_findings(host: Host, peers: list[str]) -> list[Finding]:
     return found
 
 
-async def _reach_finding(visitor: RunClient) -> Finding:
-    host = visitor.host
+async def _reach_finding(client: RunClient) -> Finding:
+    host = client.host
     addresses = [Multiaddr(address) for address in host.addresses if not is_circuit(address)]
     ports = tuple({int(address.value_for_protocol("tcp")) for address in addresses})
     own = tuple({str(address.value_for_protocol("ip4")) for address in addresses if str(address).startswith("/ip4")})
@@ -136,7 +138,7 @@ async def _reach_finding(visitor: RunClient) -> Finding:
     found = Finding("reachable", "warning", "no peer was there to try", "ask again when the run has members")
     for peer in host.connected:
         try:
-            reply = await host.rpc.call(peer, REACH, AskReach(ports[:4]), timeout_s=2 * CONNECT_S)
+            reply = await host.rpc.call(peer, DIAL_BACK, DialBackRequest(ports[:4]), timeout_s=2 * CONNECT_S)
         except BarnraiseError:
             continue
         found = reach_finding(reply.body, own)

@@ -70,15 +70,15 @@ class LocalCluster:
         self._tell("added", added)
         return added
 
-    def freeze(self, sleeper: ChildPeer) -> None:
+    def freeze(self, frozen: ChildPeer) -> None:
         """SIGSTOP."""
-        sleeper.freeze()
-        self._tell("froze", sleeper, " (SIGSTOP)")
+        frozen.freeze()
+        self._tell("froze", frozen, " (SIGSTOP)")
 
-    def thaw(self, sleeper: ChildPeer) -> None:
+    def thaw(self, frozen: ChildPeer) -> None:
         """SIGCONT."""
-        sleeper.thaw()
-        self._tell("thawed", sleeper, " (SIGCONT)")
+        frozen.thaw()
+        self._tell("thawed", frozen, " (SIGCONT)")
 
     def _tell(self, what: str, child: ChildPeer, how: str = "") -> None:
         self.progress.note(f"{what} {child.name}{how}")

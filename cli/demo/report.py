@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from cli.views.facts import Commit
+from cli.views.facts import CommitRow
 from cli.views.micro_batch_audit import MicroBatches
 from cli.views.table import several
 from peer.errors import ResourceError
@@ -87,7 +87,7 @@ def ddp_bytes(parameters: int, inner_steps: int, peers: int) -> int:
 
 
 def broken_invariants(
-    commits: Mapping[str, Mapping[int, Commit]],
+    commits: Mapping[str, Mapping[int, CommitRow]],
     ended: Mapping[str, int],
     rounds: int,
     killed: Sequence[str],
@@ -123,7 +123,7 @@ def broken_invariants(
 
 
 def broken_in_pipeline(
-    commits: Iterable[Commit],
+    commits: Iterable[CommitRow],
     ended: Mapping[str, int],
     rounds: int,
     faults: Mapping[str, Sequence[str]],

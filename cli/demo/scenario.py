@@ -27,55 +27,55 @@ class Scenario:
     marks: Mapping[int, str] = field(default_factory=dict)
 
 
-def play_whole(course: LocalCluster, peers: int) -> Scenario:
+def play_whole(cluster: LocalCluster, peers: int) -> Scenario:
     """One peer joins and another one is killed."""
-    course.begin()
-    started = [course.join(number) for number in range(1, peers + 1)]
-    progress, turn = course.progress, max(1, course.rounds // 3)
-    added = _add_early(course, peers)
+    cluster.begin()
+    started = [cluster.join(number) for number in range(1, peers + 1)]
+    progress, turn = cluster.progress, max(1, cluster.rounds // 3)
+    added = _add_early(cluster, peers)
 
     def all_know() -> bool:  # of two members, one that dies as it commits takes that round with it
         return progress.round > turn or all(progress.row(child.name).round >= turn for child in started)
 
-    course.wait(None, f"round {turn} is committed", all_know)
+    cluster.wait(None, f"round {turn} is committed", all_know)
     victim = started[1]
-    course.kill(victim)
-    return _end(course, started, [victim], [added])
+    cluster.kill(victim)
+    return _end(cluster, started, [victim], [added])
 
 
-def play_pipeline(course: LocalCluster, peers: int) -> Scenario:
+def play_pipeline(cluster: LocalCluster, peers: int) -> Scenario:
     """Another peer joins, one replica is killed, one of another stage is frozen and thaws later."""
-    course.begin()
-    started = [course.join(number) for number in range(1, peers + 1)]
-    progress, turn = course.progress, max(1, course.rounds // 4)
+    cluster.begin()
+    started = [cluster.join(number) for number in range(1, peers + 1)]
+    progress, turn = cluster.progress, max(1, cluster.rounds // 4)
 
     def stage_of(child: ChildPeer) -> int | None:
         return progress.row(child.name).stage
 
-    course.wait(None, "every peer has a stage", lambda: all(stage_of(child) is not None for child in started))
-    added = _add_early(course, peers)
-    course.wait(None, f"every stage has committed round {turn}", lambda: progress.round >= turn)
-    victim = course.spare(started)
-    course.kill(victim)
-    course.wait(None, "another round is committed", course.rounds_from_now(1))
+    cluster.wait(None, "every peer has a stage", lambda: all(stage_of(child) is not None for child in started))
+    added = _add_early(cluster, peers)
+    cluster.wait(None, f"every stage has committed round {turn}", lambda: progress.round >= turn)
+    victim = cluster.spare(started)
+    cluster.kill(victim)
+    cluster.wait(None, "another round is committed", cluster.rounds_from_now(1))
     living = {child.name: stage_of(child) for child in started if child.alive}
-    sleeper = course.children[to_freeze(living, stage_of(victim))]
-    course.freeze(sleeper)
+    frozen = cluster.children[to_freeze(living, stage_of(victim))]
+    cluster.freeze(frozen)
     thaws_at = time.monotonic() + FREEZE_S
-    near_end = course.rounds - AWAKE_AT_THE_END
-    course.wait(None, "it is time to thaw", lambda: time.monotonic() > thaws_at or progress.round >= near_end)
-    course.thaw(sleeper)
-    return _end(course, started, [victim], [added], [sleeper])
+    near_end = cluster.rounds - AWAKE_AT_THE_END
+    cluster.wait(None, "it is time to thaw", lambda: time.monotonic() > thaws_at or progress.round >= near_end)
+    cluster.thaw(frozen)
+    return _end(cluster, started, [victim], [added], [frozen])
 
 
-def _add_early(course: LocalCluster, peers: int) -> ChildPeer:
+def _add_early(cluster: LocalCluster, peers: int) -> ChildPeer:
     """A peer that comes when the run is under way, and has most of it to get ready in: rounds do not wait for it."""
-    course.wait(None, "round 1 is committed", lambda: course.progress.round >= 1)
-    return course.add(peers + 1)
+    cluster.wait(None, "round 1 is committed", lambda: cluster.progress.round >= 1)
+    return cluster.add(peers + 1)
 
 
 def _end(
-    course: LocalCluster,
+    cluster: LocalCluster,
     started: Sequence[ChildPeer],
     killed: Sequence[ChildPeer],
     added: Sequence[ChildPeer],
@@ -83,9 +83,9 @@ def _end(
 ) -> Scenario:
     """Wait until all that are left have seen the run's end."""
     survivors = [child for child in (*started, *added) if child not in killed]
-    course.wait(None, "all peers finish", lambda: not any(child.alive for child in survivors))
+    cluster.wait(None, "all peers finish", lambda: not any(child.alive for child in survivors))
 
     def names(children: Sequence[ChildPeer]) -> list[str]:
         return [child.name for child in children]
 
-    return Scenario(course.children, names(killed), names(added), names(survivors), names(frozen), course.marks)
+    return Scenario(cluster.children, names(killed), names(added), names(survivors), names(frozen), cluster.marks)

@@ -32,22 +32,22 @@ PROMPT: Final = "def "
 SAMPLE_TOKENS: Final = 200
 
 
-def judge(story: Scenario, progress: Progress, rounds: int, began: float) -> Report:
+def judge(scenario: Scenario, progress: Progress, rounds: int, began: float) -> Report:
     """The report, with every invariant that did not hold named in it. `began`: Unix time."""
     from cli.export import newest_model
     from swarm.protocol.head import Head
 
-    model = newest_model([story.children[name].home for name in story.survivors])
+    model = newest_model([scenario.children[name].home for name in scenario.survivors])
     heads = [msgspec.msgpack.decode(part.head, type=Head) for part in model.parts]
-    ids = {name: _peer_id(story.children[name].home) for name in (*story.survivors, *story.killed)}
+    ids = {name: _peer_id(scenario.children[name].home) for name in (*scenario.survivors, *scenario.killed)}
     losses = progress.val_losses
     parameters = sum(part.layout.numel for part in model.parts)
-    ddp = ddp_bytes(parameters, heads[0].inner_step, len(story.survivors))
+    ddp = ddp_bytes(parameters, heads[0].inner_step, len(scenario.survivors))
     factor = ddp / max(1, *(progress.rows[name].bytes_up for name in progress.commits))
     report = Report(
         rounds_committed=min(head.round for head in heads),
         rounds_discarded=len(progress.discarded),
-        peers={ids[name]: _peer(story, progress, name, began) for name in ids},
+        peers={ids[name]: _peer(scenario, progress, name, began) for name in ids},
         state_hash=heads[0].state_hash.hex(),
         val_loss_first=losses.get(min(losses, default=0), math.nan),
         val_loss_last=losses.get(max(losses, default=0), math.nan),
@@ -57,16 +57,16 @@ def judge(story: Scenario, progress: Progress, rounds: int, began: float) -> Rep
         inner_steps=heads[0].inner_step,
         ddp_bytes_equivalent=ddp,
         traffic_factor=round(factor, 1),
-        killed=[ids[name] for name in story.killed],
-        added=[ids[name] for name in story.added],
+        killed=[ids[name] for name in scenario.killed],
+        added=[ids[name] for name in scenario.added],
         sample=_sample(model),
         wall_s=round(time.time() - began, 1),
-        broken_invariants=_broken_states(story, progress, model, heads),
+        broken_invariants=_broken_states(scenario, progress, model, heads),
     )
     if len(heads) > 1:
-        return _judge_pipeline(report, story, progress, model, heads, rounds, began, ids)
-    ended = _ended(story, progress)
-    broken = broken_invariants(progress.commits, ended, rounds, story.killed, story.added, losses, factor)
+        return _judge_pipeline(report, scenario, progress, model, heads, rounds, began, ids)
+    ended = _ended(scenario, progress)
+    broken = broken_invariants(progress.commits, ended, rounds, scenario.killed, scenario.added, losses, factor)
     return msgspec.structs.replace(report, broken_invariants=[*broken, *report.broken_invariants])
 
 
@@ -82,7 +82,7 @@ def train_losses(progress: Progress) -> dict[int, float]:
 
 def _judge_pipeline(
     report: Report,
-    story: Scenario,
+    scenario: Scenario,
     progress: Progress,
     model: KeptModel,
     heads: list[Head],
@@ -93,22 +93,22 @@ def _judge_pipeline(
     """What is to be said of a pipeline besides."""
     unknown: list[str] = []
     books, uncounted = _books(progress, model.manifest, heads, unknown)
-    faults = {"killed": story.killed, "frozen": story.frozen, "added": story.added}
+    faults = {"killed": scenario.killed, "frozen": scenario.frozen, "added": scenario.added}
     commits = (commit for seen in progress.commits.values() for commit in seen.values())
-    broken = broken_in_pipeline(commits, _ended(story, progress), rounds, faults, train_losses(progress), books)
-    broken += [f"{name} never took part in a commit" for name in story.added if not progress.commits.get(name)]
+    broken = broken_in_pipeline(commits, _ended(scenario, progress), rounds, faults, train_losses(progress), books)
+    broken += [f"{name} never took part in a commit" for name in scenario.added if not progress.commits.get(name)]
     rows = progress.rows
     return msgspec.structs.replace(
         report,
         broken_invariants=[*broken, *unknown, *report.broken_invariants],
-        frozen=[ids[name] for name in story.frozen],
+        frozen=[ids[name] for name in scenario.frozen],
         micro_batches=books,
         stages=[
             StageReport(
                 stage=stage,
                 round=head.round,
                 state_hash=head.state_hash.hex(),
-                replicas=[ids[name] for name in story.survivors if rows[name].stage == stage],
+                replicas=[ids[name] for name in scenario.survivors if rows[name].stage == stage],
                 uncounted=uncounted[stage],
             )
             for stage, head in enumerate(heads)
@@ -127,9 +127,9 @@ def _judge_pipeline(
     )
 
 
-def _ended(story: Scenario, progress: Progress) -> dict[str, int]:
+def _ended(scenario: Scenario, progress: Progress) -> dict[str, int]:
     """The round that each survivor stood at in the end, whether it merged it or arrived too late and adopted it."""
-    return {name: progress.rows[name].round for name in story.survivors}
+    return {name: progress.rows[name].round for name in scenario.survivors}
 
 
 def _books(
@@ -153,7 +153,7 @@ def _books(
         return sum(totals.of(name) for totals in accounts.totals.values())
 
     books = MicroBatches(
-        issued=total("issued"),
+        dispatched=total("dispatched"),
         completed=total("completed"),
         retried=total("retried"),
         double_counted=-(-twice // size),
@@ -163,26 +163,26 @@ def _books(
     return books, [max(0, trained[0] - samples) // size for samples in trained]
 
 
-def _broken_states(story: Scenario, progress: Progress, model: KeptModel, heads: list[Head]) -> list[str]:
+def _broken_states(scenario: Scenario, progress: Progress, model: KeptModel, heads: list[Head]) -> list[str]:
     """Whether what is on disk, and what each survivor ended with, is what was committed."""
     broken = []
     for stage, (part, head) in enumerate(zip(model.parts, heads, strict=True)):
         of = f" of stage {stage}" if len(heads) > 1 else ""
         if part.tree.root != head.state_hash:
             broken.append(f"the checkpoint{of} on disk is not the state that was committed")
-        rows = [progress.rows[name] for name in story.survivors]
+        rows = [progress.rows[name] for name in scenario.survivors]
         final = {row.state_hash for row in rows if len(heads) == 1 or row.stage == stage} | {part.tree.root.hex()}
         if len(final) > 1:
             broken.append(f"the survivors{of} ended with {len(final)} different states")
     return broken
 
 
-def _peer(story: Scenario, progress: Progress, name: str, began: float) -> PeerReport:
-    child, row = story.children[name], progress.rows[name]
+def _peer(scenario: Scenario, progress: Progress, name: str, began: float) -> PeerReport:
+    child, row = scenario.children[name], progress.rows[name]
     return PeerReport(
         name=name,
         joined=round(child.since - began, 3),
-        left=None if name in story.survivors or child.until is None else round(child.until - began, 3),
+        left=None if name in scenario.survivors or child.until is None else round(child.until - began, 3),
         rounds=len(progress.commits.get(name, ())),
         state_hash=row.state_hash,
         bytes_up=row.bytes_up,

@@ -10,7 +10,7 @@ Fields = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Fed:
+class FeederRow:
     """What a feeder had read by `at`, and for which peers (ids); `told_at`: when people were last told. Unix time."""
 
     at: float
@@ -53,12 +53,12 @@ class Row:
     rate: float = 0.0  # micro-batches a second; of a feeder, those it reads
     role: str = ""
     pipelined: bool = False  # whether it takes part in a pipeline
-    fed: Fed | None = None
+    fed: FeederRow | None = None
     stale: bool = False  # whether it was ever unable to hear of the others, or to tell them of itself
 
 
 @dataclass
-class Commit:
+class CommitRow:
     """One committed round as one peer saw it."""
 
     round: int
@@ -78,7 +78,7 @@ class Commit:
 
 
 @dataclass(frozen=True)
-class Move:
+class MoveRow:
     """A peer that changed its stage. `gain`: micro-batches a second that it expected of it."""
 
     name: str

@@ -16,12 +16,12 @@ from swarm.protocol.ledger import Range, count, union, without
 
 
 class MicroBatches(msgspec.Struct, frozen=True, kw_only=True):
-    """report.json. `issued`, `completed` and `retried` (calls made once more) as the replicas of the first stage say;
-    `double_counted` and `lost` of all stages whose commits are known: micro-batches that were merged twice, and that a
-    stage's ledger takes for trained though no commit has them. `undone`: those that later stages have merged, while the
-    first one has lost its commits with its last replica."""
+    """report.json. `dispatched`, `completed` and `retried` (calls made once more) as the replicas of the first stage
+    say; `double_counted` and `lost` of all stages whose commits are known: micro-batches that were merged twice, and
+    that a stage's ledger takes for trained though no commit has them. `undone`: those that later stages have merged,
+    while the first one has lost its commits with its last replica."""
 
-    issued: int
+    dispatched: int
     completed: int
     retried: int
     double_counted: int
@@ -30,7 +30,7 @@ class MicroBatches(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
-class Entry:
+class AuditEntry:
     """One commit of a stage: `previous` is the head that it follows, `counted` what each merged contribution had."""
 
     head: str
@@ -39,7 +39,7 @@ class Entry:
 
 
 @dataclass
-class Totals:
+class AuditTotals:
     """Of one issuer, over all its lives: their counters start from 0."""
 
     sums: dict[str, int] = field(default_factory=dict)
@@ -63,10 +63,10 @@ class Totals:
 class Accounts:
     """`entries[stage][head]`; `totals` by peer."""
 
-    entries: dict[int, dict[str, Entry]] = field(default_factory=dict)
-    totals: dict[str, Totals] = field(default_factory=dict)
+    entries: dict[int, dict[str, AuditEntry]] = field(default_factory=dict)
+    totals: dict[str, AuditTotals] = field(default_factory=dict)
 
-    def commit(self, stage: int, entry: Entry) -> None:
+    def commit(self, stage: int, entry: AuditEntry) -> None:
         """Many peers tell of the same commit; who only adopted it does not know what was merged."""
         known = self.entries.setdefault(stage, {})
         if entry.head not in known or entry.counted:

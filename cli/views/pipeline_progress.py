@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from cli.views.facts import Fed, Fields, Move, Row
-from cli.views.micro_batch_audit import Totals
+from cli.views.facts import FeederRow, Fields, MoveRow, Row
+from cli.views.micro_batch_audit import AuditTotals
 from cli.views.table import plain, several
 
 if TYPE_CHECKING:
@@ -28,13 +28,13 @@ def _load(progress: Progress, row: Row, at: float, fields: Fields) -> None:
     row.phase = str(fields["phase"])
 
 
-def _issued(progress: Progress, row: Row, at: float, fields: Fields) -> None:
-    counters = {name: int(fields[name]) for name in ("issued", "completed", "retried", "abandoned")}
-    progress.accounts.totals.setdefault(row.name, Totals()).note(counters)
+def _dispatched(progress: Progress, row: Row, at: float, fields: Fields) -> None:
+    counters = {name: int(fields[name]) for name in ("dispatched", "completed", "retried", "abandoned")}
+    progress.accounts.totals.setdefault(row.name, AuditTotals()).note(counters)
 
 
 def _moving(progress: Progress, row: Row, at: float, fields: Fields) -> None:
-    move = Move(
+    move = MoveRow(
         row.name, at, int(fields["source"]), int(fields["target"]), str(fields["reason"]), float(fields["gain"])
     )
     progress.keep_move(move)
@@ -73,7 +73,7 @@ def _fed(progress: Progress, row: Row, at: float, fields: Fields) -> None:
     row.role, row.phase, row.pipelined = "feeder", "waiting to be asked", True
     if last is None or count < last.micro_batches:  # of an earlier life
         progress.note(f"{row.name} feeds: it reads text for the replicas of the first stage and holds no weights")
-        row.fed = Fed(at, count, peers, at)
+        row.fed = FeederRow(at, count, peers, at)
         return
     if at - last.at >= 1.0:  # sooner is a new peer, not a rate
         row.rate = (count - last.micro_batches) / (at - last.at)
@@ -85,13 +85,13 @@ def _fed(progress: Progress, row: Row, at: float, fields: Fields) -> None:
     elif at - told_at >= FEEDING_EVERY_S:
         progress.note(f"{row.name} has read {count} micro-batches for {several(len(peers), 'peer')}")
         told_at = at
-    row.fed = Fed(at, count, peers, told_at)
+    row.fed = FeederRow(at, count, peers, told_at)
 
 
 PIPELINED: Final[dict[str, Callable[[Progress, Row, float, Fields], None]]] = {
-    "seat_taken": _seated,
+    "replica_opened": _seated,
     "stage_load": _load,
-    "pipeline_progress": _issued,
+    "pipeline_progress": _dispatched,
     "pipeline_refused": _refused,
     "move_started": _moving,
     "move_finished": _moved,

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from cli.views.facts import Commit, Fields, GroupRow, Move, Row, Saved
+from cli.views.facts import CommitRow, Fields, GroupRow, MoveRow, Row, Saved
 from cli.views.group_progress import OVERSEEN
-from cli.views.micro_batch_audit import Accounts, Entry
+from cli.views.micro_batch_audit import Accounts, AuditEntry
 from cli.views.pipeline_progress import PIPELINED
 from cli.views.table import plain, several
 
@@ -32,13 +32,13 @@ class Progress:
     stages: int = 1
     rows: dict[str, Row] = field(default_factory=dict)
     groups: dict[int | None, GroupRow] = field(default_factory=dict)  # by stage, as the coordinator sees them
-    commits: dict[str, dict[int, Commit]] = field(default_factory=dict)
+    commits: dict[str, dict[int, CommitRow]] = field(default_factory=dict)
     val_losses: dict[int, float] = field(default_factory=dict)  # round -> nats per byte or token, first report wins
     discarded: dict[tuple[int | None, int], str] = field(default_factory=dict)  # (stage, round) -> why
     notes: deque[str] = field(default_factory=lambda: deque(maxlen=_NOTES))
     saved: Saved | None = None
     names: dict[str, str] = field(default_factory=dict)  # peer id -> name
-    moves: list[Move] = field(default_factory=list)
+    moves: list[MoveRow] = field(default_factory=list)
     accounts: Accounts = field(default_factory=Accounts)
     reached: dict[int, int] = field(default_factory=dict)  # stage -> newest round
     missed: set[str] = field(default_factory=set)  # peer ids that somebody no longer hears
@@ -78,7 +78,7 @@ class Progress:
         """Whether the coordinator has seen the last round of every group."""
         return bool(self.groups) and all(group.complete for group in self.groups.values())
 
-    def keep_move(self, move: Move) -> None:
+    def keep_move(self, move: MoveRow) -> None:
         self.moves.append(move)
         if not self.keeps_all:
             del self.moves[:-_ROUNDS]
@@ -114,7 +114,7 @@ class Progress:
             self.reached[stage] = max(number, self.reached.get(stage, 0))
             self._book(stage, fields)
         commits = self.commits.setdefault(row.name, {})
-        commits[number] = Commit(number, at, row.state_hash, fields)
+        commits[number] = CommitRow(number, at, row.state_hash, fields)
         self._trim(commits)
         if newest:
             loss = f", loss {row.loss:.3f}" if row.loss is not None else ""
@@ -126,7 +126,7 @@ class Progress:
         """What a commit of a stage has merged."""
         if self.keeps_all:
             merged = tuple(_ranges(text) for text in fields.get("counted") or ())
-            self.accounts.commit(stage, Entry(str(fields["head"]), str(fields["previous"]), merged))
+            self.accounts.commit(stage, AuditEntry(str(fields["head"]), str(fields["previous"]), merged))
 
     def _met(self, row: Row, at: float, fields: Fields) -> None:
         """A round of a gossip run: this peer's own, whoever else is how far."""

@@ -71,20 +71,20 @@ class Tiling:
 
 
 @dataclass(frozen=True)
-class Piece:
+class TileRange:
     """A stretch of the flat vector, a parameter or rows of one, and how it is cut."""
 
     span: slice
     tiling: Tiling
 
 
-def pieces(layout: FlatLayout, chunk: int, most: int | None = None) -> list[Piece]:
+def pieces(layout: FlatLayout, chunk: int, most: int | None = None) -> list[TileRange]:
     """All parameters in the layout's order, each whole, or in bands where it has more than `most` values."""
     found = []
     for slot in layout.slots.values():
         whole, first = Tiling.of(slot.shape, chunk), slot.offset
         for tiling in whole.bands(most) if most is not None else [whole]:
-            found.append(Piece(slice(first, first + tiling.numel), tiling))
+            found.append(TileRange(slice(first, first + tiling.numel), tiling))
             first += tiling.numel
     return found
 

@@ -24,7 +24,7 @@ from peer.model.layout import FlatLayout
 M = TypeVar("M")
 
 
-class Method(ABC, Generic[M]):
+class OuterAlgorithm(ABC, Generic[M]):
     """One peer's half of a method. `theta`, (n,): the weights it shares with the others, changed by `incoming` only.
 
     `takes_gradients`: the message is made from each step's gradient; otherwise an inner optimizer moves `local` and
@@ -70,7 +70,7 @@ class Method(ABC, Generic[M]):
         return {}
 
 
-class Dense(Method[torch.Tensor]):
+class Dense(OuterAlgorithm[torch.Tensor]):
     """A method whose messages are flat vectors that are averaged: any codec carries them, `merge_part` merges them."""
 
     def merge(self, messages: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import torch
 
-from optim.algorithms.dct_tiles import Piece, Tiling, pieces, top_k
-from optim.algorithms.interface import Method
+from optim.algorithms.dct_tiles import TileRange, Tiling, pieces, top_k
+from optim.algorithms.interface import OuterAlgorithm
 from optim.algorithms.packing import Part, Quantized, Sparse, SparsePacking
 from peer.model.layout import FlatLayout
 
@@ -67,13 +67,13 @@ class Scheme(ABC):
         """What the group makes of all senders' parts of one piece: flat."""
         return self.values(mean_over_senders(self.clipped(parts), tiling.size, weights), tiling)
 
-    def packing(self, cut: Sequence[Piece]) -> SparsePacking:
+    def packing(self, cut: Sequence[TileRange]) -> SparsePacking:
         """Bytes of a message about these pieces."""
         sizes = [piece.tiling.size for piece in cut]
         return SparsePacking(sizes, [self.kept(elements) for _, elements in sizes], self.bins)
 
 
-class SparseMethod(Method[Sparse]):
+class SparseMethod(OuterAlgorithm[Sparse]):
     """A scheme on whole parameters. `lr`: the inner learning rate, where the scheme uses one."""
 
     def __init__(self, layout: FlatLayout, theta: torch.Tensor, scheme: Scheme, chunk: int, lr: float) -> None:

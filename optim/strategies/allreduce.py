@@ -11,11 +11,11 @@ from optim.algorithms.large_batch import LargeBatchStep
 from optim.codecs import Buffer
 from optim.merge import gradient_weights
 from optim.strategies.dense import Wire
-from optim.strategies.interface import Coding, OuterStrategy, Product, Turn
+from optim.strategies.interface import Coding, OuterStrategy, Product, RoundInfo
 from peer.model.layout import FlatLayout
 
 
-class AllReduceRecipe(OuterStrategy):
+class AllReduceStrategy(OuterStrategy):
     """AdamW's moments are functions of the merged gradients: shared, voted on and fetched like theta. The clip needs
     the whole gradient's norm, so the step is made on the whole."""
 
@@ -27,22 +27,24 @@ class AllReduceRecipe(OuterStrategy):
         self.rule = rule
         self._layout, self._wire = layout, wire
 
-    def coding(self, turn: Turn, state: Sequence[torch.Tensor]) -> Coding:
+    def coding(self, round_info: RoundInfo, state: Sequence[torch.Tensor]) -> Coding:
         return self._wire.coding(0, state[1])
 
     def step_into(
-        self, turn: Turn, after: Sequence[torch.Tensor], before: Sequence[torch.Tensor], update: torch.Tensor
+        self, round_info: RoundInfo, after: Sequence[torch.Tensor], before: Sequence[torch.Tensor], update: torch.Tensor
     ) -> None:
-        self.rule.step_into(after, before, update, self._layout, turn.round, turn.lr)
+        self.rule.step_into(after, before, update, self._layout, round_info.round, round_info.lr)
 
     def weights(self, tokens: Sequence[int], norms: Sequence[float]) -> tuple[float, ...]:
         return gradient_weights(tokens, norms)
 
-    def encode(self, turn: Turn, coding: Coding, product: torch.Tensor, out: Sequence[torch.Tensor]) -> list[float]:
+    def encode(
+        self, round_info: RoundInfo, coding: Coding, product: torch.Tensor, out: Sequence[torch.Tensor]
+    ) -> list[float]:
         return self._wire.encode(coding, product, out)
 
     def memory(self, coding: Coding) -> Sequence[torch.Tensor]:
         return self._wire.memory(coding)
 
-    def take_back(self, turn: Turn, coding: Coding, messages: Sequence[Buffer]) -> None:
-        self._wire.take_back(coding, messages)
+    def restore_residual(self, round_info: RoundInfo, coding: Coding, messages: Sequence[Buffer]) -> None:
+        self._wire.restore_residual(coding, messages)

@@ -125,7 +125,7 @@ class Feedback:
     def memory(self, coding: DenseCoding) -> Sequence[torch.Tensor]:
         return (self._owed(coding),) if coding.up.needs_error_feedback else ()
 
-    def take_back(self, coding: DenseCoding, messages: Sequence[Buffer]) -> None:
+    def restore_residual(self, coding: DenseCoding, messages: Sequence[Buffer]) -> None:
         """That message was not merged: all of it is owed again."""
         if coding.up.needs_error_feedback:
             owed = self._owed(coding)
@@ -141,7 +141,7 @@ class Feedback:
 
 class Wire(ABC):
     """How the vectors of a dense method cross, whatever the method does with their mean. `fragments`: of which one is
-    exchanged at a time. `encode` and `take_back` have this peer's memory."""
+    exchanged at a time. `encode` and `restore_residual` have this peer's memory."""
 
     fragments: int
 
@@ -158,8 +158,8 @@ class Wire(ABC):
         """As `OuterStrategy.memory`."""
 
     @abstractmethod
-    def take_back(self, coding: Coding, messages: Sequence[Buffer]) -> None:
-        """As `OuterStrategy.take_back`."""
+    def restore_residual(self, coding: Coding, messages: Sequence[Buffer]) -> None:
+        """As `OuterStrategy.restore_residual`."""
 
 
 class DenseWire(Wire):
@@ -181,6 +181,6 @@ class DenseWire(Wire):
         assert isinstance(coding, DenseCoding)
         return self._feedback.memory(coding)
 
-    def take_back(self, coding: Coding, messages: Sequence[Buffer]) -> None:
+    def restore_residual(self, coding: Coding, messages: Sequence[Buffer]) -> None:
         assert isinstance(coding, DenseCoding)
-        self._feedback.take_back(coding, messages)
+        self._feedback.restore_residual(coding, messages)

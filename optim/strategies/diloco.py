@@ -9,10 +9,10 @@ import torch
 from optim.algorithms.outer_step import DilocoOuter
 from optim.codecs import Buffer
 from optim.strategies.dense import Wire
-from optim.strategies.interface import Coding, OuterStrategy, Turn
+from optim.strategies.interface import Coding, OuterStrategy, RoundInfo
 
 
-class DilocoRecipe(OuterStrategy):
+class DilocoStrategy(OuterStrategy):
     """`wire`: of the fragments of which a round exchanges the next in turn; DiLoCo has one, the whole vector (arXiv
     2311.08105); Streaming DiLoCo several (2501.18512). A round that is discarded is retried with the same fragment,
     since the turn is counted in commits."""
@@ -23,19 +23,21 @@ class DilocoRecipe(OuterStrategy):
         self._wire = wire
         self._outer = outer
 
-    def coding(self, turn: Turn, state: Sequence[torch.Tensor]) -> Coding:
-        return self._wire.coding((turn.round - 1) % self._wire.fragments, state[1])
+    def coding(self, round_info: RoundInfo, state: Sequence[torch.Tensor]) -> Coding:
+        return self._wire.coding((round_info.round - 1) % self._wire.fragments, state[1])
 
     def step_into(
-        self, turn: Turn, after: Sequence[torch.Tensor], before: Sequence[torch.Tensor], update: torch.Tensor
+        self, round_info: RoundInfo, after: Sequence[torch.Tensor], before: Sequence[torch.Tensor], update: torch.Tensor
     ) -> None:
         self._outer.step_into(after[0], after[1], before[0], before[1], update)
 
-    def encode(self, turn: Turn, coding: Coding, product: torch.Tensor, out: Sequence[torch.Tensor]) -> list[float]:
+    def encode(
+        self, round_info: RoundInfo, coding: Coding, product: torch.Tensor, out: Sequence[torch.Tensor]
+    ) -> list[float]:
         return self._wire.encode(coding, product, out)
 
     def memory(self, coding: Coding) -> Sequence[torch.Tensor]:
         return self._wire.memory(coding)
 
-    def take_back(self, turn: Turn, coding: Coding, messages: Sequence[Buffer]) -> None:
-        self._wire.take_back(coding, messages)
+    def restore_residual(self, round_info: RoundInfo, coding: Coding, messages: Sequence[Buffer]) -> None:
+        self._wire.restore_residual(coding, messages)

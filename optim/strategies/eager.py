@@ -5,8 +5,8 @@ The paper gives each peer its own weights, stepped by its fresh delta and the ot
     e_k(r) = mean d(r-1) + w (d_k(r) - d_k(r-1));   (theta_k, velocity_k) <- Nesterov step on e_k(r)
 
 Nothing of that could be voted on. But a Nesterov step is linear in weights, velocity and update, so theta_k = T + t_k:
-T is stepped by mean d(r-1) alone, the same at all peers, `DilocoRecipe`'s state one round late; t_k starts at 0 without
-momentum and is stepped by w (d_k(r) - d_k(r-1)), which every peer can do by itself.
+T is stepped by mean d(r-1) alone, the same at all peers, `DilocoStrategy`'s state one round late; t_k starts at 0
+without momentum and is stepped by w (d_k(r) - d_k(r-1)), which every peer can do by itself.
 """
 
 from __future__ import annotations

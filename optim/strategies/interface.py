@@ -20,7 +20,7 @@ import torch
 
 from optim.codecs import Buffer
 from optim.merge import contribution_weights
-from optim.turn import Turn as Turn
+from optim.round_info import RoundInfo as RoundInfo
 
 Product = Literal["delta", "gradient"]
 
@@ -75,7 +75,7 @@ class OuterStrategy(ABC):
     the run's beginning. `product`: what the worker is asked for, theta - local after its inner steps, or the mean
     gradient over its samples. `elementwise`: whether `step_into` may be called on any piece by itself.
 
-    `encode` and `take_back` are called one after the other, but in threads of the caller's choice."""
+    `encode` and `restore_residual` are called one after the other, but in threads of the caller's choice."""
 
     shared: ClassVar[tuple[str, ...]] = ()
     product: ClassVar[Product] = "delta"
@@ -84,12 +84,12 @@ class OuterStrategy(ABC):
     # -- shared: pure ------------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def coding(self, turn: Turn, state: Sequence[torch.Tensor]) -> Coding:
+    def coding(self, round_info: RoundInfo, state: Sequence[torch.Tensor]) -> Coding:
         """Of that round; `state` is [theta, *shared] before it, only read."""
 
     @abstractmethod
     def step_into(
-        self, turn: Turn, after: Sequence[torch.Tensor], before: Sequence[torch.Tensor], update: torch.Tensor
+        self, round_info: RoundInfo, after: Sequence[torch.Tensor], before: Sequence[torch.Tensor], update: torch.Tensor
     ) -> None:
         """Write the state after the round: `after` and `before` are (the same piece of) [theta, *shared], `update` the
         merged update there. One IEEE rounding an operation: all CPUs must get the same bits."""
@@ -102,7 +102,9 @@ class OuterStrategy(ABC):
     # -- private -----------------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def encode(self, turn: Turn, coding: Coding, product: torch.Tensor, out: Sequence[torch.Tensor]) -> list[float]:
+    def encode(
+        self, round_info: RoundInfo, coding: Coding, product: torch.Tensor, out: Sequence[torch.Tensor]
+    ) -> list[float]:
         """My message of this round into `out` (uint8, one a slice); returns the slices' squared norms. `product`: what
         the worker made at the coding's places, (m,), only read. What the message leaves out is kept for the next one.
         `ProtocolViolation` if the product is not finite."""
@@ -112,6 +114,6 @@ class OuterStrategy(ABC):
         return ()
 
     @abstractmethod
-    def take_back(self, turn: Turn, coding: Coding, messages: Sequence[Buffer]) -> None:
+    def restore_residual(self, round_info: RoundInfo, coding: Coding, messages: Sequence[Buffer]) -> None:
         """My message of that round was not merged after all: a method with memory keeps what it held for the next
         one."""

@@ -18,7 +18,7 @@ from optim.codecs.interface import as_bytes
 from optim.codecs.rows import absmax
 from optim.codecs.votes import SENDERS_MAX, Votes, pack_tally, tally_bytes, unpack_tally
 from optim.strategies.dense import CHUNK, DenseCoding
-from optim.strategies.interface import Coding, OuterStrategy, Product, Sent, Turn
+from optim.strategies.interface import Coding, OuterStrategy, Product, RoundInfo, Sent
 from peer.errors import ProtocolViolation
 
 
@@ -79,7 +79,7 @@ class AverageCoding(MajorityCoding):
         return senders
 
 
-class LionRecipe(OuterStrategy):
+class LionStrategy(OuterStrategy):
     """A step each round, by the inner learning rate. The momentum is each peer's own; a vote that was not counted is
     gone, as the gradient behind it is in the momentum."""
 
@@ -90,24 +90,26 @@ class LionRecipe(OuterStrategy):
         self._coding = MajorityCoding(numel) if majority else AverageCoding(numel)
         self._momentum = torch.zeros(numel)
 
-    def coding(self, turn: Turn, state: Sequence[torch.Tensor]) -> MajorityCoding:
+    def coding(self, round_info: RoundInfo, state: Sequence[torch.Tensor]) -> MajorityCoding:
         return self._coding
 
     def step_into(
-        self, turn: Turn, after: Sequence[torch.Tensor], before: Sequence[torch.Tensor], update: torch.Tensor
+        self, round_info: RoundInfo, after: Sequence[torch.Tensor], before: Sequence[torch.Tensor], update: torch.Tensor
     ) -> None:
-        self.rule.step_into(after[0], before[0], update, turn.lr)
+        self.rule.step_into(after[0], before[0], update, round_info.lr)
 
     def weights(self, tokens: Sequence[int], norms: Sequence[float]) -> tuple[float, ...]:
         """One peer, one vote, however long or short it worked."""
         counts = [work > 0 and math.isfinite(norm) for work, norm in zip(tokens, norms, strict=True)]
         return tuple(1 / sum(counts) if counted else 0.0 for counted in counts)
 
-    def encode(self, turn: Turn, coding: Coding, product: torch.Tensor, out: Sequence[torch.Tensor]) -> list[float]:
+    def encode(
+        self, round_info: RoundInfo, coding: Coding, product: torch.Tensor, out: Sequence[torch.Tensor]
+    ) -> list[float]:
         assert isinstance(coding, MajorityCoding)
         absmax(product)  # finite
         ballot = self.rule.vote(self._momentum, product)
         return [coding.up.encode_with_sqnorm(ballot[coding.span(i)], out[i])[1] for i in range(coding.count)]
 
-    def take_back(self, turn: Turn, coding: Coding, messages: Sequence[Buffer]) -> None:
+    def restore_residual(self, round_info: RoundInfo, coding: Coding, messages: Sequence[Buffer]) -> None:
         pass

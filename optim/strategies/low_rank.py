@@ -37,7 +37,7 @@ Drawn = tuple[slice, torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Block:
+class MatrixBlock:
     """A parameter, or rows of one: where it begins in the message and in the flat vector. rank 0: not factored."""
 
     at: int
@@ -74,7 +74,7 @@ class Factors(NamedTuple):
     q: torch.Tensor
     plain: torch.Tensor
 
-    def rows(self, block: Block, band: slice, weight: float) -> torch.Tensor:
+    def rows(self, block: MatrixBlock, band: slice, weight: float) -> torch.Tensor:
         """Flat float64: weight times those rows of the matrix, rounded once."""
         if not block.rank:
             return self.plain[band.start * block.columns : band.stop * block.columns].double().mul_(weight)
@@ -87,7 +87,7 @@ class Factors(NamedTuple):
             return self.scale * self.scale * math.fsum(a * b for a, b in zip(*gram, strict=True))
         return square_sum(self.plain.float())
 
-    def add_to(self, values: torch.Tensor, block: Block, sign: int) -> None:
+    def add_to(self, values: torch.Tensor, block: MatrixBlock, sign: int) -> None:
         """values (numel,) fp32 <- values + sign * what this stands for, to the last bit or so."""
         if not block.rank:
             values.add_(self.plain, alpha=sign)
@@ -165,12 +165,12 @@ class LowRankWire(Wire):
         assert isinstance(coding, LowRankCoding)
         return (self._owed(coding),)
 
-    def take_back(self, coding: Coding, messages: Sequence[Buffer]) -> None:
+    def restore_residual(self, coding: Coding, messages: Sequence[Buffer]) -> None:
         assert isinstance(coding, LowRankCoding)
         for index, data in enumerate(messages):
             _add(self._owed(coding), coding.slices[index], coding.unpack(index, data), 1)
 
-    def _packed(self, block: Block, values: torch.Tensor) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    def _packed(self, block: MatrixBlock, values: torch.Tensor) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
         if not block.rank:
             return values.to(torch.bfloat16).view(torch.uint8).numpy()
         matrix = values.view(block.rows, block.columns)
@@ -189,7 +189,7 @@ class LowRankWire(Wire):
         return self._errors.setdefault(coding, torch.zeros(coding.numel))
 
 
-def _unpacked(block: Block, raw: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> Factors:
+def _unpacked(block: MatrixBlock, raw: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> Factors:
     nothing = torch.empty(0)
     if not block.rank:
         plain = torch.from_numpy(raw.copy()).view(torch.bfloat16)
@@ -203,15 +203,15 @@ def _unpacked(block: Block, raw: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> 
     return Factors(scale, numbers[: block.rows], numbers[block.rows :], nothing)
 
 
-def _add(owed: torch.Tensor, blocks: Sequence[Block], message: Sequence[Factors], sign: int) -> None:
+def _add(owed: torch.Tensor, blocks: Sequence[MatrixBlock], message: Sequence[Factors], sign: int) -> None:
     for block, factors in zip(blocks, message, strict=True):
         factors.add_to(owed[block.span], block, sign)
 
 
-def _slices(layout: FlatLayout, names: Sequence[str], rank: int) -> list[list[Block]]:
+def _slices(layout: FlatLayout, names: Sequence[str], rank: int) -> list[list[MatrixBlock]]:
     """Runs of blocks of about one slice's length each."""
     length = slice_length(sum(layout.slots[name].numel for name in names))
-    slices: list[list[Block]] = []
+    slices: list[list[MatrixBlock]] = []
     at, held = 0, length
     for name in names:
         slot = layout.slots[name]
@@ -220,7 +220,7 @@ def _slices(layout: FlatLayout, names: Sequence[str], rank: int) -> list[list[Bl
         for first in range(0, rows, step):
             height = min(step, rows - first)
             saves = 1 - rank * (height + columns) / (height * columns) >= SAVING_MIN
-            block = Block(at, slot.offset + first * columns, height, columns, rank if saves else 0)
+            block = MatrixBlock(at, slot.offset + first * columns, height, columns, rank if saves else 0)
             if held + block.numel > length:
                 slices.append([])
                 held = 0

@@ -13,19 +13,19 @@ from optim.algorithms.outer_step import DilocoOuter
 from optim.algorithms.sparseloco import SparseLocoScheme
 from optim.codecs import get_codec
 from optim.strategies.allocated import AllocatedWire
-from optim.strategies.allreduce import AllReduceRecipe
+from optim.strategies.allreduce import AllReduceStrategy
 from optim.strategies.dense import DenseWire, Wire
-from optim.strategies.diloco import DilocoRecipe
+from optim.strategies.diloco import DilocoStrategy
 from optim.strategies.interface import OuterStrategy
-from optim.strategies.lion import LionRecipe
+from optim.strategies.lion import LionStrategy
 from optim.strategies.low_rank import LowRankWire
-from optim.strategies.sparse import DemoRecipe, SparseLocoRecipe
+from optim.strategies.sparse import DemoStrategy, SparseLocoStrategy
 from peer.config import InnerConfig
 from peer.errors import ConfigError
 from peer.model.layout import FlatLayout
 
 
-def build_recipe(
+def build_strategy(
     method: config.OuterConfig, codec: config.CodecConfig, layout: FlatLayout, inner: InnerConfig
 ) -> OuterStrategy:
     """A peer's own copy of the run's method, with fresh private state. `ConfigError` if the codec does not go with it.
@@ -33,23 +33,23 @@ def build_recipe(
     if not isinstance(method, config.DENSE) and codec != config.CodecConfig():
         raise ConfigError("demo, sparseloco and lion pack their own messages: leave the codec section out.")
     match method:
-        case config.Diloco() | config.Eager():
-            return DilocoRecipe(build_wire(codec, layout, 1), _outer(method))
-        case config.Streaming():
-            return DilocoRecipe(build_wire(codec, layout, method.fragments), _outer(method))
-        case config.AllReduce():
+        case config.DilocoConfig() | config.EagerConfig():
+            return DilocoStrategy(build_wire(codec, layout, 1), _outer(method))
+        case config.StreamingConfig():
+            return DilocoStrategy(build_wire(codec, layout, method.fragments), _outer(method))
+        case config.AllReduceConfig():
             rule = LargeBatchStep(
                 method.optimizer, inner.betas, inner.eps, inner.weight_decay, inner.clip_norm, matrices_only=True
             )
-            return AllReduceRecipe(layout, build_wire(codec, layout, 1), rule)
-        case config.Demo():
-            return DemoRecipe(layout, DemoScheme(method.decay, method.topk, inner.weight_decay), method.chunk)
-        case config.SparseLoco():
+            return AllReduceStrategy(layout, build_wire(codec, layout, 1), rule)
+        case config.DemoConfig():
+            return DemoStrategy(layout, DemoScheme(method.decay, method.topk, inner.weight_decay), method.chunk)
+        case config.SparseLocoConfig():
             scheme = SparseLocoScheme(method.topk, method.bins or None, method.lr, method.ef_decay, method.clip_norm)
-            return SparseLocoRecipe(layout, scheme, method.chunk)
-        case config.Lion():
+            return SparseLocoStrategy(layout, scheme, method.chunk)
+        case config.LionConfig():
             rule_of_votes = LionRule(method.b1, method.b2, inner.weight_decay)
-            return LionRecipe(layout.numel, rule_of_votes, majority=method.vote == "majority")
+            return LionStrategy(layout.numel, rule_of_votes, majority=method.vote == "majority")
         case _:
             raise ValueError("gossip has an engine of its own")
 
@@ -59,8 +59,8 @@ def shared_vectors(
 ) -> tuple[str, ...]:
     """What a joiner takes over besides theta: the recipe's `shared`; nothing in gossip, where momentum is a peer's own.
     `ConfigError` if the codec does not go with the method."""
-    if not isinstance(method, config.Gossip):
-        return build_recipe(method, codec, layout, inner).shared
+    if not isinstance(method, config.GossipConfig):
+        return build_strategy(method, codec, layout, inner).shared
     get_codec(codec.down)
     if codec.up in ("powersgd", "lgreco"):
         raise ConfigError(f"gossip does not go with the codec {codec.up}: choose one that codes every value by itself.")
@@ -97,5 +97,5 @@ def even_fragments(layout: FlatLayout, count: int) -> list[list[slice]]:
     return [sorted(fragment, key=lambda span: int(span.start)) for fragment in fragments]
 
 
-def _outer(method: config.OuterStep) -> DilocoOuter:
+def _outer(method: config.OuterStepConfig) -> DilocoOuter:
     return DilocoOuter(method.lr, method.momentum, method.nesterov)

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import torch
 
-from optim.algorithms.dct_tiles import Piece, pieces
+from optim.algorithms.dct_tiles import TileRange, pieces
 from optim.algorithms.demo import DemoScheme
 from optim.algorithms.packing import Sparse
 from optim.algorithms.sparse import Scheme
@@ -24,7 +24,7 @@ from optim.deterministic import square_sum
 from optim.merge import gradient_weights
 from optim.strategies.dense import CHUNK, SLICE_VALUES_MAX, slice_length
 from optim.strategies.gathered import GatheredCoding
-from optim.strategies.interface import Coding, OuterStrategy, Product, Turn
+from optim.strategies.interface import Coding, OuterStrategy, Product, RoundInfo
 from peer.errors import ProtocolViolation
 from peer.model.layout import FlatLayout
 
@@ -61,7 +61,7 @@ class SparseCoding(GatheredCoding[Sparse]):
                 yield slice(piece.span.start + first, piece.span.start + first + len(part)), part
 
 
-class SparseRecipe(OuterStrategy):
+class SparseStrategy(OuterStrategy):
     """Nothing is shared but theta; the memory is each peer's own."""
 
     def __init__(self, layout: FlatLayout, scheme: Scheme, chunk: int) -> None:
@@ -69,18 +69,20 @@ class SparseRecipe(OuterStrategy):
         self._coding = SparseCoding(layout, scheme, chunk)
         self._memory = torch.zeros(layout.numel)
 
-    def coding(self, turn: Turn, state: Sequence[torch.Tensor]) -> SparseCoding:
+    def coding(self, round_info: RoundInfo, state: Sequence[torch.Tensor]) -> SparseCoding:
         return self._coding
 
     def step_into(
-        self, turn: Turn, after: Sequence[torch.Tensor], before: Sequence[torch.Tensor], update: torch.Tensor
+        self, round_info: RoundInfo, after: Sequence[torch.Tensor], before: Sequence[torch.Tensor], update: torch.Tensor
     ) -> None:
-        self.scheme.step_into(after[0], before[0], update, turn.lr)
+        self.scheme.step_into(after[0], before[0], update, round_info.lr)
 
-    def encode(self, turn: Turn, coding: Coding, product: torch.Tensor, out: Sequence[torch.Tensor]) -> list[float]:
+    def encode(
+        self, round_info: RoundInfo, coding: Coding, product: torch.Tensor, out: Sequence[torch.Tensor]
+    ) -> list[float]:
         assert isinstance(coding, SparseCoding)
         absmax(product)  # finite: nothing else may enter the memory
-        self.scheme.remember(self._memory, product, turn.lr)
+        self.scheme.remember(self._memory, product, round_info.lr)
         sqnorms = []
         for index, cut in enumerate(coding.slices):
             taken = [self.scheme.take(self._memory[piece.span], piece.tiling) for piece in cut]
@@ -93,7 +95,7 @@ class SparseRecipe(OuterStrategy):
     def memory(self, coding: Coding) -> Sequence[torch.Tensor]:
         return (self._memory,)
 
-    def take_back(self, turn: Turn, coding: Coding, messages: Sequence[Buffer]) -> None:
+    def restore_residual(self, round_info: RoundInfo, coding: Coding, messages: Sequence[Buffer]) -> None:
         assert isinstance(coding, SparseCoding)
         for index, data in enumerate(messages):
             message = coding.unpack(index, data)
@@ -101,7 +103,7 @@ class SparseRecipe(OuterStrategy):
                 self.scheme.put_back(self._memory[piece.span], piece.tiling, part)
 
 
-class DemoRecipe(SparseRecipe):
+class DemoStrategy(SparseStrategy):
     """A step each round, by the inner learning rate (arXiv 2411.19870)."""
 
     product: ClassVar[Product] = "gradient"
@@ -113,7 +115,7 @@ class DemoRecipe(SparseRecipe):
         return gradient_weights(tokens, norms)
 
 
-class SparseLocoRecipe(SparseRecipe):
+class SparseLocoStrategy(SparseStrategy):
     """arXiv 2508.15706."""
 
     product: ClassVar[Product] = "delta"
@@ -122,10 +124,10 @@ class SparseLocoRecipe(SparseRecipe):
         super().__init__(layout, scheme, chunk)
 
 
-def cut_into_slices(whole: Sequence[Piece]) -> list[list[Piece]]:
+def cut_into_slices(whole: Sequence[TileRange]) -> list[list[TileRange]]:
     """Runs of pieces of about one slice's length each."""
     length = slice_length(sum(piece.tiling.numel for piece in whole))
-    slices: list[list[Piece]] = []
+    slices: list[list[TileRange]] = []
     held = length  # by the last slice
     for piece in whole:
         size = piece.tiling.numel

@@ -26,7 +26,7 @@ from peer.checkpoint.hash_tree import StateTree, hash_state
 from peer.checkpoint.safetensors_file import Shard, fsync, plan_shards, read_shard, write_shard
 from peer.errors import CheckpointError, ProtocolViolation
 from peer.identity import Identity, Signed, open_body, sign_body
-from peer.model.layout import FlatLayout, Slot
+from peer.model.layout import FlatLayout, TensorSlot
 
 MANIFEST: Final = "manifest.msgpack"
 TEMPORARY: Final = ".tmp-"  # prefix of folders that are being written or deleted
@@ -42,7 +42,7 @@ class CheckpointManifest(msgspec.Struct, frozen=True):
     run_id: str
     round: int
     head: bytes
-    layout: dict[str, Slot]
+    layout: dict[str, TensorSlot]
     numel: int
     vectors: tuple[str, ...]
     shards: tuple[Shard, ...]
@@ -50,7 +50,7 @@ class CheckpointManifest(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedCheckpoint:
     """A verified checkpoint. `tensors`: "theta" and what else the run's method shares, flat fp32, shape (P,), in the
     order in which `tree` hashes them; `tree.root` is the state hash."""
 
@@ -95,10 +95,10 @@ def write_checkpoint(
     fsync(path.parent)
 
 
-def load_checkpoint(path: Path, run_id: str | None = None) -> Loaded:
+def load_checkpoint(path: Path, run_id: str | None = None) -> LoadedCheckpoint:
     """Read and verify the checkpoint in folder `path`; CheckpointError says what is wrong with it.
 
-    `run_id` demands that run. Any valid signature is accepted: `Loaded.signer` says whose it is. Blocks for
+    `run_id` demands that run. Any valid signature is accepted: `LoadedCheckpoint.signer` says whose it is. Blocks for
     about 0.5 s per GB: call it in a thread.
     """
     manifest, signer = _read_manifest(path / MANIFEST)
@@ -114,7 +114,7 @@ def load_checkpoint(path: Path, run_id: str | None = None) -> Loaded:
         raise CheckpointError(f"{path} is corrupt: its contents do not have the hash in its manifest.")
     if not all(torch.isfinite(flat.norm()) for flat in vectors.values()):
         raise CheckpointError(f"{path} holds values that are not finite.")
-    return Loaded(manifest.round, manifest.head, vectors, tree, layout, signer, path)
+    return LoadedCheckpoint(manifest.round, manifest.head, vectors, tree, layout, signer, path)
 
 
 def _read_manifest(file: Path) -> tuple[CheckpointManifest, str]:

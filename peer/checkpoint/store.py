@@ -26,7 +26,7 @@ from torch import Tensor
 from peer.checkpoint.checkpoint_file import (
     MANIFEST,
     TEMPORARY,
-    Loaded,
+    LoadedCheckpoint,
     describe,
     load_checkpoint,
     write_checkpoint,
@@ -42,7 +42,7 @@ _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True)
-class Entry:
+class CheckpointEntry:
     """One checkpoint on disk. `sequence` grows with every save, whatever the round."""
 
     sequence: int
@@ -90,7 +90,7 @@ class CheckpointStore:
         except OSError as error:
             raise ResourceError(_sentence(error, self._directory)) from error
 
-    def list(self) -> Sequence[Entry]:
+    def list(self) -> Sequence[CheckpointEntry]:
         """Checkpoints that have a manifest, oldest first. Whether they are intact only loading tells."""
         if not self._directory.is_dir():
             return []
@@ -98,7 +98,7 @@ class CheckpointStore:
         for path in self._directory.iterdir():
             match = _NAME.fullmatch(path.name)
             if match and (path / MANIFEST).is_file():
-                found.append(Entry(int(match[1]), int(match[2]), path))
+                found.append(CheckpointEntry(int(match[1]), int(match[2]), path))
         return sorted(found, key=lambda entry: entry.sequence)
 
     async def save(self, round: int, head: bytes, tensors: Mapping[str, Tensor], layout: FlatLayout) -> bool:
@@ -122,7 +122,7 @@ class CheckpointStore:
         finally:
             self._saving = False
 
-    def load_latest(self) -> Loaded | None:
+    def load_latest(self) -> LoadedCheckpoint | None:
         """The newest intact checkpoint of this run, or None. Blocks, about 0.5 s a GB: call it in a thread.
 
         Signature, hashes and finiteness are checked; what fails is passed over with a checkpoint_skipped
@@ -177,10 +177,10 @@ class CheckpointStore:
             if self._keep_every == 0 or entry.round % self._keep_every != 0:
                 self._delete(entry, "newer ones exist")
 
-    def _intact(self) -> Sequence[Entry]:
+    def _intact(self) -> Sequence[CheckpointEntry]:
         return [entry for entry in self.list() if entry.sequence not in self._corrupt]
 
-    def _delete(self, entry: Entry, reason: str) -> bool:
+    def _delete(self, entry: CheckpointEntry, reason: str) -> bool:
         doomed = entry.path.with_name(TEMPORARY + entry.path.name)
         try:
             entry.path.rename(doomed)  # gone at once, even if removing the files is interrupted

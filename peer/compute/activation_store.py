@@ -14,7 +14,7 @@ from peer.ipc.stage_spec import MicroBatch, PassKey
 
 
 @dataclass
-class Held:
+class HeldMicroBatch:
     """Input `x`, token ids (B, T) or hidden state (B, T, C), and on the last stage `targets` (B, T). `out` is the root
     of the autograd graph, None where the forward pass is to be computed anew; `graph_bytes` is what the graph keeps.
     `weights_epoch`: that of the weights it went forward with."""
@@ -45,7 +45,7 @@ class ActivationStore:
     held_max: int
     held_max_bytes: int
     size_bytes: int = 0
-    _held: dict[PassKey, Held] = field(default_factory=dict)
+    _held: dict[PassKey, HeldMicroBatch] = field(default_factory=dict)
 
     def __contains__(self, key: PassKey) -> bool:
         return key in self._held
@@ -68,13 +68,13 @@ class ActivationStore:
                 "full",
             )
 
-    def add(self, held: Held) -> None:
+    def add(self, held: HeldMicroBatch) -> None:
         """Raises StageRefused ("full")."""
         self.require_room(held.size_bytes)
         self._held[held.micro_batch.key] = held
         self.size_bytes += held.size_bytes
 
-    def find(self, micro_batch: MicroBatch) -> Held:
+    def find(self, micro_batch: MicroBatch) -> HeldMicroBatch:
         """Raises StageRefused ("unknown", also for one to be counted whose forward was not; "epoch" where the forward
         was of another)."""
         held = self._held.get(micro_batch.key)
@@ -97,7 +97,7 @@ class ActivationStore:
         self.size_bytes -= held.size_bytes
         return True
 
-    def forget_graph(self, held: Held) -> None:
+    def forget_graph(self, held: HeldMicroBatch) -> None:
         """Keep only its input."""
         self.size_bytes -= held.size_bytes
         held.out = None

@@ -10,7 +10,7 @@ import torch
 
 from peer.compute.inner_optimizer import InnerOptimizer, InnerSpec
 from peer.errors import ConfigError
-from peer.model.layout import FlatLayout, Slot
+from peer.model.layout import FlatLayout, TensorSlot
 
 BLOCK: Final = 256  # values that share a scale, as bitsandbytes' kernels fix it
 SMALL: Final = 4096  # a smaller parameter keeps fp32 moments, as in bitsandbytes' own optimizer
@@ -84,7 +84,7 @@ class AdamW8bit(InnerOptimizer):
         )
 
 
-def _floats(slot: Slot) -> int:
+def _floats(slot: TensorSlot) -> int:
     """fp32 values that one moment of a parameter takes."""
     return slot.numel if slot.numel < SMALL else -(-slot.numel // BLOCK)
 

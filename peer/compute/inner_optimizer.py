@@ -16,7 +16,7 @@ import torch
 
 from peer.config import InnerConfig
 from peer.errors import ConfigError
-from peer.model.layout import FlatLayout, Slot
+from peer.model.layout import FlatLayout, TensorSlot
 
 NEWTON_SCHULZ: Final = (3.4445, -4.7750, 2.0315)
 _COUNT_BYTES: Final = 8  # of the count of steps in a saved state
@@ -97,7 +97,7 @@ class InnerOptimizer(ABC):
         """`state` as so many vectors like the weights."""
         return self.state.view(count, -1).unbind()
 
-    def _decays(self, slot: Slot) -> float:
+    def _decays(self, slot: TensorSlot) -> float:
         """The weight decay of one parameter."""
         return self.spec.weight_decay if self.spec.decay == "all" or len(slot.shape) > 1 else 0.0
 
@@ -210,7 +210,7 @@ class Muon(InnerOptimizer):
         return 0.2 * math.sqrt(max(rows, columns))
 
 
-def _is_inner_matrix(name: str, slot: Slot) -> bool:
+def _is_inner_matrix(name: str, slot: TensorSlot) -> bool:
     return len(slot.shape) == 2 and "embed" not in name and "lm_head" not in name
 
 

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from peer.compute.activation_store import ActivationStore, Held
+from peer.compute.activation_store import ActivationStore, HeldMicroBatch
 from peer.compute.adamw_fused import FusedAdamW
 from peer.compute.device import Device
 from peer.compute.gradient_accumulator import GradientSum
 from peer.compute.inner_optimizer import InnerOptimizer, InnerSpec, build_inner
 from peer.compute.stage_checks import check_gradient, check_input, require_finite
-from peer.compute.stage_forward_backward import StageCompute
+from peer.compute.stage_forward_backward import ForwardBackward
 from peer.compute.train_loop import learning_rate
 from peer.config import InnerConfig, ModelConfig
 from peer.errors import StageRefused
@@ -60,11 +60,11 @@ class Stage:
         self.epoch: int | None = None
         self.held = ActivationStore(spec.held_max, spec.held_max_bytes)
         self._graph_bytes: dict[torch.Size, int] = {}  # by the shape of the input: measured once
-        self._present = StageCompute(model, inner, device, spec, self.local, self._graph_bytes)
-        self._previous: StageCompute | None = None
+        self._present = ForwardBackward(model, inner, device, spec, self.local, self._graph_bytes)
+        self._previous: ForwardBackward | None = None
         if spec.previous:
             flat = torch.zeros_like(self.local)
-            self._previous = StageCompute(model, inner, device, spec, flat, self._graph_bytes)
+            self._previous = ForwardBackward(model, inner, device, spec, flat, self._graph_bytes)
         self._previous_epoch: int | None = None
         self.gradient = GradientSum(self.layout, self._present.names, self.local)
         self.compiled = self._present.compiled
@@ -83,7 +83,9 @@ class Stage:
         if keep:
             self._check_new(micro_batch)
         x = x.detach().to(self.device.torch, copy=True)
-        held = Held(micro_batch, epoch, x, None if targets is None else targets.to(self.device.torch, copy=True))
+        held = HeldMicroBatch(
+            micro_batch, epoch, x, None if targets is None else targets.to(self.device.torch, copy=True)
+        )
         with_graph = keep and not self.spec.recompute and (micro_batch.count or not self.spec.is_first)
         with_graph = with_graph and self._may_keep_graph(held)
         if keep:
@@ -240,11 +242,11 @@ class Stage:
         is_before = self._previous_epoch is not None and self._previous_epoch + 1 == self.epoch
         return self._previous_epoch if is_before else None
 
-    def _may_keep_graph(self, held: Held) -> bool:
+    def _may_keep_graph(self, held: HeldMicroBatch) -> bool:
         """Whether its graph, which `held` is still without, has room in an empty store: else it never would."""
         return held.size_bytes + self._graph_bytes.get(held.x.shape, 0) <= self.spec.held_max_bytes
 
-    def _compute(self, held: Held, count: bool) -> StageCompute:
+    def _compute(self, held: HeldMicroBatch, count: bool) -> ForwardBackward:
         """With the weights it went forward with, if it does not count and they are those before the present ones."""
         if self._previous is not None and not count and held.weights_epoch == self._before:
             return self._previous

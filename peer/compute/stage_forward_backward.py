@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
-from peer.compute.activation_store import GraphSize, Held
+from peer.compute.activation_store import GraphSize, HeldMicroBatch
 from peer.compute.device import Device, uses_bf16
 from peer.config import InnerConfig, ModelConfig
 from peer.errors import StageRefused
@@ -22,7 +22,7 @@ from peer.ipc.stage_spec import StageSpec
 from peer.model.decoder import Decoder
 
 
-class StageCompute:
+class ForwardBackward:
     """The blocks `spec.layers` of `model` with the weights `flat` (P fp32, on the device), which the caller may change
     whenever no graph of theirs is left.
 
@@ -49,7 +49,7 @@ class StageCompute:
         self._is_first = spec.is_first
         self._graph_bytes = graph_bytes
 
-    def run(self, held: Held, with_graph: bool) -> Tensor:
+    def run(self, held: HeldMicroBatch, with_graph: bool) -> Tensor:
         """The stage's output for the kept input: the hidden state (B, T, C), of the last stage the losses (B, T)."""
         size = GraphSize(self.flat)
         measured = size.measured() if with_graph and held.x.shape not in self._graph_bytes else nullcontext()
@@ -67,7 +67,7 @@ class StageCompute:
         return out
 
     def gradients(
-        self, held: Held, out: Tensor | None, seed: Tensor | None, of_weights: bool
+        self, held: HeldMicroBatch, out: Tensor | None, seed: Tensor | None, of_weights: bool
     ) -> tuple[Tensor | None, Sequence[Tensor]]:
         """By the gradient `seed` of the output (None: ones): that of the input (B, T, C), None on the first stage, and
         those of `parameters`, none unless `of_weights`. `out`: what `run` gave, whose graph is used up, or None to run

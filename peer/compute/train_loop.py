@@ -25,11 +25,11 @@ from peer.compute.device import Device, uses_bf16
 from peer.compute.inner_optimizer import InnerOptimizer, InnerSpec, build_inner
 from peer.compute.lr_schedule import learning_rate
 from peer.config import InnerConfig, ModelConfig
-from peer.ipc.messages import InnerResult, Progress
+from peer.ipc.messages import InnerProgress, InnerResult
 from peer.model.decoder import Decoder, next_token_loss
 from peer.model.layout import FlatLayout
 
-__all__ = ["InnerConfig", "Trainer", "learning_rate", "run_inner"]
+__all__ = ["InnerConfig", "InnerTrainer", "learning_rate", "run_inner"]
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class StepOutcome:
     skipped: bool
 
 
-class Trainer:
+class InnerTrainer:
     """One device's model, its gradient (both one flat vector of P fp32 values, `local` and `gradient`) and its inner
     `optimizer`. `micro_batch_size` bounds the sequences that are on the device at once.
     """
@@ -106,8 +106,8 @@ class Trainer:
         yield
         self.local.copy_(kept)
 
-    def progress(self, step: int, outcome: StepOutcome, tokens_per_s: float, skipped: int) -> Progress:
-        return Progress(step, outcome.loss, learning_rate(self.config, step), tokens_per_s, skipped)
+    def progress(self, step: int, outcome: StepOutcome, tokens_per_s: float, skipped: int) -> InnerProgress:
+        return InnerProgress(step, outcome.loss, learning_rate(self.config, step), tokens_per_s, skipped)
 
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Tensor], on_batch: Callable[[], None]) -> float:
@@ -150,7 +150,7 @@ class InnerRun:
     on_step: Callable[[int, StepOutcome, InnerResult], None] = field(default=lambda step, outcome, so_far: None)
 
 
-def run_inner(trainer: Trainer, batch: Callable[[list[int]], Tensor], run: InnerRun) -> InnerResult:
+def run_inner(trainer: InnerTrainer, batch: Callable[[list[int]], Tensor], run: InnerRun) -> InnerResult:
     """Train `trainer` on the run's samples in order, batch_size a step, until they, the steps or the time run out.
 
     `batch` turns sample numbers into tokens (B, T+1). It ends only between two steps, so the result counts exactly the

@@ -20,7 +20,7 @@ _LENGTH = struct.Struct(">I")
 _FRAME_MAX = 16 << 20
 
 
-class Load(msgspec.Struct, frozen=True, tag="load"):
+class LoadModel(msgspec.Struct, frozen=True, tag="load"):
     """First message to a worker: all it needs to know. `fds` are inherited descriptors. With a `stage` it computes that
     one of a pipeline, and its vectors are as long as that stage's."""
 
@@ -85,7 +85,7 @@ class InnerResult(msgspec.Struct, frozen=True):
     idle_s: float = 0.0
 
 
-class Loaded(msgspec.Struct, frozen=True, tag="loaded"):
+class ModelLoaded(msgspec.Struct, frozen=True, tag="loaded"):
     """The worker is ready. `windows` is the number of samples in one epoch of this machine's corpus; a stage's worker
     reads none."""
 
@@ -109,7 +109,7 @@ class Beat(msgspec.Struct, frozen=True, tag="beat"):
     ticks: int
 
 
-class Progress(msgspec.Struct, frozen=True, tag="progress"):
+class InnerProgress(msgspec.Struct, frozen=True, tag="progress"):
     """At most two a second; `step` is the run's inner step, `skipped` counts since the command began."""
 
     step: int
@@ -135,9 +135,9 @@ class Sampled(msgspec.Struct, frozen=True, tag="sampled"):
 
 
 Command = RunInner | RunEvaluate | RunSample
-ToWorker = Load | Command | StageCommand | Stop
+ToWorker = LoadModel | Command | StageCommand | Stop
 Reply = InnerDone | Evaluated | Sampled | StageReply
-FromWorker = Loaded | Rejected | Beat | Progress | Reply
+FromWorker = ModelLoaded | Rejected | Beat | InnerProgress | Reply
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -148,7 +148,7 @@ def frame(message: ToWorker | FromWorker) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-class Frames:
+class ControlFrames:
     """Cuts a byte stream into frame bodies."""
 
     def __init__(self) -> None:

@@ -54,7 +54,7 @@ class SlotArea:
         return self._slots[slot, offset : offset + size_bytes].view(dtype).view(shape)
 
 
-class Slot:
+class MicroBatchSlot:
     """A place in shared memory for one micro-batch (B, T); from `StageWorkerGroup.slot`, and not to be touched while a
     call that got it runs. The views are those of `SlotArea`, which tells what lies where."""
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from peer.config import DataConfig, InnerConfig, ModelConfig, RopeScaling
-from peer.model.layout import FlatLayout, Slot, init_flat
+from peer.model.layout import FlatLayout, TensorSlot, init_flat
 
 __all__ = [
     "DataConfig",
@@ -25,7 +25,7 @@ __all__ = [
     "InnerConfig",
     "ModelConfig",
     "RopeScaling",
-    "Slot",
+    "TensorSlot",
     "init_flat",
 ]
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from peer.config import ModelConfig
 
 
-class Slot(NamedTuple):
+class TensorSlot(NamedTuple):
     """Where one parameter lies in the flat vector, in elements."""
 
     offset: int
@@ -66,15 +66,15 @@ def parameter_shapes(config: ModelConfig, layers: range | None = None) -> Iterat
 class FlatLayout:
     """Canonical name -> Slot, in order and without gaps; `numel` is the length of the flat vector."""
 
-    slots: Mapping[str, Slot]
+    slots: Mapping[str, TensorSlot]
     numel: int
 
     @classmethod
     def of(cls, config: ModelConfig, layers: range | None = None) -> FlatLayout:
-        slots: dict[str, Slot] = {}
+        slots: dict[str, TensorSlot] = {}
         offset = 0
         for name, shape in parameter_shapes(config, layers):
-            slots[name] = Slot(offset, shape, math.prod(shape))
+            slots[name] = TensorSlot(offset, shape, math.prod(shape))
             offset += slots[name].numel
         return cls(slots, offset)
 

@@ -24,8 +24,8 @@ from peer.net.cooldown import Cooldown
 from peer.net.libp2p_fixes.sockets import set_keepalive
 from peer.net.method import Call, Method
 from peer.net.rate_limit import Meter
-from peer.net.rpc_server import Server
-from peer.net.tls import Credentials, TlsSocket, client_context
+from peer.net.rpc_server import RpcServer
+from peer.net.tls import Certificate, TlsSocket, client_context
 from peer.net.wire import Channel
 
 _TOKEN_BYTES: Final = 32
@@ -61,12 +61,12 @@ OFFER: Final = Method("net/lane", OfferRequest, Offer, open=True, urgent=True)
 class BulkTransport:
     """The listener of one host, and its connections to others'."""
 
-    def __init__(self, nursery: trio.Nursery, ask: Ask, server: Server, meter: Meter) -> None:
+    def __init__(self, nursery: trio.Nursery, ask: Ask, server: RpcServer, meter: Meter) -> None:
         self._nursery = nursery
         self._ask = ask
         self._server = server
         self._meter = meter
-        self._credentials = Credentials.generate()
+        self._credentials = Certificate.generate()
         self._client = client_context()
         self._port = 0
         self._tokens: dict[bytes, tuple[str, float]] = {}
@@ -125,8 +125,8 @@ class BulkTransport:
             await trio.sleep(_IDLE_S / 4)
             now = trio.current_time()
             for link in (link for links in self._links.values() for link in links):
-                patience_s = _IDLE_S if link is self._ours.get(link.peer) else _SERVER_IDLE_S
-                if link.idle_since is not None and now - link.idle_since > patience_s:
+                timeout_s = _IDLE_S if link is self._ours.get(link.peer) else _SERVER_IDLE_S
+                if link.idle_since is not None and now - link.idle_since > timeout_s:
                     link.leave()
 
     def _is_open(self, peer: str) -> bool:

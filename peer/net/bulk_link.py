@@ -105,9 +105,9 @@ class BulkStream(Channel):
         self._changed.unpark_all()
         looks = 0
         while self._on_link and not self._over:
-            with trio.move_on_after(STANDSTILL_S / 2) as patience:
+            with trio.move_on_after(STANDSTILL_S / 2) as timeout:
                 await self._changed.park()
-            looks += patience.cancelled_caught and not self._is_taking
+            looks += timeout.cancelled_caught and not self._is_taking
             if looks == 2:  # once may be our own standstill
                 self._link.give_up(self._number)
                 self.lost()
@@ -293,9 +293,9 @@ class BulkConnection:
 
     async def _send(self, parts: deque[memoryview]) -> None:
         while parts:
-            with trio.move_on_after(GIVE_UP_S) as patience:
+            with trio.move_on_after(GIVE_UP_S) as timeout:
                 parts[0] = parts[0][await self._tls.send_some(parts[0]) :]
-            if patience.cancelled_caught and self._giving_up:
+            if timeout.cancelled_caught and self._giving_up:
                 self.close()
             if not parts[0]:
                 parts.popleft()

@@ -42,7 +42,7 @@ class CircuitRefused(BaseLibp2pError):
 
 
 @dataclass(frozen=True)
-class Place:
+class Reservation:
     """What a relay grants: the place for `held_s`, each circuit for so many seconds and bytes (0: without limit)."""
 
     held_s: float
@@ -50,7 +50,7 @@ class Place:
     circuit_bytes: int
 
 
-async def reserve(host: Any, relay: ID) -> Place:
+async def reserve(host: Any, relay: ID) -> Reservation:
     """Take (or renew) a place at a connected relay.
 
     Raises CircuitRefused, or what the library raises when the connection ends.
@@ -58,7 +58,7 @@ async def reserve(host: Any, relay: ID) -> Place:
     stream, reply = await _ask(host, relay, HopMessage(type=HopMessage.RESERVE))
     await stream.close()
     held_s = max(_SHORTEST_S, reply.reservation.expire - time.time())
-    return Place(held_s, reply.limit.duration, reply.limit.data)
+    return Reservation(held_s, reply.limit.duration, reply.limit.data)
 
 
 async def connect(host: Any, relay: ID, peer: ID) -> Any:

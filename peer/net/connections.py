@@ -39,7 +39,7 @@ class Connections:
         self._book = book
         self._limits = limits
         self._nursery = nursery
-        self.lane: BulkTransport | None = None
+        self.bulk: BulkTransport | None = None
         """The TLS lane for bulk, where this host has one."""
         self.traversal: Traversal | None = None
         """The way to addresses behind a relay."""
@@ -116,8 +116,8 @@ class Connections:
 
     def _forget_bulk(self, peer: str) -> None:
         self._bulk.pop(peer, None)
-        if self.lane is not None:
-            self.lane.abort(peer)
+        if self.bulk is not None:
+            self.bulk.abort(peer)
 
     def _on_gone(self, peer_id: ID) -> None:
         """The last connection to a peer has ended: keep nothing of it."""
@@ -126,8 +126,8 @@ class Connections:
         dialling = self._bulk_dials.get(peer)
         if dialling is not None and not dialling.locked():
             del self._bulk_dials[peer]
-        if self.lane is not None:
-            self.lane.leave(peer)
+        if self.bulk is not None:
+            self.bulk.leave(peer)
         if self.traversal is not None:
             self.traversal.forget(peer_id)
 
@@ -137,8 +137,8 @@ class Connections:
         ip = _remote_ip(control)
         if ip is None or not self._listens_at(peer, ip):
             return None  # behind NAT: to dial it would be in vain, and take seconds to show it
-        if self.lane is not None:
-            channel = await self.lane.channel(peer, ip)
+        if self.bulk is not None:
+            channel = await self.bulk.channel(peer, ip)
             if channel is not None:
                 return channel
         connection = await self._bulk_connection(peer)

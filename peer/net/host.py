@@ -90,9 +90,9 @@ class Host:
         self._watched: dict[str, frozenset[str]] = {}
         self._heartbeat = Heartbeat(self.rpc, self._connections, self._meter, config.limits, config.events)
         self.rpc.serve(HELLO, self._on_hello)
-        self._lane = BulkTransport(nursery, self._ask_for_lane, self.rpc.server, self._meter)
-        self.rpc.serve(OFFER, self._lane.offer)
-        self._connections.lane = self._lane
+        self._bulk = BulkTransport(nursery, self._ask_for_bulk, self.rpc.server, self._meter)
+        self.rpc.serve(OFFER, self._bulk.offer)
+        self._connections.bulk = self._bulk
         self.traversal: Final = Traversal(libp2p_host, self._connections, config.relays, config.events)
         self.traversal.ask_addresses = self._ask_addresses
         self._connections.traversal = self.traversal
@@ -191,7 +191,7 @@ class Host:
         """What the host does by itself, until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._heartbeat.run)
-            nursery.start_soon(self._lane.run)
+            nursery.start_soon(self._bulk.run)
             nursery.start_soon(self.traversal.run)
 
     async def listen_bulk(self) -> None:
@@ -200,7 +200,7 @@ class Host:
         if port is None or not self._config.listen:
             return
         try:
-            await self._lane.listen(self._config.listen[0].split("/")[2], port)
+            await self._bulk.listen(self._config.listen[0].split("/")[2], port)
         except OSError as error:
             problem = f"the bulk port {port} cannot be opened ({error.strerror})"
             raise ResourceError(f"{problem}: choose another, or 0 for any free one.") from error
@@ -208,7 +208,7 @@ class Host:
     async def close(self) -> None:
         """Say goodbye to everyone, quickly."""
         self.traversal.stop()
-        self._lane.close()
+        self._bulk.close()
         async with trio.open_nursery() as nursery:
             for peer in self._connections.connected:
                 nursery.start_soon(self._connections.disconnect, peer)
@@ -217,7 +217,7 @@ class Host:
         peer = str(stream.muxed_conn.peer_id)
         await self.rpc.server.serve(StreamChannel(peer, stream, self._nursery, dialled=False))
 
-    async def _ask_for_lane(self, peer: str) -> Offer:
+    async def _ask_for_bulk(self, peer: str) -> Offer:
         return (await self.rpc.call(peer, OFFER, OfferRequest(), timeout_s=_HELLO_S)).body
 
     async def _on_hello(self, call: Call[Addresses]) -> Addresses:

@@ -159,7 +159,7 @@ class Traversal:
                 await connection.event_closed.wait()
                 self._set_reserved(relay, False)
 
-    async def _reserve(self, relay: str) -> tuple[circuit.Place | None, Connection]:
+    async def _reserve(self, relay: str) -> tuple[circuit.Reservation | None, Connection]:
         """The place we now hold, None if we got none, and the connection that it hangs on."""
         bare, relay_id = split_address(relay)
         reason = f"no answer within {_STEP_S:g} s"

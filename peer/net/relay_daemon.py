@@ -183,7 +183,7 @@ def _spawn(daemon: Path, config: RelayConfig, folder: Path) -> Relay:
     return Relay(config.identity.peer_id, process)
 
 
-async def _place_at(relay: Relay, config: RelayConfig, asking: Host) -> circuit.Place:
+async def _place_at(relay: Relay, config: RelayConfig, asking: Host) -> circuit.Reservation:
     """What the relay grants to whoever asks."""
     address = config.listen[0] if config.announce else relay.addresses[0].removesuffix(f"/p2p/{relay.peer_id}")
     address = address.replace("/0.0.0.0/", "/127.0.0.1/").replace("/ip6/::/", "/ip6/::1/")

@@ -33,7 +33,7 @@ from peer.identity import is_peer_id
 from peer.net.limits import NetLimits
 from peer.net.method import Call, Gate, Handler, Method, Rep, Reply, Req
 from peer.net.rate_limit import Meter
-from peer.net.rpc_server import Server, flat
+from peer.net.rpc_server import RpcServer, flat
 from peer.net.wire import SMALL_BYTES, Buffer, Channel, Frames, ReplyHeader, RequestHeader
 
 __all__ = ["Buffer", "Call", "Gate", "Handler", "Method", "Reply", "Rpc"]
@@ -41,7 +41,7 @@ __all__ = ["Buffer", "Call", "Gate", "Handler", "Method", "Reply", "Rpc"]
 _EARLY_REPLY_BYTES: Final = 4 * SMALL_BYTES  # bigger requests watch for a refusal while they are being sent
 
 
-class Lanes(Protocol):
+class BulkLinks(Protocol):
     """Where channels come from: the host's connections."""
 
     async def open(self, peer: str, bulk: bool) -> Channel:
@@ -51,12 +51,12 @@ class Lanes(Protocol):
 class Rpc:
     """Serves our methods to other peers and calls theirs."""
 
-    def __init__(self, peer_id: str, lanes: Lanes, limits: NetLimits, meter: Meter, events: EventLog) -> None:
+    def __init__(self, peer_id: str, links: BulkLinks, limits: NetLimits, meter: Meter, events: EventLog) -> None:
         self._peer_id = peer_id
-        self._lanes = lanes
+        self._links = links
         self._limits = limits
         self._meter = meter
-        self.server: Final = Server(limits, meter, events)
+        self.server: Final = RpcServer(limits, meter, events)
         self._slots: dict[str, trio.CapacityLimiter] = {}
         self.introduce: Callable[[str, float], Awaitable[None]] | None = None
         """Called with (peer, seconds left) when a peer does not admit us, before the call is tried once more."""
@@ -120,7 +120,7 @@ class Rpc:
         if not is_peer_id(peer):  # from a head or a record that somebody made up
             raise DialError(f"{peer!r} is no peer id.", "unreachable")
         async with nullcontext() if method.urgent else self._slot(peer):
-            channel = await self._lanes.open(peer, bulk)
+            channel = await self._links.open(peer, bulk)
             return await self._exchange(channel, method, body, payload, deadline)
 
     async def _call_self(self, method: Method[Req, Rep], body: Req, payload: memoryview) -> Reply[Rep]:

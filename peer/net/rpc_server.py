@@ -1,6 +1,6 @@
 """The inbound half of rpc: checks a request step by step, runs its handler, answers.
 
-Nothing a peer sends ends our process: a violation is a `peer_struck` event, a reset stream, and nothing more. A
+Nothing a peer sends ends our process: a violation is a `peer_penalized` event, a reset stream, and nothing more. A
 handler runs under its caller's deadline and is cancelled when the caller goes away.
 """
 
@@ -44,7 +44,7 @@ class Outcome:
 
 
 @dataclass(eq=False)
-class Served:
+class RegisteredMethod:
     """A method and who answers it; `running`: the handlers at work."""
 
     method: Method[Any, Any]
@@ -58,7 +58,7 @@ class Served:
             running.cancel()
 
 
-class Server:
+class RpcServer:
     """The methods this host serves and everything that bounds them."""
 
     def __init__(self, limits: NetLimits, meter: Meter, events: EventLog) -> None:
@@ -66,14 +66,14 @@ class Server:
         self._limits = limits
         self._meter = meter
         self._events = events
-        self._methods: dict[str, Served] = {}
+        self._methods: dict[str, RegisteredMethod] = {}
         self._calls: Counter[str] = Counter()
         self._budget = ByteBudget(limits.payload_bytes_in_flight)
 
     def add(self, method: Method[Any, Any], handler: Handler[Any, Any]) -> None:
         if method.name in self._methods:
             raise ValueError(f"{method.name} is served already")
-        self._methods[method.name] = Served(method, handler)
+        self._methods[method.name] = RegisteredMethod(method, handler)
 
     @contextmanager
     def scope(self) -> Iterator[None]:
@@ -87,7 +87,7 @@ class Server:
 
     def strike(self, peer: str, reason: str) -> None:
         """Record that `peer` broke the protocol."""
-        self._events.emit("peer_struck", peer=peer, reason=reason)
+        self._events.emit("peer_penalized", peer=peer, reason=reason)
 
     async def serve(self, channel: Channel) -> bool:
         """Answer one call on `channel`; whether the channel ended in order (and was finished)."""
@@ -116,9 +116,9 @@ class Server:
         return answered
 
     async def _answer(self, peer: str, frames: Frames) -> bool:
-        with trio.move_on_after(self._limits.header_timeout_s) as patience:
+        with trio.move_on_after(self._limits.header_timeout_s) as timeout:
             header = await frames.receive_header(RequestHeader)
-        if patience.cancelled_caught:
+        if timeout.cancelled_caught:
             return False
         if header.method not in self._methods:  # no offence: we may only just be starting
             await self._refuse(frames, UNKNOWN_METHOD, f"this peer does not serve {header.method[:64]}")
@@ -147,7 +147,7 @@ class Server:
                     answered = True
         return answered
 
-    async def _run_watched(self, frames: Frames, served: Served, call: Call[Any]) -> Outcome | None:
+    async def _run_watched(self, frames: Frames, served: RegisteredMethod, call: Call[Any]) -> Outcome | None:
         """The handler's outcome, or None if the caller went away first (which cancels the handler)."""
         outcomes: list[Outcome] = []
         violations: list[ProtocolViolation] = []
@@ -173,7 +173,7 @@ class Server:
             return Outcome(UNKNOWN_METHOD, f"this peer does not serve {method.name}", None, _NOTHING)
         return await self.run(self._methods[method.name], call)
 
-    async def run(self, served: Served, call: Call[Any]) -> Outcome:
+    async def run(self, served: RegisteredMethod, call: Call[Any]) -> Outcome:
         """Run a handler, unless it is withdrawn meanwhile."""
         method = served.method
         outcome = Outcome(UNKNOWN_METHOD, f"this peer serves {method.name} no longer", None, _NOTHING)
@@ -210,9 +210,9 @@ class Server:
 
     async def _refuse(self, frames: Frames, code: str, message: str) -> None:
         """Answer before the payload is read: the caller stops sending when it sees the reply."""
-        with trio.move_on_after(self._limits.header_timeout_s) as patience:
+        with trio.move_on_after(self._limits.header_timeout_s) as timeout:
             await frames.send(ReplyHeader(code, message, 0, _NO_BODY), _NOTHING)
-            patience.deadline = trio.current_time() + _REFUSAL_S
+            timeout.deadline = trio.current_time() + _REFUSAL_S
             await frames.discard()
 
 

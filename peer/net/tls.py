@@ -35,14 +35,14 @@ _ENDED: Final = (ssl.SSLError, OSError, trio.ClosedResourceError)
 
 
 @dataclass(frozen=True)
-class Credentials:
+class Certificate:
     """A throwaway self-signed certificate: peers learn its hash over libp2p, which has authenticated us already."""
 
     context: ssl.SSLContext
     fingerprint: bytes
 
     @classmethod
-    def generate(cls) -> Credentials:
+    def generate(cls) -> Certificate:
         """A fresh key and certificate for the lifetime of this process (about a millisecond)."""
         key = ec.generate_private_key(ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "barnraise")])

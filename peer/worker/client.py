@@ -45,7 +45,7 @@ class WorkerGroup:
         self._stop_wanted = trio.Event()
 
     @property
-    def loaded(self) -> control.Loaded | None:
+    def loaded(self) -> control.ModelLoaded | None:
         """What the worker said of itself when it had loaded."""
         return self._supervisor.loaded
 
@@ -143,15 +143,15 @@ async def open_worker_group(config: WorkerConfig) -> AsyncIterator[WorkerGroup]:
     """
     config.directory.mkdir(parents=True, exist_ok=True)
     with WorkerBuffers.open(config) as buffers:
-        gang = WorkerGroup(config, buffers)
+        worker_group = WorkerGroup(config, buffers)
         try:
-            await gang._supervisor.start()
+            await worker_group._supervisor.start()
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(gang._supervisor.run)
-                nursery.start_soon(gang._forward_stops)
+                nursery.start_soon(worker_group._supervisor.run)
+                nursery.start_soon(worker_group._forward_stops)
                 try:
-                    yield gang
+                    yield worker_group
                 finally:
                     nursery.cancel_scope.cancel()
         finally:
-            await gang._supervisor.close()
+            await worker_group._supervisor.close()

@@ -27,15 +27,15 @@ class ControlLink:
         self._sending = threading.Lock()
         self._stops: dict[int, int] = {}  # command id -> steps it makes at least; both threads write, entry by entry
         self._decoder = msgspec.msgpack.Decoder(control.ToWorker)
-        self._frames = control.Frames()
+        self._frames = control.ControlFrames()
 
-    def receive_load(self) -> control.Load:
+    def receive_load(self) -> control.LoadModel:
         """Wait for the first message."""
         bodies: list[bytes] = []
         while not bodies:
             bodies = self._receive()
         message = self._decoder.decode(bodies[0])  # the parent says nothing more before the answer
-        assert isinstance(message, control.Load)
+        assert isinstance(message, control.LoadModel)
         return message
 
     def listen(self) -> None:
@@ -74,7 +74,7 @@ class ControlLink:
         if isinstance(message, control.Stop):
             self._stops[message.id] = min(message.after_steps, self._stops.get(message.id, message.after_steps))
         else:
-            assert not isinstance(message, control.Load)
+            assert not isinstance(message, control.LoadModel)
             self.commands.put(message)
 
     def _receive(self) -> list[bytes]:

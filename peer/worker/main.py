@@ -22,7 +22,7 @@ import torch
 
 from peer.compute.device import resolve_device, uses_bf16
 from peer.compute.inner_optimizer import InnerSpec, state_bytes
-from peer.compute.train_loop import InnerRun, StepOutcome, Trainer, run_inner
+from peer.compute.train_loop import InnerRun, InnerTrainer, StepOutcome, run_inner
 from peer.data.corpus import load_corpus, sample_numbers
 from peer.data.tokenizer import load_tokenizer
 from peer.errors import ConfigError
@@ -42,7 +42,7 @@ _NICE = 10
 class Worker:
     """Loads once, then runs commands one after the other."""
 
-    def __init__(self, link: ControlLink, load: control.Load) -> None:
+    def __init__(self, link: ControlLink, load: control.LoadModel) -> None:
         self._link = link
         self._load = load
         layout = FlatLayout.of(load.model)
@@ -62,12 +62,12 @@ class Worker:
             )
         device = resolve_device(load.device)
         self._corpus = load_corpus(load.data, self._tokenizer, Path(load.directory))
-        self._trainer = Trainer(load.model, load.inner, device, load.micro_batch_size)
+        self._trainer = InnerTrainer(load.model, load.inner, device, load.micro_batch_size)
         self._trainer.optimizer.load(self._inner_state)
         self._has_local = False  # whether trainer.local holds anything to go on from
         self._idle_s = 0.0  # without a command, since the last inner run
         link.send(
-            control.Loaded(
+            control.ModelLoaded(
                 device=device.name,
                 bf16=uses_bf16(device, load.inner),
                 compiled=self._trainer.compiled,

@@ -24,7 +24,7 @@ _LOG_TAIL_BYTES = 4096
 _MALLOC = "glibc.malloc.hugetlb=1:glibc.malloc.trim_threshold=1099511627776:glibc.malloc.mmap_threshold=33554432"
 
 
-class Child:
+class WorkerProcess:
     """A live worker process, the leader of a session of its own. Its stderr goes to `log`."""
 
     def __init__(self, process: subprocess.Popen[bytes], stream: trio.SocketStream, log: Path) -> None:
@@ -32,14 +32,14 @@ class Child:
         self._process = process
         self._stream = stream
         self._log = log
-        self._frames = control.Frames()
+        self._frames = control.ControlFrames()
         self._bodies: deque[bytes] = deque()
         self._decoder: msgspec.msgpack.Decoder[control.FromWorker] = msgspec.msgpack.Decoder(control.FromWorker)
         self._sending = trio.Lock()
         self._destroyed = False
 
     @classmethod
-    def start(cls, log: Path, threads: int, fds: tuple[int, ...]) -> Child:
+    def start(cls, log: Path, threads: int, fds: tuple[int, ...]) -> WorkerProcess:
         """Start `python -m peer.worker.main` with `fds` inherited.
 
         Not through trio's open_process: that forks in a short-lived thread, and the kernel's parent-death signal
@@ -98,7 +98,7 @@ class Child:
             await trio.to_thread.run_sync(self._process.wait)
             await self._stream.aclose()
 
-    async def post_mortem(self) -> str:
+    async def exit_diagnosis(self) -> str:
         """Kill what is left of it and say in one sentence how it ended."""
         with trio.CancelScope(shield=True):
             try:  # it closed its socket: let it finish dying of its own cause
@@ -122,16 +122,18 @@ class Child:
         return lines[-1].strip() if lines else f"see {self._log}"
 
 
-async def handshake(child: Child, load: control.Load, timeout_s: float) -> control.Loaded | control.Rejected:
+async def handshake(
+    child: WorkerProcess, load: control.LoadModel, timeout_s: float
+) -> control.ModelLoaded | control.Rejected:
     """Send the configuration and wait until the worker is ready. Raises WorkerError; the child is then gone."""
     await child.send(load)
     message: control.FromWorker | None = control.Beat(0)
-    with trio.CancelScope(deadline=trio.current_time() + timeout_s) as patience:
+    with trio.CancelScope(deadline=trio.current_time() + timeout_s) as timeout:
         while isinstance(message, control.Beat):
             message = await child.receive()
-    if patience.cancelled_caught:
+    if timeout.cancelled_caught:
         await child.destroy()
         raise WorkerError(f"the compute worker was not ready after {timeout_s:.0f} s: raise load_timeout_s")
-    if isinstance(message, control.Loaded | control.Rejected):
+    if isinstance(message, control.ModelLoaded | control.Rejected):
         return message
-    raise WorkerError(f"the compute worker died while loading: {await child.post_mortem()}")
+    raise WorkerError(f"the compute worker died while loading: {await child.exit_diagnosis()}")

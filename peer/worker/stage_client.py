@@ -35,15 +35,15 @@ from peer.ipc.stage_messages import (
     TakeDone,
     TakeGradient,
 )
-from peer.ipc.stage_slots import Slot, SlotArea
+from peer.ipc.stage_slots import MicroBatchSlot, SlotArea
 from peer.ipc.stage_spec import MicroBatch, Moved, StageSpec, Taken
 from peer.worker.supervisor import Pending, Supervisor, WorkerBuffers, WorkerConfig
 
 __all__ = [
     "MicroBatch",
     "MicroBatchDone",
+    "MicroBatchSlot",
     "Moved",
-    "Slot",
     "StageSpec",
     "StageWorkerGroup",
     "Taken",
@@ -114,16 +114,16 @@ class StageWorkerGroup:
         return self._slots.statistics().current_buffer_used
 
     @asynccontextmanager
-    async def slot(self) -> AsyncIterator[Slot]:
+    async def slot(self) -> AsyncIterator[MicroBatchSlot]:
         """A place for one micro-batch; waits for one, first come, first served. Its content is whatever was there."""
-        slot = Slot(self._area, await self._slots.receive(), self._free_slots.send_nowait)
+        slot = MicroBatchSlot(self._area, await self._slots.receive(), self._free_slots.send_nowait)
         try:
             yield slot
         finally:
             slot.release()
 
     async def forward(
-        self, micro_batch: MicroBatch, slot: Slot, batch: int, length: int, keep: bool = True
+        self, micro_batch: MicroBatch, slot: MicroBatchSlot, batch: int, length: int, keep: bool = True
     ) -> MicroBatchDone:
         """As `Stage.forward`, on what the caller has written to the slot's `tokens` (first stage) or `hidden`, and
         `targets` (last stage); the answer is in its `hidden` or `losses`. Cancelled, a micro-batch to keep is
@@ -137,7 +137,7 @@ class StageWorkerGroup:
             return await self._ask(build, MicroBatchDone, slot)
         return await self._compute(micro_batch, slot, build, counts=False)
 
-    async def backward(self, micro_batch: MicroBatch, slot: Slot, batch: int, length: int) -> MicroBatchDone:
+    async def backward(self, micro_batch: MicroBatch, slot: MicroBatchSlot, batch: int, length: int) -> MicroBatchDone:
         """As `Stage.backward`, by the gradient in the slot's `hidden` (not on the last stage), over which the
         gradient of the stage's input is written (not on the first); `counted` of the answer tells whether it is in the
         stage's gradient now. Cancelled, the micro-batch is dropped; but if the worker is at one that counts, that is
@@ -180,7 +180,7 @@ class StageWorkerGroup:
         await self._ask(lambda id: ExportProduct(id, product, capture), ExportDone)
 
     async def _compute(
-        self, micro_batch: MicroBatch, slot: Slot, build: Callable[[int], StageCommand], counts: bool
+        self, micro_batch: MicroBatch, slot: MicroBatchSlot, build: Callable[[int], StageCommand], counts: bool
     ) -> MicroBatchDone:
         """Drops the micro-batch where it is cancelled, unless it `counts` and has been counted."""
         pending = await self._send(build, slot)
@@ -196,13 +196,15 @@ class StageWorkerGroup:
                 raise
         return _answer(pending, MicroBatchDone)
 
-    async def _ask(self, build: Callable[[int], StageCommand], kind: type[_Reply], slot: Slot | None = None) -> _Reply:
+    async def _ask(
+        self, build: Callable[[int], StageCommand], kind: type[_Reply], slot: MicroBatchSlot | None = None
+    ) -> _Reply:
         """The worker's answer. Raises StageRefused, WorkerError."""
         pending = await self._send(build, slot)
         await pending.done.wait()
         return _answer(pending, kind)
 
-    async def _send(self, build: Callable[[int], StageCommand], slot: Slot | None = None) -> _Pending:
+    async def _send(self, build: Callable[[int], StageCommand], slot: MicroBatchSlot | None = None) -> _Pending:
         """Raises WorkerError where no worker can be started."""
         child = await self._supervisor.ready()
         if self._closing:
@@ -258,14 +260,14 @@ async def open_stage_worker_group(config: WorkerConfig) -> AsyncIterator[StageWo
     spec.check(config.model)
     config.directory.mkdir(parents=True, exist_ok=True)
     with WorkerBuffers.open(config) as buffers:
-        gang = StageWorkerGroup(config, spec, buffers)
+        worker_group = StageWorkerGroup(config, spec, buffers)
         try:
-            await gang._supervisor.start()
+            await worker_group._supervisor.start()
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(gang._supervise)
+                nursery.start_soon(worker_group._supervise)
                 try:
-                    yield gang
+                    yield worker_group
                 finally:
                     nursery.cancel_scope.cancel()
         finally:
-            await gang._supervisor.close()
+            await worker_group._supervisor.close()

@@ -41,7 +41,7 @@ from peer.worker.stage_queue import StageQueue
 class StageWorker:
     """Loads once, then runs commands, backward first. It has no weights until it is told to import them."""
 
-    def __init__(self, link: ControlLink, load: control.Load) -> None:
+    def __init__(self, link: ControlLink, load: control.LoadModel) -> None:
         spec = load.stage
         if spec is None:
             raise ConfigError("a stage's worker needs a stage")
@@ -59,7 +59,7 @@ class StageWorker:
         slots = SharedBuffer.attach(load.slots_fd, SlotArea.size_bytes(spec, hidden_size), torch.uint8)
         self._slots = SlotArea(spec, hidden_size, slots.tensor)
         link.send(
-            control.Loaded(
+            control.ModelLoaded(
                 device=device.name,
                 bf16=uses_bf16(device, load.inner),
                 compiled=stage.compiled,

@@ -21,7 +21,7 @@ from peer.ipc.shared_memory import SharedBuffer
 from peer.ipc.stage_slots import SlotArea
 from peer.ipc.stage_spec import StageSpec
 from peer.model.layout import FlatLayout
-from peer.worker.process import Child, handshake
+from peer.worker.process import WorkerProcess, handshake
 
 _BACKOFF_MAX_S = 30.0
 _LISTEN_S = 1.0
@@ -111,8 +111,8 @@ class Supervisor:
     """Keeps one worker running, and settles the commands in `pending` (by id) with its replies or with its loss."""
 
     def __init__(self, config: WorkerConfig, buffers: WorkerBuffers, pending: Mapping[int, Pending]) -> None:
-        self.loaded: control.Loaded | None = None
-        self.child: Child | None = None
+        self.loaded: control.ModelLoaded | None = None
+        self.child: WorkerProcess | None = None
         self.lost = 0  # workers
         self._config = config
         self._buffers = buffers
@@ -124,7 +124,7 @@ class Supervisor:
         """The first worker. Raises WorkerError or ConfigError."""
         self.child = await self._spawn()
 
-    async def ready(self) -> Child:
+    async def ready(self) -> WorkerProcess:
         """The worker, once there is one. Raises WorkerError where the next attempt to start it fails."""
         while self.child is None:
             await self._spawned.wait()
@@ -152,17 +152,17 @@ class Supervisor:
                     pending.settle(error)
             await self._respawn()
 
-    async def _spawn(self) -> Child:
+    async def _spawn(self) -> WorkerProcess:
         """Start a worker and wait until it has loaded. Raises WorkerError or ConfigError."""
         config = self._config
         started = trio.current_time()
         buffers = self._buffers
-        child = Child.start(
+        child = WorkerProcess.start(
             config.directory / "worker.log",
             config.threads or usable_cores(),
             buffers.fds,
         )
-        load = control.Load(
+        load = control.LoadModel(
             model=config.model,
             data=config.data,
             inner=config.inner,
@@ -217,23 +217,23 @@ class Supervisor:
                 backoff_s = min(2 * backoff_s, _BACKOFF_MAX_S)
                 self._spawned = trio.Event()
 
-    async def _serve(self, child: Child) -> str:
+    async def _serve(self, child: WorkerProcess) -> str:
         """Dispatch what the worker says until it dies or hangs; returns the cause as a sentence without subject."""
         ticks, moved_at = -1, trio.current_time()
         while True:
             quiet_s = 0.0  # counted in short waits: time in which we were frozen ourselves is not its silence
             while quiet_s < self._config.silence_s:
-                with trio.move_on_after(_LISTEN_S) as patience:
+                with trio.move_on_after(_LISTEN_S) as timeout:
                     message = await child.receive()
-                if not patience.cancelled_caught:
+                if not timeout.cancelled_caught:
                     break
                 quiet_s += _LISTEN_S
             else:
                 await child.destroy()
                 return f"it was silent for {self._config.silence_s:g} s and was killed"
             if message is None:
-                return await child.post_mortem()
-            if isinstance(message, control.Progress):
+                return await child.exit_diagnosis()
+            if isinstance(message, control.InnerProgress):
                 self._config.events.emit(
                     "inner_step",
                     step=message.step,

@@ -13,11 +13,11 @@ import msgspec
 import trio
 from torch import Tensor
 
-from optim.config import Gossip
+from optim.config import GossipConfig
 from peer.errors import NetworkError
 from peer.model.layout import join_flat
 from swarm.client.session import RunClient, visit
-from swarm.gossip.pairing import Seen
+from swarm.gossip.pairing import PeerView
 from swarm.gossip.state_transfer import find_donor
 from swarm.membership.membership import MemberRecord
 from swarm.placement.stages import state_bytes, vectors_of
@@ -61,10 +61,10 @@ async def download_head(invite: Invite, part_file: Path) -> Download:
     Rounds go on meanwhile: if the state is gone from all shelves before it has been fetched, the next head is tried.
     Raises NotAdmitted, DialError, and NetworkError if no head with a quorum is to be had.
     """
-    async with visit(invite) as visitor:
-        if isinstance(visitor.manifest.outer, Gossip):
-            return await _download_replica(visitor, part_file)
-        download = _HeadDownload(visitor, part_file)
+    async with visit(invite) as client:
+        if isinstance(client.manifest.outer, GossipConfig):
+            return await _download_replica(client, part_file)
+        download = _HeadDownload(client, part_file)
         for attempt in range(TRIES):
             if attempt:
                 await trio.sleep(PAUSE_S)
@@ -77,8 +77,8 @@ async def download_head(invite: Invite, part_file: Path) -> Download:
 class _HeadDownload:
     """What has been fetched so far. A stage may have to be fetched again, because the others have gone on too far."""
 
-    def __init__(self, visitor: RunClient, part_file: Path) -> None:
-        self._visitor, self._part_file = visitor, part_file
+    def __init__(self, client: RunClient, part_file: Path) -> None:
+        self._client, self._part_file = client, part_file
         self._parts: dict[int, _Part] = {}
         self._failures: dict[int, NetworkError] = {}
         self._told: dict[int, int] = {}  # of each stage the last round that a record names
@@ -91,13 +91,13 @@ class _HeadDownload:
         told = {stage: number for stage, number in self._told.items() if self._fetched[stage] < FETCHES_FOR_A_RECORD}
         return [
             stage
-            for stage in range(self._visitor.manifest.stages)
+            for stage in range(self._client.manifest.stages)
             if stage not in self._parts or self._parts[stage].head.round < max(newest, told.get(stage, 0)) - APART_MAX
         ]
 
     async def advance(self) -> None:
         """Try to fetch what is wanted, all of it at once."""
-        records = await self._visitor.members()
+        records = await self._client.members()
         for record in records.values():
             self._told[record.stage] = max(record.round, self._told.get(record.stage, 0))
         async with trio.open_nursery() as nursery:
@@ -106,14 +106,14 @@ class _HeadDownload:
 
     def result(self) -> Download:
         """The whole model. Raises the NetworkError of a stage that could not be had."""
-        manifest = self._visitor.manifest
+        manifest = self._client.manifest
         for stage in range(manifest.stages):
             if stage not in self._parts:
                 raise self._failures[stage]
         parts = [self._parts[stage] for stage in range(manifest.stages)]
         theta = join_flat(manifest.model, [part.theta for part in parts], manifest.cuts)
         donors = frozenset[str]().union(*(part.donors for part in parts))
-        return Download(manifest, self._visitor.tokenizer, tuple(part.head for part in parts), theta, len(donors))
+        return Download(manifest, self._client.tokenizer, tuple(part.head for part in parts), theta, len(donors))
 
     async def _try(self, stage: int, records: Mapping[str, MemberRecord]) -> None:
         try:
@@ -122,15 +122,15 @@ class _HeadDownload:
             if stage not in self._parts or part.head.round > self._parts[stage].head.round:
                 self._parts[stage] = part
         except NetworkError as error:
-            whole = self._visitor.manifest.stages == 1
+            whole = self._client.manifest.stages == 1
             self._failures[stage] = error if whole else NetworkError(f"stage {stage}: {error}")
 
     async def _fetch(self, stage: int, records: Mapping[str, MemberRecord]) -> _Part:
-        manifest = self._visitor.manifest
-        sightings = await self._visitor.sightings(records, stage)
-        if not sightings:
+        manifest = self._client.manifest
+        candidates = await self._client.candidates(records, stage)
+        if not candidates:
             raise NetworkError("no commit that a majority of its members stands by was found: try again later.")
-        best = sightings[0]
+        best = candidates[0]
         if stage in self._parts and best.head == self._parts[stage].head:
             return self._parts[stage]
         authority = records.get(manifest.authority)
@@ -141,30 +141,30 @@ class _HeadDownload:
             )
         size_bytes, vectors = state_bytes(manifest, stage), len(vectors_of(manifest, stage))
         file = self._part_file.with_name(f"{self._part_file.name}.{stage}")
-        return await _fetch_part(self._visitor, best, size_bytes, vectors, file)
+        return await _fetch_part(self._client, best, size_bytes, vectors, file)
 
 
-async def _download_replica(visitor: RunClient, part_file: Path) -> Download:
+async def _download_replica(client: RunClient, part_file: Path) -> Download:
     """In a gossip run there is no common state: the weights of one peer near the middle of the group. If that has gone
     on before the first chunk was asked for, another is tried."""
     for _ in range(TRIES - 1):
         with suppress(NetworkError):
-            return await _try_replica(visitor, part_file)
+            return await _try_replica(client, part_file)
         await trio.sleep(PAUSE_S)
-    return await _try_replica(visitor, part_file)
+    return await _try_replica(client, part_file)
 
 
-async def _try_replica(visitor: RunClient, part_file: Path) -> Download:
-    records = await visitor.members()
-    others = {peer: Seen(record.round) for peer, record in records.items() if record.role == "full"}
-    donor, place = await find_donor(visitor.host.rpc, others, POLL_S)
-    manifest = visitor.manifest
+async def _try_replica(client: RunClient, part_file: Path) -> Download:
+    records = await client.members()
+    others = {peer: PeerView(record.round) for peer, record in records.items() if record.role == "full"}
+    donor, place = await find_donor(client.host.rpc, others, POLL_S)
+    manifest = client.manifest
     head = msgspec.structs.replace(manifest.first_head(), state_hash=place.state_hash, round=place.round)
-    part = await _fetch_part(visitor, HeadCandidate(head, (donor,), None), state_bytes(manifest), 1, part_file)
-    return Download(manifest, visitor.tokenizer, (head,), part.theta, len(part.donors))
+    part = await _fetch_part(client, HeadCandidate(head, (donor,), None), state_bytes(manifest), 1, part_file)
+    return Download(manifest, client.tokenizer, (head,), part.theta, len(part.donors))
 
 
-async def _fetch_part(visitor: RunClient, best: HeadCandidate, size_bytes: int, vectors: int, part_file: Path) -> _Part:
-    rpc, root, events = visitor.host.rpc, best.head.state_hash, visitor.host.events
+async def _fetch_part(client: RunClient, best: HeadCandidate, size_bytes: int, vectors: int, part_file: Path) -> _Part:
+    rpc, root, events = client.host.rpc, best.head.state_hash, client.host.events
     fetched = await fetch_state(rpc, lambda: best.holders, root, size_bytes, part_file, events, vectors)
     return _Part(best.head, fetched.tensors[0], frozenset(fetched.donors))

@@ -23,8 +23,8 @@ from peer.net.host import Host, HostConfig, open_host
 from peer.temp_folder import temporary_folder
 from swarm.membership.membership import MEMBERS, MemberRecord
 from swarm.protocol.head import Member
-from swarm.protocol.quorum import ASKED_MAX, HeadCandidate, Viewpoint, ask_standings, weigh
-from swarm.run.bootstrap import obtain_charter
+from swarm.protocol.quorum import ASKED_MAX, HeadCandidate, Viewpoint, ask_head_reports, weigh
+from swarm.run.bootstrap import fetch_run_files
 from swarm.run.gate import Gate
 from swarm.run.home import Home
 from swarm.run.invite import Invite
@@ -71,22 +71,22 @@ class RunClient:
             self.host.book.add(peer, record.addresses)
         return records
 
-    async def sightings(self, records: Mapping[str, MemberRecord], stage: int = 0) -> list[HeadCandidate]:
+    async def candidates(self, records: Mapping[str, MemberRecord], stage: int = 0) -> list[HeadCandidate]:
         """The heads of that stage's group that count among these peers, best first (`swarm.protocol.quorum`)."""
         manifest = self.manifest
         ours = [p for p, record in records.items() if manifest.stages == 1 or record.stage == stage]
         asked = ours if manifest.stages == 1 else [manifest.authority, *ours]
         start = manifest.first_head(stage)
         most = manifest.run.max_peers + ASKED_MAX
-        standings = await ask_standings(self.host.rpc, asked, group=start.run_id, most=most)
-        return weigh(standings, manifest.authority, start, Viewpoint(Member(self.host.peer_id, ""), start))
+        head_reports = await ask_head_reports(self.host.rpc, asked, group=start.run_id, most=most)
+        return weigh(head_reports, manifest.authority, start, Viewpoint(Member(self.host.peer_id, ""), start))
 
-    async def all_sightings(self, records: Mapping[str, MemberRecord]) -> list[list[HeadCandidate]]:
-        """The `sightings` of each stage, asked for at once."""
+    async def all_candidates(self, records: Mapping[str, MemberRecord]) -> list[list[HeadCandidate]]:
+        """The `candidates` of each stage, asked for at once."""
         found: list[list[HeadCandidate]] = [[] for _ in range(self.manifest.stages)]
 
         async def look(stage: int) -> None:
-            found[stage] = await self.sightings(records, stage)
+            found[stage] = await self.candidates(records, stage)
 
         async with trio.open_nursery() as nursery:
             for stage in range(self.manifest.stages):
@@ -108,7 +108,9 @@ def read_kept_invite(home: Path) -> Invite:
 
 
 @asynccontextmanager
-async def visit(invite: Invite, home: Path | None = None, ears: DialBackConfig = _QUIET) -> AsyncIterator[RunClient]:
+async def visit(
+    invite: Invite, home: Path | None = None, dial_back_config: DialBackConfig = _QUIET
+) -> AsyncIterator[RunClient]:
     """Be in touch with the run inside the block. What `home` remembers (rules, addresses) is used but not changed, so a
     run can be visited although every address of the invite is gone.
 
@@ -118,8 +120,8 @@ async def visit(invite: Invite, home: Path | None = None, ears: DialBackConfig =
         own = Home(folder)
         if home is not None:
             _copy_memory(home, own)
-        async with open_host(ears.config()) as host:
-            signed, tokenizer = await obtain_charter(host, invite, own.path)
+        async with open_host(dial_back_config.config()) as host:
+            signed, tokenizer = await fetch_run_files(host, invite, own.path)
             manifest = open_manifest(signed, invite.run_id)
             Gate(host.rpc, manifest, invite.token)
             async with open_node(

@@ -11,9 +11,9 @@ from typing import Final
 
 import msgspec
 
-from optim.config import Gossip
+from optim.config import GossipConfig
 from swarm.client.session import RunClient, visit
-from swarm.gossip.pairing import Seen, group_round
+from swarm.gossip.pairing import PeerView, group_round
 from swarm.membership.membership import MemberRecord
 from swarm.protocol.head import Head
 from swarm.protocol.messages import NO_MAJORITY
@@ -108,16 +108,16 @@ class SwarmStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 async def read_status(invite: Invite, home: Path | None = None) -> SwarmStatus:
     """Visit the run once. Raises NotAdmitted, or DialError if nobody answers."""
-    async with visit(invite, home) as visitor:
-        return await look(visitor)
+    async with visit(invite, home) as client:
+        return await look(client)
 
 
-async def look(visitor: RunClient) -> SwarmStatus:
+async def look(client: RunClient) -> SwarmStatus:
     """One reading; takes a few seconds at most, whoever is frozen."""
-    manifest = visitor.manifest
-    records = await visitor.members()
-    found = await visitor.all_sightings(records)
-    best = [None if isinstance(manifest.outer, Gossip) or not seen else seen[0] for seen in found]
+    manifest = client.manifest
+    records = await client.members()
+    found = await client.all_candidates(records)
+    best = [None if isinstance(manifest.outer, GossipConfig) or not seen else seen[0] for seen in found]
     return picture(manifest, records, best, time.time())
 
 
@@ -125,7 +125,7 @@ def picture(
     manifest: Manifest, records: Mapping[str, MemberRecord], best: Sequence[HeadCandidate | None], now: float
 ) -> SwarmStatus:
     """The run as `records` and each stage's `best` sighting show it at `now`, Unix time."""
-    members_of = [{member.peer for member in sighting.head.members} if sighting else set() for sighting in best]
+    members_of = [{member.peer for member in candidate.head.members} if candidate else set() for candidate in best]
 
     def in_head(peer: str, record: MemberRecord) -> bool:
         stage = 0 if manifest.stages == 1 else record.stage
@@ -136,14 +136,14 @@ def picture(
     # Of those that are furthest the lowest: who measured long ago still says so.
     measured = [(record.round, -record.val_loss) for record in records.values() if record.val_loss is not None]
     told = records.get(manifest.authority)
-    stages = [_stage(manifest, stage, records.values(), sighting, told, now) for stage, sighting in enumerate(best)]
-    heads = [sighting.head for sighting in best if sighting]
+    stages = [_stage(manifest, stage, records.values(), candidate, told, now) for stage, candidate in enumerate(best)]
+    heads = [candidate.head for candidate in best if candidate]
     head: Head | None = heads[0] if manifest.stages == 1 and heads else None
     rounds = [stage.round for stage in stages if stage.round is not None]
     round_ = min(rounds) if len(rounds) == len(stages) else None
     members, tokens = sum(stage.members for stage in stages), min(stage.tokens for stage in stages)
-    if isinstance(manifest.outer, Gossip):
-        full = {peer: Seen(record.round) for peer, record in records.items() if record.role == "full"}
+    if isinstance(manifest.outer, GossipConfig):
+        full = {peer: PeerView(record.round) for peer, record in records.items() if record.role == "full"}
         round_, members, tokens = group_round(full), len(full), sum(records[peer].tokens for peer in full)
     return SwarmStatus(
         run_id=manifest.run_id,

@@ -25,8 +25,8 @@ from swarm.coordinator.create_run import Founded, InitialState, found, reload
 from swarm.coordinator.durable_state import FileState
 from swarm.coordinator.handlers import CoordinatorHandlers
 from swarm.membership.bans import extend_bans, spread_bans
-from swarm.membership.membership import MEMBERS, MemberRecord, Membership, Own, describe
-from swarm.membership.reachability import serve_reach
+from swarm.membership.membership import MEMBERS, LocalStatus, MemberRecord, Membership, member_record
+from swarm.membership.reachability import serve_dial_back
 from swarm.pipeline.config import STALENESS
 from swarm.protocol.head import Head
 from swarm.run.config import RunConfig
@@ -35,9 +35,9 @@ from swarm.run.gate import Gate
 from swarm.run.home import Home
 from swarm.run.invite import ADDRESSES_MAX, Invite
 from swarm.run.manifest import BYTES_TOKENIZER, Manifest, open_manifest
-from swarm.run.manifest_transfer import load_charter, serve_charter
+from swarm.run.manifest_transfer import load_run_files, serve_run_files
 from swarm.run.tokenizer import read_tokenizer
-from swarm.state.server import serve_shelves
+from swarm.state.server import serve_snapshots
 from swarm.state.snapshots import SnapshotStore
 
 
@@ -63,8 +63,8 @@ async def run_coordinator(config: CoordinatorConfig, ready: Callable[[Invite], N
     with home.locked():
         events = EventLog(home.events)
         identity = Identity.load_or_create(home.identity)
-        charter, tokenizer, states = await trio.to_thread.run_sync(_found_or_reopen, config, identity, events)
-        manifest = open_manifest(charter)
+        run_files, tokenizer, states = await trio.to_thread.run_sync(_found_or_reopen, config, identity, events)
+        manifest = open_manifest(run_files)
         rules, stages = manifest.run, manifest.stages
         events.emit("run_entered", name=rules.name, role="coordinator", rounds=rules.rounds, stages=stages)
         host_config = HostConfig(
@@ -78,13 +78,13 @@ async def run_coordinator(config: CoordinatorConfig, ready: Callable[[Invite], N
             bans = extend_bans(home.bans, identity, manifest, config.banned)
             if bans is not None:
                 gate.learn_bans(bans)
-            serve_charter(host.rpc, charter, tokenizer)
-            serve_reach(host)
-            serve_shelves(host.rpc, [_shelf(state) for state in states])
+            serve_run_files(host.rpc, run_files, tokenizer)
+            serve_dial_back(host)
+            serve_snapshots(host.rpc, [_snapshots(state) for state in states])
             async with open_node(host, config.bootstrap, [MEMBERS], home.addresses, manifest.run_id) as node:
                 addresses = (*host.addresses, *config.bootstrap)[:ADDRESSES_MAX]
                 coordinator = _Coordinator(config, manifest, host, home)
-                membership = Membership(node, host, manifest.run_id, coordinator.describe, events)
+                membership = Membership(node, host, manifest.run_id, coordinator.member_record, events)
                 coordinator.membership = membership
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(membership.run)
@@ -115,7 +115,7 @@ class _Coordinator:
             FileState(self._home.stage(stage, self._manifest.stages)),
             self._manifest.run.rounds,
             lambda: sum(other.peers for other in self._others(stage)),
-            self._abreast if self._manifest.stages > 1 else None,
+            self._fast_forward if self._manifest.stages > 1 else None,
             stage if self._manifest.stages > 1 else None,
             lambda: self._others(stage),
             self._manifest.run.max_peers,
@@ -130,10 +130,10 @@ class _Coordinator:
             await authority.completed.wait()
         await membership.announce()
 
-    def _abreast(self, head: Head) -> Head:
+    def _fast_forward(self, head: Head) -> Head:
         others = [authority.head for authority in self.authorities if authority.group != head.run_id]
         issues = head.run_id == self._manifest.group_id(0)
-        return abreast(head, others, self._manifest.synchronous, issues)
+        return fast_forward(head, others, self._manifest.synchronous, issues)
 
     def _replicas(self, stage: int) -> list[str]:
         """Who says that it belongs to that group."""
@@ -141,20 +141,20 @@ class _Coordinator:
         whole = self._manifest.stages == 1
         return [peer for peer, record in view.items() if whole or record.stage == stage]
 
-    def describe(self) -> MemberRecord:
+    def member_record(self) -> MemberRecord:
         """Of a pipeline, with the head of the group that is furthest behind: all have come that far."""
         last = min(self.authorities, key=lambda authority: authority.head.round)
-        own = Own(
+        own = LocalStatus(
             session=last.me.session,
             name="coordinator",
             role="coordinator",
-            phase=last.standing().phase,
+            phase=last.report().phase,
             joined_at=self._began,
         )
-        return describe(self._host, last.head, own)
+        return member_record(self._host, last.head, own)
 
 
-def abreast(head: Head, others: Sequence[Head], synchronous: bool, issues: bool) -> Head:
+def fast_forward(head: Head, others: Sequence[Head], synchronous: bool, issues: bool) -> Head:
     """The weights of a stage at the place in the run where the `others` are, if they are too old for it. In a
     synchronous run that is where the last of these is: the others have kept the weights of its epoch. The stage that
     `issues` hands out nothing that another has merged: it would pass there uncounted, and the run wait for rounds in
@@ -168,25 +168,25 @@ def abreast(head: Head, others: Sequence[Head], synchronous: bool, issues: bool)
     return msgspec.structs.replace(head, round=furthest.round, inner_step=furthest.inner_step, ledger=ledger)
 
 
-def _shelf(state: InitialState) -> SnapshotStore:
-    shelf = SnapshotStore(state.tree.size_bytes, 1 << 16)
-    shelf.publish(state.tree, list(state.tensors.values()))
-    return shelf
+def _snapshots(state: InitialState) -> SnapshotStore:
+    snapshots = SnapshotStore(state.tree.size_bytes, 1 << 16)
+    snapshots.publish(state.tree, list(state.tensors.values()))
+    return snapshots
 
 
 def _found_or_reopen(config: CoordinatorConfig, identity: Identity, events: EventLog) -> Founded:
-    kept = load_charter(config.home)
+    kept = load_run_files(config.home)
     if kept is None:
         if config.run is None:
             raise ConfigError(f"{config.home} holds no run yet: give a RUN.toml (`peer coordinate --init` writes one).")
         return found(config.home, config.run, identity, events)
-    charter, tokenizer = kept
-    manifest = open_manifest(charter)
+    run_files, tokenizer = kept
+    manifest = open_manifest(run_files)
     if manifest.authority != identity.peer_id:
         raise ConfigError(f"{config.home} belongs to a run of another authority: choose another folder with --home.")
     if config.run is not None:
         _check_same(config.run, manifest, config.home)
-    return charter, tokenizer, reload(config.home, manifest, identity, events)
+    return run_files, tokenizer, reload(config.home, manifest, identity, events)
 
 
 def _check_same(run: RunConfig, manifest: Manifest, home: Path) -> None:

@@ -12,9 +12,9 @@ import torch
 import trio
 from torch import Tensor
 
-from optim.config import Gossip
-from optim.strategies.interface import Turn
-from optim.strategies.registry import build_recipe, shared_vectors
+from optim.config import GossipConfig
+from optim.strategies.interface import RoundInfo
+from optim.strategies.registry import build_strategy, shared_vectors
 from peer.checkpoint.hash_tree import StateTree, hash_state
 from peer.config import ModelConfig
 from peer.errors import CheckpointError, ConfigError
@@ -27,7 +27,7 @@ from swarm.protocol.messages import SLICE_BYTES_MAX
 from swarm.run.config import RunConfig
 from swarm.run.home import Home
 from swarm.run.manifest import PROTOCOL_VERSION, Manifest, check_fit, check_pipeline, sign_manifest
-from swarm.run.manifest_transfer import save_charter
+from swarm.run.manifest_transfer import save_run_files
 from swarm.run.tokenizer import read_tokenizer
 
 
@@ -89,9 +89,9 @@ def found(path: Path, run: RunConfig, identity: Identity, events: EventLog) -> F
             raise CheckpointError(
                 f"the run's initial state cannot be written under {path}: free some space and try again."
             )
-    charter = sign_manifest(identity, manifest)
-    save_charter(path, charter, tokenizer)
-    return charter, tokenizer, states
+    run_files = sign_manifest(identity, manifest)
+    save_run_files(path, run_files, tokenizer)
+    return run_files, tokenizer, states
 
 
 def reload(path: Path, manifest: Manifest, identity: Identity, events: EventLog) -> list[InitialState]:
@@ -119,9 +119,9 @@ def _model(run: RunConfig) -> tuple[ModelConfig, Tensor]:
 
 def _check_slices(run: RunConfig, layout: FlatLayout, state: Sequence[Tensor]) -> None:
     """ConfigError if a merged slice would not fit a call once the group is as large as it may get."""
-    if isinstance(run.outer, Gossip):
+    if isinstance(run.outer, GossipConfig):
         return
-    coding = build_recipe(run.outer, run.codec, layout, run.inner).coding(Turn(1, 0, run.inner.lr), state)
+    coding = build_strategy(run.outer, run.codec, layout, run.inner).coding(RoundInfo(1, 0, run.inner.lr), state)
     largest = max(coding.result_bytes(index, run.run.max_peers) for index in range(coding.count))
     if largest > SLICE_BYTES_MAX:
         raise ConfigError(

@@ -26,7 +26,7 @@ Stored = TypeVar("Stored")
 Key = TypeVar("Key", bytes, str)
 
 
-class Seen(msgspec.Struct, frozen=True):
+class SeenHead(msgspec.Struct, frozen=True):
     """The last head, and of the time before it: `heads` by their hashes, and who was a member of one (`members`), each
     with when that was last, Unix time, the latest at the end."""
 
@@ -34,22 +34,22 @@ class Seen(msgspec.Struct, frozen=True):
     heads: Annotated[dict[Hash, float], msgspec.Meta(max_length=HEADS_MAX)] = {}
     members: Annotated[dict[Name, float], msgspec.Meta(max_length=MEMBERS_MAX)] = {}
 
-    def then(self, head: Head, now: float, back_s: float) -> Seen:
+    def then(self, head: Head, now: float, back_s: float) -> SeenHead:
         """What there is to remember once `head` was seen at `now`: nothing that is more than `back_s` older."""
         # The commit before it counts too: where commits come fast not all of them are looked at.
         names = [name for name in (head.previous, head.hash) if name]
         peers = [member.peer for member in head.members]
-        return Seen(
+        return SeenHead(
             head,
             _latest(self.heads, dict.fromkeys(names, now), now - back_s, HEADS_MAX),
             _latest(self.members, dict.fromkeys(peers, now), now - back_s, MEMBERS_MAX),
         )
 
 
-class Memory:
+class DurableState:
     """`signed`: None before the run has begun. This memory lives as long as the process."""
 
-    def __init__(self, signed: Signed | None = None, seen: Seen | None = None) -> None:
+    def __init__(self, signed: Signed | None = None, seen: SeenHead | None = None) -> None:
         self.signed = signed
         self.seen = seen
 
@@ -61,8 +61,8 @@ class Memory:
         """`head` is now the last. Of what was seen before, forget what is more than `back_s` seconds older."""
         self.seen = self._with(head, back_s)
 
-    def _with(self, head: Head, back_s: float) -> Seen:
-        return (self.seen or Seen(head)).then(head, time.time(), back_s)
+    def _with(self, head: Head, back_s: float) -> SeenHead:
+        return (self.seen or SeenHead(head)).then(head, time.time(), back_s)
 
     def saw(self, head: bytes) -> bool:
         """Whether the head of that hash was committed within the time that is remembered."""
@@ -73,12 +73,12 @@ class Memory:
         return self.seen is not None and peer in self.seen.members
 
 
-class FileState(Memory):
+class FileState(DurableState):
     """In `home`; each change is on disk before it counts. CheckpointError if what is there cannot be read: guessing
     could fork the run."""
 
     def __init__(self, home: Home) -> None:
-        super().__init__(_read(home.regroup, Signed), _read(home.seen, Seen))
+        super().__init__(_read(home.regroup, Signed), _read(home.seen, SeenHead))
         self._home = home
 
     def keep(self, signed: Signed) -> None:

@@ -19,8 +19,8 @@ class CoordinatorHandlers:
         self._of = {authority.group: authority for authority in authorities}
         if len(authorities) == 1:
             self._of[""] = authorities[0]
-        host.rpc.serve(say.STANDING, self._on_standing)
-        host.rpc.serve(say.KNOCK, self._on_knock)
+        host.rpc.serve(say.HEAD_REPORT, self._on_head_report)
+        host.rpc.serve(say.REQUEST_JOIN, self._on_request_join)
         host.rpc.serve(say.NEED_REGROUP, self._on_need_regroup)
         host.rpc.serve(say.BELIEVED, self._on_believed)
 
@@ -29,24 +29,24 @@ class CoordinatorHandlers:
             raise RoundError("this run has no such group: look its manifest up again")
         return self._of[group]
 
-    async def _on_standing(self, call: Call[say.AskHead]) -> say.HeadReport:
-        return self._named(call.body.group).standing()
+    async def _on_head_report(self, call: Call[say.AskHead]) -> say.HeadReport:
+        return self._named(call.body.group).report()
 
-    async def _on_knock(self, call: Call[say.Knock]) -> say.HeadReport:
+    async def _on_request_join(self, call: Call[say.JoinRequest]) -> say.HeadReport:
         if call.body.member.peer != call.peer:
             raise ProtocolViolation("a knock names another peer than its sender")
         authority = self._named(call.body.group)
         self._host.book.add(call.peer, call.body.addresses)
-        authority.knock(call.body)
-        return authority.standing()
+        authority.request_join(call.body)
+        return authority.report()
 
     async def _on_need_regroup(self, call: Call[say.AskHead]) -> say.HeadReport:
         authority = self._named(call.body.group)
         authority.look()
-        return authority.standing()
+        return authority.report()
 
     async def _on_believed(self, call: Call[say.AskBelieved]) -> say.Believed:
         authority = self._named(call.body.group)
         believed = [name for name, round in call.body.heads[:1] if authority.believes(call.peer, name, round)]
         believed += [name for name, round in call.body.heads[1:] if authority.vouches(name, round)]
-        return say.Believed(authority.head.height, tuple(believed))
+        return say.Believed(authority.head.position, tuple(believed))

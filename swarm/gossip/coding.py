@@ -34,7 +34,7 @@ class Packed:
 
 
 @dataclass(frozen=True)
-class Message:
+class PairMessage:
     """What one peer brings to a meeting."""
 
     phi: Packed
@@ -58,7 +58,7 @@ class Compared:
 
 
 class PairCoding:
-    """Of vectors with `numel` values. Everything here blocks; `pack_delta` and `take_back` have a memory (error
+    """Of vectors with `numel` values. Everything here blocks; `pack_delta` and `restore_residual` have a memory (error
     feedback), and are called one after the other."""
 
     def __init__(self, numel: int, up: Codec, down: Codec) -> None:
@@ -92,16 +92,16 @@ class PairCoding:
         self._feedback.encode(self._cut, delta, out)
         return _packed(out)
 
-    def take_back(self, delta: Packed) -> None:
+    def restore_residual(self, delta: Packed) -> None:
         """That delta was not met with: a codec with error feedback owes it again."""
-        self._feedback.take_back(self._cut, delta.slices)
+        self._feedback.restore_residual(self._cut, delta.slices)
 
     def delta_norm(self, delta: Packed) -> float:
         """L2 norm of what it decodes to."""
         slices = enumerate(delta.slices)
         return math.sqrt(sum(self._cut.up.decoded_sqnorm(piece, self._cut.size(i)) for i, piece in slices))
 
-    def compare(self, mine: Message, theirs: Message) -> Compared:
+    def compare(self, mine: PairMessage, theirs: PairMessage) -> Compared:
         """`ProtocolViolation` if a slice of theirs does not decode."""
         sums = [0.0] * 5
         for index in range(self.count):
@@ -118,8 +118,8 @@ class PairCoding:
         self,
         theta: torch.Tensor,
         move: torch.Tensor,
-        mine: Message,
-        theirs: Message,
+        mine: PairMessage,
+        theirs: PairMessage,
         constants: tuple[float, float, float],
     ) -> None:
         """The outer step of NoLoCo with the pair's means, in place. `constants`: alpha, beta, gamma."""
@@ -128,7 +128,7 @@ class PairCoding:
             apart = self._phi(mine, index).sub_(phi)
             pair_step(theta[span], move[span], delta, apart, constants)
 
-    def means(self, mine: Message, theirs: Message) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def means(self, mine: PairMessage, theirs: PairMessage) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """The pair's mean delta and mean phi, slice after slice: the same bits on both sides, for of two floats the sum
         does not depend on the order."""
         for index in range(self.count):
@@ -136,10 +136,10 @@ class PairCoding:
             phis = [self._phi(message, index) for message in (mine, theirs)]
             yield weighted_sum(deltas, HALF_EACH), weighted_sum(phis, HALF_EACH)
 
-    def _phi(self, message: Message, index: int) -> torch.Tensor:
+    def _phi(self, message: PairMessage, index: int) -> torch.Tensor:
         return self._cut.down.decode(message.phi.slices[index], self._cut.size(index))
 
-    def _delta(self, message: Message, index: int) -> torch.Tensor:
+    def _delta(self, message: PairMessage, index: int) -> torch.Tensor:
         return self._cut.up.decode(message.delta.slices[index], self._cut.size(index))
 
     def _codec(self, half: Half) -> Codec:

@@ -11,7 +11,7 @@ import torch
 
 from peer.events import EventLog
 from peer.net.host import Host
-from swarm.gossip.pairing import Seen
+from swarm.gossip.pairing import PeerView
 from swarm.protocol.head import Head, Member
 from swarm.protocol.ledger import Range
 from swarm.protocol.timeouts import AdaptiveTimeouts
@@ -19,7 +19,7 @@ from swarm.state.snapshots import SnapshotStore
 
 
 @dataclass(frozen=True)
-class Rules:
+class GossipRules:
     """What the manifest fixes. `steps`: H; `constants`: alpha, beta, gamma; `genesis`: the hash of the initial weights,
     which `authority` can hand out; `rounds` 0: for ever."""
 
@@ -32,7 +32,7 @@ class Rules:
     rounds: int
     min_peers: int
     compute_s_max: float
-    patience_s: float
+    timeout_floor_s: float
     constants: tuple[float, float, float]
 
 
@@ -47,7 +47,7 @@ class Trained:
     delta: torch.Tensor
 
 
-class Trainee(Protocol):
+class GossipTrainer(Protocol):
     """Trains one replica. `speed` in inner steps a second, 0 until measured."""
 
     @property
@@ -61,10 +61,10 @@ class Trainee(Protocol):
         """Train from these outer weights from now on; they are copied."""
 
 
-class Keeper(Protocol):
+class GossipListener(Protocol):
     """Who knows the others and keeps what the engine makes (`swarm.gossip.peer`)."""
 
-    def others(self) -> Mapping[str, Seen]:
+    def others(self) -> Mapping[str, PeerView]:
         """Live members of the run but us, as their records say."""
 
     def banned(self) -> Iterable[str]:
@@ -80,9 +80,9 @@ class GossipContext:
 
     me: Member
     host: Host
-    trainee: Trainee
-    keeper: Keeper
-    tempo: AdaptiveTimeouts
-    shelf: SnapshotStore
+    trainer: GossipTrainer
+    keeper: GossipListener
+    timeouts: AdaptiveTimeouts
+    snapshots: SnapshotStore
     part_file: Path
     events: EventLog

@@ -16,37 +16,37 @@ import trio
 from peer.errors import NetworkError, ProtocolViolation, WorkerError
 from peer.net.rpc import Call
 from swarm.gossip.coding import PairCoding, step_alone
-from swarm.gossip.context import GossipContext, Rules, Trained
+from swarm.gossip.context import GossipContext, GossipRules, Trained
 from swarm.gossip.exchange import PairExchange
 from swarm.gossip.matchmaking import Matchmaker
 from swarm.gossip.norm_check import Examiner
 from swarm.gossip.outgoing import OutgoingUpdate
-from swarm.gossip.pairing import Seen, candidates, is_left_behind, round_after, round_after_alone, steps_for
+from swarm.gossip.pairing import PeerView, candidates, is_left_behind, round_after, round_after_alone, steps_for
 from swarm.gossip.replica import Replica
 from swarm.gossip.sampling import draw
-from swarm.gossip.state_transfer import Lending
+from swarm.gossip.state_transfer import GossipStateServer
 from swarm.protocol.head import Head
-from swarm.protocol.messages import STANDING, AskHead, HeadReport
+from swarm.protocol.messages import HEAD_REPORT, AskHead, HeadReport
 
-PATIENCE_MIN_S: Final = 3.0
+TIMEOUT_MIN_S: Final = 3.0
 RETRY_S: Final = 1.0
 LOOK_S: Final = 0.25
 HISTORY: Final = 8
 
 
-class Engine:
+class GossipEngine:
     """`run()` takes part until this peer's round is the run's last."""
 
-    def __init__(self, corner: GossipContext, rules: Rules, replica: Replica, coding: PairCoding) -> None:
+    def __init__(self, context: GossipContext, rules: GossipRules, replica: Replica, coding: PairCoding) -> None:
         self.phase = "joining"
         self.replica = replica
-        self._corner, self._rules, self._coding = corner, rules, coding
-        self._lending = Lending(corner, rules, replica)
+        self._context, self._rules, self._coding = context, rules, coding
+        self._state_server = GossipStateServer(context, rules, replica)
         self._examiner = Examiner(coding, rules.steps)
         self._compute_s: deque[float] = deque(maxlen=HISTORY)
         self._random = Random()
         self._heard: dict[str, int] = {}
-        corner.host.rpc.serve(STANDING, self._on_standing)
+        context.host.rpc.serve(HEAD_REPORT, self._on_head_report)
 
     @property
     def head(self) -> Head:
@@ -54,9 +54,9 @@ class Engine:
         return self.replica.head(self._rules.run_id, self._rules.steps)
 
     async def run(self) -> None:
-        corner = self._corner
+        context = self._context
         async with trio.open_nursery() as tasks:
-            match = Matchmaker(corner.host, corner.tempo, corner.events, tasks, self._heard)
+            match = Matchmaker(context.host, context.timeouts, context.events, tasks, self._heard)
             await self._gather()
             while not self._rules.rounds or self.replica.round < self._rules.rounds:
                 if self._must_fetch():
@@ -67,15 +67,15 @@ class Engine:
             await match.serve_partner()
             tasks.cancel_scope.cancel()
 
-    def others(self) -> dict[str, Seen]:
+    def others(self) -> dict[str, PeerView]:
         """Live members but us, with the newest that is known of each."""
-        seen = dict(self._corner.keeper.others())
+        seen = dict(self._context.keeper.others())
         for peer in self._heard.keys() - seen.keys():
             del self._heard[peer]
         for peer, round_number in self._heard.items():
             if round_number > seen[peer].round:
-                seen[peer] = Seen(round_number, seen[peer].speed)
-        for peer in self._corner.keeper.banned():
+                seen[peer] = PeerView(round_number, seen[peer].speed)
+        for peer in self._context.keeper.banned():
             seen.pop(peer, None)
         return seen
 
@@ -92,89 +92,89 @@ class Engine:
 
     async def _round(self, match: Matchmaker) -> None:
         began = trio.current_time()
-        letter = OutgoingUpdate(self._coding, self.replica.theta)
-        match.open(letter, self.replica.round, began + (median(self._compute_s) if self._compute_s else 0.0))
+        outgoing = OutgoingUpdate(self._coding, self.replica.theta)
+        match.open(outgoing, self.replica.round, began + (median(self._compute_s) if self._compute_s else 0.0))
         meeting: PairExchange | None = None
         try:
             work = await self._train_and_publish()
-            if work is not None and await self._seal(letter, work):
+            if work is not None and await self._seal(outgoing, work):
                 trained = trio.current_time()
                 self._compute_s.append(trained - began)
                 self.phase = "meeting"
-                self._examiner.begin(letter, work.steps)
-                meeting = await match.meet(self._partners, self._patience_s(), self._examiner)
+                self._examiner.begin(outgoing, work.steps)
+                meeting = await match.meet(self._partners, self._wait_s(), self._examiner)
             else:
                 work = None
         finally:
             match.close()
             with trio.CancelScope(shield=True):
-                await letter.close()
+                await outgoing.close()
         if work is None:
             await trio.sleep(RETRY_S)
             return
         waited_s = trio.current_time() - trained
-        await self._step(letter, work, meeting)
+        await self._step(outgoing, work, meeting)
         self._report(work, meeting, trio.current_time() - began, waited_s)
-        await self._corner.keeper.stepped(self.head)
+        await self._context.keeper.stepped(self.head)
 
     async def _train_and_publish(self) -> Trained | None:
         self.phase = "training"
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._lending.publish)  # what we start from does not change while we train
+            nursery.start_soon(self._state_server.publish)  # what we start from does not change while we train
             work = await self._train()
         return work
 
     async def _train(self) -> Trained | None:
-        corner, rules, replica = self._corner, self._rules, self.replica
-        speed = corner.trainee.speed
+        context, rules, replica = self._context, self._rules, self.replica
+        speed = context.trainer.speed
         steps = steps_for(speed, self.others(), rules.steps)
-        ((first, _),) = draw(rules.run_id, corner.me.peer, replica.turn, rules.steps * rules.batch_size)
-        replica.turn += 1  # whatever becomes of it, these samples are not drawn again
+        ((first, _),) = draw(rules.run_id, context.me.peer, replica.round_info, rules.steps * rules.batch_size)
+        replica.round_info += 1  # whatever becomes of it, these samples are not drawn again
         samples = ((first, first + steps * rules.batch_size),)
         deadline_s = min(rules.compute_s_max, 2 * steps / speed + 5.0) if speed > 0 else rules.compute_s_max
         try:
-            work = await corner.trainee.train(samples, replica.round * rules.steps, steps, deadline_s)
+            work = await context.trainer.train(samples, replica.round * rules.steps, steps, deadline_s)
         except WorkerError as error:
-            corner.events.emit("worker_failed", round=replica.round, reason=str(error))
+            context.events.emit("worker_failed", round=replica.round, reason=str(error))
             return None
         return work if work.steps else None
 
-    async def _seal(self, letter: OutgoingUpdate, work: Trained) -> bool:
+    async def _seal(self, outgoing: OutgoingUpdate, work: Trained) -> bool:
         """Whether the work can be shown to anybody."""
         try:
-            self._examiner.norms.note_own(await letter.seal(work.delta))
+            self._examiner.norms.note_own(await outgoing.seal(work.delta))
         except ProtocolViolation as error:
-            self._corner.events.emit("update_unusable", round=self.replica.round, reason=str(error))
+            self._context.events.emit("update_unusable", round=self.replica.round, reason=str(error))
             return False
         return True
 
     def _partners(self) -> list[str]:
         return candidates(self.others(), self.replica.round, (), self._random)
 
-    def _patience_s(self) -> float:
+    def _wait_s(self) -> float:
         """As long as our own work takes: whoever is as fast as we are is ready by then."""
-        return max(PATIENCE_MIN_S, self._rules.patience_s, median(self._compute_s))
+        return max(TIMEOUT_MIN_S, self._rules.timeout_floor_s, median(self._compute_s))
 
-    async def _step(self, letter: OutgoingUpdate, work: Trained, meeting: PairExchange | None) -> None:
+    async def _step(self, outgoing: OutgoingUpdate, work: Trained, meeting: PairExchange | None) -> None:
         replica, constants, others = self.replica, self._rules.constants, self.others()
         with trio.CancelScope(shield=True):  # what is saved at the end is the old state or the new one
             if meeting is None or meeting.theirs is None:
-                await letter.take_back()
+                await outgoing.restore_residual()
                 await trio.to_thread.run_sync(step_alone, replica.theta, replica.move, work.delta, constants)
                 replica.round = round_after_alone(replica.round, others)
             else:
-                mine, theirs = await letter.message(), meeting.theirs
+                mine, theirs = await outgoing.message(), meeting.theirs
                 await trio.to_thread.run_sync(self._coding.step, replica.theta, replica.move, mine, theirs, constants)
                 meeting.forget()
                 replica.round = round_after(replica.round, replica.round + meeting.terms.rounds_apart, others)
             replica.tokens += work.samples * self._rules.seq_len
             await trio.to_thread.run_sync(replica.rehash)
-        self._corner.trainee.adopt(replica.theta)
+        self._context.trainer.adopt(replica.theta)
 
     def _report(self, work: Trained, meeting: PairExchange | None, seconds: float, waited_s: float) -> None:
         compared = self._examiner.compared if meeting is not None else None
-        host = self._corner.host
-        self._corner.events.emit(
+        host = self._context.host
+        self._context.events.emit(
             "gossip_alone" if meeting is None else "gossip_met",
             round=self.replica.round,
             partner="" if meeting is None else meeting.terms.partner,
@@ -201,15 +201,15 @@ class Engine:
     async def _catch_up(self) -> None:
         self.phase = "catching up"
         try:
-            await self._lending.fetch(self.others())
+            await self._state_server.fetch(self.others())
         except (NetworkError, ProtocolViolation) as error:
-            self._corner.events.emit("catch_up_failed", round=self.replica.round, reason=str(error))
+            self._context.events.emit("catch_up_failed", round=self.replica.round, reason=str(error))
             await trio.sleep(RETRY_S)
             return
-        self._corner.trainee.adopt(self.replica.theta)
+        self._context.trainer.adopt(self.replica.theta)
         self._examiner = Examiner(self._coding, self._rules.steps)
-        await self._corner.keeper.stepped(self.head)
+        await self._context.keeper.stepped(self.head)
 
-    async def _on_standing(self, call: Call[AskHead]) -> HeadReport:
+    async def _on_head_report(self, call: Call[AskHead]) -> HeadReport:
         """For onlookers (`peer status`)."""
-        return HeadReport(self.head, self._corner.me, self.phase, None)
+        return HeadReport(self.head, self._context.me, self.phase, None)

@@ -18,7 +18,7 @@ from blake3 import blake3
 from peer.errors import BarnraiseError, ConnectionLost, DeadlineExceeded, ProtocolViolation, RoundDiscarded
 from peer.net.host import Host
 from swarm.gossip import messages as say
-from swarm.gossip.coding import Message, Packed
+from swarm.gossip.coding import Packed, PairMessage
 from swarm.gossip.outgoing import OutgoingUpdate
 from swarm.protocol.timeouts import AdaptiveTimeouts
 
@@ -28,32 +28,32 @@ CALLS: Final = 3  # hides the round trip of a fast link
 @dataclass(frozen=True)
 class Terms:
     """What a proposal and its answer settled. `proposed`: whether we proposed; `rounds_apart`: how many rounds the
-    partner is ahead of us (behind: negative); `patience_s`: how long the proposer waits for the other's work."""
+    partner is ahead of us (behind: negative); `wait_s`: how long the proposer waits for the other's work."""
 
     id: bytes
     partner: str
     proposed: bool
     rounds_apart: int
-    patience_s: float
+    wait_s: float
 
 
 class PairExchange:
     """One side of it. `over` is set when `run` ends; then `theirs` is the partner's message, or `failure` says why not.
     `fetched` is set when the partner has taken everything of ours."""
 
-    def __init__(self, terms: Terms, letter: OutgoingUpdate, host: Host, tempo: AdaptiveTimeouts) -> None:
+    def __init__(self, terms: Terms, outgoing: OutgoingUpdate, host: Host, timeouts: AdaptiveTimeouts) -> None:
         self.terms = terms
-        self.letter = letter
+        self.outgoing = outgoing
         self.over = trio.Event()
         self.fetched = trio.Event()
-        self.theirs: Message | None = None
+        self.theirs: PairMessage | None = None
         self.failure: BarnraiseError | None = None
         self.bytes_down = 0
-        self._host, self._tempo = host, tempo
+        self._host, self._timeouts = host, timeouts
         self._scope = trio.CancelScope()
         self._hashes: dict[say.Half, tuple[bytes, ...]] = {}
         self._committed: dict[say.Half, trio.Event] = {half: trio.Event() for half in say.HALVES}
-        self._owed = {(half, index) for half in say.HALVES for index in range(letter.coding.count)}
+        self._owed = {(half, index) for half in say.HALVES for index in range(outgoing.coding.count)}
 
     async def run(self) -> None:
         """Ends when the partner's message is here, or with a failure."""
@@ -76,7 +76,7 @@ class PairExchange:
         self._scope.cancel()
         message = say.Leave(self.terms.id)
         try:
-            await self._host.rpc.call(self.terms.partner, say.LEAVE, message, timeout_s=self._tempo.answer_s)
+            await self._host.rpc.call(self.terms.partner, say.LEAVE, message, timeout_s=self._timeouts.answer_s)
         except BarnraiseError:
             return  # it will find out
 
@@ -89,14 +89,14 @@ class PairExchange:
     async def take_commitment(self, commit: say.Commit) -> Packed:
         """The partner's hashes of one half; returns ours, once we have them."""
         self._note_hashes(commit.half, commit.hashes)
-        return await self.letter.half(commit.half)
+        return await self.outgoing.half(commit.half)
 
     async def give(self, half: say.Half, index: int) -> memoryview:
         """A slice of ours. Only whoever has committed to its own half sees ours."""
-        if not 0 <= index < self.letter.coding.count:
+        if not 0 <= index < self.outgoing.coding.count:
             raise ProtocolViolation("a slice was asked for that there is not")
         await self._committed[half].wait()
-        packed = await self.letter.half(half)
+        packed = await self.outgoing.half(half)
         self._owed.discard((half, index))
         if not self._owed:
             self.fetched.set()
@@ -110,33 +110,33 @@ class PairExchange:
 
     async def _exchange(self) -> None:
         halves = [await self._take(half) for half in say.HALVES]
-        self.theirs = Message(*halves)
+        self.theirs = PairMessage(*halves)
 
     async def _take(self, half: say.Half) -> Packed:
-        patience_s = self.terms.patience_s if half == "delta" else 0.0
+        wait_s = self.terms.wait_s if half == "delta" else 0.0
         if not self.terms.proposed and half == "delta":
-            await self.letter.sealed.wait()  # our own work: we are not late to ourselves
-            patience_s = 0.0
-        await self._agree(half, patience_s + self._tempo.answer_s)
+            await self.outgoing.sealed.wait()  # our own work: we are not late to ourselves
+            wait_s = 0.0
+        await self._agree(half, wait_s + self._timeouts.answer_s)
         began = trio.current_time()
         slices: dict[int, memoryview] = {}
-        left = deque(range(self.letter.coding.count))
-        limit_s = self._tempo.exchange_s(self.letter.coding.total(half))
-        with trio.move_on_after(limit_s) as patience:
+        left = deque(range(self.outgoing.coding.count))
+        limit_s = self._timeouts.exchange_s(self.outgoing.coding.total(half))
+        with trio.move_on_after(limit_s) as timeout:
             async with trio.open_nursery() as nursery:
                 for _ in range(min(CALLS, len(left))):
                     nursery.start_soon(self._fetch_slices, half, left, slices, limit_s)
-        if patience.cancelled_caught:
+        if timeout.cancelled_caught:
             raise DeadlineExceeded(f"the partner's {half} did not come within {limit_s:.1f} s")
         if self.failure is not None:  # of fetchers that all failed at once: then nobody was left to be cancelled
             raise self.failure
-        self._tempo.note_exchange(trio.current_time() - began)
+        self._timeouts.note_exchange(trio.current_time() - began)
         return Packed(tuple(slices[i] for i in sorted(slices)), self._hashes[half])
 
     async def _agree(self, half: say.Half, limit_s: float) -> None:
         """Both sides' hashes of that half cross: the proposer calls."""
         if self.terms.proposed:
-            mine = await self.letter.half(half)
+            mine = await self.outgoing.half(half)
             message = say.Commit(self.terms.id, half, mine.hashes)
             reply = await self._host.rpc.call(self.terms.partner, say.COMMIT, message, timeout_s=limit_s)
             self._note_hashes(half, reply.body.hashes)
@@ -147,7 +147,7 @@ class PairExchange:
         raise DeadlineExceeded(f"the partner did not commit to its {half} within {limit_s:.1f} s")
 
     def _note_hashes(self, half: say.Half, hashes: tuple[bytes, ...]) -> None:
-        if len(hashes) != self.letter.coding.count or any(len(h) != blake3.digest_size for h in hashes):
+        if len(hashes) != self.outgoing.coding.count or any(len(h) != blake3.digest_size for h in hashes):
             raise ProtocolViolation("a commitment has the wrong number of slices")
         if self._hashes.setdefault(half, hashes) != hashes:
             raise ProtocolViolation("a peer committed to two messages in one meeting")
@@ -164,9 +164,9 @@ class PairExchange:
             self.fail(error)
 
     async def _fetch(self, half: say.Half, index: int, limit_s: float) -> memoryview:
-        message = say.SliceOf(self.terms.id, half, index)
+        message = say.AskSlice(self.terms.id, half, index)
         reply = await self._host.rpc.call(self.terms.partner, say.SLICE, message, timeout_s=limit_s, bulk=True)
-        if len(reply.payload) != self.letter.coding.size(half, index):
+        if len(reply.payload) != self.outgoing.coding.size(half, index):
             raise ProtocolViolation("a slice has the wrong size")
         if await trio.to_thread.run_sync(_digest, reply.payload) != self._hashes[half][index]:
             raise ProtocolViolation("a slice differs from the hash its sender committed to")

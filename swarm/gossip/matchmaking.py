@@ -27,7 +27,7 @@ from swarm.gossip.pairing import APART_MAX
 from swarm.gossip.peer_scores import PeerScores
 from swarm.protocol.timeouts import AdaptiveTimeouts
 
-KEPT: Final = 3  # meetings whose letters a slower partner may still fetch
+HELD_BACKUP: Final = 3  # meetings whose letters a slower partner may still fetch
 PAUSE_S: Final = 0.05
 PAUSE_MAX_S: Final = 1.0
 
@@ -38,14 +38,14 @@ class Matchmaker:
     """`tasks` runs the meetings; in `heard` it notes the rounds that peers told, newer than their records."""
 
     def __init__(
-        self, host: Host, tempo: AdaptiveTimeouts, events: EventLog, tasks: trio.Nursery, heard: dict[str, int]
+        self, host: Host, timeouts: AdaptiveTimeouts, events: EventLog, tasks: trio.Nursery, heard: dict[str, int]
     ) -> None:
-        self.grudges = PeerScores(trio.current_time)
+        self.scores = PeerScores(trio.current_time)
         self.finished = False
-        self._host, self._tempo, self._events, self._tasks = host, tempo, events, tasks
+        self._host, self._timeouts, self._events, self._tasks = host, timeouts, events, tasks
         self._random = Random(secrets.randbits(64))
         self._heard = heard
-        self._letter: OutgoingUpdate | None = None
+        self._outgoing: OutgoingUpdate | None = None
         self._round = 0
         self._ready_at = 0.0
         self._meeting: PairExchange | None = None
@@ -60,15 +60,15 @@ class Matchmaker:
 
     # -- one round -----------------------------------------------------------------------------------------------------
 
-    def open(self, letter: OutgoingUpdate, round_number: int, ready_at: float) -> None:
+    def open(self, outgoing: OutgoingUpdate, round_number: int, ready_at: float) -> None:
         """From now on others may propose; our work will be done at about `ready_at` (trio's clock)."""
-        self._letter, self._round, self._ready_at = letter, round_number, ready_at
+        self._outgoing, self._round, self._ready_at = outgoing, round_number, ready_at
 
-    async def meet(self, ask: Callable[[], list[str]], patience_s: float, examine: Examine) -> PairExchange | None:
+    async def meet(self, ask: Callable[[], list[str]], wait_s: float, examine: Examine) -> PairExchange | None:
         """Our letter is sealed: meet somebody, of those that `ask()` names. None if nobody could be met in time.
 
         `examine` decides whether the partner's message is taken: ProtocolViolation is a strike, RoundDiscarded none."""
-        deadline = trio.current_time() + patience_s
+        deadline = trio.current_time() + wait_s
         pause_s = PAUSE_S
         useless: set[str] = set()  # this time
         while True:
@@ -78,9 +78,9 @@ class Matchmaker:
                     return meeting
                 useless.add(meeting.terms.partner)
                 continue
-            names = [peer for peer in ask() if peer not in useless and not self.grudges.avoids(peer)]
+            names = [peer for peer in ask() if peer not in useless and not self.scores.avoids(peer)]
             if not names or trio.current_time() >= deadline:
-                self._letter = None  # before anybody can be told to come
+                self._outgoing = None  # before anybody can be told to come
                 return None
             for peer in names:
                 if self._meeting is None and trio.current_time() < deadline:
@@ -93,7 +93,7 @@ class Matchmaker:
 
     def close(self) -> None:
         """No more meetings for this letter; one that has not ended is left."""
-        self._letter = None
+        self._outgoing = None
         meeting, self._meeting = self._meeting, None
         self._host.watch(())
         if meeting is not None and not meeting.over.is_set():
@@ -103,8 +103,8 @@ class Matchmaker:
         """Until the partner of the last meeting has all it can want of us, for as long as an exchange may take."""
         for meeting in self._recent.values():
             if meeting.failure is None:
-                coding = meeting.letter.coding
-                with trio.move_on_after(self._tempo.exchange_s(sum(map(coding.total, say.HALVES)))):
+                coding = meeting.outgoing.coding
+                with trio.move_on_after(self._timeouts.exchange_s(sum(map(coding.total, say.HALVES)))):
                     await meeting.fetched.wait()
 
     async def _attend(self, meeting: PairExchange, examine: Examine) -> bool:
@@ -117,15 +117,15 @@ class Matchmaker:
         except BarnraiseError as error:
             self._part(meeting, error)
             return False
-        self.grudges.fine(meeting.terms.partner)
+        self.scores.fine(meeting.terms.partner)
         return True
 
     async def _propose(self, peer: str, deadline: float, useless: set[str]) -> None:
-        patience_s = deadline - trio.current_time()
-        proposal = say.Propose(secrets.token_bytes(16), self._round, patience_s)
+        wait_s = deadline - trio.current_time()
+        proposal = say.Propose(secrets.token_bytes(16), self._round, wait_s)
         self._proposing_to = peer
         try:
-            reply = await self._host.rpc.call(peer, say.PROPOSE, proposal, timeout_s=self._tempo.answer_s)
+            reply = await self._host.rpc.call(peer, say.PROPOSE, proposal, timeout_s=self._timeouts.answer_s)
         except (NetworkError, ProtocolViolation) as error:
             self._blame(peer, error)
             return
@@ -137,12 +137,12 @@ class Matchmaker:
         if answer.verdict in ("apart", "done") or abs(ahead) > APART_MAX:
             useless.add(peer)
         elif answer.verdict == "come" and self._meeting is None:
-            self._begin(Terms(proposal.meeting, peer, True, ahead, patience_s))
+            self._begin(Terms(proposal.meeting, peer, True, ahead, wait_s))
 
     def _begin(self, terms: Terms) -> None:
-        assert self._letter is not None
-        self._meeting = self._recent[terms.id] = PairExchange(terms, self._letter, self._host, self._tempo)
-        while len(self._recent) > KEPT:
+        assert self._outgoing is not None
+        self._meeting = self._recent[terms.id] = PairExchange(terms, self._outgoing, self._host, self._timeouts)
+        while len(self._recent) > HELD_BACKUP:
             self._recent.popitem(last=False)
         self._host.watch([terms.partner])
         self._engaged.set()
@@ -160,18 +160,18 @@ class Matchmaker:
         self._meeting = None
         self._host.watch(())
         partner = meeting.terms.partner
-        self._events.emit("meeting_failed", peer=partner, round=self._round, reason=str(error))
+        self._events.emit("exchange_failed", peer=partner, round=self._round, reason=str(error))
         self._blame(partner, error)
         self._tasks.start_soon(meeting.leave)
 
     def _blame(self, peer: str, error: BarnraiseError) -> None:
         if isinstance(error, ProtocolViolation):
-            self.grudges.strike(peer)
-            self._events.emit("peer_struck", peer=peer, reason=str(error))
+            self.scores.strike(peer)
+            self._events.emit("peer_penalized", peer=peer, reason=str(error))
         elif isinstance(error, RemoteError) and error.code == RoundDiscarded.__name__:
             return  # it has gone on without us
         elif isinstance(error, NetworkError):
-            self.grudges.failed(peer)
+            self.scores.failed(peer)
 
     # -- calls from others ---------------------------------------------------------------------------------------------
 
@@ -184,8 +184,8 @@ class Matchmaker:
         in_s = max(0.0, self._ready_at - trio.current_time())
         rival = self._proposing_to
         spoken_for = rival is not None and not (rival == call.peer < self._host.peer_id)
-        free = self._letter is not None and self._meeting is None and not spoken_for
-        if not free or not in_s <= ask.patience_s or self.grudges.avoids(call.peer) or ask.meeting in self._recent:
+        free = self._outgoing is not None and self._meeting is None and not spoken_for
+        if not free or not in_s <= ask.wait_s or self.scores.avoids(call.peer) or ask.meeting in self._recent:
             return say.Answer("busy", self._round, in_s)
         self._begin(Terms(ask.meeting, call.peer, False, ask.round - self._round, 0.0))
         return say.Answer("come", self._round, in_s)
@@ -199,7 +199,7 @@ class Matchmaker:
             raise
         return say.Committed(packed.hashes)
 
-    async def _on_slice(self, call: Call[say.SliceOf]) -> tuple[say.Nothing, Buffer]:
+    async def _on_slice(self, call: Call[say.AskSlice]) -> tuple[say.Nothing, Buffer]:
         ask = call.body
         return say.Nothing(), await self._named(ask.meeting, call.peer).give(ask.half, ask.index)
 

@@ -21,12 +21,12 @@ Id = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 
 
 class Propose(msgspec.Struct, frozen=True):
-    """The sender has done its inner steps after `round` rounds and would meet, waiting `patience_s` at most. `meeting`
+    """The sender has done its inner steps after `round` rounds and would meet, waiting `wait_s` at most. `meeting`
     is a name it made up."""
 
     meeting: Id
     round: Count
-    patience_s: float
+    wait_s: float
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -52,7 +52,7 @@ class Committed(msgspec.Struct, frozen=True):
     hashes: Annotated[tuple[Hash, ...], msgspec.Meta(max_length=SLICES_MAX)]
 
 
-class SliceOf(msgspec.Struct, frozen=True):
+class AskSlice(msgspec.Struct, frozen=True):
     """Slice `index` of one half of the answerer's message, please."""
 
     meeting: Id
@@ -66,11 +66,11 @@ class Leave(msgspec.Struct, frozen=True):
     meeting: Id
 
 
-class AskPlace(msgspec.Struct, frozen=True):
+class AskState(msgspec.Struct, frozen=True):
     """Where do you stand, and which state of yours could I fetch?"""
 
 
-class Place(msgspec.Struct, frozen=True):
+class StateOffer(msgspec.Struct, frozen=True):
     """`state_hash` is on the answerer's shelf; empty if nothing is."""
 
     round: Count
@@ -83,6 +83,6 @@ class Nothing(msgspec.Struct, frozen=True):
 
 PROPOSE: Final = Method("gossip.propose", Propose, Answer)
 COMMIT: Final = Method("gossip.commit", Commit, Committed)
-SLICE: Final = Method("gossip.slice", SliceOf, Nothing, reply_payload_max=SLICE_BYTES_MAX)
+SLICE: Final = Method("gossip.slice", AskSlice, Nothing, reply_payload_max=SLICE_BYTES_MAX)
 LEAVE: Final = Method("gossip.leave", Leave, Nothing)
-PLACE: Final = Method("gossip.place", AskPlace, Place)
+OFFER_STATE: Final = Method("gossip.place", AskState, StateOffer)

@@ -65,7 +65,7 @@ class Examiner:
         self.norms = Norms(steps)
         self.compared: Compared | None = None
         self._coding = coding
-        self._letter: OutgoingUpdate | None = None
+        self._outgoing: OutgoingUpdate | None = None
         self._steps = 0
         self._far: set[str] = set()
 
@@ -74,14 +74,14 @@ class Examiner:
         """Whether it is rather we who went astray."""
         return len(self._far) >= STRAYED_AT
 
-    def begin(self, letter: OutgoingUpdate, steps: int) -> None:
+    def begin(self, outgoing: OutgoingUpdate, steps: int) -> None:
         """A round in which we did `steps` steps ourselves."""
-        self._letter, self._steps, self.compared = letter, steps, None
+        self._outgoing, self._steps, self.compared = outgoing, steps, None
 
     async def __call__(self, meeting: PairExchange) -> None:
         """Raises as `Norms.check`, or ProtocolViolation for what does not decode."""
-        assert self._letter is not None and meeting.theirs is not None
-        mine = await self._letter.message()
+        assert self._outgoing is not None and meeting.theirs is not None
+        mine = await self._outgoing.message()
         compared = await trio.to_thread.run_sync(self._coding.compare, mine, meeting.theirs)
         try:
             self.norms.check(compared, self._steps, abs(meeting.terms.rounds_apart))

@@ -6,7 +6,7 @@ import torch
 import trio
 
 from peer.errors import RoundDiscarded
-from swarm.gossip.coding import Message, Packed, PairCoding
+from swarm.gossip.coding import Packed, PairCoding, PairMessage
 from swarm.gossip.messages import Half
 
 
@@ -50,13 +50,13 @@ class OutgoingUpdate:
             raise RoundDiscarded("this peer has done no work in that round")
         return self._delta
 
-    async def message(self) -> Message:
-        return Message(await self.half("phi"), await self.half("delta"))
+    async def message(self) -> PairMessage:
+        return PairMessage(await self.half("phi"), await self.half("delta"))
 
-    async def take_back(self) -> None:
+    async def restore_residual(self) -> None:
         """Nobody met us with this letter: a codec with error feedback sends again what it held."""
         if self._delta is not None:
-            await trio.to_thread.run_sync(self.coding.take_back, self._delta)
+            await trio.to_thread.run_sync(self.coding.restore_residual, self._delta)
 
     async def close(self) -> None:
         """theta is about to change. What is packed can still be fetched; what is not never will be."""

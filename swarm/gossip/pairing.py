@@ -14,18 +14,18 @@ from statistics import median_low
 from typing import Final
 
 APART_MAX: Final = 4
-BOAST_MAX: Final = 4.0  # nobody counts as faster than this many times the median
+CLAIM_MAX: Final = 4.0  # nobody counts as faster than this many times the median
 
 
 @dataclass(frozen=True)
-class Seen:
+class PeerView:
     """What is known of another live peer: its round and its speed in inner steps a second, 0 if not yet measured."""
 
     round: int
     speed: float = 0.0
 
 
-def candidates(others: Mapping[str, Seen], mine: int, shunned: Collection[str], random: Random) -> list[str]:
+def candidates(others: Mapping[str, PeerView], mine: int, shunned: Collection[str], random: Random) -> list[str]:
     """Whom to ask for a meeting, in random order; those that are likely to be too far are asked last, for what is known
     of them may be old."""
     names = [peer for peer in sorted(others) if peer not in shunned]
@@ -33,34 +33,34 @@ def candidates(others: Mapping[str, Seen], mine: int, shunned: Collection[str], 
     return sorted(names, key=lambda peer: abs(others[peer].round - mine) > APART_MAX)
 
 
-def group_round(others: Mapping[str, Seen]) -> int | None:
+def group_round(others: Mapping[str, PeerView]) -> int | None:
     """Where the middle of the others stands; None if there is nobody. Half of them would have to lie to move it."""
     return median_low([seen.round for seen in others.values()]) if others else None
 
 
-def round_after(mine: int, theirs: int, others: Mapping[str, Seen]) -> int:
+def round_after(mine: int, theirs: int, others: Mapping[str, PeerView]) -> int:
     """Our round after a meeting."""
     middle = group_round(others)
     return 1 + max(mine, min(theirs, mine if middle is None else middle))
 
 
-def round_after_alone(mine: int, others: Mapping[str, Seen]) -> int:
+def round_after_alone(mine: int, others: Mapping[str, PeerView]) -> int:
     """Our round after a step without a partner: who is alone does not run away from the rest."""
     middle = group_round(others)
     return mine + 1 if middle is None else max(mine, min(mine + 1, middle + APART_MAX))
 
 
-def is_left_behind(mine: int, others: Mapping[str, Seen]) -> bool:
+def is_left_behind(mine: int, others: Mapping[str, PeerView]) -> bool:
     """Whether most of the others are too far ahead to be met: then one of them must lend us its state."""
     middle = group_round(others)
     return middle is not None and middle > mine + APART_MAX
 
 
-def steps_for(speed: float, others: Mapping[str, Seen], most: int) -> int:
+def steps_for(speed: float, others: Mapping[str, PeerView], most: int) -> int:
     """Our inner steps in a round: `most` for the fastest peer, fewer in proportion for slower ones, so that all are
     ready at about the same time (DyLU, arXiv 2401.09135)."""
     known = [seen.speed for seen in others.values() if 0 < seen.speed < 1e9]
     if not known or not speed > 0:
         return most
-    fastest = min(max(known), BOAST_MAX * median_low([*known, speed]))
+    fastest = min(max(known), CLAIM_MAX * median_low([*known, speed]))
     return max(1, min(most, round(most * speed / fastest)))

@@ -18,8 +18,8 @@ import trio
 
 from dht.node import Node
 from optim.codecs import get_codec
-from optim.config import Gossip
-from optim.strategies.interface import Turn
+from optim.config import GossipConfig
+from optim.strategies.interface import RoundInfo
 from peer.checkpoint.hash_tree import hash_state
 from peer.checkpoint.store import CheckpointStore
 from peer.compute.train_loop import learning_rate
@@ -27,18 +27,18 @@ from peer.model.layout import init_flat
 from peer.net.host import Host
 from peer.worker.client import WorkerGroup
 from swarm.gossip.coding import PairCoding
-from swarm.gossip.context import GossipContext, Rules, Trained
-from swarm.gossip.engine import Engine
+from swarm.gossip.context import GossipContext, GossipRules, Trained
+from swarm.gossip.engine import GossipEngine
 from swarm.gossip.messages import SLICE_BYTES_MAX
-from swarm.gossip.pairing import Seen
+from swarm.gossip.pairing import PeerView
 from swarm.gossip.replica import Replica
-from swarm.membership.membership import MemberRecord, Membership, Own, describe
+from swarm.membership.membership import LocalStatus, MemberRecord, Membership, member_record
 from swarm.protocol.head import Head, Member
 from swarm.protocol.ledger import Range
 from swarm.protocol.plan import Assignment
 from swarm.protocol.timeouts import AdaptiveTimeouts
-from swarm.rounds.trainer import Order
-from swarm.rounds.worker_trainer import GangTrainer
+from swarm.rounds.trainer import TrainRequest
+from swarm.rounds.worker_trainer import WorkerTrainer
 from swarm.run.gate import Gate
 from swarm.run.home import Home
 from swarm.run.manifest import Manifest
@@ -50,7 +50,7 @@ VECTORS: Final = ("theta", "move")
 
 
 @dataclass(frozen=True)
-class Premises:
+class GossipPeerContext:
     """All of one machine that a run needs, opened. `name` is what others see."""
 
     name: str
@@ -59,17 +59,20 @@ class Premises:
     host: Host
     gate: Gate
     node: Node
-    gang: WorkerGroup
+    worker_group: WorkerGroup
 
 
-async def run_gossip(premises: Premises) -> None:
+async def run_gossip(peer_context: GossipPeerContext) -> None:
     """Take part until this peer's round is the run's last; its state is on disk then, also when cancelled."""
     store = CheckpointStore(
-        premises.home.checkpoints, premises.host.identity, premises.manifest.run_id, premises.host.events
+        peer_context.home.checkpoints,
+        peer_context.host.identity,
+        peer_context.manifest.run_id,
+        peer_context.host.events,
     )
     store.prepare()
-    replica = await trio.to_thread.run_sync(_initial, store, premises.manifest)
-    await _GossipParticipant(premises, store, replica).run()
+    replica = await trio.to_thread.run_sync(_initial, store, peer_context.manifest)
+    await _GossipParticipant(peer_context, store, replica).run()
 
 
 def _initial(store: CheckpointStore, manifest: Manifest) -> Replica:
@@ -87,7 +90,7 @@ def _initial(store: CheckpointStore, manifest: Manifest) -> Replica:
 class _Worker:
     """The engine's Trainee: the gang's inner steps."""
 
-    def __init__(self, me: Member, trainer: GangTrainer, manifest: Manifest, numel: int) -> None:
+    def __init__(self, me: Member, trainer: WorkerTrainer, manifest: Manifest, numel: int) -> None:
         self._me, self._trainer, self._manifest = me, trainer, manifest
         self._whole = (slice(0, numel),)
 
@@ -96,9 +99,9 @@ class _Worker:
         return self._trainer.speed
 
     async def train(self, samples: tuple[Range, ...], first_step: int, steps: int, deadline_s: float) -> Trained:
-        turn = Turn(first_step // self._manifest.outer.steps + 1, first_step, self._rate(first_step))
-        order = Order(Assignment(self._me, samples, steps), turn, self._whole, 1, deadline_s)
-        work = await self._trainer.train(order)
+        round_info = RoundInfo(first_step // self._manifest.outer.steps + 1, first_step, self._rate(first_step))
+        request = TrainRequest(Assignment(self._me, samples, steps), round_info, self._whole, 1, deadline_s)
+        work = await self._trainer.train(request)
         return Trained(work.steps, work.samples, work.loss, work.product)
 
     def adopt(self, theta: torch.Tensor) -> None:
@@ -111,23 +114,25 @@ class _Worker:
 class _GossipParticipant:
     """Keeps what the engine makes: checkpoints, the published record. Implements the engine's Keeper."""
 
-    def __init__(self, premises: Premises, store: CheckpointStore, replica: Replica) -> None:
-        manifest, host, gang = premises.manifest, premises.host, premises.gang
-        self._premises, self._store, self._replica = premises, store, replica
+    def __init__(self, peer_context: GossipPeerContext, store: CheckpointStore, replica: Replica) -> None:
+        manifest, host, worker_group = peer_context.manifest, peer_context.host, peer_context.worker_group
+        self._peer_context, self._store, self._replica = peer_context, store, replica
         self._joined_at, self._saved_at = time.time(), trio.current_time()
         self._saved: Head | None = None
         self._tasks: trio.Nursery | None = None
         self._me = Member(host.peer_id, secrets.token_hex(8))
-        self._trainer = GangTrainer(gang, "delta", host.events)
+        self._trainer = WorkerTrainer(worker_group, "delta", host.events)
         self._trainer.adopt(replica.theta, None)
-        shelf = SnapshotStore(replica.size_bytes, SLICE_BYTES_MAX)
-        shelf.serve(host.rpc)
-        worker = _Worker(self._me, self._trainer, manifest, gang.layout.numel)
-        tempo = AdaptiveTimeouts(manifest.run.patience_s)
-        corner = GossipContext(self._me, host, worker, self, tempo, shelf, premises.home.state_part, host.events)
-        coding = PairCoding(gang.layout.numel, get_codec(manifest.codec.up), get_codec(manifest.codec.down))
-        self._engine = Engine(corner, _rules(manifest), replica, coding)
-        self._membership = Membership(premises.node, host, manifest.run_id, self._describe, host.events)
+        snapshots = SnapshotStore(replica.size_bytes, SLICE_BYTES_MAX)
+        snapshots.serve(host.rpc)
+        worker = _Worker(self._me, self._trainer, manifest, worker_group.layout.numel)
+        timeouts = AdaptiveTimeouts(manifest.run.timeout_floor_s)
+        context = GossipContext(
+            self._me, host, worker, self, timeouts, snapshots, peer_context.home.state_part, host.events
+        )
+        coding = PairCoding(worker_group.layout.numel, get_codec(manifest.codec.up), get_codec(manifest.codec.down))
+        self._engine = GossipEngine(context, _rules(manifest), replica, coding)
+        self._membership = Membership(peer_context.node, host, manifest.run_id, self._describe, host.events)
 
     async def run(self) -> None:
         try:
@@ -143,12 +148,12 @@ class _GossipParticipant:
 
     # -- Keeper ------------------------------------------------------------------------------------------------------
 
-    def others(self) -> Mapping[str, Seen]:
+    def others(self) -> Mapping[str, PeerView]:
         view = self._membership.view.items()
-        return {peer: Seen(r.round, r.speed) for peer, r in view if r.role == "full" and peer != self._me.peer}
+        return {peer: PeerView(r.round, r.speed) for peer, r in view if r.role == "full" and peer != self._me.peer}
 
     def banned(self) -> Iterable[str]:
-        bans = self._premises.gate.bans
+        bans = self._peer_context.gate.bans
         return bans.peers if bans is not None else ()
 
     async def stepped(self, head: Head) -> None:
@@ -167,9 +172,9 @@ class _GossipParticipant:
         return all(self._me.peer < peer for peer in self.others())
 
     def _describe(self) -> MemberRecord:
-        own = Own(
+        own = LocalStatus(
             session=self._me.session,
-            name=self._premises.name,
+            name=self._peer_context.name,
             role="full",
             phase=self._engine.phase,
             joined_at=self._joined_at,
@@ -177,27 +182,29 @@ class _GossipParticipant:
             loss=self._trainer.loss,
             val_loss=self._trainer.val_loss,
         )
-        return describe(self._premises.host, self._engine.head, own)
+        return member_record(self._peer_context.host, self._engine.head, own)
 
     async def _finish(self) -> None:
         head = self._engine.head
         if self._measures:
             self._trainer.validate_round = head.round
             await self._trainer.validate()
-        self._premises.host.events.emit("run_finished", round=head.round, state_hash=head.state_hash.hex())
+        self._peer_context.host.events.emit("run_finished", round=head.round, state_hash=head.state_hash.hex())
 
     async def _save(self, head: Head) -> None:
         if head == self._saved or head.round < 0:
             return
         named = dict(zip(VECTORS, (self._replica.theta, self._replica.move), strict=True))
-        if await self._store.save(head.round, msgspec.msgpack.encode(head), named, self._premises.gang.layout):
+        if await self._store.save(
+            head.round, msgspec.msgpack.encode(head), named, self._peer_context.worker_group.layout
+        ):
             self._saved = head
 
 
-def _rules(manifest: Manifest) -> Rules:
+def _rules(manifest: Manifest) -> GossipRules:
     outer, run = manifest.outer, manifest.run
-    assert isinstance(outer, Gossip)
-    return Rules(
+    assert isinstance(outer, GossipConfig)
+    return GossipRules(
         run_id=manifest.run_id,
         genesis=manifest.genesis[0],
         authority=manifest.authority,
@@ -207,6 +214,6 @@ def _rules(manifest: Manifest) -> Rules:
         rounds=run.rounds,
         min_peers=run.min_peers,
         compute_s_max=COMPUTE_S_MAX,
-        patience_s=run.patience_s,
+        timeout_floor_s=run.timeout_floor_s,
         constants=(outer.alpha, outer.beta, outer.gamma),
     )

@@ -14,13 +14,13 @@ from swarm.protocol.ledger import Ledger
 @dataclass
 class Replica:
     """theta: phi, the outer weights; move: the momentum; flat fp32, shape (P,). `round` counts outer steps as
-    `swarm.gossip.pairing` says (-1: these weights are not of the run yet); `turn` counts the times this peer has drawn
-    samples; `tokens` it has trained on itself. `tree` hashes theta, which is all that others can want of it."""
+    `swarm.gossip.pairing` says (-1: these weights are not of the run yet); `round_info` counts the times this peer has
+    drawn samples; `tokens` it has trained on itself. `tree` hashes theta, which is all that others can want of it."""
 
     theta: torch.Tensor
     move: torch.Tensor
     round: int = 0
-    turn: int = 0
+    round_info: int = 0
     tokens: int = 0
     tree: StateTree = field(init=False)
 
@@ -41,7 +41,7 @@ class Replica:
         self.theta.copy_(theta)
         self.move.zero_()
         self.round = round_number
-        self.turn = max(self.turn, round_number)
+        self.round_info = max(self.round_info, round_number)
         self.rehash()
 
     def head(self, run_id: str, steps: int) -> Head:
@@ -54,7 +54,7 @@ class Replica:
             previous=b"",
             state_hash=self.tree.root,
             members=(),
-            ledger=Ledger(cursor=self.turn),
+            ledger=Ledger(cursor=self.round_info),
             inner_step=max(0, self.round) * steps,
             tokens=self.tokens,
         )

@@ -14,7 +14,7 @@ from typing import Final
 import trio
 
 from peer.errors import NetworkError, NoQuorum
-from swarm.membership.membership import TTL_S, Known, MemberRecord, Membership
+from swarm.membership.membership import TTL_S, MemberRecord, Membership, MemberView
 
 PART_S: Final = 60.0  # after its own group's last commit a peer serves the others so long at most
 TOO_LATE_S: Final = 60.0  # whoever has the last commit may come back
@@ -22,14 +22,14 @@ LOOK_EVERY_S: Final = 0.5
 MEASURING: Final = "measuring"  # the phase of who has the last commit, and has yet to measure what the run has learnt
 
 
-async def see_off(membership: Membership, others: Known, rounds: int) -> None:
+async def wait_for_others(membership: Membership, others: MemberView, rounds: int) -> None:
     """Stay, with the last commit of our own group, while somebody has yet to have its own."""
     await membership.announce()
     with trio.move_on_after(PART_S):
         await run_is_over(membership, others, rounds, trains=True)
 
 
-async def run_is_over(membership: Membership, others: Known, rounds: int, trains: bool) -> None:
+async def run_is_over(membership: Membership, others: MemberView, rounds: int, trains: bool) -> None:
     """Until all that are there have seen the last of `rounds`, and nobody measures any more. `trains`: we are a
     replica, which has; else somebody must be there, and until one of them has it there is no hurry: what `membership`
     reads by itself is new enough. Whom a reading lacks is there while its record may live, unless it said goodbye: a
@@ -53,7 +53,7 @@ async def run_is_over(membership: Membership, others: Known, rounds: int, trains
                 await membership.read()
 
 
-async def not_too_late(others: Known, authority: str, rounds: int, waits: Callable[[], bool]) -> None:
+async def check_run_alive(others: MemberView, authority: str, rounds: int, waits: Callable[[], bool]) -> None:
     """For ever. Raises NoQuorum where the coordinator, the peer `authority`, says that the run is complete, and we have
     sat at an earlier round (`waits()`) for `TOO_LATE_S` in which nobody was there who has the last of `rounds`."""
     since = trio.current_time()

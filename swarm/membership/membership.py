@@ -83,7 +83,7 @@ class MemberRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Own:
+class LocalStatus:
     """What only a peer itself knows of what it publishes: see `MemberRecord`."""
 
     session: str
@@ -107,7 +107,7 @@ class Own:
     pinned: bool = False
 
 
-def describe(host: Host, head: Head, own: Own) -> MemberRecord:
+def member_record(host: Host, head: Head, own: LocalStatus) -> MemberRecord:
     """The record of a peer that stands at `head`, now."""
     return MemberRecord(
         session=own.session,
@@ -148,7 +148,7 @@ MEMBERS: Final = Schema[MemberRecord](
 )
 
 
-Known = Callable[[], Mapping[str, MemberRecord]]
+MemberView = Callable[[], Mapping[str, MemberRecord]]
 """The records of everybody else in the run, by peer id."""
 
 
@@ -156,10 +156,10 @@ class Membership:
     """Publishes this peer's record and follows those of the others; addresses go to the host's book."""
 
     def __init__(
-        self, node: Node, host: Host, run_id: str, describe: Callable[[], MemberRecord], events: EventLog
+        self, node: Node, host: Host, run_id: str, member_record: Callable[[], MemberRecord], events: EventLog
     ) -> None:
         self._node, self._host, self._run_id = node, host, run_id
-        self._describe = describe
+        self._describe = member_record
         self._events = events
         self.view: dict[str, MemberRecord] = {}
 

@@ -22,13 +22,13 @@ ASK_EVERY_S: Final = 2.0  # one peer may ask this often
 ASKERS_MAX: Final = 1024
 
 
-class AskReach(msgspec.Struct, frozen=True):
+class DialBackRequest(msgspec.Struct, frozen=True):
     """Please try to connect to these TCP ports of mine."""
 
     ports: tuple[int, ...]
 
 
-class Reach(msgspec.Struct, frozen=True):
+class DialBackReply(msgspec.Struct, frozen=True):
     """`seen_at`: the caller's IP address as the answerer sees it, empty if they talk through a relay; `outcomes`: what
     came of each port, as (port, outcome)."""
 
@@ -36,14 +36,14 @@ class Reach(msgspec.Struct, frozen=True):
     outcomes: tuple[tuple[int, Outcome], ...]
 
 
-REACH: Final = Method("net.reach", AskReach, Reach)
+DIAL_BACK: Final = Method("net.reach", DialBackRequest, DialBackReply)
 
 
-def serve_reach(host: Host) -> None:
+def serve_dial_back(host: Host) -> None:
     """Answer others that want to know whether they can be dialled."""
     asked: OrderedDict[str, float] = OrderedDict()
 
-    async def answer(call: Call[AskReach]) -> Reach:
+    async def answer(call: Call[DialBackRequest]) -> DialBackReply:
         now = trio.current_time()
         if not all(0 < port < 1 << 16 for port in call.body.ports) or len(call.body.ports) > PORTS_MAX:
             raise ProtocolViolation(f"ask for 1 to {PORTS_MAX} TCP ports")
@@ -55,14 +55,14 @@ def serve_reach(host: Host) -> None:
             asked.popitem(last=False)
         ip = host.remote_ip(call.peer)
         if ip is None:
-            return Reach("", ())
+            return DialBackReply("", ())
         outcomes: dict[int, Outcome] = {}
         async with trio.open_nursery() as nursery:
             for port in set(call.body.ports):
                 nursery.start_soon(_try, ip, port, outcomes)
-        return Reach(ip, tuple(sorted(outcomes.items())))
+        return DialBackReply(ip, tuple(sorted(outcomes.items())))
 
-    host.rpc.serve(REACH, answer)
+    host.rpc.serve(DIAL_BACK, answer)
 
 
 async def _try(ip: str, port: int, outcomes: dict[int, Outcome]) -> None:

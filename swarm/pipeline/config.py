@@ -10,7 +10,7 @@ STALENESS: Final = 1  # epochs that the weights of two stages may be apart
 
 
 @dataclass(frozen=True, kw_only=True)
-class PipelineRules:
+class PipelineSettings:
     """`groups[s]`: the id of stage s's group. A micro-batch is `micro_batch` sequences of `seq_len` tokens, its hidden
     state (micro_batch, seq_len, hidden_size), coded as `activations`.
 
@@ -45,7 +45,7 @@ class PipelineRules:
 
 
 @dataclass(frozen=True)
-class Load:
+class LoadReport:
     """What a replica's record says: micro-batches that wait there, its seconds for one, and `at`, when it was written
     (its own clock; only compared with other records of the same peer)."""
 

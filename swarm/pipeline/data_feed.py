@@ -22,7 +22,7 @@ from peer.events import EventLog
 from peer.net.host import Host
 from peer.net.method import Call
 from peer.net.rpc import Rpc
-from swarm.pipeline.config import PipelineRules
+from swarm.pipeline.config import PipelineSettings
 from swarm.pipeline.messages import TOKEN_BYTES, AskTokens, PipelineCalls, feed_samples_max
 from swarm.protocol.ledger import Range
 from swarm.protocol.messages import Done
@@ -37,11 +37,11 @@ ReadTokens = Callable[[Sequence[Range]], Tensor]
 TokenSource = Callable[[Sequence[Range]], Awaitable[Tensor]]
 
 
-class Fed:
+class FeederStats:
     """What a feeder has read for others. Event `text_fed`: how many micro-batches, and for which peers; at once, with
     each new peer, and now and then."""
 
-    def __init__(self, rules: PipelineRules, events: EventLog) -> None:
+    def __init__(self, rules: PipelineSettings, events: EventLog) -> None:
         self._micro_batch, self._events = rules.micro_batch, events
         self._samples = 0
         self._askers: dict[str, None] = {}  # in the order in which they came
@@ -65,7 +65,7 @@ class Fed:
 
 def serve_tokens(
     rpc: Rpc,
-    rules: PipelineRules,
+    rules: PipelineSettings,
     read: ReadTokens,
     note: Callable[[str, int], None] = lambda peer, samples: None,
 ) -> None:
@@ -85,11 +85,11 @@ def serve_tokens(
     rpc.serve(PipelineCalls.of(rules).tokens, on_tokens)
 
 
-class FedTokens:
+class RemoteTokens:
     """A TokenSource: each call goes to the next of `feeders()` in turn; `local` serves where that one fails."""
 
     def __init__(
-        self, host: Host, rules: PipelineRules, feeders: Callable[[], Sequence[str]], local: ReadTokens
+        self, host: Host, rules: PipelineSettings, feeders: Callable[[], Sequence[str]], local: ReadTokens
     ) -> None:
         self._host, self._rules, self._feeders, self._local = host, rules, feeders, local
         self._method = PipelineCalls.of(rules).tokens

@@ -12,11 +12,11 @@ import trio
 
 from peer.errors import NetworkError, ProtocolViolation
 from peer.net.host import Host
-from swarm.pipeline.messages import AWAITED, SEEN, AskAwaited, AskSeen
+from swarm.pipeline.messages import IS_COUNTED, STILL_WAITING, IsCountedQuery, StillWaitingQuery
 from swarm.protocol.ledger import Range
 
-SEEN_S: Final = 0.5
-AWAITED_S: Final = 2.0
+IS_COUNTED_S: Final = 0.5
+STILL_WAITING_S: Final = 2.0
 
 Confirm = Callable[[], Awaitable[bool]]
 """Whether a micro-batch is still to be counted here, as far as whoever brought it knows, and whoever that had it from.
@@ -32,7 +32,7 @@ async def who_has(host: Host, group: str, span: Range, peers: Iterable[str], tim
         async def ask(peer: str) -> None:
             nonlocal holder
             try:
-                seen = await host.rpc.call(peer, SEEN, AskSeen(group, (span,)), timeout_s=timeout_s)
+                seen = await host.rpc.call(peer, IS_COUNTED, IsCountedQuery(group, (span,)), timeout_s=timeout_s)
             except (NetworkError, ProtocolViolation):
                 return
             if seen.body.counted == (True,):
@@ -47,7 +47,7 @@ async def who_has(host: Host, group: str, span: Range, peers: Iterable[str], tim
 async def is_awaited(host: Host, peer: str, span: Range, ticket: int) -> bool:
     """Whether `peer` says that it still waits for its call `ticket` to us; no word is a no."""
     try:
-        reply = await host.rpc.call(peer, AWAITED, AskAwaited(span, ticket), timeout_s=AWAITED_S)
+        reply = await host.rpc.call(peer, STILL_WAITING, StillWaitingQuery(span, ticket), timeout_s=STILL_WAITING_S)
     except (NetworkError, ProtocolViolation):
         return False
     return reply.body.still

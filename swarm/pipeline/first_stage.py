@@ -12,10 +12,10 @@ from torch import Tensor
 
 from peer.errors import DeadlineExceeded, StageRefused, WorkerError
 from peer.net.host import Host
-from swarm.pipeline.config import PipelineRules
-from swarm.pipeline.duplicate_checks import SEEN_S, who_has
+from swarm.pipeline.config import PipelineSettings
+from swarm.pipeline.duplicate_checks import IS_COUNTED_S, who_has
 from swarm.pipeline.messages import Cause
-from swarm.pipeline.micro_batch import MicroBatchTask, Returned, StageWork
+from swarm.pipeline.micro_batch import MicroBatchResult, MicroBatchRunner, MicroBatchTask
 from swarm.pipeline.sender import Undelivered
 from swarm.protocol.ledger import Range
 
@@ -24,7 +24,7 @@ REFUSALS_MAX: Final = 4  # of its input: then there is something wrong with it t
 
 
 @dataclass(frozen=True)
-class IssueResult:
+class DispatchResult:
     """What became of a micro-batch. `done`: its gradient came back; else it was given up for `cause` ("stale": its
     round is over; "not_finite", "value": it was refused again and again, for a `reason` in words). `counted`: here, on
     stage 0. `loss` in nats summed over its `tokens`; `retried`: calls that were made once more, on any hop.
@@ -45,10 +45,12 @@ class IssueResult:
 class Origin:
     """`mates`: the other replicas of stage 0, who may have counted what is issued once more."""
 
-    def __init__(self, host: Host, rules: PipelineRules, work: StageWork, mates: Callable[[], Sequence[str]]) -> None:
+    def __init__(
+        self, host: Host, rules: PipelineSettings, work: MicroBatchRunner, mates: Callable[[], Sequence[str]]
+    ) -> None:
         self._host, self._rules, self._work, self._mates = host, rules, work, mates
 
-    async def issue(self, span: Range, tokens: Tensor, again: bool, epoch: int | None = None) -> IssueResult:
+    async def dispatch(self, span: Range, tokens: Tensor, again: bool, epoch: int | None = None) -> DispatchResult:
         """Until it is done, or there is no point in it any more. Cancelled, it is given up everywhere. `epoch`: the one
         that it is for, where a later stage of a synchronous run has not come as far as we."""
         work, counting = self._work, self._work.counting
@@ -57,32 +59,32 @@ class Origin:
         if epoch is None and counting.synchronous:
             epoch = counting.epoch
 
-        def result(returned: Returned | None, cause: Cause = "") -> IssueResult:
+        def result(returned: MicroBatchResult | None, cause: Cause = "") -> DispatchResult:
             seconds, tokens = trio.current_time() - started, self._rules.tokens
             if returned is None:
-                return IssueResult(span, False, False, 0.0, tokens, seconds, retried, cause, reason)
-            unqueued_s = max(0.0, seconds - errand.times.queued_s - returned.waited_s)
-            return IssueResult(
+                return DispatchResult(span, False, False, 0.0, tokens, seconds, retried, cause, reason)
+            unqueued_s = max(0.0, seconds - task.times.queued_s - returned.waited_s)
+            return DispatchResult(
                 span, True, returned.counted, returned.loss, tokens, seconds, retried, unqueued_s=unqueued_s
             )
 
         while True:
-            errand = self._errand(span, tokens, again, epoch)
-            verdict = counting.verdict(span, errand.epoch)
+            task = self._task(span, tokens, again, epoch)
+            verdict = counting.verdict(span, task.epoch)
             if verdict == "stale":
                 return result(None, "stale")
             retried += once_more
-            errand.counts = verdict == "count"
-            errand.confirm = partial(self._is_ours, span)
+            task.counts = verdict == "count"
+            task.confirm = partial(self._is_ours, span)
             cause: Cause = "not_finite"
             try:
-                with work.under_way(errand):  # a mate's question may cross ours
-                    if again and errand.counts:
-                        errand.counts = await self._is_ours(span)
-                    if not errand.counts:
-                        errand.confirm = None  # whoever has counted it here, the later stages still want it of us
-                    outcome = await work.run(errand)
-                if isinstance(outcome, Returned):
+                with work.under_way(task):  # a mate's question may cross ours
+                    if again and task.counts:
+                        task.counts = await self._is_ours(span)
+                    if not task.counts:
+                        task.confirm = None  # whoever has counted it here, the later stages still want it of us
+                    outcome = await work.run(task)
+                if isinstance(outcome, MicroBatchResult):
                     retried += outcome.retried
                     return result(outcome)
                 retried += max(0, outcome.tries - 1)
@@ -98,21 +100,21 @@ class Origin:
                 return result(None, cause)
             await trio.sleep(PAUSE_S)
 
-    async def evaluate(self, tokens: Tensor, patience_s: float) -> float:
+    async def evaluate(self, tokens: Tensor, timeout_s: float) -> float:
         """Mean loss in nats a token. Raises StageRefused, WorkerError, and DeadlineExceeded where it has not come
         through, or found no replica of a later stage, in so many seconds."""
-        errand = self._errand((0, len(tokens)), tokens, again=False, epoch=None)
-        errand.until = trio.current_time() + patience_s
-        returned = await self._work.evaluate(errand)
+        task = self._task((0, len(tokens)), tokens, again=False, epoch=None)
+        task.until = trio.current_time() + timeout_s
+        returned = await self._work.evaluate(task)
         if isinstance(returned, Undelivered):
             raise DeadlineExceeded(f"the evaluation did not come through: {returned.reason}.")
-        return returned.loss / (errand.size.batch * errand.size.length)
+        return returned.loss / (task.size.batch * task.size.length)
 
     async def _is_ours(self, span: Range) -> bool:
         """Whether no other replica of stage 0 has counted it."""
-        return await who_has(self._host, self._rules.groups[0], span, self._mates(), SEEN_S) is None
+        return await who_has(self._host, self._rules.groups[0], span, self._mates(), IS_COUNTED_S) is None
 
-    def _errand(self, span: Range, tokens: Tensor, again: bool, epoch: int | None) -> MicroBatchTask:
+    def _task(self, span: Range, tokens: Tensor, again: bool, epoch: int | None) -> MicroBatchTask:
         size = self._work.compute.size(len(tokens), tokens.shape[1] - 1)
         epoch = self._work.counting.epoch if epoch is None else epoch
         return MicroBatchTask(span=span, epoch=epoch, size=size, tokens=tokens, again=again)

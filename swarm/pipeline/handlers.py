@@ -20,10 +20,10 @@ from peer.net.host import Host
 from peer.net.method import Call
 from peer.net.wire import Buffer
 from swarm.pipeline.accounting import Verdict
-from swarm.pipeline.config import PipelineRules
+from swarm.pipeline.config import PipelineSettings
 from swarm.pipeline.duplicate_checks import is_awaited
-from swarm.pipeline.messages import REASON_MAX, RETRIED_MAX, Cause, Pass, Passed
-from swarm.pipeline.micro_batch import MicroBatchTask, Returned, StageWork
+from swarm.pipeline.messages import REASON_MAX, RETRIED_MAX, Cause, ForwardReply, ForwardRequest
+from swarm.pipeline.micro_batch import MicroBatchResult, MicroBatchRunner, MicroBatchTask
 from swarm.pipeline.sender import Undelivered
 
 HOLD_SHARE: Final = 0.5  # of the caller's time: it must be able to hear "later" and come again
@@ -31,13 +31,15 @@ WORKER_S: Final = 1.0  # when to come again while the worker is starting
 _CLOSE_S: Final = 5.0
 _NOTHING: Final = b""
 
-Answer = tuple[Passed, Buffer]
+Answer = tuple[ForwardReply, Buffer]
 
 
 class ForwardHandler:
     """Serves PASS for the stage of `work`. `before()`: the replicas of the stage before it."""
 
-    def __init__(self, host: Host, rules: PipelineRules, work: StageWork, before: Callable[[], Container[str]]) -> None:
+    def __init__(
+        self, host: Host, rules: PipelineSettings, work: MicroBatchRunner, before: Callable[[], Container[str]]
+    ) -> None:
         self.later_epoch = 0
         self.on_later: Callable[[int], None] = lambda epoch: None
         self._host, self._rules, self._work, self._before = host, rules, work, before
@@ -54,14 +56,14 @@ class ForwardHandler:
     async def close(self) -> None:
         """Answer "elsewhere" from now on, and wait until nothing is under way."""
         self._closing = True
-        with trio.move_on_after(_CLOSE_S) as patience:
-            patience.shield = True
+        with trio.move_on_after(_CLOSE_S) as timeout:
+            timeout.shield = True
             while self._under_way:
                 for scope in self._under_way:
                     scope.cancel()
                 await self._changed.wait()
 
-    async def serve(self, call: Call[Pass]) -> Answer:
+    async def serve(self, call: Call[ForwardRequest]) -> Answer:
         """The handler of PASS."""
         request = call.body
         if request.group != self._group or self._closing:
@@ -71,42 +73,44 @@ class ForwardHandler:
         except ProtocolViolation as error:
             return self._refuse(call.peer, "shape", error)
         try:
-            errand = self._errand(call.peer, request, call.payload)
+            task = self._task(call.peer, request, call.payload)
         except ProtocolViolation as error:
             return self._refuse(call.peer, "value", error)
         with self._scope() as scope:
-            answer = await self._serve(call.peer, request, errand)
+            answer = await self._serve(call.peer, request, task)
         return _elsewhere(begun=True) if scope.cancelled_caught else answer
 
-    async def _serve(self, peer: str, request: Pass, errand: MicroBatchTask) -> Answer:
-        not_now = await self._wait_for_epoch(peer, request, errand)
+    async def _serve(self, peer: str, request: ForwardRequest, task: MicroBatchTask) -> Answer:
+        not_now = await self._wait_for_epoch(peer, request, task)
         if not_now is not None:
             return not_now
         compute = self._work.compute
-        if len(self._under_way) - self._held > self._rules.places or compute.waiting >= compute.gang.spec.slots:
+        if len(self._under_way) - self._held > self._rules.places or compute.waiting >= compute.worker_group.spec.slots:
             wait_s = compute.waiting * compute.service_s
-            return Passed("busy", "full", "the queue is full", retry_after_s=wait_s), _NOTHING
+            return ForwardReply("busy", "full", "the queue is full", retry_after_s=wait_s), _NOTHING
         try:
-            returned = await (self._work.evaluate(errand) if request.evaluate else self._work.run(errand))
+            returned = await (self._work.evaluate(task) if request.evaluate else self._work.run(task))
         except ProtocolViolation as error:
             return self._refuse(peer, "value", error)
         except StageRefused as refused:
             return self._stage_refused(refused)
         except WorkerError as error:
-            return Passed("later", "worker", _said(error), WORKER_S, begun=True), _NOTHING
-        return await self._answer(returned, errand)
+            return ForwardReply("later", "worker", _said(error), WORKER_S, begun=True), _NOTHING
+        return await self._answer(returned, task)
 
-    async def _answer(self, returned: Returned | Undelivered, errand: MicroBatchTask) -> Answer:
+    async def _answer(self, returned: MicroBatchResult | Undelivered, task: MicroBatchTask) -> Answer:
         if isinstance(returned, Undelivered):
             retried = min(max(0, returned.tries - 1), RETRIED_MAX)
-            passed = Passed(returned.outcome, returned.cause, returned.reason, begun=returned.begun, retried=retried)
+            passed = ForwardReply(
+                returned.outcome, returned.cause, returned.reason, begun=returned.begun, retried=retried
+            )
             return passed, _NOTHING
         script = faults.reach("pipeline_answer", self._work.begun)
         if script == "drop":
             await trio.sleep_forever()
         gradient = returned.gradient if script != "garble" else b"\xff" * len(returned.gradient)
-        times = errand.times
-        passed = Passed(
+        times = task.times
+        passed = ForwardReply(
             "done",
             loss=returned.loss,
             queued_s=times.queued_s,
@@ -116,7 +120,7 @@ class ForwardHandler:
         )
         return passed, gradient
 
-    def _check_shape(self, request: Pass, payload_bytes: int) -> None:
+    def _check_shape(self, request: ForwardRequest, payload_bytes: int) -> None:
         """Raises ProtocolViolation where the rules do not allow it."""
         rules, compute = self._rules, self._work.compute
         first, last = request.span
@@ -129,7 +133,7 @@ class ForwardHandler:
         if payload_bytes != wanted:
             raise ProtocolViolation(f"a micro-batch of {payload_bytes} bytes instead of {wanted}")
 
-    def _errand(self, peer: str, request: Pass, payload: memoryview) -> MicroBatchTask:
+    def _task(self, peer: str, request: ForwardRequest, payload: memoryview) -> MicroBatchTask:
         """Raises ProtocolViolation for token ids outside the vocabulary."""
         compute = self._work.compute
         size = compute.size(request.batch, request.length)
@@ -144,36 +148,36 @@ class ForwardHandler:
             confirm=partial(self._is_awaited, peer, request),
         )
 
-    async def _is_awaited(self, peer: str, request: Pass) -> bool:
+    async def _is_awaited(self, peer: str, request: ForwardRequest) -> bool:
         """True; StageRefused if `peer` does not say that it still waits for the answer."""
         if await is_awaited(self._host, peer, request.span, request.ticket):
             return True
         raise StageRefused(f"{peer} does not say that it still waits for this micro-batch: send it again", "cancelled")
 
-    async def _wait_for_epoch(self, peer: str, request: Pass, errand: MicroBatchTask) -> Answer | None:
+    async def _wait_for_epoch(self, peer: str, request: ForwardRequest, task: MicroBatchTask) -> Answer | None:
         """Hold a call that has come too early; None when its epoch is here."""
         counting, rules = self._work.counting, self._rules
         started = trio.current_time()
-        hold_until = min(started + rules.hold_s, started + HOLD_SHARE * (errand.until - started))
+        hold_until = min(started + rules.hold_s, started + HOLD_SHARE * (task.until - started))
         while (verdict := self._verdict(peer, request)) == "early":
             left_s = hold_until - trio.current_time()
             if left_s <= 0 or self._held >= rules.places:
                 reason = f"this stage is in epoch {counting.epoch}, not yet in {request.epoch}"
-                return Passed("later", "early", reason, retry_after_s=WORKER_S), _NOTHING
+                return ForwardReply("later", "early", reason, retry_after_s=WORKER_S), _NOTHING
             self._held += 1
             try:
                 with trio.move_on_after(left_s):
                     await self._changed.wait()
             finally:
                 self._held -= 1
-        errand.times.queued_s += trio.current_time() - started
-        errand.counts = verdict == "count"
+        task.times.queued_s += trio.current_time() - started
+        task.counts = verdict == "count"
         if verdict == "stale":
             reason = f"this stage is in epoch {counting.epoch}, and {request.epoch} is too old"
-            return Passed("refused", "stale", reason), _NOTHING
+            return ForwardReply("refused", "stale", reason), _NOTHING
         return None
 
-    def _verdict(self, peer: str, request: Pass) -> Verdict:
+    def _verdict(self, peer: str, request: ForwardRequest) -> Verdict:
         """Notes where a replica of the stage before is in a later epoch: the next one, for all that we believe it."""
         counting = self._work.counting
         later = min(request.epoch, counting.epoch + 1)
@@ -186,15 +190,15 @@ class ForwardHandler:
         """Nothing was counted here; later stages may have."""
         begun = self._work.sender is not None
         if refused.reason == "full":
-            return Passed("busy", "full", _said(refused), self._work.compute.service_s, begun), _NOTHING
+            return ForwardReply("busy", "full", _said(refused), self._work.compute.service_s, begun), _NOTHING
         if refused.reason in ("epoch", "no_weights", "unknown", "cancelled"):  # weights are just being changed
-            return Passed("later", "worker", _said(refused), WORKER_S, begun), _NOTHING
+            return ForwardReply("later", "worker", _said(refused), WORKER_S, begun), _NOTHING
         cause: Cause = "not_finite" if refused.reason == "not_finite" else "value"
-        return Passed("refused", cause, _said(refused), begun=begun), _NOTHING
+        return ForwardReply("refused", cause, _said(refused), begun=begun), _NOTHING
 
     def _refuse(self, peer: str, cause: Cause, error: ProtocolViolation) -> Answer:
         self._host.rpc.server.strike(peer, f"pipeline.pass: {error}")
-        return Passed("refused", cause, _said(error)), _NOTHING
+        return ForwardReply("refused", cause, _said(error)), _NOTHING
 
     @contextmanager
     def _scope(self) -> Iterator[trio.CancelScope]:
@@ -218,4 +222,4 @@ def _said(error: BarnraiseError) -> str:
 
 
 def _elsewhere(begun: bool = False) -> Answer:
-    return Passed("elsewhere", "closing", "this peer is not in that group", begun=begun), _NOTHING
+    return ForwardReply("elsewhere", "closing", "this peer is not in that group", begun=begun), _NOTHING

@@ -19,7 +19,7 @@ import msgspec
 
 from peer.net.rpc import Method
 from swarm.pipeline.activations import ActivationCode
-from swarm.pipeline.config import PipelineRules
+from swarm.pipeline.config import PipelineSettings
 from swarm.protocol.head import Name
 from swarm.protocol.messages import Done
 from swarm.protocol.plan import RANGES_MAX
@@ -39,16 +39,16 @@ Epoch = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 Size = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
 Ticket = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 
-PassOutcome = Literal["done", "busy", "later", "elsewhere", "refused"]
+ForwardOutcome = Literal["done", "busy", "later", "elsewhere", "refused"]
 Cause = Literal["", "stale", "shape", "value", "not_finite", "full", "early", "onward", "worker", "closing"]
 
 
-class Pass(msgspec.Struct, frozen=True):
+class ForwardRequest(msgspec.Struct, frozen=True):
     """The payload is token ids, uint32 (batch, length + 1), then the coded hidden state (batch, length, C).
 
     `group`: of the stage that is called. `epoch`: the issuer's when it issued it. `again`: it may have been counted
     before, so ask who has it. `evaluate`: only the loss is wanted; nothing is counted, the answer has no payload.
-    `ticket`: the caller's number for this call (see `AskAwaited`).
+    `ticket`: the caller's number for this call (see `StillWaitingQuery`).
     """
 
     group: Name
@@ -61,7 +61,7 @@ class Pass(msgspec.Struct, frozen=True):
     ticket: Ticket = 0
 
 
-class Passed(msgspec.Struct, frozen=True):
+class ForwardReply(msgspec.Struct, frozen=True):
     """The payload is the coded gradient of the hidden state, if `outcome` is "done" and it was no evaluation.
 
     busy: no place now, or nobody further on had one in time. later: the replica has not reached that epoch, or its
@@ -72,7 +72,7 @@ class Passed(msgspec.Struct, frozen=True):
     ValueError where a number cannot be true.
     """
 
-    outcome: PassOutcome
+    outcome: ForwardOutcome
     cause: Cause = ""
     reason: Annotated[str, msgspec.Meta(max_length=REASON_MAX)] = ""
     retry_after_s: float = 0.0
@@ -89,25 +89,25 @@ class Passed(msgspec.Struct, frozen=True):
             raise ValueError(f"a loss of {self.loss} nats, times of {seconds} seconds")
 
 
-class AskSeen(msgspec.Struct, frozen=True):
+class IsCountedQuery(msgspec.Struct, frozen=True):
     """Which of these has the replica counted, or is at its backward, in work of `group` that is not merged yet?"""
 
     group: Name
     spans: Spans
 
 
-class Seen(msgspec.Struct, frozen=True):
+class IsCountedReply(msgspec.Struct, frozen=True):
     counted: Annotated[tuple[bool, ...], msgspec.Meta(max_length=SPANS_MAX)]
 
 
-class AskAwaited(msgspec.Struct, frozen=True):
+class StillWaitingQuery(msgspec.Struct, frozen=True):
     """Does the peer that is asked still wait for the PASS that it sent to the one who asks, under this ticket?"""
 
     span: Span
     ticket: Ticket
 
 
-class Awaited(msgspec.Struct, frozen=True):
+class StillWaitingReply(msgspec.Struct, frozen=True):
     still: bool
 
 
@@ -117,14 +117,14 @@ class AskCounted(msgspec.Struct, frozen=True):
 
 
 class Counted(msgspec.Struct, frozen=True):
-    """`spans`: as many as a batch may have; empty where the replica is in another epoch. `issuing`, on stage 0: what it
-    is about to take through all stages, or is at already, of whatever epoch."""
+    """`spans`: as many as a batch may have; empty where the replica is in another epoch. `dispatching`, on stage 0:
+    what it is about to take through all stages, or is at already, of whatever epoch."""
 
     spans: Annotated[tuple[Span, ...], msgspec.Meta(max_length=RANGES_MAX)]
-    issuing: Spans = ()
+    dispatching: Spans = ()
 
 
-class Reissue(msgspec.Struct, frozen=True):
+class Redispatch(msgspec.Struct, frozen=True):
     """In a synchronous run. `spans`: of the batch of `epoch`, the replica's or the one before; others are ignored."""
 
     group: Name
@@ -139,28 +139,28 @@ class AskTokens(msgspec.Struct, frozen=True):
     spans: Spans
 
 
-SEEN: Final = Method("pipeline.seen", AskSeen, Seen)
-AWAITED: Final = Method("pipeline.awaited", AskAwaited, Awaited)
+IS_COUNTED: Final = Method("pipeline.seen", IsCountedQuery, IsCountedReply)
+STILL_WAITING: Final = Method("pipeline.awaited", StillWaitingQuery, StillWaitingReply)
 COUNTED: Final = Method("pipeline.counted", AskCounted, Counted)
-REISSUE: Final = Method("pipeline.reissue", Reissue, Done)
+REDISPATCH: Final = Method("pipeline.redispatch", Redispatch, Done)
 
 
 @dataclass(frozen=True)
 class PipelineCalls:
     """The methods whose payload limits are the run's."""
 
-    pass_on: Method[Pass, Passed]
+    forward: Method[ForwardRequest, ForwardReply]
     tokens: Method[AskTokens, Done]
 
     @staticmethod
-    def of(rules: PipelineRules) -> PipelineCalls:
+    def of(rules: PipelineSettings) -> PipelineCalls:
         hidden = ActivationCode(rules.activations).size_bytes(rules.tokens * rules.hidden_size)
         row = TOKEN_BYTES * (rules.seq_len + 1)
         return PipelineCalls(
             Method(
                 "pipeline.pass",
-                Pass,
-                Passed,
+                ForwardRequest,
+                ForwardReply,
                 request_payload_max=rules.micro_batch * row + hidden,
                 reply_payload_max=hidden,
             ),
@@ -168,6 +168,6 @@ class PipelineCalls:
         )
 
 
-def feed_samples_max(rules: PipelineRules) -> int:
+def feed_samples_max(rules: PipelineSettings) -> int:
     """In one TOKENS call: whole micro-batches are asked for, whose ids a PASS holds, too."""
     return max(FEED_SAMPLES_MAX, rules.micro_batch)

@@ -23,12 +23,12 @@ from torch import Tensor
 from peer import faults
 from peer.errors import StageRefused, WorkerError
 from peer.net.rpc import Reply
-from peer.worker.stage_client import MicroBatch, Slot
+from peer.worker.stage_client import MicroBatch, MicroBatchSlot
 from swarm.pipeline.accounting import SampleAccounting
 from swarm.pipeline.duplicate_checks import Confirm
-from swarm.pipeline.messages import RETRIED_MAX, Pass, Passed
+from swarm.pipeline.messages import RETRIED_MAX, ForwardReply, ForwardRequest
 from swarm.pipeline.sender import Sender, Undelivered
-from swarm.pipeline.stage_compute import SMOOTHING, Size, StageCompute, Times
+from swarm.pipeline.stage_compute import SMOOTHING, BatchSize, StageCompute, Timings
 from swarm.protocol.ledger import Range
 
 OWN_RESERVE: Final = 0.1  # of the caller's time, for what is still to be done here when the answer comes
@@ -53,13 +53,13 @@ class MicroBatchTask:
 
     span: Range
     epoch: int
-    size: Size
+    size: BatchSize
     tokens: Tensor
     coded: memoryview | None = None
     counts: bool = True
     again: bool = False
     until: float = math.inf
-    times: Times = field(default_factory=Times)
+    times: Timings = field(default_factory=Timings)
     confirm: Confirm | None = None
     began: float = field(default_factory=trio.current_time)
     sure_at: float = field(default_factory=trio.current_time)
@@ -73,7 +73,7 @@ class MicroBatchTask:
 
 
 @dataclass(frozen=True)
-class Returned:
+class MicroBatchResult:
     """It came back. `loss` in nats summed over its tokens; `gradient`: coded, that of its hidden state. `retried`:
     calls that were made once more, here and further on."""
 
@@ -85,7 +85,7 @@ class Returned:
     retried: int = 0
 
 
-class StageWork:
+class MicroBatchRunner:
     """What a replica does with micro-batches. `sender` is None on the last stage. `on_counted(span, tokens, loss)` is
     called as each is counted; loss in nats, summed. `on_lost(spans)`: when the
     worker was lost, and these with it. `stood_still_until()`: when our event loop last did, in trio's time."""
@@ -107,7 +107,7 @@ class StageWork:
         self.begun = 0
         """Micro-batches that have begun here."""
         self.answer_s = 0.0
-        self._generation = compute.gang.generation
+        self._generation = compute.worker_group.generation
         self._stood_still_until = stood_still_until
         self._under_way: dict[Range, list[MicroBatchTask]] = {}
         self._backward_ended = trio.Event()
@@ -116,8 +116,8 @@ class StageWork:
 
     def notice_loss(self) -> None:
         """If the worker was lost since, so is all that was counted in it."""
-        if self._generation != self.compute.gang.generation:
-            self._generation = self.compute.gang.generation
+        if self._generation != self.compute.worker_group.generation:
+            self._generation = self.compute.worker_group.generation
             self.on_lost(self.counting.forget())
 
     @asynccontextmanager
@@ -134,8 +134,8 @@ class StageWork:
     async def settled(self, span: Range, asker: str) -> bool:
         """Whether the micro-batch is counted here, or is about to be: one at its backward is waited for, but not for
         long. What is under way of it is in doubt from now on, for the `asker` may take it elsewhere."""
-        for errand in self._under_way.get(span, ()):
-            errand.doubt(asker)
+        for task in self._under_way.get(span, ()):
+            task.doubt(asker)
         self.notice_loss()
         with trio.move_on_after(SETTLE_S):
             while self.counting.is_at(span):
@@ -143,122 +143,122 @@ class StageWork:
                 self.notice_loss()
         return self.counting.is_at(span) or self.counting.has(span)
 
-    async def run(self, errand: MicroBatchTask) -> Returned | Undelivered:
+    async def run(self, task: MicroBatchTask) -> MicroBatchResult | Undelivered:
         """Raises StageRefused ("cancelled" where it is wanted no more) and WorkerError (nothing was counted, but later
         stages may have: see `Sender`), and ProtocolViolation where the hidden state does not decode."""
-        errand.doubted |= self._stood_still_until() > errand.began - BACKLOG_S
-        with self.under_way(errand):
-            return await self._run_once(errand)
+        task.doubted |= self._stood_still_until() > task.began - BACKLOG_S
+        with self.under_way(task):
+            return await self._run_once(task)
 
     @contextmanager
-    def under_way(self, errand: MicroBatchTask) -> Iterator[None]:
+    def under_way(self, task: MicroBatchTask) -> Iterator[None]:
         """Who asks meanwhile who has it puts it in doubt; also from within another such block."""
-        errands = self._under_way.setdefault(errand.span, [])
-        if errand in errands:
+        tasks = self._under_way.setdefault(task.span, [])
+        if task in tasks:
             yield
             return
-        errands.append(errand)
+        tasks.append(task)
         try:
             yield
         finally:
-            errands.remove(errand)
-            if not errands:
-                del self._under_way[errand.span]
+            tasks.remove(task)
+            if not tasks:
+                del self._under_way[task.span]
 
-    async def _run_once(self, errand: MicroBatchTask) -> Returned | Undelivered:
+    async def _run_once(self, task: MicroBatchTask) -> MicroBatchResult | Undelivered:
         try:
-            return await self._run(errand)
+            return await self._run(task)
         except StageRefused as refused:
             if refused.reason != "duplicate":
                 raise
-        errand.counts = False  # another copy is under way here, and it is that one which counts
-        return await self._run(errand)
+        task.counts = False  # another copy is under way here, and it is that one which counts
+        return await self._run(task)
 
-    async def _run(self, errand: MicroBatchTask) -> Returned | Undelivered:
+    async def _run(self, task: MicroBatchTask) -> MicroBatchResult | Undelivered:
         self.notice_loss()
         self.begun += 1
         if faults.reach("pipeline_forward", self.begun) == "drop":
             await trio.sleep_forever()
         started = trio.current_time()
-        of = self.compute.name(errand.span, errand.epoch, errand.counts)
+        of = self.compute.name(task.span, task.epoch, task.counts)
         async with self._dropped_unless_done(of) as done:
             if self.sender is None:
-                returned: Returned | Undelivered = await self._turn(of, errand)
+                returned: MicroBatchResult | Undelivered = await self._turn(of, task)
             else:
-                returned = await self._pass_on(of, errand, self.sender)
-            done.append(isinstance(returned, Returned))
-        if isinstance(returned, Returned):
-            self._measured(trio.current_time() - started, errand.times)
+                returned = await self._pass_on(of, task, self.sender)
+            done.append(isinstance(returned, MicroBatchResult))
+        if isinstance(returned, MicroBatchResult):
+            self._measured(trio.current_time() - started, task.times)
         return returned
 
-    async def evaluate(self, errand: MicroBatchTask) -> Returned | Undelivered:
+    async def evaluate(self, task: MicroBatchTask) -> MicroBatchResult | Undelivered:
         """Only forward, for the loss."""
-        compute, size, times = self.compute, errand.size, errand.times
-        of = compute.name(errand.span, errand.epoch, False)
+        compute, size, times = self.compute, task.size, task.times
+        of = compute.name(task.span, task.epoch, False)
         async with compute.forward_slot(times) as slot:
-            await compute.take_in(slot, size, errand.tokens, errand.coded, times)
+            await compute.take_in(slot, size, task.tokens, task.coded, times)
             loss = await compute.forward(slot, of, size, times, keep=False)
             if self.sender is None:
-                return Returned(loss, False)
-            payload = await compute.take_out(slot, size, errand.tokens, times)
-        delivered = await self.sender.send(_request(errand, evaluate=True), payload, _ignore, _give_up(errand.until))
+                return MicroBatchResult(loss, False)
+            payload = await compute.take_out(slot, size, task.tokens, times)
+        delivered = await self.sender.send(_request(task, evaluate=True), payload, _ignore, _give_up(task.until))
         if isinstance(delivered, Undelivered):
             return delivered
-        return Returned(delivered.passed.loss, False, waited_s=delivered.passed.waited_s)
+        return MicroBatchResult(delivered.passed.loss, False, waited_s=delivered.passed.waited_s)
 
-    async def _turn(self, of: MicroBatch, errand: MicroBatchTask) -> Returned:
+    async def _turn(self, of: MicroBatch, task: MicroBatchTask) -> MicroBatchResult:
         """The last stage: loss and gradient at once, in one slot."""
-        compute, size, times = self.compute, errand.size, errand.times
+        compute, size, times = self.compute, task.size, task.times
         async with compute.forward_slot(times) as slot:
-            await compute.take_in(slot, size, errand.tokens, errand.coded, times)
+            await compute.take_in(slot, size, task.tokens, task.coded, times)
             loss = await compute.forward(slot, of, size, times)
-            counted = await self._backward(slot, of, errand, loss)
-            return Returned(loss, counted, await compute.gradient_out(slot, size, times))
+            counted = await self._backward(slot, of, task, loss)
+            return MicroBatchResult(loss, counted, await compute.gradient_out(slot, size, times))
 
-    async def _pass_on(self, of: MicroBatch, errand: MicroBatchTask, sender: Sender) -> Returned | Undelivered:
-        compute, size, times = self.compute, errand.size, errand.times
+    async def _pass_on(self, of: MicroBatch, task: MicroBatchTask, sender: Sender) -> MicroBatchResult | Undelivered:
+        compute, size, times = self.compute, task.size, task.times
         async with compute.forward_slot(times) as slot:
-            await compute.take_in(slot, size, errand.tokens, errand.coded, times)
+            await compute.take_in(slot, size, task.tokens, task.coded, times)
             await compute.forward(slot, of, size, times)
-            payload = await compute.take_out(slot, size, errand.tokens, times)
+            payload = await compute.take_out(slot, size, task.tokens, times)
         if faults.reach("pipeline_send", self.begun) == "garble":
             payload[size.token_bytes :] = b"\xff" * (len(payload) - size.token_bytes)
         sent = trio.current_time()
         counted, downstream_s, gradient = False, 0.0, NOTHING
 
-        async def accept(reply: Reply[Passed]) -> None:
+        async def accept(reply: Reply[ForwardReply]) -> None:
             nonlocal counted, downstream_s, gradient
             downstream_s = trio.current_time() - sent
             async with compute.backward_slot(times) as slot:
                 await compute.take_gradient(slot, size, reply.payload, times)
-                counted = await self._backward(slot, of, errand, reply.body.loss)
+                counted = await self._backward(slot, of, task, reply.body.loss)
                 gradient = await compute.gradient_out(slot, size, times)
 
-        delivered = await sender.send(_request(errand), payload, accept, _give_up(errand.until), errand.confirm)
+        delivered = await sender.send(_request(task), payload, accept, _give_up(task.until), task.confirm)
         if isinstance(delivered, Undelivered):
             return delivered
         passed = delivered.passed
         retried = passed.retried + delivered.tries - 1
         waited_s = min(passed.waited_s, downstream_s)
-        return Returned(passed.loss, counted, gradient, downstream_s, waited_s, min(retried, RETRIED_MAX))
+        return MicroBatchResult(passed.loss, counted, gradient, downstream_s, waited_s, min(retried, RETRIED_MAX))
 
-    async def _backward(self, slot: Slot, of: MicroBatch, errand: MicroBatchTask, loss: float) -> bool:
+    async def _backward(self, slot: MicroBatchSlot, of: MicroBatch, task: MicroBatchTask, loss: float) -> bool:
         """Whether it was counted."""
-        counting, span = self.counting, errand.span
+        counting, span = self.counting, task.span
         faults.reach("pipeline_backward", self.begun)
-        wanted = of.count and await self._is_wanted(errand)
+        wanted = of.count and await self._is_wanted(task)
         with trio.CancelScope(shield=True):
             self.notice_loss()
             if wanted and self._barred:
                 raise StageRefused("what was counted here is being thrown away: send it again", "cancelled")
-            counts = wanted and counting.begin(span, errand.epoch)
+            counts = wanted and counting.begin(span, task.epoch)
             self._backwards += counts
             try:
                 pass_ = msgspec.structs.replace(of, count=counts)
-                await self.compute.backward(slot, pass_, errand.size, errand.times)
+                await self.compute.backward(slot, pass_, task.size, task.times)
                 if counts:
                     counting.done(span)
-                    self.on_counted(span, errand.size.batch * errand.size.length, loss)
+                    self.on_counted(span, task.size.batch * task.size.length, loss)
             finally:
                 if counts:
                     counting.undo(span)  # where it failed
@@ -268,27 +268,27 @@ class StageWork:
                 ended.set()
         return counts
 
-    async def _is_wanted(self, errand: MicroBatchTask) -> bool:
+    async def _is_wanted(self, task: MicroBatchTask) -> bool:
         """Whether it is still to be counted. Nothing happens between a yes and what is done at once after it. Raises
         StageRefused ("cancelled")."""
         doubts = 0
-        while errand.confirm is not None and self._is_doubtful(errand):
+        while task.confirm is not None and self._is_doubtful(task):
             if doubts == DOUBTS_MAX:
                 raise StageRefused("it is in doubt whether this micro-batch is wanted: send it again", "cancelled")
             doubts += 1
             asked = trio.current_time()
-            errand.doubted = False
-            if not await errand.confirm():
+            task.doubted = False
+            if not await task.confirm():
                 return False
-            errand.sure_at = asked
+            task.sure_at = asked
         return True
 
-    def _is_doubtful(self, errand: MicroBatchTask) -> bool:
-        sure_s = min(SURE_S, SURE_SHARE * (errand.until - errand.began))
-        late = trio.current_time() - errand.sure_at > sure_s and not math.isinf(errand.until)
-        return errand.doubted or late or self._stood_still_until() > errand.sure_at
+    def _is_doubtful(self, task: MicroBatchTask) -> bool:
+        sure_s = min(SURE_S, SURE_SHARE * (task.until - task.began))
+        late = trio.current_time() - task.sure_at > sure_s and not math.isinf(task.until)
+        return task.doubted or late or self._stood_still_until() > task.sure_at
 
-    def _measured(self, answer_s: float, times: Times) -> None:
+    def _measured(self, answer_s: float, times: Timings) -> None:
         self.compute.served(times)
         self.answer_s += (answer_s - self.answer_s) * (SMOOTHING if self.answer_s else 1.0)
 
@@ -299,17 +299,17 @@ class StageWork:
         try:
             yield done
         finally:
-            if not any(done) and self.compute.gang.worker_pid is not None:
+            if not any(done) and self.compute.worker_group.worker_pid is not None:
                 with trio.CancelScope(shield=True):
                     try:
-                        await self.compute.gang.drop(of)
+                        await self.compute.worker_group.drop(of)
                     except WorkerError:
                         self.notice_loss()
 
 
-def _request(errand: MicroBatchTask, evaluate: bool = False) -> Pass:
+def _request(task: MicroBatchTask, evaluate: bool = False) -> ForwardRequest:
     """The group is filled in by the sender."""
-    return Pass("", errand.span, errand.epoch, *errand.size.at, errand.again, evaluate)
+    return ForwardRequest("", task.span, task.epoch, *task.size.at, task.again, evaluate)
 
 
 def _give_up(until: float) -> float:
@@ -318,5 +318,5 @@ def _give_up(until: float) -> float:
     return until if math.isinf(until) else now + (1 - OWN_RESERVE) * (until - now)
 
 
-async def _ignore(reply: Reply[Passed]) -> None:
+async def _ignore(reply: Reply[ForwardReply]) -> None:
     """A loss is all there is to it."""

@@ -20,9 +20,9 @@ from random import Random
 from statistics import median
 from typing import Final
 
-PATIENCE: Final = 4.0  # a nested call that times out too early throws away the work of all later stages
+TIMEOUT_FACTOR: Final = 4.0  # a nested call that times out too early throws away the work of all later stages
 TINY_S: Final = 1e-6  # floor of an expected time, so that every choice advances a runtime
-BOAST_MAX: Final = 4.0  # a replica that we have not measured counts as at most this many times as fast as the median
+CLAIM_MAX: Final = 4.0  # a replica that we have not measured counts as at most this many times as fast as the median
 
 
 @dataclass(frozen=True)
@@ -191,9 +191,9 @@ class ReplicaRouter:
         more patiently), doubled for each failure in a row. An unmeasured replica gets twice the longest of others."""
         config = self.config
         known = self._replicas.get(replica)
-        usual = [_patience_s(r) * work for r in self._replicas.values() if r.answer_s is not None]
+        usual = [_timeout_s(r) * work for r in self._replicas.values() if r.answer_s is not None]
         if known is not None and known.answer_s is not None:
-            wait_s = _patience_s(known) * work
+            wait_s = _timeout_s(known) * work
         else:
             wait_s = 2 * max(usual) if usual else config.deadline_first_s
         wait_s *= 2.0 ** min(known.failures, 10) if known is not None else 1.0
@@ -218,7 +218,7 @@ class ReplicaRouter:
             if stated_s is None:
                 own_s = usual_s if usual_s is not None else 1.0
             else:
-                own_s = stated_s if usual_s is None else max(stated_s, usual_s / BOAST_MAX)
+                own_s = stated_s if usual_s is None else max(stated_s, usual_s / CLAIM_MAX)
         return known.penalty * (own_s * work + known.wait_s)
 
     def _first_choice(self, now_s: float, exclude: Collection[str]) -> _Replica | None:
@@ -264,9 +264,9 @@ class ReplicaRouter:
         heapq.heappush(self._heap, (known.runtime, self._random.random(), known.name))
 
 
-def _patience_s(known: _Replica) -> float:
+def _timeout_s(known: _Replica) -> float:
     assert known.answer_s is not None
-    return PATIENCE * known.answer_s + 4 * known.answer_deviation_s
+    return TIMEOUT_FACTOR * known.answer_s + 4 * known.answer_deviation_s
 
 
 def _blend(old: float | None, new: float, alpha: float) -> float:

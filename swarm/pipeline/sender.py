@@ -23,9 +23,9 @@ from peer.errors import DeadlineExceeded, NetworkError, ProtocolViolation, Remot
 from peer.net.host import Host
 from peer.net.rpc import Reply
 from peer.net.rpc_server import UNKNOWN_METHOD
-from swarm.pipeline.config import Load
-from swarm.pipeline.duplicate_checks import SEEN_S, Confirm, who_has
-from swarm.pipeline.messages import REASON_MAX, Cause, Pass, Passed, PassOutcome, PipelineCalls
+from swarm.pipeline.config import LoadReport
+from swarm.pipeline.duplicate_checks import IS_COUNTED_S, Confirm, who_has
+from swarm.pipeline.messages import REASON_MAX, Cause, ForwardOutcome, ForwardReply, ForwardRequest, PipelineCalls
 from swarm.pipeline.router import ReplicaRouter
 from swarm.protocol.ledger import Range
 
@@ -40,8 +40,8 @@ FAILURES_MAX: Final = 2
 FOLLOW_S: Final = 120.0  # a stage further on may be without replicas for about so long
 REFUSALS_MAX: Final = 2  # two replicas that refuse an input, or answer it to no avail, are right about it
 
-Replicas = Callable[[], Mapping[str, Load]]
-Accept = Callable[[Reply[Passed]], Awaitable[None]]
+Replicas = Callable[[], Mapping[str, LoadReport]]
+Accept = Callable[[Reply[ForwardReply]], Awaitable[None]]
 """What is done with an answer. ProtocolViolation (it is garbage) and StageRefused ("not_finite": it does no good) mean
 a retry; anything else ends `send`."""
 
@@ -50,7 +50,7 @@ a retry; anything else ends `send`."""
 class Delivered:
     """It came back, after `tries` calls: also those that replicas made once more further on before they declined it."""
 
-    passed: Passed
+    passed: ForwardReply
     tries: int
 
 
@@ -58,7 +58,7 @@ class Delivered:
 class Undelivered:
     """It did not, in time; what to tell our own caller."""
 
-    outcome: PassOutcome
+    outcome: ForwardOutcome
     cause: Cause
     reason: str
     begun: bool
@@ -95,12 +95,12 @@ class Sender:
         group: str,
         stage: int,
         replicas: Replicas,
-        wiring: ReplicaRouter | None = None,
+        router: ReplicaRouter | None = None,
     ) -> None:
-        self.wiring: Final = wiring or ReplicaRouter(Random(host.peer_id).getrandbits(32))
+        self.router: Final = router or ReplicaRouter(Random(host.peer_id).getrandbits(32))
         self.stage: Final = stage
         self._host, self._calls, self._group, self._replicas = host, calls, group, replicas
-        self._known: dict[str, Load] = {}
+        self._known: dict[str, LoadReport] = {}
         self._gone: dict[str, tuple[float, float]] = {}  # not in the group: its record's time, when we learnt it
         self._numbers = count(randbits(48))  # no sender that was here before has used them
         self._open: dict[int, tuple[str, Range, _Attempt]] = {}  # calls that we wait for, by their number
@@ -121,7 +121,7 @@ class Sender:
 
     async def send(
         self,
-        request: Pass,
+        request: ForwardRequest,
         payload: memoryview,
         accept: Accept,
         until: float = math.inf,
@@ -147,14 +147,14 @@ class Sender:
                 return ended
 
     async def _try(
-        self, peer: str, request: Pass, payload: memoryview, accept: Accept, attempt: _Attempt
+        self, peer: str, request: ForwardRequest, payload: memoryview, accept: Accept, attempt: _Attempt
     ) -> Delivered | Undelivered | None:
         """One call; None: go on elsewhere."""
-        wiring, number = self.wiring, next(self._numbers)
-        patience = 1.0 if self._others_than(peer) else ALONE
-        timeout_s = min(patience * wiring.deadline_s(peer), SHARE * (attempt.until - trio.current_time()))
+        router, number = self.router, next(self._numbers)
+        timeout = 1.0 if self._others_than(peer) else ALONE
+        timeout_s = min(timeout * router.deadline_s(peer), SHARE * (attempt.until - trio.current_time()))
         request = msgspec.structs.replace(request, group=self._group, again=attempt.again, ticket=number)
-        wiring.sent(peer, number, trio.current_time())
+        router.sent(peer, number, trio.current_time())
         answered_at = None
         try:
             self._open[number] = (peer, request.span, attempt)
@@ -168,80 +168,82 @@ class Sender:
                 await accept(reply)
         except (NetworkError, ProtocolViolation, StageRefused) as error:
             if isinstance(error, RemoteError) and error.code == UNKNOWN_METHOD:
-                return await self._declined(peer, number, Passed("elsewhere"), attempt)
+                return await self._declined(peer, number, ForwardReply("elsewhere"), attempt)
             if isinstance(error, StageRefused) and error.reason != "not_finite":
-                wiring.cancelled(peer, number)  # our own stage's affair
+                router.cancelled(peer, number)  # our own stage's affair
                 raise
-            wiring.failed(peer, number, trio.current_time())
+            router.failed(peer, number, trio.current_time())
             attempt.again = attempt.begun = True
             attempt.strayed.add(peer)
             attempt.failures[peer] += 1 if answered_at is None else FAILURES_MAX
             if answered_at is not None and isinstance(error, ProtocolViolation):
-                self._host.rpc.server.strike(peer, f"{self._calls.pass_on.name}: its answer: {error}")
+                self._host.rpc.server.strike(peer, f"{self._calls.forward.name}: its answer: {error}")
             if isinstance(error, StageRefused):
                 attempt.refusals += 1
                 if attempt.refusals >= REFUSALS_MAX or not self._others(attempt):
                     return Undelivered("refused", "not_finite", str(error)[:REASON_MAX], True, attempt.tries)
             return None
         except BaseException:
-            wiring.cancelled(peer, number)  # so that it does not seem overdue for ever
+            router.cancelled(peer, number)  # so that it does not seem overdue for ever
             raise
         if passed.outcome == "done":
-            wiring.succeeded(peer, number, answered_at, passed.downstream_s, passed.queued_s)
+            router.succeeded(peer, number, answered_at, passed.downstream_s, passed.queued_s)
             self._not_followed.discard(peer)
             return Delivered(passed, attempt.tries)
         attempt.begun |= passed.begun
         attempt.again |= passed.begun
         return await self._declined(peer, number, passed, attempt)
 
-    async def _declined(self, peer: str, number: int, passed: Passed, attempt: _Attempt) -> Undelivered | None:
+    async def _declined(self, peer: str, number: int, passed: ForwardReply, attempt: _Attempt) -> Undelivered | None:
         """`peer` answered that it has not done it."""
-        wiring, now = self.wiring, trio.current_time()
+        router, now = self.router, trio.current_time()
         attempt.tries += passed.retried
         if peer == attempt.holder and now - attempt.held_up.setdefault(peer, now) > FOLLOW_S:
             self._not_followed.add(peer)
         if passed.outcome == "elsewhere":
-            wiring.cancelled(peer, number)
+            router.cancelled(peer, number)
             self._gone[peer] = (self._known[peer].at if peer in self._known else 0.0, now)
             return None
         if passed.outcome == "refused":
-            wiring.cancelled(peer, number)
+            router.cancelled(peer, number)
             attempt.refusals += 1
             attempt.strayed.add(peer)
             if passed.cause == "stale" or attempt.refusals >= REFUSALS_MAX or not self._others(attempt):
                 return Undelivered("refused", passed.cause, passed.reason, attempt.begun, attempt.tries)
             return None
-        wiring.declined(peer, number, now)
-        pause_s = wiring.pause_s(now)
+        router.declined(peer, number, now)
+        pause_s = router.pause_s(now)
         if passed.outcome == "later" or not self._others_than(peer):
             pause_s = max(pause_s, min(passed.retry_after_s, 1.0))
         await trio.sleep(min(max(PAUSE_MIN_S, pause_s), max(0.0, attempt.until - now)))
         return None
 
-    async def _choose(self, request: Pass, attempt: _Attempt) -> str | None:
+    async def _choose(self, request: ForwardRequest, attempt: _Attempt) -> str | None:
         """Who has it already, if it may have been counted; else whom the wiring names. None if nobody is left."""
         attempt.holder = None
         if attempt.again and not request.evaluate:
             attempt.holder = await self._who_has(request.span, attempt)
             if attempt.holder is not None:
                 return attempt.holder
-        chosen = self.wiring.choose(trio.current_time(), exclude=attempt.strayed)
-        if chosen is None and self.wiring.replicas:  # all have failed
+        chosen = self.router.choose(trio.current_time(), exclude=attempt.strayed)
+        if chosen is None and self.router.replicas:  # all have failed
             await trio.sleep(min(POLL_S, max(0.0, attempt.until - trio.current_time())))
             attempt.strayed.clear()
-            chosen = self.wiring.choose(trio.current_time())
+            chosen = self.router.choose(trio.current_time())
         return chosen
 
     async def _who_has(self, span: Range, attempt: _Attempt) -> str | None:
         """The first live replica to say that it has counted `span`; None if none does in time."""
-        followed = (peer for peer in self.wiring.replicas if peer not in self._not_followed)
+        followed = (peer for peer in self.router.replicas if peer not in self._not_followed)
         asked = [peer for peer in followed if attempt.failures[peer] < FAILURES_MAX]
-        timeout_s = min(SEEN_S, SEEN_SHARE * (attempt.until - trio.current_time()))
+        timeout_s = min(IS_COUNTED_S, SEEN_SHARE * (attempt.until - trio.current_time()))
         return await who_has(self._host, self._group, span, asked, timeout_s)
 
-    async def _call(self, peer: str, request: Pass, payload: memoryview, timeout_s: float) -> Reply[Passed]:
+    async def _call(
+        self, peer: str, request: ForwardRequest, payload: memoryview, timeout_s: float
+    ) -> Reply[ForwardReply]:
         """Raises as Rpc.call; DeadlineExceeded too when the heartbeat finds the peer dead or frozen meanwhile."""
-        reply: Reply[Passed] | None = None
+        reply: Reply[ForwardReply] | None = None
         failure: NetworkError | ProtocolViolation | None = None
         async with trio.open_nursery() as nursery:
 
@@ -255,7 +257,7 @@ class Sender:
             try:
                 # By the bulk lane: 15 to 60 percent less CPU a call of 16 KB to 4 MB (8 and 24 at once, busy cores).
                 reply = await self._host.rpc.call(
-                    peer, self._calls.pass_on, request, payload, timeout_s=timeout_s, bulk=True
+                    peer, self._calls.forward, request, payload, timeout_s=timeout_s, bulk=True
                 )
             except (NetworkError, ProtocolViolation) as error:
                 failure = error
@@ -270,7 +272,7 @@ class Sender:
         try:
             if self._stranded == 1:
                 self._host.events.emit("pipeline_waiting", stage=self.stage)
-            while not self.wiring.replicas:
+            while not self.router.replicas:
                 left_s = attempt.until - trio.current_time()
                 if left_s < LEAST_S:
                     return
@@ -278,7 +280,7 @@ class Sender:
                 self._look()
         finally:
             self._stranded -= 1
-            if not self._stranded and self.wiring.replicas:
+            if not self._stranded and self.router.replicas:
                 self._host.events.emit("pipeline_resumed", stage=self.stage)
 
     def _look(self) -> None:
@@ -292,18 +294,18 @@ class Sender:
                 del found[peer]
         if found == self._known:
             return
-        self.wiring.update(found, now)
+        self.router.update(found, now)
         for peer, load in found.items():
             if self._known.get(peer) != load:
-                self.wiring.published(peer, load.queue, load.service_s, 0.0)
+                self.router.published(peer, load.queue, load.service_s, 0.0)
         self._known = found
         self._not_followed &= found.keys()
 
     def _others(self, attempt: _Attempt) -> bool:
-        return any(peer not in attempt.strayed for peer in self.wiring.replicas)
+        return any(peer not in attempt.strayed for peer in self.router.replicas)
 
     def _others_than(self, peer: str) -> bool:
-        return any(other != peer for other in self.wiring.replicas)
+        return any(other != peer for other in self.router.replicas)
 
 
 def _too_late(stage: int, attempt: _Attempt) -> Undelivered:

@@ -17,7 +17,7 @@ from peer.events import EventLog
 from swarm.pipeline.accounting import spans_of
 from swarm.pipeline.data_feed import TokenSource
 from swarm.pipeline.messages import SPANS_MAX
-from swarm.pipeline.stage_server import IssueResult, StageServer
+from swarm.pipeline.stage_server import DispatchResult, StageServer
 from swarm.pipeline.window import Window
 from swarm.protocol.ledger import Range, union
 
@@ -27,31 +27,31 @@ REFUSED_S: Final = 10.0  # what is refused is issued again and again: it is told
 
 
 @dataclass
-class Totals:
+class SourceTotals:
     """Micro-batches since the issuer began. `retried`: calls made once more, on any hop; `abandoned`: given
     up, with their round or as they were refused again and again."""
 
-    issued: int = 0
+    dispatched: int = 0
     completed: int = 0
     retried: int = 0
     abandoned: int = 0
 
 
 class MicroBatchSource:
-    """Issues through `station`; `tokens` says what is in a micro-batch. `on_result` is told of each that ended. Event
+    """Issues through `server`; `tokens` says what is in a micro-batch. `on_result` is told of each that ended. Event
     `pipeline_refused`: the samples `first` to `last`, half-open, were given up as every replica refuses them."""
 
-    def __init__(self, station: StageServer, tokens: TokenSource, events: EventLog) -> None:
-        self.station: Final = station
-        self.totals: Final = Totals()
-        self.on_result: Callable[[IssueResult], None] = lambda result: None
+    def __init__(self, server: StageServer, tokens: TokenSource, events: EventLog) -> None:
+        self.server: Final = server
+        self.totals: Final = SourceTotals()
+        self.on_result: Callable[[DispatchResult], None] = lambda result: None
         self._tokens, self._events = tokens, events
-        self._size = Window(WINDOW_MIN, station.rules.window_max)
+        self._size = Window(WINDOW_MIN, server.rules.window_max)
         self._window = trio.CapacityLimiter(WINDOW_MIN)
         self._window_again = trio.CapacityLimiter(WINDOW_MIN)  # what holds up a later stage must not wait for it
         self._nursery: trio.Nursery | None = None
         self._under_way: set[int] = set()
-        self._planned: Counter[int] = Counter()  # of calls of `issue` that have not ended
+        self._planned: Counter[int] = Counter()  # of calls of `dispatch` that have not ended
         self._told_at = self._refused_told_at = -math.inf
 
     @property
@@ -60,9 +60,9 @@ class MicroBatchSource:
         return self._size.size
 
     @property
-    def issuing(self) -> tuple[Range, ...]:
+    def dispatching(self) -> tuple[Range, ...]:
         """What is under way from here, or is to be."""
-        size = self.station.rules.micro_batch
+        size = self.server.rules.micro_batch
         return union((first, first + size) for first in {*self._planned, *self._under_way})
 
     @asynccontextmanager
@@ -71,22 +71,22 @@ class MicroBatchSource:
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
-                self.station.on_reissue, self.station.issuing = self.reissue, lambda: self.issuing
+                self.server.on_redispatch, self.server.dispatching = self.redispatch, lambda: self.dispatching
                 try:
                     yield
                 finally:
-                    self.station.on_reissue, self.station.issuing = lambda spans, epoch: None, lambda: ()
+                    self.server.on_redispatch, self.server.dispatching = lambda spans, epoch: None, lambda: ()
                     self._nursery = None
                     nursery.cancel_scope.cancel()
         finally:
             self._tell(now=True)
 
-    async def issue(
+    async def dispatch(
         self, ranges: Iterable[Range], again: bool = False, go_on: Callable[[], bool] = lambda: True
     ) -> None:
         """Issue all micro-batches of `ranges`, and return when all have ended. Cancelled, those under way are given up.
         `again`: they may have been counted before. No more are begun when `go_on()` is false."""
-        spans = spans_of(ranges, self.station.rules.micro_batch)
+        spans = spans_of(ranges, self.server.rules.micro_batch)
         firsts = [first for first, _ in spans]
         self._planned.update(firsts)
         try:
@@ -97,41 +97,41 @@ class MicroBatchSource:
                     if not go_on():
                         self._window.release_on_behalf_of(token)
                         break
-                    nursery.start_soon(self._issue, span, again, self._window, token)
+                    nursery.start_soon(self._dispatch, span, again, self._window, token)
         finally:
             self._planned -= Counter(firsts)
             self._tell(now=True)  # also of those given up: nobody may issue again
 
-    def reissue(self, spans: Iterable[Range], epoch: int | None = None) -> None:
-        """Issue these once more, beside all else, for `epoch` (see `Origin.issue`); those under way from here are left
-        to it."""
-        for span in spans_of(spans, self.station.rules.micro_batch):
+    def redispatch(self, spans: Iterable[Range], epoch: int | None = None) -> None:
+        """Issue these once more, beside all else, for `epoch` (see `Origin.dispatch`); those under way from here are
+        left to it."""
+        for span in spans_of(spans, self.server.rules.micro_batch):
             if len(self._under_way) >= SPANS_MAX:
                 return  # whoever misses them will ask again
             if self._nursery is not None and span[0] not in self._under_way and span[0] not in self._planned:
                 self._under_way.add(span[0])
-                self._nursery.start_soon(self._reissue, span, epoch)
+                self._nursery.start_soon(self._redispatch, span, epoch)
 
-    async def _reissue(self, span: Range, epoch: int | None) -> None:
+    async def _redispatch(self, span: Range, epoch: int | None) -> None:
         token = object()
         try:
             await self._window_again.acquire_on_behalf_of(token)
         except trio.Cancelled:
             self._under_way.discard(span[0])
             raise
-        await self._issue(span, True, self._window_again, token, epoch)
+        await self._dispatch(span, True, self._window_again, token, epoch)
 
-    async def _issue(
+    async def _dispatch(
         self, span: Range, again: bool, window: trio.CapacityLimiter, token: object, epoch: int | None = None
     ) -> None:
         totals = self.totals
         ended = False
-        totals.issued += 1
+        totals.dispatched += 1
         self._under_way.add(span[0])
         try:
             tokens = await self._tokens((span,))
             mark = self._size.begun(trio.current_time())
-            result = await self.station.issue(span, tokens, again, epoch)
+            result = await self.server.dispatch(span, tokens, again, epoch)
             if result.done and not again:
                 self._size.answered(mark, trio.current_time(), None if result.retried else result.unqueued_s)
             totals.completed += result.done
@@ -147,7 +147,7 @@ class MicroBatchSource:
             self._window.total_tokens = self.window
             self._tell()
 
-    def _tell_refused(self, result: IssueResult) -> None:
+    def _tell_refused(self, result: DispatchResult) -> None:
         at = trio.current_time()
         if at - self._refused_told_at < REFUSED_S:
             return
@@ -159,7 +159,7 @@ class MicroBatchSource:
             last=last,
             cause=result.cause,
             reason=result.reason,
-            synchronous=self.station.rules.synchronous,
+            synchronous=self.server.rules.synchronous,
         )
 
     def _tell(self, now: bool = False) -> None:
@@ -169,7 +169,7 @@ class MicroBatchSource:
             totals = self.totals
             self._events.emit(
                 "pipeline_progress",
-                issued=totals.issued,
+                dispatched=totals.dispatched,
                 completed=totals.completed,
                 retried=totals.retried,
                 abandoned=totals.abandoned,

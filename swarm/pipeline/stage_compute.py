@@ -1,7 +1,8 @@
 """Micro-batches between the network and the stage's worker: slots, codes, and measured times.
 
-Shapes: B sequences, T tokens, C hidden_size. Payloads are those of `swarm.pipeline.messages.Pass`: token ids, then the
-coded hidden state. Both codings work on the worker's own memory: a hidden state is never copied on this side.
+Shapes: B sequences, T tokens, C hidden_size. Payloads are those of `swarm.pipeline.messages.ForwardRequest`: token
+ids, then the coded hidden state. Both codings work on the worker's own memory: a hidden state is never copied on this
+side.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ import trio
 from torch import Tensor
 
 from peer.errors import ProtocolViolation, StageRefused
-from peer.worker.stage_client import MicroBatch, MicroBatchDone, Slot, StageWorkerGroup
+from peer.worker.stage_client import MicroBatch, MicroBatchDone, MicroBatchSlot, StageWorkerGroup
 from swarm.pipeline.activations import ActivationCode, new_payload, view_of
-from swarm.pipeline.config import PipelineRules
+from swarm.pipeline.config import PipelineSettings
 from swarm.pipeline.messages import TOKEN_BYTES
 from swarm.protocol.ledger import Range
 
@@ -30,7 +31,7 @@ COLD: Final = 4  # micro-batches that say nothing of what the later ones take: c
 
 
 @dataclass
-class Times:
+class Timings:
     """Of one micro-batch at this stage, in seconds: on the device and in coding, and waiting for either."""
 
     own_s: float = 0.0
@@ -38,7 +39,7 @@ class Times:
 
 
 @dataclass(frozen=True)
-class Size:
+class BatchSize:
     """(B, T) of a micro-batch, and C."""
 
     batch: int
@@ -59,15 +60,15 @@ class Size:
 
 
 class StageCompute:
-    """Forward and backward of `gang`'s stage, for a station. Everything raises StageRefused and WorkerError as the gang
-    does, and ProtocolViolation for payloads that do not decode."""
+    """Forward and backward of `worker_group`'s stage, for a station. Everything raises StageRefused and WorkerError as
+    the gang does, and ProtocolViolation for payloads that do not decode."""
 
-    def __init__(self, gang: StageWorkerGroup, rules: PipelineRules) -> None:
-        self.gang: Final = gang
+    def __init__(self, worker_group: StageWorkerGroup, rules: PipelineSettings) -> None:
+        self.worker_group: Final = worker_group
         self._rules = rules
         self._code = ActivationCode(rules.activations)
         self._attempts = count()
-        self._forwards = trio.CapacityLimiter(max(1, gang.spec.slots - _KEPT_FOR_BACKWARDS))
+        self._forwards = trio.CapacityLimiter(max(1, worker_group.spec.slots - _KEPT_FOR_BACKWARDS))
         self._served = 0
         self.service_s = 0.0
         """What a micro-batch takes of this stage's device and coding, smoothed; 0 until known."""
@@ -79,43 +80,47 @@ class StageCompute:
 
     def name(self, span: Range, epoch: int, counts: bool) -> MicroBatch:
         """A fresh pass of it through this stage."""
-        return MicroBatch(str(span[0]), self.gang.spec.index, epoch, counts, next(self._attempts))
+        return MicroBatch(str(span[0]), self.worker_group.spec.index, epoch, counts, next(self._attempts))
 
-    def size(self, batch: int, length: int) -> Size:
-        return Size(batch, length, self._rules.hidden_size)
+    def size(self, batch: int, length: int) -> BatchSize:
+        return BatchSize(batch, length, self._rules.hidden_size)
 
-    def payload_bytes(self, size: Size) -> int:
+    def payload_bytes(self, size: BatchSize) -> int:
         """Of token ids and hidden state."""
         return size.token_bytes + self._code.size_bytes(size.values)
 
-    def gradient_bytes(self, size: Size) -> int:
+    def gradient_bytes(self, size: BatchSize) -> int:
         return self._code.size_bytes(size.values)
 
     @asynccontextmanager
-    async def forward_slot(self, times: Times) -> AsyncIterator[Slot]:
+    async def forward_slot(self, times: Timings) -> AsyncIterator[MicroBatchSlot]:
         """A slot for a forward, in the order of asking."""
         asked = trio.current_time()
-        async with self._forwards, self.gang.slot() as slot:
+        async with self._forwards, self.worker_group.slot() as slot:
             times.queued_s += trio.current_time() - asked
             yield slot
 
-    async def take_in(self, slot: Slot, size: Size, tokens: Tensor, coded: memoryview | None, times: Times) -> None:
+    async def take_in(
+        self, slot: MicroBatchSlot, size: BatchSize, tokens: Tensor, coded: memoryview | None, times: Timings
+    ) -> None:
         """Write a micro-batch into the slot: `tokens` (B, T + 1) int64, and for later stages the coded hidden state."""
         started = trio.current_time()
         if coded is None:
             slot.tokens(*size.at).copy_(tokens[:, :-1])
         else:
             await self._code.decode(coded, slot.hidden(*size.at))
-        if self.gang.spec.is_last:
+        if self.worker_group.spec.is_last:
             slot.targets(*size.at).copy_(tokens[:, 1:])
         times.own_s += trio.current_time() - started
 
-    async def forward(self, slot: Slot, of: MicroBatch, size: Size, times: Times, keep: bool = True) -> float:
+    async def forward(
+        self, slot: MicroBatchSlot, of: MicroBatch, size: BatchSize, times: Timings, keep: bool = True
+    ) -> float:
         """The loss in nats summed over the tokens, if this is the last stage; else 0, and the slot has the output."""
-        done = await self._timed(self.gang.forward(of, slot, *size.at, keep), times)
+        done = await self._timed(self.worker_group.forward(of, slot, *size.at, keep), times)
         return 0.0 if done.loss is None else done.loss * size.batch * size.length
 
-    async def take_out(self, slot: Slot, size: Size, tokens: Tensor, times: Times) -> memoryview:
+    async def take_out(self, slot: MicroBatchSlot, size: BatchSize, tokens: Tensor, times: Timings) -> memoryview:
         """The payload for the next stage."""
         started = trio.current_time()
         payload = new_payload(self.payload_bytes(size))
@@ -125,25 +130,25 @@ class StageCompute:
         return view_of(payload)
 
     @asynccontextmanager
-    async def backward_slot(self, times: Times) -> AsyncIterator[Slot]:
+    async def backward_slot(self, times: Timings) -> AsyncIterator[MicroBatchSlot]:
         asked = trio.current_time()
-        async with self.gang.slot() as slot:
+        async with self.worker_group.slot() as slot:
             times.queued_s += trio.current_time() - asked
             yield slot
 
-    async def take_gradient(self, slot: Slot, size: Size, gradient: memoryview, times: Times) -> None:
+    async def take_gradient(self, slot: MicroBatchSlot, size: BatchSize, gradient: memoryview, times: Timings) -> None:
         """Write the coded gradient of the stage's output into the slot."""
         started = trio.current_time()
         await self._code.decode(gradient, slot.hidden(*size.at))
         times.own_s += trio.current_time() - started
 
-    async def backward(self, slot: Slot, of: MicroBatch, size: Size, times: Times) -> MicroBatchDone:
+    async def backward(self, slot: MicroBatchSlot, of: MicroBatch, size: BatchSize, times: Timings) -> MicroBatchDone:
         """By the gradient in the slot (on the last stage there is none); it then has the gradient of the input."""
-        return await self._timed(self.gang.backward(of, slot, *size.at), times)
+        return await self._timed(self.worker_group.backward(of, slot, *size.at), times)
 
-    async def gradient_out(self, slot: Slot, size: Size, times: Times) -> memoryview:
+    async def gradient_out(self, slot: MicroBatchSlot, size: BatchSize, times: Timings) -> memoryview:
         """The coded gradient of the input; empty on the first stage."""
-        if self.gang.spec.is_first:
+        if self.worker_group.spec.is_first:
             return memoryview(b"")
         started = trio.current_time()
         payload = new_payload(self.gradient_bytes(size))
@@ -151,13 +156,13 @@ class StageCompute:
         times.own_s += trio.current_time() - started
         return view_of(payload)
 
-    def served(self, times: Times) -> None:
+    def served(self, times: Timings) -> None:
         """A micro-batch went through."""
         self._served += 1
         if self._served > COLD:
             self.service_s += (times.own_s - self.service_s) * max(SMOOTHING, 1 / (self._served - COLD))
 
-    def read_tokens(self, payload: memoryview, size: Size) -> Tensor:
+    def read_tokens(self, payload: memoryview, size: BatchSize) -> Tensor:
         """(B, T + 1) int64. Raises ProtocolViolation for ids outside the vocabulary."""
         ids = np.frombuffer(payload[: size.token_bytes], "<u4").reshape(size.batch, size.length + 1)
         if int(ids.max()) >= self._rules.vocab_size:
@@ -170,7 +175,7 @@ class StageCompute:
         except ProtocolViolation as error:  # ours, and nobody's offence
             raise StageRefused(str(error), "not_finite") from error
 
-    async def _timed(self, call: Awaitable[MicroBatchDone], times: Times) -> MicroBatchDone:
+    async def _timed(self, call: Awaitable[MicroBatchDone], times: Timings) -> MicroBatchDone:
         started = trio.current_time()
         done = await call
         times.own_s += done.seconds

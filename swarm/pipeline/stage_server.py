@@ -21,45 +21,46 @@ from peer.net.host import Host
 from peer.net.method import Call
 from peer.worker.stage_client import StageWorkerGroup
 from swarm.pipeline.accounting import SampleAccounting
-from swarm.pipeline.config import Load, PipelineRules
-from swarm.pipeline.first_stage import IssueResult, Origin
+from swarm.pipeline.config import LoadReport, PipelineSettings
+from swarm.pipeline.first_stage import DispatchResult, Origin
 from swarm.pipeline.handlers import ForwardHandler
 from swarm.pipeline.messages import (
-    AWAITED,
     COUNTED,
-    REISSUE,
-    SEEN,
+    IS_COUNTED,
+    REDISPATCH,
     SPANS_MAX,
-    AskAwaited,
+    STILL_WAITING,
     AskCounted,
-    AskSeen,
-    Awaited,
     Counted,
+    IsCountedQuery,
+    IsCountedReply,
     PipelineCalls,
-    Reissue,
-    Seen,
+    Redispatch,
+    StillWaitingQuery,
+    StillWaitingReply,
 )
-from swarm.pipeline.micro_batch import StageWork
+from swarm.pipeline.micro_batch import MicroBatchRunner
 from swarm.pipeline.sender import Sender
 from swarm.pipeline.stage_compute import StageCompute
 from swarm.protocol.head import Head
 from swarm.protocol.ledger import Range, count
 from swarm.protocol.messages import Done
 
-__all__ = ["IssueResult", "StageServer"]
+__all__ = ["DispatchResult", "StageServer"]
 
-ReplicasOf = Callable[[int], Mapping[str, Load]]
+ReplicasOf = Callable[[int], Mapping[str, LoadReport]]
 """The live replicas of a stage, by peer id, ourselves left out or not; read anew for each micro-batch."""
 
 
 class StageServer:
-    """Stage `stage` of a run, on `gang`. `counting` is of this replica's group and moves only through the station."""
+    """Stage `stage` of a run, on `worker_group`. `counting` is of this replica's group and moves only through the
+    station."""
 
     def __init__(
         self,
         stage: int,
-        rules: PipelineRules,
-        gang: StageWorkerGroup,
+        rules: PipelineSettings,
+        worker_group: StageWorkerGroup,
         host: Host,
         counting: SampleAccounting,
         replicas_of: ReplicasOf,
@@ -74,15 +75,15 @@ class StageServer:
         sender = None
         if stage + 1 < rules.stages:
             sender = Sender(host, calls, rules.groups[stage + 1], stage + 1, lambda: replicas_of(stage + 1))
-        compute = StageCompute(gang, rules)
-        self._work = StageWork(stage, compute, counting, sender, lambda: host.stood_still_until)
+        compute = StageCompute(worker_group, rules)
+        self._work = MicroBatchRunner(stage, compute, counting, sender, lambda: host.stood_still_until)
         self._work.on_lost = self._lost
-        self._desk = ForwardHandler(host, rules, self._work, lambda: replicas_of(stage - 1))
+        self._handlers = ForwardHandler(host, rules, self._work, lambda: replicas_of(stage - 1))
         self._origin = Origin(host, rules, self._work, self._mates) if stage == 0 else None
         self._calls = calls
-        self.on_reissue: Callable[[tuple[Range, ...], int], None] = lambda spans, epoch: None
+        self.on_redispatch: Callable[[tuple[Range, ...], int], None] = lambda spans, epoch: None
         """Stage 0: asked to issue these once more, for that epoch (see `swarm.pipeline.source`)."""
-        self.issuing: Callable[[], tuple[Range, ...]] = lambda: ()
+        self.dispatching: Callable[[], tuple[Range, ...]] = lambda: ()
         """Stage 0: what its issuer is at, or about to issue."""
         self.on_lost: Callable[[], None] = lambda: None
         """The worker was lost: nothing is counted any more, and weights must be imported."""
@@ -90,7 +91,7 @@ class StageServer:
     @property
     def later_epoch(self) -> int:
         """The latest epoch of which the stage before has sent a micro-batch: above ours, it has committed since."""
-        return self._desk.later_epoch
+        return self._handlers.later_epoch
 
     @property
     def on_counted(self) -> Callable[[Range, int, float], None]:
@@ -104,32 +105,32 @@ class StageServer:
     @property
     def on_later(self) -> Callable[[int], None]:
         """Called with `later_epoch` whenever that grows."""
-        return self._desk.on_later
+        return self._handlers.on_later
 
     @on_later.setter
     def on_later(self, call: Callable[[int], None]) -> None:
-        self._desk.on_later = call
+        self._handlers.on_later = call
 
     @property
     def answer_s(self) -> float:
         """What a micro-batch takes from its arrival here to its gradient, smoothed; 0 until known."""
         return self._work.answer_s
 
-    def load(self) -> Load:
+    def load(self) -> LoadReport:
         """For our record."""
         compute = self._work.compute
-        return Load(float(compute.waiting), compute.service_s)
+        return LoadReport(float(compute.waiting), compute.service_s)
 
     def moved(self, head: Head) -> tuple[Range, ...]:
         """The group has committed `head`; to be called just before the worker is told to import its weights. Returns
         what we have counted since the capture that others have got merged (see `SampleAccounting.reset`)."""
         self._work.notice_loss()
         conflicts = self.counting.reset(head)
-        self._desk.moved()
+        self._handlers.moved()
         return conflicts
 
     def nothing_counts(self) -> AbstractAsyncContextManager[None]:
-        """As `StageWork.nothing_counts`."""
+        """As `MicroBatchRunner.nothing_counts`."""
         return self._work.nothing_counts()
 
     @asynccontextmanager
@@ -137,29 +138,31 @@ class StageServer:
         """Serve inside the block."""
         rpc = self._host.rpc
         with rpc.scope():
-            rpc.serve(SEEN, self._on_seen)
+            rpc.serve(IS_COUNTED, self._on_seen)
             rpc.serve(COUNTED, self._on_counted)
-            rpc.serve(AWAITED, self._on_awaited)
+            rpc.serve(STILL_WAITING, self._on_awaited)
             if self._origin is None:
-                rpc.serve(self._calls.pass_on, self._desk.serve)
+                rpc.serve(self._calls.forward, self._handlers.serve)
             else:
-                rpc.serve(REISSUE, self._on_reissue)
+                rpc.serve(REDISPATCH, self._on_redispatch)
             try:
                 yield
             finally:
-                await self._desk.close()
+                await self._handlers.close()
 
-    async def issue(self, span: Range, tokens: Tensor, again: bool = False, epoch: int | None = None) -> IssueResult:
+    async def dispatch(
+        self, span: Range, tokens: Tensor, again: bool = False, epoch: int | None = None
+    ) -> DispatchResult:
         """Stage 0: take `tokens` (micro_batch, seq_len + 1) int64 through all stages; retries for ever. `epoch`: see
-        `Origin.issue`."""
+        `Origin.dispatch`."""
         assert self._origin is not None, "only stage 0 issues"
-        return await self._origin.issue(span, tokens, again, epoch)
+        return await self._origin.dispatch(span, tokens, again, epoch)
 
-    async def evaluate(self, tokens: Tensor, patience_s: float) -> float:
+    async def evaluate(self, tokens: Tensor, timeout_s: float) -> float:
         """Stage 0: the mean loss in nats a token of `tokens` (B, T + 1) int64, by all stages' present weights. Raises
         as `Origin.evaluate`."""
         assert self._origin is not None, "only stage 0 evaluates"
-        return await self._origin.evaluate(tokens, patience_s)
+        return await self._origin.evaluate(tokens, timeout_s)
 
     def _mates(self) -> list[str]:
         """The other replicas of our own stage."""
@@ -169,22 +172,22 @@ class StageServer:
         self._events.emit("pipeline_lost", samples=sum(last - first for first, last in spans))
         self.on_lost()
 
-    async def _on_seen(self, call: Call[AskSeen]) -> Seen:
+    async def _on_seen(self, call: Call[IsCountedQuery]) -> IsCountedReply:
         if call.body.group != self._group:
-            return Seen(tuple(False for _ in call.body.spans))
-        return Seen(tuple([await self._work.settled(span, call.peer) for span in call.body.spans]))
+            return IsCountedReply(tuple(False for _ in call.body.spans))
+        return IsCountedReply(tuple([await self._work.settled(span, call.peer) for span in call.body.spans]))
 
-    async def _on_awaited(self, call: Call[AskAwaited]) -> Awaited:
+    async def _on_awaited(self, call: Call[StillWaitingQuery]) -> StillWaitingReply:
         sender, ask = self._work.sender, call.body
-        return Awaited(sender is not None and await sender.awaits(call.peer, ask.span, ask.ticket))
+        return StillWaitingReply(sender is not None and await sender.awaits(call.peer, ask.span, ask.ticket))
 
     async def _on_counted(self, call: Call[AskCounted]) -> Counted:
         self._work.notice_loss()
         here = call.body.group == self._group and call.body.epoch == self.counting.epoch
-        issuing = self.issuing() if call.body.group == self._group else ()
-        return Counted(self.counting.counted if here else (), issuing[:SPANS_MAX])
+        dispatching = self.dispatching() if call.body.group == self._group else ()
+        return Counted(self.counting.counted if here else (), dispatching[:SPANS_MAX])
 
-    async def _on_reissue(self, call: Call[Reissue]) -> Done:
+    async def _on_redispatch(self, call: Call[Redispatch]) -> Done:
         size, samples = self.rules.micro_batch, count(call.body.spans)
         if not self.rules.synchronous:
             raise ProtocolViolation("samples are issued once more only where rounds are synchronous")
@@ -193,5 +196,5 @@ class StageServer:
         if samples > SPANS_MAX * size:
             raise ProtocolViolation(f"{samples} samples to be issued at once: at most {SPANS_MAX} micro-batches")
         if call.body.group == self._group and self.counting.in_batch(call.body.spans, call.body.epoch):
-            self.on_reissue(call.body.spans, call.body.epoch)
+            self.on_redispatch(call.body.spans, call.body.epoch)
         return Done()

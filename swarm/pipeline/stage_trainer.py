@@ -27,9 +27,9 @@ from swarm.pipeline.source import MicroBatchSource
 from swarm.pipeline.stage_server import StageServer
 from swarm.protocol.head import Head
 from swarm.protocol.ledger import Range, count, union, without
-from swarm.protocol.round_schedule import Pace
+from swarm.protocol.round_schedule import RoundSchedule
 from swarm.rounds.round_state import Notifier
-from swarm.rounds.trainer import Claims, Order, Work
+from swarm.rounds.trainer import Claims, TrainRequest, TrainResult
 
 SPEED_MEMORY: Final = 0.7  # of the smoothed speed
 WATCH_S: Final = 0.5  # how often a lost worker is looked for, where nobody works with it
@@ -61,16 +61,16 @@ class Adoption:
 
 @dataclass(frozen=True)
 class StageTrainerContext:
-    """Where a stage is trained: its worker, its station, the run's pace; `issuer` on stage 0, and what is `held_out`
+    """Where a stage is trained: its worker, its station, the run's pace; `source` on stage 0, and what is `held_out`
     there. `first_round()`: the round that the replicas of stage 0 say they have committed, None if nobody says; it
     tells the others that a round is over where no micro-batch will, at the end of the run, which has so many `rounds`
     (0: it never ends)."""
 
-    gang: StageWorkerGroup
-    station: StageServer
-    pace: Pace
+    worker_group: StageWorkerGroup
+    server: StageServer
+    schedule: RoundSchedule
     events: EventLog
-    issuer: MicroBatchSource | None = None
+    source: MicroBatchSource | None = None
     held_out: HeldOut | None = None
     first_round: Callable[[], int | None] = lambda: None
     rounds: int = 0
@@ -80,31 +80,31 @@ class StageTrainer(ABC):
     """Implements `swarm.rounds.trainer.Trainer`; `run` must be running. Its station must be open while a round
     trains."""
 
-    def __init__(self, post: StageTrainerContext) -> None:
+    def __init__(self, context: StageTrainerContext) -> None:
         self.speed = 0.0
         self.loss: float | None = None
         self.val_loss: float | None = None
         self.validate_round: int | None = None
         self.head: Head | None = None
-        self._post = post
-        self._gang, self._station, self._events = post.gang, post.station, post.events
-        self._counting = post.station.counting
+        self._context = context
+        self._worker_group, self._server, self._events = context.worker_group, context.server, context.events
+        self._counting = context.server.counting
         self._adoption: Adoption | None = None
         self._generation = -1  # of the worker that has the weights of `head`
         self._lock = trio.Lock()  # one change of the worker's weights at a time
         self._changed = Notifier()
-        self._hurried = False
+        self._cut_short = False
         self._worked_on: int | None = None  # round of the head after which something was issued last
         self._validates_from = -math.inf
-        self._station.on_counted = self._note_counted
-        self._station.on_later = lambda epoch: self._changed.notify()
-        self._station.on_lost = self._note_lost
+        self._server.on_counted = self._note_counted
+        self._server.on_later = lambda epoch: self._changed.notify()
+        self._server.on_lost = self._note_lost
 
     # -- what rounds ask ---------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Keep the worker at what was adopted, through commits and losses; for ever."""
-        async with self._issuing():
+        async with self._dispatching():
             while True:
                 await self._changed.until(self._is_due, WATCH_S)
                 try:
@@ -114,16 +114,16 @@ class StageTrainer(ABC):
                     self._events.emit("worker_failed", reason=str(error))
                     await trio.sleep(WATCH_S)
 
-    async def train(self, order: Order) -> Work:
-        self._hurried = order.hurried  # a call to wrap up may have come when the round before had been handed in
-        await self._changed.until(lambda: self._is_ready(order), math.inf)
-        if order.assignment.anew or not self._may_go_on(order):
+    async def train(self, request: TrainRequest) -> TrainResult:
+        self._cut_short = request.cut_short  # a call to wrap up may have come when the round before had been handed in
+        await self._changed.until(lambda: self._is_ready(request), math.inf)
+        if request.assignment.anew or not self._may_go_on(request):
             async with self._alone():
                 await self._begin_anew()
-        return await self._train(order)
+        return await self._train(request)
 
-    def wrap_up(self) -> None:
-        self._hurried = True
+    def finish_early(self) -> None:
+        self._cut_short = True
         self._changed.notify()
 
     def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None, head: Head) -> None:
@@ -133,7 +133,7 @@ class StageTrainer(ABC):
         orphaned = _is_orphaned(head, self.head if earlier is None else earlier.head)
         if earlier is not None and earlier.head.round == head.round:
             orphaned |= earlier.orphaned
-        orphaned &= self._post.pace.synchronous
+        orphaned &= self._context.schedule.synchronous
         # A copy: the round after the next writes to `theta`.
         self._adoption = Adoption(theta.clone(), head, replaced, same, orphaned)
         self._changed.notify()
@@ -147,18 +147,18 @@ class StageTrainer(ABC):
     async def validate(self) -> None:
         """Stage 0: the held-out loss, by all stages' present weights, if it is asked for. Given up where it takes much
         longer than it should: the other stages may have left."""
-        await self._validate(max(LAST_EVALUATE_S, LATE * self._station.answer_s))
+        await self._validate(max(LAST_EVALUATE_S, LATE * self._server.answer_s))
 
-    async def _validate(self, patience_s: float) -> None:
+    async def _validate(self, timeout_s: float) -> None:
         number, self.validate_round = self.validate_round, None
-        held_out = self._post.held_out
-        if number is None or held_out is None or self._post.issuer is None:
+        held_out = self._context.held_out
+        if number is None or held_out is None or self._context.source is None:
             return
         began = trio.current_time()
         losses: list[float] = []
         try:
             for batch in await held_out.batches():
-                losses.append(await self._station.evaluate(batch, patience_s))
+                losses.append(await self._server.evaluate(batch, timeout_s))
         except BarnraiseError as error:
             self._events.emit("evaluation_failed", round=number, reason=str(error))
             return
@@ -170,11 +170,11 @@ class StageTrainer(ABC):
     # -- what the modes differ in ------------------------------------------------------------------------------------
 
     @abstractmethod
-    async def _train(self, order: Order) -> Work:
-        """Until the mode says that it is enough, or `self._hurried`."""
+    async def _train(self, request: TrainRequest) -> TrainResult:
+        """Until the mode says that it is enough, or `self._cut_short`."""
 
     @abstractmethod
-    def _may_go_on(self, order: Order) -> bool:
+    def _may_go_on(self, request: TrainRequest) -> bool:
         """Whether what was counted since the last commit may be part of the order's contribution."""
 
     @abstractmethod
@@ -200,7 +200,7 @@ class StageTrainer(ABC):
     async def _load(self, head: Head) -> None:
         """Bring the weights in `outer`, those of `head`, to a worker that has none of its group's yet. WorkerError,
         StageRefused."""
-        await self._gang.import_weights(head.round)
+        await self._worker_group.import_weights(head.round)
 
     def _may_step(self) -> bool:
         """Whether the worker is to make an inner step."""
@@ -216,10 +216,10 @@ class StageTrainer(ABC):
         return self._adoption is not None or self._is_lost() or self._may_step()
 
     def _is_lost(self) -> bool:
-        return self.head is not None and self._generation != self._gang.generation
+        return self.head is not None and self._generation != self._worker_group.generation
 
-    def _is_ready(self, order: Order) -> bool:
-        here = self.head is not None and self.head.round + 1 == order.turn.round
+    def _is_ready(self, request: TrainRequest) -> bool:
+        here = self.head is not None and self.head.round + 1 == request.round_info.round
         return here and self._adoption is None and not self._is_lost()
 
     async def _catch_up(self) -> None:
@@ -245,17 +245,17 @@ class StageTrainer(ABC):
             self._adoption = None
 
     async def _import(self, adoption: Adoption) -> None:
-        head, generation = adoption.head, self._gang.generation
+        head, generation = adoption.head, self._worker_group.generation
         keeps = self._keeps(adoption) and generation == self._generation
         if not keeps:
             await self._throw_away(head)
-        await trio.to_thread.run_sync(self._gang.outer.copy_, adoption.theta)
-        conflicts = self._station.moved(head)
+        await trio.to_thread.run_sync(self._worker_group.outer.copy_, adoption.theta)
+        conflicts = self._server.moved(head)
         self.head = head
         if adoption.orphaned or generation != self._generation:
             await self._load(head)
         else:
-            await self._gang.import_weights(head.round, rebase=keeps)
+            await self._worker_group.import_weights(head.round, rebase=keeps)
         self._generation = generation
         self._settle()
         if conflicts:
@@ -265,8 +265,8 @@ class StageTrainer(ABC):
     async def _recover(self) -> None:
         """A new worker takes up the weights of the head."""
         assert self.head is not None
-        generation = self._gang.generation
-        self._station.moved(self.head)
+        generation = self._worker_group.generation
+        self._server.moved(self.head)
         self._note_lost()
         await self._load(self.head)
         self._generation = generation
@@ -276,13 +276,13 @@ class StageTrainer(ABC):
         if self.head is None or self._is_lost():
             return  # it is about to be
         await self._throw_away(self.head)
-        await self._gang.import_weights(self.head.round)
+        await self._worker_group.import_weights(self.head.round)
 
     async def _throw_away(self, head: Head) -> None:
         """All gradients, wherever they are. Lost is what has not been merged on the way to `head`."""
-        async with self._station.nothing_counts():
-            if self._generation == self._gang.generation:
-                await self._gang.take_gradient()
+        async with self._server.nothing_counts():
+            if self._generation == self._worker_group.generation:
+                await self._worker_group.take_gradient()
             counted = self._counting.forget()
         lost = without(counted, without(counted, head.ledger.free))
         if lost:
@@ -299,27 +299,27 @@ class StageTrainer(ABC):
         size = self._counting.micro_batch
         return union((first, first + size) for first in map(int, ids))
 
-    async def _issue(self, order: Order) -> None:
+    async def _dispatch(self, request: TrainRequest) -> None:
         """Stage 0: take all that the order assigns through the pipeline, but for what is counted already; begin no more
         when it is over."""
-        issuer, head = self._post.issuer, self.head
-        assert issuer is not None and head is not None
-        left = without(order.assignment.ranges, self._counting.counted)
+        source, head = self._context.source, self.head
+        assert source is not None and head is not None
+        left = without(request.assignment.ranges, self._counting.counted)
         # A regrouped head is of the same round, and who has just come does not know what others have issued in it.
         worked_on, self._worked_on = self._worked_on, head.round
         is_new = head.round == 0 if worked_on is None else head.round > worked_on
         fresh = without(left, [(0, head.ledger.cursor)]) if is_new else ()
 
         def go_on() -> bool:
-            return not self._is_over(order)
+            return not self._is_over(request)
 
         async with trio.open_nursery() as nursery:
             for ranges, again in ((without(left, fresh), True), (fresh, False)):
                 if ranges:
-                    nursery.start_soon(issuer.issue, ranges, again, go_on)
+                    nursery.start_soon(source.dispatch, ranges, again, go_on)
 
-    def _is_over(self, order: Order) -> bool:
-        return self._hurried
+    def _is_over(self, request: TrainRequest) -> bool:
+        return self._cut_short
 
     @asynccontextmanager
     async def _alone(self) -> AsyncIterator[None]:
@@ -339,11 +339,11 @@ class StageTrainer(ABC):
             await self._validate(EVALUATE_S)
 
     @asynccontextmanager
-    async def _issuing(self) -> AsyncIterator[None]:
-        if self._post.issuer is None:
+    async def _dispatching(self) -> AsyncIterator[None]:
+        if self._context.source is None:
             yield
             return
-        async with self._post.issuer.open():
+        async with self._context.source.open():
             yield
 
 

@@ -18,14 +18,14 @@ from peer.errors import BarnraiseError, RemoteError
 from peer.events import EventLog
 from peer.net.host import Host
 from peer.net.rpc_server import BUSY
-from swarm.pipeline.config import PipelineRules
-from swarm.pipeline.messages import COUNTED, REISSUE, SPANS_MAX, AskCounted, Reissue
+from swarm.pipeline.config import PipelineSettings
+from swarm.pipeline.messages import COUNTED, REDISPATCH, SPANS_MAX, AskCounted, Redispatch
 from swarm.pipeline.stage_server import StageServer
 from swarm.pipeline.stage_trainer import Adoption, StageTrainer, StageTrainerContext
 from swarm.protocol.head import Head
 from swarm.protocol.ledger import Range, contains, count, union
-from swarm.protocol.round_schedule import Pace
-from swarm.rounds.trainer import Claims, Order, Work
+from swarm.protocol.round_schedule import RoundSchedule
+from swarm.rounds.trainer import Claims, TrainRequest, TrainResult
 
 POLL_S: Final = 0.2
 ANSWER_S: Final = 1.0  # a member that takes longer is asked again
@@ -35,29 +35,29 @@ STALL_ANSWERS: Final = 4.0
 
 
 class BatchTracker:
-    """Sees to it that a round's batch is counted. `issuers()`: the live replicas of stage 0; `issue_here` issues at
+    """Sees to it that a round's batch is counted. `issuers()`: the live replicas of stage 0; `dispatch_here` issues at
     this peer, if it is one."""
 
     def __init__(
         self,
         host: Host,
-        rules: PipelineRules,
-        pace: Pace,
+        rules: PipelineSettings,
+        schedule: RoundSchedule,
         issuers: Callable[[], Sequence[str]],
-        issue_here: Callable[[Sequence[Range], int], None] | None,
+        dispatch_here: Callable[[Sequence[Range], int], None] | None,
         events: EventLog,
     ) -> None:
-        self._host, self._rules, self._pace = host, rules, pace
-        self._issuers, self._issue_here = issuers, issue_here
+        self._host, self._rules, self._schedule = host, rules, schedule
+        self._issuers, self._dispatch_here = issuers, dispatch_here
         self._events = events
         self._turn = 0
         self._seen = -1  # the round that was gathered for last, whatever term that was in
 
-    async def gather(self, head: Head, members: Sequence[str], station: StageServer, resumed: bool = False) -> Claims:
-        """Until the members, of whom we with our `station` are one, have counted the whole batch of the round after
+    async def gather(self, head: Head, members: Sequence[str], server: StageServer, resumed: bool = False) -> Claims:
+        """Until the members, of whom we with our `server` are one, have counted the whole batch of the round after
         `head`: also where only the next plan can merge it, for it leaves out somebody who has counted a part. Returns
         what each says it has. `resumed`: others had begun with that round, and are gone."""
-        batch = self._pace.batch(head)
+        batch = self._schedule.batch(head)
         assert batch is not None
         wanted = set(range(*batch, self._rules.micro_batch))
         have: dict[str, set[int]] = {}  # first samples of what each has counted
@@ -67,21 +67,21 @@ class BatchTracker:
         while True:
             suspects = self._host.suspects
             have = {peer: firsts for peer, firsts in have.items() if peer not in suspects}
-            have[self._host.peer_id] = self._firsts(station.counting.counted, batch)
+            have[self._host.peer_id] = self._firsts(server.counting.counted, batch)
             others = [m for m in members if m != self._host.peer_id and m not in suspects]
             await self._poll(head, others, have, batch)
             now, before, counted = trio.current_time(), counted, set().union(*have.values())
             if counted == wanted:
                 size = self._rules.micro_batch
                 return {peer: union((first, first + size) for first in firsts) for peer, firsts in have.items()}
-            await self._reissue(head, before - counted, station, "counted by a peer or a worker that is gone")
+            await self._redispatch(head, before - counted, server, "counted by a peer or a worker that is gone")
             if not counted <= before and before:
                 grown_at = now
-            usual_s = station.answer_s
-            patience_s = max(STALL_S, STALL_ANSWERS * usual_s) if usual_s else STALL_FIRST_S
-            if now - grown_at > patience_s:
+            usual_s = server.answer_s
+            stall_s = max(STALL_S, STALL_ANSWERS * usual_s) if usual_s else STALL_FIRST_S
+            if now - grown_at > stall_s:
                 grown_at = now
-                await self._reissue(head, wanted - counted, station, "missing")
+                await self._redispatch(head, wanted - counted, server, "missing")
             await trio.sleep(POLL_S)
 
     async def _poll(self, head: Head, members: Sequence[str], have: dict[str, set[int]], batch: Range) -> None:
@@ -102,18 +102,18 @@ class BatchTracker:
             for peer in members:
                 nursery.start_soon(poll, peer)
 
-    async def _issuing(self, head: Head, issuers: Sequence[str], station: StageServer) -> set[int]:
+    async def _dispatching(self, head: Head, issuers: Sequence[str], server: StageServer) -> set[int]:
         """What replicas of stage 0 are at: it will come, or hangs like all else, and another copy would be counted
         twice."""
-        batch = self._pace.batch(head)
+        batch = self._schedule.batch(head)
         assert batch is not None
-        found = self._firsts(station.issuing(), batch)
+        found = self._firsts(server.dispatching(), batch)
         ask = AskCounted(self._rules.groups[0], head.round)
 
         async def poll(peer: str) -> None:
             try:
                 reply = await self._host.rpc.call(peer, COUNTED, ask, timeout_s=ANSWER_S)
-                found.update(self._firsts(reply.body.issuing, batch))
+                found.update(self._firsts(reply.body.dispatching, batch))
             except BarnraiseError:
                 return
 
@@ -132,40 +132,40 @@ class BatchTracker:
             firsts.update(range(begin + -begin % size, min(last, batch[1]) - size + 1, size))
         return firsts
 
-    async def _reissue(self, head: Head, firsts: set[int], station: StageServer, reason: str) -> None:
+    async def _redispatch(self, head: Head, firsts: set[int], server: StageServer, reason: str) -> None:
         """By the live replicas of stage 0, in turn."""
         if not firsts:
             return
-        here = {self._host.peer_id} if self._issue_here is not None else set()
+        here = {self._host.peer_id} if self._dispatch_here is not None else set()
         issuers = sorted({*self._issuers(), *here} - set(self._host.suspects))
         size = self._rules.micro_batch
-        firsts = firsts - await self._issuing(head, issuers, station)
+        firsts = firsts - await self._dispatching(head, issuers, server)
         spans = [(first, first + size) for first in sorted(firsts)]
         if not spans or not issuers:
             return
-        self._events.emit("pipeline_reissued", samples=count(spans), round=head.round + 1, reason=reason)
+        self._events.emit("pipeline_redispatched", samples=count(spans), round=head.round + 1, reason=reason)
         self._turn += 1
         for k, peer in enumerate(issuers):
             mine = tuple(spans[(k + self._turn) % len(issuers) :: len(issuers)][:SPANS_MAX])
             if not mine:
                 continue
-            if peer == self._host.peer_id and self._issue_here is not None:
-                self._issue_here(mine, head.round)
+            if peer == self._host.peer_id and self._dispatch_here is not None:
+                self._dispatch_here(mine, head.round)
                 continue
             try:
-                request = Reissue(self._rules.groups[0], head.round, mine)
-                await self._host.rpc.call(peer, REISSUE, request, timeout_s=ANSWER_S)
+                request = Redispatch(self._rules.groups[0], head.round, mine)
+                await self._host.rpc.call(peer, REDISPATCH, request, timeout_s=ANSWER_S)
             except BarnraiseError as error:
-                self._events.emit("reissue_unanswered", peer=peer, reason=str(error))
+                self._events.emit("redispatch_unanswered", peer=peer, reason=str(error))
 
 
 class Synchronous(StageTrainer):
     """Implements `swarm.rounds.trainer.Trainer`. A round has no deadline of its own: a part of the batch is of no
     use."""
 
-    def __init__(self, post: StageTrainerContext, overseer: BatchTracker) -> None:
-        super().__init__(post)
-        self._overseer = overseer
+    def __init__(self, context: StageTrainerContext, tracker: BatchTracker) -> None:
+        super().__init__(context)
+        self._tracker = tracker
         self._losses: dict[int, tuple[int, float]] = {}  # of what was counted: first sample -> tokens, loss
         self._before: torch.Tensor | None = None  # the weights of the epoch before that of `head`, if we know them
         self._resumes = False  # a round that the group had begun with before it was regrouped
@@ -175,39 +175,39 @@ class Synchronous(StageTrainer):
         head = self.head
         assert head is not None
         # The first stage issues its round anew, whoever was lost.
-        return await self._overseer.gather(head, members, self._station, self._resumes and self._post.issuer is None)
+        return await self._tracker.gather(head, members, self._server, self._resumes and self._context.source is None)
 
-    async def _train(self, order: Order) -> Work:
+    async def _train(self, request: TrainRequest) -> TrainResult:
         await self._validate_if_due()
         async with trio.open_nursery() as nursery:
-            if self._post.issuer is not None:
-                nursery.start_soon(self._issue_timed, order)
-            await self._changed.until(lambda: self._hurried, math.inf)
+            if self._context.source is not None:
+                nursery.start_soon(self._dispatch_timed, request)
+            await self._changed.until(lambda: self._cut_short, math.inf)
             nursery.cancel_scope.cancel()  # what is still under way is counted by somebody
         async with self._alone():
             return await self._capture()
 
-    async def _issue_timed(self, order: Order) -> None:
+    async def _dispatch_timed(self, request: TrainRequest) -> None:
         began = trio.current_time()
-        await self._issue(order)
-        self._note_speed(order.assignment.steps, trio.current_time() - began)
+        await self._dispatch(request)
+        self._note_speed(request.assignment.steps, trio.current_time() - began)
 
-    async def _capture(self) -> Work:
+    async def _capture(self) -> TrainResult:
         """All that was counted since the last commit, in whatever plan; the worker goes on adding to it."""
         head = self.head
         assert head is not None
-        taken = await self._gang.read_gradient()
+        taken = await self._worker_group.read_gradient()
         counted = self._ranges(taken.micro_batches)
-        batch = self._post.pace.batch(head)
+        batch = self._context.schedule.batch(head)
         assert batch is not None
         if not contains([batch], counted):
             self._say_lost("counted out of turn", counted)
             await self._begin_anew()
-            return Work(0, 0, 0.0, self._gang.delta)
+            return TrainResult(0, 0, 0.0, self._worker_group.delta)
         self._counting.capture(counted)
         self.loss = self._mean_loss(self._losses) or self.loss
         steps = len(taken.micro_batches)
-        return Work(steps, count(counted), self.loss or 0.0, self._gang.delta, counted)
+        return TrainResult(steps, count(counted), self.loss or 0.0, self._worker_group.delta, counted)
 
     def _mean_loss(self, losses: Mapping[int, tuple[int, float]]) -> float | None:
         tokens = sum(tokens for tokens, _ in losses.values())
@@ -222,7 +222,7 @@ class Synchronous(StageTrainer):
 
     # -- what stays and what goes ------------------------------------------------------------------------------------
 
-    def _may_go_on(self, order: Order) -> bool:
+    def _may_go_on(self, request: TrainRequest) -> bool:
         return True
 
     def _note_counted(self, span: Range, tokens: int, loss: float) -> None:
@@ -255,16 +255,16 @@ class Synchronous(StageTrainer):
         if adoption.orphaned:
             self._before = adoption.theta
         elif self.head is not None and head.round == self.head.round + 1:
-            self._before = self._gang.outer.clone()
+            self._before = self._worker_group.outer.clone()
         elif head != self.head:  # else it is the same once more, after a failure
             self._before = None
 
     async def _load(self, head: Head) -> None:
         if self._before is not None:
-            theta = self._gang.outer.clone()
+            theta = self._worker_group.outer.clone()
             try:
-                self._gang.outer.copy_(self._before)
-                await self._gang.import_weights(head.round - 1)
+                self._worker_group.outer.copy_(self._before)
+                await self._worker_group.import_weights(head.round - 1)
             finally:
-                self._gang.outer.copy_(theta)
+                self._worker_group.outer.copy_(theta)
         await super()._load(head)

@@ -27,7 +27,7 @@ class Mark:
     """When a micro-batch was issued, and how many had been issued and answered by then, in all."""
 
     at_s: float
-    issued: int
+    dispatched: int
     answers: int
 
 
@@ -36,7 +36,7 @@ class Window:
 
     def __init__(self, least: int, most: int) -> None:
         self._least, self._most = least, most
-        self._issued = self._answers = 0
+        self._dispatched = self._answers = 0
         self._rates: deque[float] = deque(maxlen=RATES)
         self._taken_s = 0.0
         self._looks: list[float] | None = []  # None: not looking
@@ -50,8 +50,8 @@ class Window:
 
     def begun(self, now_s: float) -> Mark:
         """One is issued."""
-        self._issued += 1
-        return Mark(now_s, self._issued, self._answers)
+        self._dispatched += 1
+        return Mark(now_s, self._dispatched, self._answers)
 
     def answered(self, mark: Mark, now_s: float, unqueued_s: float | None) -> None:
         """It came back. `unqueued_s`: what it took without the waits for devices; None where that tells nothing, as
@@ -61,8 +61,8 @@ class Window:
             self._rates.append((self._answers - mark.answers) / (now_s - mark.at_s))
         if self._looks is None:
             if self._answers >= self._look_at:
-                self._looks, self._look_from = [], self._issued
-        elif mark.issued > self._look_from and unqueued_s is not None:
+                self._looks, self._look_from = [], self._dispatched
+        elif mark.dispatched > self._look_from and unqueued_s is not None:
             self._looks.append(unqueued_s)
             if len(self._looks) >= LOOK:
                 self._taken_s = fmean(self._looks)

@@ -15,7 +15,7 @@ from statistics import median_low
 from typing import Final
 
 SPEED_MAX: Final = 1e30  # of no machine; sums of what is above could overflow
-BOAST_MAX: Final = 4.0  # no speed counts as more than this many times the median: whoever boasts attracts no moves
+CLAIM_MAX: Final = 4.0  # no speed counts as more than this many times the median: whoever boasts attracts no moves
 
 
 @dataclass(frozen=True)
@@ -74,14 +74,14 @@ class LoadView:
     @cached_property
     def speeds(self) -> list[float]:
         """The speed of each of `peers` that is believed: the usual one for whoever has shown none."""
-        usual, most = self.usual_speed, BOAST_MAX * self.usual_speed
+        usual, most = self.usual_speed, CLAIM_MAX * self.usual_speed
         # The comparison is false for NaN too.
         return [min(load.speed, most) if 0 < load.speed < SPEED_MAX else usual for load in self.peers]
 
     def speed(self, load: PeerLoad) -> float:
         """The speed that is believed of one record, which need not be in the view."""
         usual = self.usual_speed
-        return min(load.speed, BOAST_MAX * usual) if 0 < load.speed < SPEED_MAX else usual
+        return min(load.speed, CLAIM_MAX * usual) if 0 < load.speed < SPEED_MAX else usual
 
     def in_flight(self, load: PeerLoad) -> bool:
         return load.ready_s > self.now_s

@@ -16,7 +16,7 @@ from blake3 import blake3
 from msgspec.structs import replace
 
 from swarm.membership.membership import REFRESH_S, MemberRecord
-from swarm.pipeline.config import Load
+from swarm.pipeline.config import LoadReport
 from swarm.placement.load import LoadView, PeerLoad, StageCost, fits, move_s
 from swarm.placement.rebalance import Move, RebalanceConfig, decide, stages_for_joiners
 
@@ -99,25 +99,25 @@ class Mover:
         if not urgent and period == self._decided:
             return None
         self._decided = period
-        rested = {peer: replace(record, pinned=True) for peer, record in records.items() if rests(peer, period)}
+        rested = {peer: replace(record, pinned=True) for peer, record in records.items() if may_move_now(peer, period)}
         moves = decide(view_of(period * period_s, {**records, **rested}, self._costs), self._config)
         mine = next((move for move in moves if move.peer == self._peer), None)
-        return mine if mine is not None and has_deputy(self._peer, mine.source, records, now_s) else None
+        return mine if mine is not None and has_other_replica(self._peer, mine.source, records, now_s) else None
 
 
-def rests(peer: str, period: int) -> bool:
+def may_move_now(peer: str, period: int) -> bool:
     """Whether nobody counts on `peer` to move in that period, nor waits for it if it is on its way: one in four, by
     lot. So whoever ought to move and does not, or never arrives, as it is broken or hostile, holds up the others for a
     few periods and no longer."""
     return blake3(f"{peer}/{period}".encode()).digest(1)[0] < 64
 
 
-def has_deputy(peer: str, stage: int, records: Mapping[str, MemberRecord], now_s: float) -> bool:
+def has_other_replica(peer: str, stage: int, records: Mapping[str, MemberRecord], now_s: float) -> bool:
     """Whether another replica is at work in that stage."""
     return any(other != peer for other in at_work(stage, records, now_s))
 
 
-def is_one_too_many(
+def exceeds_move_limit(
     peer: str, records: Mapping[str, MemberRecord], now_s: float, config: RebalanceConfig | None = None
 ) -> bool:
     """Whether as many others as may be on their way at once had left for another stage before `peer`: those whose
@@ -135,12 +135,12 @@ def is_one_too_many(
         and record.moving(now_s)
         and (record.since, other) < (mine.since, peer)
         and now_s - record.since < config.horizon_s
-        and not rests(other, period)
+        and not may_move_now(other, period)
     ]
     return len(earlier) >= config.flights(len(records))
 
 
-def turns_back(peer: str, records: Mapping[str, MemberRecord], now_s: float) -> bool:
+def should_return(peer: str, records: Mapping[str, MemberRecord], now_s: float) -> bool:
     """Whether a peer that has left its stage and is not taken in by its new one yet returns: its deputy was lost
     meanwhile, so that nobody serves the old one, while somebody serves the new one. Of several that left, one."""
     mine = records.get(peer)
@@ -160,10 +160,10 @@ def at_work(stage: int, records: Mapping[str, MemberRecord], now_s: float) -> di
     }
 
 
-def replicas_of(stage: int, records: Mapping[str, MemberRecord], now_s: float) -> dict[str, Load]:
+def replicas_of(stage: int, records: Mapping[str, MemberRecord], now_s: float) -> dict[str, LoadReport]:
     """The replicas of `stage` that micro-batches may be sent to, and how busy they are."""
     serving = at_work(stage, records, now_s)
-    return {peer: Load(record.queue, record.service_s, record.at) for peer, record in serving.items()}
+    return {peer: LoadReport(record.queue, record.service_s, record.at) for peer, record in serving.items()}
 
 
 def ready_after_s(me: PeerLoad, target: StageCost) -> float:

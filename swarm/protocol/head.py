@@ -56,7 +56,7 @@ class Head(msgspec.Struct, frozen=True):
         return len(self.members) // 2 + 1
 
     @property
-    def height(self) -> tuple[int, int]:
+    def position(self) -> tuple[int, int]:
         """(term, round): heads of one run compare by this; a higher one supersedes a lower one."""
         return (self.term, self.round)
 

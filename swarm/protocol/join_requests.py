@@ -10,7 +10,7 @@ from swarm.protocol.head import Head, Member
 from swarm.protocol.plan import WorkPlan
 
 LASTS_S: Final = 10.0
-KNOCKERS_MAX: Final = 1024
+JOIN_REQUESTS_MAX: Final = 1024
 BACK_OFF_S: Final = 5.0  # doubled with every further round missed
 BACK_OFF_MAX_S: Final = 600.0
 
@@ -24,12 +24,12 @@ class JoinRequests:
         self._waiting: dict[str, tuple[Member, float]] = {}
         self._missed: dict[str, tuple[int, float]] = {}  # rounds in a row, not before this time
 
-    def knock(self, member: Member) -> None:
+    def request_join(self, member: Member) -> None:
         """It is there and ready."""
         now = trio.current_time()
-        if len(self._waiting) >= KNOCKERS_MAX:
+        if len(self._waiting) >= JOIN_REQUESTS_MAX:
             self._waiting = {peer: entry for peer, entry in self._waiting.items() if entry[1] > now}
-        if member.peer in self._waiting or len(self._waiting) < KNOCKERS_MAX:
+        if member.peer in self._waiting or len(self._waiting) < JOIN_REQUESTS_MAX:
             self._waiting[member.peer] = (member, now + LASTS_S)
 
     def ready(self, room: int) -> dict[str, Member]:
@@ -45,7 +45,7 @@ class JoinRequests:
             self._waiting.pop(member.peer, None)
             self._missed.pop(member.peer, None)
         for assignment in plan.assignments:
-            if not head.has(assignment.member) and len(self._missed) < KNOCKERS_MAX:
+            if not head.has(assignment.member) and len(self._missed) < JOIN_REQUESTS_MAX:
                 missed = self._missed.get(assignment.member.peer, (0, now))[0] + 1
                 wait_s = min(BACK_OFF_S * 2.0 ** (missed - 2), BACK_OFF_MAX_S) if missed > 1 else 0.0
                 self._missed[assignment.member.peer] = (missed, now + wait_s)

@@ -51,20 +51,21 @@ class Promise(msgspec.Struct, frozen=True):
     bandwidths: dict[str, float] = {}
 
 
-class Work(msgspec.Struct, frozen=True):
-    """Start computing; `plan` is a signed `WorkPlan`. With `wrap_up`, stop where you are and hand in what you have."""
+class StartRound(msgspec.Struct, frozen=True):
+    """Start computing; `plan` is a signed `WorkPlan`. With `finish_early`, stop where you are and hand in what you
+    have."""
 
     plan: Signed
-    wrap_up: bool = False
+    finish_early: bool = False
 
 
-class HandIn(msgspec.Struct, frozen=True):
+class Submit(msgspec.Struct, frozen=True):
     """A contributor has finished; `contribution` is a signed `Contribution`."""
 
     contribution: Signed
 
 
-class Exchange(msgspec.Struct, frozen=True):
+class StartExchange(msgspec.Struct, frozen=True):
     """Phase 2 begins: exchange the slices of this roster."""
 
     roster: Roster
@@ -119,7 +120,7 @@ class HeadReport(msgspec.Struct, frozen=True):
     regroup: Signed | None = None
 
 
-class Knock(msgspec.Struct, frozen=True):
+class JoinRequest(msgspec.Struct, frozen=True):
     """The sender, who listens at `addresses`, holds the state of the head named by hash `head`, of round `round`, and
     asks to be planned for in `group` (as in `AskHead`)."""
 
@@ -153,16 +154,16 @@ class Believed(msgspec.Struct, frozen=True):
 
 
 PREPARE: Final = Method("round.prepare", Prepare, Promise)
-WORK: Final = Method("round.work", Work, Done)
-HAND_IN: Final = Method("round.hand_in", HandIn, Done)
-EXCHANGE: Final = Method("round.exchange", Exchange, Done)
+START_ROUND: Final = Method("round.work", StartRound, Done)
+SUBMIT: Final = Method("round.submit", Submit, Done)
+START_EXCHANGE: Final = Method("round.exchange", StartExchange, Done)
 FINISH: Final = Method("round.finish", Finish, Done)
 VOTE: Final = Method("round.vote", Vote, VoteSeen)
 CONTRIBUTION: Final = Method("exchange.contribution", SliceOf, Done, request_payload_max=SLICE_BYTES_MAX)
 RESULT: Final = Method("exchange.result", SliceOf, Done, request_payload_max=SLICE_BYTES_MAX)
 FETCH_RESULT: Final = Method("exchange.fetch", SliceOf, Done, reply_payload_max=SLICE_BYTES_MAX)
-STANDING: Final = Method("run.standing", AskHead, HeadReport)
-KNOCK: Final = Method("run.knock", Knock, HeadReport)
+HEAD_REPORT: Final = Method("run.report", AskHead, HeadReport)
+REQUEST_JOIN: Final = Method("run.request_join", JoinRequest, HeadReport)
 REGROUP: Final = Method("run.regroup", Regroup, HeadReport)
 NEED_REGROUP: Final = Method("authority.need_regroup", AskHead, HeadReport)
 BELIEVED: Final = Method("authority.believed", AskBelieved, Believed)

@@ -57,7 +57,7 @@ class Acceptor:
         return True
 
 
-class VoteBox:
+class VoteCount:
     """The votes one peer has seen for the round after `head`."""
 
     def __init__(self, head: Head) -> None:

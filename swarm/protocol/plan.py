@@ -21,7 +21,7 @@ from peer.errors import ProtocolViolation
 from peer.identity import Signed, open_body
 from swarm.protocol.head import Count, Hash, Head, Member
 from swarm.protocol.ledger import Range, contains, count, head_of, overlaps, union
-from swarm.protocol.round_schedule import Pace, with_surplus
+from swarm.protocol.round_schedule import RoundSchedule, with_surplus
 
 EQUAL_WITHIN: Final = 3.0  # links whose speeds differ by less than this share equally: measurements are noisy
 ROUND_TIME_SLACK: Final = 2.0  # a contributor may take this many times the expected compute time
@@ -104,55 +104,55 @@ class Roster(msgspec.Struct, frozen=True):
 
 
 def make_plan(
-    head: Head, attempt: int, members: Mapping[Member, float], pace: Pace, anew: Collection[Member] = ()
+    head: Head, attempt: int, members: Mapping[Member, float], schedule: RoundSchedule, anew: Collection[Member] = ()
 ) -> WorkPlan:
     """Assign a round's work. `members` maps each to its measured speed in inner steps a second, 0 if not yet known;
     those in `anew` are to forget what they have."""
-    counts, expected_s = pace.divide(head, members)
+    counts, expected_s = schedule.divide(head, members)
     ordered = sorted(members)
-    assignments = [Assignment(m, (), counts[m]) for m in ordered] if pace.stage else _assign(head, counts, pace)
+    assignments = [Assignment(m, (), counts[m]) for m in ordered] if schedule.stage else _assign(head, counts, schedule)
     return WorkPlan(
         head=head.hash,
         round=head.round + 1,
         attempt=attempt,
         assignments=tuple(msgspec.structs.replace(a, anew=a.member in anew) for a in assignments),
-        deadline_s=min(pace.compute_s_max, ROUND_TIME_SLACK * expected_s + 5.0),
+        deadline_s=min(schedule.compute_s_max, ROUND_TIME_SLACK * expected_s + 5.0),
     )
 
 
-def _assign(head: Head, counts: Mapping[Member, int], pace: Pace) -> list[Assignment]:
+def _assign(head: Head, counts: Mapping[Member, int], schedule: RoundSchedule) -> list[Assignment]:
     """Samples for each member's steps: those it was promised, or the next that are free."""
     ordered = sorted(counts)
     ranges = {member: head.ledger.promise(member.peer) for member in ordered}
     fresh = [member for member in ordered if not ranges[member]]
-    eager = ordered if pace.overlaps else []
+    eager = ordered if schedule.overlaps else []
     wanted = [counts[member] for member in fresh] + [with_surplus(counts[member]) for member in eager]
-    handed = head.ledger.assign([steps * pace.unit for steps in wanted])
+    handed = head.ledger.assign([steps * schedule.unit for steps in wanted])
     ranges.update(zip(fresh, handed, strict=False))
     ahead = dict(zip(eager, handed[len(fresh) :], strict=True))
-    steps = {member: min(counts[member], count(ranges[member]) // pace.unit) for member in ordered}
+    steps = {member: min(counts[member], count(ranges[member]) // schedule.unit) for member in ordered}
     return [Assignment(m, ranges[m], steps[m], ahead.get(m, ())) for m in ordered]
 
 
-def check_plan(plan: WorkPlan, head: Head, pace: Pace) -> None:
+def check_plan(plan: WorkPlan, head: Head, schedule: RoundSchedule) -> None:
     """Refuse a plan that does not follow from the head: `ProtocolViolation` says what is wrong with it."""
     ranges = {a.member.peer: a.ranges for a in plan.assignments}
     if plan.head != head.hash or plan.round != head.round + 1:
         raise ProtocolViolation("the plan is for another round")
     if len(ranges) != len(plan.assignments) or not plan.assignments:
         raise ProtocolViolation("the plan names a peer twice, or nobody")
-    pace.check(head, {a.member: a.steps for a in plan.assignments})
-    if not 0 < plan.deadline_s <= pace.compute_s_max:
+    schedule.check(head, {a.member: a.steps for a in plan.assignments})
+    if not 0 < plan.deadline_s <= schedule.compute_s_max:
         raise ProtocolViolation("the plan's deadline is outside what the run's manifest allows")
-    if pace.stage:
+    if schedule.stage:
         if any(a.ranges or a.ahead for a in plan.assignments):
             raise ProtocolViolation("the plan assigns samples to a stage that is assigned none")
         return
-    needed = {a.member.peer: a.steps * pace.unit for a in plan.assignments}
+    needed = {a.member.peer: a.steps * schedule.unit for a in plan.assignments}
     surplus = {peer: count(r) - needed[peer] for peer, r in ranges.items()}
     if any(more < 0 or (more and not head.ledger.promise(peer)) for peer, more in surplus.items()):
         raise ProtocolViolation("the plan assigns an impossible amount of work")
-    if any(count(a.ahead) > pace.ahead(head) * pace.unit for a in plan.assignments):
+    if any(count(a.ahead) > schedule.ahead(head) * schedule.unit for a in plan.assignments):
         raise ProtocolViolation("the plan promises more work than a round has")
     handed = {peer: r for peer, r in ranges.items() if not head.ledger.promise(peer)}
     if any(ranges[peer] != promise for peer, promise in head.ledger.promised if peer in ranges):
@@ -192,7 +192,7 @@ def share_slices(slices: int, bandwidths: Sequence[float]) -> tuple[int, ...]:
     return tuple(owners)
 
 
-def open_contribution(signed: Signed, plan: WorkPlan, slices: int, head: Head, pace: Pace) -> Contribution:
+def open_contribution(signed: Signed, plan: WorkPlan, slices: int, head: Head, schedule: RoundSchedule) -> Contribution:
     """Check one commitment against the plan; `ProtocolViolation` if it is forged, foreign or claims too much."""
     body = open_body(signed, CONTRIBUTION_KIND, Contribution)
     assignment = plan.of(body.member)
@@ -200,11 +200,11 @@ def open_contribution(signed: Signed, plan: WorkPlan, slices: int, head: Head, p
         raise ProtocolViolation("a contribution belongs to another plan")
     if body.member.peer != signed.signer:
         raise ProtocolViolation("a contribution is signed by another peer than it names")
-    if pace.pipeline:
-        _check_counted(body, assignment, head, pace)
+    if schedule.pipeline:
+        _check_counted(body, assignment, head, schedule)
     elif body.counted:
         raise ProtocolViolation("a contribution names samples, which only a stage of a pipeline does")
-    elif body.steps < 0 or body.samples != body.steps * pace.batch_size or body.samples > count(assignment.ranges):
+    elif body.steps < 0 or body.samples != body.steps * schedule.batch_size or body.samples > count(assignment.ranges):
         raise ProtocolViolation("a contribution claims more work than was assigned")
     expected = slices if body.steps else 0
     if len(body.hashes) != expected or len(body.sqnorms) != expected or any(len(h) != 32 for h in body.hashes):
@@ -214,31 +214,31 @@ def open_contribution(signed: Signed, plan: WorkPlan, slices: int, head: Head, p
     return body
 
 
-def _check_counted(body: Contribution, assignment: Assignment, head: Head, pace: Pace) -> None:
+def _check_counted(body: Contribution, assignment: Assignment, head: Head, schedule: RoundSchedule) -> None:
     if body.counted != union(body.counted) or body.samples != count(body.counted):
         raise ProtocolViolation("a contribution does not say which samples it is made of")
-    size = pace.micro_batch
+    size = schedule.micro_batch
     if size and any(first % size or last % size for first, last in body.counted):
         raise ProtocolViolation(f"a contribution counts samples that are no whole micro-batches of {size}")
-    most = pace.most_steps(head)
-    if not 0 <= body.steps <= most or body.samples > most * pace.unit or (body.steps > 0) != (body.samples > 0):
+    most = schedule.most_steps(head)
+    if not 0 <= body.steps <= most or body.samples > most * schedule.unit or (body.steps > 0) != (body.samples > 0):
         raise ProtocolViolation("a contribution claims an impossible amount of work")
     if not head.ledger.is_free(body.counted) or any(last > head.ledger.cursor + REACH_MAX for _, last in body.counted):
         raise ProtocolViolation("a contribution counts samples that are not free")
-    batch = pace.batch(head)
+    batch = schedule.batch(head)
     given = assignment.ranges if batch is None else (batch,)
-    if not (batch is None and pace.stage) and not contains(given, body.counted):
+    if not (batch is None and schedule.stage) and not contains(given, body.counted):
         raise ProtocolViolation("a contribution counts samples that this round is not about")
 
 
-def open_roster(roster: Roster, head: Head, plan: WorkPlan, slices: int, pace: Pace) -> list[Contribution]:
+def open_roster(roster: Roster, head: Head, plan: WorkPlan, slices: int, schedule: RoundSchedule) -> list[Contribution]:
     """Check a roster against the head and the plan; returns its contributions in order. Where some have counted the
     same samples, `swarm.protocol.overlaps` tells which are merged."""
     if roster.head != head.hash or roster.plan != plan.hash:
         raise ProtocolViolation("the roster is for another round or plan")
     if len(roster.contributions) > len(plan.assignments):
         raise ProtocolViolation("the roster names more peers than were assigned work")
-    bodies = [open_contribution(signed, plan, slices, head, pace) for signed in roster.contributions]
+    bodies = [open_contribution(signed, plan, slices, head, schedule) for signed in roster.contributions]
     members = [body.member for body in bodies]
     if members != sorted(members) or len({m.peer for m in members}) != len(members):
         raise ProtocolViolation("the roster is out of order or names a peer twice")
@@ -254,7 +254,7 @@ def next_head(
     plan: WorkPlan,
     merged: Sequence[Contribution],
     everyone: Sequence[Contribution],
-    pace: Pace,
+    schedule: RoundSchedule,
     state_hash: bytes,
 ) -> Head:
     """The head a completed exchange leads to. `merged` are the contributions that passed the gate, no two of which have
@@ -263,12 +263,12 @@ def next_head(
     for body in merged:
         assignment = plan.of(body.member)
         assert assignment is not None
-        consumed.append(body.counted if pace.pipeline else head_of(assignment.ranges, body.samples))
+        consumed.append(body.counted if schedule.pipeline else head_of(assignment.ranges, body.samples))
     staying = {body.member for body in everyone}
     promised = {a.member.peer: a.ahead for a in plan.assignments if a.member in staying}
     ledger = head.ledger.settle([a.ranges for a in plan.assignments], consumed, promised)
     reached = [body.counted[-1][1] for body in merged if body.counted]
-    if pace.stage and not pace.synchronous and reached:
+    if schedule.stage and not schedule.synchronous and reached:
         # Nobody is assigned what it is to count there: one member could count a sample here and there without end. The
         # others are where most are; what they left behind long ago does not come again.
         ledger = ledger.narrowed(median_low(reached), RETURNED_MAX)
@@ -280,8 +280,8 @@ def next_head(
         state_hash=state_hash,
         members=tuple(body.member for body in everyone),
         ledger=ledger,
-        inner_step=head.inner_step + pace.advance(head, max((body.steps for body in merged), default=0)),
-        tokens=head.tokens + pace.seq_len * sum(body.samples for body in merged),
+        inner_step=head.inner_step + schedule.advance(head, max((body.steps for body in merged), default=0)),
+        tokens=head.tokens + schedule.seq_len * sum(body.samples for body in merged),
     )
 
 

@@ -18,7 +18,7 @@ from peer.errors import BarnraiseError, DialError, ProtocolViolation
 from peer.identity import Signed, open_body
 from peer.net.rpc import Rpc
 from swarm.protocol.head import Head, Member
-from swarm.protocol.messages import REGROUP_KIND, STANDING, AskHead, HeadReport
+from swarm.protocol.messages import HEAD_REPORT, REGROUP_KIND, AskHead, HeadReport
 
 POLL_S: Final = 4.0
 ASKED_MAX: Final = 64  # besides the members of a head, whom nobody else may crowd out
@@ -51,28 +51,28 @@ def open_regroup(signed: Signed, authority: str, run_id: str) -> Head:
 
 
 def weigh(
-    standings: Iterable[tuple[str, HeadReport]],
+    head_reports: Iterable[tuple[str, HeadReport]],
     authority: str,
     genesis: Head,
     view: Viewpoint | None = None,
     unheard: int = 0,
 ) -> list[HeadCandidate]:
-    """The heads that count, best first. `standings`: what each peer said, by authenticated peer id; `unheard`: how many
-    may still answer."""
+    """The heads that count, best first. `head_reports`: what each peer said, by authenticated peer id; `unheard`: how
+    many may still answer."""
     seen: dict[bytes, HeadReport] = {}
     there: dict[bytes, set[Member]] = {}
     witnesses: dict[bytes, set[Member]] = {}  # who is there, or has gone on from there to the next
     starts: dict[bytes, Head] = {}
     voices = set()
-    for peer, standing, start in _valid(standings, authority, genesis):
-        head = standing.head
+    for peer, report, start in _valid(head_reports, authority, genesis):
+        head = report.head
         if start is not None:
             starts[start.hash] = start
         voices.add(peer)
-        seen.setdefault(head.hash, standing)
-        there.setdefault(head.hash, set()).add(standing.member)
+        seen.setdefault(head.hash, report)
+        there.setdefault(head.hash, set()).add(report.member)
         for committed in (head.hash, head.previous):
-            witnesses.setdefault(committed, set()).add(standing.member)
+            witnesses.setdefault(committed, set()).add(report.member)
     group = max([view.head, *starts.values()], key=lambda head: head.term) if view else genesis
     known = {m.peer for m in group.members} - {view.me.peer if view else ""}
     mine = int(view is not None and group.has(view.me))
@@ -80,7 +80,7 @@ def weigh(
         enough = max(1, group.quorum - mine)
         gone = {name: sum(m.peer in known for m in witnesses[name]) for name in seen}
         believed = [n for n in seen if n in starts or seen[n].head in (group, genesis) or gone[n] >= enough]
-        believed.sort(key=lambda n: seen[n].head.height, reverse=True)
+        believed.sort(key=lambda n: seen[n].head.position, reverse=True)
     else:
         backers = {name: sum(s.head.has(member) for member in witnesses[name]) for name, s in seen.items()}
         signed = [name for name, s in seen.items() if name in starts or s.head == genesis]
@@ -90,23 +90,23 @@ def weigh(
     return [HeadCandidate(seen[n].head, tuple(sorted(m.peer for m in witnesses[n])), seen[n].regroup) for n in believed]
 
 
-def majority_speaks(standings: Iterable[tuple[str, HeadReport]], authority: str, genesis: Head, head: Head) -> bool:
+def majority_speaks(head_reports: Iterable[tuple[str, HeadReport]], authority: str, genesis: Head, head: Head) -> bool:
     """Whether `weigh` goes where the group of `head` went, for who looks from there without a vote; else by numbers."""
-    voices = {peer for peer, _, _ in _valid(standings, authority, genesis)}
+    voices = {peer for peer, _, _ in _valid(head_reports, authority, genesis)}
     return len(voices & {member.peer for member in head.members}) >= head.quorum
 
 
 def _valid(
-    standings: Iterable[tuple[str, HeadReport]], authority: str, genesis: Head
+    head_reports: Iterable[tuple[str, HeadReport]], authority: str, genesis: Head
 ) -> Iterator[tuple[str, HeadReport, Head | None]]:
     """What is said of this run by whom it is about, with the start of its term."""
-    for peer, standing in standings:
-        head = standing.head
-        if head.run_id != genesis.run_id or standing.member.peer != peer:
+    for peer, report in head_reports:
+        head = report.head
+        if head.run_id != genesis.run_id or report.member.peer != peer:
             continue
-        start = _start_of_term(standing, authority)
+        start = _start_of_term(report, authority)
         if head == genesis or start is not None:
-            yield peer, standing, start
+            yield peer, report, start
 
 
 def _weight(head: Head, there: set[Member], known: set[str]) -> tuple[int, int, int, int]:
@@ -114,18 +114,18 @@ def _weight(head: Head, there: set[Member], known: set[str]) -> tuple[int, int, 
     return head.term, sum(m.peer in known for m in there), sum(head.has(m) for m in there), head.round
 
 
-def _start_of_term(standing: HeadReport, authority: str) -> Head | None:
+def _start_of_term(report: HeadReport, authority: str) -> Head | None:
     """The head with which the authority began the term of that standing, if it did."""
-    if standing.regroup is None:
+    if report.regroup is None:
         return None
     try:
-        start = open_regroup(standing.regroup, authority, standing.head.run_id)
+        start = open_regroup(report.regroup, authority, report.head.run_id)
     except ProtocolViolation:
         return None
-    return start if start.term == standing.head.term and start.round <= standing.head.round else None
+    return start if start.term == report.head.term and start.round <= report.head.round else None
 
 
-async def ask_standings(
+async def ask_head_reports(
     rpc: Rpc,
     peers: Iterable[str],
     timeout_s: float = POLL_S,
@@ -144,7 +144,7 @@ async def ask_standings(
     async def ask(peer: str) -> None:
         nonlocal unheard
         try:
-            answers.append((peer, (await rpc.call(peer, STANDING, AskHead(group), timeout_s=timeout_s)).body))
+            answers.append((peer, (await rpc.call(peer, HEAD_REPORT, AskHead(group), timeout_s=timeout_s)).body))
         except DialError as error:
             if gone is not None and error.reason == "refused":
                 gone.add(peer)

@@ -8,23 +8,23 @@ from dataclasses import dataclass
 from statistics import median_low
 from typing import Final
 
-from optim.config import AllReduce, Diloco, Eager, OuterConfig, PerStep, Streaming
+from optim.config import AllReduceConfig, DilocoConfig, EagerConfig, OuterConfig, PerStepConfig, StreamingConfig
+from optim.round_info import RoundInfo
 from optim.schedule import quadratic_steps
-from optim.turn import Turn
 from peer.compute.lr_schedule import learning_rate
 from peer.config import InnerConfig
 from peer.errors import ProtocolViolation
 from swarm.protocol.head import Head, Member
 from swarm.protocol.ledger import Range
 
-BOAST_MAX: Final = 4.0  # nobody counts as faster than this many times the median
+CLAIM_MAX: Final = 4.0  # nobody counts as faster than this many times the median
 SURPLUS: Final = 0.25  # of a round's steps; peers of one speed differ by less from round to round
 SPEED_MAX: Final = 1e9  # steps/s; whoever reports more, or NaN, is not believed
 STEPS_FACTOR_MAX: Final = 64  # a lone replica does the work of all that issue
 
 
 @dataclass(frozen=True)
-class Pace:
+class RoundSchedule:
     """`seq_len` tokens a sequence; `compute_s_max`: seconds after which any round's compute ends.
 
     In a pipeline, which has `stages` > 1, every stage's replicas have rounds of their own. Those of stage 0 are
@@ -52,33 +52,33 @@ class Pace:
     @property
     def synchronous(self) -> bool:
         """Whether a round of a pipeline is one batch that all stages go through."""
-        return self.pipeline and isinstance(self.outer, AllReduce)
+        return self.pipeline and isinstance(self.outer, AllReduceConfig)
 
     @property
     def unit(self) -> int:
         """Samples in a step of an assignment."""
         return self.micro_batch if self.synchronous else self.batch_size
 
-    def turn(self, head: Head) -> Turn:
+    def round_info(self, head: Head) -> RoundInfo:
         """The round that follows `head`."""
         step = max(head.inner_step, 0)
-        return Turn(head.round + 1, step, learning_rate(self.inner, step))
+        return RoundInfo(head.round + 1, step, learning_rate(self.inner, step))
 
     def batch(self, head: Head) -> Range | None:
         """The samples of a synchronous pipeline's round, all of which must be counted; None elsewhere."""
-        if not (self.pipeline and isinstance(self.outer, AllReduce)):
+        if not (self.pipeline and isinstance(self.outer, AllReduceConfig)):
             return None
         return head.ledger.cursor, head.ledger.cursor + self.outer.batch
 
     def steps(self, head: Head) -> int:
         """Steps of a contributor's work in the round after `head`: of the fastest, or of all together (`shared`)."""
         outer = self.outer
-        if isinstance(outer, AllReduce):
+        if isinstance(outer, AllReduceConfig):
             return max(1, outer.batch // self.unit)
-        if isinstance(outer, Streaming):
+        if isinstance(outer, StreamingConfig):
             return outer.steps // outer.fragments
-        if isinstance(outer, Diloco) and outer.schedule == "quadratic":
-            grown = quadratic_steps(outer.steps, outer.alpha, self.turn(head).lr)
+        if isinstance(outer, DilocoConfig) and outer.schedule == "quadratic":
+            grown = quadratic_steps(outer.steps, outer.alpha, self.round_info(head).lr)
             return max(outer.steps, min(grown, outer.steps_max))
         return outer.steps
 
@@ -90,12 +90,12 @@ class Pace:
     @property
     def shared(self) -> bool:
         """Whether the steps are divided among the members, as a global batch is."""
-        return isinstance(self.outer, AllReduce)
+        return isinstance(self.outer, AllReduceConfig)
 
     @property
     def overlaps(self) -> bool:
         """Whether peers train on while an exchange is in flight, on samples promised for it."""
-        return isinstance(self.outer, Streaming | Eager)
+        return isinstance(self.outer, StreamingConfig | EagerConfig)
 
     def ahead(self, head: Head) -> int:
         """How many steps of the next round a member may be promised in the plan of this one."""
@@ -104,7 +104,7 @@ class Pace:
     def advance(self, head: Head, steps: int) -> int:
         """By how much the round after `head`, in which the fastest made so many steps, moves the run along its inner
         schedule. Stages of a pipeline must stay at one place, however many replicas share their work."""
-        if isinstance(self.outer, PerStep):
+        if isinstance(self.outer, PerStepConfig):
             return min(1, steps)
         return self.steps(head) if self.pipeline else steps
 
@@ -117,7 +117,7 @@ class Pace:
         steps = self.steps(head)
         known = [speed for speed in speeds.values() if 0 < speed < SPEED_MAX]
         usual = median_low(known) if known else 1.0
-        most = BOAST_MAX * usual  # whoever boasts neither starves the others nor takes all the work
+        most = CLAIM_MAX * usual  # whoever boasts neither starves the others nor takes all the work
         believed = {m: min(s, most) if 0 < s < SPEED_MAX else usual for m, s in speeds.items()}
         fastest = max(believed.values())
         if self.shared:

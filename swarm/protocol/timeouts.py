@@ -1,4 +1,4 @@
-"""Deadlines that adapt to what was measured, so that the user need not guess timeouts. One knob: `patience_s`."""
+"""Deadlines that adapt to what was measured, so that the user need not guess timeouts. One knob: `timeout_floor_s`."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ HISTORY: Final = 16
 
 
 class AdaptiveTimeouts:
-    """How long to wait for what. `patience_s` > 0 is a floor under every deadline."""
+    """How long to wait for what. `timeout_floor_s` > 0 is a floor under every deadline."""
 
-    def __init__(self, patience_s: float = 0.0) -> None:
-        self._patience_s = patience_s
+    def __init__(self, timeout_floor_s: float = 0.0) -> None:
+        self._timeout_floor_s = timeout_floor_s
         self._exchanges: deque[float] = deque(maxlen=HISTORY)
         self._batches: deque[float] = deque(maxlen=HISTORY)
 
     @property
     def answer_s(self) -> float:
         """For a call that carries no payload."""
-        return max(ANSWER_S, self._patience_s)
+        return max(ANSWER_S, self._timeout_floor_s)
 
     def exchange_s(self, payload_bytes: int) -> float:
         """For a whole exchange in which this peer sends and receives about `payload_bytes` each way."""
@@ -30,7 +30,7 @@ class AdaptiveTimeouts:
             expected = 4.0 * median(self._exchanges) + ANSWER_S
         else:
             expected = payload_bytes / SLOWEST_LINK_BYTES_PER_S + 2 * ANSWER_S
-        return max(expected, self._patience_s)
+        return max(expected, self._timeout_floor_s)
 
     def note_exchange(self, seconds: float) -> None:
         """Record how long a completed exchange took."""

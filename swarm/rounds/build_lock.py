@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import trio
 
 
-class Building:
+class BuildLock:
     """One builder's time. `over` is set when it writes nothing any more; `stopped`: somebody else wanted to build."""
 
     def __init__(self) -> None:

@@ -10,17 +10,17 @@ from typing import Any, Final
 
 import trio
 
-from optim.strategies.interface import Coding, Turn
+from optim.strategies.interface import Coding, RoundInfo
 from peer.errors import BarnraiseError, ProtocolViolation, RoundDiscarded
 from peer.identity import Signed, open_body
-from swarm.protocol.messages import HAND_IN, HandIn
+from swarm.protocol.messages import SUBMIT, Submit
 from swarm.protocol.plan import CONTRIBUTION_KIND, Contribution, WorkPlan, check_plan
 from swarm.rounds.context import RoundContext
 from swarm.rounds.contribution import Contributor
 from swarm.rounds.leader_timeout import ElectionTimeout
 from swarm.rounds.round_state import RoundState
 
-HAND_IN_RETRY_S: Final = 1.0
+SUBMIT_RETRY_S: Final = 1.0
 
 
 class ComputePhase:
@@ -28,59 +28,61 @@ class ComputePhase:
 
     def __init__(
         self,
-        post: RoundContext,
-        height: RoundState,
-        turn: Turn,
+        context: RoundContext,
+        round_state: RoundState,
+        round_info: RoundInfo,
         coding: Coding,
         contributor: Contributor,
-        patience: ElectionTimeout,
+        election_timeout: ElectionTimeout,
         spawn: Callable[..., Any],
     ) -> None:
-        self._post, self._height = post, height
-        self._turn, self._coding = turn, coding
+        self._context, self._round_state = context, round_state
+        self._turn, self._coding = round_info, coding
         self._contributor = contributor
-        self._patience = patience
+        self._election_timeout = election_timeout
         self._spawn = spawn
         self._scope: trio.CancelScope | None = None
 
-    def begin(self, plan: WorkPlan, signed: Signed, leader: str, wrap_up: bool) -> None:
-        """Work under a plan that is newer than what there was; with `wrap_up` only hand in what there is, for the
+    def begin(self, plan: WorkPlan, signed: Signed, leader: str, finish_early: bool) -> None:
+        """Work under a plan that is newer than what there was; with `finish_early` only hand in what there is, for the
         others have heard of it before and are done."""
-        height = self._height
-        check_plan(plan, height.head, self._post.pace)
-        if height.plan is not None:
+        round_state = self._round_state
+        check_plan(plan, round_state.head, self._context.schedule)
+        if round_state.plan is not None:
             self.discard("a new plan replaced it")
-        height.plan, height.signed_plan, height.planned_at = plan, signed, trio.current_time()
-        height.left_out = plan.of(self._post.me) is None
-        self._patience.give_work(leader, plan.hash, self._patience.time_for(plan) + 4 * self._post.tempo.answer_s)
-        self._post.events.emit("round_planned", round=self._turn.round, members=len(plan.assignments))
-        if not height.left_out:
+        round_state.plan, round_state.signed_plan, round_state.planned_at = plan, signed, trio.current_time()
+        round_state.left_out = plan.of(self._context.me) is None
+        self._election_timeout.give_work(
+            leader, plan.hash, self._election_timeout.time_for(plan) + 4 * self._context.timeouts.answer_s
+        )
+        self._context.events.emit("round_planned", round=self._turn.round, members=len(plan.assignments))
+        if not round_state.left_out:
             self._scope = trio.CancelScope()
-            self._spawn(self._compute, plan, self._scope, wrap_up)
+            self._spawn(self._compute, plan, self._scope, finish_early)
 
-    def go_on(self, plan: WorkPlan, leader: str, wrap_up: bool) -> None:
+    def go_on(self, plan: WorkPlan, leader: str, finish_early: bool) -> None:
         """A leader has adopted the plan that is worked on, or asks for what there is of it."""
-        seconds = 4 * self._post.tempo.answer_s
-        if self._post.pace.pipeline and self._height.contribution is None:
-            seconds += self._patience.time_for(plan)
-        self._patience.give_work(leader, plan.hash, seconds)
-        if wrap_up:
-            self._post.trainer.wrap_up()
+        seconds = 4 * self._context.timeouts.answer_s
+        if self._context.schedule.pipeline and self._round_state.contribution is None:
+            seconds += self._election_timeout.time_for(plan)
+        self._election_timeout.give_work(leader, plan.hash, seconds)
+        if finish_early:
+            self._context.trainer.finish_early()
 
     def discard(self, reason: str) -> None:
         """As `Round.discard`."""
         if self._scope is not None:
             self._scope.cancel()
-        if self._height.message is not None:
-            self._contributor.give_back(self._height.message)
-        self._height.drop_work()
-        self._post.events.emit("round_discarded", round=self._turn.round, reason=reason)
+        if self._round_state.message is not None:
+            self._contributor.restore_residual(self._round_state.message)
+        self._round_state.drop_work()
+        self._context.events.emit("round_discarded", round=self._turn.round, reason=reason)
 
-    def take_hand_in(self, signed: Signed) -> None:
+    def take_submission(self, signed: Signed) -> None:
         """A contribution, at the leader; checked when the roster is made."""
-        height, plan = self._height, self._height.plan
+        round_state, plan = self._round_state, self._round_state.plan
         body = open_body(signed, CONTRIBUTION_KIND, Contribution)
-        if body.head != height.head.hash:
+        if body.head != round_state.head.hash:
             raise RoundDiscarded("the contribution is to another round, or another group's")
         if plan is None:  # an earlier leader's, which did not come here: whoever works on it has promised us first
             raise RoundDiscarded("a contribution came before its plan")
@@ -88,44 +90,44 @@ class ComputePhase:
             raise RoundDiscarded("that plan was replaced")
         if plan.of(body.member) is None or body.member.peer != signed.signer:
             raise ProtocolViolation("a contribution came from a peer that was not assigned any work")
-        height.handed_in[body.member] = signed
-        height.changed.notify()
+        round_state.submitted[body.member] = signed
+        round_state.changed.notify()
 
-    async def _compute(self, plan: WorkPlan, scope: trio.CancelScope, hurried: bool) -> None:
-        height, phase = self._height, self._phase
+    async def _compute(self, plan: WorkPlan, scope: trio.CancelScope, cut_short: bool) -> None:
+        round_state, phase = self._round_state, self._phase
         with scope:
             phase("compute")
-            contribution, message = await self._contributor.contribute(plan, self._turn, self._coding, hurried)
+            contribution, message = await self._contributor.contribute(plan, self._turn, self._coding, cut_short)
             if scope.cancel_called:  # while it was encoded, which nothing interrupts: the height is another plan's
                 if message is not None:
-                    self._contributor.give_back(message)
+                    self._contributor.restore_residual(message)
                 return
-            if self._post.pace.synchronous:
-                self._post.tempo.note_batch(trio.current_time() - height.planned_at)
-            end = self._patience.time_after_work(plan) + 4 * self._post.tempo.answer_s
-            height.stage_deadline = min(height.stage_deadline, height.planned_at + end)
-            height.contribution, height.message = contribution, message
-            height.changed.notify()
+            if self._context.schedule.synchronous:
+                self._context.timeouts.note_batch(trio.current_time() - round_state.planned_at)
+            end = self._election_timeout.time_after_work(plan) + 4 * self._context.timeouts.answer_s
+            round_state.stage_deadline = min(round_state.stage_deadline, round_state.planned_at + end)
+            round_state.contribution, round_state.message = contribution, message
+            round_state.changed.notify()
             phase("hand in")
-            await self._hand_in()
+            await self._submit()
 
     def _phase(self, name: str) -> None:
-        self._post.events.emit("phase_entered", round=self._turn.round, phase=name)
+        self._context.events.emit("phase_entered", round=self._turn.round, phase=name)
 
-    async def _hand_in(self) -> None:
+    async def _submit(self) -> None:
         """Give the contribution to the leader of the attempt promised last; a later leader asks for it by itself."""
-        height = self._height
-        assert height.contribution is not None
-        while height.current is None:
-            leader = height.head.leader(max(height.acceptor.promised, 0)).peer
+        round_state = self._round_state
+        assert round_state.contribution is not None
+        while round_state.current is None:
+            leader = round_state.head.leader(max(round_state.acceptor.promised, 0)).peer
             try:
-                if leader == self._post.me.peer:
-                    self.take_hand_in(height.contribution)
+                if leader == self._context.me.peer:
+                    self.take_submission(round_state.contribution)
                 else:
-                    await self._post.host.rpc.call(
-                        leader, HAND_IN, HandIn(height.contribution), timeout_s=self._post.tempo.answer_s
+                    await self._context.host.rpc.call(
+                        leader, SUBMIT, Submit(round_state.contribution), timeout_s=self._context.timeouts.answer_s
                     )
                 return
             except BarnraiseError:
-                promised = height.acceptor.promised
-                await height.changed.until(lambda p=promised: height.acceptor.promised > p, HAND_IN_RETRY_S)  # type: ignore[misc]
+                promised = round_state.acceptor.promised
+                await round_state.changed.until(lambda p=promised: round_state.acceptor.promised > p, SUBMIT_RETRY_S)  # type: ignore[misc]

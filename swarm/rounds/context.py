@@ -8,7 +8,7 @@ from peer.events import EventLog
 from peer.identity import Identity
 from peer.net.host import Host
 from swarm.protocol.head import Member
-from swarm.protocol.round_schedule import Pace
+from swarm.protocol.round_schedule import RoundSchedule
 from swarm.protocol.timeouts import AdaptiveTimeouts
 from swarm.rounds.trainer import Trainer
 from swarm.state.outer_state import OuterState
@@ -24,8 +24,8 @@ class RoundContext:
     identity: Identity
     host: Host
     state: OuterState
-    shelf: SnapshotStore
+    snapshots: SnapshotStore
     trainer: Trainer
-    pace: Pace
-    tempo: AdaptiveTimeouts
+    schedule: RoundSchedule
+    timeouts: AdaptiveTimeouts
     events: EventLog

@@ -22,7 +22,7 @@ import torch
 import trio
 from blake3 import blake3
 
-from optim.strategies.interface import Coding, Sent, Turn
+from optim.strategies.interface import Coding, RoundInfo, Sent
 from peer import faults
 from peer.errors import NetworkError, ProtocolViolation, RemoteError
 from peer.events import EventLog
@@ -48,12 +48,12 @@ class RoundSlices:
 
 
 @dataclass(frozen=True)
-class Merge:
+class MergePlan:
     """What one attempt merges: the roster's contributors, in its order, with the weight of each in the mean (0: left
-    out by the gate), as the `coding` of that `turn` has it. `plan` is the work it completes, `signed_plan` that plan as
-    its leader signed it: a later attempt may have replaced the peer's own."""
+    out by the gate), as the `coding` of that `round_info` has it. `plan` is the work it completes, `signed_plan` that
+    plan as its leader signed it: a later attempt may have replaced the peer's own."""
 
-    turn: Turn
+    round_info: RoundInfo
     plan: WorkPlan
     signed_plan: Signed
     roster: Roster
@@ -83,7 +83,7 @@ def as_bytes(encoded: torch.Tensor) -> memoryview:
     return memoryview(array)
 
 
-class Exchange:
+class ButterflyAllReduce:
     """One attempt's exchange, at one of its contributors.
 
     `built` is set once the next state is complete here, with `state_hash`; `run()` goes on delivering to the others
@@ -93,7 +93,7 @@ class Exchange:
     def __init__(
         self,
         me: str,
-        merge: Merge,
+        merge: MergePlan,
         state: OuterState,
         mine: Sequence[memoryview],
         slices: RoundSlices,
@@ -116,12 +116,12 @@ class Exchange:
         self._owned = [i for i in self._indices if merge.owner(i) == me]
         self._arrived = {i: trio.Event() for i in self._owned}  # every contribution to slice i
         self._came = {i: trio.Event() for i in self._indices}  # the result of slice i
-        self._lanes = {peer: trio.CapacityLimiter(SENDS_PER_PEER) for peer in self._peers}
+        self._links = {peer: trio.CapacityLimiter(SENDS_PER_PEER) for peer in self._peers}
         self._mergers = trio.CapacityLimiter(THREADS)  # of their own: others wait for a merge, nobody for our state
         self._builders = trio.CapacityLimiter(THREADS)
 
     async def run(self) -> None:
-        faults.reach("before_send", self.merge.turn.round)
+        faults.reach("before_send", self.merge.round_info.round)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._build_all)
             for peer in self._clockwise():
@@ -132,7 +132,7 @@ class Exchange:
 
     async def fetch_from(self, holder: str) -> None:
         """Instead of `run`: take the results from a peer that has them all, and build the next state."""
-        await trio.to_thread.run_sync(self._state.begin, self.merge.turn, self.merge.coding)
+        await trio.to_thread.run_sync(self._state.begin, self.merge.round_info, self.merge.coding)
         for index in self._indices:
             reply = await self._rpc.call(
                 holder, FETCH_RESULT, SliceOf(self.key, index), timeout_s=self._call_timeout_s, bulk=True
@@ -220,7 +220,7 @@ class Exchange:
             index = left.popleft()
             if await self._send(owner, CONTRIBUTION, SliceOf(self.key, index), self._mine[index]):
                 self._slices.delivered.add((index, owner))
-            faults.reach("during_exchange", self.merge.turn.round)
+            faults.reach("during_exchange", self.merge.round_info.round)
 
     async def _own(self, index: int, nursery: trio.Nursery) -> None:
         """Merge one slice and send the result to everybody."""
@@ -228,7 +228,7 @@ class Exchange:
         try:
             result = await trio.to_thread.run_sync(self._merge, index, limiter=self._mergers)
         except ProtocolViolation as error:  # the mean does not fit the codec: no result, the attempt runs out of time
-            self._events.emit("merge_failed", round=self.merge.turn.round, reason=str(error))
+            self._events.emit("merge_failed", round=self.merge.round_info.round, reason=str(error))
             return
         self._take_checked(index, result)
         for peer in self._clockwise():
@@ -243,7 +243,7 @@ class Exchange:
         return as_bytes(self.merge.coding.merge(index, encoded, weights))
 
     async def _build_all(self) -> None:
-        await trio.to_thread.run_sync(self._state.begin, self.merge.turn, self.merge.coding)
+        await trio.to_thread.run_sync(self._state.begin, self.merge.round_info, self.merge.coding)
         async with trio.open_nursery() as nursery:
             for index in self._indices:
                 nursery.start_soon(self._build, index)
@@ -262,7 +262,7 @@ class Exchange:
                 return
             except ProtocolViolation as error:  # its owner sent bytes that mean nothing: as if it had sent none
                 owner = self.merge.owner(index)
-                self._events.emit("peer_struck", peer=owner, reason=str(error))
+                self._events.emit("peer_penalized", peer=owner, reason=str(error))
                 del self.results[index]
                 self._came[index] = trio.Event()
 
@@ -274,7 +274,7 @@ class Exchange:
 
     async def _send(self, peer: str, method: Method[SliceOf, Done], message: SliceOf, data: memoryview) -> bool:
         """Deliver one slice, again and again until it is taken (True), refused (False), or the attempt is cancelled."""
-        async with self._lanes[peer]:
+        async with self._links[peer]:
             refusals = 0
             while refusals < REFUSALS_MAX:
                 try:

@@ -25,7 +25,7 @@ from swarm.rounds.context import RoundContext
 from swarm.rounds.round import Round
 from swarm.rounds.round_state import Notifier
 
-KNOCK_BEHIND_MAX: Final = 2  # rounds: who is that near catches up by replay while its promise is waited for
+JOIN_BEHIND_MAX: Final = 2  # rounds: who is that near catches up by replay while its promise is waited for
 ADDRESSES_MAX: Final = 1024  # learnt from one message
 
 
@@ -56,80 +56,80 @@ class EngineState:
     regroup: Signed | None
     phase: str = "joining"
     round: Round | None = None
-    knockers: JoinRequests = field(default_factory=JoinRequests)
+    join_requests: JoinRequests = field(default_factory=JoinRequests)
     moved: Notifier = field(default_factory=Notifier)
     look: trio.Event = field(default_factory=trio.Event)
     offer: HeadCandidate | None = None
 
-    def standing(self, me: Member) -> say.HeadReport:
+    def report(self, me: Member) -> say.HeadReport:
         return say.HeadReport(self.head, me, self.phase, self.regroup)
 
 
 class RoundHandlers:
     """Serves `swarm.protocol.messages`, but for the authority's own."""
 
-    def __init__(self, post: RoundContext, run: RunLimits, here: EngineState) -> None:
-        self._post, self._run, self._here = post, run, here
+    def __init__(self, context: RoundContext, run: RunLimits, here: EngineState) -> None:
+        self._context, self._run, self._state = context, run, here
 
     def _learn(self, addresses: Mapping[str, tuple[str, ...]]) -> None:
         for peer, known in list(addresses.items())[:ADDRESSES_MAX]:
-            self._post.host.book.add(peer, known)
+            self._context.host.book.add(peer, known)
 
     def open(self) -> None:
         """Answer from now on."""
-        rpc = self._post.host.rpc
+        rpc = self._context.host.rpc
         rpc.serve(say.PREPARE, self._on_prepare)
-        rpc.serve(say.WORK, self._on_work)
-        rpc.serve(say.HAND_IN, self._on_hand_in)
-        rpc.serve(say.EXCHANGE, self._on_exchange)
+        rpc.serve(say.START_ROUND, self._on_work)
+        rpc.serve(say.SUBMIT, self._on_submit)
+        rpc.serve(say.START_EXCHANGE, self._on_exchange)
         rpc.serve(say.FINISH, self._on_finish)
         rpc.serve(say.VOTE, self._on_vote)
         rpc.serve(say.CONTRIBUTION, self._on_contribution)
         rpc.serve(say.RESULT, self._on_result)
         rpc.serve(say.FETCH_RESULT, self._on_fetch)
-        rpc.serve(say.STANDING, self._on_standing)
-        rpc.serve(say.KNOCK, self._on_knock)
+        rpc.serve(say.HEAD_REPORT, self._on_head_report)
+        rpc.serve(say.REQUEST_JOIN, self._on_request_join)
         rpc.serve(say.REGROUP, self._on_regroup)
 
     def _current(self) -> Round:
-        if self._here.round is None:
+        if self._state.round is None:
             raise RoundDiscarded("this peer takes part in no round at the moment")
-        return self._here.round
+        return self._state.round
 
     def _check_group(self, group: str) -> None:
         """A plain refusal: peers move between groups, and word of it takes a while."""
-        if group != self._here.head.run_id:
+        if group != self._state.head.run_id:
             raise RoundError("this peer is in another group: look it up again")
 
     async def _on_prepare(self, call: Call[say.Prepare]) -> say.Promise:
         ask = call.body
         self._check_group(ask.head.run_id)
-        round_ = self._here.round
-        if round_ is None or round_.height.head.height < ask.head.height:
-            if round_ is None or round_.height.signed_plan is not None:
+        round_ = self._state.round
+        if round_ is None or round_.round_state.head.position < ask.head.position:
+            if round_ is None or round_.round_state.signed_plan is not None:
                 with trio.move_on_after(0.3):  # usually we are about to commit that very head ourselves
                     await self._reach(ask.head)
-            if self._here.head.height < ask.head.height:
-                self._here.look.set()
-            with trio.move_on_after(self._post.tempo.answer_s / 2):  # catching up by replay takes less
+            if self._state.head.position < ask.head.position:
+                self._state.look.set()
+            with trio.move_on_after(self._context.timeouts.answer_s / 2):  # catching up by replay takes less
                 await self._reach(ask.head)
         current = self._current()
-        if current.height.head.hash != ask.head.hash:
-            return say.Promise(granted=False, promised=-1, head=self._here.head, member=self._post.me)
+        if current.round_state.head.hash != ask.head.hash:
+            return say.Promise(granted=False, promised=-1, head=self._state.head, member=self._context.me)
         promise = await current.promise_when_due(ask, call.peer)
         if promise.granted:
             self._learn(ask.addresses)
         return promise
 
     async def _reach(self, head: Head) -> None:
-        while self._here.round is None or self._here.round.height.head.height < head.height:
-            await self._here.moved.wait(1.0)
+        while self._state.round is None or self._state.round.round_state.head.position < head.position:
+            await self._state.moved.wait(1.0)
 
     def _named(self, head: bytes) -> Round:
         """The round, if it is the one that the call is about."""
         round_ = self._current()
-        if round_.height.head.hash != head:
-            self._here.look.set()
+        if round_.round_state.head.hash != head:
+            self._state.look.set()
             raise RoundDiscarded("that round is over, or not begun here")
         return round_
 
@@ -140,15 +140,15 @@ class RoundHandlers:
         except msgspec.MsgspecError as error:
             raise ProtocolViolation("a plan or contribution names no head") from error
 
-    async def _on_work(self, call: Call[say.Work]) -> say.Done:
-        self._about(call.body.plan).take_work(call.body.plan, call.body.wrap_up, call.peer)
+    async def _on_work(self, call: Call[say.StartRound]) -> say.Done:
+        self._about(call.body.plan).take_work(call.body.plan, call.body.finish_early, call.peer)
         return say.Done()
 
-    async def _on_hand_in(self, call: Call[say.HandIn]) -> say.Done:
-        self._about(call.body.contribution).take_hand_in(call.body.contribution)
+    async def _on_submit(self, call: Call[say.Submit]) -> say.Done:
+        self._about(call.body.contribution).take_submission(call.body.contribution)
         return say.Done()
 
-    async def _on_exchange(self, call: Call[say.Exchange]) -> say.Done:
+    async def _on_exchange(self, call: Call[say.StartExchange]) -> say.Done:
         await self._named(call.body.roster.head).begin_exchange(call.body.roster, call.peer)
         return say.Done()
 
@@ -157,11 +157,11 @@ class RoundHandlers:
         return say.Done()
 
     async def _on_vote(self, call: Call[say.Vote]) -> say.VoteSeen:
-        if self._here.round is not None and self._here.round.height.head.hash == call.body.head:
-            self._here.round.voting.take(call.body, call.peer)
-        elif call.body.head != self._here.head.previous:
-            self._here.look.set()
-        return say.VoteSeen(self._here.head.hash)
+        if self._state.round is not None and self._state.round.round_state.head.hash == call.body.head:
+            self._state.round.voting.take(call.body, call.peer)
+        elif call.body.head != self._state.head.previous:
+            self._state.look.set()
+        return say.VoteSeen(self._state.head.hash)
 
     async def _on_contribution(self, call: Call[say.SliceOf]) -> say.Done:
         return await self._current().take_contribution(call)
@@ -170,34 +170,37 @@ class RoundHandlers:
         return await self._current().take_result(call)
 
     async def _on_fetch(self, call: Call[say.SliceOf]) -> tuple[say.Done, Buffer]:
-        exchange = self._current().height.exchanges.get(call.body.key)
+        exchange = self._current().round_state.exchanges.get(call.body.key)
         if exchange is None or call.body.index not in exchange.results:
             raise RoundDiscarded("that result is not here")
         return say.Done(), exchange.results[call.body.index]
 
-    async def _on_standing(self, call: Call[say.AskHead]) -> say.HeadReport:
+    async def _on_head_report(self, call: Call[say.AskHead]) -> say.HeadReport:
         if call.body.group:
             self._check_group(call.body.group)
-        return self._here.standing(self._post.me)
+        return self._state.report(self._context.me)
 
-    async def _on_knock(self, call: Call[say.Knock]) -> say.HeadReport:
-        knock = call.body
-        if knock.group:
-            self._check_group(knock.group)
-        if knock.member.peer != call.peer:
+    async def _on_request_join(self, call: Call[say.JoinRequest]) -> say.HeadReport:
+        request_join = call.body
+        if request_join.group:
+            self._check_group(request_join.group)
+        if request_join.member.peer != call.peer:
             raise ProtocolViolation("a knock names another peer than its sender")
-        self._post.host.book.add(call.peer, knock.addresses)
-        near = knock.head == self._here.head.hash or 0 < self._here.head.round - knock.round <= KNOCK_BEHIND_MAX
+        self._context.host.book.add(call.peer, request_join.addresses)
+        near = (
+            request_join.head == self._state.head.hash
+            or 0 < self._state.head.round - request_join.round <= JOIN_BEHIND_MAX
+        )
         if near:
-            self._here.knockers.knock(knock.member)
-        return self._here.standing(self._post.me)
+            self._state.join_requests.request_join(request_join.member)
+        return self._state.report(self._context.me)
 
     async def _on_regroup(self, call: Call[say.Regroup]) -> say.HeadReport:
         """The authority (or whoever passes its signature on) begins a new term."""
         head = open_body(call.body.signed, say.REGROUP_KIND, Head, signer=self._run.authority)
         self._check_group(head.run_id)
-        if head.height > self._here.head.height:
+        if head.position > self._state.head.position:
             self._learn(call.body.addresses)
-            self._here.offer = HeadCandidate(head, (call.peer,), call.body.signed)
-            self._here.look.set()
-        return self._here.standing(self._post.me)
+            self._state.offer = HeadCandidate(head, (call.peer,), call.body.signed)
+            self._state.look.set()
+        return self._state.report(self._context.me)

@@ -27,9 +27,9 @@ class ElectionTimeout:
     a restart that it was a member, never leads: it has had its turn once it is given up.
     """
 
-    def __init__(self, post: RoundContext, height: RoundState) -> None:
-        self._post = post
-        self._height = height
+    def __init__(self, context: RoundContext, round_state: RoundState) -> None:
+        self._context = context
+        self._round_state = round_state
         self._given: set[tuple[str, object]] = set()
         self._had_turn: set[str] = set()  # leaders that had time for the work, or were given up
         self._last = ""  # of these
@@ -45,7 +45,7 @@ class ElectionTimeout:
         had = {(who, what) for who, what in self._given if who == leader}
         if (leader, stage) not in had and len(had) < STAGES_PER_LEADER:
             self._given.add((leader, stage))
-            self._height.expect_progress_within(seconds, leader)
+            self._round_state.expect_progress_within(seconds, leader)
 
     def give_work(self, leader: str, plan: bytes, seconds: float) -> None:
         """As `give`, for the work of that plan."""
@@ -63,34 +63,34 @@ class ElectionTimeout:
         self._last = leader
 
     def _all_had_a_turn(self) -> bool:
-        alive = {member.peer for member in self._height.head.members} - self._post.host.suspects
-        return self._post.pace.synchronous and alive <= self._had_turn
+        alive = {member.peer for member in self._round_state.head.members} - self._context.host.suspects
+        return self._context.schedule.synchronous and alive <= self._had_turn
 
     def is_due(self, attempt: int) -> bool:
         """Whether to listen to the leader of `attempt`: nobody else is making progress now."""
-        height, head = self._height, self._height.head
-        if not head.has(self._post.me) or attempt < 0:
+        round_state, head = self._round_state, self._round_state.head
+        if not head.has(self._context.me) or attempt < 0:
             return True  # its promise binds nobody, or is none
-        now_leads = head.leader(max(height.acceptor.promised, height.awaited)).peer
-        late = now_leads in self._post.host.suspects or trio.current_time() > height.stage_deadline
+        now_leads = head.leader(max(round_state.acceptor.promised, round_state.awaited)).peer
+        late = now_leads in self._context.host.suspects or trio.current_time() > round_state.stage_deadline
         return late or now_leads == head.leader(attempt).peer
 
     def time_for(self, plan: WorkPlan) -> float:
         """Seconds: the plan's deadline, or less where our own speed says that it asks for far too much. In a pipeline
         it says nothing of the kind, which stands still while a stage has no replica; what counts in a synchronous one
         is how long a batch usually takes."""
-        if self._post.pace.synchronous:
-            usual = self._post.tempo.batch_s
+        if self._context.schedule.synchronous:
+            usual = self._context.timeouts.batch_s
             first = UNHURRIED * usual if usual else FIRST_BATCH_S
             return min(plan.deadline_s, 2.0 ** min(self._turns, DOUBLINGS_MAX) * first)
-        if self._post.pace.pipeline:
+        if self._context.schedule.pipeline:
             return plan.deadline_s
-        speed, steps = self._post.trainer.speed, self._post.pace.steps(self._height.head)
+        speed, steps = self._context.trainer.speed, self._context.schedule.steps(self._round_state.head)
         usual = ROUND_TIME_SLACK * steps / speed + 5.0 if speed > 0 else plan.deadline_s
         return min(plan.deadline_s, UNHURRIED * usual)
 
     def time_after_work(self, plan: WorkPlan) -> float:
         """Seconds from the plan to the exchange, now that our own work is done and we know how long it took."""
-        if not self._post.pace.pipeline:
+        if not self._context.schedule.pipeline:
             return self.time_for(plan)
-        return UNHURRIED * (trio.current_time() - self._height.planned_at) + LAST_ONES_S
+        return UNHURRIED * (trio.current_time() - self._round_state.planned_at) + LAST_ONES_S

@@ -19,7 +19,7 @@ import torch
 import trio
 
 from optim.algorithms.outer_step import DilocoOuter
-from optim.config import Eager, OuterConfig, Streaming
+from optim.config import EagerConfig, OuterConfig, StreamingConfig
 from optim.strategies.eager import EagerOffset
 from optim.strategies.interface import OuterStrategy
 from peer.errors import WorkerError
@@ -29,8 +29,8 @@ from peer.ipc.messages import InnerResult
 from peer.worker.client import WorkerGroup
 from swarm.protocol.head import Head
 from swarm.protocol.ledger import Range, tail_of
-from swarm.rounds.trainer import Order, Work
-from swarm.rounds.worker_trainer import NOTHING, GangTrainer, spans_of
+from swarm.rounds.trainer import TrainRequest, TrainResult
+from swarm.rounds.worker_trainer import NOTHING, WorkerTrainer, spans_of
 
 
 class Taking(Protocol):
@@ -63,16 +63,16 @@ class _Tail:
     done: trio.Event = field(default_factory=trio.Event)
 
 
-class OverlapTrainer(GangTrainer):
+class OverlapTrainer(WorkerTrainer):
     """Implements `swarm.rounds.trainer.Trainer`; `run` must be running."""
 
-    def __init__(self, gang: WorkerGroup, taking: Taking, events: EventLog) -> None:
-        super().__init__(gang, "delta", events)
+    def __init__(self, worker_group: WorkerGroup, taking: Taking, events: EventLog) -> None:
+        super().__init__(worker_group, "delta", events)
         self._taking = taking
         self._fresh = True
         self._tail: _Tail | None = None
         self._tails, self._asked = trio.open_memory_channel[_Tail](1)
-        self._training: Order | None = None  # of a round, not ahead of one
+        self._training: TrainRequest | None = None  # of a round, not ahead of one
 
     async def run(self) -> None:
         """Train on while messages are in flight."""
@@ -85,44 +85,46 @@ class OverlapTrainer(GangTrainer):
             finally:
                 tail.done.set()
 
-    async def train(self, order: Order) -> Work:
-        self._hurried, self._training = order.hurried, order
+    async def train(self, request: TrainRequest) -> TrainResult:
+        self._cut_short, self._training = request.cut_short, request
         try:
-            return await self._train(order)
+            return await self._train(request)
         finally:
-            if self._training is order:  # else a newer plan's is being trained already
+            if self._training is request:  # else a newer plan's is being trained already
                 self._training = None
 
-    async def _train(self, order: Order) -> Work:
-        work = order.assignment
+    async def _train(self, request: TrainRequest) -> TrainResult:
+        work = request.assignment
         await self._stop_tail(self._taking.at_least)
-        ahead = self._take_tail(order)
+        ahead = self._take_tail(request)
         await self._validate_if_due()
-        orders = msgspec.structs.replace(self._taking.begin(self._fresh), capture=spans_of(order.places))
+        orders = msgspec.structs.replace(self._taking.begin(self._fresh), capture=spans_of(request.places))
         self._fresh = False
-        left, first_step = tail_of(work.ranges, ahead.sequences), order.turn.step + ahead.steps
-        steps = 0 if self._hurried else max(0, work.steps - ahead.steps)
-        result = await self._inner(left, first_step, order.deadline_s, steps, orders)
-        delta = self._delta(order.places)
-        after = await trio.to_thread.run_sync(self._taking.captured, delta, order.peers)
-        self._say_trained(order, result, ahead)
+        left, first_step = tail_of(work.ranges, ahead.sequences), request.round_info.step + ahead.steps
+        steps = 0 if self._cut_short else max(0, work.steps - ahead.steps)
+        result = await self._inner(left, first_step, request.deadline_s, steps, orders)
+        delta = self._delta(request.places)
+        after = await trio.to_thread.run_sync(self._taking.captured, delta, request.peers)
+        self._say_trained(request, result, ahead)
         if work.ahead:
             # a round given up while that thread ran has no tail: one that never begins would be waited for for ever
             await trio.lowlevel.checkpoint_if_cancelled()
-            self._tail = _Tail(work.ahead, order.turn.step + ahead.steps + result.steps, after)
+            self._tail = _Tail(work.ahead, request.round_info.step + ahead.steps + result.steps, after)
             self._tails.send_nowait(self._tail)  # there is room: the tail before has begun
-        return Work(ahead.steps + result.steps, ahead.sequences + result.sequences, _mean_loss(ahead, result), delta)
+        return TrainResult(
+            ahead.steps + result.steps, ahead.sequences + result.sequences, _mean_loss(ahead, result), delta
+        )
 
     async def validate(self) -> None:
         if self.validate_round is not None:
             await self._stop_tail(0)
         await super().validate()
 
-    def wrap_up(self) -> None:
+    def finish_early(self) -> None:
         """Steps ahead of the next round go on: they hold up nobody."""
-        self._hurried = True
+        self._cut_short = True
         if self._training is not None:
-            self._gang.stop_inner()
+            self._worker_group.stop_inner()
 
     def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None, head: Head | None = None) -> None:
         self._fresh = self._fresh or changed is None
@@ -131,23 +133,23 @@ class OverlapTrainer(GangTrainer):
     async def _inner(
         self, ranges: Sequence[Range], first_step: int, deadline_s: float, steps: int | None, orders: InnerRunOptions
     ) -> InnerResult:
-        result = await self._gang.inner_steps(list(ranges), first_step, deadline_s, steps, orders=orders)
+        result = await self._worker_group.inner_steps(list(ranges), first_step, deadline_s, steps, orders=orders)
         self._note(result)
         return result
 
     async def _stop_tail(self, at_least: int) -> None:
         if self._tail is not None:
             await self._tail.begun.wait()
-            self._gang.stop_inner(after_steps=0 if self._hurried else at_least)
+            self._worker_group.stop_inner(after_steps=0 if self._cut_short else at_least)
             await self._tail.done.wait()
 
-    def _take_tail(self, order: Order) -> InnerResult:
+    def _take_tail(self, request: TrainRequest) -> InnerResult:
         """What was done ahead of this round."""
         tail, self._tail = self._tail, None
         if tail is None:
             return NOTHING
-        if self._fresh or tail.ranges != order.assignment.ranges:
-            self._events.emit("steps_ahead_void", round=order.turn.round, steps=tail.result.steps)
+        if self._fresh or tail.ranges != request.assignment.ranges:
+            self._events.emit("steps_ahead_void", round=request.round_info.round, steps=tail.result.steps)
             return NOTHING
         return tail.result
 
@@ -156,9 +158,9 @@ class TakesFragments:
     """Streaming DiLoCo (arXiv 2501.18512): a fragment that moved is mixed in, local <- mix * local + (1 - mix) * outer,
     `tau` steps after its delta was captured, or when it has arrived."""
 
-    def __init__(self, gang: WorkerGroup, tau: int, mix: float) -> None:
+    def __init__(self, worker_group: WorkerGroup, tau: int, mix: float) -> None:
         self.at_least = tau
-        self._gang = gang
+        self._worker_group = worker_group
         self._mix = mix
         self._changed: tuple[Span, ...] = ()
 
@@ -172,7 +174,7 @@ class TakesFragments:
         return InnerRunOptions(begin="local", capture=())
 
     def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None) -> None:
-        self._gang.outer.copy_(theta)
+        self._worker_group.outer.copy_(theta)
         # a peer that had no part in a round has two commits to take in at once
         self._changed = () if changed is None else tuple(sorted({*self._changed, *spans_of(changed)}))
 
@@ -183,34 +185,36 @@ class TakesEagerly:
 
     at_least = 0
 
-    def __init__(self, gang: WorkerGroup, outer: DilocoOuter) -> None:
-        self._gang, self._outer = gang, outer
-        self._shared = gang.outer.clone()
-        self._offset = EagerOffset(gang.layout.numel, outer)
+    def __init__(self, worker_group: WorkerGroup, outer: DilocoOuter) -> None:
+        self._worker_group, self._outer = worker_group, outer
+        self._shared = worker_group.outer.clone()
+        self._offset = EagerOffset(worker_group.layout.numel, outer)
 
     def begin(self, fresh: bool) -> InnerRunOptions:
         return InnerRunOptions(begin="outer" if fresh else "local")
 
     def captured(self, delta: torch.Tensor, peers: int) -> InnerRunOptions:
         offset = self._offset.advance(delta, 1 / peers)
-        torch.add(self._shared, offset, out=self._gang.outer)
+        torch.add(self._shared, offset, out=self._worker_group.outer)
         return InnerRunOptions(begin="outer", capture=())
 
     def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None) -> None:
         self._shared.copy_(theta)
         if changed is None:
-            self._offset = EagerOffset(self._gang.layout.numel, self._outer)
-            self._gang.outer.copy_(theta)
+            self._offset = EagerOffset(self._worker_group.layout.numel, self._outer)
+            self._worker_group.outer.copy_(theta)
 
 
-def trainer_of(gang: WorkerGroup, outer: OuterConfig, recipe: OuterStrategy, events: EventLog) -> GangTrainer:
+def trainer_of(
+    worker_group: WorkerGroup, outer: OuterConfig, strategy: OuterStrategy, events: EventLog
+) -> WorkerTrainer:
     """The trainer that a run's method asks for."""
-    if isinstance(outer, Streaming) and (outer.fragments > 1 or outer.tau or outer.mix):
-        return OverlapTrainer(gang, TakesFragments(gang, outer.tau, outer.mix), events)
-    if isinstance(outer, Eager):
-        taking = TakesEagerly(gang, DilocoOuter(outer.lr, outer.momentum, outer.nesterov))
-        return OverlapTrainer(gang, taking, events)
-    return GangTrainer(gang, recipe.product, events)
+    if isinstance(outer, StreamingConfig) and (outer.fragments > 1 or outer.tau or outer.mix):
+        return OverlapTrainer(worker_group, TakesFragments(worker_group, outer.tau, outer.mix), events)
+    if isinstance(outer, EagerConfig):
+        taking = TakesEagerly(worker_group, DilocoOuter(outer.lr, outer.momentum, outer.nesterov))
+        return OverlapTrainer(worker_group, taking, events)
+    return WorkerTrainer(worker_group, strategy.product, events)
 
 
 def _mean_loss(*results: InnerResult) -> float:

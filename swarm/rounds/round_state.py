@@ -8,10 +8,10 @@ import trio
 
 from peer.identity import Signed
 from swarm.protocol.head import Head, Member
-from swarm.protocol.paxos import Acceptor, VoteBox
+from swarm.protocol.paxos import Acceptor, VoteCount
 from swarm.protocol.plan import WorkPlan
-from swarm.rounds.contribution import Message
-from swarm.rounds.exchange import Exchange, Merge, RoundSlices
+from swarm.rounds.contribution import EncodedUpdate
+from swarm.rounds.exchange import ButterflyAllReduce, MergePlan, RoundSlices
 
 
 class Notifier:
@@ -38,7 +38,7 @@ class Notifier:
 
 
 class RoundState:
-    """`plan`/`contribution`/`message`: the work adopted and what came of it; `handed_in`: what the leader has
+    """`plan`/`contribution`/`message`: the work adopted and what came of it; `submitted`: what the leader has
     collected; `exchanges`: by roster hash; `sealed`: the head that the next outer state stands for; `decided`: the
     committed head.
 
@@ -50,18 +50,18 @@ class RoundState:
         self.head: Head = head
         self.me = me
         self.acceptor: Acceptor = same.acceptor if same else Acceptor()
-        self.votes: VoteBox = same.votes if same else VoteBox(head)
-        self.exchanges: dict[bytes, Exchange] = same.exchanges if same else {}
+        self.votes: VoteCount = same.votes if same else VoteCount(head)
+        self.exchanges: dict[bytes, ButterflyAllReduce] = same.exchanges if same else {}
         self.plan: WorkPlan | None = None
         self.signed_plan: Signed | None = None
         self.planned_at = 0.0
         self.contribution: Signed | None = None
-        self.message: Message | None = None
-        self.handed_in: dict[Member, Signed] = {}
+        self.message: EncodedUpdate | None = None
+        self.submitted: dict[Member, Signed] = {}
         self.slices = RoundSlices()
-        self.current: Exchange | None = None
+        self.current: ButterflyAllReduce | None = None
         self.sealed: Head | None = None
-        self.sealed_by: Exchange | None = None
+        self.built_by: ButterflyAllReduce | None = None
         self.decided: Head | None = None
         self.left_out = False
         self.awaited = 0  # the attempt that this peer leads or waits for
@@ -72,7 +72,7 @@ class RoundState:
     def drop_work(self) -> None:
         """Forget the plan and everything computed under it."""
         self.plan = self.signed_plan = self.contribution = self.message = self.current = None
-        self.handed_in = {}
+        self.submitted = {}
         self.slices = RoundSlices()
         self.changed.notify()
 
@@ -82,14 +82,14 @@ class RoundState:
         self.stage_deadline = trio.current_time() + seconds
         self.changed.notify()
 
-    def remember(self, exchange: Exchange) -> None:
+    def remember(self, exchange: ButterflyAllReduce) -> None:
         """Keep its results for others, besides those that led to the vote; of earlier attempts nothing is kept."""
         voted = self.acceptor.accepted.roster if self.acceptor.accepted is not None else b""
         for key in [key for key in self.exchanges if key != voted]:
             del self.exchanges[key]
         self.exchanges[exchange.key] = exchange
 
-    def merge_of_vote(self) -> Merge | None:
+    def merge_of_vote(self) -> MergePlan | None:
         """What led to the head voted for."""
         accepted = self.acceptor.accepted
         exchange = self.exchanges.get(accepted.roster) if accepted is not None else None

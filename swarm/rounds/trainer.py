@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from optim.strategies.interface import Turn
+from optim.strategies.interface import RoundInfo
 from swarm.protocol.head import Head
 from swarm.protocol.ledger import Range
 from swarm.protocol.plan import Assignment
@@ -19,7 +19,7 @@ Claims = Mapping[str, Sequence[Range]]
 
 
 @dataclass(frozen=True)
-class Work:
+class TrainResult:
     """What a trainer did: `steps` inner steps on the first `samples` samples it was assigned, mean training `loss`
     (nats a token), and `product`, what the method asked for at the round's places, flat fp32, shape (m,): outer minus
     local weights, or the mean gradient. The buffer stays valid until the next call of `train`. A stage of a pipeline
@@ -33,17 +33,18 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Order:
-    """What a round asks of a trainer: `assignment`, as the `turn` has it, the first inner step being number `turn.step`
-    of the run's schedule; the product is wanted at `places`. `peers` take part; compute ends at a step boundary when
-    `deadline_s` is over. `hurried`: the others have done theirs; what there is already is wanted, and no more."""
+class TrainRequest:
+    """What a round asks of a trainer: `assignment`, as the `round_info` has it, the first inner step being number
+    `round_info.step` of the run's schedule; the product is wanted at `places`. `peers` take part; compute ends at a
+    step boundary when `deadline_s` is over. `cut_short`: the others have done theirs; what there is already is wanted,
+    and no more."""
 
     assignment: Assignment
-    turn: Turn
+    round_info: RoundInfo
     places: tuple[slice, ...]
     peers: int
     deadline_s: float
-    hurried: bool = False
+    cut_short: bool = False
 
 
 class Trainer(Protocol):
@@ -51,12 +52,12 @@ class Trainer(Protocol):
 
     speed: float
 
-    async def train(self, order: Order) -> Work:
+    async def train(self, request: TrainRequest) -> TrainResult:
         """Do the work from the weights last adopted. Cancelling it abandons the work. Raises `WorkerError` if the
         compute worker failed."""
         ...
 
-    def wrap_up(self) -> None:
+    def finish_early(self) -> None:
         """Let a running `train` return after the step it is in."""
         ...
 

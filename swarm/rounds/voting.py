@@ -23,59 +23,59 @@ class Voting:
     round."""
 
     def __init__(
-        self, post: RoundContext, height: RoundState, lingering: trio.Nursery, overtaken: Callable[[], object]
+        self, context: RoundContext, round_state: RoundState, lingering: trio.Nursery, overtaken: Callable[[], object]
     ) -> None:
-        self._post = post
-        self._height = height
+        self._context = context
+        self._round_state = round_state
         self._lingering = lingering
         self._overtaken = overtaken
 
     async def cast(self, attempt: int, head: Head, roster: bytes) -> None:
         """Vote, tell the group, and keep asking until the round is decided: an answer may show that others
         committed."""
-        height, me = self._height, self._post.me
-        if not height.acceptor.accept(attempt, head, roster):
+        round_state, me = self._round_state, self._context.me
+        if not round_state.acceptor.accept(attempt, head, roster):
             return
         choice = head.hash
-        height.votes.record(me, attempt, choice)
-        vote = Vote(height.head.hash, attempt, choice, me)
-        while height.decided is None and height.acceptor.promised == attempt:
+        round_state.votes.record(me, attempt, choice)
+        vote = Vote(round_state.head.hash, attempt, choice, me)
+        while round_state.decided is None and round_state.acceptor.promised == attempt:
             self._lingering.start_soon(self._tell_all, vote, head)  # goes out even if it decides the round here
             self.count()
-            await height.changed.until(lambda: height.decided is not None, VOTE_RETRY_S)
+            await round_state.changed.until(lambda: round_state.decided is not None, VOTE_RETRY_S)
 
     def take(self, vote: Vote, sender: str) -> None:
         """Another member's vote."""
         if vote.member.peer != sender:
             raise ProtocolViolation("a vote names another member than its sender")
-        self._height.votes.record(vote.member, vote.attempt, vote.choice)
+        self._round_state.votes.record(vote.member, vote.attempt, vote.choice)
         self.count()
 
     def count(self) -> None:
         """Decide the round if a majority chose the head that the next state stands for here."""
-        height = self._height
-        chosen = height.votes.chosen
-        if chosen is not None and height.sealed is not None and height.sealed.hash == chosen:
-            height.decided = height.sealed
-            height.changed.notify()
+        round_state = self._round_state
+        chosen = round_state.votes.chosen
+        if chosen is not None and round_state.sealed is not None and round_state.sealed.hash == chosen:
+            round_state.decided = round_state.sealed
+            round_state.changed.notify()
 
     async def _tell_all(self, vote: Vote, head: Head) -> None:
-        voters = {m.peer: m for m in (*self._height.head.members, *head.members)}
+        voters = {m.peer: m for m in (*self._round_state.head.members, *head.members)}
         async with trio.open_nursery() as nursery:
             for peer, member in voters.items():
-                if peer != self._post.me.peer and peer not in self._post.host.suspects:
+                if peer != self._context.me.peer and peer not in self._context.host.suspects:
                     nursery.start_soon(self._tell, member, vote)
-        faults.reach("after_vote", self._height.head.round + 1)
+        faults.reach("after_vote", self._round_state.head.round + 1)
 
     async def _tell(self, voter: Member, vote: Vote) -> None:
         try:
-            reply: Reply[VoteSeen] = await self._post.host.rpc.call(
-                voter.peer, VOTE, vote, timeout_s=self._post.tempo.answer_s
+            reply: Reply[VoteSeen] = await self._context.host.rpc.call(
+                voter.peer, VOTE, vote, timeout_s=self._context.timeouts.answer_s
             )
         except BarnraiseError:
             return
         if reply.body.current not in (vote.choice, vote.head):
             self._overtaken()
         if reply.body.current == vote.choice:  # committed there: it has seen a majority, its own vote included
-            self._height.votes.record(voter, vote.attempt, vote.choice)
+            self._round_state.votes.record(voter, vote.attempt, vote.choice)
             self.count()

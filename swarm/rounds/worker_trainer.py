@@ -16,7 +16,7 @@ from peer.ipc.inner_orders import InnerRunOptions, Span
 from peer.ipc.messages import InnerResult
 from peer.worker.client import WorkerGroup
 from swarm.protocol.head import Head
-from swarm.rounds.trainer import Order, Work
+from swarm.rounds.trainer import TrainRequest, TrainResult
 
 SPEED_MEMORY: Final = 0.7  # of the smoothed speed; volunteers' machines have other things to do at times
 VALIDATION_BATCHES: Final = 8
@@ -24,35 +24,37 @@ VALIDATION_SHARE: Final = 0.03  # of the time, at most: all the others' exchange
 NOTHING: Final = InnerResult(steps=0, sequences=0, tokens=0, loss=math.nan, seconds=0.0, skipped=0)
 
 
-class GangTrainer:
+class WorkerTrainer:
     """Implements `swarm.rounds.trainer.Trainer`. `product`: what the method asks of the worker. Where `validate_round`
     is set, the held-out loss of the current outer weights is measured before inner steps, not too often (event
     `val_evaluated`). Event `round_trained` says how long the worker made steps (`busy_s`) and how long it had nothing
     to do (`idle_s`) since it was captured from last."""
 
-    def __init__(self, gang: WorkerGroup, product: Product, events: EventLog) -> None:
+    def __init__(self, worker_group: WorkerGroup, product: Product, events: EventLog) -> None:
         self.speed = 0.0
         self.validate_round: int | None = None
         self.val_loss: float | None = None
         self.loss: float | None = None
-        self._gang = gang
+        self._worker_group = worker_group
         self._product: Product = product
         self._events = events
         self._validates_from = -math.inf
-        self._hurried = False  # asked to end the round that is being trained
+        self._cut_short = False  # asked to end the round that is being trained
 
     async def run(self) -> None:
         """What goes on besides `train`: nothing."""
 
-    async def train(self, order: Order) -> Work:
-        self._hurried = order.hurried
+    async def train(self, request: TrainRequest) -> TrainResult:
+        self._cut_short = request.cut_short
         await self._validate_if_due()
-        orders = InnerRunOptions(product=self._product, capture=spans_of(order.places))
-        ranges, steps = list(order.assignment.ranges), 0 if self._hurried else order.assignment.steps
-        result = await self._gang.inner_steps(ranges, order.turn.step, order.deadline_s, steps, orders=orders)
+        orders = InnerRunOptions(product=self._product, capture=spans_of(request.places))
+        ranges, steps = list(request.assignment.ranges), 0 if self._cut_short else request.assignment.steps
+        result = await self._worker_group.inner_steps(
+            ranges, request.round_info.step, request.deadline_s, steps, orders=orders
+        )
         self._note(result)
-        self._say_trained(order, result)
-        return Work(result.steps, result.sequences, result.loss, self._delta(order.places))
+        self._say_trained(request, result)
+        return TrainResult(result.steps, result.sequences, result.loss, self._delta(request.places))
 
     async def validate(self) -> None:
         """Measure the held-out loss if it is asked for; a worker that fails at it costs nothing but the number."""
@@ -61,7 +63,7 @@ class GangTrainer:
             return
         began = trio.current_time()
         try:
-            self.val_loss = await self._gang.evaluate(VALIDATION_BATCHES)
+            self.val_loss = await self._worker_group.evaluate(VALIDATION_BATCHES)
         except WorkerError as error:
             self._events.emit("worker_failed", round=round_number, reason=str(error))
         else:
@@ -71,12 +73,12 @@ class GangTrainer:
         if self.validate_round == round_number:  # not sooner: if we are cancelled, it is still to be measured
             self.validate_round = None
 
-    def wrap_up(self) -> None:
-        self._hurried = True  # the held-out loss may be being measured, and no step to stop
-        self._gang.stop_inner()
+    def finish_early(self) -> None:
+        self._cut_short = True  # the held-out loss may be being measured, and no step to stop
+        self._worker_group.stop_inner()
 
     def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None, head: Head | None = None) -> None:
-        self._gang.outer.copy_(theta)
+        self._worker_group.outer.copy_(theta)
 
     def has_run_dry(self, round: int) -> bool:
         return False
@@ -88,10 +90,10 @@ class GangTrainer:
         if trio.current_time() >= self._validates_from:
             await self.validate()
 
-    def _say_trained(self, order: Order, result: InnerResult, ahead: InnerResult = NOTHING) -> None:
+    def _say_trained(self, request: TrainRequest, result: InnerResult, ahead: InnerResult = NOTHING) -> None:
         self._events.emit(
             "round_trained",
-            round=order.turn.round,
+            round=request.round_info.round,
             steps_ahead=ahead.steps,
             steps=ahead.steps + result.steps,
             idle_s=round(ahead.idle_s + result.idle_s, 4),
@@ -99,7 +101,7 @@ class GangTrainer:
         )
 
     def _delta(self, places: tuple[slice, ...]) -> torch.Tensor:
-        return self._gang.delta[: sum(place.stop - place.start for place in places)]
+        return self._worker_group.delta[: sum(place.stop - place.start for place in places)]
 
     def _note(self, result: InnerResult) -> None:
         """Speed and loss, as others will hear of them."""

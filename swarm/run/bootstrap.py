@@ -13,19 +13,19 @@ from peer.net.host import Host
 from swarm.run.gate import Credentials, enter
 from swarm.run.invite import Invite
 from swarm.run.manifest import open_manifest
-from swarm.run.manifest_transfer import fetch_manifest, fetch_tokenizer, load_charter, save_charter
+from swarm.run.manifest_transfer import fetch_manifest, fetch_tokenizer, load_run_files, save_run_files
 
 DIAL_S: Final = 8.0
 TRIES: Final = 3
 PAUSE_S: Final = 2.0
 
 
-async def obtain_charter(host: Host, invite: Invite, home: Path) -> tuple[Signed, bytes]:
+async def fetch_run_files(host: Host, invite: Invite, home: Path) -> tuple[Signed, bytes]:
     """The run's signed manifest and its tokenizer.json: kept from last time, or fetched from an address of the invite.
 
     Raises NotAdmitted if the run does not want us, DialError (with the most telling reason) if nobody answers,
     ConfigError if `home` belongs to another run."""
-    kept = load_charter(home)
+    kept = load_run_files(home)
     if kept is not None:
         try:
             open_manifest(kept[0], invite.run_id)
@@ -56,7 +56,7 @@ async def _obtain_from(host: Host, invite: Invite, home: Path, address: str) -> 
     manifest = open_manifest(signed, invite.run_id)
     await enter(host.rpc, peer, Credentials(manifest.run_id, token=invite.token), DIAL_S)
     tokenizer = await fetch_tokenizer(host.rpc, peer, manifest, 60.0)
-    save_charter(home, signed, tokenizer)
+    save_run_files(home, signed, tokenizer)
     return signed, tokenizer
 
 

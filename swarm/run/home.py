@@ -58,9 +58,9 @@ class Home:
         return self.path / "seen.msgpack"
 
     @property
-    def seat(self) -> Path:
+    def replica(self) -> Path:
         """In a pipeline: the number of the stage in which this peer had its seat last."""
-        return self.path / "seat"
+        return self.path / "replica"
 
     @property
     def addresses(self) -> Path:

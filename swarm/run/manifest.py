@@ -13,7 +13,7 @@ from typing import Final, Literal
 import msgspec
 from blake3 import blake3
 
-from optim.config import AllReduce, CodecConfig, Diloco, OuterConfig, SparseLoco
+from optim.config import AllReduceConfig, CodecConfig, DilocoConfig, OuterConfig, SparseLocoConfig
 from peer.config import DataConfig, InnerConfig, ModelConfig
 from peer.errors import NotAdmitted, ProtocolViolation
 from peer.identity import Identity, Signed, is_peer_id, open_body, sign_body
@@ -33,7 +33,7 @@ _KIND: Final = "manifest"
 
 
 class RunRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Who takes part and for how long. `rounds` 0 means for ever; `patience_s` 0 means deadlines adapt to what is
+    """Who takes part and for how long. `rounds` 0 means for ever; `timeout_floor_s` 0 means deadlines adapt to what is
     measured; above 0 it is a floor under them (the only deadline a user sets)."""
 
     name: str
@@ -42,7 +42,7 @@ class RunRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     max_peers: int = 64
     rounds: int = 0
     seed: int = 0
-    patience_s: float = 0.0
+    timeout_floor_s: float = 0.0
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.name) <= 64 or not self.name.isprintable():
@@ -55,8 +55,8 @@ class RunRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             raise ValueError(f"rounds is {self.rounds}: give 0 (for ever) or more")
         if not 0 <= self.seed < 1 << 63:
             raise ValueError(f"seed is {self.seed}: it must lie between 0 and 2**63 - 1")
-        if not 0 <= self.patience_s <= 3600:
-            raise ValueError(f"patience_s is {self.patience_s}: it must lie between 0 (adaptive) and 3600")
+        if not 0 <= self.timeout_floor_s <= 3600:
+            raise ValueError(f"patience_s is {self.timeout_floor_s}: it must lie between 0 (adaptive) and 3600")
 
 
 class TokenizerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -159,7 +159,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     def synchronous(self) -> bool:
         """Whether the weights change at commits only (all replicas of a stage make one step together), not also in
         between."""
-        return isinstance(self.outer, AllReduce)
+        return isinstance(self.outer, AllReduceConfig)
 
 
 def check_fit(model: ModelConfig, data: DataConfig, tokenizer: str) -> None:
@@ -199,17 +199,17 @@ def check_pipeline(pipeline: PipelineConfig, model: ModelConfig, inner: InnerCon
         )
     if model.tie_embeddings:
         raise ValueError("tie_embeddings is true: a pipeline's head is not where its embedding is; set it to false")
-    if not isinstance(outer, Diloco | SparseLoco | AllReduce):
+    if not isinstance(outer, DilocoConfig | SparseLocoConfig | AllReduceConfig):
         method = outer.__struct_config__.tag
         raise ValueError(f"method is {method!r}: with stages > 1 choose diloco, sparseloco or allreduce")
     size = micro_batch_of(pipeline, inner)
     whole, samples = "[inner] batch_size", inner.batch_size
-    if isinstance(outer, AllReduce):
+    if isinstance(outer, AllReduceConfig):
         whole, samples = "[outer] batch", outer.batch
     meaning = "" if pipeline.micro_batch else f" (as [inner] batch_size, {size})"
     if samples % size:
         raise ValueError(f"micro_batch is {pipeline.micro_batch}{meaning}: it must divide {whole} ({samples})")
-    if isinstance(outer, AllReduce) and samples // size > RANGES_MAX:
+    if isinstance(outer, AllReduceConfig) and samples // size > RANGES_MAX:
         raise ValueError(
             f"micro_batch is {pipeline.micro_batch}{meaning}: {whole} ({samples}) has {samples // size} of them, more"
             f" than the {RANGES_MAX} of which one message can tell; raise it, or lower {whole}"

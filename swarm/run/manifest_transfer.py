@@ -41,7 +41,7 @@ MANIFEST: Final = Method("run.manifest", AskManifest, Signed, open=True)
 TOKENIZER: Final = Method("run.tokenizer", AskTokenizer, TokenizerSent, reply_payload_max=TOKENIZER_BYTES_MAX)
 
 
-def serve_charter(rpc: Rpc, signed: Signed, tokenizer: bytes) -> None:
+def serve_run_files(rpc: Rpc, signed: Signed, tokenizer: bytes) -> None:
     """Hand out this run's manifest to everybody and its tokenizer (empty for "bytes") to members."""
     run_id = open_manifest(signed).run_id
 
@@ -82,15 +82,15 @@ def check_tokenizer(manifest: Manifest, content: bytes | memoryview) -> None:
         raise ProtocolViolation("the tokenizer.json is not the one that the run's manifest names")
 
 
-def save_charter(home: Path, signed: Signed, tokenizer: bytes) -> None:
+def save_run_files(home: Path, signed: Signed, tokenizer: bytes) -> None:
     """Keep manifest and tokenizer under `home`; ResourceError if it cannot be written."""
     write_atomically(home / MANIFEST_FILE, msgspec.msgpack.encode(signed))
     if tokenizer:
         write_atomically(home / TOKENIZER_FILE, tokenizer)
 
 
-def load_charter(home: Path) -> tuple[Signed, bytes] | None:
-    """What `save_charter` kept, checked; None if there is none. CheckpointError if it is damaged, ResourceError if it
+def load_run_files(home: Path) -> tuple[Signed, bytes] | None:
+    """What `save_run_files` kept, checked; None if there is none. CheckpointError if it is damaged, ResourceError if it
     cannot be read."""
     path = home / MANIFEST_FILE
     try:

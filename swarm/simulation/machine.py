@@ -12,7 +12,7 @@ from swarm.simulation.clock import VirtualClock
 
 
 @dataclass(eq=False)
-class Call:
+class DeviceCall:
     """One micro-batch handed to one replica; its answer is the gradient. It ends once: answered, failed or given up."""
 
     micro_batch: int
@@ -23,8 +23,8 @@ class Call:
     done: Callable[[], None]  # what the caller does with the gradient
     sent_s: float
     ended: bool = False
-    child: Call | None = None  # the call to the next stage that this one waits for
-    parent: Call | None = None
+    child: DeviceCall | None = None  # the call to the next stage that this one waits for
+    parent: DeviceCall | None = None
     queued_s: float = 0.0
     downstream_s: float = 0.0
 
@@ -38,13 +38,13 @@ class Machine:
         self.clock, self.name, self.stage = clock, name, stage
         self.speed, self.link_bytes_s = speed, link_bytes_s
         self.random = random
-        self.wiring = ReplicaRouter(random.randrange(2**32))
+        self.router = ReplicaRouter(random.randrange(2**32))
         self.alive = True
         self.frozen = False
         self.ready_s = 0.0  # from when it has its stage's state
         self.since_s = 0.0  # when it chose its stage
         self.source: int | None = None
-        self.calls: set[Call] = set()  # that it is serving
+        self.calls: set[DeviceCall] = set()  # that it is serving
         self.busy_s = 0.0
         self.work_done = 0.0
         self._jobs: deque[tuple[float, Callable[[], None]]] = deque()

@@ -19,7 +19,7 @@ from typing import Literal
 from swarm.placement.load import LoadView, PeerLoad, StageCost, move_s
 from swarm.placement.rebalance import RebalanceConfig, decide, stage_for_joiner
 from swarm.simulation.clock import VirtualClock
-from swarm.simulation.machine import Call, Machine
+from swarm.simulation.machine import DeviceCall, Machine
 from swarm.simulation.rounds import merge_s
 from swarm.simulation.trace import Life, Trace
 
@@ -28,7 +28,7 @@ RETRY_S = 0.5  # nobody to send to: how long before looking again
 
 
 @dataclass(frozen=True)
-class PipelineConfig:
+class SimulationConfig:
     """`in_flight` micro-batches a feeder. `message_bytes`: activations one way, gradients the other. `queue_max`: calls
     a replica serves at once, further ones are declined. `batch`: micro-batches a round, after which the replicas of
     each stage merge `update_bytes` and everybody waits for it; 0: no rounds. `rebalance` None: nobody moves."""
@@ -60,7 +60,7 @@ class Fault:
 class PipelineReport:
     """`completed_s`: when each micro-batch completed. `wasted`: answers that came after their caller had given up."""
 
-    issued: int = 0
+    dispatched: int = 0
     retried: int = 0
     declined: int = 0
     wasted: int = 0
@@ -80,13 +80,13 @@ class PipelineReport:
         return max(after_s - before_s for before_s, after_s in pairwise(times))
 
 
-def simulate_pipeline(trace: Trace, config: PipelineConfig, faults: Sequence[Fault] = ()) -> PipelineReport:
+def simulate_pipeline(trace: Trace, config: SimulationConfig, faults: Sequence[Fault] = ()) -> PipelineReport:
     """Replay `trace`, whose leaving peers are killed, and the scripted `faults`. Same arguments, same report."""
     return _Pipeline(trace, config, faults).run()
 
 
 class _Pipeline:
-    def __init__(self, trace: Trace, config: PipelineConfig, faults: Sequence[Fault]) -> None:
+    def __init__(self, trace: Trace, config: SimulationConfig, faults: Sequence[Fault]) -> None:
         self.trace, self.config, self.faults = trace, config, faults
         self.clock = VirtualClock()
         self.random = Random(config.seed)
@@ -124,22 +124,22 @@ class _Pipeline:
         self.left = self.config.batch
         for name in [name for name, machine in self.machines.items() if machine.stage < 0]:
             for _ in range(self.config.in_flight):
-                self._issue(self.machines[name])
+                self._dispatch_next(self.machines[name])
 
-    def _issue(self, feeder: Machine) -> None:
+    def _dispatch_next(self, feeder: Machine) -> None:
         if self.config.batch:
             if not self.left:
                 return
             self.left -= 1
-        micro_batch = self.report.issued
-        self.report.issued += 1
+        micro_batch = self.report.dispatched
+        self.report.dispatched += 1
         self.outstanding.add(micro_batch)
         self._dispatch(micro_batch, 0, feeder, None, (), lambda: self._completed(feeder, micro_batch))
 
     def _completed(self, feeder: Machine, micro_batch: int) -> None:
         self.outstanding.remove(micro_batch)  # KeyError if one ever counted twice
         self.report.completed_s.append(self.clock.now_s)
-        self._issue(feeder)
+        self._dispatch_next(feeder)
         if self.config.batch and not self.outstanding:
             self.report.rounds += 1
             seconds = max(
@@ -154,7 +154,7 @@ class _Pipeline:
         micro_batch: int,
         stage: int,
         caller: Machine,
-        parent: Call | None,
+        parent: DeviceCall | None,
         tried: tuple[str, ...],
         done: Callable[[], None],
     ) -> None:
@@ -162,19 +162,19 @@ class _Pipeline:
         if not caller.alive or (parent is not None and parent.ended):
             return
         now_s = self.clock.now_s
-        chosen = caller.wiring.choose(now_s, exclude=tried) or caller.wiring.choose(now_s)
+        chosen = caller.router.choose(now_s, exclude=tried) or caller.router.choose(now_s)
         if chosen is None:
             self.clock.after(RETRY_S, partial(self._dispatch, micro_batch, stage, caller, parent, (), done))
             return
-        call = Call(micro_batch, stage, caller, chosen, tried, done, now_s, parent=parent)
+        call = DeviceCall(micro_batch, stage, caller, chosen, tried, done, now_s, parent=parent)
         if parent is not None:
             parent.child = call
-        caller.wiring.sent(chosen, call, now_s)
+        caller.router.sent(chosen, call, now_s)
         arrives_s = caller.transfer_s(self.config.message_bytes, self.config.latency_s)
         self.clock.at(arrives_s, partial(self._arrived, call))
-        self.clock.after(caller.wiring.deadline_s(chosen), partial(self._failed, call))
+        self.clock.after(caller.router.deadline_s(chosen), partial(self._failed, call))
 
-    def _arrived(self, call: Call) -> None:
+    def _arrived(self, call: DeviceCall) -> None:
         callee = self.machines.get(call.callee)
         if call.ended:
             return
@@ -188,7 +188,7 @@ class _Pipeline:
             work = self.config.stages[call.stage].work * (1.0 if last else FORWARD)
             callee.compute(work, partial(self._forwarded, call, callee, self.clock.now_s + work / callee.speed, last))
 
-    def _forwarded(self, call: Call, callee: Machine, unhindered_s: float, last: bool) -> None:
+    def _forwarded(self, call: DeviceCall, callee: Machine, unhindered_s: float, last: bool) -> None:
         call.queued_s += max(0.0, self.clock.now_s - unhindered_s)
         if call not in callee.calls:
             return
@@ -199,7 +199,7 @@ class _Pipeline:
             returned = partial(self._returned, call, callee, begin_s)
             self._dispatch(call.micro_batch, call.stage + 1, callee, call, (), returned)
 
-    def _returned(self, call: Call, callee: Machine, begin_s: float) -> None:
+    def _returned(self, call: DeviceCall, callee: Machine, begin_s: float) -> None:
         """The next stage's gradient is back."""
         call.downstream_s = self.clock.now_s - begin_s
         if call in callee.calls:
@@ -207,44 +207,44 @@ class _Pipeline:
             unhindered_s = self.clock.now_s + work / callee.speed
             callee.compute(work, partial(self._backwarded, call, callee, unhindered_s), first=True)
 
-    def _backwarded(self, call: Call, callee: Machine, unhindered_s: float) -> None:
+    def _backwarded(self, call: DeviceCall, callee: Machine, unhindered_s: float) -> None:
         call.queued_s += max(0.0, self.clock.now_s - unhindered_s)
         if call in callee.calls:
             self._answer(call, callee)
 
-    def _answer(self, call: Call, callee: Machine) -> None:
+    def _answer(self, call: DeviceCall, callee: Machine) -> None:
         callee.calls.discard(call)
         self.clock.at(callee.transfer_s(self.config.message_bytes, self.config.latency_s), partial(self._ended, call))
 
-    def _ended(self, call: Call) -> None:
+    def _ended(self, call: DeviceCall) -> None:
         if call.ended or not call.caller.alive:
             self.report.wasted += 1
             return
         call.ended = True
         self.report.served[call.callee] = self.report.served.get(call.callee, 0) + 1
-        call.caller.wiring.succeeded(call.callee, call, self.clock.now_s, call.downstream_s, call.queued_s)
+        call.caller.router.succeeded(call.callee, call, self.clock.now_s, call.downstream_s, call.queued_s)
         call.done()
 
-    def _declined(self, call: Call) -> None:
+    def _declined(self, call: DeviceCall) -> None:
         if not call.ended:
             self._give_up(call)
             self.report.declined += 1
-            call.caller.wiring.declined(call.callee, call, self.clock.now_s)
-            pause_s = call.caller.wiring.pause_s(self.clock.now_s)
+            call.caller.router.declined(call.callee, call, self.clock.now_s)
+            pause_s = call.caller.router.pause_s(self.clock.now_s)
             self.clock.after(pause_s, partial(self._again, call, call.tried))
 
-    def _failed(self, call: Call) -> None:
+    def _failed(self, call: DeviceCall) -> None:
         """Deadline, closed connection or refusal: whichever comes first."""
         if not call.ended and call.caller.alive:
             self._give_up(call)
             self.report.retried += 1
-            call.caller.wiring.failed(call.callee, call, self.clock.now_s)
+            call.caller.router.failed(call.callee, call, self.clock.now_s)
             self._again(call, (*call.tried, call.callee))
 
-    def _again(self, call: Call, tried: tuple[str, ...]) -> None:
+    def _again(self, call: DeviceCall, tried: tuple[str, ...]) -> None:
         self._dispatch(call.micro_batch, call.stage, call.caller, call.parent, tried, call.done)
 
-    def _give_up(self, call: Call | None) -> None:
+    def _give_up(self, call: DeviceCall | None) -> None:
         """Whoever gives a call up gives up what that call waits for: nobody works for a caller that is gone."""
         while call is not None and not call.ended:
             call.ended = True
@@ -252,7 +252,7 @@ class _Pipeline:
                 callee.calls.discard(call)
             call = call.child
             if call is not None:
-                call.caller.wiring.cancelled(call.callee, call)
+                call.caller.router.cancelled(call.callee, call)
 
     # Machines
 
@@ -304,10 +304,10 @@ class _Pipeline:
         self.records = {m.name: self._load(m) for m in self.machines.values() if m.stage >= 0 and not m.frozen}
         for machine in self.machines.values():
             replicas = self._serving(machine.stage + 1)
-            machine.wiring.update([replica.name for replica in replicas], now_s)
+            machine.router.update([replica.name for replica in replicas], now_s)
             for replica in replicas:
                 service_s = self.config.stages[replica.stage].work / replica.speed
-                machine.wiring.published(replica.name, replica.waiting, service_s, self.config.latency_s)
+                machine.router.published(replica.name, replica.waiting, service_s, self.config.latency_s)
         self.clock.after(self.config.refresh_s, self._refresh)
 
     def _decide(self) -> None:

@@ -32,11 +32,11 @@ HeadReport = Literal["new", "useful", "lost", "gone", "none", "bad"]  # "none": 
 
 @dataclass(eq=False)
 class Donor:
-    """What we know of one donor. `standing` is the outcome of the last call, `resting` a pause after a
+    """What we know of one donor. `report` is the outcome of the last call, `resting` a pause after a
     failure."""
 
     peer: str
-    standing: HeadReport = "new"
+    report: HeadReport = "new"
     resting: bool = False
     failures: int = 0
     """In a row."""
@@ -49,7 +49,7 @@ class Donor:
     @property
     def banned(self) -> bool:
         """Who sent wrong bytes once, or lends none, is not asked again in this fetch."""
-        return self.standing in ("none", "bad")
+        return self.report in ("none", "bad")
 
     @property
     def backoff(self) -> int:
@@ -93,7 +93,7 @@ class ChunkScheduler:
 
     def take(self, donor: Donor, donors: Iterable[Donor]) -> Ask | None:
         """The next chunk for `donor`, one of `donors`; None if there is nothing for it to do now."""
-        index = self._next(donor, [d for d in donors if not d.resting and d.standing not in ("gone", "none", "bad")])
+        index = self._next(donor, [d for d in donors if not d.resting and d.report not in ("gone", "none", "bad")])
         if index is None:
             return None
         ask = Ask(index, donor, self._clock())
@@ -154,14 +154,14 @@ class ChunkScheduler:
         """The chunk longest under way, if that is suspiciously long and `donor` is not asked for it
         already."""
         if self._typical_s is None:
-            patience = _HEDGE_FIRST_S
+            timeout = _HEDGE_FIRST_S
         else:
-            patience = min(max(2 * self._typical_s, _HEDGE_MIN_S), _HEDGE_MAX_S)
+            timeout = min(max(2 * self._typical_s, _HEDGE_MIN_S), _HEDGE_MAX_S)
         now = self._clock()
         late = [
             (asks[0].since, index)
             for index, asks in self._asked.items()
-            if len(asks) < ASKS_PER_CHUNK and asks[0].donor is not donor and now - asks[0].since > patience
+            if len(asks) < ASKS_PER_CHUNK and asks[0].donor is not donor and now - asks[0].since > timeout
         ]
         return min(late)[1] if late else None
 

@@ -22,7 +22,7 @@ from peer.events import EventLog
 from peer.net.rpc import Reply, Rpc
 from peer.net.rpc_server import UNKNOWN_METHOD
 from swarm.state.chunk_scheduler import Ask, ChunkScheduler, Donor, HeadReport
-from swarm.state.messages import AskChunk, AskManifest, Piece, StateMethods
+from swarm.state.messages import AskChunk, AskHashes, StateMethods, StateReply
 from swarm.state.partial_file import PartFile
 
 CALLS_PER_DONOR: Final = 3  # hides the round trip of a fast link without queueing much on a slow one
@@ -114,8 +114,8 @@ class _Fetch:
         self._part = part
         self._events = events
         self._tree: StateTree | None = None
-        self._board: ChunkScheduler | None = None
-        self._board_made = trio.Event()
+        self._scheduler: ChunkScheduler | None = None
+        self._scheduler_made = trio.Event()
         self._failure: NetworkError | ResourceError | None = None
         self._scope = trio.CancelScope()
         self.donors: dict[str, Donor] = {}
@@ -126,9 +126,9 @@ class _Fetch:
         with self._scope:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._watch, nursery)
-                await self._board_made.wait()
-                assert self._board is not None
-                await self._board.finished.wait()
+                await self._scheduler_made.wait()
+                assert self._scheduler is not None
+                await self._scheduler.finished.wait()
                 nursery.cancel_scope.cancel()
         if self._failure is not None:
             raise self._failure
@@ -166,15 +166,15 @@ class _Fetch:
 
     def _is_in_vain(self) -> bool:
         """Whether only peers are known that lend no states, as the authority of a run where nobody trains."""
-        return bool(self.donors) and all(donor.standing == "none" for donor in self.donors.values())
+        return bool(self.donors) and all(donor.report == "none" for donor in self.donors.values())
 
     def _hopeless(self) -> NetworkError:
-        standings = {donor.standing for donor in self.donors.values()}
-        kind = StateGone if "gone" in standings and standings <= {"gone", "none", "bad"} else NetworkError
+        head_reports = {donor.report for donor in self.donors.values()}
+        kind = StateGone if "gone" in head_reports and head_reports <= {"gone", "none", "bad"} else NetworkError
         return kind(f"No peer can deliver the state: {self._excuses()}.")
 
     def _excuses(self) -> str:
-        texts: dict[HeadReport, str] = {
+        corpus: dict[HeadReport, str] = {
             "new": "do not answer",
             "useful": "have stopped answering",
             "lost": "cannot be reached",
@@ -182,8 +182,8 @@ class _Fetch:
             "none": "lend no state",
             "bad": "sent wrong bytes",
         }
-        standings = [donor.standing for donor in self.donors.values()]
-        parts = [f"{standings.count(s)} {text}" for s, text in texts.items() if s in standings]
+        head_reports = [donor.report for donor in self.donors.values()]
+        parts = [f"{head_reports.count(s)} {text}" for s, text in corpus.items() if s in head_reports]
         return ", ".join(parts) or "no donor is known"
 
     # -- one donor -----------------------------------------------------------------------------------------------------
@@ -191,12 +191,12 @@ class _Fetch:
     async def _employ(self, donor: Donor) -> None:
         """Take what this donor gives, for as long as the fetch lasts, with a pause after each failure."""
         while not donor.banned:
-            if self._board is None:
+            if self._scheduler is None:
                 await self._ask_manifest(donor)
-            if self._board is not None and not donor.banned:
+            if self._scheduler is not None and not donor.banned:
                 async with trio.open_nursery() as nursery:
                     for _ in range(1 if donor.failures else CALLS_PER_DONOR):
-                        nursery.start_soon(self._ask_chunks, donor, self._board, nursery.cancel_scope)
+                        nursery.start_soon(self._ask_chunks, donor, self._scheduler, nursery.cancel_scope)
             donor.resting = True
             await trio.sleep(min(REST_S * donor.backoff, REST_MAX_S))
             donor.resting = False
@@ -205,13 +205,13 @@ class _Fetch:
         """Learn from `donor` which chunks there are, unless another one was faster."""
         try:
             reply = await self._rpc.call(
-                donor.peer, self._methods.manifest, AskManifest(self._root), timeout_s=MANIFEST_S
+                donor.peer, self._methods.manifest, AskHashes(self._root), timeout_s=MANIFEST_S
             )
         except (NetworkError, ProtocolViolation) as error:
             _failed(donor, error)
             return
         if reply.body.outcome == "gone":
-            donor.standing = "gone"
+            donor.report = "gone"
         elif self._tree is None:
             tree = StateTree.of_hashes(self._size_bytes, reply.payload)
             if tree is None or tree.root != self._root:
@@ -220,36 +220,36 @@ class _Fetch:
             self._tree = tree
             intact = await trio.to_thread.run_sync(self._part.intact, tree)
             self.resumed_bytes = sum(end - start for start, end in map(tree.span, intact))
-            self._board = ChunkScheduler(tree, set(range(len(tree.hashes))) - intact)
-            self._board_made.set()
+            self._scheduler = ChunkScheduler(tree, set(range(len(tree.hashes))) - intact)
+            self._scheduler_made.set()
         else:
-            await self._board_made.wait()
+            await self._scheduler_made.wait()
 
-    async def _ask_chunks(self, donor: Donor, board: ChunkScheduler, all_calls: trio.CancelScope) -> None:
+    async def _ask_chunks(self, donor: Donor, scheduler: ChunkScheduler, all_calls: trio.CancelScope) -> None:
         """One call after the other, until `donor` fails: then its other calls end as well."""
         while True:
-            ask = board.take(donor, self.donors.values())
+            ask = scheduler.take(donor, self.donors.values())
             if ask is None:
-                await board.wait_change(_POLL_S)
+                await scheduler.wait_change(_POLL_S)
                 continue
             pause_s = 0.0
             try:
                 with ask.scope:
-                    pause_s = await self._ask_chunk(ask, board)
+                    pause_s = await self._ask_chunk(ask, scheduler)
             except (NetworkError, ProtocolViolation) as error:
                 _failed(donor, error)
             except ResourceError as error:
                 self._give_up(error)
             finally:
-                board.settle(ask)
-            if donor.standing != "useful" and not ask.scope.cancelled_caught:
+                scheduler.settle(ask)
+            if donor.report != "useful" and not ask.scope.cancelled_caught:
                 all_calls.cancel()
             await trio.sleep(pause_s)
 
-    async def _ask_chunk(self, ask: Ask, board: ChunkScheduler) -> float:
+    async def _ask_chunk(self, ask: Ask, scheduler: ChunkScheduler) -> float:
         """Ask, check, store. Seconds to wait before this donor is asked again."""
         donor = ask.donor
-        reply: Reply[Piece] = await self._rpc.call(
+        reply: Reply[StateReply] = await self._rpc.call(
             donor.peer,
             self._methods.chunk,
             AskChunk(self._root, ask.index),
@@ -257,20 +257,20 @@ class _Fetch:
             bulk=True,
         )
         if reply.body.outcome == "here":
-            stored = await trio.to_thread.run_sync(self._part.store, board.tree, ask.index, reply.payload)
+            stored = await trio.to_thread.run_sync(self._part.store, scheduler.tree, ask.index, reply.payload)
             if not stored:
                 self._strike(donor, f"sent bytes that are not chunk {ask.index} of the state")
                 return 0.0
             donor.failures = 0
-            board.deliver(ask)
+            scheduler.deliver(ask)
             faults.reach("during_fetch", 0)
-        donor.standing = "gone" if reply.body.outcome == "gone" else "useful"
+        donor.report = "gone" if reply.body.outcome == "gone" else "useful"
         return _pause_s(reply.body.retry_after_s) if reply.body.outcome == "busy" else 0.0
 
     def _strike(self, donor: Donor, reason: str) -> None:
         """Drop this donor for the rest of the fetch: who sends wrong bytes once is not asked twice."""
-        donor.standing = "bad"
-        self._events.emit("peer_struck", peer=donor.peer, reason=reason)
+        donor.report = "bad"
+        self._events.emit("peer_penalized", peer=donor.peer, reason=reason)
 
 
 def _pause_s(asked_s: float) -> float:
@@ -280,14 +280,14 @@ def _pause_s(asked_s: float) -> float:
 
 def _failed(donor: Donor, error: NetworkError | ProtocolViolation) -> None:
     if isinstance(error, ProtocolViolation):
-        donor.standing = "bad"  # rpc has emitted the strike
+        donor.report = "bad"  # rpc has emitted the strike
     elif isinstance(error, RemoteError) and error.code != "Busy":
         # It answers, but will not serve us: another run, another version, or a coordinator.
-        donor.standing = "none" if error.code == UNKNOWN_METHOD else "gone"
+        donor.report = "none" if error.code == UNKNOWN_METHOD else "gone"
     else:
-        donor.standing = "lost"
+        donor.report = "lost"
     donor.failures += 1
 
 
 def _is_hope(donor: Donor) -> bool:
-    return donor.standing in ("new", "useful") or (donor.standing == "lost" and donor.failures < HOPELESS_FAILURES)
+    return donor.report in ("new", "useful") or (donor.report == "lost" and donor.failures < HOPELESS_FAILURES)

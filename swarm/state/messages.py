@@ -16,7 +16,7 @@ from peer.net.rpc import Method
 Outcome = Literal["here", "busy", "gone"]
 
 
-class AskManifest(msgspec.Struct, frozen=True):
+class AskHashes(msgspec.Struct, frozen=True):
     """Which chunks make up the state of this hash?"""
 
     state_hash: bytes
@@ -36,7 +36,7 @@ class AskResult(msgspec.Struct, frozen=True):
     index: int
 
 
-class Piece(msgspec.Struct, frozen=True):
+class StateReply(msgspec.Struct, frozen=True):
     """With "here" the payload is what was asked for: all chunk hashes joined, or one chunk.
 
     With "busy": ask elsewhere, or here again after `retry_after_s`. With "gone": it is not on this shelf.
@@ -62,14 +62,14 @@ class StateMethods:
     """The calls of a run whose state has `size_bytes` and whose encoded result parts have at most
     `part_bytes_max`."""
 
-    manifest: Method[AskManifest, Piece]
-    chunk: Method[AskChunk, Piece]
+    manifest: Method[AskHashes, StateReply]
+    chunk: Method[AskChunk, StateReply]
     result: Method[AskResult, ResultPart]
 
     @classmethod
     def of(cls, size_bytes: int, part_bytes_max: int) -> StateMethods:
         return cls(
-            Method("state.manifest", AskManifest, Piece, reply_payload_max=hash_list_bytes(size_bytes)),
-            Method("state.chunk", AskChunk, Piece, reply_payload_max=chunk_size_for(size_bytes)),
+            Method("state.manifest", AskHashes, StateReply, reply_payload_max=hash_list_bytes(size_bytes)),
+            Method("state.chunk", AskChunk, StateReply, reply_payload_max=chunk_size_for(size_bytes)),
             Method("state.result", AskResult, ResultPart, reply_payload_max=part_bytes_max),
         )

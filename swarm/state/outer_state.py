@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from optim.codecs import Buffer
-from optim.strategies.interface import Coding, OuterStrategy, Turn
+from optim.strategies.interface import Coding, OuterStrategy, RoundInfo
 from peer.checkpoint.hash_tree import StateTree, hash_state
 
 
@@ -18,17 +18,17 @@ class OuterState:
     """`tensors`: [theta, *recipe.shared], each flat fp32, shape (P,). `tree` is the hash tree of the current set; its
     root is the state hash."""
 
-    def __init__(self, tensors: Sequence[torch.Tensor], recipe: OuterStrategy) -> None:
-        if len(tensors) != 1 + len(recipe.shared):
-            raise ValueError(f"the method shares {1 + len(recipe.shared)} vectors, not {len(tensors)}")
+    def __init__(self, tensors: Sequence[torch.Tensor], strategy: OuterStrategy) -> None:
+        if len(tensors) != 1 + len(strategy.shared):
+            raise ValueError(f"the method shares {1 + len(strategy.shared)} vectors, not {len(tensors)}")
         self.tensors = list(tensors)
-        self.recipe = recipe
+        self.strategy = strategy
         self.tree: StateTree = hash_state(self.tensors)
         self._next = [torch.empty_like(tensor) for tensor in tensors]
         self._next_tree: StateTree | None = None
         self._apart: tuple[slice, ...] = (slice(0, self.numel),)  # where the next set may differ from the current one
         self._whole: torch.Tensor | None = None  # the merged update, for a method that steps on all of it at once
-        self._turn: Turn | None = None
+        self._turn: RoundInfo | None = None
         self._coding: Coding | None = None
 
     @property
@@ -49,13 +49,13 @@ class OuterState:
         return self._apart
 
     def named(self) -> dict[str, torch.Tensor]:
-        return dict(zip(("theta", *self.recipe.shared), self.tensors, strict=True))
+        return dict(zip(("theta", *self.strategy.shared), self.tensors, strict=True))
 
-    def begin(self, turn: Turn, coding: Coding) -> None:
+    def begin(self, round_info: RoundInfo, coding: Coding) -> None:
         """Begin to build the state after that round, from the current one; forget one that was begun before."""
         self._next_tree = None
-        self._turn, self._coding = turn, coding
-        if not self.recipe.elementwise and self._whole is None:
+        self._turn, self._coding = round_info, coding
+        if not self.strategy.elementwise and self._whole is None:
             self._whole = torch.empty_like(self.theta)
         if sum(place.stop - place.start for place in coding.places) < self.numel:
             for place in self._apart:
@@ -75,13 +75,13 @@ class OuterState:
                 self._whole[place] = update
                 continue
             after, before = [t[place] for t in self._next], [t[place] for t in self.tensors]
-            self.recipe.step_into(self._turn, after, before, update)
+            self.strategy.step_into(self._turn, after, before, update)
 
     def seal(self) -> bytes:
         """Hash the complete next state: what members vote on. Every slice must have been built."""
         if self._whole is not None:
             assert self._turn is not None
-            self.recipe.step_into(self._turn, self._next, self.tensors, self._whole)
+            self.strategy.step_into(self._turn, self._next, self.tensors, self._whole)
         self._next_tree = hash_state(self._next)
         return self._next_tree.root
 

@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from peer.net.rpc import Buffer, Call, Rpc
-from swarm.state.messages import AskChunk, AskManifest, AskResult, Piece, ResultPart, StateMethods
+from swarm.state.messages import AskChunk, AskHashes, AskResult, ResultPart, StateMethods, StateReply
 from swarm.state.snapshots import SnapshotStore
 
 
-def serve_shelves(rpc: Rpc, shelves: Sequence[SnapshotStore]) -> None:
+def serve_snapshots(rpc: Rpc, stores: Sequence[SnapshotStore]) -> None:
     """Answer joiners from now on, each from the shelf that holds what it asks for. Shelves of one run may differ in the
     size of their states; answers are bounded by the largest."""
-    methods = StateMethods.of(max(s.size_bytes for s in shelves), max(s.part_bytes_max for s in shelves))
+    methods = StateMethods.of(max(s.size_bytes for s in stores), max(s.part_bytes_max for s in stores))
 
     def holding(state_hash: bytes) -> SnapshotStore:
-        return next((shelf for shelf in shelves if state_hash in shelf.state_hashes), shelves[0])
+        return next((snapshots for snapshots in stores if state_hash in snapshots.state_hashes), stores[0])
 
-    async def manifest(call: Call[AskManifest]) -> Piece | tuple[Piece, Buffer]:
+    async def manifest(call: Call[AskHashes]) -> StateReply | tuple[StateReply, Buffer]:
         return await holding(call.body.state_hash).hand_out_hashes(call)
 
-    async def chunk(call: Call[AskChunk]) -> Piece | tuple[Piece, Buffer]:
+    async def chunk(call: Call[AskChunk]) -> StateReply | tuple[StateReply, Buffer]:
         return await holding(call.body.state_hash).hand_out_chunk(call)
 
     async def result(call: Call[AskResult]) -> ResultPart | tuple[ResultPart, Buffer]:

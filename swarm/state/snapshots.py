@@ -22,8 +22,8 @@ from peer import faults
 from peer.checkpoint.hash_tree import StateBytes, StateTree
 from peer.errors import ProtocolViolation
 from peer.net.rpc import Buffer, Call, Rpc
-from swarm.state.messages import AskChunk, AskManifest, AskResult, Piece, ResultPart, StateMethods
-from swarm.state.upload_limits import Lending, ShelfLimits
+from swarm.state.messages import AskChunk, AskHashes, AskResult, ResultPart, StateMethods, StateReply
+from swarm.state.upload_limits import SnapshotLimits, UploadSlots
 
 
 class Lease:
@@ -34,7 +34,7 @@ class Lease:
     makes progress until it is done. Times are `time.monotonic`, since commits come from other threads than readers.
     """
 
-    def __init__(self, limits: ShelfLimits) -> None:
+    def __init__(self, limits: SnapshotLimits) -> None:
         self._limits = limits
         self._until = self._began = float("-inf")
         self._had: dict[str, set[int]] = {}
@@ -52,7 +52,7 @@ class Lease:
             self._began = time.monotonic()
             self._until = self._began + self._limits.lease_pause_s
 
-    def lend(self, reader: str, index: int, size_bytes: int) -> None:
+    def upload(self, reader: str, index: int, size_bytes: int) -> None:
         """`reader` is being given a chunk."""
         self.begin()
         if reader not in self._had and len(self._had) >= self._limits.lease_readers:
@@ -96,14 +96,14 @@ class SnapshotStore:
 
     size_bytes: int
     part_bytes_max: int
-    limits: ShelfLimits = field(default_factory=ShelfLimits)
+    limits: SnapshotLimits = field(default_factory=SnapshotLimits)
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()  # held for one memory copy of a chunk at most
         self._snapshots: list[_Snapshot] = []
         self._results: OrderedDict[bytes, _Result] = OrderedDict()
         self._newest: bytes | None = None
-        self._lending = Lending(self.limits)
+        self._slots = UploadSlots(self.limits)
 
     def publish(
         self, tree: StateTree, buffers: Sequence[Tensor], head: bytes = b"", parts: Sequence[Buffer] = ()
@@ -143,7 +143,7 @@ class SnapshotStore:
         """Inside the block joiners get a small share of the link: the round comes first."""
         began = time.monotonic()
         try:
-            with self._lending.stepping_back():
+            with self._slots.stepping_back():
                 yield
         finally:
             with self._lock:
@@ -174,36 +174,36 @@ class SnapshotStore:
             self._snapshots.append(snapshot)  # in the order of publishing
         return snapshot
 
-    async def hand_out_hashes(self, call: Call[AskManifest]) -> Piece | tuple[Piece, Buffer]:
+    async def hand_out_hashes(self, call: Call[AskHashes]) -> StateReply | tuple[StateReply, Buffer]:
         """Answer one call, as `serve` does; so the next two."""
         faults.reach("during_state_transfer", 0)
         with self._lock:
             snapshot = self._find(call.body.state_hash)
             if snapshot is None or snapshot.tree is None:
-                return Piece("gone")
+                return StateReply("gone")
             snapshot.lease.begin()
-            return Piece("here"), b"".join(snapshot.tree.hashes)
+            return StateReply("here"), b"".join(snapshot.tree.hashes)
 
-    async def hand_out_chunk(self, call: Call[AskChunk]) -> Piece | tuple[Piece, Buffer]:
+    async def hand_out_chunk(self, call: Call[AskChunk]) -> StateReply | tuple[StateReply, Buffer]:
         faults.reach("during_state_transfer", 1)
         with self._lock:
             snapshot = self._find(call.body.state_hash)
             if snapshot is None or snapshot.tree is None:
-                return Piece("gone")
+                return StateReply("gone")
             if not 0 <= call.body.index < len(snapshot.tree.hashes):
                 raise ProtocolViolation(f"asked for chunk {call.body.index} of {len(snapshot.tree.hashes)}")
             start, end = snapshot.tree.span(call.body.index)
             lease, reader, index = snapshot.lease, call.peer, call.body.index
-        loan = await self._lending.turn(reader, end - start, lambda: lease.left(reader, index))
-        if isinstance(loan, float):
-            return Piece("busy", loan)
+        pin = await self._slots.round_info(reader, end - start, lambda: lease.left(reader, index))
+        if isinstance(pin, float):
+            return StateReply("busy", pin)
         with self._lock:  # its turn may have taken a while: look again
             if snapshot.tree is None or snapshot.tree.root != call.body.state_hash:
-                return Piece("gone")
-            lease.lend(reader, index, end - start)
+                return StateReply("gone")
+            lease.upload(reader, index, end - start)
             for piece in snapshot.bytes.pieces(start, end):
-                loan += piece
-        return Piece("here"), loan
+                pin += piece
+        return StateReply("here"), pin
 
     async def hand_out_result(self, call: Call[AskResult]) -> ResultPart | tuple[ResultPart, Buffer]:
         result = self._results.get(call.body.after)
@@ -212,8 +212,8 @@ class SnapshotStore:
         if not 0 <= call.body.index < len(result.parts):
             raise ProtocolViolation(f"asked for part {call.body.index} of {len(result.parts)}")
         part = result.parts[call.body.index]
-        loan = await self._lending.turn(call.peer, part.nbytes)
-        if isinstance(loan, float):
-            return ResultPart("busy", loan)
-        loan += part
-        return ResultPart("here", 0.0, len(result.parts), result.leads_to, result.head), loan
+        pin = await self._slots.round_info(call.peer, part.nbytes)
+        if isinstance(pin, float):
+            return ResultPart("busy", pin)
+        pin += part
+        return ResultPart("here", 0.0, len(result.parts), result.leads_to, result.head), pin

@@ -22,11 +22,11 @@ BUSY_RETRY_MAX_S: Final = 1.0  # an exchange may end at any moment, and then the
 _SPEED_FIRST: Final = 20e6  # bytes/s, before the first loan has left
 _SMOOTHING: Final = 0.25
 _TELLING_BYTES: Final = 64 << 10  # smaller loans measure latency
-_LOAN_S_MAX: Final = 1.0  # a loan out for longer tells of the joiner, not of us
+_PIN_S_MAX: Final = 1.0  # a loan out for longer tells of the joiner, not of us
 
 
 @dataclass(frozen=True)
-class ShelfLimits:
+class SnapshotLimits:
     """What a donor spends on joiners. Rates in bytes per second, sizes in bytes."""
 
     snapshots: int = 2
@@ -46,10 +46,10 @@ class ShelfLimits:
     """Of the measured speed, while a round's exchange needs the link and the cores."""
     wait_max_s: float = 1.0
     """A request that the rate would delay for longer is answered "busy"."""
-    lent_per_joiner: int = 8 << 20
+    uploading_per_joiner: int = 8 << 20
     """Copies that have not left yet. Two chunks: enough that a link never idles, and little to be sent still when an
     exchange begins."""
-    lent_in_total: int = 256 << 20
+    uploading_in_total: int = 256 << 20
     """Joiners that ask and never read cost this much memory, no more."""
 
 
@@ -76,13 +76,13 @@ class Pace:
             self._free_at = trio.current_time() + self.wait_s() + size_bytes / rate
 
 
-class Lending:
+class UploadSlots:
     """Gives out loans within `limits`, which may be exchanged for others at any time."""
 
-    def __init__(self, limits: ShelfLimits) -> None:
+    def __init__(self, limits: SnapshotLimits) -> None:
         self.limits = limits
-        self._lent: Counter[str] = Counter()
-        self._usual_pace, self._exchange_pace = Pace(), Pace()
+        self._uploading: Counter[str] = Counter()
+        self._usual_rate, self._exchange_rate = Pace(), Pace()
         self._exchanges = 0
         self._speed = _SPEED_FIRST
 
@@ -90,7 +90,7 @@ class Lending:
     def stepping_back(self) -> Iterator[None]:
         """Inside the block joiners get their small share."""
         if not self._exchanges:
-            self._exchange_pace = Pace()  # what the last exchange owed is paid
+            self._exchange_rate = Pace()  # what the last exchange owed is paid
         self._exchanges += 1
         try:
             yield
@@ -106,33 +106,35 @@ class Lending:
         share = limits.share_in_exchange * self._speed
         return share if limits.rate is None else min(share, limits.rate)
 
-    async def turn(self, joiner: str, size_bytes: int, left: Callable[[], None] = _nothing) -> PinnedBytes | float:
+    async def round_info(
+        self, joiner: str, size_bytes: int, left: Callable[[], None] = _nothing
+    ) -> PinnedBytes | float:
         """Wait for this serve's turn: an empty loan to fill, or in how many seconds a busy donor should be asked
         again. `left` is called, in any thread, when the transport is done with the loan."""
         limits = self.limits
-        mine, all_lent = self._lent[joiner], self._lent.total()
-        if mine and mine + size_bytes > limits.lent_per_joiner:
+        mine, all_uploading = self._uploading[joiner], self._uploading.total()
+        if mine and mine + size_bytes > limits.uploading_per_joiner:
             return BUSY_RETRY_S
-        if all_lent and all_lent + size_bytes > limits.lent_in_total:
+        if all_uploading and all_uploading + size_bytes > limits.uploading_in_total:
             return BUSY_RETRY_S
-        pace = self._exchange_pace if self._exchanges else self._usual_pace
-        wait_s = pace.wait_s()
+        schedule = self._exchange_rate if self._exchanges else self._usual_rate
+        wait_s = schedule.wait_s()
         if wait_s > limits.wait_max_s:
             return min(max(wait_s - limits.wait_max_s, BUSY_RETRY_S), BUSY_RETRY_MAX_S)
-        loan = PinnedBytes()
-        self._lent[joiner] += size_bytes
+        pin = PinnedBytes()
+        self._uploading[joiner] += size_bytes
         began = time.monotonic() + wait_s
-        weakref.finalize(loan, self._returned, joiner, size_bytes, self._lent[joiner], began, left).atexit = False
-        pace.spend(size_bytes, self.rate)
+        weakref.finalize(pin, self._returned, joiner, size_bytes, self._uploading[joiner], began, left).atexit = False
+        schedule.spend(size_bytes, self.rate)
         await trio.sleep(wait_s)
-        return loan
+        return pin
 
     def _returned(self, joiner: str, size_bytes: int, under_way: int, began: float, left: Callable[[], None]) -> None:
         """The transport is done with a loan. It may be the interpreter's end, or any thread: no trio here."""
-        self._lent[joiner] -= size_bytes
-        if not self._lent[joiner]:
-            del self._lent[joiner]
+        self._uploading[joiner] -= size_bytes
+        if not self._uploading[joiner]:
+            del self._uploading[joiner]
         left()
         if size_bytes >= _TELLING_BYTES:
-            took_s = min(max(time.monotonic() - began, 1e-3), _LOAN_S_MAX)
+            took_s = min(max(time.monotonic() - began, 1e-3), _PIN_S_MAX)
             self._speed += _SMOOTHING * (under_way / took_s - self._speed)

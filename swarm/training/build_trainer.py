@@ -11,27 +11,27 @@ from typing import Final, Protocol
 import trio
 from torch import Tensor
 
-from optim.config import AllReduce
+from optim.config import AllReduceConfig
 from peer.ipc.stage_spec import StageSpec
 from peer.worker.client import open_worker_group
 from peer.worker.stage_client import open_stage_worker_group
-from swarm.membership.membership import Known, MemberRecord
+from swarm.membership.membership import MemberRecord, MemberView
 from swarm.pipeline.accounting import SampleAccounting
-from swarm.pipeline.config import STALENESS, Load, PipelineRules
-from swarm.pipeline.data_feed import FedTokens
+from swarm.pipeline.config import STALENESS, LoadReport, PipelineSettings
+from swarm.pipeline.data_feed import RemoteTokens
 from swarm.pipeline.local_steps import LocalSteps
 from swarm.pipeline.source import MicroBatchSource
 from swarm.pipeline.stage_server import StageServer
 from swarm.pipeline.stage_trainer import HeldOut, StageTrainer, StageTrainerContext
 from swarm.pipeline.synchronous import BatchTracker, Synchronous
 from swarm.placement.stage_choice import at_work, replicas_of
-from swarm.protocol.round_schedule import Pace
+from swarm.protocol.round_schedule import RoundSchedule
 from swarm.rounds.overlapped_trainer import trainer_of
 from swarm.rounds.trainer import Trainer
 from swarm.run.manifest import Manifest
 from swarm.training.checkpoints import LocalCheckpoint
 from swarm.training.context import PeerContext
-from swarm.training.corpus import CorpusReader, open_texts
+from swarm.training.corpus import CorpusReader, open_corpus
 
 COMPUTE_S_MAX: Final = 3600.0
 
@@ -53,63 +53,65 @@ Fitting = tuple[ReplicaTrainer, StageServer | None]
 """What trains, and in a pipeline the station that it works with."""
 
 
-def pace_of(manifest: Manifest, stage: int) -> Pace:
+def schedule_of(manifest: Manifest, stage: int) -> RoundSchedule:
     """How much work the rounds of a stage's group have."""
     inner, seq_len = manifest.inner, manifest.data.seq_len
-    return Pace(manifest.outer, inner, seq_len, COMPUTE_S_MAX, stage, manifest.stages, manifest.micro_batch)
+    return RoundSchedule(manifest.outer, inner, seq_len, COMPUTE_S_MAX, stage, manifest.stages, manifest.micro_batch)
 
 
 @asynccontextmanager
-async def fitted(ground: PeerContext, stage: int, kept: LocalCheckpoint, known: Known) -> AsyncIterator[Fitting]:
+async def fitted(context: PeerContext, stage: int, kept: LocalCheckpoint, known: MemberView) -> AsyncIterator[Fitting]:
     """Start the worker. Raises ConfigError, ResourceError, WorkerError."""
-    manifest, events = ground.manifest, ground.host.events
+    manifest, events = context.manifest, context.host.events
     if manifest.stages > 1:
-        async with _fitted_with_stage(ground, stage, kept, known) as fitting:
+        async with _fitted_with_stage(context, stage, kept, known) as fitting:
             yield fitting
         return
-    async with open_worker_group(ground.gang()) as gang:
-        yield trainer_of(gang, manifest.outer, kept.state.recipe, events), None
+    async with open_worker_group(context.worker_group()) as worker_group:
+        yield trainer_of(worker_group, manifest.outer, kept.state.strategy, events), None
 
 
 @asynccontextmanager
 async def _fitted_with_stage(
-    ground: PeerContext, stage: int, kept: LocalCheckpoint, known: Known
+    context: PeerContext, stage: int, kept: LocalCheckpoint, known: MemberView
 ) -> AsyncIterator[Fitting]:
-    host, events = ground.host, ground.host.events
-    rules, pace = rules_of(ground.manifest), pace_of(ground.manifest, stage)
+    host, events = context.host, context.host.events
+    rules, schedule = rules_of(context.manifest), schedule_of(context.manifest, stage)
 
-    def replicas(of: int) -> dict[str, Load]:
+    def replicas(of: int) -> dict[str, LoadReport]:
         return replicas_of(of, known(), time.time())
 
-    texts = await open_texts(ground) if stage == 0 else None
-    async with open_stage_worker_group(ground.gang(spec_of(ground.manifest, stage))) as gang:
+    corpus = await open_corpus(context) if stage == 0 else None
+    async with open_stage_worker_group(context.worker_group(spec_of(context.manifest, stage))) as worker_group:
         samples = rules.round_samples if rules.synchronous else None
         counting = SampleAccounting(kept.head, rules.micro_batch, samples, host.peer_id)
-        station = StageServer(stage, rules, gang, host, counting, replicas, events)
-        issuer, held_out = None, None
-        if texts is not None:
-            issuer = MicroBatchSource(station, FedTokens(host, rules, lambda: feeders(known()), texts.read), events)
-            held_out = _held_out(texts, rules.micro_batch)
+        server = StageServer(stage, rules, worker_group, host, counting, replicas, events)
+        source, held_out = None, None
+        if corpus is not None:
+            source = MicroBatchSource(server, RemoteTokens(host, rules, lambda: feeders(known()), corpus.read), events)
+            held_out = _held_out(corpus, rules.micro_batch)
 
         def committed() -> int | None:
             return first_round(known(), time.time())
 
-        rounds = ground.manifest.run.rounds
-        post = StageTrainerContext(gang, station, pace, events, issuer, held_out, committed, rounds)
+        rounds = context.manifest.run.rounds
+        stage_context = StageTrainerContext(worker_group, server, schedule, events, source, held_out, committed, rounds)
         trainer: StageTrainer
         if rules.synchronous:
-            issue_here = None if issuer is None else issuer.reissue
-            trainer = Synchronous(post, BatchTracker(host, rules, pace, lambda: list(replicas(0)), issue_here, events))
+            dispatch_here = None if source is None else source.redispatch
+            trainer = Synchronous(
+                stage_context, BatchTracker(host, rules, schedule, lambda: list(replicas(0)), dispatch_here, events)
+            )
         else:
-            trainer = LocalSteps(post)
-        async with station.open():
-            yield trainer, station
+            trainer = LocalSteps(stage_context)
+        async with server.open():
+            yield trainer, server
 
 
-def rules_of(manifest: Manifest) -> PipelineRules:
+def rules_of(manifest: Manifest) -> PipelineSettings:
     """What the manifest of a pipeline fixes about its micro-batches."""
     outer = manifest.outer
-    return PipelineRules(
+    return PipelineSettings(
         run_id=manifest.run_id,
         groups=manifest.groups,
         micro_batch=manifest.micro_batch,
@@ -118,7 +120,7 @@ def rules_of(manifest: Manifest) -> PipelineRules:
         vocab_size=manifest.model.vocab_size,
         activations=manifest.pipeline.activations,
         synchronous=manifest.synchronous,
-        round_samples=outer.batch if isinstance(outer, AllReduce) else 0,
+        round_samples=outer.batch if isinstance(outer, AllReduceConfig) else 0,
     )
 
 
@@ -140,11 +142,11 @@ def feeders(records: Mapping[str, MemberRecord]) -> list[str]:
     return [peer for peer, record in records.items() if record.role == "feeder"]
 
 
-def _held_out(texts: CorpusReader, micro_batch: int) -> HeldOut:
+def _held_out(corpus: CorpusReader, micro_batch: int) -> HeldOut:
     async def batches() -> Sequence[Tensor]:
-        return await trio.to_thread.run_sync(texts.held_out, micro_batch)
+        return await trio.to_thread.run_sync(corpus.held_out, micro_batch)
 
-    return HeldOut(batches, texts.corpus.bytes_per_token)
+    return HeldOut(batches, corpus.corpus.bytes_per_token)
 
 
 def first_round(records: Mapping[str, MemberRecord], now_s: float) -> int | None:

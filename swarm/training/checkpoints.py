@@ -9,7 +9,7 @@ import torch
 import trio
 
 from optim.strategies.interface import OuterStrategy
-from optim.strategies.registry import build_recipe
+from optim.strategies.registry import build_strategy
 from peer.checkpoint.store import CheckpointStore
 from peer.decoding import MALFORMED
 from peer.errors import BarnraiseError, ProtocolViolation
@@ -29,7 +29,7 @@ from swarm.training.context import PeerContext
 class LocalCheckpoint:
     """The `state`, and the `head` that it began with; `home` holds what is kept of it."""
 
-    ground: PeerContext
+    context: PeerContext
     home: Home
     layout: FlatLayout
     store: CheckpointStore
@@ -41,16 +41,16 @@ class LocalCheckpoint:
         self._saved = self.head
 
     @classmethod
-    async def open(cls, ground: PeerContext, stage: int) -> LocalCheckpoint:
+    async def open(cls, context: PeerContext, stage: int) -> LocalCheckpoint:
         """The last checkpoint, or the run's initial weights. Where these come out differently on this machine (or the
         run began from a checkpoint), a head before round 0 stands for "no state yet": it is fetched like any other."""
-        manifest, host = ground.manifest, ground.host
-        home, layout = ground.home.stage(stage, manifest.stages), layout_of(manifest, stage)
-        store = open_store(ground.home, manifest, stage, host.identity, host.events)
+        manifest, host = context.manifest, context.host
+        home, layout = context.home.stage(stage, manifest.stages), layout_of(manifest, stage)
+        store = open_store(context.home, manifest, stage, host.identity, host.events)
         store.prepare()
-        recipe = build_recipe(manifest.outer, manifest.codec, layout, manifest.inner)
-        state, head = await trio.to_thread.run_sync(_initial, store, manifest, stage, recipe)
-        return cls(ground, home, layout, store, state, head)
+        strategy = build_strategy(manifest.outer, manifest.codec, layout, manifest.inner)
+        state, head = await trio.to_thread.run_sync(_initial, store, manifest, stage, strategy)
+        return cls(context, home, layout, store, state, head)
 
     async def save(self, head: Head) -> None:
         """Write a checkpoint, unless this head is on disk already or the state is on its way to another."""
@@ -63,17 +63,17 @@ class LocalCheckpoint:
         """Keep the authority's signature of the head's term; beside it that of the last checkpoint's, as the next one
         may never come."""
         if regroup is not None:
-            before = regroup_of(self.home, self.ground.manifest.authority, self._saved)
+            before = regroup_of(self.home, self.context.manifest.authority, self._saved)
             try:
                 if before is not None and before != regroup:
                     write_atomically(self.home.regroup_before, msgspec.msgpack.encode(before))
                 write_atomically(self.home.regroup, msgspec.msgpack.encode(regroup))
             except BarnraiseError as error:
-                self.ground.host.events.emit("regroup_unsaved", reason=str(error))
+                self.context.host.events.emit("regroup_unsaved", reason=str(error))
 
     def load_regroup(self) -> Signed | None:
         """The authority's signature of the term of the head that was read from disk."""
-        return regroup_of(self.home, self.ground.manifest.authority, self.head)
+        return regroup_of(self.home, self.context.manifest.authority, self.head)
 
 
 def regroup_of(home: Home, authority: str, head: Head) -> Signed | None:
@@ -89,38 +89,40 @@ def regroup_of(home: Home, authority: str, head: Head) -> Signed | None:
     return None
 
 
-def kept_stages(ground: PeerContext) -> list[int]:
+def kept_stages(context: PeerContext) -> list[int]:
     """The stages that this home has a checkpoint of: first the one in which it had its seat last, then the latest."""
-    manifest, host = ground.manifest, ground.host
+    manifest, host = context.manifest, context.host
     latest = {}
     for stage in range(manifest.stages):
-        if entries := open_store(ground.home, manifest, stage, host.identity, host.events).list():
+        if entries := open_store(context.home, manifest, stage, host.identity, host.events).list():
             latest[stage] = entries[-1].path.stat().st_mtime
-    last = _last_seat(ground)
+    last = _last_replica(context)
     return sorted(latest, key=lambda stage: (stage != last, -latest[stage]))
 
 
-def note_seat(ground: PeerContext, stage: int) -> None:
+def note_replica(context: PeerContext, stage: int) -> None:
     """Remember across restarts that this is our stage: what we keep for another one may be as new."""
-    write_atomically(ground.home.seat, str(stage).encode())
+    write_atomically(context.home.replica, str(stage).encode())
 
 
-def _last_seat(ground: PeerContext) -> int | None:
+def _last_replica(context: PeerContext) -> int | None:
     try:
-        return int(ground.home.seat.read_text())
+        return int(context.home.replica.read_text())
     except (OSError, ValueError):
         return None
 
 
-def _initial(store: CheckpointStore, manifest: Manifest, stage: int, recipe: OuterStrategy) -> tuple[OuterState, Head]:
+def _initial(
+    store: CheckpointStore, manifest: Manifest, stage: int, strategy: OuterStrategy
+) -> tuple[OuterState, Head]:
     loaded = store.load_latest()
-    if loaded is not None and tuple(loaded.tensors) == ("theta", *recipe.shared):
+    if loaded is not None and tuple(loaded.tensors) == ("theta", *strategy.shared):
         head = msgspec.msgpack.decode(loaded.head, type=Head)
         if head.state_hash == loaded.tree.root:
-            return OuterState(list(loaded.tensors.values()), recipe), head
+            return OuterState(list(loaded.tensors.values()), strategy), head
     first = manifest.first_head(stage)
     theta = init_flat(manifest.model, manifest.run.seed, layers=range(*manifest.cuts[stage]))
-    state = OuterState([theta, *(torch.zeros_like(theta) for _ in recipe.shared)], recipe)
+    state = OuterState([theta, *(torch.zeros_like(theta) for _ in strategy.shared)], strategy)
     if state.tree.root == first.state_hash:
         return state, first
     return state, msgspec.structs.replace(first, round=-1, state_hash=state.tree.root)

@@ -53,7 +53,7 @@ class PeerContext:
     gate: Gate
     node: Node
 
-    def gang(self, stage: StageSpec | None = None) -> WorkerConfig:
+    def worker_group(self, stage: StageSpec | None = None) -> WorkerConfig:
         """For the worker: of the whole model, or of a stage of it."""
         config, manifest, data = self.config, self.manifest, self.manifest.data
         if config.data_folder:

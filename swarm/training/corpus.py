@@ -33,17 +33,17 @@ class CorpusReader:
         return list(self.corpus.held_out_batches(batch_size, max(1, VALIDATION_SEQUENCES // batch_size)))
 
 
-async def open_texts(ground: PeerContext) -> CorpusReader:
+async def open_corpus(context: PeerContext) -> CorpusReader:
     """Read and tokenize the run's text. ConfigError where this machine has too little of it."""
 
     def load() -> CorpusReader:
-        gang = ground.gang()
-        corpus = load_corpus(gang.data, load_tokenizer(gang.tokenizer), gang.directory)
-        return CorpusReader(corpus, gang.seed)
+        worker_group = context.worker_group()
+        corpus = load_corpus(worker_group.data, load_tokenizer(worker_group.tokenizer), worker_group.directory)
+        return CorpusReader(corpus, worker_group.seed)
 
     return await trio.to_thread.run_sync(load)
 
 
-async def has_text(ground: PeerContext) -> bool:
+async def has_text(context: PeerContext) -> bool:
     """Whether there is any of it on this machine."""
-    return await trio.to_thread.run_sync(data.has_text, ground.gang().data)
+    return await trio.to_thread.run_sync(data.has_text, context.worker_group().data)

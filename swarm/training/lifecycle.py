@@ -22,30 +22,30 @@ import trio
 from peer import faults
 from peer.errors import ConfigError, NetworkError
 from peer.free_memory import free_memory_bytes
-from swarm.membership.completion import MEASURING, not_too_late, run_is_over, see_off
-from swarm.membership.membership import REFRESH_S, MemberRecord, Membership, Own, describe
-from swarm.pipeline.config import Load
-from swarm.pipeline.data_feed import Fed, serve_tokens
+from swarm.membership.completion import MEASURING, check_run_alive, run_is_over, wait_for_others
+from swarm.membership.membership import REFRESH_S, LocalStatus, MemberRecord, Membership, member_record
+from swarm.pipeline.config import LoadReport
+from swarm.pipeline.data_feed import FeederStats, serve_tokens
 from swarm.placement.load import PeerLoad
 from swarm.placement.rebalance import Move
 from swarm.placement.stage_choice import (
     CHOOSING,
     Mover,
     at_work,
-    has_deputy,
-    is_one_too_many,
+    exceeds_move_limit,
+    has_other_replica,
     ready_after_s,
+    should_return,
     stage_to_take,
-    turns_back,
     why_none_fits,
 )
 from swarm.placement.stages import stage_costs
 from swarm.protocol.head import Head
-from swarm.protocol.quorum import ask_standings
+from swarm.protocol.quorum import ask_head_reports
 from swarm.training.build_trainer import rules_of
-from swarm.training.checkpoints import kept_stages, note_seat
+from swarm.training.checkpoints import kept_stages, note_replica
 from swarm.training.context import PeerContext
-from swarm.training.corpus import has_text, open_texts
+from swarm.training.corpus import has_text, open_corpus
 from swarm.training.replica import StageReplica, open_replica
 
 SETTLE_S: Final = 1.5  # for what was published to be read by those who choose, too
@@ -69,34 +69,34 @@ class _Place:
 class PeerLifecycle:
     """`run()` takes part until the run is complete."""
 
-    def __init__(self, ground: PeerContext) -> None:
-        self._ground, self._manifest, self._host = ground, ground.manifest, ground.host
-        self._costs = stage_costs(ground.manifest)
+    def __init__(self, context: PeerContext) -> None:
+        self._context, self._manifest, self._host = context, context.manifest, context.host
+        self._costs = stage_costs(context.manifest)
         self._joined_at = time.time()
         self._place = _Place()
-        self._seat: StageReplica | None = None
+        self._replica: StageReplica | None = None
         self._phase = "starting"
         self._missing: tuple[int, ...] = ()
         self._seated_at = 0.0
         self._served = False  # whether our stage has been since we set out for our seat
         self._passed = (0, trio.current_time())  # micro-batches counted at this seat, and when that was looked at
         self._rate = 0.0  # of these, a second
-        self._memory_bytes = ground.config.memory_bytes or free_memory_bytes()
+        self._memory_bytes = context.config.memory_bytes or free_memory_bytes()
         self._download_bytes_s = 0.0
         self._has_text = True
-        run_id, events = ground.manifest.run_id, ground.host.events
-        self._membership = Membership(ground.node, ground.host, run_id, self._describe, events)
+        run_id, events = context.manifest.run_id, context.host.events
+        self._membership = Membership(context.node, context.host, run_id, self._describe, events)
 
     async def run(self) -> None:
         """Raises what stands in the way of a seat: ConfigError, ResourceError, WorkerError, CheckpointError; NoQuorum
         where the run is complete and nobody is left who could pass on its last round."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._membership.run)
-            if self._ground.config.role == "feeder":
+            if self._context.config.role == "feeder":
                 await self._feed()
             else:
                 authority, rounds = self._manifest.authority, self._manifest.run.rounds
-                nursery.start_soon(not_too_late, self._others, authority, rounds, self._is_behind)
+                nursery.start_soon(check_run_alive, self._others, authority, rounds, self._is_behind)
                 await self._choose()
                 while await self._stay(self._place.stage):
                     pass
@@ -107,7 +107,7 @@ class PeerLifecycle:
         try:
             return await self._sit(stage)
         except ConfigError as error:
-            if stage > 0 or self._place.source < 0 or self._ground.config.stage is not None:
+            if stage > 0 or self._place.source < 0 or self._context.config.stage is not None:
                 raise
             self._has_text = False
             self._host.events.emit("text_missing", reason=str(error))
@@ -118,13 +118,13 @@ class PeerLifecycle:
         """Take part in the group of `stage`: until the run is complete, or (true) until another stage needs us more, or
         this one has lost its last replica before we had its state."""
         moves, self._served = False, self._is_served
-        async with open_replica(self._ground, stage, self._others) as seat:
-            self._seat = seat
+        async with open_replica(self._context, stage, self._others) as replica:
+            self._replica = replica
             self._passed, self._rate = (0, trio.current_time()), 0.0
             if self._manifest.stages > 1:
-                note_seat(self._ground, stage)
+                note_replica(self._context, stage)
                 self._seated_at = trio.current_time()
-                self._host.events.emit("seat_taken", stage=stage)
+                self._host.events.emit("replica_opened", stage=stage)
                 faults.reach("arriving")
             try:
                 async with trio.open_nursery() as nursery:
@@ -134,25 +134,27 @@ class PeerLifecycle:
                         await self._until_needed_elsewhere()
                         faults.reach("leaving")
                         moves = True
-                        seat.tell_unmerged()
+                        replica.tell_unmerged()
                         nursery.cancel_scope.cancel()
 
                     if self._manifest.stages > 1:
                         nursery.start_soon(watch)
-                    await seat.run(partial(see_off, self._membership, self._others, self._manifest.run.rounds))
+                    await replica.run(
+                        partial(wait_for_others, self._membership, self._others, self._manifest.run.rounds)
+                    )
                     moves = False
                     nursery.cancel_scope.cancel()
             finally:
-                self._seat = None
-                self._download_bytes_s = seat.download_bytes_s or self._download_bytes_s
+                self._replica = None
+                self._download_bytes_s = replica.download_bytes_s or self._download_bytes_s
         return moves
 
     async def _feed(self) -> None:
         """Read text for those who issue micro-batches, until all stages have come to the run's end."""
-        texts = await open_texts(self._ground)
+        corpus = await open_corpus(self._context)
         rules = rules_of(self._manifest)
-        fed = Fed(rules, self._host.events)
-        serve_tokens(self._host.rpc, rules, texts.read, fed.note)
+        fed = FeederStats(rules, self._host.events)
+        serve_tokens(self._host.rpc, rules, corpus.read, fed.note)
         self._phase = "feeding"
         try:
             await run_is_over(self._membership, self._others, self._manifest.run.rounds, trains=False)
@@ -163,9 +165,9 @@ class PeerLifecycle:
 
     async def _choose(self) -> None:
         """Settle on a stage: the only one, the one that the user pinned, or the one that we are worth most in."""
-        stages, pinned = self._manifest.stages, self._ground.config.stage
+        stages, pinned = self._manifest.stages, self._context.config.stage
         if stages > 1:
-            self._has_text = await has_text(self._ground)
+            self._has_text = await has_text(self._context)
             if not self._has_text:
                 reason = (
                     "this machine has none of the run's text: it takes any stage but the first (--data names a folder)"
@@ -175,7 +177,7 @@ class PeerLifecycle:
             self._go(pinned or 0)
             return
         self._phase = CHOOSING
-        kept = kept_stages(self._ground)
+        kept = kept_stages(self._context)
         await self._membership.announce()
         await trio.sleep(SETTLE_S)
         with suppress(NetworkError):  # what was read by the way is nearly as new
@@ -216,10 +218,10 @@ class PeerLifecycle:
             if self._is_orphaned:
                 return
             self._served |= self._is_served
-            if self._ground.config.stage is not None:
+            if self._context.config.stage is not None:
                 continue
             if self._is_arriving:
-                if turns_back(self._host.peer_id, self._membership.view, time.time()):
+                if should_return(self._host.peer_id, self._membership.view, time.time()):
                     await self._turn_back()
                     return
                 continue
@@ -229,7 +231,7 @@ class PeerLifecycle:
 
     def _scripted_move(self) -> Move | None:
         """What a test's script asks for."""
-        if faults.reach("at_seat") != "move":
+        if faults.reach("at_replica") != "move":
             return None
         source = self._place.stage
         return Move(self._host.peer_id, source, (source - 1) % self._manifest.stages, 0.0)
@@ -243,8 +245,8 @@ class PeerLifecycle:
         with suppress(NetworkError):
             await self._membership.read()
         served = at_work(move.target, self._membership.view, time.time())
-        crowded = bool(served) if empty else is_one_too_many(me, self._membership.view, time.time())
-        if crowded or not await self._has_deputy(move.source):
+        crowded = bool(served) if empty else exceeds_move_limit(me, self._membership.view, time.time())
+        if crowded or not await self._has_other_replica(move.source):
             self._place = before
             await self._membership.announce()
             return False
@@ -254,15 +256,15 @@ class PeerLifecycle:
         )
         return True
 
-    async def _has_deputy(self, stage: int) -> bool:
+    async def _has_other_replica(self, stage: int) -> bool:
         """Whether another member of our group is at work in `stage`, and answers: anybody may publish that it is."""
-        assert self._seat is not None
-        head, me = self._seat.engine.head, self._host.peer_id
+        assert self._replica is not None
+        head, me = self._replica.engine.head, self._host.peer_id
         others = [member.peer for member in head.members if member.peer != me]
-        answers = await ask_standings(self._host.rpc, others, group=head.run_id, most=len(others))
-        mates = {peer for peer, standing in answers if standing.member.peer == peer and head.has(standing.member)}
+        answers = await ask_head_reports(self._host.rpc, others, group=head.run_id, most=len(others))
+        mates = {peer for peer, report in answers if report.member.peer == peer and head.has(report.member)}
         records = {peer: record for peer, record in self._membership.view.items() if peer in mates}
-        return has_deputy(me, stage, records, time.time())
+        return has_other_replica(me, stage, records, time.time())
 
     async def _turn_back(self) -> None:
         """To the stage it came from, whose last commit it has on disk."""
@@ -286,12 +288,12 @@ class PeerLifecycle:
 
     def _tell_load(self) -> None:
         """For who looks on."""
-        seat, now = self._seat, trio.current_time()
-        if seat is not None:
+        replica, now = self._replica, trio.current_time()
+        if replica is not None:
             passed, since = self._passed
-            self._passed = (seat.passed, now)
-            self._rate = (seat.passed - passed) / (now - since) if now > since else 0.0
-            load = seat.load()
+            self._passed = (replica.passed, now)
+            self._rate = (replica.passed - passed) / (now - since) if now > since else 0.0
+            load = replica.load()
             self._host.events.emit(
                 "stage_load",
                 queue=load.queue,
@@ -309,17 +311,17 @@ class PeerLifecycle:
     def _role(self) -> Literal["full", "stage", "feeder"]:
         if self._manifest.stages == 1:
             return "full"
-        return "feeder" if self._ground.config.role == "feeder" else "stage"
+        return "feeder" if self._context.config.role == "feeder" else "stage"
 
     @property
     def _is_arriving(self) -> bool:
         """Whether this peer is still on its way to its stage: it is no member of the group yet."""
-        seat = self._seat
-        return self._manifest.stages > 1 and not (seat and seat.stage == self._place.stage and seat.is_member)
+        replica = self._replica
+        return self._manifest.stages > 1 and not (replica and replica.stage == self._place.stage and replica.is_member)
 
     def _is_behind(self) -> bool:
         """Whether we sit at an earlier round than the last."""
-        return self._seat is not None and self._seat.engine.head.round < self._manifest.run.rounds
+        return self._replica is not None and self._replica.engine.head.round < self._manifest.run.rounds
 
     @property
     def _is_served(self) -> bool:
@@ -334,57 +336,57 @@ class PeerLifecycle:
         the stage was served, or may not have reached (`swarm.training.restore`)."""
         if not self._is_arriving or self._place.stage not in self._missing:
             return False
-        if self._served or self._seat is None:
+        if self._served or self._replica is None:
             return self._served
         rounds = [record.round for record in self._others().values() if record.role == "stage"]
-        behind = self._seat.engine.head.round < max(rounds, default=0)
+        behind = self._replica.engine.head.round < max(rounds, default=0)
         return behind and trio.current_time() - self._seated_at > RESTORE_AGAIN_S
 
     def _describe(self) -> MemberRecord:
-        place, seat, now = self._place, self._seat, time.time()
+        place, replica, now = self._place, self._replica, time.time()
         if not self._is_arriving and not place.arrived:
             place = self._place = replace(place, ready_at=min(place.ready_at, now), arrived=True)
             if place.source >= 0:
                 self._host.events.emit("move_finished", target=place.stage, seconds=round(now - place.since, 3))
         pipelined = self._manifest.stages > 1
-        head = seat.engine.head if seat else self._nowhere
-        own = Own(
-            session=seat.session if seat else "",
-            name=self._ground.config.name,
+        head = replica.engine.head if replica else self._nowhere
+        own = LocalStatus(
+            session=replica.session if replica else "",
+            name=self._context.config.name,
             role=self._role,
             phase=self._told_phase,
             joined_at=self._joined_at,
-            speed=seat.trainer.speed if seat else 0.0,
-            loss=seat.trainer.loss if seat else None,
-            val_loss=seat.trainer.val_loss if seat else None,
+            speed=replica.trainer.speed if replica else 0.0,
+            loss=replica.trainer.loss if replica else None,
+            val_loss=replica.trainer.val_loss if replica else None,
         )
         if pipelined:
-            load = seat.load() if seat else Load()
+            load = replica.load() if replica else LoadReport()
             own = replace(
                 own,
                 stage=place.stage,
                 source=place.source,
                 queue=load.queue,
                 service_s=load.service_s,
-                rate=self._rate if seat else 0.0,
+                rate=self._rate if replica else 0.0,
                 download_bytes_s=self._download_bytes_s,
                 memory_bytes=self._memory_bytes,
                 has_text=self._has_text,
-                pinned=self._ground.config.stage is not None,
+                pinned=self._context.config.stage is not None,
                 since=place.since,
                 ready_at=max(place.ready_at, now + LATE_S) if self._is_arriving else place.ready_at,
             )
-        return describe(self._host, head, own)
+        return member_record(self._host, head, own)
 
     @property
     def _told_phase(self) -> str:
-        if self._seat is None:
+        if self._replica is None:
             return self._phase
-        if self._seat.measures_last:
+        if self._replica.measures_last:
             return MEASURING
         if self._missing and not self._is_arriving:
             return f"waiting for stage {self._missing[0]}"
-        return self._seat.engine.phase
+        return self._replica.engine.phase
 
     @property
     def _nowhere(self) -> Head:

@@ -6,21 +6,21 @@ home lock -> identity -> host -> charter -> gate -> DHT node -> a seat in a grou
 from __future__ import annotations
 
 from dht.node import open_node
-from optim.config import Gossip
+from optim.config import GossipConfig
 from peer.errors import ConfigError
 from peer.events import EventLog
 from peer.identity import Identity
 from peer.net.host import HostConfig, open_host
 from peer.worker.client import open_worker_group
-from swarm.gossip.peer import Premises, run_gossip
+from swarm.gossip.peer import GossipPeerContext, run_gossip
 from swarm.membership.membership import MEMBERS
-from swarm.membership.reachability import serve_reach
+from swarm.membership.reachability import serve_dial_back
 from swarm.placement.stages import stage_costs
-from swarm.run.bootstrap import obtain_charter
+from swarm.run.bootstrap import fetch_run_files
 from swarm.run.gate import Gate
 from swarm.run.home import Home
 from swarm.run.manifest import Manifest, open_manifest
-from swarm.run.manifest_transfer import serve_charter, write_atomically
+from swarm.run.manifest_transfer import serve_run_files, write_atomically
 from swarm.training.context import JoinConfig, PeerContext
 from swarm.training.lifecycle import PeerLifecycle
 
@@ -46,22 +46,22 @@ async def run_participant(config: JoinConfig) -> None:
             download_bytes_per_s=config.download_bytes_per_s,
         )
         async with open_host(host_config) as host:
-            charter, tokenizer = await obtain_charter(host, config.invite, home.path)
-            manifest = open_manifest(charter, config.invite.run_id)
+            run_files, tokenizer = await fetch_run_files(host, config.invite, home.path)
+            manifest = open_manifest(run_files, config.invite.run_id)
             check_role(config, manifest)
             write_atomically(home.invite, f"{config.invite}\n".encode())
             rules, stages = manifest.run, manifest.stages
             events.emit("run_entered", name=rules.name, role=config.role, rounds=rules.rounds, stages=stages)
             gate = Gate(host.rpc, manifest, config.invite.token)
-            serve_charter(host.rpc, charter, tokenizer)
-            serve_reach(host)
+            serve_run_files(host.rpc, run_files, tokenizer)
+            serve_dial_back(host)
             async with open_node(host, config.invite.addresses, [MEMBERS], home.addresses, manifest.run_id) as node:
-                ground = PeerContext(config, home, manifest, host, gate, node)
-                if isinstance(manifest.outer, Gossip):
-                    async with open_worker_group(ground.gang()) as gang:
-                        await run_gossip(Premises(config.name, home, manifest, host, gate, node, gang))
+                context = PeerContext(config, home, manifest, host, gate, node)
+                if isinstance(manifest.outer, GossipConfig):
+                    async with open_worker_group(context.worker_group()) as worker_group:
+                        await run_gossip(GossipPeerContext(config.name, home, manifest, host, gate, node, worker_group))
                 else:
-                    await PeerLifecycle(ground).run()
+                    await PeerLifecycle(context).run()
 
 
 def check_role(config: JoinConfig, manifest: Manifest) -> None:

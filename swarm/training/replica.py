@@ -18,8 +18,8 @@ from typing import Final
 import msgspec
 import trio
 
-from swarm.membership.membership import Known, MemberRecord
-from swarm.pipeline.config import Load
+from swarm.membership.membership import MemberRecord, MemberView
+from swarm.pipeline.config import LoadReport
 from swarm.pipeline.stage_server import StageServer
 from swarm.placement.stages import state_bytes
 from swarm.protocol.head import Head, Member
@@ -32,9 +32,9 @@ from swarm.rounds.engine import Engine
 from swarm.rounds.handlers import RunLimits
 from swarm.rounds.replay import ROUNDS_MAX, replay
 from swarm.state.fetch import fetch_state
-from swarm.state.server import serve_shelves
+from swarm.state.server import serve_snapshots
 from swarm.state.snapshots import SnapshotStore
-from swarm.training.build_trainer import Fitting, fitted, pace_of
+from swarm.training.build_trainer import Fitting, fitted, schedule_of
 from swarm.training.checkpoints import LocalCheckpoint
 from swarm.training.context import PeerContext
 from swarm.training.restore import restore
@@ -44,17 +44,17 @@ CHECKPOINT_EVERY_S: Final = 10.0
 
 
 @asynccontextmanager
-async def open_replica(ground: PeerContext, stage: int, known: Known) -> AsyncIterator[StageReplica]:
+async def open_replica(context: PeerContext, stage: int, known: MemberView) -> AsyncIterator[StageReplica]:
     """A seat in the group of `stage`. Raises what stands in its way: ConfigError, ResourceError, WorkerError."""
-    stages = ground.manifest.stages
-    with ground.host.rpc.scope():
-        archive = StageBackup(ground, stage, known) if stages > 1 else None
-        shelf = SnapshotStore(state_bytes(ground.manifest, stage), SLICE_BYTES_MAX)
-        serve_shelves(ground.host.rpc, [shelf] if archive is None else [shelf, archive.lent])
-        await restore(ground, stage, known)  # meanwhile others may ask us for what we keep
-        kept = await LocalCheckpoint.open(ground, stage)
-        async with fitted(ground, stage, kept, known) as fitting:
-            yield StageReplica(ground, stage, kept, fitting, known, shelf, archive)
+    stages = context.manifest.stages
+    with context.host.rpc.scope():
+        backup = StageBackup(context, stage, known) if stages > 1 else None
+        snapshots = SnapshotStore(state_bytes(context.manifest, stage), SLICE_BYTES_MAX)
+        serve_snapshots(context.host.rpc, [snapshots] if backup is None else [snapshots, backup.backups])
+        await restore(context, stage, known)  # meanwhile others may ask us for what we keep
+        kept = await LocalCheckpoint.open(context, stage)
+        async with fitted(context, stage, kept, known) as fitting:
+            yield StageReplica(context, stage, kept, fitting, known, snapshots, backup)
 
 
 class StageReplica:
@@ -62,18 +62,18 @@ class StageReplica:
 
     def __init__(
         self,
-        ground: PeerContext,
+        context: PeerContext,
         stage: int,
         kept: LocalCheckpoint,
         fitting: Fitting,
-        known: Known,
-        shelf: SnapshotStore,
-        archive: StageBackup | None,
+        known: MemberView,
+        snapshots: SnapshotStore,
+        backup: StageBackup | None,
     ) -> None:
-        manifest, host = ground.manifest, ground.host
-        trainer, self._station = fitting
+        manifest, host = context.manifest, context.host
+        trainer, self._server = fitting
         self.stage, self.trainer = stage, trainer
-        self._manifest, self._kept, self._known, self._archive = manifest, kept, known, archive
+        self._manifest, self._kept, self._known, self._backup = manifest, kept, known, backup
         self.download_bytes_s = 0.0  # measured; 0 while unknown
         self._saved_at = self._round_began = trio.current_time()
         self._adopted = kept.head.state_hash
@@ -81,17 +81,19 @@ class StageReplica:
         self._finished = False
         self.passed = 0
         """Micro-batches that were counted at this seat."""
-        if self._station is not None:
-            self._count_at(self._station)
+        if self._server is not None:
+            self._count_at(self._server)
         trainer.adopt(kept.state.theta, None, kept.head)
         me = Member(host.peer_id, secrets.token_hex(8))
-        shelf.publish(kept.state.tree, kept.state.tensors, msgspec.msgpack.encode(kept.head))
-        pace = pace_of(manifest, stage)
-        tempo = AdaptiveTimeouts(manifest.run.patience_s)
-        self._post = RoundContext(me, host.identity, host, kept.state, shelf, trainer, pace, tempo, host.events)
+        snapshots.publish(kept.state.tree, kept.state.tensors, msgspec.msgpack.encode(kept.head))
+        schedule = schedule_of(manifest, stage)
+        timeouts = AdaptiveTimeouts(manifest.run.timeout_floor_s)
+        self._round_context = RoundContext(
+            me, host.identity, host, kept.state, snapshots, trainer, schedule, timeouts, host.events
+        )
         rules = manifest.run
         facts = RunLimits(manifest.first_head(stage), manifest.authority, rules.rounds, rules.max_peers)
-        self.engine = Engine(self._post, facts, kept.head, kept.load_regroup(), self)
+        self.engine = Engine(self._round_context, facts, kept.head, kept.load_regroup(), self)
 
     async def run(self, stay: Callable[[], Awaitable[None]]) -> None:
         """Take part until the run is complete, and then serve others until `stay` returns; leave the last commit on
@@ -100,8 +102,8 @@ class StageReplica:
             async with trio.open_nursery() as nursery:
                 self._tasks = nursery
                 nursery.start_soon(self.trainer.run)
-                if self._archive is not None:
-                    nursery.start_soon(self._archive.run)
+                if self._backup is not None:
+                    nursery.start_soon(self._backup.run)
                 await self.engine.run()
                 await self._finish()
                 await stay()
@@ -112,7 +114,7 @@ class StageReplica:
 
     @property
     def session(self) -> str:
-        return self._post.me.session
+        return self._round_context.me.session
 
     @property
     def is_member(self) -> bool:
@@ -123,20 +125,20 @@ class StageReplica:
     def measures_last(self) -> bool:
         """Whether this peer has the run's last commit and has yet to measure by it, which takes all stages."""
         head, rounds = self.engine.head, self._manifest.run.rounds
-        of_pipeline = self._station is not None and self.stage == 0
+        of_pipeline = self._server is not None and self.stage == 0
         return of_pipeline and 0 < rounds <= head.round and self._measures(head) and not self._finished
 
-    def load(self) -> Load:
+    def load(self) -> LoadReport:
         """How busy this replica of a stage is."""
-        return self._station.load() if self._station is not None else Load()
+        return self._server.load() if self._server is not None else LoadReport()
 
     def tell_unmerged(self) -> None:
         """This peer leaves for another stage. What it has counted since the last commit goes with it: the first stage
         issues its own again, and so does a synchronous round."""
-        if self._station is not None and self.stage > 0 and not self._manifest.synchronous:
-            counted = count(self._station.counting.counted)
+        if self._server is not None and self.stage > 0 and not self._manifest.synchronous:
+            counted = count(self._server.counting.counted)
             if counted:
-                self._post.events.emit("pipeline_lost", samples=counted, reason="left the stage")
+                self._round_context.events.emit("pipeline_lost", samples=counted, reason="left the stage")
 
     # -- Keeper ------------------------------------------------------------------------------------------------------
 
@@ -144,13 +146,15 @@ class StageReplica:
         return list(self._group())
 
     async def committed(self, head: Head, results: list[memoryview]) -> None:
-        post = self._post
+        round_context = self._round_context
         encoded = msgspec.msgpack.encode(head)
-        await trio.to_thread.run_sync(post.shelf.publish, post.state.tree, post.state.tensors, encoded, results)
-        self.trainer.adopt(post.state.theta, self._changed(head, bool(results)), head)
+        await trio.to_thread.run_sync(
+            round_context.snapshots.publish, round_context.state.tree, round_context.state.tensors, encoded, results
+        )
+        self.trainer.adopt(round_context.state.theta, self._changed(head, bool(results)), head)
         self.trainer.validate_round = head.round if self._measures(head) else None
         now = trio.current_time()
-        post.events.emit(
+        round_context.events.emit(
             "round_committed" if results else "head_adopted",
             round=head.round,
             term=head.term,
@@ -160,8 +164,8 @@ class StageReplica:
             members=len(head.members),
             tokens=head.tokens,
             loss=self.trainer.loss,
-            bytes_up=post.host.bytes_up,
-            bytes_down=post.host.bytes_down,
+            bytes_up=round_context.host.bytes_up,
+            bytes_down=round_context.host.bytes_down,
             seconds=round(now - self._round_began, 3),
             **self._of_stage(bool(results)),
         )
@@ -172,28 +176,28 @@ class StageReplica:
             self._saved_at = now
             self._tasks.start_soon(self._kept.save, head)
 
-    async def fetch(self, sighting: HeadCandidate, mine: Head) -> None:
+    async def fetch(self, candidate: HeadCandidate, mine: Head) -> None:
         """Catch up by replaying the last results if we missed only those, else by fetching the whole state."""
-        post, head = self._post, sighting.head
-        donors = list(sighting.holders)
+        round_context, head = self._round_context, candidate.head
+        donors = list(candidate.holders)
         began = trio.current_time()
         near = mine.round >= 0 and head.round - mine.round <= ROUNDS_MAX
-        replayed = near and await replay(post, mine, head.state_hash, donors)
+        replayed = near and await replay(round_context, mine, head.state_hash, donors)
         if not replayed:
             fetched = await fetch_state(
-                post.host.rpc,
-                lambda: self._donors(sighting),
+                round_context.host.rpc,
+                lambda: self._donors(candidate),
                 head.state_hash,
-                post.state.size_bytes,
+                round_context.state.size_bytes,
                 self._kept.home.state_part,
-                post.events,
-                len(post.state.tensors),
+                round_context.events,
+                len(round_context.state.tensors),
             )
             donors = list(fetched.donors)
             if fetched.seconds > 0:
                 self.download_bytes_s = sum(fetched.donors.values()) / fetched.seconds
-            post.state.replace(fetched.tensors, fetched.tree)
-        post.events.emit(
+            round_context.state.replace(fetched.tensors, fetched.tree)
+        round_context.events.emit(
             "state_fetched",
             round=head.round,
             donors=len(donors),
@@ -205,7 +209,7 @@ class StageReplica:
 
     def _of_stage(self, merged: bool) -> dict[str, int | list[str]]:
         """What an event says besides of a pipeline's commit: the samples of each contribution, as "first-end,..."."""
-        if self._station is None:
+        if self._server is None:
             return {}
         counted = self.engine.counted if merged else ()
         return {
@@ -213,14 +217,14 @@ class StageReplica:
             "counted": [",".join(f"{first}-{end}" for first, end in ranges) for ranges in counted],
         }
 
-    def _count_at(self, station: StageServer) -> None:
-        tell = station.on_counted
+    def _count_at(self, server: StageServer) -> None:
+        tell = server.on_counted
 
         def counted(span: Range, tokens: int, loss: float) -> None:
             self.passed += 1
             tell(span, tokens, loss)
 
-        station.on_counted = counted
+        server.on_counted = counted
 
     def _group(self) -> dict[str, MemberRecord]:
         """Who may know of the group's heads: its other members, joiners, and the authority."""
@@ -232,16 +236,16 @@ class StageReplica:
         if head.state_hash == self._adopted:
             return ()
         self._adopted = head.state_hash
-        return self._post.state.changed if by_commit else None
+        return self._round_context.state.changed if by_commit else None
 
-    def _donors(self, sighting: HeadCandidate) -> list[str]:
+    def _donors(self, candidate: HeadCandidate) -> list[str]:
         """Who was seen at that head, and whoever has published it since."""
-        published = [peer for peer, record in self._group().items() if record.head == sighting.head.hash]
-        return list(dict.fromkeys([*sighting.holders, *published]))
+        published = [peer for peer, record in self._group().items() if record.head == candidate.head.hash]
+        return list(dict.fromkeys([*candidate.holders, *published]))
 
     def _measures(self, head: Head) -> bool:
         """One peer measures for all."""
-        return bool(head.members) and head.members[0] == self._post.me
+        return bool(head.members) and head.members[0] == self._round_context.me
 
     async def _finish(self) -> None:
         head = self.engine.head
@@ -249,4 +253,4 @@ class StageReplica:
             self.trainer.validate_round = head.round
             await self.trainer.validate()
         self._finished = True
-        self._post.events.emit("run_finished", round=head.round, state_hash=head.state_hash.hex())
+        self._round_context.events.emit("run_finished", round=head.round, state_hash=head.state_hash.hex())

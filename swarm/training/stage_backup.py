@@ -14,22 +14,22 @@ import msgspec
 import trio
 from blake3 import blake3
 
-from peer.checkpoint.checkpoint_file import Loaded
+from peer.checkpoint.checkpoint_file import LoadedCheckpoint
 from peer.errors import BarnraiseError
 from peer.identity import Signed
 from peer.net.rpc import Call, Method
-from swarm.membership.membership import Known, MemberRecord
+from swarm.membership.membership import MemberRecord, MemberView
 from swarm.placement.stages import layout_of, open_store, state_bytes, vectors_of
 from swarm.protocol.head import Head, Member
 from swarm.protocol.messages import SLICE_BYTES_MAX
-from swarm.protocol.quorum import Viewpoint, ask_standings, weigh
+from swarm.protocol.quorum import Viewpoint, ask_head_reports, weigh
 from swarm.run.manifest_transfer import write_atomically
 from swarm.state.fetch import Fetched, fetch_state
 from swarm.state.snapshots import SnapshotStore
 from swarm.training.checkpoints import regroup_of
 from swarm.training.context import PeerContext
 
-KEEPERS: Final = 2  # of each stage
+BACKUP_HOLDERS: Final = 2  # of each stage
 EVERY_S: Final = 15.0
 DUTY: Final = 0.05  # of the time a keeper's link may be busy with it
 FIRST_S: Final = 10.0
@@ -37,35 +37,35 @@ ASK_S: Final = 4.0
 ASKED_MAX: Final = 16
 
 
-class AskKept(msgspec.Struct, frozen=True):
+class AskBackup(msgspec.Struct, frozen=True):
     """Which commit of that stage do you keep? From then on it is on your shelf."""
 
     stage: int
 
 
-class KeptHead(msgspec.Struct, frozen=True):
+class BackupHead(msgspec.Struct, frozen=True):
     """None where there is none."""
 
     head: Head | None = None
     regroup: Signed | None = None
 
 
-KEPT: Final = Method("archive.kept", AskKept, KeptHead)
+HELD_BACKUP: Final = Method("backup.kept", AskBackup, BackupHead)
 
 
 class StageBackup:
-    """What one replica of `stage` keeps of the next one; `lent` is the shelf from which others may fetch it."""
+    """What one replica of `stage` keeps of the next one; `backups` is the shelf from which others may fetch it."""
 
-    def __init__(self, ground: PeerContext, stage: int, known: Known) -> None:
-        self._ground, self._known = ground, known
-        self._manifest, self._host = ground.manifest, ground.host
+    def __init__(self, context: PeerContext, stage: int, known: MemberView) -> None:
+        self._context, self._known = context, known
+        self._manifest, self._host = context.manifest, context.host
         self.of = (stage + 1) % self._manifest.stages
-        self.lent: Final = SnapshotStore(state_bytes(self._manifest, self.of), SLICE_BYTES_MAX)
-        self._store = open_store(ground.home, self._manifest, self.of, self._host.identity, self._host.events)
+        self.backups: Final = SnapshotStore(state_bytes(self._manifest, self.of), SLICE_BYTES_MAX)
+        self._store = open_store(context.home, self._manifest, self.of, self._host.identity, self._host.events)
         self._head: Head | None = None
         self._lending = trio.Lock()
-        self._lent: KeptHead | None = None
-        self._host.rpc.serve(KEPT, self._on_kept)
+        self._backups: BackupHead | None = None
+        self._host.rpc.serve(HELD_BACKUP, self._on_kept)
 
     async def run(self) -> None:
         """Refresh for ever."""
@@ -73,94 +73,96 @@ class StageBackup:
         await trio.sleep(FIRST_S)
         while True:
             began = trio.current_time()
-            if self._is_keeper:
+            if self._is_backup_holder:
                 try:
                     await self._refresh()
                 except BarnraiseError as error:
-                    self._host.events.emit("archive_stale", stage=self.of, reason=str(error))
+                    self._host.events.emit("backup_stale", stage=self.of, reason=str(error))
             took_s = trio.current_time() - began
             await trio.sleep(max(EVERY_S, took_s / DUTY))
 
     @property
-    def _is_keeper(self) -> bool:
+    def _is_backup_holder(self) -> bool:
         """Whether we are among those of our stage that keep the next one: by lot, so that all agree."""
         before = (self.of - 1) % self._manifest.stages
         mates = {peer for peer, record in self._known().items() if record.role == "stage" and record.stage == before}
         lots = sorted({*mates, self._host.peer_id}, key=lambda peer: lot(peer, self.of))
-        return self._host.peer_id in lots[:KEEPERS]
+        return self._host.peer_id in lots[:BACKUP_HOLDERS]
 
     async def _refresh(self) -> None:
         """Fetch the head that a majority of that group stands at, unless it is kept already."""
-        found = await newest_seen(self._ground, self.of, self._known())
+        found = await newest_seen(self._context, self.of, self._known())
         if found is None or found[0] == self._head:
             return
         head, regroup, holders = found
-        fetched = await fetch_commit(self._ground, self.of, head, holders)
+        fetched = await fetch_commit(self._context, self.of, head, holders)
         async with self._lending:
-            self._lent = None
-            if await keep(self._ground, self.of, head, regroup, fetched):
+            self._backups = None
+            if await keep(self._context, self.of, head, regroup, fetched):
                 self._head = head
-                self._host.events.emit("archive_kept", stage=self.of, round=head.round, donors=len(holders))
+                self._host.events.emit("backup_saved", stage=self.of, round=head.round, donors=len(holders))
 
-    async def _on_kept(self, call: Call[AskKept]) -> KeptHead:
+    async def _on_kept(self, call: Call[AskBackup]) -> BackupHead:
         if call.body.stage != self.of:
-            return KeptHead()
+            return BackupHead()
         async with self._lending:
-            if self._lent is None:
+            if self._backups is None:
                 loaded = await trio.to_thread.run_sync(self._store.load_latest)
-                self._lent = await trio.to_thread.run_sync(self._lend, loaded) if loaded is not None else KeptHead()
-            return self._lent
+                self._backups = (
+                    await trio.to_thread.run_sync(self._lend, loaded) if loaded is not None else BackupHead()
+                )
+            return self._backups
 
-    def _lend(self, loaded: Loaded) -> KeptHead:
-        self.lent.publish(loaded.tree, list(loaded.tensors.values()), loaded.head)
-        head, manifest = msgspec.msgpack.decode(loaded.head, type=Head), self._ground.manifest
-        folder = self._ground.home.stage(self.of, manifest.stages)
-        return KeptHead(head, regroup_of(folder, manifest.authority, head))
+    def _lend(self, loaded: LoadedCheckpoint) -> BackupHead:
+        self.backups.publish(loaded.tree, list(loaded.tensors.values()), loaded.head)
+        head, manifest = msgspec.msgpack.decode(loaded.head, type=Head), self._context.manifest
+        folder = self._context.home.stage(self.of, manifest.stages)
+        return BackupHead(head, regroup_of(folder, manifest.authority, head))
 
 
 async def newest_seen(
-    ground: PeerContext, stage: int, records: Mapping[str, MemberRecord]
+    context: PeerContext, stage: int, records: Mapping[str, MemberRecord]
 ) -> tuple[Head, Signed | None, tuple[str, ...]] | None:
     """The head that the group of `stage` stands at, the signature of its term, and who holds its state. Where a
     majority of those with whom the authority began the term answers, nobody else's word counts."""
-    manifest, first = ground.manifest, ground.manifest.first_head(stage)
+    manifest, first = context.manifest, context.manifest.first_head(stage)
     asked = [peer for peer, record in records.items() if record.role == "stage" and record.stage == stage]
-    standings = await ask_standings(ground.host.rpc, asked[:ASKED_MAX], ASK_S, group=first.run_id)
-    view = Viewpoint(Member(ground.host.peer_id, ""), first)
-    sightings = weigh(standings, manifest.authority, first, view)
-    if not sightings or not sightings[0].head.members:
+    head_reports = await ask_head_reports(context.host.rpc, asked[:ASKED_MAX], ASK_S, group=first.run_id)
+    view = Viewpoint(Member(context.host.peer_id, ""), first)
+    candidates = weigh(head_reports, manifest.authority, first, view)
+    if not candidates or not candidates[0].head.members:
         return None
-    best = sightings[0]
+    best = candidates[0]
     return best.head, best.regroup, best.holders
 
 
-async def keep(ground: PeerContext, stage: int, head: Head, regroup: Signed | None, state: Fetched) -> bool:
+async def keep(context: PeerContext, stage: int, head: Head, regroup: Signed | None, state: Fetched) -> bool:
     """Write a fetched state of `stage` to disk, as if we had been a replica of it; whether that went well."""
-    manifest, host = ground.manifest, ground.host
-    store = open_store(ground.home, manifest, stage, host.identity, host.events)
+    manifest, host = context.manifest, context.host
+    store = open_store(context.home, manifest, stage, host.identity, host.events)
     await trio.to_thread.run_sync(store.prepare)
     named = dict(zip(vectors_of(manifest, stage), state.tensors, strict=True))
     layout = layout_of(manifest, stage)
     if not await store.save(max(head.round, 0), msgspec.msgpack.encode(head), named, layout):
         return False
     if regroup is not None:
-        folder = ground.home.stage(stage, manifest.stages)
+        folder = context.home.stage(stage, manifest.stages)
         await trio.to_thread.run_sync(write_atomically, folder.regroup, msgspec.msgpack.encode(regroup))
     return True
 
 
-async def fetch_commit(ground: PeerContext, stage: int, head: Head, holders: tuple[str, ...]) -> Fetched:
+async def fetch_commit(context: PeerContext, stage: int, head: Head, holders: tuple[str, ...]) -> Fetched:
     """The state of `head`, checked against its hash. Raises NetworkError, ResourceError."""
-    folder = ground.home.stage(stage, ground.manifest.stages)
+    folder = context.home.stage(stage, context.manifest.stages)
     await trio.to_thread.run_sync(lambda: folder.path.mkdir(parents=True, exist_ok=True))
     return await fetch_state(
-        ground.host.rpc,
+        context.host.rpc,
         lambda: holders,
         head.state_hash,
-        state_bytes(ground.manifest, stage),
-        folder.path / "archive.part",
-        ground.host.events,
-        len(vectors_of(ground.manifest, stage)),
+        state_bytes(context.manifest, stage),
+        folder.path / "backup.part",
+        context.host.events,
+        len(vectors_of(context.manifest, stage)),
     )
 
 

@@ -22,7 +22,7 @@ from cli.checks.network import clock_finding, port_finding, reach_finding, size_
 from peer.errors import NotAdmitted
 from peer.identity import Identity
 from swarm.client.session import DialBackConfig
-from swarm.membership.reachability import Reach
+from swarm.membership.reachability import DialBackReply
 from swarm.run.home import Home
 from swarm.run.invite import Invite
 from tests.cli.support.typed import Peer
@@ -108,13 +108,13 @@ def test_clock(ahead_s: float, state: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("reach", "state", "words"),
     [
-        (Reach("203.0.113.7", ((4001, "open"),)), "ok", "directly"),
-        (Reach("203.0.113.7", ((4001, "timeout"),)), "warning", "behind NAT"),
-        (Reach("192.0.2.2", ((4001, "refused"),)), "warning", "port 4001 refused"),
-        (Reach("", ()), "warning", "only through a relay"),
+        (DialBackReply("203.0.113.7", ((4001, "open"),)), "ok", "directly"),
+        (DialBackReply("203.0.113.7", ((4001, "timeout"),)), "warning", "behind NAT"),
+        (DialBackReply("192.0.2.2", ((4001, "refused"),)), "warning", "port 4001 refused"),
+        (DialBackReply("", ()), "warning", "only through a relay"),
     ],
 )
-def test_reachability(reach: Reach, state: str, words: str) -> None:
+def test_reachability(reach: DialBackReply, state: str, words: str) -> None:
     finding = reach_finding(reach, own=("192.0.2.2",))
     assert finding.state == state and words in finding.detail
     assert ("NAT" in finding.detail) == ("NAT" in words)

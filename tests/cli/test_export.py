@@ -21,7 +21,7 @@ from swarm.coordinator.create_run import found
 from swarm.run.config import parse_run_config
 from swarm.run.home import Home
 from swarm.run.manifest import open_manifest
-from swarm.run.manifest_transfer import load_charter
+from swarm.run.manifest_transfer import load_run_files
 from tests.cli.support.typed import Peer, said
 from tests.cli.test_pipeline_input import kept
 
@@ -35,9 +35,9 @@ async def test_the_coordinator_has_no_trained_model_to_export(peer: Peer, tmp_pa
     sentence = said(peer("export", "--home", home, "--out", out), 6)
     assert f"{home} is the coordinator's" in sentence and "--home of a peer that trained" in sentence
     assert "INVITE" in sentence and not out.exists()
-    charter = load_charter(home)
-    assert charter is not None
-    trained = await kept(tmp_path / "peer", open_manifest(charter[0]), authority, [0])
+    run_files = load_run_files(home)
+    assert run_files is not None
+    trained = await kept(tmp_path / "peer", open_manifest(run_files[0]), authority, [0])
     ended = peer("export", "--home", home, "--home", trained, "--out", out)
     assert ended.code == 0 and "Round 4 of" in ended.stdout
 

@@ -18,7 +18,7 @@ from swarm.run.config import parse_run_config
 from swarm.run.home import Home
 from swarm.run.invite import Invite
 from swarm.run.manifest import Manifest, PipelineConfig, sign_manifest
-from swarm.run.manifest_transfer import save_charter
+from swarm.run.manifest_transfer import save_run_files
 from tests.cli.support.typed import Peer, said
 from tests.swarm.run.test_manifest import make_manifest
 
@@ -45,7 +45,7 @@ def guest(home: Path, stages: int) -> tuple[str, Path]:
     authority = Identity.generate()
     manifest = manifest_of(authority, stages)
     home.mkdir()
-    save_charter(home, sign_manifest(authority, manifest), b"")
+    save_run_files(home, sign_manifest(authority, manifest), b"")
     address = f"/ip4/127.0.0.1/tcp/1/p2p/{authority.peer_id}"
     return str(Invite(manifest.run_id, authority.peer_id, (address,))), home
 
@@ -140,7 +140,7 @@ def test_what_the_readme_says_to_put_into_the_template_is_a_pipeline() -> None:
 async def kept(home: Path, manifest: Manifest, authority: Identity, stages: list[int]) -> Path:
     """A home that holds a checkpoint of these stages."""
     home.mkdir()
-    save_charter(home, sign_manifest(authority, manifest), b"")
+    save_run_files(home, sign_manifest(authority, manifest), b"")
     identity = Identity.load_or_create(Home(home).identity)
     run = parse_run_config(template())
     _, theta = _model(run)

@@ -28,8 +28,8 @@ async def coordinate(home: Path, text: str | None) -> str:
     """Found or reopen the run; its id."""
     identity = Identity.load_or_create(Home(home).identity)
     config = CoordinatorConfig(home, None if text is None else parse_run_config(text))
-    charter, _, _ = await trio.to_thread.run_sync(_found_or_reopen, config, identity, EventLog())
-    return open_manifest(charter).run_id
+    run_files, _, _ = await trio.to_thread.run_sync(_found_or_reopen, config, identity, EventLog())
+    return open_manifest(run_files).run_id
 
 
 def pretrained(folder: Path) -> str:

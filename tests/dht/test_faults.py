@@ -13,7 +13,7 @@ CHILDREN = 5
 TTL_S = 8.0  # a child may stand still for five seconds
 ALIVE_TTL_S = 30.0  # the one that must never blink: for twenty
 # A read ends with what it has when its patience is over, and this process may have stood still meanwhile.
-PATIENT = replace(HASTY, patience_s=4.0, lookup_budget_s=8.0, probe_timeout_s=5.0)
+PATIENT = replace(HASTY, reply_timeout_s=4.0, lookup_budget_s=8.0, probe_timeout_s=5.0)
 
 
 async def test_killed_and_frozen_nodes_go_out_of_sight_and_the_frozen_come_back() -> None:

@@ -19,7 +19,7 @@ from dht.protocol import (
     FetchRequest,
     FindReply,
     FindRequest,
-    Held,
+    HeldRecord,
     StoreReply,
     StoreRequest,
 )
@@ -105,7 +105,7 @@ async def test_malformed_requests_are_refused_and_do_no_harm() -> None:
         nonsense = FindRequest(RUN, ("nonsense", "/ip4/0.0.0.0/tcp/0", ""), bytes(32))
         reply = await attacker.rpc.call(victim.id, FIND, nonsense, timeout_s=30)
         assert reply.body.nodes == ()
-        assert len(victim.facts.all("peer_struck", peer=attacker.peer_id)) == 3
+        assert len(victim.facts.all("peer_penalized", peer=attacker.peer_id)) == 3
         assert not victim.facts.all("bug")
 
 
@@ -130,7 +130,7 @@ async def test_a_flood_stays_bounded_and_honest_records_live_on() -> None:
 
 @asynccontextmanager
 async def evil_store(
-    served: Sequence[Held] | bytes, named: Sequence[Contact] = (), newest_us: Callable[[], int] | None = None
+    served: Sequence[HeldRecord] | bytes, named: Sequence[Contact] = (), newest_us: Callable[[], int] | None = None
 ) -> AsyncIterator[Host]:
     """A host that speaks the protocol, and answers every fetch and find with the same things. It keeps all it is given,
     or, with `newest_us`, claims to hold something newer."""
@@ -159,11 +159,11 @@ async def join_by(host: Host, member: Member) -> None:
     assert host.peer_id in member.node.peers
 
 
-def held(signed: Signed) -> list[Held]:
-    return [Held(signed, 9.0)]
+def held(signed: Signed) -> list[HeldRecord]:
+    return [HeldRecord(signed, 9.0)]
 
 
-LIES: dict[str, list[Held] | bytes] = {
+LIES: dict[str, list[HeldRecord] | bytes] = {
     "forged": held(msgspec.structs.replace(sign_body(HONEST, KIND, body()), signature=bytes(64))),
     "wrong key": held(sign_body(HONEST, KIND, body(key="another key"))),
     "wrong schema": held(sign_body(HONEST, KIND, body(value=b"\xc0"))),
@@ -231,7 +231,7 @@ async def test_an_expired_record_is_not_believed_and_a_life_is_not_prolonged() -
         reader = await swarm.add()
         await join_by(evil, reader)
         assert await reader.node.get(CARDS, "key") == {}
-    boasting = [Held(sign_body(HONEST, KIND, body()), 1e9)]
+    boasting = [HeldRecord(sign_body(HONEST, KIND, body()), 1e9)]
     async with local_swarm() as swarm, evil_store(boasting) as evil:
         reader = await swarm.add()
         await join_by(evil, reader)

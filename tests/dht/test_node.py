@@ -41,7 +41,7 @@ async def test_a_record_expires_unless_it_is_put_again() -> None:
 
 async def test_records_of_all_are_seen_by_all_in_a_swarm_larger_than_k() -> None:
     async with local_swarm() as swarm:
-        patient = replace(DEFAULT_TUNING, patience_s=15.0, lookup_budget_s=40.0, probe_timeout_s=40.0)
+        patient = replace(DEFAULT_TUNING, reply_timeout_s=15.0, lookup_budget_s=40.0, probe_timeout_s=40.0)
         members = await swarm.grow(14, patient)
         for number, member in enumerate(members):
             assert await member.node.put(CARDS, "key", Card(number), ttl_s=600) == DEFAULT_TUNING.stores

@@ -82,7 +82,7 @@ def test_replicas_stay_close_and_draw_together_as_the_rate_falls(tmp_path: Path)
     before = spread([initial_theta(i, NUMEL) for i in range(PEERS - 1)])
     survivors = {str(events[-1]["peer"]) for events in stories}
     for events in stories:
-        assert not of(events, "peer_struck", "bug"), events
+        assert not of(events, "peer_penalized", "bug"), events
         rounds = of(events, "gossip_met", "gossip_alone")
         met = of(events, "gossip_met")
         assert rounds[-1]["round"] >= ROUNDS
@@ -94,7 +94,7 @@ def test_replicas_stay_close_and_draw_together_as_the_rate_falls(tmp_path: Path)
         assert all(event["payload_bytes"] == end["message_bytes"] for event in met)
         first, last = met[0], met[-1]
         down = last["bytes_down"] - first["bytes_down"]
-        begun = len(met) - 1 + len(of(events, "meeting_failed"))  # a message each at most; the rest is talk
+        begun = len(met) - 1 + len(of(events, "exchange_failed"))  # a message each at most; the rest is talk
         assert (len(met) - 1) * end["message_bytes"] <= down <= 1.25 * begun * end["message_bytes"], (down, end, begun)
         # whom it meets last is closer than whom it met first, when both were as they had begun
         assert last["distance"] < first["distance"], (first, last)

@@ -54,14 +54,14 @@ async def test_peers_learn_by_gossip_come_late_and_go(tmp_path: Path) -> None:
         with trio.fail_after(300):
             while seen["members"] != 3:  # whoever looks on may not have found all of the records in time
                 seen = await status(swarm)
-        assert late.all("state_fetched"), late.story()
+        assert late.all("state_fetched"), late.scenario()
         assert load_file(tmp_path / "model" / "model.safetensors")
         assert seen["method"] == "gossip" and seen["round"] >= 4
         with trio.fail_after(900):
             while not has_learnt(swarm):  # who is slow to measure measures seldom
                 await trio.sleep(POLL_S)
-        met_abreast = [fact.fields for fact in peers[0].all("gossip_met") if not fact.fields["rounds_apart"]]
-        assert max(fields["distance"] for fields in met_abreast) < 0.3
+        met_fast_forward = [fact.fields for fact in peers[0].all("gossip_met") if not fact.fields["rounds_apart"]]
+        assert max(fields["distance"] for fields in met_fast_forward) < 0.3
 
         peers[0].interrupt()
         assert await peers[0].wait_exit() == 130
@@ -71,6 +71,6 @@ async def test_peers_learn_by_gossip_come_late_and_go(tmp_path: Path) -> None:
         swarm.restart(peers[0])
         await met(peers[0], 1)
         assert peers[0].all("gossip_met")[-1].fields["round"] > before
-        struck = [fact.fields for peer in swarm.peers.values() for fact in peer.all("peer_struck")]
+        struck = [fact.fields for peer in swarm.peers.values() for fact in peer.all("peer_penalized")]
         assert not struck, struck
         swarm.check_agreement()

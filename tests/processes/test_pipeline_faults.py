@@ -13,7 +13,7 @@ import trio
 
 from swarm.protocol.ledger import count
 from tests.swarm.support.pipeline_children import open_children
-from tests.swarm.support.pipeline_harness import MICRO, Table, issue_all, open_replicas, rules_of, spans
+from tests.swarm.support.pipeline_harness import MICRO, Table, dispatch_all, open_replicas, rules_of, spans
 
 pytestmark = [
     pytest.mark.soak,  # half a minute; each of its faults is in tests/soak/test_pipeline_faults.py, too
@@ -29,7 +29,7 @@ async def test_faults_in_the_middle_cost_a_retry_each(tmp_path: Path) -> None:
     drop.write_text("drop:pipeline_answer:5")
     faults = ["kill:pipeline_backward:3", "stop:pipeline_forward:4", f"@{drop}"]
     rules = rules_of(3)
-    issued = spans(0, 60)
+    dispatched = spans(0, 60)
     async with (
         open_replicas(tmp_path, [1, 0, 1]) as stages,
         open_children(tmp_path, 3, 1, faults) as children,
@@ -40,7 +40,7 @@ async def test_faults_in_the_middle_cost_a_retry_each(tmp_path: Path) -> None:
             for child in children:
                 assert await child.ask(json.dumps(table)) == {"serving": True}
             killed, frozen, dropper = children
-            await issue_all(first, issued)
+            await dispatch_all(first, dispatched)
             assert killed.process.wait(60) == -signal.SIGKILL
             with trio.fail_after(60):
                 await frozen.stopped()
@@ -48,11 +48,13 @@ async def test_faults_in_the_middle_cost_a_retry_each(tmp_path: Path) -> None:
             thawed_at = frozen.thaw()
             counted, thawed = await dropper.counted(), await frozen.counted()
             together = {*counted, *thawed}
-            assert len(issued) - 2 <= len(together) <= len(issued), "the killed one fell with its third"
+            assert len(dispatched) - 2 <= len(together) <= len(dispatched), "the killed one fell with its third"
             # What its worker had in hand as it froze was retried without its word: both may have counted that, and the
             # leader of the round takes one of their contributions. After its thaw it counts nothing that another has.
             assert not [span for span, begun in thawed.items() if begun > thawed_at and span in counted]
-            assert count(first.station.counting.counted) == count(last.station.counting.counted) == MICRO * len(issued)
+            assert (
+                count(first.server.counting.counted) == count(last.server.counting.counted) == MICRO * len(dispatched)
+            )
             for replica in (first, last):
-                assert len((await replica.gang.take_gradient()).micro_batches) == len(issued)
+                assert len((await replica.worker_group.take_gradient()).micro_batches) == len(dispatched)
                 assert not replica.struck()

@@ -52,33 +52,33 @@ def test_a_pipeline_with_a_kill_and_a_join_counts_every_micro_batch_once(tmp_pat
     (tmp_path / "run.toml").write_text(RUN)
     progress, began = Progress("test", keeps_all=True, stages=2), time.time()
     with children() as group:
-        course = LocalCluster(tmp_path, ROUNDS, group, progress, lambda: None)
-        report = judge(play(course), progress, ROUNDS, began)
+        cluster = LocalCluster(tmp_path, ROUNDS, group, progress, lambda: None)
+        report = judge(play(cluster), progress, ROUNDS, began)
     check(report)
 
 
-def play(course: LocalCluster) -> Scenario:
-    course.begin()
-    started = [course.join(number) for number in range(1, 5)]
-    course.wait(None, "everybody has a stage", lambda: None not in stages_of(course, started))
-    assert set(stages_of(course, started)) == {0, 1}, "those who choose at the same time spread out"
-    added = course.add(5)  # early: where it starts slowly, many rounds are over before it can take part
-    course.wait(None, "both stages have committed a round", lambda: course.progress.round >= 1)
-    victim = course.spare(started)
-    course.kill(victim)
+def play(cluster: LocalCluster) -> Scenario:
+    cluster.begin()
+    started = [cluster.join(number) for number in range(1, 5)]
+    cluster.wait(None, "everybody has a stage", lambda: None not in stages_of(cluster, started))
+    assert set(stages_of(cluster, started)) == {0, 1}, "those who choose at the same time spread out"
+    added = cluster.add(5)  # early: where it starts slowly, many rounds are over before it can take part
+    cluster.wait(None, "both stages have committed a round", lambda: cluster.progress.round >= 1)
+    victim = cluster.spare(started)
+    cluster.kill(victim)
     survivors = [child for child in (*started, added) if child is not victim]
-    course.wait(None, "all see the end of the run", lambda: not any(child.alive for child in survivors))
-    assert set(stages_of(course, survivors)) == {0, 1}, "where it is worth most, by what was measured"
-    assert COORDINATOR in group_names(course)
-    return Scenario(course.children, [victim.name], [added.name], [child.name for child in survivors])
+    cluster.wait(None, "all see the end of the run", lambda: not any(child.alive for child in survivors))
+    assert set(stages_of(cluster, survivors)) == {0, 1}, "where it is worth most, by what was measured"
+    assert COORDINATOR in group_names(cluster)
+    return Scenario(cluster.children, [victim.name], [added.name], [child.name for child in survivors])
 
 
-def stages_of(course: LocalCluster, children: Sequence[ChildPeer]) -> list[int | None]:
-    return [course.progress.row(child.name).stage for child in children]
+def stages_of(cluster: LocalCluster, children: Sequence[ChildPeer]) -> list[int | None]:
+    return [cluster.progress.row(child.name).stage for child in children]
 
 
-def group_names(course: LocalCluster) -> list[str]:
-    return [child.name for child in course.children.values() if child.alive]
+def group_names(cluster: LocalCluster) -> list[str]:
+    return [child.name for child in cluster.children.values() if child.alive]
 
 
 def check(report: Report) -> None:
@@ -88,7 +88,7 @@ def check(report: Report) -> None:
     assert all(stage.round == ROUNDS and stage.replicas for stage in report.stages)
     books = report.micro_batches
     assert books is not None and books.double_counted == books.lost == 0
-    assert books.completed >= 200 and books.issued >= books.completed
+    assert books.completed >= 200 and books.dispatched >= books.completed
     # How much was learned before the first measurement, which is at the first commit, depends on the machine.
     assert report.val_loss_last < min(report.val_loss_first, math.log(256) - 2.0)
     assert report.sample

@@ -32,68 +32,68 @@ LAST, FIRST = 1, 0
 )
 def test_a_peer_of_another_stage_restores_one_that_lost_all_replicas(tmp_path: Path, outer: str, stage: int) -> None:
     with children() as group:
-        course, started = begun(tmp_path, group, outer, peers=4)
-        progress = course.progress
-        kept = lose(course, started, stage)
-        course.wait(120, "a peer moves", lambda: bool(progress.moves))
+        cluster, started = begun(tmp_path, group, outer, peers=4)
+        progress = cluster.progress
+        kept = lose(cluster, started, stage)
+        cluster.wait(120, "a peer moves", lambda: bool(progress.moves))
         (move,) = progress.moves
         assert (move.source, move.target, move.reason) == (1 - stage, stage, "nobody serves it")
         (stays,) = [child for child in kept if child.name != move.name]
-        course.wait(30, "the other says what it waits for", lambda: waits_for(course, stays) == stage)
-        course.wait(120, "rounds go on", course.rounds_from_now(3))
+        cluster.wait(30, "the other says what it waits for", lambda: waits_for(cluster, stays) == stage)
+        cluster.wait(120, "rounds go on", cluster.rounds_from_now(3))
         assert len(progress.moves) == 1, "one peer moved, and the other stayed"
-        check(course)
+        check(cluster)
 
 
 def test_a_newcomer_restores_a_synchronous_stage_that_lost_its_only_replica(tmp_path: Path) -> None:
     with children() as group:
-        course, started = begun(tmp_path, group, SYNCHRONOUS, peers=2)
-        (kept,) = lose(course, started, LAST)
-        course.wait(120, "the other says what it waits for", lambda: waits_for(course, kept) == LAST)
-        assert not course.progress.moves, "the last replica of its stage"
-        added = course.add(3)
-        course.wait(180, "rounds go on", course.rounds_from_now(3))
-        assert course.progress.row(added.name).stage == LAST
-        check(course)
+        cluster, started = begun(tmp_path, group, SYNCHRONOUS, peers=2)
+        (kept,) = lose(cluster, started, LAST)
+        cluster.wait(120, "the other says what it waits for", lambda: waits_for(cluster, kept) == LAST)
+        assert not cluster.progress.moves, "the last replica of its stage"
+        added = cluster.add(3)
+        cluster.wait(180, "rounds go on", cluster.rounds_from_now(3))
+        assert cluster.progress.row(added.name).stage == LAST
+        check(cluster)
 
 
 def begun(home: Path, group: Children, outer: str, peers: int) -> tuple[LocalCluster, list[ChildPeer]]:
     """A run of two stages that has committed a few rounds, and its peers, half of them in each."""
     (home / "run.toml").write_text(RUN.replace(f"rounds = {FEW}", f"rounds = {ROUNDS}").replace(LOCAL, outer))
     progress = Progress("test", keeps_all=True, stages=2)
-    course = LocalCluster(home, ROUNDS, group, progress, lambda: None)
-    course.begin()
+    cluster = LocalCluster(home, ROUNDS, group, progress, lambda: None)
+    cluster.begin()
     started: list[ChildPeer] = []
     for number in range(1, peers + 1):  # those that come at once may not see each other in time, and end 3 to 1
-        started.append(course.join(number))
-        course.wait(90, "it has a stage", lambda: None not in stages_of(course, started))
+        started.append(cluster.join(number))
+        cluster.wait(90, "it has a stage", lambda: None not in stages_of(cluster, started))
     spread = {FIRST: peers // 2, LAST: peers // 2}
-    course.wait(180, "half of the peers are in each", lambda: Counter(stages_of(course, started)) == spread)
-    course.wait(180, "both stages have committed three rounds more", course.rounds_from_now(3))
-    return course, started
+    cluster.wait(180, "half of the peers are in each", lambda: Counter(stages_of(cluster, started)) == spread)
+    cluster.wait(180, "both stages have committed three rounds more", cluster.rounds_from_now(3))
+    return cluster, started
 
 
-def lose(course: LocalCluster, started: list[ChildPeer], stage: int) -> list[ChildPeer]:
+def lose(cluster: LocalCluster, started: list[ChildPeer], stage: int) -> list[ChildPeer]:
     """Kill all replicas of `stage`, once the others keep a commit of it; these."""
-    kept = [child for child in started if course.progress.row(child.name).stage != stage]
-    course.wait(60, "the stage is kept by the other", lambda: all(_keeps(child, stage) for child in kept))
+    kept = [child for child in started if cluster.progress.row(child.name).stage != stage]
+    cluster.wait(60, "the stage is kept by the other", lambda: all(_keeps(child, stage) for child in kept))
     for child in started:
         if child not in kept:
-            course.kill(child)
+            cluster.kill(child)
     return kept
 
 
-def waits_for(course: LocalCluster, child: ChildPeer) -> int | None:
+def waits_for(cluster: LocalCluster, child: ChildPeer) -> int | None:
     """The stage that it says it waits for."""
-    phase = course.progress.row(child.name).phase
+    phase = cluster.progress.row(child.name).phase
     return int(phase.removeprefix("waiting for stage ")) if phase.startswith("waiting for stage ") else None
 
 
-def check(course: LocalCluster) -> None:
-    totals = course.progress.accounts.totals.values()
+def check(cluster: LocalCluster) -> None:
+    totals = cluster.progress.accounts.totals.values()
     assert sum(each.of("completed") for each in totals) > 0
     heads: dict[tuple[int | None, int, int], set[str]] = {}
-    for commits in course.progress.commits.values():
+    for commits in cluster.progress.commits.values():
         for commit in commits.values():
             heads.setdefault((commit.stage, commit.fields["term"], commit.round), set()).add(commit.state_hash)
     assert all(len(states) == 1 for states in heads.values()), "one state a stage and round"

@@ -42,12 +42,12 @@ async def test_a_mover_whose_deputy_dies_turns_back(tmp_path: Path) -> None:
         mover = pipeline.join()  # only now: who starts together with the others may choose before their records are out
         await pipeline.whole(timeout_s=240.0)
         assert mover.stage == 1, "where one was missing"
-        (deputy,) = [replica for replica in pipeline.of(1) if replica is not mover]
+        (replacement,) = [replica for replica in pipeline.of(1) if replica is not mover]
         witness = pipeline.of(2)[0].peer
         mover.arm("move:at_seat:0", "stop:arriving:0")
         await mover.peer.wait_stopped(120)
         since = time.time()
-        lose(pipeline, [deputy])
+        lose(pipeline, [replacement])
         await witness.wait_for("stages_missing", lambda fields: fields["stages"] == ["1"], witness.mark())
         mover.peer.thaw()
         await pipeline.until(lambda: pipeline.advanced(since), "the run goes on", 180)
@@ -64,7 +64,7 @@ async def test_the_first_stage_waits_for_somebody_with_the_text(tmp_path: Path) 
         lose(pipeline, pipeline.of(0))
         (tmp_path / "empty").mkdir()
         without = pipeline.join(None, "--data", str(tmp_path / "empty"))
-        await without.peer.wait_for("seat_taken", timeout_s=180)
+        await without.peer.wait_for("replica_opened", timeout_s=180)
         assert without.stage > 0, "the empty one would gain most"
         reader = pipeline.join()
         await pipeline.until(lambda: pipeline.advanced(since), "the run goes on", 180)
@@ -73,7 +73,7 @@ async def test_the_first_stage_waits_for_somebody_with_the_text(tmp_path: Path) 
 
 def kept_round(pipeline: Pipeline, stage: int) -> int:
     """Of the newest commit of that stage that others keep; -1: none."""
-    facts = [fact.fields for peer in pipeline.everybody() for fact in peer.all("archive_kept")]
+    facts = [fact.fields for peer in pipeline.everybody() for fact in peer.all("backup_saved")]
     return max((int(fields["round"]) for fields in facts if fields["stage"] == stage), default=-1)
 
 

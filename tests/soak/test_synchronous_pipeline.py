@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from optim.config import AllReduce
+from optim.config import AllReduceConfig
 from tests.swarm.support.stage_replicas import Setting
 from tests.swarm.support.stage_scene import BATCH, check_a_kill, check_one_process, scene_of
 
@@ -17,7 +17,7 @@ STEPS = 20
 
 async def test_eight_replicas_of_four_stages_are_one_process(tmp_path: Path) -> None:
     with trio.fail_after(600):
-        async with scene_of(tmp_path, Setting(4, AllReduce(batch=BATCH), STEPS), [2, 2, 2, 2]) as scene:
+        async with scene_of(tmp_path, Setting(4, AllReduceConfig(batch=BATCH), STEPS), [2, 2, 2, 2]) as scene:
             await scene.run()
             scene.check(STEPS)
             check_one_process(scene, STEPS)

@@ -17,7 +17,7 @@ SMALL_FRAME: Final = 4096
 FRAMES_MAX: Final = 8192
 
 
-class Outbox:
+class SendQueue:
     """`overflow` is called when a peer makes us answer faster than it reads the answers."""
 
     def __init__(self, overflow: Callable[[], None]) -> None:

@@ -5,8 +5,8 @@ cancelled and with it the connection (7), never notices a dead link and cannot c
 to open a 257th stream. Here:
 
 - the read loop checks every frame against the window it was granted and ends the connection of a peer that overruns it;
-- one task per connection does all writing (`outbox`), so a caller may be cancelled anywhere and a frame leaves whole;
-- received data is bounded per stream, connection and process, and so are the answers a peer makes us queue;
+- one task per connection does all writing (`send_queue`), so a caller may be cancelled anywhere and a frame leaves
+whole; - received data is bounded per stream, connection and process, and so are the answers a peer makes us queue;
 - three unanswered pings end the connection; closing takes at most `GOODBYE_S`, whatever the peer does.
 
 Nothing here waits inside the read loop, so a peer that does not read cannot stop us from reading.
@@ -30,7 +30,7 @@ from libp2p.stream_muxer import muxer_multistream
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamError
 from multiaddr import Multiaddr
 
-from peer.net.libp2p_fixes.send_queue import Outbox
+from peer.net.libp2p_fixes.send_queue import SendQueue
 from peer.net.libp2p_fixes.yamux_stream import WINDOW_INITIAL, YamuxStream
 
 logger = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ class Yamux(IMuxedConn):
         self._buffered = 0
         self._growth_left = GROWTH_MAX
         self._still_coming = 0  # what the peer may have sent on streams that we have reset since
-        self.outbox = Outbox(self._on_overflow)
+        self.send_queue = SendQueue(self._on_overflow)
         self._heard = False
         self._ping_id = 0
         self._ping_sent_at = 0.0
@@ -166,30 +166,30 @@ class Yamux(IMuxedConn):
             return
         if not self._closing:
             self._closing = True
-            self.outbox.put(_HEADER.pack(0, _GO_AWAY, 0, 0, error_code))
-            self.outbox.close()
+            self.send_queue.put(_HEADER.pack(0, _GO_AWAY, 0, 0, error_code))
+            self.send_queue.close()
             with trio.move_on_after(GOODBYE_S):
-                await self.outbox.wait_drained()
+                await self.send_queue.wait_drained()
             self._scope.cancel()
         await self.event_closed.wait()
 
     def abort(self) -> None:
         """End the connection now, without goodbye: even when a write to the peer is stuck."""
         self._closing = True
-        self.outbox.close()
+        self.send_queue.close()
         self._scope.cancel()
 
     # -- what the streams call; none of these waits ----------------------------------------------------------------
 
     def send_data(self, stream_id: int, body: memoryview) -> None:
         # The one copy on the way out: the caller may change its buffer once write() returns.
-        self.outbox.put(b"".join((_HEADER.pack(0, _DATA, 0, stream_id, len(body)), body)))
+        self.send_queue.put(b"".join((_HEADER.pack(0, _DATA, 0, stream_id, len(body)), body)))
 
     def send_fin(self, stream_id: int) -> None:
-        self.outbox.put(_HEADER.pack(0, _WINDOW_UPDATE, _FIN, stream_id, 0))  # behind the stream's data
+        self.send_queue.put(_HEADER.pack(0, _WINDOW_UPDATE, _FIN, stream_id, 0))  # behind the stream's data
 
     def send_reset(self, stream_id: int) -> None:
-        self.outbox.put(_HEADER.pack(0, _WINDOW_UPDATE, _RST, stream_id, 0))
+        self.send_queue.put(_HEADER.pack(0, _WINDOW_UPDATE, _RST, stream_id, 0))
 
     def send_window_update(self, stream_id: int, increment: int) -> None:
         self._send_control(_WINDOW_UPDATE, 0, stream_id, increment)
@@ -224,14 +224,14 @@ class Yamux(IMuxedConn):
             self._still_coming += 0 if stream.got_fin else stream.recv_window
 
     def _send_control(self, kind: int, flags: int, stream_id: int, length: int) -> None:
-        self.outbox.put_control(_HEADER.pack(0, kind, flags, stream_id, length))
+        self.send_queue.put_control(_HEADER.pack(0, kind, flags, stream_id, length))
 
     def _on_overflow(self) -> None:
         logger.debug("dropping %s, which makes us answer but does not read the answers", self.peer_id)
         self.abort()
 
     async def _write_loop(self) -> None:
-        await self.outbox.run(self.secured_conn.write)
+        await self.send_queue.run(self.secured_conn.write)
 
     # -- receiving -----------------------------------------------------------------------------------------------
 
@@ -369,7 +369,7 @@ class Yamux(IMuxedConn):
         self.event_closed.set()
         for stream in list(self._streams.values()):
             stream.end_by_reset()
-        self.outbox.clear()
+        self.send_queue.clear()
         with trio.move_on_after(GOODBYE_S):
             try:
                 await self.secured_conn.close()

@@ -69,8 +69,8 @@ class YamuxStream(IMuxedStream):
                 if not count:
                     await self._writable.park()
                     continue
-                if self.muxed_conn.outbox.is_full_for(count):
-                    await self.muxed_conn.outbox.wait_room()
+                if self.muxed_conn.send_queue.is_full_for(count):
+                    await self.muxed_conn.send_queue.wait_room()
                     continue
                 self.send_window -= count
                 self.muxed_conn.send_data(self.stream_id, view[:count])

@@ -58,7 +58,7 @@ def test_a_frozen_child_leaves_however_its_parent_ends(tmp_path: Path, signum: s
 
 def test_a_child_that_ends_by_itself_ends_the_run_whatever_it_died_of(tmp_path: Path) -> None:
     with children() as group:
-        course = LocalCluster(tmp_path, 4, group, Progress("test"), lambda: None)
+        cluster = LocalCluster(tmp_path, 4, group, Progress("test"), lambda: None)
         group.start("peer-1", tmp_path / "peer-1", ["join", "nonsense"], threads=1)
         with pytest.raises(RoundError, match=r"peer-1 ended with exit code 2: .*this is no invite"):
-            course.wait(200, "it ends", lambda: False)
+            cluster.wait(200, "it ends", lambda: False)

@@ -30,7 +30,7 @@ class Late(LocalCluster):
     def __init__(self, home: Path, group: Children, progress: Progress) -> None:
         super().__init__(home, 12, group, progress, lambda: None)
         self.at_the_kill: list[int | None] = []
-        self._to_come = [("seat_taken", f"peer-{number}", {"stage": stage}) for number, stage in ARRIVALS]
+        self._to_come = [("replica_opened", f"peer-{number}", {"stage": stage}) for number, stage in ARRIVALS]
         committed = {"round": 9, "state_hash": "ab", "head": "h", "previous": "g", "counted": []}
         for stage in (1, 0):
             self._to_come.insert(2, ("round_committed", f"peer-{stage + 1}", {**committed, "stage": stage}))
@@ -59,10 +59,10 @@ class Late(LocalCluster):
 
 def test_nobody_is_struck_before_all_have_begun(tmp_path: Path) -> None:
     with children() as group:
-        course = Late(tmp_path, group, Progress("test", keeps_all=True, stages=2))
-        story = play_pipeline(course, 4)
-    assert course.at_the_kill == [0, 1, 0, 1]
-    assert story.killed and story.frozen and {*story.killed}.isdisjoint(story.frozen)
+        cluster = Late(tmp_path, group, Progress("test", keeps_all=True, stages=2))
+        scenario = play_pipeline(cluster, 4)
+    assert cluster.at_the_kill == [0, 1, 0, 1]
+    assert scenario.killed and scenario.frozen and {*scenario.killed}.isdisjoint(scenario.frozen)
 
 
 class Fast(Late):
@@ -76,18 +76,18 @@ class Fast(Late):
             for stage in (0, 1):
                 self.progress.apply(f"peer-{stage + 1}", "round_committed", 1.0, {**committed, "stage": stage})
 
-    def thaw(self, sleeper: ChildPeer) -> None:
+    def thaw(self, frozen: ChildPeer) -> None:
         self.thawed_in = self.progress.round
-        super().thaw(sleeper)
+        super().thaw(frozen)
 
 
 def test_nobody_sleeps_through_the_end_of_the_run(tmp_path: Path) -> None:
     """It would be left behind by all the others, who have the last round and go."""
     with children() as group:
-        course = Fast(tmp_path, group, Progress("test", keeps_all=True, stages=2))
-        course.rounds = 15
-        play_pipeline(course, 4)
-    assert course.thawed_in <= course.rounds - 3
+        cluster = Fast(tmp_path, group, Progress("test", keeps_all=True, stages=2))
+        cluster.rounds = 15
+        play_pipeline(cluster, 4)
+    assert cluster.thawed_in <= cluster.rounds - 3
 
 
 @pytest.mark.parametrize(

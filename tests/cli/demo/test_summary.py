@@ -67,7 +67,7 @@ def test_a_pipeline_says_what_it_could_not_count(capsys: pytest.CaptureFixture[s
         StageReport(stage=stage, round=4, state_hash=f"{stage}" * 64, replicas=[f"id{stage + 1}"], uncounted=9 * stage)
         for stage in range(2)
     ]
-    books = MicroBatches(issued=90, completed=88, retried=3, double_counted=0, lost=0, undone=0)
+    books = MicroBatches(dispatched=90, completed=88, retried=3, double_counted=0, lost=0, undone=0)
     _summarize(msgspec.structs.replace(WHOLE, stages=stages, micro_batches=books), Path("q"))
     text = capsys.readouterr().out
     assert "90 micro-batches issued, 88 completed, 3 calls made once more; 0 counted twice, 0 lost." in text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.views.micro_batch_audit import Accounts, Entry, Totals, audit
+from cli.views.micro_batch_audit import Accounts, AuditEntry, AuditTotals, audit
 
 
 def test_books_that_agree() -> None:
@@ -27,9 +27,9 @@ def test_a_sample_that_the_ledger_takes_for_trained_and_nobody_has_merged() -> N
 
 def test_what_only_others_have_merged_is_undone_and_not_lost() -> None:
     accounts = Accounts()
-    accounts.commit(0, Entry("a", "genesis", (((0, 8),),)))
-    accounts.commit(1, Entry("b", "genesis", (((0, 8), (16, 20)),)))
-    accounts.commit(1, Entry("gone back on", "b", (((20, 24), (24, 32)),)))
+    accounts.commit(0, AuditEntry("a", "genesis", (((0, 8),),)))
+    accounts.commit(1, AuditEntry("b", "genesis", (((0, 8), (16, 20)),)))
+    accounts.commit(1, AuditEntry("gone back on", "b", (((20, 24), (24, 32)),)))
     merged = accounts.merged(0, "genesis", "a")
     assert merged is not None
     assert audit(merged, 40, [(24, 32)], accounts.merged_elsewhere(0)) == (0, 16, 8)
@@ -51,18 +51,18 @@ def test_audit_counts_sample_by_sample(pieces: list[tuple[int, int]], cursor: in
 
 def test_the_books_follow_the_chain_and_leave_out_what_was_superseded() -> None:
     accounts = Accounts()
-    accounts.commit(1, Entry("a", "genesis"))
-    accounts.commit(1, Entry("b", "a", (((0, 8),), ((8, 16),))))
-    accounts.commit(1, Entry("b", "a"))  # somebody who only fetched it
-    accounts.commit(1, Entry("lost", "b", (((16, 24),),)))
-    accounts.commit(1, Entry("c", "b", (((16, 32),),)))
+    accounts.commit(1, AuditEntry("a", "genesis"))
+    accounts.commit(1, AuditEntry("b", "a", (((0, 8),), ((8, 16),))))
+    accounts.commit(1, AuditEntry("b", "a"))  # somebody who only fetched it
+    accounts.commit(1, AuditEntry("lost", "b", (((16, 24),),)))
+    accounts.commit(1, AuditEntry("c", "b", (((16, 32),),)))
     assert accounts.merged(1, "genesis", "c") == [(16, 32), (0, 8), (8, 16)]
     assert accounts.merged(1, "genesis", "d") is None and accounts.merged(0, "genesis", "a") is None
     assert accounts.merged(1, "another", "c") is None
 
 
 def test_totals_add_up_over_lives() -> None:
-    totals = Totals()
-    for issued in (3, 10, 2, 5):
-        totals.note({"issued": issued, "completed": issued - 1})
-    assert (totals.of("issued"), totals.of("completed"), totals.of("retried")) == (15, 13, 0)
+    totals = AuditTotals()
+    for dispatched in (3, 10, 2, 5):
+        totals.note({"dispatched": dispatched, "completed": dispatched - 1})
+    assert (totals.of("dispatched"), totals.of("completed"), totals.of("retried")) == (15, 13, 0)

@@ -12,7 +12,7 @@ from rich.console import Console
 from cli.demo.report import broken_in_pipeline
 from cli.join import what_was_kept
 from cli.quickstart import run_toml
-from cli.views.facts import Commit
+from cli.views.facts import CommitRow
 from cli.views.micro_batch_audit import MicroBatches
 from cli.views.progress import Progress
 from cli.views.table import live_view
@@ -41,7 +41,7 @@ def committed(stage: int, number: int, **changes: Any) -> dict[str, Any]:
 
 def test_the_table_shows_stage_rate_and_queue() -> None:
     progress = Progress("a run", stages=2)
-    progress.apply("a", "seat_taken", 1.0, {"stage": 1})
+    progress.apply("a", "replica_opened", 1.0, {"stage": 1})
     progress.apply("a", "stage_load", 2.0, {"queue": 7.0, "rate": 12.34, "phase": "waiting for stage 0"})
     progress.apply("b", "phase_entered", 2.0, {"phase": "plan"})
     text = shown(progress)
@@ -61,15 +61,15 @@ def test_the_round_of_a_pipeline_is_that_of_its_last_stage() -> None:
     assert alone.round == 2
 
 
-def test_the_books_are_kept_of_commits_and_issues() -> None:
+def test_the_books_are_kept_of_commits_and_dispatches() -> None:
     progress = Progress("a run", keeps_all=True, stages=1)
     progress.apply("a", "head_adopted", 1.0, committed(0, 0, previous="genesis"))
     progress.apply("a", "round_committed", 2.0, committed(0, 1, counted=["0-8,16-24", "8-16"]))
     assert progress.accounts.merged(0, "genesis", "h1") == [(0, 8), (16, 24), (8, 16)]
-    for issued in (4, 9):
-        counters = {"issued": issued, "completed": 4, "retried": 1, "abandoned": 0}
+    for dispatched in (4, 9):
+        counters = {"dispatched": dispatched, "completed": 4, "retried": 1, "abandoned": 0}
         progress.apply("a", "pipeline_progress", 3.0, counters)
-    assert progress.accounts.totals["a"].of("issued") == 9
+    assert progress.accounts.totals["a"].of("dispatched") == 9
 
 
 def test_moves_are_told_and_kept() -> None:
@@ -103,8 +103,8 @@ def test_who_takes_a_stage_says_so_and_has_no_round_yet() -> None:
     progress = Progress("one peer's own view")
     progress.apply("a", "run_entered", 1.0, {"name": "big", "role": "auto", "rounds": 12, "stages": 3})
     assert " a " in (text := shown(progress)) and "stage" in text and " - " in text
-    progress.apply("a", "seat_taken", 2.0, {"stage": 2})
-    progress.apply("a", "seat_taken", 3.0, {"stage": 1})
+    progress.apply("a", "replica_opened", 2.0, {"stage": 2})
+    progress.apply("a", "replica_opened", 3.0, {"stage": 1})
     progress.apply("a", "stage_restored", 3.0, {"stage": 1, "round": 7, "donors": 2})
     assert told(progress) == [
         "a is in the run 'big': a model in 3 stages, 12 rounds",
@@ -115,7 +115,7 @@ def test_who_takes_a_stage_says_so_and_has_no_round_yet() -> None:
 
 def test_what_is_kept_for_another_stage_is_not_ones_own_checkpoint() -> None:
     progress = Progress("one peer's own view")
-    progress.apply("a", "seat_taken", 1.0, {"stage": 0})
+    progress.apply("a", "replica_opened", 1.0, {"stage": 0})
     progress.apply("a", "round_committed", 1.0, committed(0, 3))
     assert "no checkpoint was written" in what_was_kept(progress, Path("home"))
     for stage, number in ((0, 3), (1, 2)):
@@ -132,10 +132,10 @@ def test_what_is_kept_for_another_stage_is_not_ones_own_checkpoint() -> None:
 
 def test_after_a_move_the_farewell_says_of_which_stage_the_checkpoint_is() -> None:
     progress = Progress("one peer's own view")
-    progress.apply("a", "seat_taken", 1.0, {"stage": 0})
+    progress.apply("a", "replica_opened", 1.0, {"stage": 0})
     progress.apply("a", "round_committed", 1.0, committed(0, 12))
     progress.apply("a", "checkpoint_saved", 2.0, {"round": 12, "path": "home/stage-0/checkpoints/12"})
-    progress.apply("a", "seat_taken", 3.0, {"stage": 1})
+    progress.apply("a", "replica_opened", 3.0, {"stage": 1})
     kept = what_was_kept(progress, Path("home"))
     assert "Saved: round 12 of stage 0 in home/stage-0/checkpoints/12, and nothing yet of stage 1" in kept
     assert "goes on from there" not in kept
@@ -163,12 +163,12 @@ def test_a_feeder_says_what_it_does_for_whom_and_how_much() -> None:
 
 
 GOOD: dict[str, Any] = {
-    "commits": [Commit(1, 0.0, "x", {"stage": 0}), Commit(1, 0.0, "y", {"stage": 1})],
+    "commits": [CommitRow(1, 0.0, "x", {"stage": 0}), CommitRow(1, 0.0, "y", {"stage": 1})],
     "ended": {"a": 4, "b": 4},
     "rounds": 4,
     "faults": {"killed": ["c"], "frozen": ["d"], "added": ["e"]},
     "losses": {1: 3.0, 4: 2.5},
-    "books": MicroBatches(issued=9, completed=8, retried=1, double_counted=0, lost=0, undone=0),
+    "books": MicroBatches(dispatched=9, completed=8, retried=1, double_counted=0, lost=0, undone=0),
 }
 
 
@@ -178,14 +178,14 @@ def books(**changes: int) -> dict[str, Any]:
 
 def test_a_good_pipeline_breaks_no_invariant() -> None:
     assert broken_in_pipeline(**GOOD) == []
-    made_again = [*GOOD["commits"], Commit(1, 0.0, "z", {"stage": 1, "term": 2})]  # after a regroup: no fork
+    made_again = [*GOOD["commits"], CommitRow(1, 0.0, "z", {"stage": 1, "term": 2})]  # after a regroup: no fork
     assert broken_in_pipeline(**{**GOOD, "commits": made_again}) == []
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"commits": [*GOOD["commits"], Commit(1, 0.0, "z", {"stage": 1})]}, "stage 1 held 2 different states"),
+        ({"commits": [*GOOD["commits"], CommitRow(1, 0.0, "z", {"stage": 1})]}, "stage 1 held 2 different states"),
         ({"ended": {"a": 4, "b": 3}}, "b ended at round 3 instead of 4"),
         ({"faults": {"killed": ["c"], "frozen": [], "added": ["e"]}}, "no peer was frozen"),
         ({"losses": {1: 3.0}}, "not measured"),

@@ -12,10 +12,10 @@ from rich.console import Console
 from cli import status
 from cli.demo.report import broken_invariants, ddp_bytes, draw_losses
 from cli.views.event_tail import EventTail
-from cli.views.facts import Commit
+from cli.views.facts import CommitRow
 from cli.views.progress import Progress
 from cli.views.table import live_view, size_text
-from optim.config import Gossip
+from optim.config import GossipConfig
 from peer.events import EventLog
 from swarm.client.status import picture
 from tests.swarm.membership.test_bans import record
@@ -119,9 +119,9 @@ def test_a_tail_may_start_at_the_end(tmp_path: Path) -> None:
     tail.close()
 
 
-def commits(term: int = 1, /, **by_name: dict[int, str]) -> dict[str, dict[int, Commit]]:
+def commits(term: int = 1, /, **by_name: dict[int, str]) -> dict[str, dict[int, CommitRow]]:
     return {
-        name: {number: Commit(number, 0.0, state, {"term": term}) for number, state in rounds.items()}
+        name: {number: CommitRow(number, 0.0, state, {"term": term}) for number, state in rounds.items()}
         for name, rounds in by_name.items()
     }
 
@@ -199,7 +199,7 @@ def test_a_gossip_round_is_told_as_one_peers_own() -> None:
 
 
 def test_gossip_peers_that_are_still_starting_have_not_begun(capsys: pytest.CaptureFixture[str]) -> None:
-    manifest = manifest_of(1, outer=Gossip(steps=10))
+    manifest = manifest_of(1, outer=GossipConfig(steps=10))
     starting = msgspec.structs.replace(record("s"), round=-1)
     status._show(picture(manifest, {"a": starting, "b": starting}, [None], 1.0))
     assert "gossip: 2 peers, none of which has begun" in capsys.readouterr().out

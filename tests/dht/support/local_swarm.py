@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import trio
 
-from dht.node import Node, Schema, StorageLimits, Tuning, open_node
+from dht.node import DhtConfig, Node, Schema, StorageLimits, open_node
 from peer.events import Event, EventLog
 from peer.identity import Identity
 from peer.net.host import Host, HostConfig, open_host
@@ -28,8 +28,8 @@ REPOSITORY = Path(__file__).parents[3]
 # As the defaults, but what happens every half minute happens several times a second, and who is slow is waited for: all
 # nodes live in one process, and on a busy machine it stands still for seconds. Nobody is probed for a silence as short
 # as that: no record goes to a peer under probe, and tests count who takes one.
-BRISK = Tuning(
-    patience_s=15.0,
+BRISK = DhtConfig(
+    reply_timeout_s=15.0,
     lookup_budget_s=40.0,
     bootstrap_timeout_s=40.0,
     refresh_s=0.4,
@@ -44,7 +44,7 @@ BRISK = Tuning(
 )
 # For tests with nodes that are silent.
 HASTY = replace(
-    BRISK, patience_s=0.75, lookup_budget_s=1.2, bootstrap_timeout_s=5.0, probe_timeout_s=1.5, refresh_max_s=0.4
+    BRISK, reply_timeout_s=0.75, lookup_budget_s=1.2, bootstrap_timeout_s=5.0, probe_timeout_s=1.5, refresh_max_s=0.4
 )
 
 
@@ -126,7 +126,7 @@ class LocalSwarm:
         listen: str = "/ip4/127.0.0.1/tcp/0",
         cache: Path | None = None,
         namespace: str = RUN,
-        tuning: Tuning = BRISK,
+        tuning: DhtConfig = BRISK,
         limits: StorageLimits = StorageLimits(),  # noqa: B008
         wall: Callable[[], float] = time.time,
         schemas: Sequence[Schema[Any]] = (CARDS,),
@@ -167,7 +167,7 @@ class LocalSwarm:
         self.members.append(member)
         return member
 
-    async def grow(self, count: int, tuning: Tuning = BRISK) -> list[Member]:
+    async def grow(self, count: int, tuning: DhtConfig = BRISK) -> list[Member]:
         """`count` nodes in all, in one network."""
         while len(self.members) < count:
             await self.add(tuning=tuning)

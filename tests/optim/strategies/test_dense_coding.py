@@ -56,7 +56,7 @@ def test_what_was_heard_and_what_is_owed_is_what_was_asked_for(up: str) -> None:
         asked, heard = asked + vector, heard + last
     owed = next(iter(feedback._residuals.values()))
     assert float((heard + owed - asked).norm() / asked.norm()) < 1e-5
-    feedback.take_back(coding, out)  # the last message was not merged
+    feedback.restore_residual(coding, out)  # the last message was not merged
     assert float((heard - last + owed - asked).norm() / asked.norm()) < 1e-5
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from optim.algorithms.lion import LionRule
 from optim.codecs.votes import Votes, pack_tally, tally_bytes, unpack_tally
 from optim.strategies.interface import Sent
-from optim.strategies.lion import AverageCoding, LionRecipe, MajorityCoding
+from optim.strategies.lion import AverageCoding, LionStrategy, MajorityCoding
 from peer.errors import ProtocolViolation
 from tests.optim.support.rounds import Rounds
 
@@ -54,7 +54,7 @@ def test_any_bytes_are_a_mean_of_votes_or_are_refused(raw: bytes, numel: int) ->
 @pytest.mark.parametrize("peers", [2, 3, 4, 7])
 @pytest.mark.parametrize("majority", [True, False])
 def test_a_round_is_a_vote_and_says_its_bits(peers: int, majority: bool) -> None:
-    rounds = Rounds(lambda: LionRecipe(N, LionRule(), majority), torch.zeros(N), peers)
+    rounds = Rounds(lambda: LionStrategy(N, LionRule(), majority), torch.zeros(N), peers)
     products = [votes(k) * (k + 1) for k in range(peers)]  # a first vote is the gradient's sign, however long
     rounds.exchange(products, tokens=[10**k for k in range(peers)], lr=1.0)
     total = sum(votes(k) for k in range(peers))
@@ -68,7 +68,7 @@ def test_a_round_is_a_vote_and_says_its_bits(peers: int, majority: bool) -> None
 
 def test_what_has_no_gradient_does_not_move() -> None:
     """A word nobody saw: a sign in one bit would drag it along."""
-    rounds = Rounds(lambda: LionRecipe(N, LionRule(), True), torch.ones(N), 3)
+    rounds = Rounds(lambda: LionStrategy(N, LionRule(), True), torch.ones(N), 3)
     for step in range(5):
         gradient = votes(step)
         gradient[: N // 2] = 0

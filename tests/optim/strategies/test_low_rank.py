@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from optim.simulate import layout_of
 from optim.strategies import dense, low_rank
 from optim.strategies.dense import Wire
-from optim.strategies.interface import Turn
+from optim.strategies.interface import RoundInfo
 from optim.strategies.low_rank import LowRankCoding, LowRankWire
 from peer.errors import ProtocolViolation
 
 TENSORS = {"embed": torch.zeros(96, 32), "gain": torch.zeros(32), "w": torch.zeros(40, 64), "odd": torch.zeros(3, 5)}
 LAYOUT = layout_of(TENSORS)
 RANK = 2
-TURN = Turn(1, 0, 0.0)
+ROUND_INFO = RoundInfo(1, 0, 0.0)
 
 
 def wire() -> LowRankWire:
@@ -52,7 +52,7 @@ def test_sent_and_owed_are_what_was_asked_for() -> None:
         messages, said = sent(ours, vector)
         asked += vector
         if number == 3:
-            ours.take_back(ours.coding(0, vector), messages)
+            ours.restore_residual(ours.coding(0, vector), messages)
         else:
             heard += said
         (owed,) = ours._errors.values()

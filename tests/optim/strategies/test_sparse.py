@@ -17,7 +17,7 @@ from optim.algorithms.sparseloco import SparseLocoScheme
 from optim.simulate import layout_of
 from optim.strategies import dense, sparse
 from optim.strategies.interface import Sent
-from optim.strategies.sparse import DemoRecipe, SparseCoding, SparseLocoRecipe, SparseRecipe
+from optim.strategies.sparse import DemoStrategy, SparseCoding, SparseLocoStrategy, SparseStrategy
 from peer.errors import ProtocolViolation
 from tests.optim.support.rounds import Rounds, decoded, encoded
 
@@ -32,11 +32,11 @@ SMALL = layout_of({"w": torch.zeros(4, 8), "b": torch.zeros(6)})
 SCHEMES = {"demo": DemoScheme(), "sparseloco": SparseLocoScheme(), "unquantized": SparseLocoScheme(bins=None)}
 
 
-def recipe(name: str) -> SparseRecipe:
+def strategy(name: str) -> SparseStrategy:
     scheme = SCHEMES[name]
     if isinstance(scheme, DemoScheme):
-        return DemoRecipe(LAYOUT, scheme, 64)
-    return SparseLocoRecipe(LAYOUT, scheme, 64)  # type: ignore[arg-type]
+        return DemoStrategy(LAYOUT, scheme, 64)
+    return SparseLocoStrategy(LAYOUT, scheme, 64)  # type: ignore[arg-type]
 
 
 def test_a_message_takes_the_bits_that_the_table_says() -> None:
@@ -68,7 +68,7 @@ def test_cutting_a_parameter_changes_nothing_of_demo(monkeypatch: pytest.MonkeyP
     states = []
     for most in (1 << 21, 9000):
         monkeypatch.setattr(sparse, "SLICE_VALUES_MAX", most)
-        rounds = Rounds(lambda: recipe("demo"), torch.ones(LAYOUT.numel), peers=2)
+        rounds = Rounds(lambda: strategy("demo"), torch.ones(LAYOUT.numel), peers=2)
         for pair in products:
             rounds.exchange(pair, lr=1e-2)
         states.append(rounds.tensors[0])
@@ -78,17 +78,17 @@ def test_cutting_a_parameter_changes_nothing_of_demo(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("name", SCHEMES)
 def test_sent_and_kept_are_what_there_was_and_what_is_taken_back_is_sent_again(name: str) -> None:
     scheme = replace(SCHEMES[name], **{"decay" if name == "demo" else "ef_decay": 1.0})  # type: ignore[type-var]
-    sender = recipe(name)
+    sender = strategy(name)
     sender.scheme = sender._coding.scheme = scheme  # type: ignore[assignment]
-    turn = Rounds(lambda: sender, torch.zeros(1), peers=1).turn(lr=1.0)
-    coding = sender.coding(turn, [])
+    round_info = Rounds(lambda: sender, torch.zeros(1), peers=1).round_info(lr=1.0)
+    coding = sender.coding(round_info, [])
     heard, asked = torch.zeros(LAYOUT.numel), torch.zeros(LAYOUT.numel)
     for number in range(4):
         product = torch.randn(LAYOUT.numel)
-        messages, _ = encoded(sender, turn, coding, product)
+        messages, _ = encoded(sender, round_info, coding, product)
         asked += product
         if number == 2:
-            sender.take_back(turn, coding, messages)
+            sender.restore_residual(round_info, coding, messages)
         else:
             heard += decoded(coding, messages, LAYOUT.numel)
         assert torch.allclose(heard + sender._memory, asked, rtol=0, atol=2e-6)
@@ -97,10 +97,10 @@ def test_sent_and_kept_are_what_there_was_and_what_is_taken_back_is_sent_again(n
 
 @pytest.mark.parametrize("name", SCHEMES)
 def test_an_owner_cannot_change_what_it_passes_on(name: str) -> None:
-    sender = recipe(name)
-    turn = Rounds(lambda: sender, torch.zeros(1), peers=1).turn(lr=1.0)
-    coding = sender.coding(turn, [])
-    sent = [encoded(sender, turn, coding, torch.randn(LAYOUT.numel)) for _ in range(3)]
+    sender = strategy(name)
+    round_info = Rounds(lambda: sender, torch.zeros(1), peers=1).round_info(lr=1.0)
+    coding = sender.coding(round_info, [])
+    sent = [encoded(sender, round_info, coding, torch.randn(LAYOUT.numel)) for _ in range(3)]
     messages, weights = [m[0] for m, _ in sent], [0.5, 0.25, 0.25]
     claims = [
         Sent(blake3(m.numpy().tobytes()).digest(), s[0], w)

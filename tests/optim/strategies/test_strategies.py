@@ -17,13 +17,13 @@ from optim.algorithms.sparseloco import SparseLocoScheme
 from optim.codecs import get_codec
 from optim.simulate import layout_of
 from optim.strategies import dense, sparse
-from optim.strategies.allreduce import AllReduceRecipe
+from optim.strategies.allreduce import AllReduceStrategy
 from optim.strategies.dense import DenseWire
-from optim.strategies.diloco import DilocoRecipe
+from optim.strategies.diloco import DilocoStrategy
 from optim.strategies.interface import OuterStrategy
-from optim.strategies.lion import LionRecipe
-from optim.strategies.registry import build_recipe
-from optim.strategies.sparse import DemoRecipe, SparseLocoRecipe
+from optim.strategies.lion import LionStrategy
+from optim.strategies.registry import build_strategy
+from optim.strategies.sparse import DemoStrategy, SparseLocoStrategy
 from peer.config import InnerConfig
 from peer.errors import ConfigError, ProtocolViolation
 from tests.optim.algorithms.test_methods_rounds import diloco_by_formula
@@ -37,15 +37,15 @@ FP32 = get_codec("fp32")
 LAYOUT = layout_of({name: torch.from_numpy(value) for name, value in initial().items()})
 INNER = InnerConfig(lr=1e-2, batch_size=4, total_steps=100, weight_decay=0.1)
 METHODS: dict[str, config.OuterConfig] = {
-    "diloco": config.Diloco(steps=5),
-    "streaming": config.Streaming(steps=6, fragments=2),
-    "eager": config.Eager(steps=5),
-    "demo": config.Demo(topk=3, chunk=4),
-    "sparseloco": config.SparseLoco(steps=5, topk=4, chunk=4),
-    "lion, majority": config.Lion(),
-    "lion, average": config.Lion(vote="average"),
-    "adamw": config.AllReduce(batch=16),
-    "lamb": config.AllReduce(batch=16, optimizer="lamb"),
+    "diloco": config.DilocoConfig(steps=5),
+    "streaming": config.StreamingConfig(steps=6, fragments=2),
+    "eager": config.EagerConfig(steps=5),
+    "demo": config.DemoConfig(topk=3, chunk=4),
+    "sparseloco": config.SparseLocoConfig(steps=5, topk=4, chunk=4),
+    "lion, majority": config.LionConfig(),
+    "lion, average": config.LionConfig(vote="average"),
+    "adamw": config.AllReduceConfig(batch=16),
+    "lamb": config.AllReduceConfig(batch=16, optimizer="lamb"),
 }
 
 
@@ -66,7 +66,7 @@ def distance(build: Callable[[], OuterStrategy], every: int, theirs: list[dict[s
 
 
 def test_diloco(short_slices: None) -> None:
-    assert distance(lambda: DilocoRecipe(wire(), DilocoOuter(0.7, 0.9)), 5, diloco_by_formula(5)) < CLOSE
+    assert distance(lambda: DilocoStrategy(wire(), DilocoOuter(0.7, 0.9)), 5, diloco_by_formula(5)) < CLOSE
 
 
 @pytest.mark.parametrize("up", ["fp32", "powersgd"])
@@ -74,8 +74,8 @@ def test_streaming_steps_one_fragment_a_round(short_slices: None, up: str) -> No
     """Strided blocks, each with a momentum of its own, and with vectors half of the embedding's rows each; everything
     else stays as it is."""
     codec = config.CodecConfig(up=up, down="fp32", rank=1)  # type: ignore[arg-type]
-    method = config.Streaming(steps=6, fragments=2, lr=0.4, momentum=0.9)
-    rounds = Rounds(lambda: build_recipe(method, codec, LAYOUT, INNER), flat(initial()))
+    method = config.StreamingConfig(steps=6, fragments=2, lr=0.4, momentum=0.9)
+    rounds = Rounds(lambda: build_strategy(method, codec, LAYOUT, INNER), flat(initial()))
     half = len(initial()["embed"]) // 2
     rows = [slice(0, half), slice(half, None)] if up == "fp32" else [slice(None), slice(0, 0)]
     everything = slice(None)
@@ -98,20 +98,20 @@ def test_streaming_steps_one_fragment_a_round(short_slices: None, up: str) -> No
 
 def test_demo(short_slices: None) -> None:
     scheme = DemoScheme(decay=0.99, topk=3, wd=0.1)
-    assert len(DemoRecipe(LAYOUT, scheme, CHUNK)._coding.slices) > 2
-    assert distance(lambda: DemoRecipe(LAYOUT, scheme, CHUNK), 1, demo_by_formula(), lr=2e-3) < CLOSE
+    assert len(DemoStrategy(LAYOUT, scheme, CHUNK)._coding.slices) > 2
+    assert distance(lambda: DemoStrategy(LAYOUT, scheme, CHUNK), 1, demo_by_formula(), lr=2e-3) < CLOSE
 
 
 @pytest.mark.parametrize("bins", [None, 4])
 def test_sparseloco(short_slices: None, bins: int | None) -> None:
     scheme = SparseLocoScheme(topk=4, bins=bins, outer_lr=0.6, ef_decay=0.9)
-    assert distance(lambda: SparseLocoRecipe(LAYOUT, scheme, CHUNK), 5, sparseloco_by_formula(bins, True)) < CLOSE
+    assert distance(lambda: SparseLocoStrategy(LAYOUT, scheme, CHUNK), 5, sparseloco_by_formula(bins, True)) < CLOSE
 
 
 @pytest.mark.parametrize("vote", ["majority", "average"])
 def test_lion(short_slices: None, vote: str) -> None:
     def build() -> OuterStrategy:
-        return LionRecipe(LAYOUT.numel, LionRule(LION["b1"], LION["b2"], LION["wd"]), vote == "majority")
+        return LionStrategy(LAYOUT.numel, LionRule(LION["b1"], LION["b2"], LION["wd"]), vote == "majority")
 
     assert distance(build, 1, lion_by_formula(vote), LION["lr"]) < CLOSE
 
@@ -119,13 +119,13 @@ def test_lion(short_slices: None, vote: str) -> None:
 @pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
 def test_allreduce(short_slices: None, optimizer: str) -> None:
     rule = LargeBatchStep(optimizer)  # type: ignore[arg-type]
-    assert distance(lambda: AllReduceRecipe(LAYOUT, wire(), rule), 2, allreduce_by_formula(optimizer), 1e-2) < CLOSE
+    assert distance(lambda: AllReduceStrategy(LAYOUT, wire(), rule), 2, allreduce_by_formula(optimizer), 1e-2) < CLOSE
 
 
 def test_the_large_batch_step_clips_and_decays_as_a_worker_does() -> None:
     """torch's own AdamW with its own clip; only matrices decay."""
-    recipe = build_recipe(METHODS["adamw"], config.CodecConfig(up="fp32", down="fp32"), LAYOUT, INNER)
-    rounds = Rounds(lambda: recipe, flat(initial()), peers=1)
+    strategy = build_strategy(METHODS["adamw"], config.CodecConfig(up="fp32", down="fp32"), LAYOUT, INNER)
+    rounds = Rounds(lambda: strategy, flat(initial()), peers=1)
     leaves = {n: v.clone().requires_grad_() for n, v in LAYOUT.views(rounds.tensors[0]).items()}
     groups = [
         {"params": [v for v in leaves.values() if (v.dim() > 1) == decays], "weight_decay": 0.1 if decays else 0.0}
@@ -152,7 +152,7 @@ def test_the_large_batch_step_clips_and_decays_as_a_worker_does() -> None:
 def test_who_sent_what_does_not_change_a_bit(name: str, codec: config.CodecConfig) -> None:
     method = METHODS[name]
     torch.manual_seed(4)
-    rounds = [Rounds(lambda: build_recipe(method, codec, LAYOUT, INNER), flat(initial())) for _ in range(2)]
+    rounds = [Rounds(lambda: build_strategy(method, codec, LAYOUT, INNER), flat(initial())) for _ in range(2)]
     rounds[1].order = [2, 0, 3, 1]
     for _ in range(4):
         products, tokens = [torch.randn(LAYOUT.numel) * 0.1 for _ in range(K)], [100, 120, 90, 300]
@@ -169,25 +169,25 @@ def test_who_sent_what_does_not_change_a_bit(name: str, codec: config.CodecConfi
     + [("diloco", config.CodecConfig(up=up, rank=1)) for up in ("topk", "sign", "powersgd", "lgreco")],  # type: ignore
 )
 def test_a_product_that_is_not_finite_is_refused_and_leaves_no_trace(name: str, codec: config.CodecConfig) -> None:
-    spoiled, clean = (build_recipe(METHODS[name], codec, LAYOUT, INNER) for _ in range(2))
+    spoiled, clean = (build_strategy(METHODS[name], codec, LAYOUT, INNER) for _ in range(2))
     state = [torch.zeros(LAYOUT.numel)] * (1 + len(spoiled.shared))
     rounds = Rounds(lambda: clean, state[0], peers=1)
-    coding = spoiled.coding(rounds.turn(0.1), state)
+    coding = spoiled.coding(rounds.round_info(0.1), state)
     product = torch.randn(LAYOUT.numel)
     bad = product.clone()
     bad[coding.places[-1].stop - 1] = torch.inf
     with pytest.raises(ProtocolViolation, match="diverged"):
-        encoded(spoiled, rounds.turn(0.1), coding, bad)
-    after, without = (encoded(r, rounds.turn(0.1), coding, product)[0] for r in (spoiled, clean))
+        encoded(spoiled, rounds.round_info(0.1), coding, bad)
+    after, without = (encoded(r, rounds.round_info(0.1), coding, product)[0] for r in (spoiled, clean))
     assert all(torch.equal(a, b) for a, b in zip(after, without, strict=True))
 
 
 @pytest.mark.parametrize("name", ["demo", "sparseloco", "lion, average"])
 def test_a_method_that_packs_its_own_messages_takes_no_codec(name: str) -> None:
     with pytest.raises(ConfigError, match="leave the codec section out"):
-        build_recipe(METHODS[name], config.CodecConfig(up="int4"), LAYOUT, INNER)
+        build_strategy(METHODS[name], config.CodecConfig(up="int4"), LAYOUT, INNER)
 
 
-def test_gossip_is_no_recipe() -> None:
+def test_gossip_is_no_strategy() -> None:
     with pytest.raises(ValueError, match="engine of its own"):
-        build_recipe(config.Gossip(steps=5), config.CodecConfig(), LAYOUT, INNER)
+        build_strategy(config.GossipConfig(steps=5), config.CodecConfig(), LAYOUT, INNER)

@@ -16,32 +16,32 @@ import torch
 
 from optim import config
 from optim.simulate import layout_of
-from optim.strategies.interface import OuterStrategy, Turn
-from optim.strategies.registry import build_recipe
+from optim.strategies.interface import OuterStrategy, RoundInfo
+from optim.strategies.registry import build_strategy
 from peer.config import InnerConfig
 from tests.optim.support.rounds import encoded
 
 LAYOUT: Final = layout_of({"embed": torch.empty(256, 192), "gain": torch.empty(192), "w": torch.empty(96, 320)})
 INNER: Final = InnerConfig(lr=1e-2, batch_size=4, total_steps=100)
-TURN: Final = Turn(7, 6, 3.3e-3)
+ROUND_INFO: Final = RoundInfo(7, 6, 3.3e-3)
 WEIGHTS: Final = (0.1, 0.2, 0.3, 0.4)
 FP32: Final = config.CodecConfig(up="fp32", down="fp32")
 RUNS: Final[dict[str, tuple[config.OuterConfig, config.CodecConfig]]] = {
-    "diloco": (config.Diloco(steps=5), config.CodecConfig()),
-    "topk": (config.Diloco(steps=5), config.CodecConfig(up="topk", down="nf4")),
-    "low rank": (config.Diloco(steps=5), config.CodecConfig(up="powersgd")),
-    "allocated": (config.Diloco(steps=5), config.CodecConfig(up="lgreco", down="bf16")),
-    "demo": (config.Demo(), config.CodecConfig()),
-    "sparseloco": (config.SparseLoco(steps=5), config.CodecConfig()),
-    "votes": (config.Lion(), config.CodecConfig()),
-    "mean of votes": (config.Lion(vote="average"), config.CodecConfig()),
-    "adamw": (config.AllReduce(batch=8), FP32),
-    "lamb": (config.AllReduce(batch=8, optimizer="lamb"), FP32),
+    "diloco": (config.DilocoConfig(steps=5), config.CodecConfig()),
+    "topk": (config.DilocoConfig(steps=5), config.CodecConfig(up="topk", down="nf4")),
+    "low rank": (config.DilocoConfig(steps=5), config.CodecConfig(up="powersgd")),
+    "allocated": (config.DilocoConfig(steps=5), config.CodecConfig(up="lgreco", down="bf16")),
+    "demo": (config.DemoConfig(), config.CodecConfig()),
+    "sparseloco": (config.SparseLocoConfig(steps=5), config.CodecConfig()),
+    "votes": (config.LionConfig(), config.CodecConfig()),
+    "mean of votes": (config.LionConfig(vote="average"), config.CodecConfig()),
+    "adamw": (config.AllReduceConfig(batch=8), FP32),
+    "lamb": (config.AllReduceConfig(batch=8, optimizer="lamb"), FP32),
 }
 
 
 def built(name: str) -> OuterStrategy:
-    return build_recipe(*RUNS[name], LAYOUT, INNER)
+    return build_strategy(*RUNS[name], LAYOUT, INNER)
 
 
 def write(folder: Path) -> None:
@@ -52,31 +52,31 @@ def write(folder: Path) -> None:
         (folder / f"state-{number}.bin").write_bytes((state.abs() if number == 2 else state).numpy().tobytes())
     for name in RUNS:
         for k in range(len(WEIGHTS)):
-            recipe = built(name)
-            coding = recipe.coding(TURN, states(folder, recipe))
+            strategy = built(name)
+            coding = strategy.coding(ROUND_INFO, states(folder, strategy))
             product = torch.randn(LAYOUT.numel, generator=generator) * 10.0 ** torch.randint(-3, 1, (LAYOUT.numel,))
-            for index, message in enumerate(encoded(recipe, TURN, coding, product)[0]):
+            for index, message in enumerate(encoded(strategy, ROUND_INFO, coding, product)[0]):
                 (folder / f"{name}-{k}-{index}.bin").write_bytes(message.numpy().tobytes())
 
 
-def states(folder: Path, recipe: OuterStrategy) -> list[torch.Tensor]:
-    raw = [bytearray((folder / f"state-{i}.bin").read_bytes()) for i in range(1 + len(recipe.shared))]
+def states(folder: Path, strategy: OuterStrategy) -> list[torch.Tensor]:
+    raw = [bytearray((folder / f"state-{i}.bin").read_bytes()) for i in range(1 + len(strategy.shared))]
     return [torch.frombuffer(data, dtype=torch.float32) for data in raw]
 
 
 def next_state(name: str, folder: Path) -> str:
-    recipe = built(name)
-    before = states(folder, recipe)
+    strategy = built(name)
+    before = states(folder, strategy)
     after, whole = [tensor.clone() for tensor in before], torch.zeros(LAYOUT.numel)
-    coding = recipe.coding(TURN, before)
+    coding = strategy.coding(ROUND_INFO, before)
     for index in range(coding.count):
         messages = [(folder / f"{name}-{k}-{index}.bin").read_bytes() for k in range(len(WEIGHTS))]
         for place, update in coding.updates(index, coding.merge(index, messages, WEIGHTS)):
             whole[place] = update
-            if recipe.elementwise:
-                recipe.step_into(TURN, [t[place] for t in after], [t[place] for t in before], update)
-    if not recipe.elementwise:
-        recipe.step_into(TURN, after, before, whole)
+            if strategy.elementwise:
+                strategy.step_into(ROUND_INFO, [t[place] for t in after], [t[place] for t in before], update)
+    if not strategy.elementwise:
+        strategy.step_into(ROUND_INFO, after, before, whole)
     return hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in after)).hexdigest()
 
 

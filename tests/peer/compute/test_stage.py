@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from peer.compute.device import resolve_device
-from peer.compute.train_loop import Trainer
+from peer.compute.train_loop import InnerTrainer
 from peer.ipc.stage_spec import MicroBatch
 from peer.model.layout import init_flat, join_flat
 from tests.peer.support.stage_harness import (
@@ -99,7 +99,7 @@ def test_a_graph_too_large_to_be_held_at_all_is_computed_anew() -> None:
 def test_steps_are_those_of_the_whole_model() -> None:
     """Each stage clips by the norm of the whole gradient, and follows the run's learning rate."""
     inner = msgspec.structs.replace(INNER, warmup_steps=3, clip_norm=0.5, lr=1e-3, eps=1e-3)
-    trainer = Trainer(MODEL, inner, resolve_device("cpu"))
+    trainer = InnerTrainer(MODEL, inner, resolve_device("cpu"))
     init_flat(MODEL, seed=0, out=trainer.local)
     chain = open_stages(SPLITS[3], inner=inner)
     generator = torch.Generator().manual_seed(0)

@@ -31,7 +31,7 @@ WEIGHTS = [split_flat(MODEL, init_flat(MODEL, seed=seed), STAGES) for seed in ra
 TOKENS = token_batches(1)[0]
 
 
-class Pass:
+class ForwardRequest:
     """An input of its own for a stage, run there and exactly."""
 
     def __init__(self, stage: Stage, seed: int, weights: Tensor, micro_batch: MicroBatch) -> None:
@@ -71,9 +71,9 @@ def stages(**changes: object) -> Iterator[tuple[int, Stage]]:
 def test_what_passes_through_is_exact_and_leaves_no_trace(recompute: bool) -> None:
     """Before, while and after the same id is counted."""
     for index, stage in stages(recompute=recompute):
-        counted = Pass(stage, 0, WEIGHTS[0][index], MicroBatch("a", index, 0))
+        counted = ForwardRequest(stage, 0, WEIGHTS[0][index], MicroBatch("a", index, 0))
         through = [
-            Pass(stage, 1 + k, WEIGHTS[0][index], MicroBatch("a", index, 0, count=False, attempt=1 + k))
+            ForwardRequest(stage, 1 + k, WEIGHTS[0][index], MicroBatch("a", index, 0, count=False, attempt=1 + k))
             for k in range(4)
         ]
         through[0].forward()
@@ -98,9 +98,10 @@ def test_passes_of_one_id_do_not_know_of_each_other() -> None:
     """Each has an input of its own here, so that a mix-up shows in its gradient."""
     for index, stage in stages():
         first, second = (
-            Pass(stage, k, WEIGHTS[0][index], MicroBatch("a", index, 0, count=False, attempt=k)) for k in range(2)
+            ForwardRequest(stage, k, WEIGHTS[0][index], MicroBatch("a", index, 0, count=False, attempt=k))
+            for k in range(2)
         )
-        counted = Pass(stage, 2, WEIGHTS[0][index], MicroBatch("a", index, 0, attempt=2))
+        counted = ForwardRequest(stage, 2, WEIGHTS[0][index], MicroBatch("a", index, 0, attempt=2))
         for one in (first, counted, second):
             one.forward()
         again = MicroBatch("a", index, 0, count=False, attempt=1)
@@ -118,8 +119,8 @@ def test_passes_of_one_id_do_not_know_of_each_other() -> None:
 
 def test_a_backward_may_take_the_count_back_but_never_claim_it() -> None:
     for index, stage in stages():
-        given_up = Pass(stage, 0, WEIGHTS[0][index], MicroBatch("a", index, 0))
-        through = Pass(stage, 1, WEIGHTS[0][index], MicroBatch("b", index, 0, count=False))
+        given_up = ForwardRequest(stage, 0, WEIGHTS[0][index], MicroBatch("a", index, 0))
+        through = ForwardRequest(stage, 1, WEIGHTS[0][index], MicroBatch("b", index, 0, count=False))
         for one in (given_up, through):
             one.forward()
         given_up.backward(count=False)
@@ -137,9 +138,9 @@ def test_the_weights_of_the_epoch_before(recompute: bool) -> None:
     forward in it."""
     for index, stage in stages(recompute=recompute, previous=True):
 
-        def of(epoch: int, attempt: int, count: bool = False) -> Pass:
+        def of(epoch: int, attempt: int, count: bool = False) -> ForwardRequest:
             micro_batch = MicroBatch(f"{epoch}", index, epoch, count, attempt)  # noqa: B023
-            return Pass(stage, 10 * epoch + attempt, WEIGHTS[epoch][index], micro_batch)  # noqa: B023
+            return ForwardRequest(stage, 10 * epoch + attempt, WEIGHTS[epoch][index], micro_batch)  # noqa: B023
 
         through, counted = of(0, 0), of(0, 1, count=True)
         through.forward()
@@ -175,30 +176,34 @@ def test_the_weights_of_the_epoch_before(recompute: bool) -> None:
 
 def test_previous_weights_are_those_of_one_epoch_before_and_no_others() -> None:
     for index, stage in stages(previous=True):
-        through = Pass(stage, 0, WEIGHTS[0][index], MicroBatch("a", index, 3, count=False))
+        through = ForwardRequest(stage, 0, WEIGHTS[0][index], MicroBatch("a", index, 3, count=False))
         stage.import_weights(WEIGHTS[1][index], epoch=4)  # from 0: nobody has the weights of 3 here
         refused("epoch", through.forward)
-        refused("epoch", Pass(stage, 0, WEIGHTS[0][index], MicroBatch("a", index, 0, count=False)).forward)  # too old
+        refused(
+            "epoch", ForwardRequest(stage, 0, WEIGHTS[0][index], MicroBatch("a", index, 0, count=False)).forward
+        )  # too old
         stage.step(0, torch.ones_like(stage.local), epoch=5)
-        of_four = Pass(stage, 1, WEIGHTS[1][index], MicroBatch("b", index, 4, count=False))
+        of_four = ForwardRequest(stage, 1, WEIGHTS[1][index], MicroBatch("b", index, 4, count=False))
         of_four.forward()
         stage.step(1, torch.ones_like(stage.local))  # within the epoch: its own weights move, not those before
         of_four.backward()
         stage.import_weights(WEIGHTS[0][index], epoch=3)  # back: the weights before 3 are unknown
-        refused("epoch", Pass(stage, 2, WEIGHTS[0][index], MicroBatch("c", index, 2, count=False)).forward)
+        refused("epoch", ForwardRequest(stage, 2, WEIGHTS[0][index], MicroBatch("c", index, 2, count=False)).forward)
     for index, stage in stages():
         stage.import_weights(WEIGHTS[1][index], epoch=1)
-        refused("epoch", Pass(stage, 0, WEIGHTS[0][index], MicroBatch("a", index, 0, count=False)).forward)  # not kept
+        refused(
+            "epoch", ForwardRequest(stage, 0, WEIGHTS[0][index], MicroBatch("a", index, 0, count=False)).forward
+        )  # not kept
 
 
 def test_with_staleness_what_counts_is_of_the_present_weights() -> None:
     for recompute in (False, True):
         for index, stage in stages(recompute=recompute, previous=True, staleness=1):
             stage.import_weights(WEIGHTS[1][index], epoch=1)
-            counted = Pass(stage, 0, WEIGHTS[1][index], MicroBatch("a", index, 0))
-            through = Pass(stage, 1, WEIGHTS[0][index], MicroBatch("a", index, 0, count=False, attempt=1))
-            ahead = Pass(stage, 2, WEIGHTS[1][index], MicroBatch("b", index, 2, count=False))
-            given_up = Pass(stage, 3, WEIGHTS[1][index], MicroBatch("c", index, 0))
+            counted = ForwardRequest(stage, 0, WEIGHTS[1][index], MicroBatch("a", index, 0))
+            through = ForwardRequest(stage, 1, WEIGHTS[0][index], MicroBatch("a", index, 0, count=False, attempt=1))
+            ahead = ForwardRequest(stage, 2, WEIGHTS[1][index], MicroBatch("b", index, 2, count=False))
+            given_up = ForwardRequest(stage, 3, WEIGHTS[1][index], MicroBatch("c", index, 0))
             for one in (counted, through, ahead, given_up):
                 one.forward()
             for one in (through, ahead):

@@ -11,7 +11,7 @@ import torch
 
 from peer.compute.device import Device, resolve_device
 from peer.compute.inner_optimizer import InnerSpec, state_bytes
-from peer.compute.train_loop import InnerRun, StepOutcome, Trainer, learning_rate, run_inner
+from peer.compute.train_loop import InnerRun, InnerTrainer, StepOutcome, learning_rate, run_inner
 from peer.config import InnerConfig, ModelConfig
 from peer.errors import ConfigError
 from peer.ipc.messages import InnerResult
@@ -31,13 +31,13 @@ def _batch(numbers: list[int]) -> torch.Tensor:
     return torch.stack([torch.randint(0, 32, (9,), generator=torch.Generator().manual_seed(n)) for n in numbers])
 
 
-def _trainer(**changes: object) -> Trainer:
-    trainer = Trainer(MODEL, msgspec.structs.replace(INNER, **changes), CPU)
+def _trainer(**changes: object) -> InnerTrainer:
+    trainer = InnerTrainer(MODEL, msgspec.structs.replace(INNER, **changes), CPU)
     init_flat(MODEL, seed=0, out=trainer.local)
     return trainer
 
 
-def _run(trainer: Trainer, stop: int, **changes: object) -> InnerResult:
+def _run(trainer: InnerTrainer, stop: int, **changes: object) -> InnerResult:
     bounds: dict[str, object] = {"first_step": 0, "deadline_s": 60.0, "steps": None, "stopped": lambda steps: False}
     return run_inner(trainer, _batch, InnerRun(numbers=range(stop), **{**bounds, **changes}))  # type: ignore[arg-type]
 
@@ -68,7 +68,7 @@ def test_steps_equal_adamw_written_out() -> None:
 
 
 def test_micro_batches_add_up_to_the_batch() -> None:
-    whole, parts = _trainer(), Trainer(MODEL, INNER, CPU, micro_batch_size=3)
+    whole, parts = _trainer(), InnerTrainer(MODEL, INNER, CPU, micro_batch_size=3)
     init_flat(MODEL, seed=0, out=parts.local)
     tokens = _batch([0, 1, 2, 3])
     one, two = whole.step(tokens, 0), parts.step(tokens, 0)
@@ -105,7 +105,7 @@ def test_the_optimizers_state_survives_a_new_trainer_but_not_a_new_start(optimiz
     """Restoring the weights, as every round does, leaves it; a respawned worker takes it over, to the bit."""
     model = msgspec.structs.replace(MODEL, vocab_size=256)  # 8-bit moments are for parameters of 4096 values and more
     config = msgspec.structs.replace(INNER, optimizer=optimizer)
-    one, two, cold = (Trainer(model, config, CPU) for _ in range(3))
+    one, two, cold = (InnerTrainer(model, config, CPU) for _ in range(3))
     for trainer in (one, two, cold):
         init_flat(model, seed=0, out=trainer.local)
     _run(one, 40)
@@ -199,7 +199,7 @@ def test_bf16_and_compile_only_where_they_are_wanted() -> None:
     assert one != two and math.isclose(one, two, rel_tol=1e-2)
     assert bf16.local.dtype == torch.float32 and not fp32.compiled
     incapable = Device(torch.device("cpu"), bf16=False, compile=False, name="CPU")
-    assert not Trainer(MODEL, msgspec.structs.replace(INNER, compile=True), incapable).compiled
+    assert not InnerTrainer(MODEL, msgspec.structs.replace(INNER, compile=True), incapable).compiled
 
 
 def test_generation_is_reproducible_and_stays_in_the_vocabulary() -> None:

@@ -153,7 +153,7 @@ def test_it_is_known_without_reading_whether_there_is_any_text(tmp_path: Path) -
     (tmp_path / "deep" / "deeper").mkdir(parents=True)
     (tmp_path / "deep" / "photo.jpg").write_bytes(b"no text")
     assert not has_text(folder)
-    (tmp_path / "deep" / "deeper" / "story.txt").write_text("once")
+    (tmp_path / "deep" / "deeper" / "scenario.txt").write_text("once")
     assert has_text(folder)
     assert has_text(DataConfig(seq_len=8, source="stdlib"))
 

@@ -18,7 +18,7 @@ import trio
 import trio.testing
 
 from peer.compute.device import resolve_device
-from peer.compute.train_loop import Trainer
+from peer.compute.train_loop import InnerTrainer
 from peer.config import InnerConfig
 from peer.data.corpus import Corpus, load_corpus
 from peer.data.tokenizer import ByteTokenizer
@@ -26,9 +26,18 @@ from peer.ipc import messages as control
 from peer.model.decoder import Decoder, next_token_loss
 from peer.model.layout import init_flat
 from peer.worker.client import InnerRunOptions, WorkerGroup
-from peer.worker.process import Child, handshake
+from peer.worker.process import WorkerProcess, handshake
 from peer.worker.supervisor import WorkerBuffers
-from tests.peer.support.worker_harness import ENDLESS, HOUR_S, INNER, MODEL, Log, freeze, gang_config, open_test_gang
+from tests.peer.support.worker_harness import (
+    ENDLESS,
+    HOUR_S,
+    INNER,
+    MODEL,
+    Log,
+    freeze,
+    open_test_worker_group,
+    worker_config,
+)
 
 LOCAL = InnerRunOptions(begin="local")
 TAIL = InnerRunOptions(begin="local", capture=())
@@ -38,10 +47,10 @@ TAIL = InnerRunOptions(begin="local", capture=())
 class Twins:
     """A worker, and a trainer of this process that does the same."""
 
-    gang: WorkerGroup
+    worker_group: WorkerGroup
     log: Log
     corpus: Corpus
-    mine: Trainer
+    mine: InnerTrainer
 
     def steps(self, numbers: range, first_step: int) -> None:
         """Here alone."""
@@ -49,23 +58,23 @@ class Twins:
             self.mine.step(self.corpus.batch(list(range(at, at + 4)), 0), first_step + k)
 
     def new_outer(self, seed: int) -> None:
-        init_flat(MODEL, seed=seed, out=self.gang.outer)
+        init_flat(MODEL, seed=seed, out=self.worker_group.outer)
 
     async def kill(self) -> None:
         """Kill the idle worker; returns once there is a new one."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.log.wait_for, "worker_ready")
             await trio.testing.wait_all_tasks_blocked()
-            assert self.gang.worker_pid is not None
-            os.kill(self.gang.worker_pid, signal.SIGKILL)
+            assert self.worker_group.worker_pid is not None
+            os.kill(self.worker_group.worker_pid, signal.SIGKILL)
 
 
 @asynccontextmanager
 async def _twins(directory: Path, text: Path, inner: InnerConfig = INNER) -> AsyncIterator[Twins]:
     torch.set_num_threads(1)  # like the worker: more would add up in another order
-    async with open_test_gang(directory, text, inner=inner) as (gang, log):
-        mine = Trainer(MODEL, inner, resolve_device("cpu"))
-        yield Twins(gang, log, load_corpus(gang.config.data, ByteTokenizer()), mine)
+    async with open_test_worker_group(directory, text, inner=inner) as (worker_group, log):
+        mine = InnerTrainer(MODEL, inner, resolve_device("cpu"))
+        yield Twins(worker_group, log, load_corpus(worker_group.config.data, ByteTokenizer()), mine)
 
 
 @pytest.mark.process
@@ -74,61 +83,65 @@ async def test_orders_against_the_same_done_here(tmp_path: Path, text: Path, mon
         await _local_stream(twins)
         await _tail(twins)
         await _gradients(twins)
-        await _stops(twins.gang)
+        await _stops(twins.worker_group)
         await _new_worker(twins, monkeypatch)
 
 
 async def _local_stream(twins: Twins) -> None:
-    gang, mine = twins.gang, twins.mine
+    worker_group, mine = twins.worker_group, twins.mine
     # a worker without local weights begins from outer, and has nothing to mix
-    await gang.inner_steps([(0, 8)], 0, HOUR_S, orders=InnerRunOptions(begin="local", mix=((0, 100),), alpha=0.5))
-    mine.local.copy_(gang.outer)
+    await worker_group.inner_steps(
+        [(0, 8)], 0, HOUR_S, orders=InnerRunOptions(begin="local", mix=((0, 100),), alpha=0.5)
+    )
+    mine.local.copy_(worker_group.outer)
     twins.steps(range(8), 0)
-    assert torch.equal(gang.delta, gang.outer - mine.local)
+    assert torch.equal(worker_group.delta, worker_group.outer - mine.local)
 
     # spans mixed before, others captured after; what lies behind them in delta stays
     twins.new_outer(1)
-    gang.delta.fill_(7.0)
+    worker_group.delta.fill_(7.0)
     orders = InnerRunOptions(begin="local", mix=((10, 500), (900, 1000)), alpha=0.25, capture=((5, 20), (950, 2000)))
-    await gang.inner_steps([(8, 16)], 2, HOUR_S, orders=orders)
+    await worker_group.inner_steps([(8, 16)], 2, HOUR_S, orders=orders)
     for span in (slice(10, 500), slice(900, 1000)):
-        mine.local[span] = 0.25 * mine.local[span] + 0.75 * gang.outer[span]
+        mine.local[span] = 0.25 * mine.local[span] + 0.75 * worker_group.outer[span]
     twins.steps(range(8, 16), 2)
-    gap = gang.outer - mine.local
-    assert torch.equal(gang.delta[:1065], torch.cat([gap[5:20], gap[950:2000]]))
-    assert bool((gang.delta[1065:] == 7.0).all())
+    gap = worker_group.outer - mine.local
+    assert torch.equal(worker_group.delta[:1065], torch.cat([gap[5:20], gap[950:2000]]))
+    assert bool((worker_group.delta[1065:] == 7.0).all())
 
     # alpha 0 copies; no step, so the copy is what is captured
-    await gang.inner_steps([(16, 20)], 4, HOUR_S, steps=0, orders=InnerRunOptions(begin="local", mix=((0, 40),)))
-    mine.local[:40] = gang.outer[:40]
-    assert not gang.delta[:40].any() and torch.equal(gang.delta[40:], gap[40:])
+    await worker_group.inner_steps(
+        [(16, 20)], 4, HOUR_S, steps=0, orders=InnerRunOptions(begin="local", mix=((0, 40),))
+    )
+    mine.local[:40] = worker_group.outer[:40]
+    assert not worker_group.delta[:40].any() and torch.equal(worker_group.delta[40:], gap[40:])
 
 
 async def _tail(twins: Twins) -> None:
     """It reads and writes nothing that is shared; evaluating and sampling do not disturb what it leaves."""
-    gang, mine = twins.gang, twins.mine
-    delta = gang.delta.clone()
-    gang.outer.fill_(torch.nan)
-    result = await gang.inner_steps([(20, 36)], 4, HOUR_S, orders=TAIL)
-    assert (result.steps, result.skipped) == (4, 0) and torch.equal(gang.delta, delta)
+    worker_group, mine = twins.worker_group, twins.mine
+    delta = worker_group.delta.clone()
+    worker_group.outer.fill_(torch.nan)
+    result = await worker_group.inner_steps([(20, 36)], 4, HOUR_S, orders=TAIL)
+    assert (result.steps, result.skipped) == (4, 0) and torch.equal(worker_group.delta, delta)
     twins.steps(range(20, 36), 4)
 
     twins.new_outer(2)
-    loss = await gang.evaluate(2)
-    assert await gang.sample("9", 5)
-    await gang.inner_steps([(36, 40)], 8, HOUR_S, orders=LOCAL)
+    loss = await worker_group.evaluate(2)
+    assert await worker_group.sample("9", 5)
+    await worker_group.inner_steps([(36, 40)], 8, HOUR_S, orders=LOCAL)
     twins.steps(range(36, 40), 8)
-    assert torch.equal(gang.delta, gang.outer - mine.local)
-    with mine.holding(gang.outer):
+    assert torch.equal(worker_group.delta, worker_group.outer - mine.local)
+    with mine.holding(worker_group.outer):
         assert loss == pytest.approx(mine.evaluate(twins.corpus.held_out_batches(4, 2), lambda: None))
 
 
 async def _gradients(twins: Twins) -> None:
     """The mean over sequences at the outer weights; the inner optimizer stays."""
-    gang, mine = twins.gang, twins.mine
-    kept = gang.inner_state.clone()
+    worker_group, mine = twins.worker_group, twins.mine
+    kept = worker_group.inner_state.clone()
     twins.new_outer(1)
-    result = await gang.inner_steps([(40, 50)], 3, HOUR_S, orders=InnerRunOptions(product="gradient"))
+    result = await worker_group.inner_steps([(40, 50)], 3, HOUR_S, orders=InnerRunOptions(product="gradient"))
     assert (result.steps, result.sequences, result.tokens, result.skipped) == (3, 10, 320, 0)
 
     model = Decoder(MODEL, init_flat(MODEL, seed=1).double())
@@ -137,34 +150,34 @@ async def _gradients(twins: Twins) -> None:
     loss = next_token_loss(model(tokens[:, :-1]), tokens)  # all ten at once: batches of 4, 4 and 2 must weigh so
     grads = torch.autograd.grad(loss, [parameter for _, parameter in model.canonical_parameters()])
     exact = torch.cat([grad.reshape(-1) for grad in grads])
-    assert float((gang.delta - exact).norm() / exact.norm()) < 1e-5
+    assert float((worker_group.delta - exact).norm() / exact.norm()) < 1e-5
     assert float(exact.norm()) > INNER.clip_norm  # nothing was clipped
-    whole = gang.delta.clone()
+    whole = worker_group.delta.clone()
     spans = InnerRunOptions(product="gradient", capture=((3, 9), (100, 200)))
-    await gang.inner_steps([(40, 50)], 3, HOUR_S, orders=spans)
-    assert torch.equal(gang.delta[:106], torch.cat([whole[3:9], whole[100:200]]))
+    await worker_group.inner_steps([(40, 50)], 3, HOUR_S, orders=spans)
+    assert torch.equal(worker_group.delta[:106], torch.cat([whole[3:9], whole[100:200]]))
 
-    assert torch.equal(gang.inner_state, kept)
-    await gang.inner_steps([(50, 54)], 3, HOUR_S, orders=LOCAL)  # the weights had stayed at outer
-    mine.local.copy_(gang.outer)
+    assert torch.equal(worker_group.inner_state, kept)
+    await worker_group.inner_steps([(50, 54)], 3, HOUR_S, orders=LOCAL)  # the weights had stayed at outer
+    mine.local.copy_(worker_group.outer)
     twins.steps(range(50, 54), 3)
-    assert torch.equal(gang.delta, gang.outer - mine.local)
+    assert torch.equal(worker_group.delta, worker_group.outer - mine.local)
 
-    gang.outer[0] = torch.nan
-    result = await gang.inner_steps([(0, 8)], 0, HOUR_S, orders=InnerRunOptions(product="gradient"))
-    assert (result.steps, result.sequences, result.skipped) == (2, 8, 2) and not gang.delta.any()
+    worker_group.outer[0] = torch.nan
+    result = await worker_group.inner_steps([(0, 8)], 0, HOUR_S, orders=InnerRunOptions(product="gradient"))
+    assert (result.steps, result.sequences, result.skipped) == (2, 8, 2) and not worker_group.delta.any()
     twins.new_outer(1)
 
 
-async def _stops(gang: WorkerGroup) -> None:
+async def _stops(worker_group: WorkerGroup) -> None:
     """A stop waits for its steps; of several the earliest holds."""
     endless = ENDLESS[0][1]
-    pid = gang.worker_pid
+    pid = worker_group.worker_pid
     assert pid is not None
     made: dict[int, int] = {}  # by samples: replies that were read at once wake their callers in any order
 
     async def run(samples: int) -> None:
-        made[samples] = (await gang.inner_steps([(0, samples)], 0, HOUR_S, orders=TAIL)).steps
+        made[samples] = (await worker_group.inner_steps([(0, samples)], 0, HOUR_S, orders=TAIL)).steps
 
     for stops, steps in (([30], 30), ([40, 20, 60], 20), ([10**6, 0], 0)):
         async with trio.open_nursery() as nursery:
@@ -172,7 +185,7 @@ async def _stops(gang: WorkerGroup) -> None:
             nursery.start_soon(run, endless)
             await trio.testing.wait_all_tasks_blocked()
             for after_steps in stops:
-                gang.stop_inner(after_steps)
+                worker_group.stop_inner(after_steps)
             await trio.testing.wait_all_tasks_blocked()
             os.kill(pid, signal.SIGCONT)
         assert made == {endless: steps}
@@ -182,7 +195,7 @@ async def _stops(gang: WorkerGroup) -> None:
         for samples in (endless, 40):
             nursery.start_soon(run, samples)
             await trio.testing.wait_all_tasks_blocked()
-        gang.stop_inner(15)
+        worker_group.stop_inner(15)
         await trio.testing.wait_all_tasks_blocked()
         os.kill(pid, signal.SIGCONT)
     assert made == {endless: 15, 40: 10}
@@ -196,11 +209,13 @@ async def _stops(gang: WorkerGroup) -> None:
 
 async def _new_worker(twins: Twins, monkeypatch: pytest.MonkeyPatch) -> None:
     """It begins a local stream at the outer weights; a stop that comes while there is none holds, too."""
-    gang, mine = twins.gang, twins.mine
-    before = torch.clone(gang.inner_state)
+    worker_group, mine = twins.worker_group, twins.mine
+    before = torch.clone(worker_group.inner_state)
     stop_asked = trio.Event()
 
-    async def late(child: Child, load: control.Load, timeout_s: float) -> control.Loaded | control.Rejected:
+    async def late(
+        child: WorkerProcess, load: control.LoadModel, timeout_s: float
+    ) -> control.ModelLoaded | control.Rejected:
         await stop_asked.wait()  # were we slow, the worker would be there before the stop
         return await handshake(child, load, timeout_s)
 
@@ -208,22 +223,22 @@ async def _new_worker(twins: Twins, monkeypatch: pytest.MonkeyPatch) -> None:
     async with trio.open_nursery() as nursery:
 
         async def run() -> None:
-            assert (await gang.inner_steps([(0, 10**9)], 2, HOUR_S, orders=LOCAL)).steps == 2
+            assert (await worker_group.inner_steps([(0, 10**9)], 2, HOUR_S, orders=LOCAL)).steps == 2
 
         async def run_without_worker() -> None:
             await twins.log.wait_for("worker_died")
             nursery.start_soon(run)
             await trio.testing.wait_all_tasks_blocked()
-            gang.stop_inner(2)
+            worker_group.stop_inner(2)
             stop_asked.set()
 
         nursery.start_soon(run_without_worker)
         await trio.testing.wait_all_tasks_blocked()
         nursery.start_soon(twins.kill)
     mine.optimizer.load(before)
-    mine.local.copy_(gang.outer)
+    mine.local.copy_(worker_group.outer)
     twins.steps(range(8), 2)
-    assert torch.equal(gang.delta, gang.outer - mine.local)
+    assert torch.equal(worker_group.delta, worker_group.outer - mine.local)
 
 
 class SlowWorker:
@@ -241,21 +256,21 @@ class SlowWorker:
 @contextmanager
 def _slow_worker(directory: Path, text: Path) -> Iterator[tuple[WorkerGroup, SlowWorker]]:
     """A gang that has no worker yet, and the one that `supervisor.child` may become."""
-    config = gang_config(directory, text)
+    config = worker_config(directory, text)
     with WorkerBuffers.open(config) as buffers:
         yield WorkerGroup(config, buffers), SlowWorker()
 
 
 async def test_a_stop_from_before_the_worker_reaches_it_before_the_command(tmp_path: Path, text: Path) -> None:
     """After it, the worker could have made more steps by then."""
-    with _slow_worker(tmp_path, text) as (gang, worker):
+    with _slow_worker(tmp_path, text) as (worker_group, worker):
         worker.reads.set()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(gang.inner_steps, ENDLESS, 0, HOUR_S)
+            nursery.start_soon(worker_group.inner_steps, ENDLESS, 0, HOUR_S)
             await trio.testing.wait_all_tasks_blocked()
-            gang.stop_inner(2)
-            gang._supervisor.child = worker  # type: ignore[assignment]
-            gang._supervisor._spawned.set()
+            worker_group.stop_inner(2)
+            worker_group._supervisor.child = worker  # type: ignore[assignment]
+            worker_group._supervisor._spawned.set()
             await trio.testing.wait_all_tasks_blocked()
             stop, command = worker.got
             assert stop == control.Stop(0, 2) and isinstance(command, control.RunInner) and command.id == 0
@@ -265,13 +280,13 @@ async def test_a_stop_from_before_the_worker_reaches_it_before_the_command(tmp_p
 async def test_a_run_that_was_given_up_is_stopped_however_long_the_stop_takes(
     tmp_path: Path, text: Path, mock_clock: trio.testing.MockClock
 ) -> None:
-    with _slow_worker(tmp_path, text) as (gang, worker):
-        gang._supervisor.child = worker  # type: ignore[assignment]
+    with _slow_worker(tmp_path, text) as (worker_group, worker):
+        worker_group._supervisor.child = worker  # type: ignore[assignment]
         given_up = trio.CancelScope()
 
         async def run() -> None:
             with given_up:
-                await gang.inner_steps(ENDLESS, 0, HOUR_S)
+                await worker_group.inner_steps(ENDLESS, 0, HOUR_S)
 
         async with trio.open_nursery() as nursery:
             worker.reads.set()
@@ -295,10 +310,10 @@ async def test_a_new_worker_trains_on_warm(
     inner = msgspec.structs.replace(INNER, optimizer=optimizer, lr=3e-3)
     async with _twins(tmp_path, text, inner) as twins:
         for numbers, first_step in ((range(24), 0), (range(24, 32), 6)):
-            await twins.gang.inner_steps([(numbers.start, numbers.stop)], first_step, HOUR_S)
-            twins.mine.local.copy_(twins.gang.outer)
+            await twins.worker_group.inner_steps([(numbers.start, numbers.stop)], first_step, HOUR_S)
+            twins.mine.local.copy_(twins.worker_group.outer)
             twins.steps(numbers, first_step)
-            assert torch.equal(twins.gang.delta, twins.gang.outer - twins.mine.local)
+            assert torch.equal(twins.worker_group.delta, twins.worker_group.outer - twins.mine.local)
             if first_step == 0:
                 await twins.kill()
 

@@ -17,8 +17,8 @@ from peer.net.host import Host, HostConfig, open_host
 from peer.net.limits import NetLimits
 from peer.net.method import Call, Method
 from peer.net.rate_limit import Meter, TokenBucket
-from peer.net.rpc_server import Server
-from peer.net.tls import Credentials, TlsSocket, client_context
+from peer.net.rpc_server import RpcServer
+from peer.net.tls import Certificate, TlsSocket, client_context
 from tests.peer.net.test_rpc import BIG, ECHO, STALL, Facts, Number, echo
 
 SIZE = 3 << 20
@@ -43,8 +43,8 @@ async def pair(bulk_port: int | None = 0) -> AsyncIterator[tuple[Host, Host, Fac
         yield a, b, facts
 
 
-def lane_connections(host: Host, peer: str) -> list[BulkConnection]:
-    return list(host._lane._links.get(peer, ()))
+def bulk_connections(host: Host, peer: str) -> list[BulkConnection]:
+    return list(host._bulk._links.get(peer, ()))
 
 
 def libp2p_connections(host: Host) -> int:
@@ -57,9 +57,9 @@ async def test_bulk_takes_one_tls_connection_and_control_does_not() -> None:
         for _round in range(3):
             reply = await a.rpc.call(b.peer_id, ECHO, Number(1), payload, timeout_s=60, bulk=True)
             assert reply.payload == payload
-        assert len(lane_connections(a, b.peer_id)) == len(lane_connections(b, a.peer_id)) == 1
-        (lane,) = lane_connections(a, b.peer_id)
-        assert lane._tls._socket.version() == "TLSv1.3"
+        assert len(bulk_connections(a, b.peer_id)) == len(bulk_connections(b, a.peer_id)) == 1
+        (bulk,) = bulk_connections(a, b.peer_id)
+        assert bulk._tls._socket.version() == "TLSv1.3"
         assert libp2p_connections(a) == 1
         assert b.bytes_by_peer[a.peer_id].bytes_down > 3 * SIZE
 
@@ -69,7 +69,7 @@ async def test_without_a_lane_bulk_takes_a_second_libp2p_connection() -> None:
         for _round in range(2):
             reply = await a.rpc.call(b.peer_id, ECHO, Number(1), bytes(SIZE), timeout_s=60, bulk=True)
             assert reply.payload.nbytes == SIZE
-        assert not lane_connections(a, b.peer_id)
+        assert not bulk_connections(a, b.peer_id)
         assert libp2p_connections(a) == 2
 
 
@@ -78,7 +78,7 @@ async def test_the_side_that_was_dialled_uses_the_lane_too() -> None:
         a.rpc.serve(ECHO, echo)
         reply = await b.rpc.call(a.peer_id, ECHO, Number(1), bytes(SIZE), timeout_s=60, bulk=True)
         assert reply.payload.nbytes == SIZE
-        assert len(lane_connections(b, a.peer_id)) == 1
+        assert len(bulk_connections(b, a.peer_id)) == 1
 
 
 async def test_calls_at_a_time_share_a_connection_that_none_has_made_yet() -> None:
@@ -92,7 +92,7 @@ async def test_calls_at_a_time_share_a_connection_that_none_has_made_yet() -> No
         async with trio.open_nursery() as nursery:
             for number in range(40):
                 nursery.start_soon(call, number)
-        assert len(lane_connections(a, b.peer_id)) == 1
+        assert len(bulk_connections(a, b.peer_id)) == 1
         assert libp2p_connections(a) == 1, "no reason to do without the lane"
 
 
@@ -111,7 +111,7 @@ async def test_gate_limits_and_deadlines_hold_on_the_lane() -> None:
         generous = Method("test/echo", Number, Number, request_payload_max=BIG * 2)
         with pytest.raises(ConnectionLost):
             await a.rpc.call(b.peer_id, generous, Number(1), bytes(BIG + 1), timeout_s=60, bulk=True)
-        assert (await facts.wait("peer_struck")).fields["peer"] == a.peer_id
+        assert (await facts.wait("peer_penalized")).fields["peer"] == a.peer_id
         b.rpc.gate = nobody
         with pytest.raises(RemoteError, match=f"{a.peer_id} is not invited"):
             await a.rpc.call(b.peer_id, ECHO, Number(1), bytes(BIG), timeout_s=60, bulk=True)
@@ -121,7 +121,7 @@ async def test_a_call_that_is_over_before_it_begins_harms_nobody() -> None:
     """An honest caller whose loop lags sends what is left of its time, and that may be less than nothing."""
     async with pair() as (a, b, _):
         for late_s in (0.0, 1.0, 1e12):
-            channel = await a.rpc._lanes.open(b.peer_id, True)
+            channel = await a.rpc._links.open(b.peer_id, True)
             with suppress(ConnectionLost):
                 await a.rpc._exchange(channel, ECHO, Number(1), memoryview(b""), trio.current_time() - late_s)
         reply = await a.rpc.call(b.peer_id, ECHO, Number(1), bytes(SIZE), timeout_s=60, bulk=True)
@@ -131,22 +131,22 @@ async def test_a_call_that_is_over_before_it_begins_harms_nobody() -> None:
 async def test_a_dead_connection_is_replaced() -> None:
     async with pair() as (a, b, _):
         await a.rpc.call(b.peer_id, ECHO, Number(1), bytes(SIZE), timeout_s=60, bulk=True)
-        for link in lane_connections(b, a.peer_id):
+        for link in bulk_connections(b, a.peer_id):
             link.close()
-        (old,) = lane_connections(a, b.peer_id)
+        (old,) = bulk_connections(a, b.peer_id)
         with trio.fail_after(60):
             while old.is_open:
                 await trio.lowlevel.checkpoint()
         reply = await a.rpc.call(b.peer_id, ECHO, Number(2), bytes(SIZE), timeout_s=60, bulk=True)
         assert reply.body == Number(3)
-        assert old not in lane_connections(a, b.peer_id)
+        assert old not in bulk_connections(a, b.peer_id)
 
 
 async def offer_of(a: Host, b: Host) -> Offer:
     return (await a.rpc.call(b.peer_id, OFFER, OfferRequest(), timeout_s=60)).body
 
 
-async def knock(offer: Offer, token: bytes) -> TlsSocket:
+async def request_join(offer: Offer, token: bytes) -> TlsSocket:
     tls = TlsSocket(await trio.open_tcp_stream("127.0.0.1", offer.port), client_context(), server_side=False)
     await tls.handshake()
     await tls.send(token)
@@ -155,7 +155,7 @@ async def knock(offer: Offer, token: bytes) -> TlsSocket:
 
 async def test_what_has_come_of_a_payload_is_read_though_the_rest_is_late() -> None:
     """Bytes are a sign of life, and a pause is one only where none come."""
-    credentials, expected = Credentials.generate(), 1 << 20
+    credentials, expected = Certificate.generate(), 1 << 20
     async with trio.open_nursery() as nursery:
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
 
@@ -181,14 +181,14 @@ async def test_what_has_come_of_a_payload_is_read_though_the_rest_is_late() -> N
 async def test_a_token_opens_one_connection_and_a_wrong_one_none() -> None:
     async with pair() as (a, b, _):
         offer = await offer_of(a, b)
-        good = await knock(offer, offer.token)
+        good = await request_join(offer, offer.token)
         for token in (offer.token, bytes(32)):
-            bad = await knock(offer, token)
+            bad = await request_join(offer, token)
             with trio.fail_after(60), pytest.raises(ConnectionLost):
                 await bad.receive_into(memoryview(bytearray(1)))
             bad.close()
         with trio.fail_after(60):
-            while not lane_connections(b, a.peer_id):
+            while not bulk_connections(b, a.peer_id):
                 await trio.lowlevel.checkpoint()
         good.close()
 
@@ -210,7 +210,7 @@ async def test_garbage_and_silence_on_the_bulk_port_harm_nobody(monkeypatch: pyt
             await stream.aclose()
         monkeypatch.setattr("peer.net.bulk._HANDSHAKE_S", 60.0)  # what is honest may take its time
         await a.rpc.call(b.peer_id, ECHO, Number(1), bytes(SIZE), timeout_s=60, bulk=True)
-        assert len(lane_connections(a, b.peer_id)) == 1
+        assert len(bulk_connections(a, b.peer_id)) == 1
 
 
 async def test_an_impostor_on_the_port_gets_no_token_and_no_payload() -> None:
@@ -218,7 +218,7 @@ async def test_an_impostor_on_the_port_gets_no_token_and_no_payload() -> None:
 
     async def impostor(stream: trio.SocketStream) -> None:
         buffer = memoryview(bytearray(100))
-        context = Credentials.generate().context
+        context = Certificate.generate().context
         with closing(TlsSocket(stream, context, server_side=True)) as tls, suppress(ConnectionLost):
             await tls.handshake()
             received.extend(buffer[: await tls.receive_into(buffer)])
@@ -231,7 +231,7 @@ async def test_an_impostor_on_the_port_gets_no_token_and_no_payload() -> None:
         port = listeners[0].socket.getsockname()[1]
         nursery.start_soon(trio.serve_listeners, impostor, listeners)
         meter = Meter(TokenBucket(None), TokenBucket(None))
-        server = Server(NetLimits(), meter, EventLog())
+        server = RpcServer(NetLimits(), meter, EventLog())
         assert await BulkTransport(nursery, ask, server, meter).channel("peer", "127.0.0.1") is None
         assert not received
         nursery.cancel_scope.cancel()
@@ -252,13 +252,13 @@ async def test_an_offer_of_a_port_that_is_none_harms_nobody(port: int) -> None:
         b.rpc.serve(Method(OFFER.name, OfferRequest, AnyPort, open=True, urgent=True), offer)
         reply = await a.rpc.call(b.peer_id, ECHO, Number(1), bytes(SIZE), timeout_s=60, bulk=True)
         assert reply.body == Number(2)
-        assert not lane_connections(a, b.peer_id)
+        assert not bulk_connections(a, b.peer_id)
 
 
 async def test_two_that_wait_for_the_same_socket_lose_the_connection_and_nothing_else() -> None:
     """As a writer and a reader do where the other side asks for new keys and says no more."""
     async with pair() as (a, b, _):
-        tls = await knock(offer := await offer_of(a, b), offer.token)
+        tls = await request_join(offer := await offer_of(a, b), offer.token)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(tls.receive_into, memoryview(bytearray(1)))
             await trio.testing.wait_all_tasks_blocked()

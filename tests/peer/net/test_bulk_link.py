@@ -69,7 +69,7 @@ async def ask(a: Host, b: Host, number: int, size: int = SIZE) -> None:
 
 
 def link_of(a: Host, b: Host) -> BulkConnection:
-    (link,) = a._lane._links[b.peer_id]
+    (link,) = a._bulk._links[b.peer_id]
     return link
 
 
@@ -110,7 +110,7 @@ async def test_calls_of_any_size_given_up_at_any_moment_do_not_disturb_the_other
         await ask(a, b, 61)
         assert link_of(a, b) is link
         await none_under_way(link, link_of(b, a))
-        assert not [event for event in facts if event.name in ("peer_struck", "bug")]
+        assert not [event for event in facts if event.name in ("peer_penalized", "bug")]
 
 
 async def test_who_gives_a_call_up_ends_its_handler() -> None:
@@ -249,17 +249,17 @@ async def test_who_leaves_ends_the_calls_under_way_first() -> None:
             nursery.start_soon(one)
             await held.begun.wait()
             old = link_of(a, b)
-            assert a._lane is not None
-            a._lane.leave(b.peer_id)
+            assert a._bulk is not None
+            a._bulk.leave(b.peer_id)
             await ask(a, b, 1)
-            assert {old} < a._lane._links[b.peer_id], "the next call has a connection of its own"
+            assert {old} < a._bulk._links[b.peer_id], "the next call has a connection of its own"
             held.answer.set()
         with trio.fail_after(60):
-            while old in a._lane._links[b.peer_id]:
+            while old in a._bulk._links[b.peer_id]:
                 await trio.lowlevel.checkpoint()
 
 
-async def knock(a: Host, b: Host) -> TlsSocket:
+async def request_join(a: Host, b: Host) -> TlsSocket:
     offer = (await a.rpc.call(b.peer_id, OFFER, OfferRequest(), timeout_s=60)).body
     tls = TlsSocket(await trio.open_tcp_stream("127.0.0.1", offer.port), client_context(), server_side=False)
     await tls.handshake()
@@ -281,9 +281,9 @@ def piece(number: int, kind: int, data: bytes, size: int | None = None) -> bytes
 )
 async def test_who_breaks_the_rules_of_the_lane_is_struck_and_loses_the_connection(garbage: bytes) -> None:
     async with pair() as (a, b, facts):
-        tls = await knock(a, b)
+        tls = await request_join(a, b)
         await tls.send(garbage)
-        struck = await facts.wait("peer_struck")
+        struck = await facts.wait("peer_penalized")
         assert struck.fields["peer"] == a.peer_id
         assert "on the lane" in struck.fields["reason"]
         with trio.fail_after(60), suppress(ConnectionLost):
@@ -295,14 +295,14 @@ async def test_who_breaks_the_rules_of_the_lane_is_struck_and_loses_the_connecti
 
 async def test_data_for_a_call_that_nobody_knows_is_counted_and_thrown_away() -> None:
     async with pair() as (a, b, facts):
-        tls = await knock(a, b)
+        tls = await request_join(a, b)
         for _ in range(4):
             await tls.send(piece(99, 0, bytes(PIECE_BYTES)) + piece(98, 2, b""))
         with trio.fail_after(60):
             while b.bytes_by_peer[a.peer_id].bytes_down < 4 * PIECE_BYTES:
                 await trio.sleep(0.01)
         await ask(a, b, 1)
-        assert not [event for event in facts if event.name == "peer_struck"]
+        assert not [event for event in facts if event.name == "peer_penalized"]
         tls.close()
 
 
@@ -317,7 +317,7 @@ async def test_who_reads_nothing_of_what_it_is_told_loses_the_connection(monkeyp
 
     async with pair() as (a, b, _):
         b.rpc.serve(BULKY, reply_at_length)
-        tls = await knock(a, b)
+        tls = await request_join(a, b)
         async with trio.open_nursery() as nursery:
             most = 0
 
@@ -339,7 +339,7 @@ async def test_who_reads_nothing_of_what_it_is_told_loses_the_connection(monkeyp
             with trio.fail_after(60):
                 while True:
                     await trio.lowlevel.checkpoint()
-                    for link in b._lane._links.get(a.peer_id, ()):
+                    for link in b._bulk._links.get(a.peer_id, ()):
                         most = max(most, len(link._calls) + link._giving_up)
         assert 8 < most <= CALLS_MAX
         tls.close()
@@ -349,7 +349,7 @@ async def test_who_reads_nothing_of_what_it_is_told_loses_the_connection(monkeyp
 async def test_calls_without_end_take_bounded_room() -> None:
     """Headers that never come to their end, on one connection: the reader stops."""
     async with pair(NetLimits(header_timeout_s=3600.0, calls_in_per_peer=4 * CALLS_MAX)) as (a, b, _):
-        tls = await knock(a, b)
+        tls = await request_join(a, b)
         async with trio.open_nursery() as nursery:
 
             async def flood() -> None:
@@ -359,11 +359,11 @@ async def test_calls_without_end_take_bounded_room() -> None:
 
             nursery.start_soon(flood)
             with trio.fail_after(60):
-                while not (links := b._lane._links.get(a.peer_id)) or len(next(iter(links))._calls) < CALLS_MAX:
+                while not (links := b._bulk._links.get(a.peer_id)) or len(next(iter(links))._calls) < CALLS_MAX:
                     await trio.sleep(0.01)
             for _ in range(100):
                 await trio.lowlevel.checkpoint()
-            assert len(next(iter(b._lane._links[a.peer_id]))._calls) == CALLS_MAX
+            assert len(next(iter(b._bulk._links[a.peer_id]))._calls) == CALLS_MAX
             tls.close()
         with suppress(NetworkError):
             await b.disconnect(a.peer_id)

@@ -90,7 +90,7 @@ async def victim() -> AsyncIterator[Victim]:
     struck: list[str] = []
 
     def note(event: Event) -> None:
-        if event.name == "peer_struck":
+        if event.name == "peer_penalized":
             struck.append(str(event.fields["reason"]))
 
     async def echo(call: Call[Note]) -> Note:
@@ -297,10 +297,10 @@ def _line(text: str) -> bytes:
 
 async def _send_raw(connection: Any, frames: bytes) -> None:
     """Put frames of our own making between those of the multiplexer, as fast as they leave."""
-    outbox = connection.muxed_conn.outbox
-    outbox.put(frames)
-    while outbox.is_full_for(len(frames)):
-        await outbox.wait_room()
+    send_queue = connection.muxed_conn.send_queue
+    send_queue.put(frames)
+    while send_queue.is_full_for(len(frames)):
+        await send_queue.wait_room()
     await trio.lowlevel.checkpoint()
 
 

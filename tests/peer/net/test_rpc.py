@@ -137,7 +137,7 @@ async def test_errors_of_a_handler_reach_the_caller_by_name() -> None:
             with pytest.raises(RemoteError) as caught:
                 await a.rpc.call(b.peer_id, FAIL, Number(index), timeout_s=60)
             assert caught.value.code == code
-        assert (await facts.wait("peer_struck")).fields["peer"] == a.peer_id
+        assert (await facts.wait("peer_penalized")).fields["peer"] == a.peer_id
         assert "KeyError" in str((await facts.wait("bug")).fields["error"])
         assert (await a.rpc.call(b.peer_id, ECHO, Number(1), timeout_s=60)).body == Number(2)
 
@@ -204,7 +204,7 @@ async def test_what_was_served_in_a_scope_is_withdrawn_at_its_end() -> None:
         with b.rpc.scope():  # another life of the same method
             b.rpc.serve(STALL, echo)
             assert (await a.rpc.call(b.peer_id, STALL, Number(1), timeout_s=60)).body == Number(2)
-        assert "peer_struck" not in [event.name for event in facts]
+        assert "peer_penalized" not in [event.name for event in facts]
 
 
 async def test_a_deadline_ends_the_call_and_cancels_the_handler() -> None:
@@ -254,7 +254,7 @@ async def test_oversize_payloads_are_refused_on_both_sides() -> None:
         generous = Method("test/echo", Number, Number, request_payload_max=BIG * 2)
         with pytest.raises(ConnectionLost):
             await a.rpc.call(b.peer_id, generous, Number(1), bytes(BIG + 1), timeout_s=60)
-        assert "limit" in str((await facts.wait("peer_struck")).fields["reason"])
+        assert "limit" in str((await facts.wait("peer_penalized")).fields["reason"])
         stingy = Method("test/echo", Number, Number, request_payload_max=BIG, reply_payload_max=10)
         with pytest.raises(ProtocolViolation, match="limit of 10"):
             await a.rpc.call(b.peer_id, stingy, Number(1), bytes(11), timeout_s=60)
@@ -283,7 +283,7 @@ async def test_a_malformed_body_is_a_strike() -> None:
         wrong = Method("test/echo", Text, Number)
         with pytest.raises(ConnectionLost):
             await a.rpc.call(b.peer_id, wrong, Text("not a number"), timeout_s=60)
-        assert "malformed body" in str((await facts.wait("peer_struck")).fields["reason"])
+        assert "malformed body" in str((await facts.wait("peer_penalized")).fields["reason"])
 
 
 async def raw_stream(host: Host, peer: str):  # type: ignore[no-untyped-def]
@@ -305,7 +305,7 @@ async def test_garbage_is_a_strike_and_nothing_dies(garbage: bytes) -> None:
     async with hosts() as (a, b, facts):
         stream = await raw_stream(a, b.peer_id)
         await stream.write(garbage)
-        await facts.wait("peer_struck")
+        await facts.wait("peer_penalized")
         assert (await a.rpc.call(b.peer_id, ECHO, Number(1), timeout_s=60)).body == Number(2)
 
 

@@ -54,7 +54,7 @@ def address_of(host: Any) -> Multiaddr:
     return Multiaddr(str(host.get_addrs()[0]).split("/p2p/")[0])
 
 
-def patience_s(fixed: bool, stock_s: float) -> float:
+def timeout_s(fixed: bool, stock_s: float) -> float:
     """How long to wait for what should come: where it never does, `stock_s` shows it; where it does, a busy machine may
     take long."""
     return 60.0 if fixed else stock_s
@@ -63,7 +63,7 @@ def patience_s(fixed: bool, stock_s: float) -> float:
 async def serves(server: Any, fixed: bool) -> bool:
     """Whether a newcomer gets its echo."""
     async with running_host(fixed) as client:
-        with suppress(BaseLibp2pError), trio.move_on_after(patience_s(fixed, 4)):
+        with suppress(BaseLibp2pError), trio.move_on_after(timeout_s(fixed, 4)):
             await connect(client, server)
             stream = await client.new_stream(server.get_id(), [ECHO])
             await stream.write(b"hello")

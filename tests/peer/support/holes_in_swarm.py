@@ -20,7 +20,7 @@ from libp2p.peer.peerstore import PeerStoreError
 from libp2p.security.insecure.transport import PLAINTEXT_PROTOCOL_ID, InsecureTransport
 from multiaddr import Multiaddr
 
-from tests.peer.support.holes_common import ECHO, accepted, address_of, connect, patience_s, running_host, serves
+from tests.peer.support.holes_common import ECHO, accepted, address_of, connect, running_host, serves, timeout_s
 from tests.support.ports import free_port, refusing_port
 
 # Stock takes 10 inbound connections with these.
@@ -56,8 +56,8 @@ async def no_keepalive(fixed: bool) -> str:
 def _keepalive(conn: Any) -> bool:
     sock = conn.muxed_conn.secured_conn.conn.conn.stream.stream.socket
     alive = sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-    patience_ms = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
-    return bool(alive and patience_ms)
+    timeout_ms = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+    return bool(alive and timeout_ms)
 
 
 async def refused_for_a_minute(fixed: bool) -> str:
@@ -96,7 +96,7 @@ async def sockets_outlive_host(fixed: bool) -> str:
             conn = await accepted(server)
             await trio.testing.wait_all_tasks_blocked(0.5)  # what a new connection begins with, cut off, closes it
             kept = client.get_network().get_connections()  # else garbage collection may close it
-        with trio.move_on_after(patience_s(fixed, 2)):
+        with trio.move_on_after(timeout_s(fixed, 2)):
             await conn.muxed_conn.event_closed.wait()
             return ""
     return f"{len(kept)} connection to a host that has ended stays"
@@ -147,12 +147,12 @@ async def strangers_remembered(fixed: bool) -> str:
         for _ in range(5):
             async with running_host(fixed) as stranger:
                 await connect(stranger, victim)
-                with trio.move_on_after(patience_s(fixed, 1)):  # what is read of it after it has gone lingers
+                with trio.move_on_after(timeout_s(fixed, 1)):  # what is read of it after it has gone lingers
                     while stranger.get_id() not in victim._identified_peers:
                         await trio.sleep(0.02)
         network, store = victim.get_network(), victim.get_peerstore()
         kept: set[ID] = set()
-        with trio.move_on_after(patience_s(fixed, 3)):
+        with trio.move_on_after(timeout_s(fixed, 3)):
             while len(network.connections) > 1 or len(kept) != 2:
                 await trio.sleep(0.02)
                 kept = {*store.peer_ids(), *store.peer_record_map, *network.auto_connector._recent_disconnects}

@@ -9,7 +9,7 @@ from pathlib import Path
 from peer.model.layout import init_flat, split_flat
 from peer.worker.stage_client import StageWorkerGroup, open_stage_worker_group
 from tests.peer.support.stage_harness import INNER, MODEL, SPLITS, spec_of
-from tests.peer.support.worker_harness import Log, gang_config
+from tests.peer.support.worker_harness import Log, worker_config
 
 STAGES = SPLITS[2]
 
@@ -21,10 +21,10 @@ async def open_worker(directory: Path, index: int, **changes: object) -> AsyncIt
     silence_s = changes.pop("silence_s", 10.0)
     spec = spec_of(STAGES, index, **changes)
     folder = directory / str(index)
-    config = gang_config(folder, directory, model=model, inner=INNER, stage=spec, silence_s=silence_s)
+    config = worker_config(folder, directory, model=model, inner=INNER, stage=spec, silence_s=silence_s)
     assert isinstance(config.events, Log)
-    async with open_stage_worker_group(config) as gang:
+    async with open_stage_worker_group(config) as worker_group:
         if model == MODEL:
-            gang.outer.copy_(split_flat(MODEL, init_flat(MODEL, seed=0), STAGES)[index])
-            await gang.import_weights(epoch=0)
-        yield gang, config.events
+            worker_group.outer.copy_(split_flat(MODEL, init_flat(MODEL, seed=0), STAGES)[index])
+            await worker_group.import_weights(epoch=0)
+        yield worker_group, config.events

@@ -44,7 +44,7 @@ def freeze(pid: int) -> None:
     os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
 
 
-def gang_config(directory: Path, text: Path, **changes: object) -> WorkerConfig:
+def worker_config(directory: Path, text: Path, **changes: object) -> WorkerConfig:
     values: dict[str, object] = {
         "model": MODEL,
         "data": DataConfig(source="folder", path=str(text), seq_len=32),
@@ -59,9 +59,11 @@ def gang_config(directory: Path, text: Path, **changes: object) -> WorkerConfig:
 
 
 @asynccontextmanager
-async def open_test_gang(directory: Path, text: Path, **changes: object) -> AsyncIterator[tuple[WorkerGroup, Log]]:
-    config = gang_config(directory, text, **changes)
+async def open_test_worker_group(
+    directory: Path, text: Path, **changes: object
+) -> AsyncIterator[tuple[WorkerGroup, Log]]:
+    config = worker_config(directory, text, **changes)
     assert isinstance(config.events, Log)
-    async with open_worker_group(config) as gang:
-        init_flat(MODEL, seed=0, out=gang.outer) if config.model == MODEL else None
-        yield gang, config.events
+    async with open_worker_group(config) as worker_group:
+        init_flat(MODEL, seed=0, out=worker_group.outer) if config.model == MODEL else None
+        yield worker_group, config.events

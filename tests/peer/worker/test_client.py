@@ -19,7 +19,7 @@ import torch
 import trio
 
 from peer.compute.device import resolve_device
-from peer.compute.train_loop import Trainer
+from peer.compute.train_loop import InnerTrainer
 from peer.config import DataConfig
 from peer.data.corpus import load_corpus
 from peer.data.tokenizer import ByteTokenizer
@@ -27,7 +27,7 @@ from peer.errors import ConfigError, WorkerError
 from peer.ipc.shared_memory import SharedBuffer
 from peer.model.layout import init_flat
 from peer.worker.client import WorkerGroup, open_worker_group
-from tests.peer.support.worker_harness import ENDLESS, HOUR_S, INNER, MODEL, Log, gang_config, open_test_gang
+from tests.peer.support.worker_harness import ENDLESS, HOUR_S, INNER, MODEL, Log, open_test_worker_group, worker_config
 
 pytestmark = [
     pytest.mark.process,
@@ -44,77 +44,77 @@ async def _gone(pidfd: int, timeout_s: float = 60.0) -> None:
     os.close(pidfd)
 
 
-async def _hit(gang: WorkerGroup, log: Log, strike: Callable[[int], None]) -> str:
+async def _hit(worker_group: WorkerGroup, log: Log, strike: Callable[[int], None]) -> str:
     """Strike the worker in the middle of an inner run; the error's text."""
     errors: list[str] = []
 
     async def compute() -> None:
         with pytest.raises(WorkerError) as caught:
-            await gang.inner_steps(ENDLESS, 0, HOUR_S)
+            await worker_group.inner_steps(ENDLESS, 0, HOUR_S)
         errors.append(str(caught.value))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(compute)
         await log.wait_for("inner_step")
-        assert gang.worker_pid is not None
-        strike(gang.worker_pid)
+        assert worker_group.worker_pid is not None
+        strike(worker_group.worker_pid)
     return errors[0]
 
 
 async def test_it_trains_evaluates_and_samples(tmp_path: Path, text: Path) -> None:
-    async with open_test_gang(tmp_path, text) as (gang, log):
-        assert gang.loaded is not None and gang.loaded.windows > 100
-        assert math.isclose(await gang.evaluate(), math.log(256), rel_tol=0.02)
+    async with open_test_worker_group(tmp_path, text) as (worker_group, log):
+        assert worker_group.loaded is not None and worker_group.loaded.windows > 100
+        assert math.isclose(await worker_group.evaluate(), math.log(256), rel_tol=0.02)
 
         # the same steps in this process, bit for bit
-        result = await gang.inner_steps([(0, 10), (500, 530)], first_step=3, deadline_s=HOUR_S)
+        result = await worker_group.inner_steps([(0, 10), (500, 530)], first_step=3, deadline_s=HOUR_S)
         assert (result.steps, result.sequences, result.tokens, result.skipped) == (10, 40, 1280, 0)
         torch.set_num_threads(1)
-        corpus = load_corpus(gang.config.data, ByteTokenizer())
-        assert corpus.digest == gang.loaded.corpus_digest
-        trainer = Trainer(MODEL, INNER, resolve_device("cpu"))
+        corpus = load_corpus(worker_group.config.data, ByteTokenizer())
+        assert corpus.digest == worker_group.loaded.corpus_digest
+        trainer = InnerTrainer(MODEL, INNER, resolve_device("cpu"))
         init_flat(MODEL, seed=0, out=trainer.local)
         numbers = [*range(10), *range(500, 530)]
         losses = [trainer.step(corpus.batch(numbers[4 * k : 4 * k + 4], 0), 3 + k).loss for k in range(10)]
         assert math.isclose(result.loss, sum(losses) / 10, rel_tol=1e-6)
-        assert torch.equal(gang.delta, init_flat(MODEL, seed=0) - trainer.local)
-        assert torch.equal(gang.outer, init_flat(MODEL, seed=0))  # only the network process changes it
-        saved = torch.zeros_like(gang.inner_state)
+        assert torch.equal(worker_group.delta, init_flat(MODEL, seed=0) - trainer.local)
+        assert torch.equal(worker_group.outer, init_flat(MODEL, seed=0))  # only the network process changes it
+        saved = torch.zeros_like(worker_group.inner_state)
         trainer.optimizer.save(saved)
-        assert torch.equal(gang.inner_state, saved) and trainer.optimizer.steps == 10
+        assert torch.equal(worker_group.inner_state, saved) and trainer.optimizer.steps == 10
 
         # bounds, and a command that its caller gave up
-        assert (await gang.inner_steps(ENDLESS, 0, HOUR_S, steps=3)).steps == 3
-        await gang.inner_steps(ENDLESS, 0, 0.2)  # returns
+        assert (await worker_group.inner_steps(ENDLESS, 0, HOUR_S, steps=3)).steps == 3
+        await worker_group.inner_steps(ENDLESS, 0, 0.2)  # returns
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_stop_after_progress, gang, log)
-            assert (await gang.inner_steps(ENDLESS, 0, HOUR_S)).steps > 0
-        gang.stop_inner()  # nothing runs: nothing to stop
+            nursery.start_soon(_stop_after_progress, worker_group, log)
+            assert (await worker_group.inner_steps(ENDLESS, 0, HOUR_S)).steps > 0
+        worker_group.stop_inner()  # nothing runs: nothing to stop
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(gang.inner_steps, ENDLESS, 0, HOUR_S)
+            nursery.start_soon(worker_group.inner_steps, ENDLESS, 0, HOUR_S)
             await log.wait_for("inner_step")
             nursery.cancel_scope.cancel()
         with trio.fail_after(60):
-            one, two = [await gang.sample("99 bottles", 40, temperature=1.0, seed=s) for s in (1, 2)]
+            one, two = [await worker_group.sample("99 bottles", 40, temperature=1.0, seed=s) for s in (1, 2)]
         assert len(one) > 0 and one != two
 
         # one outer step with these deltas lowers the held-out loss
-        await gang.inner_steps([(0, 400)], 0, HOUR_S)
-        gang.outer.sub_(gang.delta)
-        assert await gang.evaluate() < 4.0
+        await worker_group.inner_steps([(0, 400)], 0, HOUR_S)
+        worker_group.outer.sub_(worker_group.delta)
+        assert await worker_group.evaluate() < 4.0
 
 
-async def _stop_after_progress(gang: WorkerGroup, log: Log) -> None:
+async def _stop_after_progress(worker_group: WorkerGroup, log: Log) -> None:
     event = await log.wait_for("inner_step")
     assert event.fields["loss"] and event.fields["tokens_per_s"]
-    gang.stop_inner()
+    worker_group.stop_inner()
 
 
 async def test_closing_leaves_no_process_and_no_descriptor(tmp_path: Path, text: Path) -> None:
     async def use_one() -> int:
-        async with open_test_gang(tmp_path, text) as (gang, _):
-            assert gang.worker_pid is not None
-            return os.pidfd_open(gang.worker_pid)
+        async with open_test_worker_group(tmp_path, text) as (worker_group, _):
+            assert worker_group.worker_pid is not None
+            return os.pidfd_open(worker_group.worker_pid)
 
     gc.collect()  # what other tests have left
     before = set(os.listdir("/proc/self/fd"))
@@ -124,19 +124,19 @@ async def test_closing_leaves_no_process_and_no_descriptor(tmp_path: Path, text:
 
 
 async def test_a_killed_and_a_frozen_worker_are_replaced(tmp_path: Path, text: Path) -> None:
-    async with open_test_gang(tmp_path, text, silence_s=8.0) as (gang, log):
-        await gang.inner_steps([(0, 40)], 0, HOUR_S)
-        first = gang.worker_pid
-        words = await _hit(gang, log, lambda pid: os.kill(pid, signal.SIGKILL))
+    async with open_test_worker_group(tmp_path, text, silence_s=8.0) as (worker_group, log):
+        await worker_group.inner_steps([(0, 40)], 0, HOUR_S)
+        first = worker_group.worker_pid
+        words = await _hit(worker_group, log, lambda pid: os.kill(pid, signal.SIGKILL))
         assert "killed by SIGKILL" in words
-        assert math.isfinite(await gang.evaluate(1))  # waited for the new worker
-        second = gang.worker_pid
-        assert second != first and torch.equal(gang.outer, init_flat(MODEL, seed=0))
+        assert math.isfinite(await worker_group.evaluate(1))  # waited for the new worker
+        second = worker_group.worker_pid
+        assert second != first and torch.equal(worker_group.outer, init_flat(MODEL, seed=0))
         with trio.fail_after(60):
-            words = await _hit(gang, log, lambda pid: os.kill(pid, signal.SIGSTOP))
+            words = await _hit(worker_group, log, lambda pid: os.kill(pid, signal.SIGSTOP))
         assert "silent for 8 s" in words
-        assert math.isfinite(await gang.evaluate(1))
-        assert gang.worker_pid not in (first, second)
+        assert math.isfinite(await worker_group.evaluate(1))
+        assert worker_group.worker_pid not in (first, second)
         for pid in (first, second):
             assert not os.path.exists(f"/proc/{pid}")  # reaped, no zombie
 
@@ -144,34 +144,34 @@ async def test_a_killed_and_a_frozen_worker_are_replaced(tmp_path: Path, text: P
 async def test_a_worker_out_of_memory_says_so(tmp_path: Path, text: Path) -> None:
     # buffers of megabytes: they come from the kernel, not from what the process has set aside
     inner = msgspec.structs.replace(INNER, batch_size=128)
-    async with open_test_gang(tmp_path, text, inner=inner) as (gang, _):
-        used = int(Path(f"/proc/{gang.worker_pid}/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-        resource.prlimit(gang.worker_pid or 0, resource.RLIMIT_AS, (used, used))
+    async with open_test_worker_group(tmp_path, text, inner=inner) as (worker_group, _):
+        used = int(Path(f"/proc/{worker_group.worker_pid}/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        resource.prlimit(worker_group.worker_pid or 0, resource.RLIMIT_AS, (used, used))
         with pytest.raises(WorkerError, match=r"exited with code 1: .*(?i:alloc|memory)"):
-            await gang.inner_steps(ENDLESS, 0, HOUR_S)
-        assert (await gang.inner_steps([(0, 256)], 0, HOUR_S)).steps == 2
+            await worker_group.inner_steps(ENDLESS, 0, HOUR_S)
+        assert (await worker_group.inner_steps([(0, 256)], 0, HOUR_S)).steps == 2
 
 
 async def test_a_worker_that_makes_no_step_is_replaced(tmp_path: Path, text: Path) -> None:
     """A step of several seconds stands for one that never ends: the process lives and beats, the count stays."""
     heavy = msgspec.structs.replace(MODEL, hidden_size=768, layers=2, intermediate_size=2048)
     inner = msgspec.structs.replace(INNER, batch_size=256)
-    async with open_test_gang(tmp_path, text, model=heavy, inner=inner, stall_s=0.5) as (gang, _):
+    async with open_test_worker_group(tmp_path, text, model=heavy, inner=inner, stall_s=0.5) as (worker_group, _):
         with pytest.raises(WorkerError, match=r"no step for 0\.5 s"):
-            await gang.inner_steps(ENDLESS, 0, HOUR_S)
+            await worker_group.inner_steps(ENDLESS, 0, HOUR_S)
 
 
 async def test_what_cannot_work_is_said_at_once(tmp_path: Path, text: Path) -> None:
     missing = DataConfig(source="folder", path=str(tmp_path / "no"), seq_len=32)
     with pytest.raises(ConfigError, match="not a folder"):
-        async with open_worker_group(gang_config(tmp_path, text, data=missing)):
+        async with open_worker_group(worker_config(tmp_path, text, data=missing)):
             pass
     small = msgspec.structs.replace(MODEL, vocab_size=255)
     with pytest.raises(ConfigError, match=r"raise model\.vocab_size"):
-        async with open_worker_group(gang_config(tmp_path, text, model=small)):
+        async with open_worker_group(worker_config(tmp_path, text, model=small)):
             pass
     with pytest.raises(WorkerError, match="raise load_timeout_s"):
-        async with open_worker_group(gang_config(tmp_path, text, load_timeout_s=0.0)):
+        async with open_worker_group(worker_config(tmp_path, text, load_timeout_s=0.0)):
             pass
 
 
@@ -180,15 +180,15 @@ async def test_a_worker_that_cannot_come_back_is_tried_again(tmp_path: Path, tex
     own.mkdir()
     (own / "a.txt").write_text("some text to train on\n" * 500)
     data = DataConfig(source="folder", path=str(own), seq_len=32)
-    async with open_test_gang(tmp_path, text, data=data) as (gang, log):
+    async with open_test_worker_group(tmp_path, text, data=data) as (worker_group, log):
         own.rename(tmp_path / "away")
-        await _hit(gang, log, lambda pid: os.kill(pid, signal.SIGKILL))
+        await _hit(worker_group, log, lambda pid: os.kill(pid, signal.SIGKILL))
         with pytest.raises(WorkerError, match="not a folder"):
-            await gang.evaluate()
+            await worker_group.evaluate()
         (tmp_path / "away").rename(own)
         with trio.fail_after(500):  # the start of a process
             await log.wait_for("worker_ready")
-        assert math.isfinite(await gang.evaluate())
+        assert math.isfinite(await worker_group.evaluate())
 
 
 PARENT = """

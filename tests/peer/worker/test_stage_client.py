@@ -60,30 +60,30 @@ async def test_two_worker_processes_are_the_whole_model(tmp_path: Path) -> None:
                 nursery.start_soon(through, first, last, str(k), batch, losses)
         assert abs(sum(losses) / tokens - exact_loss) < 1e-5 * exact_loss
         assert (first.free_slots, last.free_slots, first.queue_length) == (3, 3, 0)
-        for gang in (first, last):
-            taken = await gang.take_gradient()
+        for worker_group in (first, last):
+            taken = await worker_group.take_gradient()
             assert sorted(taken.micro_batches) == sorted(map(str, range(10))) and taken.tokens == tokens
-            assert taken.norm == pytest.approx(float(gang.delta.norm()), rel=1e-5)
+            assert taken.norm == pytest.approx(float(worker_group.delta.norm()), rel=1e-5)
         merged = join_flat(MODEL, [first.delta, last.delta], STAGES)
         assert relative(merged, exact) < 1e-5
 
         # the same step here, bit for bit
         torch.set_num_threads(1)
-        for gang, twin in zip((first, last), open_stages(STAGES), strict=True):
-            twin.step(7, gang.delta, norm=2.0, epoch=1)
-            moved = await gang.step(7, merged=True, norm=2.0, epoch=1)
+        for worker_group, twin in zip((first, last), open_stages(STAGES), strict=True):
+            twin.step(7, worker_group.delta, norm=2.0, epoch=1)
+            moved = await worker_group.step(7, merged=True, norm=2.0, epoch=1)
             assert moved.epoch == 1
-            await gang.export("weights")
-            assert torch.equal(gang.delta, twin.local)
-            await gang.export()
-            assert torch.equal(gang.delta, gang.outer - twin.local) and gang.delta.any()
-            saved = torch.zeros_like(gang.inner_state)
+            await worker_group.export("weights")
+            assert torch.equal(worker_group.delta, twin.local)
+            await worker_group.export()
+            assert torch.equal(worker_group.delta, worker_group.outer - twin.local) and worker_group.delta.any()
+            saved = torch.zeros_like(worker_group.inner_state)
             twin.optimizer.save(saved)
-            assert torch.equal(gang.inner_state, saved)
+            assert torch.equal(worker_group.inner_state, saved)
 
 
 async def test_refusals_cross_the_process_and_disturb_nothing(tmp_path: Path) -> None:
-    async with open_worker(tmp_path, 1) as (gang, _), gang.slot() as slot:
+    async with open_worker(tmp_path, 1) as (worker_group, _), worker_group.slot() as slot:
         micro_batch = MicroBatch("a", 1, 0)
         slot.hidden(2, 8).fill_(torch.nan)
         slot.targets(2, 8).fill_(1)
@@ -93,32 +93,32 @@ async def test_refusals_cross_the_process_and_disturb_nothing(tmp_path: Path) ->
             (MicroBatch("a", 1, 3), "epoch"),
         ):
             with pytest.raises(StageRefused) as caught:
-                await gang.forward(bad, slot, 2, 8)
+                await worker_group.forward(bad, slot, 2, 8)
             assert caught.value.reason == reason
         with pytest.raises(StageRefused, match="takes 1 to 64 tokens"):
-            await gang.forward(micro_batch, slot, 5, 16)  # it has no place in a slot, so it is not even sent
+            await worker_group.forward(micro_batch, slot, 5, 16)  # it has no place in a slot, so it is not even sent
         with pytest.raises(StageRefused, match="nothing to do"):
-            await gang.step(0)
+            await worker_group.step(0)
         slot.hidden(2, 8).fill_(0.5)
-        await gang.forward(micro_batch, slot, 2, 8)
+        await worker_group.forward(micro_batch, slot, 2, 8)
         with pytest.raises(StageRefused, match="counts once"):
-            await gang.forward(micro_batch, slot, 2, 8)
-        await gang.backward(micro_batch, slot, 2, 8)
+            await worker_group.forward(micro_batch, slot, 2, 8)
+        await worker_group.backward(micro_batch, slot, 2, 8)
         with pytest.raises(StageRefused, match="send its forward again"):
-            await gang.backward(micro_batch, slot, 2, 8)
-        assert (await gang.take_gradient()).micro_batches == ("a",)
+            await worker_group.backward(micro_batch, slot, 2, 8)
+        assert (await worker_group.take_gradient()).micro_batches == ("a",)
 
 
 async def test_what_waits_can_be_dropped_and_the_rest_is_computed(tmp_path: Path) -> None:
     """The worker is stopped meanwhile, so that all commands wait in its queue."""
-    async with open_worker(tmp_path, 0) as (gang, _):
+    async with open_worker(tmp_path, 0) as (worker_group, _):
         done: list[str] = []
 
         async def run(kind: str, name: str) -> None:
-            async with gang.slot() as slot:
+            async with worker_group.slot() as slot:
                 slot.tokens(2, 8).fill_(1)
                 slot.hidden(2, 8).fill_(1.0) if kind == "b" else None
-                call = gang.backward if kind == "b" else gang.forward
+                call = worker_group.backward if kind == "b" else worker_group.forward
                 try:
                     await call(MicroBatch(name, 0, 0), slot, 2, 8)
                     done.append(kind + name)
@@ -127,8 +127,8 @@ async def test_what_waits_can_be_dropped_and_the_rest_is_computed(tmp_path: Path
 
         for name in "ab":
             await run("f", name)
-        assert gang.worker_pid is not None
-        freeze(gang.worker_pid)
+        assert worker_group.worker_pid is not None
+        freeze(worker_group.worker_pid)
         gave_up = trio.CancelScope()
 
         async def give_up() -> None:
@@ -140,36 +140,38 @@ async def test_what_waits_can_be_dropped_and_the_rest_is_computed(tmp_path: Path
                 nursery.start_soon(run, kind, name)
                 await trio.testing.wait_all_tasks_blocked()
             nursery.start_soon(give_up)
-            nursery.start_soon(gang.drop, MicroBatch("d", 0, 0))
+            nursery.start_soon(worker_group.drop, MicroBatch("d", 0, 0))
             await trio.testing.wait_all_tasks_blocked()
             gave_up.cancel()
             await trio.testing.wait_all_tasks_blocked()
-            assert gave_up.cancelled_caught and gang.free_slots == 8 - 6  # the worker may yet write into the sixth
-            os.kill(gang.worker_pid, signal.SIGCONT)
+            assert (
+                gave_up.cancelled_caught and worker_group.free_slots == 8 - 6
+            )  # the worker may yet write into the sixth
+            os.kill(worker_group.worker_pid, signal.SIGCONT)
         # replies that were read at once wake their callers in any order: `micro_batches` below has the backwards' order
         assert sorted(done[2:]) == ["ba", "bb", "fc", "fd cancelled", "fz"]
-        assert not await gang.drop(MicroBatch("e", 0, 0))  # it was dropped as it was given up
-        assert await gang.drop(MicroBatch("c", 0, 0))
-        assert gang.free_slots == 8
-        assert (await gang.take_gradient()).micro_batches == ("a", "b")
+        assert not await worker_group.drop(MicroBatch("e", 0, 0))  # it was dropped as it was given up
+        assert await worker_group.drop(MicroBatch("c", 0, 0))
+        assert worker_group.free_slots == 8
+        assert (await worker_group.take_gradient()).micro_batches == ("a", "b")
 
 
 async def test_a_killed_and_a_frozen_worker_are_replaced(tmp_path: Path) -> None:
     """What was in flight fails, its slots come back, and the new worker waits for weights."""
-    async with open_worker(tmp_path, 1, silence_s=8.0) as (gang, log):
+    async with open_worker(tmp_path, 1, silence_s=8.0) as (worker_group, log):
         for fatal, words in ((signal.SIGKILL, "killed by SIGKILL"), (signal.SIGSTOP, "silent for 8 s")):
             errors: list[str] = []
 
             async def compute(name: str) -> None:
-                async with gang.slot() as slot:
+                async with worker_group.slot() as slot:
                     slot.hidden(2, 8).fill_(0.5)
                     slot.targets(2, 8).fill_(1)
                     with pytest.raises(WorkerError) as caught:
                         while True:
-                            await gang.forward(MicroBatch(name, 1, 0), slot, 2, 8, keep=False)
+                            await worker_group.forward(MicroBatch(name, 1, 0), slot, 2, 8, keep=False)
                     errors.append(str(caught.value))  # noqa: B023
 
-            old = gang.worker_pid
+            old = worker_group.worker_pid
             assert old is not None
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(log.wait_for, "worker_ready")
@@ -178,15 +180,15 @@ async def test_a_killed_and_a_frozen_worker_are_replaced(tmp_path: Path) -> None
                 await trio.testing.wait_all_tasks_blocked()
                 os.kill(old, fatal)
             assert len(errors) == 3 and all(words in error for error in errors)
-            assert gang.worker_pid != old and not os.path.exists(f"/proc/{old}")
-            assert (gang.free_slots, gang.queue_length) == (8, 0)
-            async with gang.slot() as slot:
+            assert worker_group.worker_pid != old and not os.path.exists(f"/proc/{old}")
+            assert (worker_group.free_slots, worker_group.queue_length) == (8, 0)
+            async with worker_group.slot() as slot:
                 with pytest.raises(StageRefused, match="import them first"):
-                    await gang.forward(MicroBatch("d", 1, 0), slot, 2, 8)
-                assert (await gang.import_weights(epoch=0)).epoch == 0
+                    await worker_group.forward(MicroBatch("d", 1, 0), slot, 2, 8)
+                assert (await worker_group.import_weights(epoch=0)).epoch == 0
                 slot.hidden(2, 8).fill_(0.5)
                 slot.targets(2, 8).fill_(1)
-                await gang.forward(MicroBatch("d", 1, 0), slot, 2, 8)
+                await worker_group.forward(MicroBatch("d", 1, 0), slot, 2, 8)
 
 
 async def test_a_peer_whose_worker_cannot_be_started_again_leaves(
@@ -201,10 +203,10 @@ async def test_a_peer_whose_worker_cannot_be_started_again_leaves(
     in_vain: list[Event] = []
     last_words = pytest.RaisesGroup(pytest.RaisesExc(WorkerError, match="the device is gone.*join again"))
     with last_words:
-        async with open_worker(tmp_path, 1) as (gang, log):
+        async with open_worker(tmp_path, 1) as (worker_group, log):
             monkeypatch.setattr("peer.worker.process.Child.start", fails)
-            assert gang.worker_pid is not None
-            os.kill(gang.worker_pid, signal.SIGKILL)
+            assert worker_group.worker_pid is not None
+            os.kill(worker_group.worker_pid, signal.SIGKILL)
             with trio.fail_after(60), log.subscribed(in_vain.append):
                 await trio.sleep_forever()
     assert [event.name for event in in_vain].count("worker_failed") == 3

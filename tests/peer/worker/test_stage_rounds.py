@@ -15,7 +15,7 @@ import trio.testing
 
 from peer.errors import StageRefused, WorkerError
 from peer.model.layout import init_flat, split_flat
-from peer.worker.stage_client import MicroBatch, Slot, StageWorkerGroup
+from peer.worker.stage_client import MicroBatch, MicroBatchSlot, StageWorkerGroup
 from tests.peer.support.stage_harness import MODEL, open_stages
 from tests.peer.support.stage_worker_harness import STAGES, open_worker
 from tests.peer.support.worker_harness import freeze
@@ -28,7 +28,7 @@ SHAPE = (2, 8)
 NEW = split_flat(MODEL, init_flat(MODEL, seed=1), STAGES)[1]
 
 
-def fill(slot: Slot, seed: int, shape: tuple[int, int] = SHAPE) -> tuple[torch.Tensor, torch.Tensor]:
+def fill(slot: MicroBatchSlot, seed: int, shape: tuple[int, int] = SHAPE) -> tuple[torch.Tensor, torch.Tensor]:
     """Hidden state and targets for the last stage; also here."""
     generator = torch.Generator().manual_seed(seed)
     hidden = torch.randn(*shape, MODEL.hidden_size, generator=generator)
@@ -43,108 +43,110 @@ async def test_the_worker_does_as_the_stage(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     changes = {"previous": True, "staleness": 1}
     twin = open_stages(STAGES, **changes)[1]
-    async with open_worker(tmp_path, 1, **changes) as (gang, _), gang.slot() as slot:
-        out = torch.empty_like(gang.delta)
+    async with open_worker(tmp_path, 1, **changes) as (worker_group, _), worker_group.slot() as slot:
+        out = torch.empty_like(worker_group.delta)
 
         async def both(name: str, seed: int, epoch: int, count: bool = True, attempt: int = 0) -> None:
             micro_batch = MicroBatch(name, 1, epoch, count, attempt)
             hidden, targets = fill(slot, seed)
             losses = twin.forward(micro_batch, hidden, targets)
-            done = await gang.forward(micro_batch, slot, *SHAPE)
+            done = await worker_group.forward(micro_batch, slot, *SHAPE)
             assert torch.equal(slot.losses(*SHAPE), losses) and not done.counted
             fill(slot, seed + 1)
-            await gang.forward(micro_batch, slot, *SHAPE, keep=False)  # an evaluation under the same name, meanwhile
-            done = await gang.backward(micro_batch, slot, *SHAPE)
+            await worker_group.forward(
+                micro_batch, slot, *SHAPE, keep=False
+            )  # an evaluation under the same name, meanwhile
+            done = await worker_group.backward(micro_batch, slot, *SHAPE)
             assert done.counted == count
             assert torch.equal(slot.hidden(*SHAPE), twin.backward(micro_batch))
 
         await both("a", 0, epoch=0)
         await both("a", 2, epoch=0, count=False, attempt=1)
-        assert await gang.read_gradient() == twin.read_gradient(out) and torch.equal(gang.delta, out)
+        assert await worker_group.read_gradient() == twin.read_gradient(out) and torch.equal(worker_group.delta, out)
         await both("b", 4, epoch=0)
-        assert (await gang.read_gradient()).micro_batches == ("a", "b")
-        await gang.step(0)
+        assert (await worker_group.read_gradient()).micro_batches == ("a", "b")
+        await worker_group.step(0)
         twin.step(0)
-        await gang.export(capture=True)
-        twin.export(out, gang.outer, capture=True)
-        assert torch.equal(gang.delta, out)
+        await worker_group.export(capture=True)
+        twin.export(out, worker_group.outer, capture=True)
+        assert torch.equal(worker_group.delta, out)
         await both("c", 6, epoch=0)
-        await gang.step(1)
+        await worker_group.step(1)
         twin.step(1)
         await both("d", 8, epoch=1)
-        gang.outer.copy_(NEW)
-        assert await gang.import_weights(1, rebase=True) == twin.import_weights(NEW, 1, rebase=True)
-        await gang.export("weights")
-        assert torch.equal(gang.delta, twin.local) and not torch.equal(twin.local, NEW)
+        worker_group.outer.copy_(NEW)
+        assert await worker_group.import_weights(1, rebase=True) == twin.import_weights(NEW, 1, rebase=True)
+        await worker_group.export("weights")
+        assert torch.equal(worker_group.delta, twin.local) and not torch.equal(twin.local, NEW)
         await both("e", 10, epoch=0, count=False)  # of the weights before
         await both("a", 12, epoch=1)
-        assert await gang.take_gradient() == twin.take_gradient(out) and torch.equal(gang.delta, out)
-        assert (await gang.read_gradient()).tokens == 0
+        assert await worker_group.take_gradient() == twin.take_gradient(out) and torch.equal(worker_group.delta, out)
+        assert (await worker_group.read_gradient()).tokens == 0
 
 
 async def test_a_lost_worker_takes_all_with_it_and_says_so(tmp_path: Path) -> None:
-    async with open_worker(tmp_path, 1) as (gang, log), gang.slot() as slot:
+    async with open_worker(tmp_path, 1) as (worker_group, log), worker_group.slot() as slot:
         for lost in range(2):
-            assert gang.generation == lost
+            assert worker_group.generation == lost
             fill(slot, 0)
-            await gang.forward(MicroBatch("a", 1, 0), slot, *SHAPE)
-            assert (await gang.backward(MicroBatch("a", 1, 0), slot, *SHAPE)).counted
+            await worker_group.forward(MicroBatch("a", 1, 0), slot, *SHAPE)
+            assert (await worker_group.backward(MicroBatch("a", 1, 0), slot, *SHAPE)).counted
             fill(slot, 0)
-            await gang.forward(MicroBatch("b", 1, 0), slot, *SHAPE)
-            await gang.export(capture=True)
-            assert gang.worker_pid is not None
-            freeze(gang.worker_pid)
+            await worker_group.forward(MicroBatch("b", 1, 0), slot, *SHAPE)
+            await worker_group.export(capture=True)
+            assert worker_group.worker_pid is not None
+            freeze(worker_group.worker_pid)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(log.wait_for, "worker_ready")
-                nursery.start_soon(fails, gang, slot, lost + 1)
+                nursery.start_soon(fails, worker_group, slot, lost + 1)
                 await trio.testing.wait_all_tasks_blocked()
-                os.kill(gang.worker_pid, signal.SIGKILL)
-            for call in (gang.read_gradient, gang.take_gradient, gang.export):
+                os.kill(worker_group.worker_pid, signal.SIGKILL)
+            for call in (worker_group.read_gradient, worker_group.take_gradient, worker_group.export):
                 with pytest.raises(StageRefused, match="import them first"):
                     await call()
-            gang.outer.copy_(NEW)
-            await gang.import_weights(0, rebase=True)  # what was captured is lost: as it stands
-            await gang.export("weights")
-            assert torch.equal(gang.delta, NEW)
-            assert (await gang.read_gradient()).micro_batches == ()
+            worker_group.outer.copy_(NEW)
+            await worker_group.import_weights(0, rebase=True)  # what was captured is lost: as it stands
+            await worker_group.export("weights")
+            assert torch.equal(worker_group.delta, NEW)
+            assert (await worker_group.read_gradient()).micro_batches == ()
             with pytest.raises(StageRefused, match="send its forward again"):
-                await gang.backward(MicroBatch("b", 1, 0), slot, *SHAPE)
+                await worker_group.backward(MicroBatch("b", 1, 0), slot, *SHAPE)
 
 
-async def fails(gang: StageWorkerGroup, slot: Slot, generation: int) -> None:
+async def fails(worker_group: StageWorkerGroup, slot: MicroBatchSlot, generation: int) -> None:
     with pytest.raises(WorkerError, match="lost"):
-        await gang.backward(MicroBatch("b", 1, 0), slot, *SHAPE)
-    assert gang.generation == generation  # by then
+        await worker_group.backward(MicroBatch("b", 1, 0), slot, *SHAPE)
+    assert worker_group.generation == generation  # by then
 
 
 async def test_a_cancelled_backward_is_counted_exactly_if_it_returns(tmp_path: Path) -> None:
     """Cancelled at many moments: before the worker takes it up, while it computes, and not at all."""
     shape = (128, 16)
-    async with open_worker(tmp_path, 1, max_tokens=128 * 16) as (gang, _), gang.slot() as slot:
+    async with open_worker(tmp_path, 1, max_tokens=128 * 16) as (worker_group, _), worker_group.slot() as slot:
         counted = []
         for k in range(16):
             fill(slot, k, shape)
             micro_batch = MicroBatch(f"{k}", 1, 0)
-            await gang.forward(micro_batch, slot, *shape)
+            await worker_group.forward(micro_batch, slot, *shape)
             with trio.move_on_after(0.004 * k if k < 15 else math.inf):
-                assert (await gang.backward(micro_batch, slot, *shape)).counted
+                assert (await worker_group.backward(micro_batch, slot, *shape)).counted
                 counted.append(micro_batch.id)
-            assert not await gang.drop(micro_batch)  # counted or gone
-        assert counted and (await gang.read_gradient()).micro_batches == tuple(counted)
+            assert not await worker_group.drop(micro_batch)  # counted or gone
+        assert counted and (await worker_group.read_gradient()).micro_batches == tuple(counted)
 
 
 async def test_a_backward_that_waits_is_dropped_when_cancelled(tmp_path: Path) -> None:
-    async with open_worker(tmp_path, 1) as (gang, _), gang.slot() as slot:
+    async with open_worker(tmp_path, 1) as (worker_group, _), worker_group.slot() as slot:
         fill(slot, 0)
         micro_batch = MicroBatch("a", 1, 0)
-        await gang.forward(micro_batch, slot, *SHAPE)
-        assert gang.worker_pid is not None
-        freeze(gang.worker_pid)
+        await worker_group.forward(micro_batch, slot, *SHAPE)
+        assert worker_group.worker_pid is not None
+        freeze(worker_group.worker_pid)
         ended: list[bool] = []
 
         async def give_up(scope: trio.CancelScope) -> None:
             with scope:
-                await gang.backward(micro_batch, slot, *SHAPE)
+                await worker_group.backward(micro_batch, slot, *SHAPE)
             ended.append(scope.cancelled_caught)
 
         async with trio.open_nursery() as nursery:
@@ -154,8 +156,8 @@ async def test_a_backward_that_waits_is_dropped_when_cancelled(tmp_path: Path) -
             scope.cancel()
             await trio.testing.wait_all_tasks_blocked()
             assert not ended  # nobody knows yet
-            os.kill(gang.worker_pid, signal.SIGCONT)
-        counted = (await gang.read_gradient()).micro_batches
+            os.kill(worker_group.worker_pid, signal.SIGCONT)
+        counted = (await worker_group.read_gradient()).micro_batches
         assert ended == [counted == ()]
 
 
@@ -163,26 +165,26 @@ async def test_a_stage_closes_though_its_worker_hangs(tmp_path: Path) -> None:
     """What waits under a shield is let go."""
     errors: list[str] = []
 
-    async def stubborn(gang: StageWorkerGroup, slot: Slot) -> None:
+    async def stubborn(worker_group: StageWorkerGroup, slot: MicroBatchSlot) -> None:
         with trio.CancelScope(shield=True), pytest.raises(WorkerError, match="being closed") as caught:
-            await gang.forward(MicroBatch("b", 1, 0), slot, *SHAPE)
+            await worker_group.forward(MicroBatch("b", 1, 0), slot, *SHAPE)
         errors.append(str(caught.value))
         with trio.CancelScope(shield=True), pytest.raises(WorkerError, match="being closed"):
-            await gang.read_gradient()
+            await worker_group.read_gradient()
 
-    with trio.fail_after(240.0) as patience, trio.CancelScope() as everything:
+    with trio.fail_after(240.0) as timeout, trio.CancelScope() as everything:
         async with (
-            open_worker(tmp_path, 1, silence_s=600.0) as (gang, _),
-            gang.slot() as slot,
+            open_worker(tmp_path, 1, silence_s=600.0) as (worker_group, _),
+            worker_group.slot() as slot,
             trio.open_nursery() as nursery,
         ):
             fill(slot, 0)
-            await gang.forward(MicroBatch("a", 1, 0), slot, *SHAPE)
-            assert gang.worker_pid is not None
-            freeze(gang.worker_pid)
-            nursery.start_soon(gang.backward, MicroBatch("a", 1, 0), slot, *SHAPE)
-            nursery.start_soon(stubborn, gang, slot)
+            await worker_group.forward(MicroBatch("a", 1, 0), slot, *SHAPE)
+            assert worker_group.worker_pid is not None
+            freeze(worker_group.worker_pid)
+            nursery.start_soon(worker_group.backward, MicroBatch("a", 1, 0), slot, *SHAPE)
+            nursery.start_soon(stubborn, worker_group, slot)
             await trio.testing.wait_all_tasks_blocked()
-            patience.deadline = trio.current_time() + 60.0  # a silent worker is killed after 600 s
+            timeout.deadline = trio.current_time() + 60.0  # a silent worker is killed after 600 s
             everything.cancel()
     assert everything.cancelled_caught and len(errors) == 1

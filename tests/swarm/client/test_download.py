@@ -29,16 +29,16 @@ from swarm.client.download import Download, download_head
 from swarm.client.session import RunClient, visit
 from swarm.client.status import look
 from swarm.coordinator.coordinator import CoordinatorConfig, run_coordinator
-from swarm.membership.membership import MEMBERS, MemberRecord, Own, describe
+from swarm.membership.membership import MEMBERS, LocalStatus, MemberRecord, member_record
 from swarm.placement.stages import layout_of, vectors_of
 from swarm.protocol import messages
 from swarm.protocol.head import Head, Member
-from swarm.protocol.quorum import HeadCandidate, ask_standings
+from swarm.protocol.quorum import HeadCandidate, ask_head_reports
 from swarm.run.config import parse_run_config
 from swarm.run.home import Home
 from swarm.run.invite import Invite
 from swarm.run.manifest import Manifest, open_manifest
-from swarm.run.manifest_transfer import load_charter
+from swarm.run.manifest_transfer import load_run_files
 from swarm.state.snapshots import SnapshotStore
 from tests.dht.support.local_swarm import BRISK
 
@@ -55,9 +55,9 @@ class Run:
 
     @property
     def manifest(self) -> Manifest:
-        charter = load_charter(self.home)
-        assert charter is not None
-        return open_manifest(charter[0])
+        run_files = load_run_files(self.home)
+        assert run_files is not None
+        return open_manifest(run_files[0])
 
     def theta(self, stage: int, round: int) -> torch.Tensor:
         """What a made-up training run has made of that stage by then."""
@@ -72,27 +72,27 @@ class Run:
             me = Member(host.peer_id, "s")
             start = manifest.first_head(stage).regrouped((me,), 1)
             regroup = sign_body(authority, messages.REGROUP_KIND, start)
-            shelf: SnapshotStore | None = None
+            snapshots: SnapshotStore | None = None
             heads: list[Head] = []
             for number in rounds:
                 theta = self.theta(stage, number)
                 state = [theta, *(torch.zeros_like(theta) for _ in vectors_of(manifest, stage)[1:])]
                 tree = hash_state(state)
-                shelf = shelf or SnapshotStore(tree.size_bytes, 1 << 16)
-                shelf.publish(tree, state)
+                snapshots = snapshots or SnapshotStore(tree.size_bytes, 1 << 16)
+                snapshots.publish(tree, state)
                 heads.append(msgspec.structs.replace(start, round=number, state_hash=tree.root))
-            assert shelf is not None
-            shelf.serve(host.rpc)
+            assert snapshots is not None
+            snapshots.serve(host.rpc)
 
-            async def standing(call: Call[messages.AskHead]) -> messages.HeadReport:
+            async def report(call: Call[messages.AskHead]) -> messages.HeadReport:
                 assert call.body.group == manifest.group_id(stage)
                 head = heads.pop(0) if len(heads) > 1 else heads[0]
                 return messages.HeadReport(head, me, "training", regroup)
 
-            host.rpc.serve(messages.STANDING, standing)
-            own = Own(session="s", name=f"s{stage}", role="stage", phase="", joined_at=time.time(), stage=stage)
+            host.rpc.serve(messages.HEAD_REPORT, report)
+            own = LocalStatus(session="s", name=f"s{stage}", role="stage", phase="", joined_at=time.time(), stage=stage)
             async with open_node(host, self.invite.addresses, [MEMBERS], None, manifest.run_id, tuning=BRISK) as node:
-                assert await node.put(MEMBERS, manifest.run_id, describe(host, heads[0], own), 60.0) >= 2
+                assert await node.put(MEMBERS, manifest.run_id, member_record(host, heads[0], own), 60.0) >= 2
                 yield
 
 
@@ -101,7 +101,7 @@ def nobody_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them are in this process: where it stands still nobody answers."""
     for module in ("client.session", "coordinator.coordinator"):
         monkeypatch.setattr(f"swarm.{module}.open_node", partial(open_node, tuning=BRISK))
-    monkeypatch.setattr("swarm.client.session.ask_standings", partial(ask_standings, timeout_s=60.0))
+    monkeypatch.setattr("swarm.client.session.ask_head_reports", partial(ask_head_reports, timeout_s=60.0))
 
 
 @asynccontextmanager
@@ -134,8 +134,8 @@ async def test_the_coordinator_hands_out_every_stage(tmp_path: Path) -> None:
         assert [head.round for head in found.heads] == [0, 0, 0] and found.donors == 1
         assert [head.state_hash for head in found.heads] == list(run.manifest.genesis)
         assert torch.equal(found.theta, init_flat(run.manifest.model, run.manifest.run.seed))
-        async with visit(run.invite) as visitor:
-            seen = await look(visitor)
+        async with visit(run.invite) as client:
+            seen = await look(client)
         assert (seen.round, seen.members, seen.quorum_alive) == (0, 0, False)
         assert [stage.replicas for stage in seen.stages] == [0, 0, 0]
     async with coordinated(tmp_path / "home") as again:  # from what is on disk
@@ -150,8 +150,8 @@ async def test_a_model_is_put_together_of_its_stages(tmp_path: Path) -> None:
         assert [head.round for head in found.heads] == [5, 4, 5] and found.donors == 3
         parts = [run.theta(0, 5), run.theta(1, 4), run.theta(2, 5)]
         assert torch.equal(found.theta, torch.cat(parts)), "one round apart is as near as stages are"
-        async with visit(run.invite) as visitor:
-            seen = await look(visitor)
+        async with visit(run.invite) as client:
+            seen = await look(client)
         assert [(stage.round, stage.replicas, stage.quorum_alive) for stage in seen.stages] == [
             (5, 1, True), (4, 1, True), (5, 1, True)
         ]  # fmt: skip
@@ -174,15 +174,15 @@ async def test_a_stage_whose_replica_did_not_answer_in_time_is_asked_again(
 ) -> None:
     """The authority's word alone would be the beginning of the run."""
     monkeypatch.setattr(download, "PAUSE_S", 0.1)
-    asked, sightings = Counter[int](), RunClient.sightings
+    asked, candidates = Counter[int](), RunClient.candidates
 
-    async def late(visitor: RunClient, records: Mapping[str, MemberRecord], stage: int = 0) -> list[HeadCandidate]:
+    async def late(client: RunClient, records: Mapping[str, MemberRecord], stage: int = 0) -> list[HeadCandidate]:
         asked[stage] += 1
         if asked[stage] == 1:
             records = {peer: record for peer, record in records.items() if record.role == "coordinator"}
-        return await sightings(visitor, records, stage)
+        return await candidates(client, records, stage)
 
-    monkeypatch.setattr(RunClient, "sightings", late)
+    monkeypatch.setattr(RunClient, "candidates", late)
     async with coordinated(tmp_path / "home") as run, AsyncExitStack() as stack:
         for stage, number in enumerate((5, 4, 5)):
             await stack.enter_async_context(run.replica(stage, [number]))

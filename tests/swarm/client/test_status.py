@@ -21,7 +21,7 @@ def peer(**changes: object) -> MemberRecord:
     return msgspec.structs.replace(record("s"), at=NOW - 1, **changes)
 
 
-def sighting(
+def candidate(
     manifest: Manifest, stage: int, round: int, members: list[str], holders: int | None = None
 ) -> HeadCandidate:
     head: Head = manifest.first_head(stage).regrouped(tuple(Member(name, "s") for name in members), 1)
@@ -41,7 +41,7 @@ def three_stages() -> tuple[Manifest, dict[str, MemberRecord], list[HeadCandidat
         "f": peer(name="fay", role="feeder", round=-1, phase="feeding"),
         "z": peer(name="coordinator", role="coordinator"),
     }
-    return manifest, records, [sighting(manifest, 0, 7, ["a", "b", "d"], 2), sighting(manifest, 1, 6, ["c"]), None]
+    return manifest, records, [candidate(manifest, 0, 7, ["a", "b", "d"], 2), candidate(manifest, 1, 6, ["c"]), None]
 
 
 def test_each_stage_is_seen_by_itself() -> None:
@@ -63,13 +63,13 @@ def test_each_stage_is_seen_by_itself() -> None:
 
 def test_the_run_is_as_far_as_its_last_stage() -> None:
     manifest, records, best = three_stages()
-    seen = picture(manifest, records, [*best[:2], sighting(manifest, 2, 8, ["g"])], NOW)
+    seen = picture(manifest, records, [*best[:2], candidate(manifest, 2, 8, ["g"])], NOW)
     assert (seen.round, seen.tokens, seen.members, seen.quorum_alive) == (6, 6000, 5, True)
 
 
 def test_a_whole_model_looks_as_ever() -> None:
     manifest = manifest_of(1)
-    best = sighting(manifest, 0, 4, ["a", "b"])
+    best = candidate(manifest, 0, 4, ["a", "b"])
     records = {"a": peer(name="ann"), "b": peer(name="bob"), "c": peer(name="cyd")}
     seen = picture(manifest, records, [best], NOW)
     assert (seen.round, seen.state_hash, seen.head) == (4, "04" * 32, best.head.hash.hex())
@@ -104,14 +104,14 @@ def test_status_shows_stages_moves_and_feeders(capsys: pytest.CaptureFixture[str
     assert ["2", "4-5", "-", "0", "none", "0.0", "-", "not", "served"] in lines
     assert ["fay", "f", "-", "-", "-", "-", "feeding"] in lines, "a feeder has neither stage nor round"
     assert ["eve", "+", "e", "1", "-", "0.0", "0.0", "starting"] in lines, "nor has a joiner a round yet"
-    seen = picture(manifest, records, [*best[:2], sighting(manifest, 2, 8, ["g"])], NOW)
+    seen = picture(manifest, records, [*best[:2], candidate(manifest, 2, 8, ["g"])], NOW)
     assert "3 stages, all at round 6 or beyond" in shown(seen, capsys)
 
 
 def test_why_nothing_goes_on_at_a_stage_is_said() -> None:
     manifest, records, best = three_stages()
     coming = {name: records[name] for name in ("a", "b", "e")}
-    stages = picture(manifest, coming, [sighting(manifest, 0, 7, ["a", "b", "x"], 1), *best[1:]], NOW).stages
+    stages = picture(manifest, coming, [candidate(manifest, 0, 7, ["a", "b", "x"], 1), *best[1:]], NOW).stages
     assert [stage.phase for stage in stages] == ["waiting for a majority", "ready in 30 s", "not served"]
 
 
@@ -119,7 +119,7 @@ def test_a_stage_that_nobody_serves_is_as_far_as_the_authority_says() -> None:
     """Which is asked for its head, too, and has only the one that the term began with."""
     manifest, records, best = three_stages()
     told = peer(name="coordinator", role="coordinator", round=34, tokens=34_000)
-    lost = sighting(manifest, 2, 0, ["h"], 0)
+    lost = candidate(manifest, 2, 0, ["h"], 0)
     seen = picture(manifest, records | {manifest.authority: told}, [*best[:2], lost], NOW)
     assert [(stage.round, stage.tokens) for stage in seen.stages] == [(7, 7000), (6, 6000), (34, 34_000)]
     assert (seen.stages[2].quorum_alive, seen.stages[2].phase) == (False, "not served")
@@ -142,6 +142,6 @@ def test_the_held_out_loss_is_the_latest() -> None:
 
 def test_status_of_a_whole_model_knows_no_stages(capsys: pytest.CaptureFixture[str]) -> None:
     manifest = manifest_of(1)
-    text = shown(picture(manifest, {"a": peer(name="ann")}, [sighting(manifest, 0, 4, ["a"])], NOW), capsys)
+    text = shown(picture(manifest, {"a": peer(name="ann")}, [candidate(manifest, 0, 4, ["a"])], NOW), capsys)
     assert "round 4" in text and "state 04040404, 1 member (quorum 1: alive)" in text
     assert "stage" not in text

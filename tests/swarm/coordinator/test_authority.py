@@ -18,12 +18,12 @@ from peer.identity import Identity, Signed, sign_body
 from peer.net.host import Host, HostConfig, open_host
 from swarm.coordinator import authority as module
 from swarm.coordinator.authority import STAGE_BACK_S_MAX, Authority
-from swarm.coordinator.durable_state import FileState, Memory, Seen
+from swarm.coordinator.durable_state import DurableState, FileState, SeenHead
 from swarm.coordinator.handlers import CoordinatorHandlers
 from swarm.protocol import messages as say
 from swarm.protocol.head import Head, Member, genesis
 from swarm.protocol.messages import REGROUP_KIND
-from swarm.protocol.quorum import ASKED_MAX, ask_standings, open_regroup
+from swarm.protocol.quorum import ASKED_MAX, ask_head_reports, open_regroup
 from swarm.run.home import Home
 
 FIRST = genesis("run", b"0" * 32)
@@ -32,12 +32,12 @@ NEVER_S = 2.0  # many times as long as it takes where it does sign
 
 
 async def regrouped_by(
-    memory: Memory,
-    standing: say.HeadReport,
+    durable: DurableState,
+    report: say.HeadReport,
     me: Identity,
     stranger: Identity,
     seen_before: tuple[Head, ...] = (),
-    abreast: Callable[[Head], Head] | None = None,
+    fast_forward: Callable[[Head], Head] | None = None,
     rounds: int = 0,
     *,
     others: tuple[Head, ...] = (),
@@ -48,13 +48,13 @@ async def regrouped_by(
     """What an authority with that memory, which has just seen those heads before the last, signs anew when one peer,
     standing there, knocks and nobody else is alive. The other groups stand at `others`. The `crowd` publishes records,
     and knocks at that head. Waits for the signing, or `until` that holds."""
-    before = memory.signed
+    before = durable.signed
     async with (
         open_host(HostConfig(identity=me, events=EventLog())) as host,
         open_host(HostConfig(identity=stranger, events=EventLog())) as other,
         trio.open_nursery() as nursery,
     ):
-        elsewhere = [Authority(host, head, 1, list, Memory(), rounds) for head in others]
+        elsewhere = [Authority(host, head, 1, list, DurableState(), rounds) for head in others]
         for other_group in elsewhere:
             other_group._note_completion()
         known = [*(member.peer for member in crowd), stranger.peer_id]
@@ -63,27 +63,27 @@ async def regrouped_by(
             FIRST,
             1,
             lambda: known,
-            memory,
+            durable,
             rounds,
-            abreast=abreast,
+            fast_forward=fast_forward,
             others=lambda: elsewhere,
             max_peers=MAX_PEERS,
         )
         for member in crowd:
-            authority.knock(say.Knock(standing.head.hash, standing.head.round, member, (), "run"))
+            authority.request_join(say.JoinRequest(report.head.hash, report.head.round, member, (), "run"))
         for head in (*seen_before, authority.head):
             authority._see(head)
         CoordinatorHandlers(host, [authority])
         told = trio.Event()
 
         async def answer(call: object) -> say.HeadReport:
-            return standing
+            return report
 
         async def regroup(call: object) -> say.HeadReport:
             told.set()
-            return standing
+            return report
 
-        other.rpc.serve(say.STANDING, answer)  # type: ignore[arg-type]
+        other.rpc.serve(say.HEAD_REPORT, answer)  # type: ignore[arg-type]
         other.rpc.serve(say.REGROUP, regroup)  # type: ignore[arg-type]
         await host.connect_address(other.addresses[0], timeout_s=30)
         nursery.start_soon(authority.run)
@@ -93,7 +93,7 @@ async def regrouped_by(
             while until is not None and not until():
                 await trio.sleep(0.02)
         nursery.cancel_scope.cancel()
-    signed = memory.signed
+    signed = durable.signed
     return None if signed is None or signed == before else open_regroup(signed, me.peer_id, "run")
 
 
@@ -102,9 +102,9 @@ def begun(me: Identity, members: tuple[Member, ...]) -> tuple[Head, Signed]:
     return head, sign_body(me, REGROUP_KIND, head)
 
 
-def after(head: Head, signed: Signed) -> Memory:
+def after(head: Head, signed: Signed) -> DurableState:
     """What an authority remembers that saw that head last, and knows of none before it."""
-    return Memory(signed, Seen(head))
+    return DurableState(signed, SeenHead(head))
 
 
 async def test_only_who_was_a_member_takes_a_run_back(monkeypatch: object) -> None:
@@ -115,7 +115,7 @@ async def test_only_who_was_a_member_takes_a_run_back(monkeypatch: object) -> No
     gone = (Member("gone1", "s"), Member("gone2", "s"))
     start, signed = begun(me, gone)
     later = msgspec.structs.replace(start, round=7, previous=start.hash)
-    newcomer = say.HeadReport(start, Member(peer.peer_id, "fresh"), "knocking", signed)
+    newcomer = say.HeadReport(start, Member(peer.peer_id, "fresh"), "joining", signed)
 
     assert await regrouped_by(after(later, signed), newcomer, me, peer, within_s=NEVER_S) is None
 
@@ -123,7 +123,7 @@ async def test_only_who_was_a_member_takes_a_run_back(monkeypatch: object) -> No
     back = await regrouped_by(after(restarted, signed), newcomer, me, peer)
     assert back is not None and (back.term, back.round, back.members) == (2, 0, (newcomer.member,))
 
-    same_round = say.HeadReport(later, Member(peer.peer_id, "fresh"), "knocking", signed)
+    same_round = say.HeadReport(later, Member(peer.peer_id, "fresh"), "joining", signed)
     on = await regrouped_by(after(later, signed), same_round, me, peer)
     assert on is not None and (on.term, on.round) == (2, 7)
 
@@ -147,13 +147,13 @@ async def test_a_commit_lost_with_its_only_holder_is_gone_back_from(monkeypatch:
     alone = both.regrouped((Member("gone", "s"),), 2)
     signed = sign_body(me, REGROUP_KIND, alone)
     lost = msgspec.structs.replace(alone, round=1, previous=alone.hash)
-    survivor = say.HeadReport(alone, Member(peer.peer_id, "s"), "knocking", signed)
+    survivor = say.HeadReport(alone, Member(peer.peer_id, "s"), "joining", signed)
 
     back = await regrouped_by(after(lost, signed), survivor, me, peer, (both, alone))
     assert back is not None and (back.term, back.round, back.members) == (3, 0, (survivor.member,))
 
     stranger = Identity.generate()
-    claim = say.HeadReport(alone, Member(stranger.peer_id, "s"), "knocking", signed)
+    claim = say.HeadReport(alone, Member(stranger.peer_id, "s"), "joining", signed)
     assert await regrouped_by(after(lost, signed), claim, me, stranger, (both, alone), within_s=NEVER_S) is None
     assert await regrouped_by(after(lost, signed), survivor, me, peer, within_s=NEVER_S) is None, "from long ago"
 
@@ -166,7 +166,7 @@ async def test_strangers_crowd_out_nobody(monkeypatch: object) -> None:
     """However many say that they take part: who is a member is asked, and goes on with whoever was one lately."""
     monkeypatch.setattr(module, "ROUND_TRIP_S", 0.1)  # type: ignore[attr-defined]
     monkeypatch.setattr(module, "GONE_AFTER_S", 0.2)  # type: ignore[attr-defined]
-    monkeypatch.setattr(module, "KNOCK_LASTS_S", 600.0)  # type: ignore[attr-defined]
+    monkeypatch.setattr(module, "JOIN_REQUEST_LASTS_S", 600.0)  # type: ignore[attr-defined]
     me, peer = Identity.generate(), Identity.generate()
     lately, *strangers = some_members(5 * ASKED_MAX)
     start, signed = begun(me, (Member("gone", "s"), Member(peer.peer_id, "s")))
@@ -190,12 +190,12 @@ async def test_all_members_of_a_large_group_are_asked() -> None:
         asked = authority._whom_to_ask()
         assert asked[: len(members)] == members and set(asked) == {*members, *crowd}
 
-        CoordinatorHandlers(last, [Authority(last, FIRST, 1, list, Memory())])
+        CoordinatorHandlers(last, [Authority(last, FIRST, 1, list, DurableState())])
         await host.connect_address(last.addresses[0], timeout_s=30)
         for most, answers in ((len(members), 0), (len(members) + 1, 1)):
             asking = [*members, last.peer_id]
-            standings = await ask_standings(host.rpc, asking, timeout_s=60, group="run", most=most)
-            assert len(standings) == answers
+            head_reports = await ask_head_reports(host.rpc, asking, timeout_s=60, group="run", most=most)
+            assert len(head_reports) == answers
 
 
 # -- groups -----------------------------------------------------------------------------------------------------------
@@ -219,13 +219,13 @@ async def test_a_stage_without_replicas_goes_on_from_a_kept_commit_beside_the_ot
         return msgspec.structs.replace(head, round=8, inner_step=80)
 
     for head, seen, expected in ((kept, (kept,), 8), (forged, (kept,), None), (kept, (), None)):
-        standing = say.HeadReport(head, Member(peer.peer_id, "replacement"), "knocking", signed)
+        report = say.HeadReport(head, Member(peer.peer_id, "replacement"), "joining", signed)
         within_s = NEVER_S if expected is None else 60.0
-        on = await regrouped_by(after(last, signed), standing, me, peer, seen, beside, within_s=within_s)
+        on = await regrouped_by(after(last, signed), report, me, peer, seen, beside, within_s=within_s)
         assert (on.round if on is not None else None) == expected
         if on is not None:
             assert (on.term, on.inner_step, on.state_hash) == (2, 80, kept.state_hash)
-            assert on.previous == kept.hash and on.members == (standing.member,)
+            assert on.previous == kept.hash and on.members == (report.member,)
 
 
 async def test_a_head_that_was_made_up_is_nothing_to_go_on_from(monkeypatch: object) -> None:
@@ -240,12 +240,12 @@ async def test_a_head_that_was_made_up_is_nothing_to_go_on_from(monkeypatch: obj
     stranger = Member(peer.peer_id, "s")
     for round in (2**50, 8, 7):
         forged = msgspec.structs.replace(last, round=round, state_hash=b"x" * 32, members=(stranger,))
-        memory = after(last, signed)
-        standing = say.HeadReport(forged, stranger, "training", signed)
+        durable = after(last, signed)
+        report = say.HeadReport(forged, stranger, "training", signed)
         on = await regrouped_by(
-            memory, standing, me, peer, abreast=lambda head: head, others=(beside,), within_s=NEVER_S
+            durable, report, me, peer, fast_forward=lambda head: head, others=(beside,), within_s=NEVER_S
         )
-        assert on is None and memory.seen is not None and memory.seen.head == last
+        assert on is None and durable.seen is not None and durable.seen.head == last
 
 
 async def test_where_nobody_known_comes_back_strangers_are_the_stage(monkeypatch: object) -> None:
@@ -256,13 +256,13 @@ async def test_where_nobody_known_comes_back_strangers_are_the_stage(monkeypatch
     start, signed = begun(me, (Member("gone1", "s"), Member("gone2", "s")))
     stranger = Member(peer.peer_id, "s")
     theirs = msgspec.structs.replace(start, round=40, previous=b"6" * 32, members=(stranger,))
-    memory = after(msgspec.structs.replace(start, round=7, previous=b"5" * 32), signed)
-    standing = say.HeadReport(theirs, stranger, "training", signed)
+    durable = after(msgspec.structs.replace(start, round=7, previous=b"5" * 32), signed)
+    report = say.HeadReport(theirs, stranger, "training", signed)
 
     def believed() -> bool:
-        return memory.seen is not None and memory.seen.head == theirs
+        return durable.seen is not None and durable.seen.head == theirs
 
-    await regrouped_by(memory, standing, me, peer, abreast=lambda head: head, until=believed)
+    await regrouped_by(durable, report, me, peer, fast_forward=lambda head: head, until=believed)
     assert believed()
 
 
@@ -274,9 +274,13 @@ async def test_whom_a_stage_s_authority_believes() -> None:
     async with open_host(HostConfig(identity=me, events=EventLog())) as host:
 
         def believed(peer: str, head: bytes, others_at: int) -> list[int]:
-            beside = Authority(host, msgspec.structs.replace(first_of("beside"), round=others_at), 1, list, Memory())
-            memory = after(earlier, signed)
-            authority = Authority(host, FIRST, 1, list, memory, 20, abreast=lambda head: head, others=lambda: [beside])
+            beside = Authority(
+                host, msgspec.structs.replace(first_of("beside"), round=others_at), 1, list, DurableState()
+            )
+            durable = after(earlier, signed)
+            authority = Authority(
+                host, FIRST, 1, list, durable, 20, fast_forward=lambda head: head, others=lambda: [beside]
+            )
             for seen in (earlier, last):
                 authority._see(seen)
             return [round for round in (5, 6, 7, 8, 13, 14, 20, 21) if authority.believes(peer, head, round)]
@@ -299,15 +303,15 @@ async def test_a_restarted_authority_knows_what_it_saw_before(tmp_path: Path, mo
     kept = msgspec.structs.replace(start, round=5, previous=start.hash)
     between = msgspec.structs.replace(start, round=6, previous=kept.hash)
     last = msgspec.structs.replace(start, round=7, previous=between.hash)
-    memory = FileState(Home(tmp_path))
-    memory.keep(signed)
+    durable = FileState(Home(tmp_path))
+    durable.keep(signed)
     for head in (start, kept, between, last):
-        memory.see(head, STAGE_BACK_S_MAX)
-    del memory
+        durable.see(head, STAGE_BACK_S_MAX)
+    del durable
 
-    standing = say.HeadReport(kept, Member(peer.peer_id, "replacement"), "knocking", signed)
+    report = say.HeadReport(kept, Member(peer.peer_id, "replacement"), "joining", signed)
     restarted = FileState(Home(tmp_path))
-    on = await regrouped_by(restarted, standing, me, peer, abreast=lambda head: head)
+    on = await regrouped_by(restarted, report, me, peer, fast_forward=lambda head: head)
     assert on is not None and (on.term, on.round, on.previous) == (2, 5, kept.hash)
     again = FileState(Home(tmp_path))
     assert again.signed == restarted.signed and again.seen == restarted.seen
@@ -324,19 +328,19 @@ async def test_the_authority_tells_which_heads_it_would_go_on_from() -> None:
         open_host(HostConfig(identity=me, events=EventLog())) as host,
         open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as other,
     ):
-        memory = after(last, signed)
-        memory.see(kept, 60.0)
-        memory.see(last, 60.0)
-        CoordinatorHandlers(host, [Authority(host, FIRST, 1, list, memory, abreast=lambda head: head)])
+        durable = after(last, signed)
+        durable.see(kept, 60.0)
+        durable.see(last, 60.0)
+        CoordinatorHandlers(host, [Authority(host, FIRST, 1, list, durable, fast_forward=lambda head: head)])
         await other.connect_address(host.addresses[0], timeout_s=30)
         asked = say.AskBelieved("run", tuple((head.hash, head.round) for head in (start, kept, never, last, later)))
         answer = (await other.rpc.call(host.peer_id, say.BELIEVED, asked, timeout_s=30)).body
-        assert answer.heads == (kept.hash, last.hash) and answer.last == last.height
+        assert answer.heads == (kept.hash, last.hash) and answer.last == last.position
 
 
 async def test_each_group_begins_once_the_run_has_enough_peers(monkeypatch: object) -> None:
     """Two peers suffice, whichever groups they are in; a group without a peer waits for its first."""
-    monkeypatch.setattr(module, "KNOCK_LASTS_S", 600.0)  # type: ignore[attr-defined]
+    monkeypatch.setattr(module, "JOIN_REQUEST_LASTS_S", 600.0)  # type: ignore[attr-defined]
     async with (
         open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as host,
         open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as one,
@@ -347,42 +351,42 @@ async def test_each_group_begins_once_the_run_has_enough_peers(monkeypatch: obje
         for number, group in enumerate(("g0", "g1", "g2")):
             others = [n for n in range(3) if n != number]
             elsewhere = lambda others=others: sum(authorities[n].peers for n in others)  # noqa: E731
-            authorities.append(Authority(host, first_of(group), 2, list, Memory(), elsewhere=elsewhere))
+            authorities.append(Authority(host, first_of(group), 2, list, DurableState(), elsewhere=elsewhere))
         CoordinatorHandlers(host, authorities)
         for authority in authorities:
             nursery.start_soon(authority.run)
         for peer in (one, two):
             await peer.connect_address(host.addresses[0], timeout_s=30)
 
-        async def knock(peer: Host, group: str) -> say.HeadReport:
+        async def request_join(peer: Host, group: str) -> say.HeadReport:
             first = first_of(group)
-            body = say.Knock(first.hash, 0, Member(peer.peer_id, "s"), peer.addresses, group)
-            return (await peer.rpc.call(host.peer_id, say.KNOCK, body, timeout_s=30)).body
+            body = say.JoinRequest(first.hash, 0, Member(peer.peer_id, "s"), peer.addresses, group)
+            return (await peer.rpc.call(host.peer_id, say.REQUEST_JOIN, body, timeout_s=30)).body
 
         async def begun(peer: Host, group: str) -> Head:
             with trio.fail_after(60):
-                while not (standing := await knock(peer, group)).head.members:
+                while not (report := await request_join(peer, group)).head.members:
                     await trio.sleep(0.05)
-            assert standing.regroup is not None
-            assert open_regroup(standing.regroup, host.peer_id, group) == standing.head
-            return standing.head
+            assert report.regroup is not None
+            assert open_regroup(report.regroup, host.peer_id, group) == report.head
+            return report.head
 
-        assert not (await knock(one, "g0")).head.members
+        assert not (await request_join(one, "g0")).head.members
         await trio.sleep(2 * module.ROUND_TRIP_S)
-        assert not (await knock(one, "g0")).head.members, "one peer of two"
-        await knock(two, "g2")
+        assert not (await request_join(one, "g0")).head.members, "one peer of two"
+        await request_join(two, "g2")
         heads = [await begun(one, "g0"), await begun(two, "g2")]
         assert [[m.peer for m in head.members] for head in heads] == [[one.peer_id], [two.peer_id]]
         assert not authorities[1].begun
         assert [m.peer for m in (await begun(two, "g1")).members] == [two.peer_id], "now its first peer will do"
 
         with pytest.raises(RemoteError, match="no such group") as refused:
-            await knock(one, "g7")
+            await request_join(one, "g7")
         assert refused.value.code == "RoundError", "no strike"
         with pytest.raises(RemoteError, match="no such group"):
-            await one.rpc.call(host.peer_id, say.STANDING, say.AskHead(), timeout_s=30)  # which of three?
-        asked = await ask_standings(one.rpc, [host.peer_id], timeout_s=60, group="g2")
-        assert [standing.head.run_id for _, standing in asked] == ["g2"]
+            await one.rpc.call(host.peer_id, say.HEAD_REPORT, say.AskHead(), timeout_s=30)  # which of three?
+        asked = await ask_head_reports(one.rpc, [host.peer_id], timeout_s=60, group="g2")
+        assert [report.head.run_id for _, report in asked] == ["g2"]
         nursery.cancel_scope.cancel()
 
 
@@ -425,7 +429,7 @@ class Watched:
         self.start, self.signed = begun(me, members)
         self.last = self.later(5, members)
         self.authority = Authority(self.host, FIRST, 1, list, after(self.last, self.signed), rounds)
-        monkeypatch.setattr(module, "ask_standings", self._ask)
+        monkeypatch.setattr(module, "ask_head_reports", self._ask)
 
     def later(self, round: int, members: tuple[Member, ...]) -> Head:
         return msgspec.structs.replace(self.start, round=round, previous=b"p" * 32, members=members)

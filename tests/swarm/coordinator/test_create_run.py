@@ -21,7 +21,7 @@ from swarm.coordinator.create_run import found, reload
 from swarm.run.config import RunConfig, parse_run_config
 from swarm.run.home import Home
 from swarm.run.manifest import open_manifest
-from swarm.run.manifest_transfer import load_charter
+from swarm.run.manifest_transfer import load_run_files
 
 CUT = template().replace("layers = 2", "layers = 6\ntie_embeddings = false") + "\n[pipeline]\nstages = 3\n"
 
@@ -51,9 +51,9 @@ async def founded(home: Path, run: RunConfig) -> Identity:
 async def test_each_stage_begins_with_its_part_of_the_model(tmp_path: Path) -> None:
     run = parse_run_config(CUT)
     identity = await founded(tmp_path, run)
-    charter = load_charter(tmp_path)
-    assert charter is not None and run.model is not None
-    manifest = open_manifest(charter[0])
+    run_files = load_run_files(tmp_path)
+    assert run_files is not None and run.model is not None
+    manifest = open_manifest(run_files[0])
     states = reload(tmp_path, manifest, identity, EventLog())
     assert manifest.stages == 3 and [tuple(state.tensors) for state in states] == [("theta", "momentum")] * 3
     whole = init_flat(run.model, run.run.seed)
@@ -71,10 +71,10 @@ async def test_a_stage_that_is_gone_is_missed_by_name(tmp_path: Path) -> None:
     identity = await founded(tmp_path, parse_run_config(CUT))
     lost = Home(tmp_path).stage(1, 3).checkpoints
     lost.rename(tmp_path / "elsewhere")
-    charter = load_charter(tmp_path)
-    assert charter is not None
+    run_files = load_run_files(tmp_path)
+    assert run_files is not None
     with pytest.raises(CheckpointError, match="gone or damaged"):
-        reload(tmp_path, open_manifest(charter[0]), identity, EventLog())
+        reload(tmp_path, open_manifest(run_files[0]), identity, EventLog())
     with pytest.raises(
         CheckpointError, match=r"stage 1 of 3 is missing .*: add the home of a peer of each, .*HOME_OF_STAGE_1"
     ):

@@ -8,7 +8,7 @@ import pytest
 
 from peer.errors import CheckpointError, ResourceError
 from peer.identity import Identity, sign_body
-from swarm.coordinator.durable_state import FILE_BYTES_MAX, HEADS_MAX, FileState, Memory, Seen
+from swarm.coordinator.durable_state import FILE_BYTES_MAX, HEADS_MAX, DurableState, FileState, SeenHead
 from swarm.protocol.head import Head, Member, genesis
 from swarm.protocol.messages import REGROUP_KIND
 from swarm.run.home import Home
@@ -23,7 +23,7 @@ def head_of(round: int, *peers: str) -> Head:
 
 def test_what_is_older_is_forgotten() -> None:
     heads = [head_of(round, f"p{round}", "always") for round in range(4)]
-    seen = Seen(heads[0])
+    seen = SeenHead(heads[0])
     for head, at in zip(heads, (0.0, 50.0, 120.0, 140.0), strict=True):
         seen = seen.then(head, at, BACK_S)
     assert seen.head == heads[3]
@@ -33,14 +33,14 @@ def test_what_is_older_is_forgotten() -> None:
 
 def test_the_commit_before_one_that_was_seen_counts_too() -> None:
     unseen = head_of(1)
-    memory = Memory()
-    memory.see(unseen.regrouped((Member("p", "s"),), 2), BACK_S)
-    assert memory.saw(unseen.hash) and not memory.saw(head_of(3).hash)
-    assert memory.knew("p") and not memory.knew("q")
+    durable = DurableState()
+    durable.see(unseen.regrouped((Member("p", "s"),), 2), BACK_S)
+    assert durable.saw(unseen.hash) and not durable.saw(head_of(3).hash)
+    assert durable.knew("p") and not durable.knew("q")
 
 
 def test_of_too_many_the_latest_are_kept() -> None:
-    seen = Seen(head_of(0))
+    seen = SeenHead(head_of(0))
     for round in range(HEADS_MAX):
         seen = seen.then(head_of(round), 0.0, BACK_S)
     assert len(seen.heads) == HEADS_MAX
@@ -50,9 +50,9 @@ def test_of_too_many_the_latest_are_kept() -> None:
 @pytest.mark.parametrize("name", ["seen.msgpack", "regroup.msgpack"])
 def test_a_damaged_memory_is_said_and_not_guessed(tmp_path: Path, name: str) -> None:
     home, me = Home(tmp_path), Identity.generate()
-    memory = FileState(home)
-    memory.keep(sign_body(me, REGROUP_KIND, head_of(1, me.peer_id)))
-    memory.see(head_of(1, me.peer_id), BACK_S)
+    durable = FileState(home)
+    durable.keep(sign_body(me, REGROUP_KIND, head_of(1, me.peer_id)))
+    durable.see(head_of(1, me.peer_id), BACK_S)
     path = tmp_path / name
     whole = path.read_bytes()
     for damaged in (whole[:-1], b"", b"\xff" * 100, b"\x00" * (FILE_BYTES_MAX + 1)):
@@ -64,10 +64,10 @@ def test_a_damaged_memory_is_said_and_not_guessed(tmp_path: Path, name: str) -> 
 
 
 def test_what_could_not_be_written_does_not_count(tmp_path: Path) -> None:
-    memory = FileState(Home(tmp_path))
-    memory.see(head_of(1, "p"), BACK_S)
+    durable = FileState(Home(tmp_path))
+    durable.see(head_of(1, "p"), BACK_S)
     (tmp_path / "seen.msgpack").unlink()
     (tmp_path / "seen.msgpack").mkdir()
     with pytest.raises(ResourceError):
-        memory.see(head_of(2, "q"), BACK_S)
-    assert memory.seen is not None and memory.seen.head == head_of(1, "p") and not memory.knew("q")
+        durable.see(head_of(2, "q"), BACK_S)
+    assert durable.seen is not None and durable.seen.head == head_of(1, "p") and not durable.knew("q")

@@ -23,7 +23,7 @@ from swarm.gossip import messages as say
 from swarm.gossip.coding import step_alone
 from swarm.gossip.exchange import PairExchange
 from swarm.gossip.matchmaking import Matchmaker
-from swarm.gossip.pairing import Seen
+from swarm.gossip.pairing import PeerView
 from tests.swarm.support.gossip_group import CONSTANTS, NUMEL, Group, Peer, noise
 
 ALPHA, BETA, GAMMA = CONSTANTS
@@ -75,22 +75,22 @@ async def test_a_pair_does_what_the_paper_says(tmp_path: Path, codec: str) -> No
 
 
 def test_both_sides_of_a_pair_compute_the_same_means() -> None:
-    from swarm.gossip.coding import Message
+    from swarm.gossip.coding import PairMessage
 
     coding = Group(Path(), "int8", 0, 2).coding
-    a = Message(coding.pack_phi(noise(1)), coding.pack_delta(noise(2)))
-    b = Message(coding.pack_phi(noise(3)), coding.pack_delta(noise(4)))
+    a = PairMessage(coding.pack_phi(noise(1)), coding.pack_delta(noise(2)))
+    b = PairMessage(coding.pack_phi(noise(3)), coding.pack_delta(noise(4)))
     for (delta, phi), (delta_too, phi_too) in zip(coding.means(a, b), coding.means(b, a), strict=True):
         assert torch.equal(delta, delta_too) and torch.equal(phi, phi_too)
 
 
 def test_a_coarse_code_does_not_move_peers_that_agree() -> None:
     """The pull is between what partners see of each other, not towards what the code can express."""
-    from swarm.gossip.coding import Message
+    from swarm.gossip.coding import PairMessage
 
     coding = Group(Path(), "int4", 0, 2).coding
     theta, zero = noise(1), torch.zeros(NUMEL)
-    message = Message(coding.pack_phi(theta), coding.pack_delta(zero))
+    message = PairMessage(coding.pack_phi(theta), coding.pack_delta(zero))
     after = theta.clone()
     coding.step(after, zero.clone(), message, message, CONSTANTS)
     assert torch.equal(after, theta)
@@ -125,7 +125,7 @@ class Liar:
     async def _on_commit(self, call: Call[say.Commit]) -> say.Committed:
         return say.Committed(tuple(blake3(piece).digest() for piece in self._slices[call.body.half]))
 
-    async def _on_slice(self, call: Call[say.SliceOf]) -> tuple[say.Nothing, Buffer]:
+    async def _on_slice(self, call: Call[say.AskSlice]) -> tuple[say.Nothing, Buffer]:
         return say.Nothing(), self._forge(self._slices[call.body.half][call.body.index])
 
     async def _on_leave(self, call: Call[say.Leave]) -> say.Nothing:
@@ -159,7 +159,7 @@ async def test_a_lying_partner_is_refused_and_struck(tmp_path: Path, lie: str) -
     group = Group(tmp_path, "fp32", 1, 2)
     slices = {"phi": cut(group, "phi", phi), "delta": cut(group, "delta", delta)}
     peer, stranger = await meet_once(group, lambda host: Liar(host, slices, forge))
-    assert {event.fields["peer"] for event in peer.seen("peer_struck")} == {stranger}
+    assert {event.fields["peer"] for event in peer.seen("peer_penalized")} == {stranger}
     assert not peer.seen("gossip_met")
     (theta, _), *_ = peer.stands
     alone = THETA - BETA * noise(10, 0.05)
@@ -181,7 +181,7 @@ async def test_a_partner_without_its_last_slice_is_left(
         return piece
 
     class Withholds(Liar):
-        async def _on_slice(self, call: Call[say.SliceOf]) -> tuple[say.Nothing, Buffer]:
+        async def _on_slice(self, call: Call[say.AskSlice]) -> tuple[say.Nothing, Buffer]:
             nothing, piece = await super()._on_slice(call)
             if (call.body.half, call.body.index) != ("delta", group.coding.count - 1):
                 return nothing, piece
@@ -194,7 +194,7 @@ async def test_a_partner_without_its_last_slice_is_left(
     group = Group(tmp_path, "fp32", 1, 2)
     assert group.coding.count == 2
     peer, stranger = await meet_once(group, lambda host: Withholds(host, honest(group), lambda b: b))
-    struck = {event.fields["peer"] for event in peer.seen("peer_struck")}
+    struck = {event.fields["peer"] for event in peer.seen("peer_penalized")}
     assert rest_is_here.is_set() and struck == ({stranger} if cheats else set())
     assert len(peer.seen("gossip_alone")) == 1 and not peer.seen("gossip_met")
 
@@ -213,7 +213,7 @@ async def test_a_partner_that_has_sent_all_and_then_something_else_is_left(
     monkeypatch.setattr(Matchmaker, "_hold", hold_and_be_cheated)
     group = Group(tmp_path, "fp32", 1, 2)
     peer, stranger = await meet_once(group, lambda host: Liar(host, honest(group), lambda b: b))
-    assert {event.fields["peer"] for event in peer.seen("peer_struck")} == {stranger}
+    assert {event.fields["peer"] for event in peer.seen("peer_penalized")} == {stranger}
     assert len(peer.seen("gossip_alone")) == 1 and not peer.seen("gossip_met")
 
 
@@ -221,18 +221,18 @@ async def test_an_honest_stranger_of_the_same_kind_is_met(tmp_path: Path) -> Non
     """What the test above refuses, it refuses for the lie."""
     group = Group(tmp_path, "fp32", 1, 2)
     peer, _ = await meet_once(group, lambda host: Liar(host, honest(group), lambda b: b))
-    assert len(peer.seen("gossip_met")) == 1 and not peer.seen("peer_struck")
+    assert len(peer.seen("gossip_met")) == 1 and not peer.seen("peer_penalized")
 
 
 async def test_a_frozen_partner_costs_one_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarm.gossip.peer_scores.PAUSE_S", 600.0)
-    group = Group(tmp_path, "fp32", 3, 2, patience_s=0.0)
+    group = Group(tmp_path, "fp32", 3, 2, timeout_floor_s=0.0)
     asked = []
 
     class Frozen(Liar):
         async def _on_propose(self, call: Call[say.Propose]) -> say.Answer:
             asked.append(call.body.meeting)
-            peer.engine._corner.tempo._patience_s = 0.0
+            peer.engine._context.timeouts._timeout_floor_s = 0.0
             return await super()._on_propose(call)
 
         async def _on_commit(self, call: Call[say.Commit]) -> say.Committed:
@@ -243,10 +243,12 @@ async def test_a_frozen_partner_costs_one_deadline(tmp_path: Path, monkeypatch: 
         Frozen(host, {}, lambda b: b)
         async with group.join(THETA, lambda n: noise(10 + n, 0.05)) as peer:
             meet_stranger(group, peer, host)
-            peer.engine._corner.tempo._patience_s = 60.0  # until it is asked: a first call takes long on a busy machine
+            peer.engine._context.timeouts._timeout_floor_s = (
+                60.0  # until it is asked: a first call takes long on a busy machine
+            )
             await run(peer)
     assert len(asked) == 1, "it was asked again at once"
-    assert len(peer.seen("gossip_alone")) == 3 and not peer.seen("peer_struck")
+    assert len(peer.seen("gossip_alone")) == 3 and not peer.seen("peer_penalized")
 
 
 async def test_a_late_joiner_takes_over_a_state_and_begins_without_momentum(tmp_path: Path) -> None:
@@ -268,14 +270,14 @@ async def test_a_late_joiner_takes_over_a_state_and_begins_without_momentum(tmp_
     theta, move = late.stands[0]
     assert not move.any()
     assert any(torch.equal(theta, stand) for peer in old for stand, _ in peer.stands)
-    assert not [e for peer in group.peers for e in peer.events if e.name in ("peer_struck", "bug")]
+    assert not [e for peer in group.peers for e in peer.events if e.name in ("peer_penalized", "bug")]
 
 
 async def test_who_is_stopped_in_the_middle_of_a_step_has_one_whole_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is saved then names the weights that it has."""
-    group = Group(tmp_path, "fp32", 1, 1, patience_s=0.0)
+    group = Group(tmp_path, "fp32", 1, 1, timeout_floor_s=0.0)
     with trio.CancelScope() as stopped:
 
         def step_and_stop(theta: torch.Tensor, *rest: Any) -> None:
@@ -298,7 +300,7 @@ async def test_who_is_too_far_apart_does_not_meet(tmp_path: Path) -> None:
         ahead.engine.replica.round = 40
         group.peers.clear()  # neither knows more than the other's name
         for a, b in ((ahead, behind), (behind, ahead)):
-            a.others = lambda b=b, a=a: {b.host.peer_id: Seen(a.engine.replica.round)}  # type: ignore[method-assign]
+            a.others = lambda b=b, a=a: {b.host.peer_id: PeerView(a.engine.replica.round)}  # type: ignore[method-assign]
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ahead.engine.run)
             nursery.start_soon(behind.engine.run)
@@ -312,7 +314,7 @@ async def test_who_is_too_far_apart_does_not_meet(tmp_path: Path) -> None:
 
 
 def meet_stranger(group: Group, peer: Peer, host: Host) -> None:
-    group.strangers[host.peer_id] = Seen(0)
+    group.strangers[host.peer_id] = PeerView(0)
     peer.host.book.add(host.peer_id, host.addresses)
 
 

@@ -14,7 +14,7 @@ from swarm.gossip.coding import Compared
 from swarm.gossip.norm_check import Norms
 from swarm.gossip.pairing import (
     APART_MAX,
-    Seen,
+    PeerView,
     candidates,
     is_left_behind,
     round_after,
@@ -25,8 +25,8 @@ from swarm.gossip.peer_scores import MEMORY_S, PAUSE_MAX_S, PAUSE_S, PeerScores
 from swarm.gossip.sampling import SLOTS, draw
 
 
-def at(*rounds: int) -> dict[str, Seen]:
-    return {f"peer {i}": Seen(number) for i, number in enumerate(rounds)}
+def at(*rounds: int) -> dict[str, PeerView]:
+    return {f"peer {i}": PeerView(number) for i, number in enumerate(rounds)}
 
 
 def test_partners_are_drawn_evenly_and_the_distant_are_asked_last() -> None:
@@ -63,11 +63,11 @@ def test_only_most_of_the_others_can_leave_one_behind() -> None:
 
 
 def test_slower_peers_do_fewer_steps_and_boasts_starve_nobody() -> None:
-    fast, slow = {"a": Seen(0, 10.0)}, {"a": Seen(0, 5.0)}
+    fast, slow = {"a": PeerView(0, 10.0)}, {"a": PeerView(0, 5.0)}
     assert steps_for(5.0, fast, 40) == 20 and steps_for(10.0, slow, 40) == 40
     assert steps_for(0.0, fast, 40) == 40 and steps_for(5.0, {}, 40) == 40
-    boast = {"a": Seen(0, 5.0), "b": Seen(0, 1e8), "c": Seen(0, float("nan"))}
-    assert steps_for(5.0, boast, 40) == 10
+    claim = {"a": PeerView(0, 5.0), "b": PeerView(0, 1e8), "c": PeerView(0, float("nan"))}
+    assert steps_for(5.0, claim, 40) == 10
 
 
 def test_samples_are_drawn_once_and_hardly_ever_by_two() -> None:
@@ -83,25 +83,25 @@ def test_samples_are_drawn_once_and_hardly_ever_by_two() -> None:
 
 def test_failures_cost_a_while_and_strikes_an_hour() -> None:
     now = 0.0
-    grudges = PeerScores(lambda: now)
-    grudges.failed("a")
-    assert grudges.avoids("a") and not grudges.avoids("b")
+    scores = PeerScores(lambda: now)
+    scores.failed("a")
+    assert scores.avoids("a") and not scores.avoids("b")
     now = PAUSE_S
-    assert not grudges.avoids("a")
+    assert not scores.avoids("a")
     for _ in range(20):
-        grudges.failed("a")
+        scores.failed("a")
     now += PAUSE_MAX_S
-    assert not grudges.avoids("a"), "a peer that only fails is never banned"
-    grudges.fine("a")
-    grudges.failed("a")
+    assert not scores.avoids("a"), "a peer that only fails is never banned"
+    scores.fine("a")
+    scores.failed("a")
     now += PAUSE_S
-    assert not grudges.avoids("a")
+    assert not scores.avoids("a")
     for _ in range(3):
-        grudges.strike("b")
+        scores.strike("b")
     now += MEMORY_S - 1
-    assert grudges.avoids("b")
+    assert scores.avoids("b")
     now += 2
-    assert not grudges.avoids("b")
+    assert not scores.avoids("b")
 
 
 def told(delta: float = 1.0, phi: float = 10.0, distance: float = 1.0) -> Compared:

@@ -10,8 +10,8 @@ import pytest
 
 from peer.errors import DeadlineExceeded, NetworkError
 from peer.net.rpc import Rpc
-from swarm.gossip.messages import Place
-from swarm.gossip.pairing import Seen
+from swarm.gossip.messages import StateOffer
+from swarm.gossip.pairing import PeerView
 from swarm.gossip.state_transfer import AHEAD_MAX, find_donor
 
 
@@ -24,19 +24,19 @@ class Answers:
     async def call(self, peer: str, *call: object, timeout_s: float) -> Any:
         if peer not in self._rounds:
             raise DeadlineExceeded("silent")
-        return SimpleNamespace(body=Place(self._rounds[peer], bytes(32)))
+        return SimpleNamespace(body=StateOffer(self._rounds[peer], bytes(32)))
 
 
 async def found(rounds: Mapping[str, int], seen: int = 50) -> int:
-    others = {peer: Seen(seen) for peer in "abcde"}
+    others = {peer: PeerView(seen) for peer in "abcde"}
     return (await find_donor(cast(Rpc, Answers(rounds)), others, 1.0))[1].round
 
 
 async def test_the_only_donor_that_answers_is_not_believed_beyond_the_records() -> None:
-    for boast in (1 << 53, 50 + AHEAD_MAX + 1):
+    for claim in (1 << 53, 50 + AHEAD_MAX + 1):
         with pytest.raises(NetworkError):
-            await found({"a": boast})
-        assert await found({"a": boast, "b": boast, "c": 51}) == 51
+            await found({"a": claim})
+        assert await found({"a": claim, "b": claim, "c": 51}) == 51
 
 
 async def test_a_group_may_go_on_while_its_records_are_under_way() -> None:
@@ -46,5 +46,5 @@ async def test_a_group_may_go_on_while_its_records_are_under_way() -> None:
 
 async def test_newcomers_do_not_make_the_others_unbelievable() -> None:
     for new in (-1, 0):
-        others = {"a": Seen(500), "b": Seen(new), "c": Seen(new)}
+        others = {"a": PeerView(500), "b": PeerView(new), "c": PeerView(new)}
         assert (await find_donor(cast(Rpc, Answers({"a": 500})), others, 1.0))[0] == "a"

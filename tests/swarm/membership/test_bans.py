@@ -21,7 +21,7 @@ from swarm.run.gate import Gate
 from swarm.run.home import Home
 from swarm.run.invite import Invite
 from swarm.run.manifest import sign_manifest
-from swarm.run.manifest_transfer import save_charter, write_atomically
+from swarm.run.manifest_transfer import save_run_files, write_atomically
 from tests.swarm.run.test_gate import AUTHORITY, hear, hosts, manifest_of
 
 
@@ -83,7 +83,7 @@ def test_an_invite_made_out_to_one_peer(
     home, guest = Home(tmp_path / "c"), Identity.generate().peer_id
     authority = Identity.load_or_create(home.identity)
     manifest = msgspec.structs.replace(manifest_of(open_run=False), authority=authority.peer_id)
-    save_charter(home.path, sign_manifest(authority, manifest), b"")
+    save_run_files(home.path, sign_manifest(authority, manifest), b"")
     addresses = (f"/ip4/127.0.0.1/tcp/1/p2p/{authority.peer_id}",)
     write_atomically(home.invite, str(Invite(manifest.run_id, authority.peer_id, addresses)).encode())
 

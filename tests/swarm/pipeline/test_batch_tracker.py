@@ -15,26 +15,26 @@ import pytest
 import trio
 from msgspec.structs import replace
 
-from optim.config import AllReduce
+from optim.config import AllReduceConfig
 from peer.errors import BarnraiseError
 from peer.identity import Identity, Signed, open_body
 from peer.net.host import Host
 from peer.net.method import Call
 from peer.net.rpc_server import BUSY
-from swarm.pipeline.messages import COUNTED, REISSUE, AskCounted, Counted, Reissue
+from swarm.pipeline.messages import COUNTED, REDISPATCH, AskCounted, Counted, Redispatch
 from swarm.protocol.ledger import Range
-from swarm.protocol.messages import HAND_IN, PREPARE, Done, HandIn
+from swarm.protocol.messages import PREPARE, SUBMIT, Done, Submit
 from swarm.protocol.plan import CONTRIBUTION_KIND, Contribution
 from tests.swarm.support.hostile import Liar
 from tests.swarm.support.pipeline_harness import Table, open_impostor, open_replica, without_haste
-from tests.swarm.support.stage_replicas import Setting, StageSeat, entry_of, seated
+from tests.swarm.support.stage_replicas import Setting, StageMember, entry_of, seated
 from tests.swarm.support.stage_scene import BATCH, check_one_process, scene_of, until
 
 pytestmark = [
     pytest.mark.process,
     pytest.mark.skipif(sys.platform != "linux", reason="stages run in worker processes, supervised through /proc"),
 ]
-SETTING = Setting(2, AllReduce(batch=BATCH), rounds=1)
+SETTING = Setting(2, AllReduceConfig(batch=BATCH), rounds=1)
 
 
 class Busy(BarnraiseError):
@@ -58,7 +58,7 @@ class Mate:
 
 
 @asynccontextmanager
-async def open_group(folder: Path, mates: int) -> AsyncIterator[tuple[StageSeat, list[Mate]]]:
+async def open_group(folder: Path, mates: int) -> AsyncIterator[tuple[StageMember, list[Mate]]]:
     """A replica of stage 1 of 2, and so many mates; nobody is on stage 0."""
     authority = Identity.load_or_create(folder / "authority.key")
     table: Table = {}
@@ -74,56 +74,56 @@ async def open_group(folder: Path, mates: int) -> AsyncIterator[tuple[StageSeat,
 
 
 async def test_a_batch_is_whole_whoever_has_counted_it(tmp_path: Path) -> None:
-    async with open_group(tmp_path, 2) as (seat, [one, two]):
+    async with open_group(tmp_path, 2) as (member, [one, two]):
         one.has, two.has = ((0, BATCH // 2),), ((BATCH // 2, BATCH),)
-        names = [seat.replica.peer, one.host.peer_id, two.host.peer_id]
+        names = [member.replica.peer, one.host.peer_id, two.host.peer_id]
         with trio.fail_after(60):
-            claims = await seat.trainer.gather(names)
+            claims = await member.trainer.gather(names)
         assert claims == dict(zip(names, ((), one.has, two.has), strict=True))
-        assert not seat.replica.seen("pipeline_reissued")
+        assert not member.replica.seen("pipeline_redispatched")
 
 
 async def test_who_is_too_busy_to_say_has_what_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without_haste(monkeypatch)  # else who is asked once more may not have been heard
     assert Busy.__name__ == BUSY
-    async with open_group(tmp_path, 2) as (seat, [busy, slow]):
+    async with open_group(tmp_path, 2) as (member, [busy, slow]):
         busy.has = ((0, BATCH // 2),)
-        members = [seat.replica.peer, *(mate.host.peer_id for mate in (busy, slow))]
+        members = [member.replica.peer, *(mate.host.peer_id for mate in (busy, slow))]
         with trio.fail_after(60):
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(seat.trainer.gather, members)
+                nursery.start_soon(member.trainer.gather, members)
                 for wanted in (2, 4):  # it has said what it has; it has been busy
                     while busy.asked < wanted:
                         await trio.sleep(0.01)
                     busy.busy = True
                 slow.has = ((BATCH // 2, BATCH),)
-        assert not [e for e in seat.replica.seen("pipeline_reissued") if "gone" in str(e.fields["reason"])]
+        assert not [e for e in member.replica.seen("pipeline_redispatched") if "gone" in str(e.fields["reason"])]
 
 
-async def test_a_round_that_a_lost_leader_had_begun_with_is_issued_again_at_once(
+async def test_a_round_that_a_lost_leader_had_begun_with_is_dispatched_again_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The group was regrouped at the head that it had, and begins at once: what nobody is at now was counted by whoever
     is gone."""
     without_haste(monkeypatch)
-    async with open_group(tmp_path, 1) as (seat, [mate]):
-        before, at = seat.engine.head, seat.post.host
-        reissued = trio.Event()
+    async with open_group(tmp_path, 1) as (member, [mate]):
+        before, at = member.engine.head, member.context.host
+        redispatched = trio.Event()
 
-        async def on_reissue(call: Call[Reissue]) -> Done:
+        async def on_redispatch(call: Call[Redispatch]) -> Done:
             assert call.body.spans and mate.asked <= 3, "soon, and not when it has waited for long"
-            reissued.set()
+            redispatched.set()
             return Done()
 
-        mate.host.rpc.serve(REISSUE, on_reissue)
+        mate.host.rpc.serve(REDISPATCH, on_redispatch)
         at.book.add(mate.host.peer_id, list(mate.host.addresses))
-        seat.trainer._overseer._issuers = lambda: [mate.host.peer_id]
+        member.trainer._tracker._issuers = lambda: [mate.host.peer_id]
         with trio.fail_after(60):
-            await until(lambda: seat.trainer.head == before and seat.trainer._adoption is None)
-            seat.trainer.adopt(seat.post.state.theta, (), before.regrouped(before.members, before.term + 1))
+            await until(lambda: member.trainer.head == before and member.trainer._adoption is None)
+            member.trainer.adopt(member.context.state.theta, (), before.regrouped(before.members, before.term + 1))
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(seat.trainer.gather, [seat.replica.peer, mate.host.peer_id])
-                await reissued.wait()
+                nursery.start_soon(member.trainer.gather, [member.replica.peer, mate.host.peer_id])
+                await redispatched.wait()
                 nursery.cancel_scope.cancel()
 
 
@@ -132,7 +132,7 @@ async def test_a_round_that_a_lost_leader_had_begun_with_is_issued_again_at_once
 
 async def test_who_claims_the_batch_and_hands_in_nothing_holds_up_nobody(tmp_path: Path) -> None:
     """Nobody sends it a micro-batch either."""
-    setting = Setting(2, AllReduce(batch=BATCH), rounds=2)
+    setting = Setting(2, AllReduceConfig(batch=BATCH), rounds=2)
     async with scene_of(tmp_path, setting, [1, 3]) as scene:
         liar = scene.stages[1][0].replica
         scene.table[liar.peer]["stage"] = -1
@@ -149,25 +149,25 @@ async def test_who_claims_the_batch_and_hands_in_nothing_holds_up_nobody(tmp_pat
 
 async def test_who_hands_in_what_cannot_be_used_begins_anew(tmp_path: Path) -> None:
     """What it had counted is issued again."""
-    setting = Setting(2, AllReduce(batch=BATCH), rounds=3)
+    setting = Setting(2, AllReduceConfig(batch=BATCH), rounds=3)
     async with scene_of(tmp_path, setting, [1, 2]) as scene:
-        seat = scene.stages[1][0]
-        broken = Liar(cast(Any, SimpleNamespace(host=seat.replica.host, post=seat.post)))
+        member = scene.stages[1][0]
+        broken = Liar(cast(Any, SimpleNamespace(host=member.replica.host, context=member.context)))
         spoilt: dict[int, bytes] = {}
 
         def spoil(signed: Signed) -> Signed:
             """What it hands in under the first plan of each round in which it has counted anything."""
             body = open_body(signed, CONTRIBUTION_KIND, Contribution)
-            if not body.counted or spoilt.setdefault(seat.engine.head.round, body.plan) != body.plan:
+            if not body.counted or spoilt.setdefault(member.engine.head.round, body.plan) != body.plan:
                 return signed
             return broken.forge(signed, sqnorms=(math.inf,) * len(body.sqnorms))
 
-        broken.sends(HAND_IN, lambda peer, body, payload: (HandIn(spoil(body.contribution)), payload))
+        broken.sends(SUBMIT, lambda peer, body, payload: (Submit(spoil(body.contribution)), payload))
         broken.answers(
             PREPARE, lambda p: replace(p, contribution=spoil(p.contribution)) if p.contribution is not None else p
         )
         with trio.fail_after(300):
             await scene.run()
-        for seats in scene.stages:
-            assert all(seat.heads[-1].round == 3 for seat in seats)
+        for members in scene.stages:
+            assert all(member.heads[-1].round == 3 for member in members)
         check_one_process(scene, 3)

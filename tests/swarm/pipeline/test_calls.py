@@ -10,18 +10,18 @@ import pytest
 import torch
 import trio
 
-from optim.config import Diloco
+from optim.config import DilocoConfig
 from peer.errors import ConnectionLost
 from peer.events import Event
 from peer.model.layout import init_flat, join_flat
 from swarm.pipeline import stage_trainer
 from swarm.pipeline.activations import ActivationCode
 from swarm.pipeline.local_steps import LocalSteps
-from swarm.pipeline.messages import Pass, Passed
+from swarm.pipeline.messages import ForwardReply, ForwardRequest
 from swarm.pipeline.source import MicroBatchSource
 from swarm.pipeline.stage_trainer import HeldOut, StageTrainerContext
 from swarm.protocol.ledger import count
-from swarm.protocol.round_schedule import Pace
+from swarm.protocol.round_schedule import RoundSchedule
 from tests.peer.support.stage_harness import INNER, MODEL, SPLITS, relative, whole_gradient
 from tests.swarm.support.pipeline_harness import (
     HIDDEN_BYTES,
@@ -29,9 +29,9 @@ from tests.swarm.support.pipeline_harness import (
     SEQ,
     Replica,
     Table,
+    dispatch_all,
     head_at,
     ids_of,
-    issue_all,
     open_impostor,
     open_replicas,
     pass_to,
@@ -54,10 +54,10 @@ async def gradient_of(stages: list[list[Replica]]) -> tuple[torch.Tensor, list[i
     each stage counted; then begun anew."""
     sums, counted = [], []
     for replicas in stages:
-        total, tokens, seen = torch.zeros_like(replicas[0].gang.delta), 0, []
+        total, tokens, seen = torch.zeros_like(replicas[0].worker_group.delta), 0, []
         for replica in replicas:
-            taken = await replica.gang.take_gradient()
-            total += replica.gang.delta * taken.tokens
+            taken = await replica.worker_group.take_gradient()
+            total += replica.worker_group.delta * taken.tokens
             tokens += taken.tokens
             seen += taken.micro_batches
         assert len(set(seen)) == len(seen), "counted twice"
@@ -74,15 +74,15 @@ async def test_gradients_are_those_of_the_whole_model(tmp_path: Path, monkeypatc
             mine = spans(20 * turn, 20)
             loss, gradient = whole_gradient(MODEL, init_flat(MODEL, seed=0), [tokens_of(span) for span in mine])
             async with serving(stages, rules_of(3, activations=activations)):
-                total = await issue_all(stages[0][0], mine)
+                total = await dispatch_all(stages[0][0], mine)
                 measured, counted = await gradient_of(stages)
                 assert counted == [20, 20, 20]
                 assert total / (20 * MICRO * SEQ) == pytest.approx(loss, rel=max(bound, 1e-5))
                 assert relative(measured, gradient) < bound, activations
-                assert all(replica.station.counting.counted for replicas in stages for replica in replicas)
+                assert all(replica.server.counting.counted for replicas in stages for replica in replicas)
                 held_out = tokens_of((7, 9))
                 exact, _ = whole_gradient(MODEL, init_flat(MODEL, seed=0), [held_out])
-                assert await stages[0][0].station.evaluate(held_out, 60.0) == pytest.approx(exact, rel=max(bound, 1e-5))
+                assert await stages[0][0].server.evaluate(held_out, 60.0) == pytest.approx(exact, rel=max(bound, 1e-5))
 
 
 async def test_bad_input_is_refused_and_disturbs_nothing(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ async def test_bad_input_is_refused_and_disturbs_nothing(tmp_path: Path) -> None
         nan[len(tokens) : len(tokens) + 4] = b"\xff\xff\xff\xff"  # the first block's scale
         async with open_impostor(rules, 0, table, None) as stranger:
             stranger.book.add(last.peer, last.host.addresses)
-            offences = [
+            violations = [
                 (good[:-1], {}, "refused", "shape"),
                 (b"", {}, "refused", "shape"),
                 (good, {"span": (1, 1 + MICRO)}, "refused", "shape"),
@@ -109,10 +109,10 @@ async def test_bad_input_is_refused_and_disturbs_nothing(tmp_path: Path) -> None
                 (b"\xff" * len(tokens) + good[len(tokens) :], {}, "refused", "value"),
                 (bytes(nan), {}, "refused", "value"),
             ]
-            for payload, changes, outcome, cause in offences:
+            for payload, changes, outcome, cause in violations:
                 answer = await pass_to(stranger, rules, last.peer, 1, payload, **changes)
                 assert (answer.outcome, answer.cause) == (outcome, cause), answer
-            assert last.struck() == [stranger.peer_id] * len(offences)
+            assert last.struck() == [stranger.peer_id] * len(violations)
             malformed: list[dict[str, Any]] = [
                 {"epoch": -1},
                 {"epoch": 1 << 60},
@@ -129,7 +129,7 @@ async def test_bad_input_is_refused_and_disturbs_nothing(tmp_path: Path) -> None
             for changes in malformed:  # no body of ours: not even an answer
                 with pytest.raises(ConnectionLost):
                     await pass_to(stranger, rules, last.peer, 1, good, **changes)
-            assert last.struck() == [stranger.peer_id] * (len(offences) + len(malformed))
+            assert last.struck() == [stranger.peer_id] * (len(violations) + len(malformed))
             with pytest.raises(ValueError, match="bytes"):
                 await pass_to(stranger, rules, last.peer, 1, good + good)
             del last.events[:]
@@ -139,24 +139,24 @@ async def test_bad_input_is_refused_and_disturbs_nothing(tmp_path: Path) -> None
             ):
                 answer = await pass_to(stranger, rules, last.peer, 1, good, **changes)
                 assert (answer.outcome, answer.cause) == (outcome, cause)
-            assert last.station.later_epoch == 0, "it is no replica of the stage before"
+            assert last.server.later_epoch == 0, "it is no replica of the stage before"
             table[stranger.peer_id] = {"stage": 0, "addresses": list(stranger.addresses)}
             await pass_to(stranger, rules, last.peer, 1, good, epoch=5)
             del table[stranger.peer_id]
-            assert last.station.later_epoch == 1, "it has a successor, whatever its number"
-            last.station.moved(head_at(rules, 1, epoch=9))
+            assert last.server.later_epoch == 1, "it has a successor, whatever its number"
+            last.server.moved(head_at(rules, 1, epoch=9))
             answer = await pass_to(stranger, rules, last.peer, 1, good, epoch=7)
             assert (answer.outcome, answer.cause) == ("refused", "stale")
-            last.station.moved(head_at(rules, 1))
+            last.server.moved(head_at(rules, 1))
             assert not last.struck()
 
         # and nothing of it has left a trace
         mine = spans(0, 4)
         _, gradient = whole_gradient(MODEL, init_flat(MODEL, seed=0), [tokens_of(span) for span in mine])
-        await issue_all(first, mine)
+        await dispatch_all(first, mine)
         measured, counted = await gradient_of(stages)
         assert counted == [4, 4] and relative(measured, gradient) < 0.1
-        assert (last.gang.free_slots, last.gang.queue_length) == (last.gang.spec.slots, 0)
+        assert (last.worker_group.free_slots, last.worker_group.queue_length) == (last.worker_group.spec.slots, 0)
 
 
 async def test_garbage_gradients_cost_a_retry_and_a_strike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,11 +165,11 @@ async def test_garbage_gradients_cost_a_retry_and_a_strike(tmp_path: Path, monke
     without_haste(monkeypatch)
     rules = rules_of(2)
 
-    async def not_a_number(request: Pass, payload: memoryview) -> tuple[Passed, bytes]:
-        return Passed("done", loss=1.0), b"\xff" * HIDDEN_BYTES
+    async def not_a_number(request: ForwardRequest, payload: memoryview) -> tuple[ForwardReply, bytes]:
+        return ForwardReply("done", loss=1.0), b"\xff" * HIDDEN_BYTES
 
-    async def too_short(request: Pass, payload: memoryview) -> tuple[Passed, bytes]:
-        return Passed("done", loss=1.0), bytes(HIDDEN_BYTES - 4)
+    async def too_short(request: ForwardRequest, payload: memoryview) -> tuple[ForwardReply, bytes]:
+        return ForwardReply("done", loss=1.0), bytes(HIDDEN_BYTES - 4)
 
     async with (
         open_replicas(tmp_path, [1, 1]) as stages,
@@ -179,7 +179,7 @@ async def test_garbage_gradients_cost_a_retry_and_a_strike(tmp_path: Path, monke
     ):
         first = stages[0][0]
         mine = spans(0, 12)
-        await issue_all(first, mine)
+        await dispatch_all(first, mine)
         _, exact = whole_gradient(MODEL, init_flat(MODEL, seed=0), [tokens_of(span) for span in mine])
         measured, counted = await gradient_of(stages)
         assert counted == [12, 12] and relative(measured, exact) < 1e-5
@@ -198,11 +198,16 @@ async def test_the_last_measurement_is_given_up_where_a_stage_has_left(
     async with open_replicas(tmp_path, [1, 1, 1]) as ((first,), (middle,), (last,)):
         table: Table = {}
         async with first.serving(rules, table):
-            issuer = MicroBatchSource(first.station, read_tokens, first.log)
-            pace = Pace(Diloco(steps=1), INNER, SEQ, 600.0, 0, 3, MICRO)
+            source = MicroBatchSource(first.server, read_tokens, first.log)
+            schedule = RoundSchedule(DilocoConfig(steps=1), INNER, SEQ, 600.0, 0, 3, MICRO)
             trainer = LocalSteps(
                 StageTrainerContext(
-                    first.gang, first.station, pace, first.log, issuer, HeldOut(held_out, bytes_per_token=1.0)
+                    first.worker_group,
+                    first.server,
+                    schedule,
+                    first.log,
+                    source,
+                    HeldOut(held_out, bytes_per_token=1.0),
                 )
             )
 
@@ -227,8 +232,8 @@ async def test_what_was_retried_further_on_is_told_where_it_came_to_nothing(tmp_
     """The two replicas of the last stage refuse it, one after the other."""
     rules = rules_of(3)
 
-    async def refuse(request: Pass, payload: memoryview) -> tuple[Passed, bytes]:
-        return Passed("refused", "not_finite", "what it makes of it is NaN", retried=2), b""
+    async def refuse(request: ForwardRequest, payload: memoryview) -> tuple[ForwardReply, bytes]:
+        return ForwardReply("refused", "not_finite", "what it makes of it is NaN", retried=2), b""
 
     async with (
         open_replicas(tmp_path, [0, 1, 0]) as (_, (middle,), _),
@@ -251,12 +256,12 @@ async def test_a_slow_replica_gets_little_and_holds_nobody_up(tmp_path: Path, mo
     at_once, most, served = 0, 0, 0
 
     def counted() -> int:
-        return count(stages[1][0].station.counting.counted) // MICRO
+        return count(stages[1][0].server.counting.counted) // MICRO
 
-    async def slow(request: Pass, payload: memoryview) -> tuple[Passed, bytes]:
+    async def slow(request: ForwardRequest, payload: memoryview) -> tuple[ForwardReply, bytes]:
         nonlocal at_once, most, served
         if at_once >= 1:
-            return Passed("busy", "full", retry_after_s=0.5), b""
+            return ForwardReply("busy", "full", retry_after_s=0.5), b""
         at_once, most = at_once + 1, max(most, at_once + 1)
         try:
             done = counted() + 4
@@ -265,7 +270,7 @@ async def test_a_slow_replica_gets_little_and_holds_nobody_up(tmp_path: Path, mo
         finally:
             at_once -= 1
         served += 1
-        return Passed("done"), bytes(HIDDEN_BYTES)
+        return ForwardReply("done"), bytes(HIDDEN_BYTES)
 
     async with (
         open_replicas(tmp_path, [1, 1]) as stages,
@@ -273,8 +278,8 @@ async def test_a_slow_replica_gets_little_and_holds_nobody_up(tmp_path: Path, mo
         open_impostor(rules, 1, table, slow),
     ):
         first = stages[0][0]
-        await issue_all(first, spans(0, 60))
-        assert count(first.station.counting.counted) == 60 * MICRO
+        await dispatch_all(first, spans(0, 60))
+        assert count(first.server.counting.counted) == 60 * MICRO
         assert most == 1 and served + counted() == 60
         assert 0 < served < 15
         assert not first.struck()
@@ -286,20 +291,20 @@ async def test_a_stage_without_replicas_is_waited_for(tmp_path: Path) -> None:
         first, last = stages[0][0], stages[1][0]
         table: Table = {}
         async with first.serving(rules, table), trio.open_nursery() as nursery:
-            waits, issued = trio.Event(), trio.Event()
+            waits, dispatched = trio.Event(), trio.Event()
 
             def on_event(event: Event) -> None:
                 if event.name == "pipeline_waiting":
                     waits.set()
 
-            async def issue() -> None:
-                await issue_all(first, spans(0, 6))
-                issued.set()
+            async def dispatch() -> None:
+                await dispatch_all(first, spans(0, 6))
+                dispatched.set()
 
             with first.log.subscribed(on_event):
-                nursery.start_soon(issue)
+                nursery.start_soon(dispatch)
                 await waits.wait()
             async with last.serving(rules, table):
-                await issued.wait()
+                await dispatched.wait()
         assert [len(first.seen(name)) for name in ("pipeline_waiting", "pipeline_resumed")] == [1, 1]
         assert (await gradient_of(stages))[1] == [6, 6]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 
 from peer.events import Event
-from swarm.pipeline.data_feed import Fed, serve_tokens
+from swarm.pipeline.data_feed import FeederStats, serve_tokens
 from swarm.pipeline.messages import AskTokens, PipelineCalls
 from tests.swarm.pipeline.test_source import RULES, hosts, read
 from tests.swarm.support.pipeline_harness import MICRO
@@ -16,7 +16,7 @@ async def test_a_feeder_says_for_whom_it_has_read_and_how_much() -> None:
         ann, bob, feeder = await hosts(stack, 3)
         told: list[Event] = []
         stack.enter_context(feeder.events.subscribed(told.append))
-        fed = Fed(RULES, feeder.events)
+        fed = FeederStats(RULES, feeder.events)
         serve_tokens(feeder.rpc, RULES, read, fed.note)
         for asker, first in ((ann, 0), (ann, 1), (bob, 2)):
             request = AskTokens(RULES.run_id, ((MICRO * first, MICRO * (first + 1)),))

@@ -18,11 +18,11 @@ import trio.testing
 
 from peer.net.host import Host
 from peer.net.method import Call
-from swarm.pipeline.config import PipelineRules
+from swarm.pipeline.config import PipelineSettings
 from swarm.pipeline.duplicate_checks import is_awaited, who_has
-from swarm.pipeline.messages import AWAITED, AskAwaited, Awaited, Pass, Passed
+from swarm.pipeline.messages import STILL_WAITING, ForwardReply, ForwardRequest, StillWaitingQuery, StillWaitingReply
 from swarm.pipeline.micro_batch import BACKLOG_S, SURE_S, MicroBatchTask
-from swarm.pipeline.stage_server import IssueResult
+from swarm.pipeline.stage_server import DispatchResult
 from tests.peer.support.worker_harness import freeze
 from tests.swarm.support.pipeline_children import open_children
 from tests.swarm.support.pipeline_harness import (
@@ -65,21 +65,21 @@ class Caller:
     asked: list[tuple[int, int]] = field(default_factory=list)
     meanwhile: Callable[[], Awaitable[object]] = trio.lowlevel.checkpoint
 
-    async def on_awaited(self, call: Call[AskAwaited]) -> Awaited:
+    async def on_awaited(self, call: Call[StillWaitingQuery]) -> StillWaitingReply:
         self.asked.append(call.body.span)
         await self.meanwhile()
-        return Awaited(self.waits)
+        return StillWaitingReply(self.waits)
 
 
 @asynccontextmanager
-async def open_caller(rules: PipelineRules) -> AsyncIterator[Caller]:
+async def open_caller(rules: PipelineSettings) -> AsyncIterator[Caller]:
     async with open_impostor(rules, 0, {}, None) as host:
         caller = Caller(host)
-        host.rpc.serve(AWAITED, caller.on_awaited)
+        host.rpc.serve(STILL_WAITING, caller.on_awaited)
         yield caller
 
 
-async def send(host: Host, rules: PipelineRules, peer: str, stage: int, span: tuple[int, int]) -> Passed:
+async def send(host: Host, rules: PipelineSettings, peer: str, stage: int, span: tuple[int, int]) -> ForwardReply:
     return await pass_to(host, rules, peer, stage, ids_of(span) + bytes(HIDDEN_BYTES), span=span)
 
 
@@ -92,7 +92,7 @@ async def test_a_thawed_replica_asks_before_it_counts(tmp_path: Path) -> None:
     ):
         assert await child.ask(json.dumps({child.peer: child.hello})) == {"serving": True}
         caller.host.book.add(child.peer, child.hello["addresses"])
-        answers: list[Passed] = []
+        answers: list[ForwardReply] = []
 
         async def call(span: tuple[int, int]) -> None:
             answers.append(await send(caller.host, rules, child.peer, 1, span))
@@ -118,12 +118,12 @@ class Middle:
     replica: Replica
     caller: Caller
     last: Host
-    rules: PipelineRules
-    passes: trio.MemoryReceiveChannel[Pass]
+    rules: PipelineSettings
+    passes: trio.MemoryReceiveChannel[ForwardRequest]
     answers: trio.MemorySendChannel[None]
     outcomes: list[str] = field(default_factory=list)
 
-    async def take(self, span: tuple[int, int], nursery: trio.Nursery) -> Pass:
+    async def take(self, span: tuple[int, int], nursery: trio.Nursery) -> ForwardRequest:
         """Send it a micro-batch; what it asks of stage 2, which has not answered yet."""
         nursery.start_soon(self._call, span)
         return await self.passes.receive()
@@ -135,13 +135,13 @@ class Middle:
 @asynccontextmanager
 async def open_middle(folder: Path) -> AsyncIterator[Middle]:
     rules, table = rules_of(3), Table()
-    passes_in, passes = trio.open_memory_channel[Pass](8)
+    passes_in, passes = trio.open_memory_channel[ForwardRequest](8)
     answers, answers_out = trio.open_memory_channel[None](8)
 
-    async def answer(request: Pass, payload: memoryview) -> tuple[Passed, bytes]:
+    async def answer(request: ForwardRequest, payload: memoryview) -> tuple[ForwardReply, bytes]:
         await passes_in.send(request)
         await answers_out.receive()
-        return Passed("done", loss=1.0), bytes(HIDDEN_BYTES)
+        return ForwardReply("done", loss=1.0), bytes(HIDDEN_BYTES)
 
     async with (
         open_replica(folder, 3, 1) as replica,
@@ -155,7 +155,7 @@ async def open_middle(folder: Path) -> AsyncIterator[Middle]:
 
 async def test_who_is_asked_whether_it_has_it_asks_back_before_it_counts(tmp_path: Path) -> None:
     async with open_middle(tmp_path) as middle:
-        caller, counting, began = middle.caller, middle.replica.station.counting, trio.current_time()
+        caller, counting, began = middle.caller, middle.replica.server.counting, trio.current_time()
         for span, asks, waits, outcome in (
             (SPANS[0], False, True, "done"),
             (SPANS[1], True, True, "done"),
@@ -173,7 +173,7 @@ async def test_who_is_asked_whether_it_has_it_asks_back_before_it_counts(tmp_pat
         if middle.replica.host.stood_still_until < began - BACKLOG_S and trio.current_time() - began < SURE_S:
             assert len(caller.asked) == 2, "what came in time is not asked about"
         assert counting.counted == ((SPANS[0][0], SPANS[1][1]),)
-        assert (await middle.replica.gang.read_gradient()).micro_batches == ("0", str(MICRO))
+        assert (await middle.replica.worker_group.read_gradient()).micro_batches == ("0", str(MICRO))
 
 
 async def test_who_asks_on_and_on_does_not_keep_it_from_being_counted(tmp_path: Path) -> None:
@@ -217,8 +217,8 @@ async def test_a_call_is_awaited_if_all_before_us_wait(tmp_path: Path) -> None:
 async def test_what_is_at_its_backward_is_had(tmp_path: Path) -> None:
     """Whoever asks is told at once, however long the worker takes."""
     async with open_middle(tmp_path) as middle:
-        replica, counting = middle.replica, middle.replica.station.counting
-        worker = replica.gang.worker_pid
+        replica, counting = middle.replica, middle.replica.server.counting
+        worker = replica.worker_group.worker_pid
         assert worker is not None
         async with trio.open_nursery() as nursery:
             await middle.take(SPANS[0], nursery)
@@ -239,24 +239,24 @@ async def test_what_is_thrown_away_is_all_that_the_worker_has_counted(
 ) -> None:
     """One is at its backward then, and is forgotten with the rest; one comes back meanwhile, and is asked for again."""
     async with open_middle(tmp_path) as middle:
-        replica, counting = middle.replica, middle.replica.station.counting
-        worker = replica.gang.worker_pid
+        replica, counting = middle.replica, middle.replica.server.counting
+        worker = replica.worker_group.worker_pid
         assert worker is not None
-        work = replica.station._work
+        work = replica.server._work
         thrown: list[tuple[list[str], tuple[tuple[int, int], ...]]] = []
         came_back, is_wanted = trio.Event(), work._is_wanted
 
-        async def watched(errand: MicroBatchTask) -> bool:
-            wanted = await is_wanted(errand)
-            if errand.span == SPANS[1]:
+        async def watched(task: MicroBatchTask) -> bool:
+            wanted = await is_wanted(task)
+            if task.span == SPANS[1]:
                 came_back.set()
             return wanted
 
         monkeypatch.setattr(work, "_is_wanted", watched)
 
         async def throw_away() -> None:
-            async with replica.station.nothing_counts():
-                thrown.append((list((await replica.gang.take_gradient()).micro_batches), counting.forget()))
+            async with replica.server.nothing_counts():
+                thrown.append((list((await replica.worker_group.take_gradient()).micro_batches), counting.forget()))
 
         async with trio.open_nursery() as nursery:
             await middle.take(SPANS[0], nursery)
@@ -277,15 +277,15 @@ async def test_what_is_thrown_away_is_all_that_the_worker_has_counted(
         assert thrown == [([str(SPANS[0][0])], (SPANS[0],))]
 
 
-async def test_of_two_that_issue_the_same_one_counts(tmp_path: Path) -> None:
+async def test_of_two_that_dispatch_the_same_one_counts(tmp_path: Path) -> None:
     """Whose turn it was asks the other one, once that one has asked for it."""
     rules, came, go_on = rules_of(2), trio.Event(), trio.Event()
 
-    async def answer(request: Pass, payload: memoryview) -> tuple[Passed, bytes]:
+    async def answer(request: ForwardRequest, payload: memoryview) -> tuple[ForwardReply, bytes]:
         if not came.is_set():
             came.set()
             await go_on.wait()
-        return Passed("done", loss=1.0), bytes(HIDDEN_BYTES)
+        return ForwardReply("done", loss=1.0), bytes(HIDDEN_BYTES)
 
     async with (
         open_replicas(tmp_path, [2, 0]) as stages,
@@ -293,29 +293,29 @@ async def test_of_two_that_issue_the_same_one_counts(tmp_path: Path) -> None:
         open_impostor(rules, 1, table, answer),
     ):
         slow, quick = stages[0]
-        results: list[IssueResult] = []
+        results: list[DispatchResult] = []
 
-        async def issue(replica: Replica, again: bool) -> None:
-            results.append(await replica.station.issue(SPANS[0], tokens_of(SPANS[0]), again))
+        async def dispatch(replica: Replica, again: bool) -> None:
+            results.append(await replica.server.dispatch(SPANS[0], tokens_of(SPANS[0]), again))
 
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(issue, slow, False)
+            nursery.start_soon(dispatch, slow, False)
             await came.wait()
-            await issue(quick, True)
+            await dispatch(quick, True)
             go_on.set()
         assert [(result.done, result.counted) for result in results] == [(True, True), (True, False)]
-        assert (quick.station.counting.counted, slow.station.counting.counted) == ((SPANS[0],), ())
+        assert (quick.server.counting.counted, slow.server.counting.counted) == ((SPANS[0],), ())
 
 
-async def test_what_another_issuer_has_counted_is_awaited_of_whoever_issues_it_again(tmp_path: Path) -> None:
+async def test_what_another_source_has_counted_is_awaited_of_whoever_dispatches_it_again(tmp_path: Path) -> None:
     """The next stage has lost it since. It takes long over the second copy, asks, and is to count that."""
     rules = rules_of(2)
     issuers: list[Replica] = []
 
-    async def answer(request: Pass, payload: memoryview) -> tuple[Passed, bytes]:
+    async def answer(request: ForwardRequest, payload: memoryview) -> tuple[ForwardReply, bytes]:
         if not await is_awaited(last, issuers[-1].peer, request.span, request.ticket):
-            return Passed("later", "worker", begun=True), b""
-        return Passed("done", loss=1.0), bytes(HIDDEN_BYTES)
+            return ForwardReply("later", "worker", begun=True), b""
+        return ForwardReply("done", loss=1.0), bytes(HIDDEN_BYTES)
 
     async with (
         open_replicas(tmp_path, [2, 0]) as stages,
@@ -326,5 +326,5 @@ async def test_what_another_issuer_has_counted_is_awaited_of_whoever_issues_it_a
             last.book.add(replica.peer, replica.host.addresses)
             issuers.append(replica)
             with trio.fail_after(60):
-                result = await replica.station.issue(SPANS[0], tokens_of(SPANS[0]), again)
+                result = await replica.server.dispatch(SPANS[0], tokens_of(SPANS[0]), again)
             assert (result.done, result.counted) == (True, not again)

@@ -10,7 +10,7 @@ import torch
 import trio
 
 from peer.model.layout import init_flat, join_flat, split_flat
-from swarm.pipeline.messages import COUNTED, SEEN, AskCounted, AskSeen
+from swarm.pipeline.messages import COUNTED, IS_COUNTED, AskCounted, IsCountedQuery
 from swarm.protocol.ledger import Ledger
 from tests.peer.support.stage_harness import MODEL, SPLITS, relative, whole_gradient
 from tests.swarm.support.pipeline_harness import head_at, open_replicas, rules_of, serving, tokens_of
@@ -38,50 +38,52 @@ async def test_synchronous_stages_an_epoch_apart(tmp_path: Path) -> None:
     async with open_replicas(tmp_path, [1, 1], previous=True) as stages, serving(stages, rules):
         first, last = stages[0][0], stages[1][0]
         for span in SPANS[:2]:
-            assert (await first.station.issue(span, tokens_of(span))).counted
-        assert (await first.station.issue(SPANS[2], tokens_of(SPANS[2]))).counted is False, "of the next round's batch"
-        assert len((await last.gang.take_gradient()).micro_batches) == 2
-        await first.gang.take_gradient()
+            assert (await first.server.dispatch(span, tokens_of(span))).counted
+        assert (await first.server.dispatch(SPANS[2], tokens_of(SPANS[2]))).counted is False, (
+            "of the next round's batch"
+        )
+        assert len((await last.worker_group.take_gradient()).micro_batches) == 2
+        await first.worker_group.take_gradient()
 
         # The last stage has committed. What was issued before goes through it with the weights of then.
-        first.station.moved(head_at(rules, 0))
-        await first.gang.import_weights(epoch=0)
-        last.gang.outer.copy_(moved_weights(1))
-        last.station.moved(head_at(rules, 1, 1, next_round))
-        await last.gang.import_weights(epoch=1)
-        result = await first.station.issue(SPANS[0], tokens_of(SPANS[0]))
+        first.server.moved(head_at(rules, 0))
+        await first.worker_group.import_weights(epoch=0)
+        last.worker_group.outer.copy_(moved_weights(1))
+        last.server.moved(head_at(rules, 1, 1, next_round))
+        await last.worker_group.import_weights(epoch=1)
+        result = await first.server.dispatch(SPANS[0], tokens_of(SPANS[0]))
         assert result.counted
-        assert last.station.counting.counted == ()
-        assert (await last.gang.take_gradient()).micro_batches == ()
+        assert last.server.counting.counted == ()
+        assert (await last.worker_group.take_gradient()).micro_batches == ()
         loss, _ = whole_gradient(MODEL, start(), [tokens_of(SPANS[0])])
         assert result.loss / result.tokens == pytest.approx(loss, rel=1e-5)
 
         # The first stage commits twice: what it issues then waits for the last one to come so far.
-        first.gang.outer.copy_(moved_weights(0))
+        first.worker_group.outer.copy_(moved_weights(0))
         for epoch in (1, 2):
-            first.station.moved(head_at(rules, 0, epoch, next_round))
-            await first.gang.import_weights(epoch=epoch)
-        await first.gang.take_gradient()
+            first.server.moved(head_at(rules, 0, epoch, next_round))
+            await first.worker_group.import_weights(epoch=epoch)
+        await first.worker_group.take_gradient()
         held = trio.Event()
-        last.station.on_later = lambda epoch: held.set()
+        last.server.on_later = lambda epoch: held.set()
         done: list[bool] = []
 
-        async def issue() -> None:
-            result = await first.station.issue(SPANS[2], tokens_of(SPANS[2]))
+        async def dispatch() -> None:
+            result = await first.server.dispatch(SPANS[2], tokens_of(SPANS[2]))
             done.append(result.counted)
 
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(issue)
+            nursery.start_soon(dispatch)
             await held.wait()
-            assert last.station.later_epoch == 2 and not done and last.station.load().queue == 0
-            last.station.moved(head_at(rules, 1, 2, next_round))
-            await last.gang.import_weights(epoch=2)
-        assert done == [True] and last.station.counting.counted == (SPANS[2],)
+            assert last.server.later_epoch == 2 and not done and last.server.load().queue == 0
+            last.server.moved(head_at(rules, 1, 2, next_round))
+            await last.worker_group.import_weights(epoch=2)
+        assert done == [True] and last.server.counting.counted == (SPANS[2],)
         flat = join_flat(MODEL, [moved_weights(0), moved_weights(1)], SPLITS[2])
         _, exact = whole_gradient(MODEL, flat, [tokens_of(SPANS[2])])
         for replica in (first, last):
-            await replica.gang.take_gradient()
-        assert relative(join_flat(MODEL, [first.gang.delta, last.gang.delta], SPLITS[2]), exact) < 1e-5
+            await replica.worker_group.take_gradient()
+        assert relative(join_flat(MODEL, [first.worker_group.delta, last.worker_group.delta], SPLITS[2]), exact) < 1e-5
 
 
 async def test_local_steps_count_an_epoch_apart_and_tell_of_it(tmp_path: Path) -> None:
@@ -89,39 +91,39 @@ async def test_local_steps_count_an_epoch_apart_and_tell_of_it(tmp_path: Path) -
     async with open_replicas(tmp_path, [1, 1]) as stages, serving(stages, rules):
         first, last = stages[0][0], stages[1][0]
         later: list[int] = []
-        last.station.on_later = later.append
+        last.server.on_later = later.append
         for epoch, span in enumerate(SPANS[:2]):
-            first.station.moved(head_at(rules, 0, epoch))
-            await first.gang.import_weights(epoch=epoch)
-            assert (await first.station.issue(span, tokens_of(span))).counted
-        assert later == [1] and last.station.counting.counted == ((0, 4),)
+            first.server.moved(head_at(rules, 0, epoch))
+            await first.worker_group.import_weights(epoch=epoch)
+            assert (await first.server.dispatch(span, tokens_of(span))).counted
+        assert later == [1] and last.server.counting.counted == ((0, 4),)
 
         group = rules.groups[1]
-        seen = await first.host.rpc.call(last.peer, SEEN, AskSeen(group, tuple(SPANS)), timeout_s=60)
+        seen = await first.host.rpc.call(last.peer, IS_COUNTED, IsCountedQuery(group, tuple(SPANS)), timeout_s=60)
         assert seen.body.counted == (True, True, False)
         for asked, epoch, spans in ((group, 0, ((0, 4),)), (group, 1, ()), (rules.groups[0], 0, ())):
             counted = await first.host.rpc.call(last.peer, COUNTED, AskCounted(asked, epoch), timeout_s=60)
             assert counted.body.spans == spans
 
         # Issued once more, it goes through and counts nowhere again.
-        again = await first.station.issue(SPANS[0], tokens_of(SPANS[0]), again=True)
+        again = await first.server.dispatch(SPANS[0], tokens_of(SPANS[0]), again=True)
         assert again.done and not again.counted
-        assert len((await last.gang.take_gradient()).micro_batches) == 2
+        assert len((await last.worker_group.take_gradient()).micro_batches) == 2
 
 
-async def test_a_lost_worker_forgets_and_the_station_says_so(tmp_path: Path) -> None:
+async def test_a_lost_worker_forgets_and_the_server_says_so(tmp_path: Path) -> None:
     rules = rules_of(2)
     async with open_replicas(tmp_path, [1, 1]) as stages, serving(stages, rules):
         first, last = stages[0][0], stages[1][0]
-        assert (await first.station.issue(SPANS[0], tokens_of(SPANS[0]))).counted
+        assert (await first.server.dispatch(SPANS[0], tokens_of(SPANS[0]))).counted
         lost = trio.Event()
-        last.station.on_lost = lost.set
+        last.server.on_lost = lost.set
         last.kill_worker()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(first.station.issue, SPANS[1], tokens_of(SPANS[1]))
+            nursery.start_soon(first.server.dispatch, SPANS[1], tokens_of(SPANS[1]))
             await lost.wait()
-            assert last.station.counting.counted == ()
-            await last.gang.import_weights(epoch=0)
-        assert last.station.counting.counted == (SPANS[1],)
-        assert first.station.counting.counted == ((0, 4),)
-        assert (await last.gang.take_gradient()).micro_batches == ("2",)
+            assert last.server.counting.counted == ()
+            await last.worker_group.import_weights(epoch=0)
+        assert last.server.counting.counted == (SPANS[1],)
+        assert first.server.counting.counted == ((0, 4),)
+        assert (await last.worker_group.take_gradient()).micro_batches == ("2",)

@@ -19,23 +19,23 @@ from peer.net.host import Host
 from peer.net.method import Call, Method
 from swarm.pipeline import sender
 from swarm.pipeline.activations import ActivationCode
-from swarm.pipeline.config import PipelineRules
+from swarm.pipeline.config import PipelineSettings
 from swarm.pipeline.data_feed import serve_tokens
 from swarm.pipeline.messages import (
     COUNTED,
     FEED_SAMPLES_MAX,
+    IS_COUNTED,
     REASON_MAX,
-    REISSUE,
+    REDISPATCH,
     RETRIED_MAX,
-    SEEN,
     SPANS_MAX,
     AskCounted,
-    AskSeen,
     AskTokens,
-    Passed,
+    ForwardReply,
+    IsCountedQuery,
+    IsCountedReply,
     PipelineCalls,
-    Reissue,
-    Seen,
+    Redispatch,
 )
 from swarm.pipeline.source import MicroBatchSource
 from swarm.protocol.ledger import Ledger, Range
@@ -47,8 +47,8 @@ from tests.swarm.support.pipeline_harness import (
     SEQ,
     Replica,
     Table,
+    dispatch_all,
     head_at,
-    issue_all,
     open_impostor,
     open_replicas,
     read_tokens,
@@ -70,7 +70,7 @@ BATCH = 4 * MICRO
 
 
 class Lie(msgspec.Struct):
-    """A `Passed` that is not checked when it is made."""
+    """A `ForwardReply` that is not checked when it is made."""
 
     outcome: Any = "done"
     cause: Any = ""
@@ -112,13 +112,13 @@ LIES = {
 }
 
 
-def answers(host: Host, rules: PipelineRules, stage: int, table: Table, body: Any, payload: bytes) -> None:
+def answers(host: Host, rules: PipelineSettings, stage: int, table: Table, body: Any, payload: bytes) -> None:
     """From now on `host` answers PASS with these, whatever it is sent."""
 
     async def on_pass(call: object) -> tuple[Any, bytes]:
         return body, payload
 
-    limits = PipelineCalls.of(rules).pass_on
+    limits = PipelineCalls.of(rules).forward
     host.rpc.serve(
         Method(
             limits.name,
@@ -144,12 +144,15 @@ async def test_an_answer_that_cannot_be_true_costs_a_retry_and_a_strike(
             del first.events[:]
             async with serving(stages, rules) as table, open_impostor(rules, 1, {}, None) as liar:
                 answers(liar, rules, 1, table, body, payload)
-                loss = await issue_all(first, spans(2 * k, 2))
+                loss = await dispatch_all(first, spans(2 * k, 2))
                 assert set(first.struck()) == {liar.peer_id}, name
                 assert 0 < loss / (2 * rules.tokens) < 20
         for replica in (first, last):
-            assert len((await replica.gang.take_gradient()).micro_batches) == 2 * len(LIES)
-            assert (replica.gang.free_slots, replica.gang.queue_length) == (replica.gang.spec.slots, 0)
+            assert len((await replica.worker_group.take_gradient()).micro_batches) == 2 * len(LIES)
+            assert (replica.worker_group.free_slots, replica.worker_group.queue_length) == (
+                replica.worker_group.spec.slots,
+                0,
+            )
         assert not last.struck()
 
 
@@ -165,14 +168,17 @@ async def test_a_gradient_that_no_stage_can_use_costs_a_retry_or_the_micro_batch
             async with serving([[first]], rules) as table, open_impostor(rules, 1, {}, None) as liar:
                 answers(liar, rules, 1, table, Lie(), absurd)
                 (span,) = spans(0, 1)
-                result = await first.station.issue(span, tokens_of(span))
+                result = await first.server.dispatch(span, tokens_of(span))
                 assert (result.done, result.cause) == (False, "not_finite")
         async with serving(stages, rules) as table, open_impostor(rules, 1, {}, None) as liar:
             answers(liar, rules, 1, table, Lie(), absurd)
-            assert 0 < await issue_all(first, spans(1, 4)) / (4 * rules.tokens) < 20
+            assert 0 < await dispatch_all(first, spans(1, 4)) / (4 * rules.tokens) < 20
         for replica in (first, last):
-            assert len((await replica.gang.take_gradient()).micro_batches) == 4
-            assert (replica.gang.free_slots, replica.gang.queue_length) == (replica.gang.spec.slots, 0)
+            assert len((await replica.worker_group.take_gradient()).micro_batches) == 4
+            assert (replica.worker_group.free_slots, replica.worker_group.queue_length) == (
+                replica.worker_group.spec.slots,
+                0,
+            )
 
 
 async def test_who_says_that_it_has_it_and_does_nothing_is_not_followed_for_ever(
@@ -187,14 +193,14 @@ async def test_who_says_that_it_has_it_and_does_nothing_is_not_followed_for_ever
     ):
         first, last = stages[0][0], stages[1][0]
 
-        async def on_seen(call: Call[AskSeen]) -> Seen:
-            return Seen(tuple(True for _ in call.body.spans))
+        async def on_seen(call: Call[IsCountedQuery]) -> IsCountedReply:
+            return IsCountedReply(tuple(True for _ in call.body.spans))
 
-        liar.rpc.serve(SEEN, on_seen)
-        answers(liar, rules, 1, table, Passed("busy", "full", begun=True), b"")
+        liar.rpc.serve(IS_COUNTED, on_seen)
+        answers(liar, rules, 1, table, ForwardReply("busy", "full", begun=True), b"")
         with trio.fail_after(60):
-            await issue_all(first, spans(0, 8))
-        assert len((await last.gang.take_gradient()).micro_batches) == 8
+            await dispatch_all(first, spans(0, 8))
+        assert len((await last.worker_group.take_gradient()).micro_batches) == 8
 
 
 async def test_who_only_passes_numbers_on_is_not_struck(tmp_path: Path) -> None:
@@ -205,9 +211,9 @@ async def test_who_only_passes_numbers_on_is_not_struck(tmp_path: Path) -> None:
         serving(stages, rules) as table,
         open_impostor(rules, 2, {}, None) as last,
     ):
-        story = Passed("done", loss=1e11, queued_s=1e9, downstream_s=1e9, waited_s=1e9, retried=RETRIED_MAX)
-        answers(last, rules, 2, table, story, bytes(HIDDEN_BYTES))
-        result = await stages[0][0].station.issue((0, MICRO), tokens_of((0, MICRO)))
+        scenario = ForwardReply("done", loss=1e11, queued_s=1e9, downstream_s=1e9, waited_s=1e9, retried=RETRIED_MAX)
+        answers(last, rules, 2, table, scenario, bytes(HIDDEN_BYTES))
+        result = await stages[0][0].server.dispatch((0, MICRO), tokens_of((0, MICRO)))
         assert result.done and result.counted and 0 <= result.unqueued_s <= result.seconds
         assert not stages[0][0].struck() and not stages[1][0].struck()
 
@@ -233,44 +239,47 @@ async def test_orders_and_questions_that_make_no_sense(tmp_path: Path) -> None:
         first = stages[0][0]
         stranger.book.add(first.peer, first.host.addresses)
 
-        issuer = MicroBatchSource(first.station, read_tokens, first.log)
-        async with issuer.open():
+        source = MicroBatchSource(first.server, read_tokens, first.log)
+        async with source.open():
             for spans in (((1, 1 + MICRO),), ((MICRO, 0),), ((0, 0),), ((0, 1),), ((0, far),), ((0, far), (far, 0))):
-                await refused(stranger, first, REISSUE, Reissue(group, 0, spans), "ProtocolViolation|samples")
+                await refused(stranger, first, REDISPATCH, Redispatch(group, 0, spans), "ProtocolViolation|samples")
             for spans in (((-MICRO, 0),), ((0, 1 << 60),), ((0, MICRO),) * (SPANS_MAX + 1)):
-                for method, body in ((REISSUE, Reissue(group, 0, spans)), (SEEN, AskSeen(group, spans))):
+                for method, body in (
+                    (REDISPATCH, Redispatch(group, 0, spans)),
+                    (IS_COUNTED, IsCountedQuery(group, spans)),
+                ):
                     await refused(stranger, first, method, body)
             for epoch in (-1, 1 << 60):
-                await refused(stranger, first, REISSUE, Reissue(group, epoch, ()))
+                await refused(stranger, first, REDISPATCH, Redispatch(group, epoch, ()))
                 await refused(stranger, first, COUNTED, AskCounted(group, epoch))
-            await refused(stranger, first, SEEN, AskSeen("x" * 65, ()))
+            await refused(stranger, first, IS_COUNTED, IsCountedQuery("x" * 65, ()))
 
             # What is only about somewhere else is no offence, and does nothing.
             del first.events[:]
             elsewhere = ((0, MICRO),)
             for body in (
-                Reissue(other, 0, elsewhere),
-                Reissue(group, 7, elsewhere),
-                Reissue(group, 0, ()),
-                Reissue(group, 0, ((BATCH, BATCH + MICRO),)),  # of a batch to come
-                Reissue(group, 0, ((0, BATCH + MICRO),)),
+                Redispatch(other, 0, elsewhere),
+                Redispatch(group, 7, elsewhere),
+                Redispatch(group, 0, ()),
+                Redispatch(group, 0, ((BATCH, BATCH + MICRO),)),  # of a batch to come
+                Redispatch(group, 0, ((0, BATCH + MICRO),)),
             ):
-                await stranger.rpc.call(first.peer, REISSUE, body, timeout_s=60)
-            first.station.moved(head_at(rules, 0, 3, Ledger(cursor=3 * BATCH)))
+                await stranger.rpc.call(first.peer, REDISPATCH, body, timeout_s=60)
+            first.server.moved(head_at(rules, 0, 3, Ledger(cursor=3 * BATCH)))
             for epoch, span in ((3, (2 * BATCH, 3 * BATCH)), (2, (3 * BATCH, 4 * BATCH)), (1, (BATCH, 2 * BATCH))):
-                await stranger.rpc.call(first.peer, REISSUE, Reissue(group, epoch, (span,)), timeout_s=60)
-            seen = await stranger.rpc.call(first.peer, SEEN, AskSeen(other, elsewhere), timeout_s=60)
+                await stranger.rpc.call(first.peer, REDISPATCH, Redispatch(group, epoch, (span,)), timeout_s=60)
+            seen = await stranger.rpc.call(first.peer, IS_COUNTED, IsCountedQuery(other, elsewhere), timeout_s=60)
             assert seen.body.counted == (False,)
-            assert not issuer.issuing and issuer.totals.issued == 0 and not first.struck()
+            assert not source.dispatching and source.totals.dispatched == 0 and not first.struck()
 
             # What is of the batch of its epoch, this one or the one before, is issued.
             batches = ((3, (4 * BATCH - MICRO, 4 * BATCH)), (2, (2 * BATCH, 2 * BATCH + MICRO)))
             for epoch, span in batches:
-                await stranger.rpc.call(first.peer, REISSUE, Reissue(group, epoch, (span,)), timeout_s=60)
-            assert issuer.issuing == tuple(sorted(span for _, span in batches))
+                await stranger.rpc.call(first.peer, REDISPATCH, Redispatch(group, epoch, (span,)), timeout_s=60)
+            assert source.dispatching == tuple(sorted(span for _, span in batches))
 
 
-async def test_nothing_is_issued_once_more_where_replicas_make_steps_of_their_own(tmp_path: Path) -> None:
+async def test_nothing_is_dispatched_once_more_where_replicas_make_steps_of_their_own(tmp_path: Path) -> None:
     """It would be counted out of turn, and the whole round's work be void."""
     rules = rules_of(2)
     ordered: list[object] = []
@@ -281,8 +290,8 @@ async def test_nothing_is_issued_once_more_where_replicas_make_steps_of_their_ow
     ):
         first = stages[0][0]
         stranger.book.add(first.peer, first.host.addresses)
-        first.station.on_reissue = lambda spans, epoch: ordered.append(spans)
-        await refused(stranger, first, REISSUE, Reissue(rules.groups[0], 0, ((MICRO, 2 * MICRO),)), "synchronous")
+        first.server.on_redispatch = lambda spans, epoch: ordered.append(spans)
+        await refused(stranger, first, REDISPATCH, Redispatch(rules.groups[0], 0, ((MICRO, 2 * MICRO),)), "synchronous")
         assert not ordered
 
 

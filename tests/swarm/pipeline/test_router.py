@@ -15,35 +15,35 @@ from swarm.pipeline.router import ReplicaRouter, RouterConfig
 
 
 def drive(
-    wiring: ReplicaRouter, seconds: Mapping[str, float], count: int, start_s: float = 0.0
+    router: ReplicaRouter, seconds: Mapping[str, float], count: int, start_s: float = 0.0
 ) -> tuple[Counter[str], float]:
     """Send `count` micro-batches one after another to replicas that take `seconds` each: (choices, time afterwards)."""
     chosen: Counter[str] = Counter()
     now_s = start_s
     for index in range(count):
-        replica = wiring.choose(now_s)
+        replica = router.choose(now_s)
         assert replica is not None
-        wiring.sent(replica, (start_s, index), now_s)
+        router.sent(replica, (start_s, index), now_s)
         now_s += seconds[replica]
-        wiring.succeeded(replica, (start_s, index), now_s)
+        router.succeeded(replica, (start_s, index), now_s)
         chosen[replica] += 1
     return chosen, now_s
 
 
 def wired(seconds: Mapping[str, float], config: RouterConfig | None = None) -> tuple[ReplicaRouter, float]:
     """A wiring that has measured every replica."""
-    wiring = ReplicaRouter(0, config)
-    wiring.update(seconds, 0.0)
-    _, now_s = drive(wiring, seconds, 20 * len(seconds))
-    return wiring, now_s
+    router = ReplicaRouter(0, config)
+    router.update(seconds, 0.0)
+    _, now_s = drive(router, seconds, 20 * len(seconds))
+    return router, now_s
 
 
 @settings(deadline=None, max_examples=40)
 @given(st.lists(st.floats(0.02, 2.0), min_size=1, max_size=8))
 def test_shares_are_inversely_proportional_to_service_times(times: list[float]) -> None:
     seconds = {f"r{i}": s for i, s in enumerate(times)}
-    wiring, now_s = wired(seconds)
-    chosen, _ = drive(wiring, seconds, 2000, now_s)
+    router, now_s = wired(seconds)
+    chosen, _ = drive(router, seconds, 2000, now_s)
     rate = sum(1 / s for s in times)
     for replica, s in seconds.items():
         # Interleaved: the share is right to within a micro-batch or two a replica, not merely on average.
@@ -51,23 +51,23 @@ def test_shares_are_inversely_proportional_to_service_times(times: list[float]) 
 
 
 def test_choices_interleave() -> None:
-    wiring, now_s = wired({"slow": 2.0, "fast": 1.0})
+    router, now_s = wired({"slow": 2.0, "fast": 1.0})
     chosen = []
     for index in range(9):
-        replica = wiring.choose(now_s)
+        replica = router.choose(now_s)
         assert replica is not None
         chosen.append(replica)
-        wiring.sent(replica, index, now_s)
+        router.sent(replica, index, now_s)
         now_s += {"slow": 2.0, "fast": 1.0}[replica]
-        wiring.succeeded(replica, index, now_s)
+        router.succeeded(replica, index, now_s)
     assert "slow slow" not in " ".join(chosen) and "fast fast fast" not in " ".join(chosen)
 
 
 def test_the_same_seed_gives_the_same_choices_and_another_seed_others() -> None:
     def choices(seed: int) -> list[str | None]:
-        wiring = ReplicaRouter(seed)
-        wiring.update([f"r{i}" for i in range(12)], 0.0)
-        return [wiring.choose(0.0) for _ in range(12)]
+        router = ReplicaRouter(seed)
+        router.update([f"r{i}" for i in range(12)], 0.0)
+        return [router.choose(0.0) for _ in range(12)]
 
     assert choices(1) == choices(1)
     assert sorted(map(str, choices(1))) == sorted(f"r{i}" for i in range(12))
@@ -76,181 +76,181 @@ def test_the_same_seed_gives_the_same_choices_and_another_seed_others() -> None:
 
 def test_a_newcomer_is_tried_soon_once_and_not_flooded_afterwards() -> None:
     seconds = {"a": 1.0, "b": 1.0}
-    wiring, now_s = wired(seconds)
-    drive(wiring, seconds, 200, now_s)
+    router, now_s = wired(seconds)
+    drive(router, seconds, 200, now_s)
     now_s += 200.0
-    wiring.update(["a", "b", "new"], now_s)
-    now_s += wiring.config.enter_s
-    chosen = [wiring.choose(now_s)]
+    router.update(["a", "b", "new"], now_s)
+    now_s += router.config.enter_s
+    chosen = [router.choose(now_s)]
     assert chosen == ["new"]
-    wiring.sent("new", "probe", now_s)
+    router.sent("new", "probe", now_s)
     for index in range(10):  # while the probe is out, it gets nothing more
-        replica = wiring.choose(now_s)
+        replica = router.choose(now_s)
         assert replica in ("a", "b")
-        wiring.sent(replica, index, now_s)
+        router.sent(replica, index, now_s)
         now_s += 0.1
-        wiring.succeeded(replica, index, now_s)
-    wiring.succeeded("new", "probe", now_s)
-    after, _ = drive(wiring, {"a": 0.1, "b": 0.1, "new": 1.0}, 60, now_s)
+        router.succeeded(replica, index, now_s)
+    router.succeeded("new", "probe", now_s)
+    after, _ = drive(router, {"a": 0.1, "b": 0.1, "new": 1.0}, 60, now_s)
     assert 2 <= after["new"] <= 8  # its fair share is 60 / 21
 
 
 def test_senders_do_not_all_try_a_newcomer_at_once() -> None:
     tried = 0
     for seed in range(100):
-        wiring = ReplicaRouter(seed)
-        wiring.update(["a", "b"], 0.0)
-        drive(wiring, {"a": 0.01, "b": 0.01}, 40)
-        wiring.update(["a", "b", "new"], 10.0)
-        tried += wiring.choose(10.0 + wiring.config.enter_s / 4) == "new"
+        router = ReplicaRouter(seed)
+        router.update(["a", "b"], 0.0)
+        drive(router, {"a": 0.01, "b": 0.01}, 40)
+        router.update(["a", "b", "new"], 10.0)
+        tried += router.choose(10.0 + router.config.enter_s / 4) == "new"
     assert 10 <= tried <= 45  # a quarter of them, not one hundred
 
 
 def test_a_timeout_costs_the_weight_at_once_and_probing_restores_it() -> None:
     seconds = {"a": 1.0, "b": 1.0}
-    wiring, now_s = wired(seconds)
-    wiring.sent("a", "lost", now_s)
-    before = wiring.expected_s("a")
-    wiring.failed("a", "lost", now_s)
-    assert wiring.expected_s("a") >= 4 * before
+    router, now_s = wired(seconds)
+    router.sent("a", "lost", now_s)
+    before = router.expected_s("a")
+    router.failed("a", "lost", now_s)
+    assert router.expected_s("a") >= 4 * before
     for index in range(50):  # nothing within the back-off
-        assert wiring.choose(now_s) == "b"
-        wiring.sent("b", index, now_s)
-        wiring.succeeded("b", index, now_s + 0.001)
-    chosen, now_s = drive(wiring, seconds, 6, now_s + 1.5 * wiring.config.probe_s)
+        assert router.choose(now_s) == "b"
+        router.sent("b", index, now_s)
+        router.succeeded("b", index, now_s + 0.001)
+    chosen, now_s = drive(router, seconds, 6, now_s + 1.5 * router.config.probe_s)
     assert chosen["a"] >= 1  # one probe, then more
-    chosen, now_s = drive(wiring, seconds, 60, now_s)
-    assert wiring.expected_s("a") == pytest.approx(1.0, rel=0.05)
-    chosen, _ = drive(wiring, seconds, 40, now_s)
+    chosen, now_s = drive(router, seconds, 60, now_s)
+    assert router.expected_s("a") == pytest.approx(1.0, rel=0.05)
+    chosen, _ = drive(router, seconds, 40, now_s)
     assert abs(chosen["a"] - 20) <= 2
 
 
 def test_probes_of_a_dead_replica_become_rare() -> None:
-    wiring, now_s = wired({"a": 0.1, "b": 0.1})
+    router, now_s = wired({"a": 0.1, "b": 0.1})
     probes = []
     for index in range(20_000):
         now_s += 0.05
-        replica = wiring.choose(now_s)
+        replica = router.choose(now_s)
         assert replica is not None
-        wiring.sent(replica, index, now_s)
+        router.sent(replica, index, now_s)
         if replica == "a":
-            wiring.failed("a", index, now_s + 0.01)
+            router.failed("a", index, now_s + 0.01)
             probes.append(now_s)
         else:
-            wiring.succeeded("b", index, now_s + 0.05)
+            router.succeeded("b", index, now_s + 0.05)
     gaps = [b - a for a, b in pairwise(probes)]
     assert 15 <= len(probes) <= 40  # 1000 s: doubling gaps up to a minute
-    assert max(gaps) <= 1.25 * wiring.config.probe_max_s + 1
+    assert max(gaps) <= 1.25 * router.config.probe_max_s + 1
     assert gaps[5] > 4 * gaps[0]
 
 
 def test_many_losses_of_one_failure_count_as_one() -> None:
-    wiring, now_s = wired({"a": 1.0, "b": 1.0})
+    router, now_s = wired({"a": 1.0, "b": 1.0})
     for index in range(10):
-        wiring.sent("a", index, now_s)
-    deadline = wiring.deadline_s("a")
+        router.sent("a", index, now_s)
+    deadline = router.deadline_s("a")
     for index in range(10):
-        wiring.failed("a", index, now_s + 0.01 * index)
-    assert wiring.deadline_s("a") <= 2 * deadline
+        router.failed("a", index, now_s + 0.01 * index)
+    assert router.deadline_s("a") <= 2 * deadline
 
 
 def test_an_overdue_answer_makes_a_replica_a_second_choice_before_its_deadline() -> None:
-    wiring, now_s = wired({"frozen": 1.0, "b": 1.0})
-    wiring.sent("frozen", "stuck", now_s)
-    late_s = now_s + wiring.config.overdue * 1.0 + 0.1
-    assert {wiring.choose(late_s) for _ in range(10)} == {"b"}
-    assert wiring.choose(late_s, exclude=["b"]) == "frozen"  # better than nobody
+    router, now_s = wired({"frozen": 1.0, "b": 1.0})
+    router.sent("frozen", "stuck", now_s)
+    late_s = now_s + router.config.overdue * 1.0 + 0.1
+    assert {router.choose(late_s) for _ in range(10)} == {"b"}
+    assert router.choose(late_s, exclude=["b"]) == "frozen"  # better than nobody
 
 
 def test_a_replica_that_left_is_forgotten() -> None:
-    wiring, now_s = wired({"a": 1.0, "b": 1.0})
-    wiring.sent("a", 1, now_s)
-    wiring.update(["b"], now_s)
-    wiring.succeeded("a", 1, now_s)  # late news of it hurts nobody
-    wiring.failed("a", 1, now_s)
-    assert wiring.replicas == ("b",) and wiring.choose(now_s) == "b"
+    router, now_s = wired({"a": 1.0, "b": 1.0})
+    router.sent("a", 1, now_s)
+    router.update(["b"], now_s)
+    router.succeeded("a", 1, now_s)  # late news of it hurts nobody
+    router.failed("a", 1, now_s)
+    assert router.replicas == ("b",) and router.choose(now_s) == "b"
 
 
 def test_published_queues_turn_work_away_gradually() -> None:
-    wiring, now_s = wired({"a": 1.0, "b": 1.0})
-    wiring.published("a", 9, 1.0, 0.0)
-    assert 1.0 < wiring.expected_s("a") < 5.0  # one record, seconds old, is not the truth
+    router, now_s = wired({"a": 1.0, "b": 1.0})
+    router.published("a", 9, 1.0, 0.0)
+    assert 1.0 < router.expected_s("a") < 5.0  # one record, seconds old, is not the truth
     for _ in range(40):
-        wiring.published("a", 9, 1.0, 0.0)
-    chosen = Counter(wiring.choose(now_s) for _ in range(110))
+        router.published("a", 9, 1.0, 0.0)
+    chosen = Counter(router.choose(now_s) for _ in range(110))
     assert 8 <= chosen["a"] <= 12  # ten times as long, a tenth of the other's share
 
 
 def test_nonsense_that_a_replica_publishes_is_ignored_and_a_boast_is_bounded() -> None:
-    wiring, now_s = wired({"a": 1.0, "b": 1.0})
+    router, now_s = wired({"a": 1.0, "b": 1.0})
     for queue, service_s in ((math.nan, 1.0), (-1.0, 1.0), (1.0, math.inf)):
-        wiring.published("a", queue, service_s, 0.0)
-    assert wiring.expected_s("a") == pytest.approx(1.0)
-    wiring.update(["a", "b", "boaster"], now_s)
-    wiring.published("boaster", 0, 1e-9, 0.0)
-    assert wiring.expected_s("boaster") == pytest.approx(0.25)
+        router.published("a", queue, service_s, 0.0)
+    assert router.expected_s("a") == pytest.approx(1.0)
+    router.update(["a", "b", "boaster"], now_s)
+    router.published("boaster", 0, 1e-9, 0.0)
+    assert router.expected_s("boaster") == pytest.approx(0.25)
 
 
 def test_what_a_replica_says_of_its_waiting_cannot_exceed_our_clock() -> None:
-    wiring, now_s = wired({"a": 1.0, "b": 1.0})
+    router, now_s = wired({"a": 1.0, "b": 1.0})
     for index in range(100):
-        wiring.sent("a", index, now_s)
-        wiring.succeeded("a", index, now_s + 1.0, downstream_s=math.nan, queued_s=50.0)
-    assert wiring.expected_s("a") == pytest.approx(1.0, rel=0.01)  # it all counts as waiting there
+        router.sent("a", index, now_s)
+        router.succeeded("a", index, now_s + 1.0, downstream_s=math.nan, queued_s=50.0)
+    assert router.expected_s("a") == pytest.approx(1.0, rel=0.01)  # it all counts as waiting there
 
 
 def test_time_spent_downstream_is_not_held_against_a_replica() -> None:
-    wiring, now_s = wired({"a": 1.0, "b": 1.0})
+    router, now_s = wired({"a": 1.0, "b": 1.0})
     for index in range(100):
-        wiring.sent("a", index, now_s)
-        wiring.succeeded("a", index, now_s + 4.0, downstream_s=3.0)
-    assert wiring.expected_s("a") == pytest.approx(1.0, rel=0.01)
-    assert wiring.deadline_s("a") > 4.0  # but the deadline covers the whole call
+        router.sent("a", index, now_s)
+        router.succeeded("a", index, now_s + 4.0, downstream_s=3.0)
+    assert router.expected_s("a") == pytest.approx(1.0, rel=0.01)
+    assert router.deadline_s("a") > 4.0  # but the deadline covers the whole call
 
 
 def test_a_full_queue_is_no_failure() -> None:
-    wiring, now_s = wired({"a": 1.0, "b": 1.0})
-    wiring.sent("a", "x", now_s)
-    wiring.declined("a", "x", now_s)
-    assert {wiring.choose(now_s + 0.5) for _ in range(5)} == {"b"}
-    assert wiring.expected_s("a") == pytest.approx(1.0)
-    assert "a" in {wiring.choose(now_s + 2.0) for _ in range(5)}
+    router, now_s = wired({"a": 1.0, "b": 1.0})
+    router.sent("a", "x", now_s)
+    router.declined("a", "x", now_s)
+    assert {router.choose(now_s + 0.5) for _ in range(5)} == {"b"}
+    assert router.expected_s("a") == pytest.approx(1.0)
+    assert "a" in {router.choose(now_s + 2.0) for _ in range(5)}
 
 
 def test_deadlines_follow_the_answers() -> None:
-    wiring = ReplicaRouter(0)
-    wiring.update(["a", "b"], 0.0)
-    assert wiring.deadline_s("a") == wiring.config.deadline_first_s
-    drive(wiring, {"a": 2.0, "b": 2.0}, 100)
-    assert 8.0 < wiring.deadline_s("a") < 9.0
-    assert wiring.deadline_s("a", work=3.0) == pytest.approx(3 * wiring.deadline_s("a"))
-    before = wiring.deadline_s("a")
-    wiring.sent("a", "x", 300.0)
-    wiring.failed("a", "x", 300.0)
-    assert wiring.deadline_s("a") == pytest.approx(2 * before)
-    wiring.update(["a", "b", "new"], 300.0)
-    assert wiring.deadline_s("new") >= wiring.deadline_s("b")
+    router = ReplicaRouter(0)
+    router.update(["a", "b"], 0.0)
+    assert router.deadline_s("a") == router.config.deadline_first_s
+    drive(router, {"a": 2.0, "b": 2.0}, 100)
+    assert 8.0 < router.deadline_s("a") < 9.0
+    assert router.deadline_s("a", work=3.0) == pytest.approx(3 * router.deadline_s("a"))
+    before = router.deadline_s("a")
+    router.sent("a", "x", 300.0)
+    router.failed("a", "x", 300.0)
+    assert router.deadline_s("a") == pytest.approx(2 * before)
+    router.update(["a", "b", "new"], 300.0)
+    assert router.deadline_s("new") >= router.deadline_s("b")
 
 
 @settings(deadline=None, max_examples=60)
 @given(st.integers(0, 2**32), st.lists(st.sampled_from("cfsun"), max_size=300))
 def test_whatever_happens_somebody_is_chosen_and_nobody_excluded(seed: int, happenings: list[str]) -> None:
     """c: choose and send, f: the oldest fails, s: the oldest succeeds, u: one leaves or returns, n: time passes."""
-    wiring = ReplicaRouter(seed)
+    router = ReplicaRouter(seed)
     names = ["a", "b", "c"]
-    wiring.update(names, 0.0)
+    router.update(names, 0.0)
     now_s, outstanding = 0.0, []
     for index, happening in enumerate(happenings):
         if happening == "c":
-            chosen = wiring.choose(now_s, exclude=["a"])
-            assert chosen in wiring.replicas and chosen != "a"
-            wiring.sent(chosen, index, now_s)
+            chosen = router.choose(now_s, exclude=["a"])
+            assert chosen in router.replicas and chosen != "a"
+            router.sent(chosen, index, now_s)
             outstanding.append((chosen, index))
         elif happening in "fs" and outstanding:
             replica, sent = outstanding.pop(0)
-            (wiring.failed if happening == "f" else wiring.succeeded)(replica, sent, now_s)
+            (router.failed if happening == "f" else router.succeeded)(replica, sent, now_s)
         elif happening == "u":
             names = ["a", "b", "c"] if len(names) == 2 else ["a", "b"]
-            wiring.update(names, now_s)
+            router.update(names, now_s)
         now_s += 0.3 if happening == "n" else 0.0
-        assert 0.5 <= wiring.deadline_s("b") <= 120.0
+        assert 0.5 <= router.deadline_s("b") <= 120.0

@@ -15,18 +15,18 @@ from peer.errors import RemoteError
 from peer.events import Event
 from peer.net.host import Host
 from peer.net.method import Call
-from swarm.pipeline.data_feed import FedTokens, serve_tokens
+from swarm.pipeline.data_feed import RemoteTokens, serve_tokens
 from swarm.pipeline.first_stage import REFUSALS_MAX
 from swarm.pipeline.messages import (
     COUNTED,
     FEED_SAMPLES_MAX,
-    REISSUE,
+    REDISPATCH,
     SPANS_MAX,
     AskCounted,
     AskTokens,
     Counted,
     PipelineCalls,
-    Reissue,
+    Redispatch,
 )
 from swarm.pipeline.source import WINDOW_MIN, MicroBatchSource
 from swarm.protocol.ledger import Range
@@ -88,16 +88,16 @@ async def test_feeders_in_turn_and_local_text_where_they_fail(monkeypatch: pytes
         serve(too_few, torch.zeros(MICRO, SEQ, dtype=torch.int64))
         struck: list[str] = []
         local, everybody = Local(), [host.peer_id for host in (good, gone, wrong_ids, too_few)]
-        source = FedTokens(me, RULES, lambda: everybody, local)
+        source = RemoteTokens(me, RULES, lambda: everybody, local)
         with me.events.subscribed(
-            lambda event: struck.append(str(event.fields["peer"])) if event.name == "peer_struck" else None
+            lambda event: struck.append(str(event.fields["peer"])) if event.name == "peer_penalized" else None
         ):
             for k in range(8):
                 span = (MICRO * k, MICRO * (k + 1))
                 assert torch.equal(await source((span,)), tokens_of(span))
         assert sorted(struck) == sorted([wrong_ids.peer_id, too_few.peer_id])
         assert len(local.read) == 3, "each bad feeder was asked once"
-        assert torch.equal(await FedTokens(me, RULES, list, local)(((4, 6),)), tokens_of((4, 6)))
+        assert torch.equal(await RemoteTokens(me, RULES, list, local)(((4, 6),)), tokens_of((4, 6)))
 
 
 async def test_a_feeder_answers_no_nonsense() -> None:
@@ -123,7 +123,7 @@ async def test_a_micro_batch_of_any_size_is_fed_at_once(monkeypatch: pytest.Monk
         me, feeder = await hosts(stack, 2)
         serve_tokens(feeder.rpc, rules, read)
         local = Local()
-        source = FedTokens(me, rules, lambda: [feeder.peer_id], local)
+        source = RemoteTokens(me, rules, lambda: [feeder.peer_id], local)
         assert torch.equal(await source(((0, size),)), tokens_of((0, size)))
         assert not local.read
         method = PipelineCalls.of(rules).tokens
@@ -151,38 +151,38 @@ async def test_what_every_replica_refuses_is_given_up_and_told(tmp_path: Path) -
     """The last stage has come to grief: all that it computes is NaN."""
     async with open_replicas(tmp_path, [1, 1]) as stages:
         first, last = stages[0][0], stages[1][0]
-        last.gang.outer.fill_(1e15)
-        await last.gang.import_weights(epoch=0)
+        last.worker_group.outer.fill_(1e15)
+        await last.worker_group.import_weights(epoch=0)
         for rules in (RULES, rules_of(2, synchronous=True, round_samples=64)):
             del first.events[:]
             async with serving(stages, rules):
-                issuer = MicroBatchSource(first.station, read_tokens, first.log)
+                source = MicroBatchSource(first.server, read_tokens, first.log)
                 with trio.fail_after(60):
-                    async with issuer.open():
-                        await issuer.issue([(4, 12)])
-            assert issuer.totals.abandoned == 4 and first.station.counting.counted == ()
+                    async with source.open():
+                        await source.dispatch([(4, 12)])
+            assert source.totals.abandoned == 4 and first.server.counting.counted == ()
             told = [event.fields for event in first.seen("pipeline_refused")]
             assert 1 <= len(told) < 4, "not each of them"
             assert 4 <= int(str(told[0]["first"])) == int(str(told[0]["last"])) - MICRO < 12
             assert (told[0]["cause"], told[0]["synchronous"]) == ("not_finite", rules.synchronous)
-            assert issuer.totals.retried == 4 * (REFUSALS_MAX - 1), "after the last refusal it is not tried again"
+            assert source.totals.retried == 4 * (REFUSALS_MAX - 1), "after the last refusal it is not tried again"
             assert "NaN" in str(told[0]["reason"])
 
 
 @pytest.mark.process
 @pytest.mark.skipif(sys.platform != "linux", reason="stages run in worker processes, supervised through /proc")
-async def test_an_issuer_takes_its_samples_through_and_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_source_takes_its_samples_through_and_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without_haste(monkeypatch)
     rules = rules_of(2, synchronous=True, round_samples=64)
     async with open_replicas(tmp_path, [1, 1]) as stages, serving(stages, rules):
         first, last = stages[0][0], stages[1][0]
 
-        issuer = MicroBatchSource(first.station, read_tokens, first.log)
-        async with issuer.open():
-            await issuer.issue([(0, 40), (60, 64)])
-            assert first.station.counting.counted == last.station.counting.counted == ((0, 40), (60, 64))
-            assert WINDOW_MIN <= issuer.window <= rules.window_max
-            assert first.station.load().service_s > 0 and first.station.answer_s > 0
+        source = MicroBatchSource(first.server, read_tokens, first.log)
+        async with source.open():
+            await source.dispatch([(0, 40), (60, 64)])
+            assert first.server.counting.counted == last.server.counting.counted == ((0, 40), (60, 64))
+            assert WINDOW_MIN <= source.window <= rules.window_max
+            assert first.server.load().service_s > 0 and first.server.answer_s > 0
 
             # A leader asks for two once more: one is counted everywhere already.
             ended = trio.Event()
@@ -193,14 +193,14 @@ async def test_an_issuer_takes_its_samples_through_and_reports(tmp_path: Path, m
                 if len(results) == 2:
                     ended.set()
 
-            issuer.on_result = on_result
-            request = Reissue(rules.groups[0], 0, ((38, 42),))
-            await last.host.rpc.call(first.peer, REISSUE, request, timeout_s=60)
+            source.on_result = on_result
+            request = Redispatch(rules.groups[0], 0, ((38, 42),))
+            await last.host.rpc.call(first.peer, REDISPATCH, request, timeout_s=60)
             await ended.wait()
             assert sorted(results) == [((38, 40), False), ((40, 42), True)]
         totals = first.seen("pipeline_progress")[-1].fields
-        assert totals == {"issued": 24, "completed": 24, "retried": 0, "abandoned": 0}
-        assert last.station.counting.counted == ((0, 42), (60, 64))
+        assert totals == {"dispatched": 24, "completed": 24, "retried": 0, "abandoned": 0}
+        assert last.server.counting.counted == ((0, 42), (60, 64))
 
 
 @pytest.mark.process
@@ -217,17 +217,17 @@ async def test_what_is_told_last_accounts_for_all(tmp_path: Path) -> None:
                     if event.name == "pipeline_waiting":
                         waits.set()
 
-                issuer = MicroBatchSource(first.station, read_tokens, first.log)
+                source = MicroBatchSource(first.server, read_tokens, first.log)
                 with first.log.subscribed(on_event):
                     async with trio.open_nursery() as round_:
-                        async with issuer.open():
-                            round_.start_soon(issuer.issue, [(0, 8)])
+                        async with source.open():
+                            round_.start_soon(source.dispatch, [(0, 8)])
                             await waits.wait()  # nobody serves the next stage
-                            issuer.reissue([(20, 24)])
-                            while issuer.totals.issued < WINDOW_MIN + 2:
+                            source.redispatch([(20, 24)])
+                            while source.totals.dispatched < WINDOW_MIN + 2:
                                 await trio.sleep(0.01)
                             if round_ends_first:
                                 round_.cancel_scope.cancel()
                         round_.cancel_scope.cancel()
                 told = first.seen("pipeline_progress")[-1].fields
-                assert told["issued"] == told["abandoned"] == WINDOW_MIN + 2 and told["completed"] == 0
+                assert told["dispatched"] == told["abandoned"] == WINDOW_MIN + 2 and told["completed"] == 0

@@ -11,25 +11,25 @@ import msgspec
 import pytest
 import torch
 import trio
+from optim.round_info import RoundInfo
 
-from optim.config import AllReduce
-from optim.turn import Turn
+from optim.config import AllReduceConfig
 from peer.model.layout import init_flat, join_flat, split_flat
-from swarm.pipeline.stage_server import IssueResult
+from swarm.pipeline.stage_server import DispatchResult
 from swarm.protocol.head import Head, Member
 from swarm.protocol.ledger import Ledger, Range
 from swarm.protocol.plan import Assignment
-from swarm.rounds.trainer import Order
+from swarm.rounds.trainer import TrainRequest
 from tests.peer.support.stage_harness import MODEL, SPLITS, whole_gradient
 from tests.swarm.support.pipeline_harness import MICRO, tokens_of
-from tests.swarm.support.stage_replicas import Setting, StageSeat
+from tests.swarm.support.stage_replicas import Setting, StageMember
 from tests.swarm.support.stage_scene import BATCH, kill_worker, scene_of, until
 
 pytestmark = [
     pytest.mark.process,
     pytest.mark.skipif(sys.platform != "linux", reason="worker processes are supervised through Linux's /proc"),
 ]
-SETTING = Setting(2, AllReduce(batch=BATCH), rounds=10)
+SETTING = Setting(2, AllReduceConfig(batch=BATCH), rounds=10)
 START = split_flat(MODEL, init_flat(MODEL, seed=0), SPLITS[2])
 
 
@@ -38,25 +38,25 @@ def moved_weights(stage: int) -> torch.Tensor:
     return START[stage] + 0.01 * noise
 
 
-def head_of(seat: StageSeat, number: int, weights: torch.Tensor, members: tuple[Member, ...]) -> Head:
+def head_of(member: StageMember, number: int, weights: torch.Tensor, members: tuple[Member, ...]) -> Head:
     """Of that round; the name of its state is made up of its weights."""
     name = f"{float(weights.double().sum()):.12f}".encode().ljust(32)[:32]
-    head, ledger = seat.engine.head, Ledger(cursor=number * BATCH)
+    head, ledger = member.engine.head, Ledger(cursor=number * BATCH)
     return msgspec.structs.replace(head, round=number, state_hash=name, members=members, ledger=ledger)
 
 
-async def settled(seat: StageSeat, head: Head) -> None:
+async def settled(member: StageMember, head: Head) -> None:
     """Its worker has the weights of `head`."""
-    trainer = seat.trainer
+    trainer = member.trainer
     await until(lambda: trainer.head == head and trainer._adoption is None and not trainer._is_lost())
 
 
-async def issued(first: StageSeat, epoch: int) -> IssueResult:
+async def dispatched(first: StageMember, epoch: int) -> DispatchResult:
     span = (epoch * BATCH, epoch * BATCH + MICRO)
-    return await first.replica.station.issue(span, tokens_of(span), epoch=epoch)
+    return await first.replica.server.dispatch(span, tokens_of(span), epoch=epoch)
 
 
-def check_loss(result: IssueResult, weights: list[torch.Tensor]) -> None:
+def check_loss(result: DispatchResult, weights: list[torch.Tensor]) -> None:
     loss, _ = whole_gradient(MODEL, join_flat(MODEL, weights, SPLITS[2]), [tokens_of(result.span)])
     assert result.done and result.loss / result.tokens == pytest.approx(loss, rel=1e-5)
 
@@ -73,35 +73,37 @@ async def test_a_lost_worker_costs_not_the_weights_of_the_epoch_before(tmp_path:
             kill_worker(last)
             await until(lambda: last.replica.seen("worker_died"))
             await settled(last, head)
-            check_loss(await issued(first, epoch=0), START)
-            assert last.replica.station.counting.counted == (), "it went through"
-            assert torch.equal(last.replica.gang.outer, moved_weights(1))
+            check_loss(await dispatched(first, epoch=0), START)
+            assert last.replica.server.counting.counted == (), "it went through"
+            assert torch.equal(last.replica.worker_group.outer, moved_weights(1))
 
 
-async def test_what_others_may_have_issued_is_issued_as_if_for_the_second_time(tmp_path: Path) -> None:
+async def test_what_others_may_have_dispatched_is_dispatched_as_if_for_the_second_time(tmp_path: Path) -> None:
     """Only who has worked on the round before knows that a sample is new: not who has just taken the seat, and nobody
     after a regroup, which begins the same round again."""
     async with scene_of(tmp_path, SETTING, [1, 1]) as scene:
         with trio.fail_after(300):
             (first,), _ = scene.stages
-            issued: list[tuple[Range, bool]] = []
+            dispatched: list[tuple[Range, bool]] = []
 
             async def note(ranges: tuple[Range, ...], again: bool, go_on: Callable[[], bool]) -> None:
-                issued.extend((part, again) for part in ranges)
+                dispatched.extend((part, again) for part in ranges)
 
-            issuer = first.trainer._post.issuer
-            assert issuer is not None
-            issuer.issue = note  # type: ignore[method-assign,assignment]
+            source = first.trainer._context.source
+            assert source is not None
+            source.dispatch = note  # type: ignore[method-assign,assignment]
             head, members = first.engine.head, first.engine.head.members
 
             async def issued_after(head: Head) -> list[tuple[Range, bool]]:
                 first.trainer.adopt(START[0], None, head)
                 await settled(first, head)
-                issued.clear()
+                dispatched.clear()
                 ranges = ((head.ledger.cursor, head.ledger.cursor + BATCH),)
                 assignment = Assignment(members[0], ranges, BATCH // MICRO)
-                await first.trainer._issue(Order(assignment, Turn(head.round + 1, head.inner_step, 0.0), (), 1, 60.0))
-                return list(issued)
+                await first.trainer._dispatch(
+                    TrainRequest(assignment, RoundInfo(head.round + 1, head.inner_step, 0.0), (), 1, 60.0)
+                )
+                return list(dispatched)
 
             everything = (0, BATCH)
             assert await issued_after(head) == [(everything, False)]
@@ -127,5 +129,5 @@ async def test_where_all_were_restarted_the_present_weights_must_do(tmp_path: Pa
             last.trainer.adopt(moved_weights(1), (), head)
             await settled(last, head)
             await settled(first, behind)
-            check_loss(await issued(first, epoch=4), [START[0], moved_weights(1)])
-            assert last.replica.station.counting.counted == (), "it went through"
+            check_loss(await dispatched(first, epoch=4), [START[0], moved_weights(1)])
+            assert last.replica.server.counting.counted == (), "it went through"

@@ -13,317 +13,323 @@ import pytest
 import torch
 import trio
 
-from optim.config import AllReduce
+from optim.config import AllReduceConfig
 from peer.errors import ProtocolViolation, RoundDiscarded
 from peer.identity import open_body
 from swarm.protocol.head import TRIES_PER_LEADER, Member
 from swarm.protocol.ledger import Range, count, union
-from swarm.protocol.messages import WORK
+from swarm.protocol.messages import START_ROUND
 from swarm.protocol.plan import PLAN_KIND, Assignment, WorkPlan, make_plan
-from swarm.protocol.round_schedule import Pace
+from swarm.protocol.round_schedule import RoundSchedule
 from swarm.protocol.timeouts import AdaptiveTimeouts
 from swarm.rounds.collect import ContributionCollector
 from swarm.rounds.round_state import RoundState
-from swarm.rounds.trainer import Order, Work
-from tests.swarm.support.group import Patient, StageReplica, open_group, pace_of
+from swarm.rounds.trainer import TrainRequest, TrainResult
+from tests.swarm.support.group import Patient, StageReplica, open_group, schedule_of
 from tests.swarm.support.hostile import Impatient, Liar
 
 NUMEL, MICRO = 2_000, 2
-LATER = dataclasses.replace(pace_of(4), stage=1, stages=2, micro_batch=MICRO)
-SYNCHRONOUS = dataclasses.replace(LATER, outer=AllReduce(batch=12))
-Script = Callable[[int, Order], Awaitable[tuple[Range, ...]]]
+LATER = dataclasses.replace(schedule_of(4), stage=1, stages=2, micro_batch=MICRO)
+SYNCHRONOUS = dataclasses.replace(LATER, outer=AllReduceConfig(batch=12))
+Script = Callable[[int, TrainRequest], Awaitable[tuple[Range, ...]]]
 
 
 def unused(peer: str, first_step: int, assignment: Assignment) -> torch.Tensor:
     raise AssertionError("the trainers are scripted")
 
 
-def scripted(seat: StageReplica, number: int, script: Script) -> None:
+def scripted(member: StageReplica, number: int, script: Script) -> None:
     """Its trainer counts what `script(number, order)` says, and learns something of it."""
 
-    async def train(order: Order) -> Work:
+    async def train(order: TrainRequest) -> TrainResult:
         await trio.lowlevel.checkpoint()
         counted = union(await script(number, order))
         seed = torch.Generator().manual_seed(number)
         delta = torch.randn(NUMEL, generator=seed) * 1e-2 * math.sqrt(count(counted))
-        return Work(len(counted), count(counted), 1.0, delta, counted)
+        return TrainResult(len(counted), count(counted), 1.0, delta, counted)
 
-    trainer: Any = seat.post.trainer
+    trainer: Any = member.context.trainer
     trainer.train = train
 
 
 @asynccontextmanager
 async def running(
     folder: Path,
-    pace: Pace,
+    schedule: RoundSchedule,
     rounds: int,
     script: Script,
     members: int = 3,
-    tempo: type[AdaptiveTimeouts] = Patient,
+    timeouts: type[AdaptiveTimeouts] = Patient,
     to_the_end: bool = True,
 ) -> AsyncIterator[list[StageReplica]]:
     """A group that has committed `rounds` rounds by the end of the block, or is broken off there."""
     with trio.fail_after(300):
         async with AsyncExitStack() as stack:
             group = await stack.enter_async_context(open_group(folder, NUMEL, "fp32", rounds, members))
-            group.pace, group.tempo = pace, tempo
-            seats = [await stack.enter_async_context(group.join(unused)) for _ in range(members)]
-            for number, seat in enumerate(sorted(seats, key=lambda seat: seat.host.peer_id)):
-                scripted(seat, number, script)
+            group.schedule, group.timeouts = schedule, timeouts
+            members = [await stack.enter_async_context(group.join(unused)) for _ in range(members)]
+            for number, member in enumerate(sorted(members, key=lambda member: member.host.peer_id)):
+                scripted(member, number, script)
             async with trio.open_nursery() as nursery:
-                for seat in seats:
-                    nursery.start_soon(seat.engine.run)
-                yield seats
+                for member in members:
+                    nursery.start_soon(member.engine.run)
+                yield members
                 if not to_the_end:
                     nursery.cancel_scope.cancel()
 
 
-def seen(seats: Sequence[StageReplica], name: str, reason: str) -> bool:
-    return any(reason in str(event.fields.get("reason")) for seat in seats for event in seat.seen(name))
+def seen(members: Sequence[StageReplica], name: str, reason: str) -> bool:
+    return any(reason in str(event.fields.get("reason")) for member in members for event in member.seen(name))
 
 
 async def test_of_two_that_counted_the_same_one_is_merged_and_both_stay(tmp_path: Path) -> None:
-    async def script(number: int, order: Order) -> tuple[Range, ...]:
-        first = 20 * (order.turn.round - 1)
+    async def script(number: int, order: TrainRequest) -> tuple[Range, ...]:
+        first = 20 * (order.round_info.round - 1)
         return [((first, first + 6),), ((first + 4, first + 8),), ((first + 8, first + 10),)][number]
 
-    async with running(tmp_path, LATER, 3, script) as seats:
+    async with running(tmp_path, LATER, 3, script) as members:
         pass
-    for seat in seats:
-        head = seat.engine.head
-        assert head == seats[0].engine.head and head.round == 3 and len(head.members) == 3
-        assert seat.engine.counted == (((40, 46),), ((48, 50),))
+    for member in members:
+        head = member.engine.head
+        assert head == members[0].engine.head and head.round == 3 and len(head.members) == 3
+        assert member.engine.counted == (((40, 46),), ((48, 50),))
         assert head.ledger.cursor == 50 and head.ledger.returned == ((6, 8), (10, 20), (26, 28), (30, 40), (46, 48))
-        assert head.inner_step == 3 * 4 and head.tokens == 3 * 8 * pace_of(4).seq_len
-        assert not seat.seen("peer_struck")
+        assert head.inner_step == 3 * 4 and head.tokens == 3 * 8 * schedule_of(4).seq_len
+        assert not member.seen("peer_penalized")
 
 
 async def test_a_round_in_which_nobody_has_counted_anything_is_no_commit(tmp_path: Path) -> None:
     tries: list[int] = []
 
-    async def script(number: int, order: Order) -> tuple[Range, ...]:
+    async def script(number: int, order: TrainRequest) -> tuple[Range, ...]:
         tries.append(number)
         return () if len(tries) <= 3 else ((2 * number, 2 * number + 2),)
 
-    async with running(tmp_path, LATER, 1, script) as seats:
+    async with running(tmp_path, LATER, 1, script) as members:
         pass
-    assert seen(seats, "attempt_failed", "no contributor has a usable update")
-    assert seats[0].engine.head.ledger.returned == () and seats[0].engine.head.ledger.cursor == 6
+    assert seen(members, "attempt_failed", "no contributor has a usable update")
+    assert members[0].engine.head.ledger.returned == () and members[0].engine.head.ledger.cursor == 6
 
 
 async def test_a_round_for_which_nothing_will_ever_come_leaves_the_state_as_it_is(tmp_path: Path) -> None:
-    async def script(number: int, order: Order) -> tuple[Range, ...]:
-        return ((2 * number, 2 * number + 2),) if order.turn.round == 1 else ()
+    async def script(number: int, order: TrainRequest) -> tuple[Range, ...]:
+        return ((2 * number, 2 * number + 2),) if order.round_info.round == 1 else ()
 
-    async with running(tmp_path, LATER, 2, script) as seats:
-        for seat in seats:
-            trainer: Any = seat.post.trainer
+    async with running(tmp_path, LATER, 2, script) as members:
+        for member in members:
+            trainer: Any = member.context.trainer
             trainer.dry = True
-    for seat in seats:
-        before, last = seat.heads[-2:]
-        assert seat.engine.head == last == seats[0].engine.head and last.previous == before.hash
+    for member in members:
+        before, last = member.heads[-2:]
+        assert member.engine.head == last == members[0].engine.head and last.previous == before.hash
         assert last.round == 2 and last.members == before.members and len(last.members) == 3
-        assert last.state_hash == before.state_hash == seat.post.state.tree.root
+        assert last.state_hash == before.state_hash == member.context.state.tree.root
         assert last.ledger == before.ledger and last.tokens == before.tokens > 0
-        assert not seat.seen("peer_struck") and not seat.seen("bug")
-    assert any(event.fields["round"] == 2 for seat in seats for event in seat.seen("round_empty"))
+        assert not member.seen("peer_penalized") and not member.seen("bug")
+    assert any(event.fields["round"] == 2 for member in members for event in member.seen("round_empty"))
 
 
 async def test_one_that_says_that_nothing_will_come_is_no_majority(tmp_path: Path) -> None:
     at_work: list[StageReplica] = []
 
-    async def script(number: int, order: Order) -> tuple[Range, ...]:
+    async def script(number: int, order: TrainRequest) -> tuple[Range, ...]:
         return ((2 * number, 2 * number + 2),) if seen(at_work, "attempt_failed", "") else ()
 
-    async with running(tmp_path, LATER, 1, script, tempo=Impatient) as seats:
-        at_work += seats
-        trainer: Any = seats[0].post.trainer
+    async with running(tmp_path, LATER, 1, script, timeouts=Impatient) as members:
+        at_work += members
+        trainer: Any = members[0].context.trainer
         trainer.dry = True
-    assert seats[0].engine.head.tokens > 0 and not seen(seats, "round_empty", "")
+    assert members[0].engine.head.tokens > 0 and not seen(members, "round_empty", "")
 
 
 async def test_who_missed_a_plan_is_told_when_it_is_to_be_over(tmp_path: Path) -> None:
     """And does not begin what nobody waits for."""
     missed: list[str] = []
-    told, hurried = trio.Event(), trio.Event()
+    told, cut_short = trio.Event(), trio.Event()
 
     def change(peer: str, work: Any, payload: bytes) -> tuple[Any, bytes] | None:
         if not missed and len(open_body(work.plan, PLAN_KIND, WorkPlan).assignments) == 3:
             missed.append(peer)
-        return None if peer in missed and not work.wrap_up else (work, payload)
+        return None if peer in missed and not work.finish_early else (work, payload)
 
-    async def script(number: int, order: Order) -> tuple[Range, ...]:
-        if order.hurried:
+    async def script(number: int, order: TrainRequest) -> tuple[Range, ...]:
+        if order.cut_short:
             told.set()
         elif led_by(names[number]):
             return ((2 * number, 2 * number + 2),)
-        await hurried.wait()
+        await cut_short.wait()
         return ((2 * number, 2 * number + 2),)
 
     def led_by(peer: str) -> bool:
         return any(
-            e.fields["phase"] == "plan" for s in seats if s.host.peer_id == peer for e in s.seen("phase_entered")
+            e.fields["phase"] == "plan" for s in members if s.host.peer_id == peer for e in s.seen("phase_entered")
         )
 
-    async with running(tmp_path, LATER, 1, script) as seats:
-        names = sorted(seat.host.peer_id for seat in seats)
-        for seat in seats:
-            Liar(seat).sends(WORK, change)
+    async with running(tmp_path, LATER, 1, script) as members:
+        names = sorted(member.host.peer_id for member in members)
+        for member in members:
+            Liar(member).sends(START_ROUND, change)
         await told.wait()
-        hurried.set()
+        cut_short.set()
 
 
 async def test_a_synchronous_batch_is_whole_or_gathered_anew(tmp_path: Path) -> None:
     """Two have counted the same at first: the plan is given up, and one of them is to forget it."""
     told_anew: list[int] = []
 
-    async def script(number: int, order: Order) -> tuple[Range, ...]:
+    async def script(number: int, order: TrainRequest) -> tuple[Range, ...]:
         assert order.assignment.ranges == ()
         if order.assignment.anew:
             told_anew.append(number)
         if number == 2:
-            return ((6, 8),) if told_anew or order.turn.round > 1 else ((2, 8),)
+            return ((6, 8),) if told_anew or order.round_info.round > 1 else ((2, 8),)
         return [((0, 6),), ((8, 12),)][number]
 
-    async with running(tmp_path, SYNCHRONOUS, 1, script) as seats:
+    async with running(tmp_path, SYNCHRONOUS, 1, script) as members:
         pass
     assert told_anew == [2]
-    assert seen(seats, "attempt_failed", "not all of the batch")
-    for seat in seats:
-        assert union(r for ranges in seat.engine.counted for r in ranges) == ((0, 12),)
-        assert seat.engine.head.ledger.cursor == 12 and len(seat.engine.head.members) == 3
-        assert not seat.seen("peer_struck")
+    assert seen(members, "attempt_failed", "not all of the batch")
+    for member in members:
+        assert union(r for ranges in member.engine.counted for r in ranges) == ((0, 12),)
+        assert member.engine.head.ledger.cursor == 12 and len(member.engine.head.members) == 3
+        assert not member.seen("peer_penalized")
 
 
 async def test_the_leader_wraps_up_when_all_is_gathered_and_not_before(tmp_path: Path) -> None:
     """Synchronous: whoever has handed in early is waited with, however long the others take."""
-    gathered, hurried = trio.Event(), [trio.Event() for _ in range(3)]
+    gathered, cut_short = trio.Event(), [trio.Event() for _ in range(3)]
 
-    async def script(number: int, order: Order) -> tuple[Range, ...]:
+    async def script(number: int, order: TrainRequest) -> tuple[Range, ...]:
         if number:
-            await hurried[number].wait()
+            await cut_short[number].wait()
         return ((4 * number, 4 * number + 4),)
 
-    async with running(tmp_path, SYNCHRONOUS, 1, script) as seats:
-        for number, seat in enumerate(sorted(seats, key=lambda seat: seat.host.peer_id)):
-            trainer: Any = seat.post.trainer
-            trainer.wrap_up = hurried[number].set
+    async with running(tmp_path, SYNCHRONOUS, 1, script) as members:
+        for number, member in enumerate(sorted(members, key=lambda member: member.host.peer_id)):
+            trainer: Any = member.context.trainer
+            trainer.finish_early = cut_short[number].set
 
             async def gather(members: Sequence[str]) -> None:
                 assert len(members) == 3
                 await gathered.wait()
 
             trainer.gather = gather
-        while not any(seat.seen("phase_entered") and _handed_in(seat) for seat in seats):
+        while not any(member.seen("phase_entered") and _submitted(member) for member in members):
             await trio.sleep(0.02)
-        assert not any(event.is_set() for event in hurried)
+        assert not any(event.is_set() for event in cut_short)
         gathered.set()
-    assert seats[0].engine.head.ledger.cursor == 12
+    assert members[0].engine.head.ledger.cursor == 12
 
 
 async def test_who_is_not_in_the_plan_is_asked_what_it_has(tmp_path: Path) -> None:
     """It did not answer in time, but goes on counting. Whose word has turned out to be worth nothing is not asked."""
-    async with open_group(tmp_path, NUMEL, "fp32", 1, 1) as group, group.join(unused) as seat:
+    async with open_group(tmp_path, NUMEL, "fp32", 1, 1) as group, group.join(unused) as member:
         planned, left_out, liar = members = tuple(Member(name, "s") for name in ("a", "b", "c"))
-        height = RoundState(group.genesis().regrouped(members, 1), planned)
-        height.plan = make_plan(height.head, 0, {planned: 1.0}, SYNCHRONOUS)
+        round_state = RoundState(group.genesis().regrouped(members, 1), planned)
+        round_state.plan = make_plan(round_state.head, 0, {planned: 1.0}, SYNCHRONOUS)
         asked: list[str] = []
-        trainer: Any = seat.post.trainer
+        trainer: Any = member.context.trainer
 
         async def gather(names: Sequence[str]) -> None:
             asked.extend(names)
 
-        async def hurry() -> None:
+        async def finish_early() -> None:
             raise AssertionError
 
         trainer.gather = gather
-        await ContributionCollector(seat.post, height, 1, [planned], hurry, [liar.peer]).gather(trio.CancelScope())
+        await ContributionCollector(member.context, round_state, 1, [planned], finish_early, [liar.peer]).gather(
+            trio.CancelScope()
+        )
         assert asked == [planned.peer, left_out.peer]
 
 
 async def test_who_knocks_with_a_part_of_the_batch_comes_into_the_next_plan(tmp_path: Path) -> None:
     """It missed a commit, and counted before the others knew that it is back: nobody else will count what it has."""
-    hurried = [trio.Event() for _ in range(3)]
+    cut_short = [trio.Event() for _ in range(3)]
 
-    async def script(number: int, order: Order) -> tuple[Range, ...]:
-        await hurried[number].wait()
-        hurried[number] = trio.Event()
+    async def script(number: int, order: TrainRequest) -> tuple[Range, ...]:
+        await cut_short[number].wait()
+        cut_short[number] = trio.Event()
         return ((4 * number, 4 * number + 4),)
 
     async with AsyncExitStack() as stack:
         group = await stack.enter_async_context(open_group(tmp_path, NUMEL, "fp32", 1, 2))
-        group.pace, group.tempo = SYNCHRONOUS, Patient
-        seats = [await stack.enter_async_context(group.join(unused)) for _ in range(3)]
+        group.schedule, group.timeouts = SYNCHRONOUS, Patient
+        members = [await stack.enter_async_context(group.join(unused)) for _ in range(3)]
 
         async def gather(names: Sequence[str]) -> dict[str, tuple[Range, ...]]:
             while len(names) < 3:
                 await trio.sleep(0.01)
-            return {seat.host.peer_id: ((4 * k, 4 * k + 4),) for k, seat in enumerate(seats)}
+            return {member.host.peer_id: ((4 * k, 4 * k + 4),) for k, member in enumerate(members)}
 
-        for number, seat in enumerate(seats):
-            scripted(seat, number, script)
-            trainer: Any = seat.post.trainer
-            trainer.gather, trainer.wrap_up = gather, lambda number=number: hurried[number].set()
+        for number, member in enumerate(members):
+            scripted(member, number, script)
+            trainer: Any = member.context.trainer
+            trainer.gather, trainer.finish_early = gather, lambda number=number: cut_short[number].set()
         with trio.fail_after(300):
             async with trio.open_nursery() as nursery:
-                for seat in seats[:2]:
-                    nursery.start_soon(seat.engine.run)
-                while not all(seat.engine._here.round and seat.engine._here.round.height.plan for seat in seats[:2]):
+                for member in members[:2]:
+                    nursery.start_soon(member.engine.run)
+                while not all(
+                    member.engine._state.round and member.engine._state.round.round_state.plan for member in members[:2]
+                ):
                     await trio.sleep(0.02)
-                nursery.start_soon(seats[2].engine.run)
-    head = seats[0].engine.head
+                nursery.start_soon(members[2].engine.run)
+    head = members[0].engine.head
     assert head.round == 1 and len(head.members) == 3 and head.ledger.cursor == 12
-    assert all(seat.engine.head == head for seat in seats) and not any(seat.seen("peer_struck") for seat in seats)
+    assert all(member.engine.head == head for member in members) and not any(
+        member.seen("peer_penalized") for member in members
+    )
 
 
 async def test_a_leader_that_never_ends_the_work_is_replaced(tmp_path: Path) -> None:
     """Synchronous: whoever leads the third round goes on gathering for ever. That takes an hour by the plan, and a few
     seconds by what a batch usually takes."""
-    pace = dataclasses.replace(SYNCHRONOUS, compute_s_max=3600.0)
-    hurried = [trio.Event() for _ in range(3)]
+    schedule = dataclasses.replace(SYNCHRONOUS, compute_s_max=3600.0)
+    cut_short = [trio.Event() for _ in range(3)]
     broken: list[int] = []
 
-    async def script(number: int, order: Order) -> tuple[Range, ...]:
-        await hurried[number].wait()
-        hurried[number] = trio.Event()
-        first = 12 * (order.turn.round - 1) + 4 * number
+    async def script(number: int, order: TrainRequest) -> tuple[Range, ...]:
+        await cut_short[number].wait()
+        cut_short[number] = trio.Event()
+        first = 12 * (order.round_info.round - 1) + 4 * number
         return ((first, first + 4),)
 
-    async with running(tmp_path, pace, 3, script, tempo=Impatient) as seats:
-        for number, seat in enumerate(sorted(seats, key=lambda seat: seat.host.peer_id)):
-            trainer: Any = seat.post.trainer
-            trainer.wrap_up = lambda number=number: hurried[number].set()
+    async with running(tmp_path, schedule, 3, script, timeouts=Impatient) as members:
+        for number, member in enumerate(sorted(members, key=lambda member: member.host.peer_id)):
+            trainer: Any = member.context.trainer
+            trainer.finish_early = lambda number=number: cut_short[number].set()
 
-            async def gather(members: Sequence[str], number: int = number, seat: StageReplica = seat) -> None:
-                if seat.engine.head.round == 2 and not broken:
+            async def gather(members: Sequence[str], number: int = number, member: StageReplica = member) -> None:
+                if member.engine.head.round == 2 and not broken:
                     broken.append(number)
                 if number in broken:
                     await trio.sleep_forever()
 
             trainer.gather = gather
     assert broken
-    for seat in seats:
-        assert seat.engine.head.ledger.cursor == 36 and len(seat.engine.head.members) == 3
+    for member in members:
+        assert member.engine.head.ledger.cursor == 36 and len(member.engine.head.members) == 3
 
 
 async def test_who_led_before_and_goes_on_is_no_offender(tmp_path: Path) -> None:
-    async def script(number: int, order: Order) -> tuple[Range, ...]:
+    async def script(number: int, order: TrainRequest) -> tuple[Range, ...]:
         await trio.sleep_forever()
         raise AssertionError
 
-    async with running(tmp_path, SYNCHRONOUS, 1, script, to_the_end=False) as seats:
-        here = seats[0].engine._here
-        while here.round is None or here.round.height.signed_plan is None:
+    async with running(tmp_path, SYNCHRONOUS, 1, script, to_the_end=False) as members:
+        here = members[0].engine._state
+        while here.round is None or here.round.round_state.signed_plan is None:
             await trio.sleep(0.02)
-        height, order = here.round.height, here.round.height.signed_plan
-        second, third = (height.head.leader(turn * TRIES_PER_LEADER).peer for turn in (1, 2))
+        round_state, order = here.round.round_state, here.round.round_state.signed_plan
+        second, third = (round_state.head.leader(turn * TRIES_PER_LEADER).peer for turn in (1, 2))
         with pytest.raises(ProtocolViolation, match="another leads"):
             here.round.take_work(order, True, second)
-        height.acceptor.promise(2 * TRIES_PER_LEADER)
+        round_state.acceptor.promise(2 * TRIES_PER_LEADER)
         with pytest.raises(RoundDiscarded, match="a later attempt"):
             here.round.take_work(order, True, second)
         here.round.take_work(order, False, third)
 
 
-def _handed_in(seat: StageReplica) -> bool:
-    return any(event.fields["phase"] == "hand in" for event in seat.seen("phase_entered"))
+def _submitted(member: StageReplica) -> bool:
+    return any(event.fields["phase"] == "hand in" for event in member.seen("phase_entered"))

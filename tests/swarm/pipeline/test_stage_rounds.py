@@ -10,12 +10,12 @@ import pytest
 import torch
 import trio
 
-from optim.config import AllReduce, CodecConfig, Diloco, SparseLoco
+from optim.config import AllReduceConfig, CodecConfig, DilocoConfig, SparseLocoConfig
 from swarm.protocol.plan import Assignment
-from swarm.rounds.trainer import Order
-from tests.swarm.support import stage_replicas as stage_seats
+from swarm.rounds.trainer import TrainRequest
+from tests.swarm.support import stage_replicas as stage_members
 from tests.swarm.support.pipeline_harness import without_haste
-from tests.swarm.support.stage_replicas import FP32, Setting, StageSeat
+from tests.swarm.support.stage_replicas import FP32, Setting, StageMember
 from tests.swarm.support.stage_scene import BATCH, Scene, check_a_kill, check_one_process, kill_worker, scene_of, until
 
 pytestmark = [
@@ -28,8 +28,8 @@ STEPS = 5
 @pytest.mark.parametrize(
     ("outer", "codec"),
     [
-        pytest.param(Diloco(steps=4), FP32, id="diloco"),
-        pytest.param(SparseLoco(steps=4), CodecConfig(), id="sparseloco", marks=pytest.mark.soak),
+        pytest.param(DilocoConfig(steps=4), FP32, id="diloco"),
+        pytest.param(SparseLocoConfig(steps=4), CodecConfig(), id="sparseloco", marks=pytest.mark.soak),
     ],
 )
 async def test_replicas_of_a_stage_are_the_same_bits_after_every_commit(
@@ -41,27 +41,27 @@ async def test_replicas_of_a_stage_are_the_same_bits_after_every_commit(
         with trio.fail_after(300):
             await scene.run()
             scene.check(rounds)
-            for seats in scene.stages:
-                assert {len(head.members) for seat in seats for head in seat.heads} == {2}
-                assert seats[0].heads[-1].inner_step == rounds * outer.steps, "all stages are at one place"
-                assert not torch.equal(seats[0].post.state.theta, seats[0].replica.gang.delta)
+            for members in scene.stages:
+                assert {len(head.members) for member in members for head in member.heads} == {2}
+                assert members[0].heads[-1].inner_step == rounds * outer.steps, "all stages are at one place"
+                assert not torch.equal(members[0].context.state.theta, members[0].replica.worker_group.delta)
 
 
-def at_work(seats: list[StageSeat]) -> list[StageSeat]:
+def at_work(members: list[StageMember]) -> list[StageMember]:
     """Those with something to lose."""
-    return [seat for seat in seats if seat.heads and seat.replica.station.counting.counted]
+    return [member for member in members if member.heads and member.replica.server.counting.counted]
 
 
 async def test_a_lost_worker_costs_no_commit_and_counts_nothing_twice(tmp_path: Path) -> None:
     """Local steps; the worker of a replica of each stage dies in the middle."""
     rounds = 3
-    async with scene_of(tmp_path, Setting(2, Diloco(steps=4), rounds), [2, 2]) as scene:
+    async with scene_of(tmp_path, Setting(2, DilocoConfig(steps=4), rounds), [2, 2]) as scene:
         with trio.fail_after(400):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(scene.run)
-                for seats in scene.stages:
-                    await until(lambda seats=seats: at_work(seats))
-                    kill_worker(at_work(seats)[0])
+                for members in scene.stages:
+                    await until(lambda members=members: at_work(members))
+                    kill_worker(at_work(members)[0])
             scene.check(rounds)
 
 
@@ -72,7 +72,7 @@ async def test_a_stage_that_counted_all_in_the_round_before_its_last_finishes(
     """Its plan was late by a round of the first stage, which finishes the run, and may then be gone."""
     without_haste(monkeypatch)  # who is late has counted all the same, and one of the two is left out
     rounds = 2
-    async with scene_of(tmp_path, Setting(2, Diloco(steps=4), rounds), [1, 2]) as scene:
+    async with scene_of(tmp_path, Setting(2, DilocoConfig(steps=4), rounds), [1, 2]) as scene:
         with trio.fail_after(300):
             (first,), later = scene.stages
             await first.engine.run()
@@ -81,18 +81,18 @@ async def test_a_stage_that_counted_all_in_the_round_before_its_last_finishes(
                 del scene.table[first.replica.peer]
                 await all_read(scene, monkeypatch)
             async with trio.open_nursery() as nursery:
-                for seat in later:
-                    nursery.start_soon(seat.engine.run)
-            for seat in later:
-                before, last = seat.heads[-2:]
+                for member in later:
+                    nursery.start_soon(member.engine.run)
+            for member in later:
+                before, last = member.heads[-2:]
                 assert (before.round, last.round) == (1, rounds) and len(last.members) == 2
-                assert last.state_hash == before.state_hash == seat.post.state.tree.root
+                assert last.state_hash == before.state_hash == member.context.state.tree.root
                 assert last.ledger == before.ledger and before.ledger.returned == ()
                 assert before.ledger.cursor == first.heads[-1].ledger.cursor, "it has counted all"
 
 
 async def test_a_stage_that_lost_what_it_counted_in_its_last_round_finishes(tmp_path: Path) -> None:
-    async with scene_of(tmp_path, Setting(2, Diloco(steps=4), rounds=1), [1, 1]) as scene:
+    async with scene_of(tmp_path, Setting(2, DilocoConfig(steps=4), rounds=1), [1, 1]) as scene:
         with trio.fail_after(300):
             (first,), (last,) = scene.stages
             await first.engine.run()
@@ -106,19 +106,19 @@ async def test_a_stage_that_lost_what_it_counted_in_its_last_round_finishes(tmp_
 
 async def all_read(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every later replica has looked once more for what the first stage says."""
-    reads, look = list[int | None](), stage_seats._first_round
-    monkeypatch.setattr(stage_seats, "_first_round", lambda table: reads.append(look(table)) or reads[-1])
+    reads, look = list[int | None](), stage_members._first_round
+    monkeypatch.setattr(stage_members, "_first_round", lambda table: reads.append(look(table)) or reads[-1])
     await until(lambda: len(reads) >= 2 * len(scene.stages[1]))  # all look equally often
 
 
 async def heard_of_the_end(scene: Scene, rounds: int) -> None:
-    await until(lambda: all(seat.trainer.has_run_dry(rounds) for seat in scene.stages[1]))
+    await until(lambda: all(member.trainer.has_run_dry(rounds) for member in scene.stages[1]))
 
 
 async def test_only_rounds_that_the_first_stage_may_have_left_behind_can_have_nothing(tmp_path: Path) -> None:
     """Whatever records say of the first stage; and that one is assigned what it does."""
     rounds = 4
-    async with scene_of(tmp_path, Setting(2, Diloco(steps=4), rounds), [1, 1]) as scene:
+    async with scene_of(tmp_path, Setting(2, DilocoConfig(steps=4), rounds), [1, 1]) as scene:
         with trio.fail_after(300):
             (first,), (last,) = scene.stages
             first.entry["round"] = rounds
@@ -128,14 +128,14 @@ async def test_only_rounds_that_the_first_stage_may_have_left_behind_can_have_no
 
 
 async def test_who_hears_of_a_plan_when_it_is_to_be_over_hands_in_what_there_is(tmp_path: Path) -> None:
-    async with scene_of(tmp_path, Setting(2, Diloco(steps=4), rounds=9), [1, 1]) as scene:
+    async with scene_of(tmp_path, Setting(2, DilocoConfig(steps=4), rounds=9), [1, 1]) as scene:
         with trio.fail_after(300):
-            (seat,) = scene.stages[1]
-            head, post = seat.engine.head, seat.post
-            coding = post.state.recipe.coding(post.pace.turn(head), post.state.tensors)
-            assignment = Assignment(post.me, (), post.pace.most_steps(head))
-            work = await seat.trainer.train(
-                Order(assignment, post.pace.turn(head), coding.places, 1, 600.0, hurried=True)
+            (member,) = scene.stages[1]
+            head, context = member.engine.head, member.context
+            coding = context.state.strategy.coding(context.schedule.round_info(head), context.state.tensors)
+            assignment = Assignment(context.me, (), context.schedule.most_steps(head))
+            work = await member.trainer.train(
+                TrainRequest(assignment, context.schedule.round_info(head), coding.places, 1, 600.0, cut_short=True)
             )
             assert (work.steps, work.counted) == (0, ())
 
@@ -144,7 +144,7 @@ async def test_who_hears_of_a_plan_when_it_is_to_be_over_hands_in_what_there_is(
 
 
 async def test_synchronous_batches_are_one_process(tmp_path: Path) -> None:
-    setting = Setting(3, AllReduce(batch=BATCH), STEPS)
+    setting = Setting(3, AllReduceConfig(batch=BATCH), STEPS)
     async with scene_of(tmp_path, setting, [2, 2, 1]) as scene:
         with trio.fail_after(300):
             await scene.run()
@@ -155,13 +155,13 @@ async def test_synchronous_batches_are_one_process(tmp_path: Path) -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("stage", [0, 1])
 async def test_so_they_are_where_a_worker_dies_in_the_middle(tmp_path: Path, stage: int) -> None:
-    setting = Setting(2, AllReduce(batch=BATCH), STEPS)
+    setting = Setting(2, AllReduceConfig(batch=BATCH), STEPS)
     async with scene_of(tmp_path, setting, [2, 2]) as scene:
         with trio.fail_after(300):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(scene.run)
                 victim = scene.stages[stage][0]
-                await until(lambda: victim.heads and victim.replica.station.counting.counted)
+                await until(lambda: victim.heads and victim.replica.server.counting.counted)
                 kill_worker(victim)
             assert victim.replica.seen("worker_died")
             scene.check(STEPS)

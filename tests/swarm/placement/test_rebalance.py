@@ -266,9 +266,9 @@ def test_joiners_who_do_not_see_each_other_do_not_all_take_the_first_of_equals()
 def test_boasts_and_nonsense_are_not_believed() -> None:
     stages = [StageCost(1.0)] * 2
     peers = [load(i, i % 2) for i in range(6)]
-    view = LoadView.of(LATER_S, stages, [*peers, load("boast", 0, 1e6), load("nan", 1, math.nan), load("new", 1, 0.0)])
+    view = LoadView.of(LATER_S, stages, [*peers, load("claim", 0, 1e6), load("nan", 1, math.nan), load("new", 1, 0.0)])
     believed = {p.peer: view.speed(p) for p in view.peers}
-    assert (believed["boast"], believed["nan"], believed["new"]) == (4.0, 1.0, 1.0)
+    assert (believed["claim"], believed["nan"], believed["new"]) == (4.0, 1.0, 1.0)
     assert LoadView.of(0.0, stages, [load("a", 7), load("b", -1)]).peers == ()
 
 

@@ -16,13 +16,13 @@ from swarm.placement.stage_choice import (
     CHOOSING,
     Mover,
     at_work,
-    has_deputy,
-    is_one_too_many,
+    exceeds_move_limit,
+    has_other_replica,
     load_of,
+    may_move_now,
     ready_after_s,
-    rests,
+    should_return,
     stage_to_take,
-    turns_back,
     view_of,
     why_none_fits,
 )
@@ -96,9 +96,9 @@ def test_an_empty_stage_is_taken_at_once_by_one_peer() -> None:
 
 def test_the_last_replica_of_a_stage_stays() -> None:
     assert moves({"a": record(0), "b": record(1)}) == {}
-    deputy_on_its_way = {"a": record(0), "x": record(0, ready_at=NOW + 60, source=1), "b": record(1)}
-    assert not has_deputy("a", 0, deputy_on_its_way, NOW)
-    assert "a" not in moves(deputy_on_its_way)
+    replacement_on_its_way = {"a": record(0), "x": record(0, ready_at=NOW + 60, source=1), "b": record(1)}
+    assert not has_other_replica("a", 0, replacement_on_its_way, NOW)
+    assert "a" not in moves(replacement_on_its_way)
 
 
 def test_who_is_on_its_way_does_not_serve_yet_and_keeps_others_from_following() -> None:
@@ -113,14 +113,14 @@ def test_who_is_on_its_way_does_not_serve_yet_and_keeps_others_from_following() 
 def test_who_left_turns_back_if_its_deputy_is_lost_on_the_way() -> None:
     away = {"source": 1, "since": NOW - 3, "ready_at": NOW + 10}
     records = {"a": record(0), "b": record(1), "c": record(0, **away), "d": record(2)}
-    assert not turns_back("c", records, NOW), "b is still there"
+    assert not should_return("c", records, NOW), "b is still there"
     del records["b"]
-    assert turns_back("c", records, NOW)
-    assert not turns_back("c", records, NOW + 11), "it has arrived"
-    assert not turns_back("a", records, NOW)
-    assert [p for p in "ce" if turns_back(p, records | {"e": record(2, **away)}, NOW)] == ["c"], "one of several"
-    assert not turns_back("c", records | {"f": record(1, source=2, ready_at=NOW + 9)}, NOW), "somebody comes"
-    assert not turns_back("c", {"c": records["c"], "d": record(2)}, NOW), "nobody serves where it goes to, either"
+    assert should_return("c", records, NOW)
+    assert not should_return("c", records, NOW + 11), "it has arrived"
+    assert not should_return("a", records, NOW)
+    assert [p for p in "ce" if should_return(p, records | {"e": record(2, **away)}, NOW)] == ["c"], "one of several"
+    assert not should_return("c", records | {"f": record(1, source=2, ready_at=NOW + 9)}, NOW), "somebody comes"
+    assert not should_return("c", {"c": records["c"], "d": record(2)}, NOW), "nobody serves where it goes to, either"
 
 
 def test_a_poor_stage_gets_a_peer_once_a_period_and_not_before_the_peers_have_settled() -> None:
@@ -141,7 +141,7 @@ def test_a_poor_stage_gets_a_peer_once_a_period_and_not_before_the_peers_have_se
 def test_a_replica_whose_stage_was_chosen_for_it_is_not_counted_on_to_move() -> None:
     records = {f"a{i}": record(0, pinned=i != 3) for i in range(6)} | {"b": record(1), "c": record(2), "d": record(2)}
     period_s = RebalanceConfig().period_s(len(records))
-    at = next(NOW + k * period_s for k in range(50) if not rests("a3", math.floor(NOW / period_s) + k))
+    at = next(NOW + k * period_s for k in range(50) if not may_move_now("a3", math.floor(NOW / period_s) + k))
     assert list(moves(records, at)) == ["a3"]
 
 
@@ -164,7 +164,7 @@ def test_who_claims_to_be_for_ever_on_its_way_keeps_others_back_for_a_few_period
     went = [peer for seen, now in zip(hostile, times, strict=True) for peer in moves(seen, now)]
     assert len(went) >= 2 if since == NOW - 1.0 else len(went) == 20
     me = {"a0": record(1, source=0, since=NOW, ready_at=NOW + 1e9)}
-    stayed = [is_one_too_many("a0", seen | me, now) for seen, now in zip(hostile, times, strict=True)]
+    stayed = [exceeds_move_limit("a0", seen | me, now) for seen, now in zip(hostile, times, strict=True)]
     assert not all(stayed) if since == NOW - 1.0 else not any(stayed)
 
 
@@ -176,7 +176,7 @@ def awake(*peers: str) -> float:
     """A time in whose period none of these rests."""
     period_s = RebalanceConfig().period_s(len(peers))
     first = math.ceil(NOW / period_s)
-    return next(k * period_s for k in range(first, first + 50) if not any(rests(peer, k) for peer in peers))
+    return next(k * period_s for k in range(first, first + 50) if not any(may_move_now(peer, k) for peer in peers))
 
 
 def test_of_those_that_set_out_at_once_the_later_one_stays() -> None:
@@ -184,13 +184,13 @@ def test_of_those_that_set_out_at_once_the_later_one_stays() -> None:
 
     def surplus(a: float, b: float, **changes: object) -> list[str]:
         records = {"a": under_way(now - a), "b": under_way(now - b, **changes)}
-        return [peer for peer in records if is_one_too_many(peer, records, now)]
+        return [peer for peer in records if exceeds_move_limit(peer, records, now)]
 
     assert surplus(1.0, 0.5) == ["b"] and surplus(0.5, 1.0) == ["a"]
     assert surplus(1.0, 1.0) == ["b"], "by peer id"
     assert surplus(1.0, 2.0, ready_at=now) == [], "it has arrived"
     assert surplus(1.0, 2.0, source=-1) == [], "it has just joined"
-    assert not is_one_too_many("a", {"b": under_way(now - 9)}, now), "our own word is not out yet"
+    assert not exceeds_move_limit("a", {"b": under_way(now - 9)}, now), "our own word is not out yet"
 
 
 def test_a_large_swarm_lets_a_few_set_out_at_once() -> None:
@@ -198,7 +198,7 @@ def test_a_large_swarm_lets_a_few_set_out_at_once() -> None:
     now = awake(*peers)
     records = {peer: under_way(now - 9 + number) for number, peer in enumerate(peers)}
     config = RebalanceConfig(peers_a_flight=2)
-    assert [peer for peer in peers if is_one_too_many(peer, records, now, config)] == peers[2:]
+    assert [peer for peer in peers if exceeds_move_limit(peer, records, now, config)] == peers[2:]
 
 
 def test_a_speed_is_of_the_stage_where_it_was_measured() -> None:

@@ -8,7 +8,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from optim.config import AllReduce, CodecConfig, Diloco
+from optim.config import AllReduceConfig, CodecConfig, DilocoConfig
 from peer.config import InnerConfig, ModelConfig
 from peer.model.decoder import Decoder
 from peer.model.layout import FlatLayout, init_flat
@@ -23,7 +23,7 @@ INNER = InnerConfig(lr=1e-3, batch_size=4, total_steps=100)
 
 
 def cuts_of(stages: int, model: ModelConfig) -> tuple[tuple[int, int], ...]:
-    return cut(stages, model, Diloco(steps=10), CodecConfig(), INNER, 64)
+    return cut(stages, model, DilocoConfig(steps=10), CodecConfig(), INNER, 64)
 
 
 def manifest_of(stages: int, model: ModelConfig = MODEL, **changes: object) -> Manifest:
@@ -69,7 +69,7 @@ def test_a_stage_weighs_what_it_holds() -> None:
     assert sum(state_bytes(manifest, stage) for stage in range(3)) == 2 * 4 * whole
     assert [cost.state_bytes for cost in stage_costs(manifest)] == [state_bytes(manifest, stage) for stage in range(3)]
     assert all(cost.memory_bytes > cost.state_bytes for cost in stage_costs(manifest))
-    synchronous = manifest_of(3, outer=AllReduce(batch=8))
+    synchronous = manifest_of(3, outer=AllReduceConfig(batch=8))
     assert [len(vectors_of(synchronous, stage)) for stage in range(3)] == [3, 3, 3]  # theta and two moments
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.protocol.blame import whom_to_blame
+from swarm.protocol.blame import choose_excluded
 
 TURNS = range(8)
 
@@ -18,26 +18,26 @@ def test_owners_that_wait_themselves_are_excused(turn: int) -> None:
         "idle": ([], ["owner1", "owner2"]),
         "mute": ([], ["owner1", "owner2"]),
     }
-    assert whom_to_blame(waits, turn) == {"mute"}
+    assert choose_excluded(waits, turn) == {"mute"}
 
 
 @pytest.mark.parametrize("turn", TURNS)
 def test_an_owner_that_delivers_nothing_is_blamed(turn: int) -> None:
-    assert whom_to_blame({"a": ([], ["mute"]), "b": ([], ["mute"]), "mute": ([], [])}, turn) == {"mute"}
+    assert choose_excluded({"a": ([], ["mute"]), "b": ([], ["mute"]), "mute": ([], [])}, turn) == {"mute"}
 
 
 @pytest.mark.parametrize("turn", TURNS)
 def test_a_peer_that_blames_the_group_is_left_out(turn: int) -> None:
     """Also where it earns the complaint of the one peer that it sends nothing."""
     honest = {"a": (["liar"], []), "b": ([], []), "c": ([], [])}
-    assert whom_to_blame({**honest, "liar": (["a", "b", "c"], [])}, turn) == {"liar"}
+    assert choose_excluded({**honest, "liar": (["a", "b", "c"], [])}, turn) == {"liar"}
 
 
 def test_of_two_that_accuse_each_other_each_has_its_turn() -> None:
     waits: dict[str, tuple[list[str], list[str]]] = {"a": (["b"], []), "b": (["a"], []), "c": ([], [])}
-    choices = [whom_to_blame(waits, turn) for turn in TURNS]
+    choices = [choose_excluded(waits, turn) for turn in TURNS]
     assert choices == [{"a"}, {"b"}] * 4, "whoever else is there: it costs one more exchange at most"
 
 
 def test_nobody_is_blamed_for_nothing() -> None:
-    assert whom_to_blame({"a": ([], []), "b": ([], ["somebody who is gone"])}, 0) == set()
+    assert choose_excluded({"a": ([], []), "b": ([], ["somebody who is gone"])}, 0) == set()

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optim.config import AllReduce, Diloco
+from optim.config import AllReduceConfig, DilocoConfig
 from peer.errors import ProtocolViolation
 from peer.identity import Identity, Signed, sign_body
 from peer.net.limits import NetLimits
@@ -33,16 +33,16 @@ from swarm.protocol.plan import (
     open_roster,
     whose_fit,
 )
-from swarm.protocol.round_schedule import Pace
-from tests.swarm.support.group import pace_of
+from swarm.protocol.round_schedule import RoundSchedule
+from tests.swarm.support.group import schedule_of
 
 replace = msgspec.structs.replace
 STEPS, MICRO = 4, 2
 KEYS = sorted((Identity.generate() for _ in range(4)), key=lambda key: key.peer_id)
 MEMBERS = tuple(Member(key.peer_id, "s") for key in KEYS)
-FIRST = dataclasses.replace(pace_of(STEPS), stages=3, micro_batch=MICRO)
+FIRST = dataclasses.replace(schedule_of(STEPS), stages=3, micro_batch=MICRO)
 LATER = dataclasses.replace(FIRST, stage=1)
-SYNCHRONOUS = dataclasses.replace(FIRST, outer=AllReduce(batch=16))
+SYNCHRONOUS = dataclasses.replace(FIRST, outer=AllReduceConfig(batch=16))
 SYNCHRONOUS_LATER = dataclasses.replace(SYNCHRONOUS, stage=2)
 HEAD = replace(
     genesis("group 1", b"s" * 32).regrouped(MEMBERS, 1), ledger=Ledger(cursor=100, returned=((10, 14), (40, 90)))
@@ -78,13 +78,13 @@ def spans(*firsts: int) -> tuple[Range, ...]:
 # -- plans -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("pace", [LATER, SYNCHRONOUS_LATER])
-def test_later_stages_are_assigned_nothing_and_have_all_the_time(pace: Pace) -> None:
-    plan = make_plan(HEAD, 0, SPEEDS, pace, anew={MEMBERS[1]})
-    check_plan(plan, HEAD, pace)
-    assert all(a.ranges == () and a.steps == pace.most_steps(HEAD) for a in plan.assignments)
+@pytest.mark.parametrize("schedule", [LATER, SYNCHRONOUS_LATER])
+def test_later_stages_are_assigned_nothing_and_have_all_the_time(schedule: RoundSchedule) -> None:
+    plan = make_plan(HEAD, 0, SPEEDS, schedule, anew={MEMBERS[1]})
+    check_plan(plan, HEAD, schedule)
+    assert all(a.ranges == () and a.steps == schedule.most_steps(HEAD) for a in plan.assignments)
     assert [a.anew for a in plan.assignments] == [False, True, False, False]
-    assert plan.deadline_s == pace.compute_s_max
+    assert plan.deadline_s == schedule.compute_s_max
     first = plan.assignments[0]
     for wrong, why in (
         (replace(first, ranges=((100, 104),)), "samples to a stage"),
@@ -92,7 +92,7 @@ def test_later_stages_are_assigned_nothing_and_have_all_the_time(pace: Pace) -> 
         (replace(first, steps=first.steps + 1), "work to a stage"),
     ):
         with pytest.raises(ProtocolViolation, match=why):
-            check_plan(replace(plan, assignments=(wrong, *plan.assignments[1:])), HEAD, pace)
+            check_plan(replace(plan, assignments=(wrong, *plan.assignments[1:])), HEAD, schedule)
 
 
 @settings(deadline=None)
@@ -113,16 +113,16 @@ def test_the_first_stage_issues_the_whole_synchronous_batch(speeds: list[float])
 
 def test_stages_keep_one_place_in_the_schedule_however_many_steps_they_make() -> None:
     assert LATER.advance(HEAD, 3) == FIRST.advance(HEAD, 17) == STEPS
-    assert SYNCHRONOUS.advance(HEAD, 8) == 1 and pace_of(STEPS).advance(HEAD, 3) == 3
+    assert SYNCHRONOUS.advance(HEAD, 8) == 1 and schedule_of(STEPS).advance(HEAD, 3) == 3
 
 
 # -- contributions ---------------------------------------------------------------------------------------------------
 
 
-def refuse(pace: Pace, reason: str, counted: tuple[Range, ...], head: Head = HEAD, **changes: Any) -> None:
-    plan = make_plan(head, 0, SPEEDS, pace)
+def refuse(schedule: RoundSchedule, reason: str, counted: tuple[Range, ...], head: Head = HEAD, **changes: Any) -> None:
+    plan = make_plan(head, 0, SPEEDS, schedule)
     with pytest.raises(ProtocolViolation, match=reason):
-        open_contribution(signed_by(0, body_of(0, plan, counted, **changes)), plan, 1, head, pace)
+        open_contribution(signed_by(0, body_of(0, plan, counted, **changes)), plan, 1, head, schedule)
 
 
 def test_what_a_stage_may_claim_to_have_counted() -> None:
@@ -154,7 +154,7 @@ def test_the_first_stage_counts_what_it_was_assigned_and_a_synchronous_one_the_b
 
 
 def test_only_pipelines_name_samples() -> None:
-    refuse(pace_of(STEPS), "only a stage", spans(100))
+    refuse(schedule_of(STEPS), "only a stage", spans(100))
 
 
 # -- what is merged --------------------------------------------------------------------------------------------------
@@ -194,18 +194,18 @@ def test_a_tangle_too_large_to_be_searched_is_still_merged_without_overlaps() ->
 
 def test_who_counts_here_and_there_without_end_makes_no_head_grow_and_takes_nobodys_samples() -> None:
     """One member claims as many ranges as it may, half of them just ahead of the others, half as far as it may."""
-    pace = dataclasses.replace(LATER, outer=Diloco(steps=1024))
+    schedule = dataclasses.replace(LATER, outer=DilocoConfig(steps=1024))
     head, at = replace(HEAD, ledger=Ledger(cursor=100)), 100
     half = RANGES_MAX // 2
     for _ in range(4):
-        plan = make_plan(head, 0, SPEEDS, pace)
+        plan = make_plan(head, 0, SPEEDS, schedule)
         near = [at + 200 + 2 * MICRO * k for k in range(half)]
         far = [head.ledger.cursor + (k + 1) * (REACH_MAX // half - 2 * MICRO) for k in range(half)]
         wanted = without(spans(*near, *far), without(spans(*near, *far), head.ledger.free))
         claims = [wanted[:RANGES_MAX], spans(at, at + 6), spans(at + 2, at + 12), spans(at + 8)]
         bodies = [body_of(i, plan, counted) for i, counted in enumerate(claims)]
-        merged = [open_contribution(signed_by(i, body), plan, 1, head, pace) for i, body in enumerate(bodies)]
-        head = replace(next_head(head, plan, merged, merged, pace, b"t" * 32), members=MEMBERS)
+        merged = [open_contribution(signed_by(i, body), plan, 1, head, schedule) for i, body in enumerate(bodies)]
+        head = replace(next_head(head, plan, merged, merged, schedule, b"t" * 32), members=MEMBERS)
         assert len(head.ledger.returned) <= 2 * RETURNED_MAX
         assert len(msgspec.msgpack.encode(head)) < NetLimits().header_bytes / 8
         assert head.ledger.is_free([(at + 4, at + 6), (at + 10, at + 12), (at + 14, at + 150)])

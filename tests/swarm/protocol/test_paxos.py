@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm.protocol.head import TRIES_PER_LEADER, Head, Member, genesis
-from swarm.protocol.paxos import Acceptor, VoteBox, value_to_finish
+from swarm.protocol.paxos import Acceptor, VoteCount, value_to_finish
 
 MEMBERS = tuple(Member(f"peer{i}", "s") for i in range(5))
 
@@ -34,7 +34,7 @@ steps = st.lists(
 def test_two_heads_are_never_both_chosen(schedule: list[tuple[int, set[int], list[int]]]) -> None:
     base = head_with(MEMBERS)
     acceptors = [Acceptor() for _ in MEMBERS]
-    votes = VoteBox(base)
+    votes = VoteCount(base)
     led: dict[int, Head] = {}
     chosen: set[bytes] = set()
     for attempt, hears, voters in schedule:
@@ -54,7 +54,7 @@ def test_two_heads_are_never_both_chosen(schedule: list[tuple[int, set[int], lis
 
 def test_a_minority_chooses_nothing_and_strangers_do_not_count() -> None:
     base = head_with(MEMBERS[:4])
-    votes = VoteBox(base)
+    votes = VoteCount(base)
     votes.record(MEMBERS[0], 0, b"x")
     votes.record(MEMBERS[1], 0, b"x")
     votes.record(MEMBERS[4], 0, b"x")

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from optim.config import Streaming
+from optim.config import StreamingConfig
 from peer.errors import ProtocolViolation
 from peer.identity import Identity, Signed, sign_body
 from swarm.protocol.head import Head, Member, genesis
@@ -29,7 +29,7 @@ from swarm.protocol.plan import (
     open_roster,
     share_slices,
 )
-from tests.swarm.support.group import pace_of
+from tests.swarm.support.group import schedule_of
 
 replace = msgspec.structs.replace
 STEPS, BATCH, SLICES, COMPUTE_S = 10, 2, 5, 60.0
@@ -38,9 +38,9 @@ MEMBERS = tuple(Member(key.peer_id, "s") for key in KEYS)
 HEAD = replace(
     genesis("run", b"s" * 32).regrouped(MEMBERS, 1), ledger=Ledger(cursor=1000, returned=((10, 13), (40, 90)))
 )
-PACE = pace_of(STEPS, BATCH, 8, COMPUTE_S)
+SCHEDULE = schedule_of(STEPS, BATCH, 8, COMPUTE_S)
 SPEEDS = dict.fromkeys(MEMBERS, 1.0)
-PLAN = make_plan(HEAD, 0, SPEEDS, PACE)
+PLAN = make_plan(HEAD, 0, SPEEDS, SCHEDULE)
 
 
 def contribution(index: int, plan: WorkPlan = PLAN, **changes: Any) -> Signed:
@@ -65,7 +65,7 @@ ROSTER = Roster(HEAD.hash, PLAN.hash, 0, tuple(contribution(i) for i in range(4)
 
 def refuse(plan: WorkPlan, reason: str, head: Head = HEAD) -> None:
     with pytest.raises(ProtocolViolation, match=reason):
-        check_plan(plan, head, PACE)
+        check_plan(plan, head, SCHEDULE)
 
 
 def with_ranges(*ranges: tuple[int, int]) -> WorkPlan:
@@ -75,7 +75,7 @@ def with_ranges(*ranges: tuple[int, int]) -> WorkPlan:
 
 
 def test_an_honest_plan_passes_and_hands_out_returned_samples_first() -> None:
-    check_plan(PLAN, HEAD, PACE)
+    check_plan(PLAN, HEAD, SCHEDULE)
     handed = [r for a in PLAN.assignments for r in a.ranges]
     assert contains(handed, HEAD.ledger.returned)
     assert count(handed) == 4 * STEPS * BATCH
@@ -115,7 +115,7 @@ def test_deadlines_are_bounded_by_the_manifest(deadline_s: float) -> None:
     refuse(replace(PLAN, deadline_s=deadline_s), "deadline")
 
 
-AHEAD = dataclasses.replace(PACE, outer=Streaming(steps=4 * STEPS, fragments=4))
+AHEAD = dataclasses.replace(SCHEDULE, outer=StreamingConfig(steps=4 * STEPS, fragments=4))
 
 
 @settings(deadline=None)
@@ -151,22 +151,22 @@ odd = st.floats(allow_nan=True, allow_infinity=True)
 @given(st.lists(st.one_of(odd, st.floats(0.01, 100.0)), min_size=1, max_size=4), st.integers(0, 500))
 def test_whatever_speeds_are_reported_the_plan_passes_the_check(speeds: list[float], returned: int) -> None:
     head = replace(HEAD, ledger=Ledger(1000, ((0, returned),) if returned else ()))
-    plan = make_plan(head, 3, dict(zip(MEMBERS, speeds, strict=False)), PACE)
-    check_plan(plan, head, PACE)
+    plan = make_plan(head, 3, dict(zip(MEMBERS, speeds, strict=False)), SCHEDULE)
+    check_plan(plan, head, SCHEDULE)
     assert len(plan.assignments) == len(speeds)
 
 
 def test_steps_go_with_speed_so_that_all_finish_together() -> None:
-    plan = make_plan(HEAD, 0, dict(zip(MEMBERS, [4.0, 2.0, 2.0, 0.0], strict=True)), PACE)
+    plan = make_plan(HEAD, 0, dict(zip(MEMBERS, [4.0, 2.0, 2.0, 0.0], strict=True)), SCHEDULE)
     assert [a.steps for a in plan.assignments] == [10, 5, 5, 5], "who has not been measured counts as usual"
     assert plan.deadline_s == pytest.approx(2 * STEPS / 4.0 + 5)
     assert [a.steps for a in PLAN.assignments] == [10] * 4
-    unknown = make_plan(HEAD, 0, dict.fromkeys(MEMBERS, 0.0), PACE)
+    unknown = make_plan(HEAD, 0, dict.fromkeys(MEMBERS, 0.0), SCHEDULE)
     assert [a.steps for a in unknown.assignments] == [10] * 4 and unknown.deadline_s == COMPUTE_S
 
 
 def test_a_boast_does_not_starve_the_others() -> None:
-    honest = make_plan(HEAD, 0, dict(zip(MEMBERS, [1e8, 1.0, 1.0, 1.0], strict=True)), pace_of(100, BATCH))
+    honest = make_plan(HEAD, 0, dict(zip(MEMBERS, [1e8, 1.0, 1.0, 1.0], strict=True)), schedule_of(100, BATCH))
     assert min(a.steps for a in honest.assignments) >= 20
 
 
@@ -175,13 +175,13 @@ def test_a_boast_does_not_starve_the_others() -> None:
 
 def refuse_contribution(signed: Signed, reason: str) -> None:
     with pytest.raises(ProtocolViolation, match=reason):
-        open_contribution(signed, PLAN, SLICES, HEAD, PACE)
+        open_contribution(signed, PLAN, SLICES, HEAD, SCHEDULE)
 
 
 def test_an_honest_contribution_passes_also_one_of_nothing() -> None:
-    assert open_contribution(contribution(1), PLAN, SLICES, HEAD, PACE).norm == pytest.approx(math.sqrt(SLICES))
-    open_contribution(contribution(1, steps=0, samples=0, hashes=(), sqnorms=()), PLAN, SLICES, HEAD, PACE)
-    open_contribution(contribution(1, steps=3, samples=6), PLAN, SLICES, HEAD, PACE)
+    assert open_contribution(contribution(1), PLAN, SLICES, HEAD, SCHEDULE).norm == pytest.approx(math.sqrt(SLICES))
+    open_contribution(contribution(1, steps=0, samples=0, hashes=(), sqnorms=()), PLAN, SLICES, HEAD, SCHEDULE)
+    open_contribution(contribution(1, steps=3, samples=6), PLAN, SLICES, HEAD, SCHEDULE)
 
 
 def test_forged_and_foreign_contributions_are_refused() -> None:
@@ -227,11 +227,11 @@ def test_slices_are_counted_and_norms_are_finite() -> None:
 
 def refuse_roster(roster: Roster, reason: str) -> None:
     with pytest.raises(ProtocolViolation, match=reason):
-        open_roster(roster, HEAD, PLAN, SLICES, PACE)
+        open_roster(roster, HEAD, PLAN, SLICES, SCHEDULE)
 
 
 def test_an_honest_roster_passes() -> None:
-    assert [body.member for body in open_roster(ROSTER, HEAD, PLAN, SLICES, PACE)] == list(MEMBERS)
+    assert [body.member for body in open_roster(ROSTER, HEAD, PLAN, SLICES, SCHEDULE)] == list(MEMBERS)
 
 
 def test_what_is_wrong_with_a_roster() -> None:
@@ -250,7 +250,7 @@ def test_what_is_wrong_with_a_roster() -> None:
 def test_newcomers_are_no_majority() -> None:
     lone = replace(HEAD, members=(Member("somebody else", "s"), *MEMBERS[:1]))
     with pytest.raises(ProtocolViolation, match="no majority"):
-        open_roster(replace(ROSTER, head=lone.hash), lone, PLAN, SLICES, PACE)
+        open_roster(replace(ROSTER, head=lone.hash), lone, PLAN, SLICES, SCHEDULE)
 
 
 # -- slices ---------------------------------------------------------------------------------------------------------
@@ -284,10 +284,10 @@ def test_the_next_head_gives_back_what_was_not_merged(steps: list[int], dropped:
         slices = SLICES if n else 0
         claims = {"hashes": (b"h" * 32,) * slices, "sqnorms": (1.0,) * slices}
         signed = contribution(i, steps=n, samples=n * BATCH, **claims)
-        bodies.append(open_contribution(signed, PLAN, SLICES, HEAD, PACE))
+        bodies.append(open_contribution(signed, PLAN, SLICES, HEAD, SCHEDULE))
     merged = [body for i, body in enumerate(bodies) if i not in dropped and body.steps]
     assume(merged)
-    after = next_head(HEAD, PLAN, merged, bodies, PACE, b"t" * 32)
+    after = next_head(HEAD, PLAN, merged, bodies, SCHEDULE, b"t" * 32)
     assert after.previous == HEAD.hash and after.round == HEAD.round + 1 and after.term == HEAD.term
     assert after.members == MEMBERS
     assert after.inner_step == max(body.steps for body in merged)
@@ -295,7 +295,7 @@ def test_the_next_head_gives_back_what_was_not_merged(steps: list[int], dropped:
     consumed = count([(0, after.ledger.cursor)]) - count(after.ledger.returned)
     before = count([(0, HEAD.ledger.cursor)]) - count(HEAD.ledger.returned)
     assert consumed - before == BATCH * sum(body.steps for body in merged), "nothing is lost, nothing counts twice"
-    again = make_plan(after, 0, SPEEDS, PACE)
+    again = make_plan(after, 0, SPEEDS, SCHEDULE)
     assert not overlaps({a.member.peer: a.ranges for a in again.assignments})
 
 

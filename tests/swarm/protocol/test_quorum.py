@@ -25,8 +25,8 @@ def at(head: Head, *members: Member, signed: Signed | None = SIGNED) -> list[tup
     return [(member.peer, HeadReport(head, member, "training", signed)) for member in members]
 
 
-def heads(standings: list[tuple[str, HeadReport]]) -> list[Head]:
-    return [sighting.head for sighting in weigh(standings, AUTHORITY.peer_id, START)]
+def heads(head_reports: list[tuple[str, HeadReport]]) -> list[Head]:
+    return [candidate.head for candidate in weigh(head_reports, AUTHORITY.peer_id, START)]
 
 
 def test_a_majority_of_its_own_members_makes_a_head_count() -> None:
@@ -39,9 +39,9 @@ def test_members_that_have_gone_on_still_back_the_head_they_came_from() -> None:
     first = after(BEGUN)
     second = after(first, state=b"s2" * 16)
     split = at(first, *MEMBERS[:2]) + at(second, *MEMBERS[2:])
-    [sighting] = weigh(split, AUTHORITY.peer_id, START)
-    assert sighting.head == first, "half of the members are not enough for the second"
-    assert set(sighting.holders) == {member.peer for member in MEMBERS}, "who has gone on still holds the state"
+    [candidate] = weigh(split, AUTHORITY.peer_id, START)
+    assert candidate.head == first, "half of the members are not enough for the second"
+    assert set(candidate.holders) == {member.peer for member in MEMBERS}, "who has gone on still holds the state"
     assert heads(at(first, MEMBERS[0]) + at(second, *MEMBERS[1:]))[0] == second
 
 

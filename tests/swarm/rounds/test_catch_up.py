@@ -10,7 +10,7 @@ import torch
 import trio.testing
 
 from optim.codecs import get_codec
-from optim.strategies.interface import Turn
+from optim.strategies.interface import RoundInfo
 from peer.errors import NetworkError
 from peer.events import EventLog
 from swarm.protocol.head import Member, genesis
@@ -31,7 +31,7 @@ class Keeper:
         self.state, self.sealed = state, sealed
         self.adopted: list[object] = []
 
-    async def fetch(self, sighting: HeadCandidate, mine: object) -> None:
+    async def fetch(self, candidate: HeadCandidate, mine: object) -> None:
         self.state.commit(self.sealed)
         raise NetworkError("the donor is gone.")
 
@@ -43,22 +43,22 @@ async def test_a_sealed_state_that_replay_has_committed_is_not_committed_again(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
     state = OuterState([torch.zeros(NUMEL), torch.zeros(NUMEL)], diloco(NUMEL, "fp32"))
-    turn = Turn(1, 0, 1.0)
-    state.begin(turn, state.recipe.coding(turn, state.tensors))
+    round_info = RoundInfo(1, 0, 1.0)
+    state.begin(round_info, state.strategy.coding(round_info, state.tensors))
     state.build(0, get_codec("fp32").encode(torch.ones(NUMEL)).numpy().data)
     head = genesis("run", state.tree.root).regrouped((ME,), 1)
     sealed = genesis("run", state.seal()).regrouped((ME,), 2)
     further = genesis("run", b"s2" * 16).regrouped((ME,), 3)
 
-    height, keeper = RoundState(head, ME), Keeper(state, sealed.state_hash)
-    height.sealed = sealed
+    round_state, keeper = RoundState(head, ME), Keeper(state, sealed.state_hash)
+    round_state.sealed = sealed
     engine: Any = Engine.__new__(Engine)
-    engine._here = SimpleNamespace(head=head, regroup=None, phase="")
-    engine._post, engine._keeper = SimpleNamespace(state=state, events=EventLog()), keeper
+    engine._state = SimpleNamespace(head=head, regroup=None, phase="")
+    engine._context, engine._keeper = SimpleNamespace(state=state, events=EventLog()), keeper
 
-    async def best_sighting() -> HeadCandidate:
+    async def best_candidate() -> HeadCandidate:
         return HeadCandidate(sealed, (), None)
 
-    monkeypatch.setattr(engine, "best_sighting", best_sighting)
-    await engine._catch_up(height, HeadCandidate(further, (), None))
+    monkeypatch.setattr(engine, "best_candidate", best_candidate)
+    await engine._catch_up(round_state, HeadCandidate(further, (), None))
     assert keeper.adopted == [sealed] and engine.head == sealed

@@ -13,7 +13,7 @@ from peer.events import EventLog
 from peer.identity import Identity, sign_body
 from swarm.protocol.head import Member, genesis
 from swarm.protocol.plan import CONTRIBUTION_KIND, Contribution
-from swarm.rounds import compute as stint
+from swarm.rounds import compute as compute_phase
 from swarm.rounds.compute import ComputePhase
 from swarm.rounds.round_state import RoundState
 
@@ -34,30 +34,30 @@ class Contributor:
             await self.encoded.wait()
         return "contribution", "message"
 
-    def give_back(self, message: object) -> None:
+    def restore_residual(self, message: object) -> None:
         self.given_back.append(message)
 
 
 async def test_what_was_made_under_a_replaced_plan_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stint, "check_plan", lambda *_: None)
-    height, contributor = RoundState(HEAD, ME), Contributor()
-    pace = SimpleNamespace(synchronous=False, pipeline=False)
-    post: Any = SimpleNamespace(me=ME, events=EventLog(), pace=pace, tempo=SimpleNamespace(answer_s=1.0))
+    monkeypatch.setattr(compute_phase, "check_plan", lambda *_: None)
+    round_state, contributor = RoundState(HEAD, ME), Contributor()
+    schedule = SimpleNamespace(synchronous=False, pipeline=False)
+    context: Any = SimpleNamespace(me=ME, events=EventLog(), schedule=schedule, timeouts=SimpleNamespace(answer_s=1.0))
     no_time = lambda *_: 0.0  # noqa: E731
-    patience: Any = SimpleNamespace(give_work=no_time, time_for=no_time, time_after_work=no_time)
+    election_timeout: Any = SimpleNamespace(give_work=no_time, time_for=no_time, time_after_work=no_time)
     mine: Any = SimpleNamespace(hash=b"mine", assignments=(), of=lambda _: ME)
     next_one: Any = SimpleNamespace(hash=b"next", assignments=(), of=lambda _: None)
     signed: Any = None
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             turn: Any = SimpleNamespace(round=1)
-            work = ComputePhase(post, height, turn, signed, contributor, patience, nursery.start_soon)  # type: ignore[arg-type]
+            work = ComputePhase(context, round_state, turn, signed, contributor, election_timeout, nursery.start_soon)  # type: ignore[arg-type]
             work.begin(mine, signed, "leader", False)
             await contributor.begun.wait()
             work.begin(next_one, signed, "leader", False)
             contributor.encoded.set()
-    assert height.plan is next_one
-    assert height.message is None and height.contribution is None
+    assert round_state.plan is next_one
+    assert round_state.message is None and round_state.contribution is None
     assert contributor.given_back == ["message"]
 
 
@@ -65,9 +65,9 @@ async def test_work_under_a_plan_that_the_leader_does_not_have_is_no_violation()
     """The leader before died while it gave out its plan. Whoever has it and promised the next one is done before that
     one has read the promises: `ProtocolViolation` would be a strike."""
     identity, nothing = Identity.generate(), cast(Any, None)
-    height, member = RoundState(HEAD, ME), Member(identity.peer_id, "s")
+    round_state, member = RoundState(HEAD, ME), Member(identity.peer_id, "s")
     body = Contribution(HEAD.hash, b"theirs", member, 1, 2, 0.0, (), ())
-    work = ComputePhase(nothing, height, nothing, nothing, nothing, nothing, nothing)
+    work = ComputePhase(nothing, round_state, nothing, nothing, nothing, nothing, nothing)
     with pytest.raises(RoundDiscarded, match="before its plan"):
-        work.take_hand_in(sign_body(identity, CONTRIBUTION_KIND, body))
-    assert not height.handed_in
+        work.take_submission(sign_body(identity, CONTRIBUTION_KIND, body))
+    assert not round_state.submitted

@@ -10,46 +10,46 @@ import torch
 
 from optim import config
 from optim.simulate import layout_of
-from optim.strategies.interface import Turn
-from optim.strategies.registry import build_recipe
+from optim.strategies.interface import RoundInfo
+from optim.strategies.registry import build_strategy
 from peer.config import InnerConfig
 from swarm.rounds.contribution import Contributor
 from tests.optim.support.rounds import decoded
 
 LAYOUT = layout_of({"embed": torch.zeros(128, 64), "gain": torch.zeros(64), "w": torch.zeros(64, 96)})
-TURN = Turn(round=1, step=0, lr=1.0)
+ROUND_INFO = RoundInfo(round=1, step=0, lr=1.0)
 METHODS = {
-    "diloco, topk": (config.Diloco(steps=4), config.CodecConfig(up="topk")),
-    "diloco, powersgd": (config.Diloco(steps=4), config.CodecConfig(up="powersgd")),
-    "diloco, int8": (config.Diloco(steps=4), config.CodecConfig()),
-    "sparseloco": (config.SparseLoco(steps=4), config.CodecConfig()),
+    "diloco, topk": (config.DilocoConfig(steps=4), config.CodecConfig(up="topk")),
+    "diloco, powersgd": (config.DilocoConfig(steps=4), config.CodecConfig(up="powersgd")),
+    "diloco, int8": (config.DilocoConfig(steps=4), config.CodecConfig()),
+    "sparseloco": (config.SparseLocoConfig(steps=4), config.CodecConfig()),
 }
 
 
 def contributor_of(name: str) -> tuple[Contributor, Any]:
-    recipe = build_recipe(*METHODS[name], LAYOUT, InnerConfig(lr=1e-3, batch_size=8, total_steps=8))
-    post = SimpleNamespace(state=SimpleNamespace(recipe=recipe), pace=SimpleNamespace(pipeline=True))
-    return Contributor(cast(Any, post)), recipe
+    strategy = build_strategy(*METHODS[name], LAYOUT, InnerConfig(lr=1e-3, batch_size=8, total_steps=8))
+    context = SimpleNamespace(state=SimpleNamespace(strategy=strategy), schedule=SimpleNamespace(pipeline=True))
+    return Contributor(cast(Any, context)), strategy
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_in_a_pipeline_a_message_that_is_given_back_was_never_sent(name: str) -> None:
     """The next product has all of the last one in it, as nothing was thrown away."""
     torch.manual_seed(0)
-    (ours, recipe), (theirs, other) = contributor_of(name), contributor_of(name)
-    coding = recipe.coding(TURN, [torch.zeros(LAYOUT.numel)] * 2)
+    (ours, strategy), (theirs, other) = contributor_of(name), contributor_of(name)
+    coding = strategy.coding(ROUND_INFO, [torch.zeros(LAYOUT.numel)] * 2)
     before, first, second, third = (torch.randn(LAYOUT.numel) for _ in range(4))
     for contributor in (ours, theirs):
-        contributor._encode(TURN, coding, before)
-    owed = [vector.clone() for vector in recipe.memory(coding)]
+        contributor._encode(ROUND_INFO, coding, before)
+    owed = [vector.clone() for vector in strategy.memory(coding)]
     assert len(owed) == ("int8" not in name)
     for product in (first, first + second):
-        ours.give_back(ours._encode(TURN, coding, product))
+        ours.restore_residual(ours._encode(ROUND_INFO, coding, product))
     whole = first + second + third
-    message, reference = ours._encode(TURN, coding, whole), theirs._encode(TURN, coding, whole)
+    message, reference = ours._encode(ROUND_INFO, coding, whole), theirs._encode(ROUND_INFO, coding, whole)
     if name != "diloco, powersgd":  # its warm start is a better one by now
         assert message.hashes == reference.hashes
-        assert all(map(torch.equal, recipe.memory(coding), other.memory(coding)))
+        assert all(map(torch.equal, strategy.memory(coding), other.memory(coding)))
     elif owed:
         said = decoded(coding, [torch.frombuffer(piece, dtype=torch.uint8) for piece in message.slices], LAYOUT.numel)
-        assert torch.allclose(said + recipe.memory(coding)[0], owed[0] + whole, rtol=0, atol=1e-4)
+        assert torch.allclose(said + strategy.memory(coding)[0], owed[0] + whole, rtol=0, atol=1e-4)

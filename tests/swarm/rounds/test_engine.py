@@ -21,7 +21,7 @@ from tests.swarm.support.group import Group, InventedTrainer, Patient, StageRepl
 @pytest.fixture(autouse=True)
 def slow_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who is late because this machine stood still is hurried, and then not dropped."""
-    monkeypatch.setattr("swarm.rounds.collect.WRAP_UP_WAIT_S", 600.0)
+    monkeypatch.setattr("swarm.rounds.collect.FINISH_EARLY_WAIT_S", 600.0)
 
 
 def deltas(peer: str, first_step: int, assignment: Assignment, numel: int = 40_000) -> torch.Tensor:
@@ -29,17 +29,17 @@ def deltas(peer: str, first_step: int, assignment: Assignment, numel: int = 40_0
     return torch.randn(numel, generator=torch.Generator().manual_seed(seed)) * 1e-2
 
 
-async def run_with(late: StageReplica, seats: list[StageReplica], has_come: Callable[[], bool]) -> None:
-    """A whole run of `seats`. `late` comes when they stand at round 2; they end the next one when it `has_come`."""
+async def run_with(late: StageReplica, replicas: list[StageReplica], has_come: Callable[[], bool]) -> None:
+    """A whole run of `replicas`. `late` comes when they stand at round 2; they end the next one when it `has_come`."""
     gate = trio.Event()
     with trio.fail_after(120):
         async with trio.open_nursery() as nursery:
-            for seat in seats:
-                trainer = cast(InventedTrainer, seat.post.trainer)
+            for replica in replicas:
+                trainer = cast(InventedTrainer, replica.context.trainer)
                 trainer.gate, trainer.gated_from = gate, 3
                 trainer.speed = 0.01  # so that the gated round's deadline is a minute away
-                nursery.start_soon(seat.engine.run)
-            while any(seat.engine.head.round < 2 for seat in seats):
+                nursery.start_soon(replica.engine.run)
+            while any(replica.engine.head.round < 2 for replica in replicas):
                 await trio.sleep(0.01)
             nursery.start_soon(late.engine.run)
             while not has_come():
@@ -47,99 +47,101 @@ async def run_with(late: StageReplica, seats: list[StageReplica], has_come: Call
             gate.set()
 
 
-async def run_all(group: Group, seats: list[StageReplica]) -> None:
+async def run_all(group: Group, replicas: list[StageReplica]) -> None:
     with trio.fail_after(120):
         async with trio.open_nursery() as nursery:
-            for seat in seats:
-                nursery.start_soon(seat.engine.run)
+            for replica in replicas:
+                nursery.start_soon(replica.engine.run)
 
 
 async def test_members_commit_the_same_bits_and_a_hash_chain(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         group = await stack.enter_async_context(open_group(tmp_path, 40_000, rounds=3))
-        group.tempo = Patient
-        seats = [await stack.enter_async_context(group.join(deltas)) for _ in range(3)]
-        await run_all(group, seats)
-        for seat in seats:
-            assert [h.round for h in seat.heads] == [0, 1, 2, 3]
-            assert seat.heads == seats[0].heads
-            assert torch.equal(seat.post.state.theta, seats[0].post.state.theta)
-            assert torch.equal(seat.post.state.tensors[1], seats[0].post.state.tensors[1])
-            for earlier, later in zip(seat.heads, seat.heads[1:], strict=False):
+        group.timeouts = Patient
+        replicas = [await stack.enter_async_context(group.join(deltas)) for _ in range(3)]
+        await run_all(group, replicas)
+        for replica in replicas:
+            assert [h.round for h in replica.heads] == [0, 1, 2, 3]
+            assert replica.heads == replicas[0].heads
+            assert torch.equal(replica.context.state.theta, replicas[0].context.state.theta)
+            assert torch.equal(replica.context.state.tensors[1], replicas[0].context.state.tensors[1])
+            for earlier, later in zip(replica.heads, replica.heads[1:], strict=False):
                 assert later.previous == earlier.hash
-        assert seats[0].heads[-1].ledger.returned == ()
-        assert seats[0].heads[-1].tokens == 3 * 3 * 4 * 2 * 8
+        assert replicas[0].heads[-1].ledger.returned == ()
+        assert replicas[0].heads[-1].tokens == 3 * 3 * 4 * 2 * 8
 
 
 async def test_fp32_result_is_diloco_in_float64(tmp_path: Path) -> None:
     outer = DilocoOuter(0.7, 0.9, True)
     async with AsyncExitStack() as stack:
         group = await stack.enter_async_context(open_group(tmp_path, 40_000, codec="fp32", rounds=3, outer=outer))
-        group.tempo = Patient
-        seats = [await stack.enter_async_context(group.join(deltas)) for _ in range(3)]
-        await run_all(group, seats)
+        group.timeouts = Patient
+        replicas = [await stack.enter_async_context(group.join(deltas)) for _ in range(3)]
+        await run_all(group, replicas)
         theta, velocity = group.theta.double(), torch.zeros(40_000, dtype=torch.float64)
         for round_number in range(3):
-            everyone = [deltas(s.host.peer_id, round_number * 4, None).double() for s in seats]  # type: ignore[arg-type]
+            everyone = [deltas(s.host.peer_id, round_number * 4, None).double() for s in replicas]  # type: ignore[arg-type]
             mean = torch.stack(everyone).mean(0)  # alike in norm: the gate clips nobody
             velocity = 0.9 * velocity + mean
             theta = theta - 0.7 * (mean + 0.9 * velocity)
-        error = (seats[0].post.state.theta.double() - theta).norm() / theta.norm()
+        error = (replicas[0].context.state.theta.double() - theta).norm() / theta.norm()
         assert error < 1e-6
 
 
 async def test_a_joiner_is_taken_in_at_the_next_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with AsyncExitStack() as stack:
         group = await stack.enter_async_context(open_group(tmp_path, 40_000, rounds=8, min_peers=2))
-        group.tempo = Patient
-        seats = [await stack.enter_async_context(group.join(deltas)) for _ in range(2)]
+        group.timeouts = Patient
+        replicas = [await stack.enter_async_context(group.join(deltas)) for _ in range(2)]
         late = await stack.enter_async_context(group.join(deltas))
         monkeypatch.setattr("swarm.rounds.leader.JOINER_GRACE_S", 60.0)
-        await run_with(late, seats, lambda: all(late.host.peer_id in seat.engine._ready() for seat in seats))
-        assert late.engine.head == seats[0].engine.head == seats[1].engine.head
-        assert late.engine.head.has(late.post.me)
-        assert torch.equal(late.post.state.theta, seats[0].post.state.theta)
+        await run_with(
+            late, replicas, lambda: all(late.host.peer_id in replica.engine._ready() for replica in replicas)
+        )
+        assert late.engine.head == replicas[0].engine.head == replicas[1].engine.head
+        assert late.engine.head.has(late.context.me)
+        assert torch.equal(late.context.state.theta, replicas[0].context.state.theta)
 
 
 async def test_a_joiner_that_knocks_for_long_still_sees_the_next_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the authority signed last is old news: no reason to look around at each knock, ever more slowly."""
-    monkeypatch.setattr("swarm.rounds.engine.KNOCK_EVERY_S", 0.05)
+    monkeypatch.setattr("swarm.rounds.engine.JOIN_REQUEST_EVERY_S", 0.05)
     monkeypatch.setattr("swarm.rounds.engine.LOOK_AROUND_S", 600.0)
     monkeypatch.setattr("swarm.rounds.leader.JOINER_GRACE_S", 60.0)
     async with AsyncExitStack() as stack:
         group = await stack.enter_async_context(open_group(tmp_path, 40_000, rounds=5, min_peers=2))
-        group.tempo = Patient
-        seats = [await stack.enter_async_context(group.join(deltas)) for _ in range(2)]
+        group.timeouts = Patient
+        replicas = [await stack.enter_async_context(group.join(deltas)) for _ in range(2)]
         late = await stack.enter_async_context(group.join(deltas))
-        knocks, looks = Counter[tuple[int, str]](), Counter[int]()
-        knock_at, best_sighting = late.engine._knock_at, late.engine.best_sighting
+        requests, looks = Counter[tuple[int, str]](), Counter[int]()
+        request_join_at, best_candidate = late.engine._request_join_at, late.engine.best_candidate
 
-        async def count_knock(door: str, *rest: Any) -> None:
-            await knock_at(door, *rest)
-            knocks[late.engine.head.round, door] += 1
+        async def count_request(door: str, *rest: Any) -> None:
+            await request_join_at(door, *rest)
+            requests[late.engine.head.round, door] += 1
 
         async def count_look() -> Any:
             looks[late.engine.head.round] += 1
-            return await best_sighting()
+            return await best_candidate()
 
-        monkeypatch.setattr(late.engine, "_knock_at", count_knock)
-        monkeypatch.setattr(late.engine, "best_sighting", count_look)
+        monkeypatch.setattr(late.engine, "_request_join_at", count_request)
+        monkeypatch.setattr(late.engine, "best_candidate", count_look)
 
         def has_knocked_for_long() -> bool:
             assert looks[2] <= 1, "each knock had it look around"
-            return knocks[2, group.authority_host.peer_id] >= 40
+            return requests[2, group.authority_host.peer_id] >= 40
 
-        await run_with(late, seats, has_knocked_for_long)
-        fourth = next(head for head in seats[0].heads if head.round == 4)
-        assert fourth.has(late.post.me)
+        await run_with(late, replicas, has_knocked_for_long)
+        fourth = next(head for head in replicas[0].heads if head.round == 4)
+        assert fourth.has(late.context.me)
 
 
 async def test_who_has_left_at_the_end_of_the_run_is_not_waited_for(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         group = await stack.enter_async_context(open_group(tmp_path, 40_000, rounds=2, min_peers=2))
-        group.tempo = Patient  # so that whoever is waited for is waited for until the test fails
+        group.timeouts = Patient  # so that whoever is waited for is waited for until the test fails
         stays = await stack.enter_async_context(group.join(deltas))
         decided, has_left, committed = trio.Event(), trio.Event(), stays.committed
 
@@ -171,12 +173,12 @@ async def test_a_poisoned_update_is_left_out(tmp_path: Path, poison: float) -> N
 
     async with AsyncExitStack() as stack:
         group = await stack.enter_async_context(open_group(tmp_path, 40_000, codec="fp32", rounds=2, min_peers=4))
-        group.tempo = Patient
-        seats = [await stack.enter_async_context(group.join(deltas)) for _ in range(3)]
-        seats.append(await stack.enter_async_context(group.join(bad)))
-        await run_all(group, seats)
-        head = seats[0].engine.head
-        assert all(seat.engine.head == head for seat in seats)
+        group.timeouts = Patient
+        replicas = [await stack.enter_async_context(group.join(deltas)) for _ in range(3)]
+        replicas.append(await stack.enter_async_context(group.join(bad)))
+        await run_all(group, replicas)
+        head = replicas[0].engine.head
+        assert all(replica.engine.head == head for replica in replicas)
         assert len(head.members) == 4, "an accident does not cost the peer its membership"
-        assert float(seats[0].post.state.theta.norm()) < 2 * float(group.theta.norm())
+        assert float(replicas[0].context.state.theta.norm()) < 2 * float(group.theta.norm())
         assert head.ledger.returned or head.ledger.cursor < 2 * 4 * 4 * 2, "the samples of the bad update come again"

@@ -31,9 +31,9 @@ class Junk(msgspec.Struct):
     member: Any = None
 
 
-def round_of(seat: StageReplica) -> Round:
-    assert seat.engine._here.round is not None
-    return seat.engine._here.round
+def round_of(replica: StageReplica) -> Round:
+    assert replica.engine._state.round is not None
+    return replica.engine._state.round
 
 
 def not_led_by(peer: str, head: Head) -> int:
@@ -51,41 +51,46 @@ async def test_orders_of_a_peer_that_does_not_lead_are_refused(tmp_path: Path) -
     async with hostile_scene(tmp_path) as scene:
         await scene.rounds(1)
         liar, gate = scene.liar, trio.Event()
-        seats = (*scene.honest, liar.seat)
-        trainers: list[Any] = [seat.post.trainer for seat in seats]
-        begun = max(seat.engine.head.round for seat in seats) + 1  # some may be done with their part of it
+        replicas = (*scene.honest, liar.member)
+        trainers: list[Any] = [replica.context.trainer for replica in replicas]
+        begun = max(replica.engine.head.round for replica in replicas) + 1  # some may be done with their part of it
         for trainer in trainers:
             trainer.gate, trainer.gated_from = gate, begun + 1
             trainer.speed = 0.01  # by what it says of itself: the deadline of that round is a minute away
         # Who was slow to answer has no part in that round, which stays where it is once somebody is held up in it.
-        while not (held := [seat for seat in scene.honest if cast(InventedTrainer, seat.post.trainer).waiting]):
+        while not (
+            held := [replica for replica in scene.honest if cast(InventedTrainer, replica.context.trainer).waiting]
+        ):
             await trio.sleep(0.02)
         victim = held[0]
-        height = round_of(victim).height
-        head, plan = height.head, height.plan
-        assert plan is not None and height.signed_plan is not None
+        round_state = round_of(victim).round_state
+        head, plan = round_state.head, round_state.plan
+        assert plan is not None and round_state.signed_plan is not None
         wrong = not_led_by(liar.peer, head)
         vote = Accepted(wrong, head, b"")
         roster = Roster(head.hash, plan.hash, wrong, (), ())
         orders: list[tuple[Method[Any, Any], Any]] = [
             (say.PREPARE, say.Prepare(head, wrong, {})),
             (say.PREPARE, say.Prepare(head, -1, {})),
-            (say.EXCHANGE, say.Exchange(roster)),
-            (say.FINISH, say.Finish(wrong, vote, height.signed_plan, roster, liar.peer)),
-            (say.WORK, say.Work(sign_body(liar.seat.post.identity, PLAN_KIND, replace(plan, attempt=wrong)))),
-            (say.VOTE, say.Vote(head.hash, 0, b"x" * 32, victim.post.me)),
-            (say.KNOCK, say.Knock(head.hash, head.round, victim.post.me, ())),
+            (say.START_EXCHANGE, say.StartExchange(roster)),
+            (say.FINISH, say.Finish(wrong, vote, round_state.signed_plan, roster, liar.peer)),
+            (
+                say.START_ROUND,
+                say.StartRound(sign_body(liar.member.context.identity, PLAN_KIND, replace(plan, attempt=wrong))),
+            ),
+            (say.VOTE, say.Vote(head.hash, 0, b"x" * 32, victim.context.me)),
+            (say.REQUEST_JOIN, say.JoinRequest(head.hash, head.round, victim.context.me, ())),
         ]
-        promised = max(height.acceptor.promised, 0)
+        promised = max(round_state.acceptor.promised, 0)
         leader = head.leader(promised).peer
         overdue = leader != liar.peer and round_of(victim)._may_have_led(liar.peer, promised)
         for method, body in orders:
             # who led before need not know that a later attempt was promised: its work is refused, and it is not struck
-            expected = "RoundDiscarded" if method is say.WORK and overdue else "ProtocolViolation"
+            expected = "RoundDiscarded" if method is say.START_ROUND and overdue else "ProtocolViolation"
             assert await refused(scene, victim, method, body) == expected, method.name
         assert len(scene.struck()) >= len(orders) - overdue
         if leader != liar.peer:
-            await refused(scene, victim, say.WORK, say.Work(height.signed_plan, wrap_up=True))
+            await refused(scene, victim, say.START_ROUND, say.StartRound(round_state.signed_plan, finish_early=True))
             assert not gate.is_set(), "a replayed plan must not cut the work short"
         gate.set()
         await scene.rounds(2)
@@ -95,7 +100,7 @@ async def test_votes_knocks_and_garbage_leave_nothing_behind(tmp_path: Path) -> 
     async with hostile_scene(tmp_path) as scene:
         await scene.rounds(1)
         victim, liar = scene.honest[0], scene.liar
-        me = liar.seat.post.me
+        me = liar.member.context.me
 
         async def quietly(method: Method[Any, Any], body: Any, payload: bytes = b"") -> None:
             with suppress(BarnraiseError):
@@ -105,15 +110,15 @@ async def test_votes_knocks_and_garbage_leave_nothing_behind(tmp_path: Path) -> 
             for i in range(300):
                 head = victim.engine.head
                 vote = say.Vote(head.hash, i, i.to_bytes(32, "big"), me)
-                knock = say.Knock(head.hash, head.round, Member(f"12D3KooWSomebody{i}", "s"), ())
+                request_join = say.JoinRequest(head.hash, head.round, Member(f"12D3KooWSomebody{i}", "s"), ())
                 nursery.start_soon(quietly, say.VOTE, vote)
-                nursery.start_soon(quietly, say.KNOCK, knock)
+                nursery.start_soon(quietly, say.REQUEST_JOIN, request_join)
         # an honest peer that missed a round knocks, too
-        known = {seat.host.peer_id for seat in (*scene.honest, liar.seat)}
-        assert victim.engine._here.knockers._waiting.keys() <= known
-        assert sum(len(cast) for cast in round_of(victim).height.votes._votes.values()) <= 4 * ATTEMPTS_KEPT
-        long_name = say.Knock(victim.engine.head.hash, 0, Member(liar.peer, "s" * 900_000), ())
-        await quietly(say.KNOCK, long_name)
+        known = {replica.host.peer_id for replica in (*scene.honest, liar.member)}
+        assert victim.engine._state.join_requests._waiting.keys() <= known
+        assert sum(len(cast) for cast in round_of(victim).round_state.votes._votes.values()) <= 4 * ATTEMPTS_KEPT
+        long_name = say.JoinRequest(victim.engine.head.hash, 0, Member(liar.peer, "s" * 900_000), ())
+        await quietly(say.REQUEST_JOIN, long_name)
 
         methods = [m for m in vars(say).values() if isinstance(m, Method) and not m.name.startswith("authority.")]
         nested: Any = []
@@ -158,8 +163,8 @@ async def test_nobody_stops_a_round_by_calling_for_the_next_attempt(tmp_path: Pa
                 await trio.sleep(0.05)
 
         async with trio.open_nursery() as nursery:
-            for seat in scene.honest:
-                nursery.start_soon(interrupt, seat)
+            for replica in scene.honest:
+                nursery.start_soon(interrupt, replica)
             await scene.rounds(4)
             nursery.cancel_scope.cancel()
 
@@ -171,7 +176,9 @@ def silence(peer: str, body: Any, payload: bytes) -> None:
 def absurd_deadline(scene: Scene) -> Any:
     def forge(peer: str, body: Any, payload: bytes) -> tuple[Any, bytes]:
         plan = open_body(body.plan, PLAN_KIND, WorkPlan)
-        return say.Work(sign_body(scene.liar.seat.post.identity, PLAN_KIND, replace(plan, deadline_s=1e9))), payload
+        return say.StartRound(
+            sign_body(scene.liar.member.context.identity, PLAN_KIND, replace(plan, deadline_s=1e9))
+        ), payload
 
     return forge
 
@@ -180,7 +187,9 @@ def the_same_samples_for_all(scene: Scene) -> Any:
     def forge(peer: str, body: Any, payload: bytes) -> tuple[Any, bytes]:
         plan = open_body(body.plan, PLAN_KIND, WorkPlan)
         same = tuple(replace(a, ranges=plan.assignments[0].ranges) for a in plan.assignments)
-        return say.Work(sign_body(scene.liar.seat.post.identity, PLAN_KIND, replace(plan, assignments=same))), payload
+        return say.StartRound(
+            sign_body(scene.liar.member.context.identity, PLAN_KIND, replace(plan, assignments=same))
+        ), payload
 
     return forge
 
@@ -195,7 +204,7 @@ async def test_a_leader_that_stalls_or_orders_nonsense_is_replaced(tmp_path: Pat
             led.set()
             return forge(peer, body, payload)
 
-        scene.liar.sends(say.WORK, forged)
+        scene.liar.sends(say.START_ROUND, forged)
         await led.wait()
         while forge is not silence and not scene.struck():
             await trio.sleep(0.05)

@@ -73,7 +73,7 @@ def in_anothers_name(liar: Liar) -> None:
 
 def _changes_contribution(liar: Liar, forge: Any) -> None:
     """What it hands in, and what it reports to a later leader."""
-    liar.sends(say.HAND_IN, lambda peer, body, payload: (say.HandIn(forge(body.contribution)), payload))
+    liar.sends(say.SUBMIT, lambda peer, body, payload: (say.Submit(forge(body.contribution)), payload))
     liar.answers(
         say.PREPARE, lambda p: replace(p, contribution=forge(p.contribution)) if p.contribution is not None else p
     )
@@ -140,7 +140,7 @@ async def silent_to_one(scene: Scene) -> None:
 async def blames_everybody(scene: Scene) -> None:
     """It sends one owner nothing, and says that the others sent it nothing."""
     await silent_to_one(scene)
-    others = tuple(seat.host.peer_id for seat in scene.honest[:2])
+    others = tuple(replica.host.peer_id for replica in scene.honest[:2])
     scene.liar.answers(say.PREPARE, lambda promise: replace(promise, missing=others))
 
 
@@ -168,22 +168,22 @@ async def invents_a_vote(scene: Scene) -> None:
 
 async def absurd_head(scene: Scene) -> None:
     """It says that it is a billion rounds further on, alone, with the authority's signature of the term."""
-    me = scene.liar.seat.post.me
+    me = scene.liar.member.context.me
 
-    def lie(standing: Any) -> Any:
-        head = replace(standing.head, round=10**9, members=(me,), state_hash=b"\x03" * 32)
-        return replace(standing, head=head)
+    def lie(report: Any) -> Any:
+        head = replace(report.head, round=10**9, members=(me,), state_hash=b"\x03" * 32)
+        return replace(report, head=head)
 
-    scene.liar.answers(say.STANDING, lie)
-    scene.liar.answers(say.KNOCK, lie)
+    scene.liar.answers(say.HEAD_REPORT, lie)
+    scene.liar.answers(say.REQUEST_JOIN, lie)
     scene.liar.answers(say.PREPARE, lambda promise: replace(promise, granted=False, head=lie(promise).head))
-    for seat in scene.honest:
-        seat.engine._look_again()
+    for replica in scene.honest:
+        replica.engine._look_again()
 
 
 async def boasts(scene: Scene) -> None:
     """Numbers that no leader's arithmetic must trip over."""
-    names = [seat.host.peer_id for seat in scene.honest]
+    names = [replica.host.peer_id for replica in scene.honest]
     for value in (1e308, float("inf"), float("nan"), -1.0):
         speeds = dict.fromkeys(names, value)
         scene.liar.answers(say.PREPARE, lambda p, v=value, s=speeds: replace(p, speed=v, bandwidths=s))
@@ -192,13 +192,17 @@ async def boasts(scene: Scene) -> None:
 
 async def junk_in_promises(scene: Scene) -> None:
     """Signed things in a promise that do not decode, or are somebody else's."""
-    identity = scene.liar.seat.post.identity
+    identity = scene.liar.member.context.identity
     broken = sign_body(identity, PLAN_KIND, say.Done())
     utf8 = replace(broken, body=b"\x81\xa4head\xa2\xff\xff")
     text = Signed(utf8.body, identity.peer_id, identity.sign(b"barnraise/1/plan\0" + utf8.body))
 
     def lie(promise: Any) -> Any:
-        theirs = scene.honest[0].engine._here.round.height.contribution if scene.honest[0].engine._here.round else None
+        theirs = (
+            scene.honest[0].engine._state.round.round_state.contribution
+            if scene.honest[0].engine._state.round
+            else None
+        )
         return replace(promise, plan=text, contribution=theirs or broken)
 
     scene.liar.answers(say.PREPARE, lie)
@@ -206,7 +210,15 @@ async def junk_in_promises(scene: Scene) -> None:
 
 async def answers_garbage(scene: Scene) -> None:
     """Every call to it is answered with something that does not decode."""
-    for method in (say.PREPARE, say.VOTE, say.HAND_IN, say.CONTRIBUTION, say.RESULT, say.WORK, say.EXCHANGE):
+    for method in (
+        say.PREPARE,
+        say.VOTE,
+        say.SUBMIT,
+        say.CONTRIBUTION,
+        say.RESULT,
+        say.START_ROUND,
+        say.START_EXCHANGE,
+    ):
         scene.liar.answers(method, lambda answer: say.Vote(b"", 0, b"", Member("", "")))
 
 
@@ -228,5 +240,5 @@ async def test_the_honest_go_on_with_the_same_bits(tmp_path: Path, attack: Any) 
         await scene.rounds(1)
         await attack(scene)
         await scene.rounds(3)
-        for seat in scene.honest:
-            assert seat.engine.head.round < 10**6 and seat.engine.head.term == 1
+        for replica in scene.honest:
+            assert replica.engine.head.round < 10**6 and replica.engine.head.term == 1

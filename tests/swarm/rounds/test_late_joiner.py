@@ -22,9 +22,9 @@ def deltas(peer: str, first_step: int, assignment: Assignment) -> torch.Tensor:
     return torch.randn(NUMEL, generator=torch.Generator().manual_seed(seed)) * 1e-2
 
 
-def instead(seat: StageReplica, answer: Any) -> None:
+def instead(replica: StageReplica, answer: Any) -> None:
     """From now on `answer(call, honest handler)` is what that donor says when asked for a chunk."""
-    served = seat.host.rpc.server._methods["state.chunk"]
+    served = replica.host.rpc.server._methods["state.chunk"]
     honest = served.handler
     served.handler = lambda call: answer(call, honest)
 
@@ -43,39 +43,41 @@ async def test_a_late_joiner_survives_a_dead_and_a_lying_donor(tmp_path: Path) -
 
     async def not_before_it(call: Call[Any], honest: Any) -> Any:
         await asked.wait()  # else these two might have given it all by the time the other two are asked
-        while not late.seen("peer_struck"):
+        while not late.seen("peer_penalized"):
             await trio.sleep(0.02)
         return await honest(call)
 
     async with AsyncExitStack() as stack:
         group = await stack.enter_async_context(open_group(tmp_path, NUMEL, rounds=12, min_peers=4))
-        seats = [await stack.enter_async_context(group.join(deltas)) for _ in range(3)]
+        replicas = [await stack.enter_async_context(group.join(deltas)) for _ in range(3)]
         late = await stack.enter_async_context(group.join(deltas))
-        instead(seats[2], corrupt)
-        for seat in seats[:2]:
-            instead(seat, not_before_it)
+        instead(replicas[2], corrupt)
+        for replica in replicas[:2]:
+            instead(replica, not_before_it)
         gate, kill = trio.Event(), trio.CancelScope()
 
-        def hold(seat: StageReplica) -> None:
+        def hold(replica: StageReplica) -> None:
             """No later than after its fifth round: all of them hold the same state when the joiner asks."""
-            trainer = cast(InventedTrainer, seat.post.trainer)
+            trainer = cast(InventedTrainer, replica.context.trainer)
             trainer.gate, trainer.gated_from = gate, 6
 
         async def live_until_killed(task_status: trio.TaskStatus[StageReplica]) -> None:
             with kill:
-                async with group.join(deltas) as seat:
-                    instead(seat, never)
-                    hold(seat)
-                    task_status.started(seat)
-                    await seat.engine.run()
+                async with group.join(deltas) as replica:
+                    instead(replica, never)
+                    hold(replica)
+                    task_status.started(replica)
+                    await replica.engine.run()
 
         with trio.fail_after(180):
             async with trio.open_nursery() as nursery:
                 doomed = await nursery.start(live_until_killed)
-                for seat in seats:
-                    hold(seat)
-                    nursery.start_soon(seat.engine.run)
-                while any(seat.engine.head.round < 5 for seat in (*seats, doomed)):  # more than replaying makes up for
+                for replica in replicas:
+                    hold(replica)
+                    nursery.start_soon(replica.engine.run)
+                while any(
+                    replica.engine.head.round < 5 for replica in (*replicas, doomed)
+                ):  # more than replaying makes up for
                     await trio.sleep(0.02)
                 nursery.start_soon(late.engine.run)
                 await asked.wait()
@@ -83,11 +85,13 @@ async def test_a_late_joiner_survives_a_dead_and_a_lying_donor(tmp_path: Path) -
                 while late.engine.head.round < 5:
                     await trio.sleep(0.02)
                 gate.set()
-        final = seats[0].engine.head
-        assert final.round == 12 and all(seat.engine.head == final for seat in (*seats, late))
-        assert final.has(late.post.me) and not final.has(doomed.post.me)
-        assert torch.equal(late.post.state.theta, seats[0].post.state.theta)
-        struck = {event.fields["peer"] for event in late.seen("peer_struck")}
-        assert struck == {seats[2].host.peer_id}
-        gave = {seat.host.peer_id: late.host.bytes_by_peer[seat.host.peer_id].bytes_down for seat in seats[:2]}
+        final = replicas[0].engine.head
+        assert final.round == 12 and all(replica.engine.head == final for replica in (*replicas, late))
+        assert final.has(late.context.me) and not final.has(doomed.context.me)
+        assert torch.equal(late.context.state.theta, replicas[0].context.state.theta)
+        struck = {event.fields["peer"] for event in late.seen("peer_penalized")}
+        assert struck == {replicas[2].host.peer_id}
+        gave = {
+            replica.host.peer_id: late.host.bytes_by_peer[replica.host.peer_id].bytes_down for replica in replicas[:2]
+        }
         assert all(received > MIN_CHUNK for received in gave.values()), gave

@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 import trio
 
-from optim.config import AllReduce
+from optim.config import AllReduceConfig
 from swarm.protocol.head import Member
 from swarm.protocol.plan import WorkPlan, make_plan
 from swarm.rounds.leader_timeout import FIRST_BATCH_S, STAGES_PER_LEADER, UNHURRIED, ElectionTimeout
 from swarm.rounds.round_state import RoundState
 from tests.swarm.pipeline.test_stage_groups import unused
-from tests.swarm.support.group import open_group, pace_of
+from tests.swarm.support.group import open_group, schedule_of
 
-PACE = dataclasses.replace(
-    pace_of(4, compute_s_max=3600.0), stage=1, stages=2, micro_batch=2, outer=AllReduce(batch=12)
+SCHEDULE = dataclasses.replace(
+    schedule_of(4, compute_s_max=3600.0), stage=1, stages=2, micro_batch=2, outer=AllReduceConfig(batch=12)
 )
 NAMES = ("a", "b", "c")
 PLAN_S = 10.0
@@ -31,64 +31,64 @@ async def waiting(
 ) -> AsyncIterator[tuple[ElectionTimeout, RoundState, WorkPlan]]:
     """A member of a group of these."""
     async with open_group(folder, 100) as group:
-        group.pace = PACE
-        async with group.join(unused) as seat:
+        group.schedule = SCHEDULE
+        async with group.join(unused) as replica:
             head = group.genesis().regrouped(tuple(Member(name, "s") for name in names), 1)
-            height = RoundState(head, seat.post.me)
-            plan = make_plan(head, 0, dict.fromkeys(head.members, 1.0), PACE)
-            yield ElectionTimeout(seat.post, height), height, plan
+            round_state = RoundState(head, replica.context.me)
+            plan = make_plan(head, 0, dict.fromkeys(head.members, 1.0), SCHEDULE)
+            yield ElectionTimeout(replica.context, round_state), round_state, plan
 
 
-def lead(patience: ElectionTimeout, height: RoundState, leader: str) -> bool:
+def lead(election_timeout: ElectionTimeout, round_state: RoundState, leader: str) -> bool:
     """A leader comes with a plan; whether it got its time for it."""
-    began = height.stage_deadline = trio.current_time()
-    patience.give(leader, "promises", 1.0)
-    patience.give_work(leader, b"plan", PLAN_S)
-    return height.stage_deadline >= began + PLAN_S
+    began = round_state.stage_deadline = trio.current_time()
+    election_timeout.give(leader, "promises", 1.0)
+    election_timeout.give_work(leader, b"plan", PLAN_S)
+    return round_state.stage_deadline >= began + PLAN_S
 
 
 async def test_all_have_time_anew_once_everybody_had_it(tmp_path: Path) -> None:
-    async with waiting(tmp_path) as (patience, height, plan):
-        before = patience.time_for(plan)
+    async with waiting(tmp_path) as (election_timeout, round_state, plan):
+        before = election_timeout.time_for(plan)
         assert before == FIRST_BATCH_S
         for turn in range(2 * STAGES_PER_LEADER):
             for name in NAMES:
-                assert lead(patience, height, name), f"turn {turn} of {name}"
-                assert not lead(patience, height, name), "what it repeats buys nothing"
-            assert patience.time_for(plan) == min(plan.deadline_s, 2**turn * before)
+                assert lead(election_timeout, round_state, name), f"turn {turn} of {name}"
+                assert not lead(election_timeout, round_state, name), "what it repeats buys nothing"
+            assert election_timeout.time_for(plan) == min(plan.deadline_s, 2**turn * before)
 
 
 async def test_two_that_give_way_to_each_other_have_no_more_than_once(tmp_path: Path) -> None:
-    async with waiting(tmp_path) as (patience, height, _):
-        assert lead(patience, height, "a") and lead(patience, height, "b")
-        assert not any(lead(patience, height, name) for name in ("a", "b") * STAGES_PER_LEADER)
-        assert lead(patience, height, "c")
+    async with waiting(tmp_path) as (election_timeout, round_state, _):
+        assert lead(election_timeout, round_state, "a") and lead(election_timeout, round_state, "b")
+        assert not any(lead(election_timeout, round_state, name) for name in ("a", "b") * STAGES_PER_LEADER)
+        assert lead(election_timeout, round_state, "c")
 
 
 async def test_who_is_given_up_has_had_its_turn(tmp_path: Path) -> None:
     """One member has moved to another stage: it is well, and never leads."""
-    async with waiting(tmp_path) as (patience, height, plan):
+    async with waiting(tmp_path) as (election_timeout, round_state, plan):
         for turn in range(3):
             for name in ("c", "a", "b"):
-                patience.turn_to(name)
-                assert name == "c" or lead(patience, height, name), f"turn {turn} of {name}"
-            assert patience.time_for(plan) == min(plan.deadline_s, 2**turn * FIRST_BATCH_S)
+                election_timeout.turn_to(name)
+                assert name == "c" or lead(election_timeout, round_state, name), f"turn {turn} of {name}"
+            assert election_timeout.time_for(plan) == min(plan.deadline_s, 2**turn * FIRST_BATCH_S)
 
 
 async def test_the_only_one_left_has_time_anew_once_the_other_is_given_up(tmp_path: Path) -> None:
-    async with waiting(tmp_path, ("a", "b")) as (patience, height, _):
+    async with waiting(tmp_path, ("a", "b")) as (election_timeout, round_state, _):
         for turn in range(3):
-            patience.turn_to("a")
-            assert lead(patience, height, "a"), f"turn {turn}"
-            assert not lead(patience, height, "a"), "what it repeats buys nothing"
-            patience.turn_to("b")
+            election_timeout.turn_to("a")
+            assert lead(election_timeout, round_state, "a"), f"turn {turn}"
+            assert not lead(election_timeout, round_state, "a"), "what it repeats buys nothing"
+            election_timeout.turn_to("b")
 
 
 async def test_a_batch_has_four_times_what_it_usually_takes(tmp_path: Path) -> None:
-    async with waiting(tmp_path) as (patience, _, plan):
+    async with waiting(tmp_path) as (election_timeout, _, plan):
         for seconds in (2.0, 900.0, 3.0):
-            patience._post.tempo.note_batch(seconds)
-        assert patience.time_for(plan) == pytest.approx(UNHURRIED * 3.0)
+            election_timeout._context.timeouts.note_batch(seconds)
+        assert election_timeout.time_for(plan) == pytest.approx(UNHURRIED * 3.0)
         for _ in range(2):
-            patience._post.tempo.note_batch(5000.0)
-        assert patience.time_for(plan) == plan.deadline_s == 3600.0
+            election_timeout._context.timeouts.note_batch(5000.0)
+        assert election_timeout.time_for(plan) == plan.deadline_s == 3600.0

@@ -11,7 +11,7 @@ import trio
 
 from peer.net.method import Call
 from swarm.protocol.plan import Assignment
-from tests.swarm.support.group import Patient, StageReplica, open_group, pace_of
+from tests.swarm.support.group import Patient, StageReplica, open_group, schedule_of
 
 NUMEL = 1000
 STEPS = 4
@@ -22,43 +22,43 @@ def no_change(peer: str, first_step: int, assignment: Assignment) -> torch.Tenso
     return torch.zeros(NUMEL)
 
 
-def slow(seat: StageReplica) -> StageReplica:
+def slow(replica: StageReplica) -> StageReplica:
     """By what it says of itself: a round of such peers has a deadline of many minutes."""
-    seat.post.trainer.speed = STEPS / ROUND_S  # type: ignore[misc]
-    return seat
+    replica.context.trainer.speed = STEPS / ROUND_S  # type: ignore[misc]
+    return replica
 
 
 async def test_a_newcomer_that_dies_before_its_first_commit_is_not_waited_for(tmp_path: Path) -> None:
     killed = trio.CancelScope()
     async with AsyncExitStack() as stack:
         group = await stack.enter_async_context(open_group(tmp_path, NUMEL, rounds=100_000, min_peers=1, steps=STEPS))
-        group.pace, group.tempo = pace_of(STEPS, compute_s_max=ROUND_S), Patient
-        seat = slow(await stack.enter_async_context(group.join(no_change)))
+        group.schedule, group.timeouts = schedule_of(STEPS, compute_s_max=ROUND_S), Patient
+        replica = slow(await stack.enter_async_context(group.join(no_change)))
 
         async def live_until_killed(task_status: trio.TaskStatus[StageReplica]) -> None:
             with killed:
                 async with group.join(no_change) as newcomer:
-                    slow(newcomer).post.trainer.gate = trio.Event()  # type: ignore[attr-defined]
+                    slow(newcomer).context.trainer.gate = trio.Event()  # type: ignore[attr-defined]
                     task_status.started(newcomer)
                     await newcomer.engine.run()
 
         with trio.fail_after(ROUND_S / 10):
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(seat.engine.run)
-                while seat.engine.head.round < 1:  # the run's first members are not newcomers
+                nursery.start_soon(replica.engine.run)
+                while replica.engine.head.round < 1:  # the run's first members are not newcomers
                     await trio.sleep(0.02)
                 newcomer = await nursery.start(live_until_killed)
-                while not newcomer.post.trainer.waiting:
+                while not newcomer.context.trainer.waiting:
                     await trio.sleep(0.02)
-                round_ = seat.engine._here.round
+                round_ = replica.engine._state.round
                 assert round_ is not None
-                plan = round_.height.plan
+                plan = round_.round_state.plan
                 assert plan is not None and plan.deadline_s > ROUND_S / 2
-                assert newcomer.post.me in {each.member for each in plan.assignments}
-                before = seat.engine.head
-                assert not before.has(newcomer.post.me)
+                assert newcomer.context.me in {each.member for each in plan.assignments}
+                before = replica.engine.head
+                assert not before.has(newcomer.context.me)
                 killed.cancel()
-                while seat.engine.head.round == before.round:
+                while replica.engine.head.round == before.round:
                     await trio.sleep(0.02)
                 nursery.cancel_scope.cancel()
 
@@ -69,7 +69,7 @@ async def test_a_newcomer_that_plays_dead_in_every_exchange_stops_no_round(tmp_p
 
     async with AsyncExitStack() as stack:
         group = await stack.enter_async_context(open_group(tmp_path, NUMEL, rounds=100_000, min_peers=3, steps=STEPS))
-        seats = [await stack.enter_async_context(group.join(no_change)) for _ in range(3)]
+        replicas = [await stack.enter_async_context(group.join(no_change)) for _ in range(3)]
         liar = await stack.enter_async_context(group.join(no_change))
         methods: dict[str, Any] = liar.host.rpc.server._methods
         honest = {name: methods[name].handler for name in ("net/ping", "round.exchange")}
@@ -78,7 +78,7 @@ async def test_a_newcomer_that_plays_dead_in_every_exchange_stops_no_round(tmp_p
             await trio.sleep_forever()
 
         async def plays_dead(call: Call[Any]) -> Any:
-            rounds.add(max(seat.engine.head.round for seat in seats))
+            rounds.add(max(replica.engine.head.round for replica in replicas))
             methods["net/ping"].handler = is_gone
             await trio.sleep_forever()
 
@@ -88,9 +88,9 @@ async def test_a_newcomer_that_plays_dead_in_every_exchange_stops_no_round(tmp_p
 
         with trio.fail_after(300):
             async with trio.open_nursery() as nursery:
-                for seat in seats:
-                    nursery.start_soon(seat.engine.run)
-                while seats[0].engine.head.round < 1:
+                for replica in replicas:
+                    nursery.start_soon(replica.engine.run)
+                while replicas[0].engine.head.round < 1:
                     await trio.sleep(0.02)
                 nursery.start_soon(liar.engine.run)
                 while "round.prepare" not in methods:
@@ -100,8 +100,8 @@ async def test_a_newcomer_that_plays_dead_in_every_exchange_stops_no_round(tmp_p
                 while not rounds:
                     await trio.sleep(0.02)
                 before = max(rounds)
-                while any(seat.engine.head.round <= before for seat in seats):
+                while any(replica.engine.head.round <= before for replica in replicas):
                     await trio.sleep(0.02)
                 nursery.cancel_scope.cancel()
-    head = next(head for seat in seats for head in seat.heads if head.round == before + 1)
-    assert not head.has(liar.post.me), "it was left out"
+    head = next(head for replica in replicas for head in replica.heads if head.round == before + 1)
+    assert not head.has(liar.context.me), "it was left out"

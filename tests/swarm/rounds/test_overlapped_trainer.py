@@ -14,11 +14,11 @@ import torch
 import trio
 import trio.testing
 
-from optim.config import CodecConfig, Streaming
-from optim.strategies.interface import Turn
-from optim.strategies.registry import build_recipe
+from optim.config import CodecConfig, StreamingConfig
+from optim.strategies.interface import RoundInfo
+from optim.strategies.registry import build_strategy
 from peer.compute.device import resolve_device
-from peer.compute.train_loop import Trainer
+from peer.compute.train_loop import InnerTrainer
 from peer.data.corpus import Corpus, load_corpus
 from peer.data.tokenizer import ByteTokenizer
 from peer.events import Event
@@ -28,9 +28,9 @@ from peer.worker.client import WorkerGroup
 from swarm.protocol.head import Member
 from swarm.protocol.plan import Assignment
 from swarm.rounds.overlapped_trainer import OverlapTrainer, TakesFragments, trainer_of
-from swarm.rounds.trainer import Order, Work
-from swarm.rounds.worker_trainer import GangTrainer
-from tests.peer.support.worker_harness import HOUR_S, INNER, MODEL, Log, freeze, open_test_gang
+from swarm.rounds.trainer import TrainRequest, TrainResult
+from swarm.rounds.worker_trainer import WorkerTrainer
+from tests.peer.support.worker_harness import HOUR_S, INNER, MODEL, Log, freeze, open_test_worker_group
 
 pytestmark = pytest.mark.process
 
@@ -53,36 +53,38 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Scene:
     """A trainer under test, what it reports, and a twin of its worker in this process."""
 
-    gang: WorkerGroup
-    trainer: GangTrainer
+    worker_group: WorkerGroup
+    trainer: WorkerTrainer
     log: Log
     events: list[Event]
     corpus: Corpus
-    twin: Trainer
+    twin: InnerTrainer
 
     def new_outer(self, seed: int, changed: tuple[slice, ...] | None) -> torch.Tensor:
         theta = init_flat(MODEL, seed=seed)
         self.trainer.adopt(theta, changed)
         return theta
 
-    async def train(self, number: int, place: slice, *, ahead: int = 0, steps: int = STEPS, first: int = 0) -> Work:
+    async def train(
+        self, number: int, place: slice, *, ahead: int = 0, steps: int = STEPS, first: int = 0
+    ) -> TrainResult:
         """Round `number`, on the samples that follow those of the round before; or from sample `first` on."""
         begin = first or (number - 1) * STEPS * BATCH
         end = begin + steps * BATCH
         promised = ((end, end + ahead * BATCH),) if ahead else ()
         assignment = Assignment(Member("me", "here"), ((begin, end),), steps, promised)
-        turn = Turn(number, (number - 1) * STEPS, INNER.lr)
-        return await self.trainer.train(Order(assignment, turn, (place,), 4, HOUR_S))
+        round_info = RoundInfo(number, (number - 1) * STEPS, INNER.lr)
+        return await self.trainer.train(TrainRequest(assignment, round_info, (place,), 4, HOUR_S))
 
-    async def train_at_once(self, number: int, place: slice, *, ahead: int) -> Work:
+    async def train_at_once(self, number: int, place: slice, *, ahead: int) -> TrainResult:
         """As `train`, before the worker makes one step of the tail that there is: this process may stand still between
         what it sends."""
-        works: list[Work] = []
+        works: list[TrainResult] = []
 
         async def train() -> None:
             works.append(await self.train(number, place, ahead=ahead))
 
-        worker = self.gang.worker_pid
+        worker = self.worker_group.worker_pid
         assert worker is not None
         async with trio.open_nursery() as nursery:
             freeze(worker)
@@ -102,9 +104,9 @@ class Scene:
     def mix(self, theta: torch.Tensor, place: slice) -> None:
         self.twin.local[place] = MIX * self.twin.local[place] + (1 - MIX) * theta[place]
 
-    def check(self, work: Work, place: slice, steps: int = STEPS) -> None:
+    def check(self, work: TrainResult, place: slice, steps: int = STEPS) -> None:
         assert (work.steps, work.samples) == (steps, steps * BATCH)
-        assert torch.equal(work.product, self.gang.outer[place] - self.twin.local[place])
+        assert torch.equal(work.product, self.worker_group.outer[place] - self.twin.local[place])
 
     @property
     def ahead(self) -> int:
@@ -115,17 +117,17 @@ class Scene:
     async def tail_over(self) -> None:
         """The worker takes commands one after the other."""
         await trio.testing.wait_all_tasks_blocked()
-        await self.gang.evaluate(1)
+        await self.worker_group.evaluate(1)
 
 
 @asynccontextmanager
-async def _scene(directory: Path, text: Path, outer: Streaming) -> AsyncIterator[Scene]:
+async def _scene(directory: Path, text: Path, outer: StreamingConfig) -> AsyncIterator[Scene]:
     torch.set_num_threads(1)  # like the worker: more would add up in another order
-    async with open_test_gang(directory, text) as (gang, log):
-        recipe = build_recipe(outer, CodecConfig(), gang.layout, INNER)
-        corpus = load_corpus(gang.config.data, ByteTokenizer())
-        twin, events = Trainer(MODEL, INNER, resolve_device("cpu")), list[Event]()
-        scene = Scene(gang, trainer_of(gang, outer, recipe, log), log, events, corpus, twin)
+    async with open_test_worker_group(directory, text) as (worker_group, log):
+        strategy = build_strategy(outer, CodecConfig(), worker_group.layout, INNER)
+        corpus = load_corpus(worker_group.config.data, ByteTokenizer())
+        twin, events = InnerTrainer(MODEL, INNER, resolve_device("cpu")), list[Event]()
+        scene = Scene(worker_group, trainer_of(worker_group, outer, strategy, log), log, events, corpus, twin)
         async with trio.open_nursery() as nursery:
             with log.subscribed(events.append):
                 nursery.start_soon(scene.trainer.run)
@@ -134,8 +136,8 @@ async def _scene(directory: Path, text: Path, outer: Streaming) -> AsyncIterator
             nursery.cancel_scope.cancel()
 
 
-STREAMING = Streaming(steps=2 * STEPS, fragments=2, tau=TAU, mix=MIX)
-IN_TURN = Streaming(steps=STEPS, fragments=1, tau=0, mix=0.0)
+STREAMING = StreamingConfig(steps=2 * STEPS, fragments=2, tau=TAU, mix=MIX)
+IN_TURN = StreamingConfig(steps=STEPS, fragments=1, tau=0, mix=0.0)
 
 
 async def test_every_promised_sample_is_trained_on_once(tmp_path: Path, text: Path) -> None:
@@ -192,8 +194,8 @@ async def test_a_worker_that_dies_ahead_costs_what_it_did_ahead(tmp_path: Path, 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(scene.log.wait_for, "worker_failed")
             await trio.testing.wait_all_tasks_blocked()
-            assert scene.gang.worker_pid is not None
-            os.kill(scene.gang.worker_pid, signal.SIGKILL)
+            assert scene.worker_group.worker_pid is not None
+            os.kill(scene.worker_group.worker_pid, signal.SIGKILL)
         work = await scene.train(2, HALVES[1], steps=5)
         assert (work.steps, scene.ahead) == (5, 0)
 
@@ -201,12 +203,12 @@ async def test_a_worker_that_dies_ahead_costs_what_it_did_ahead(tmp_path: Path, 
 async def test_being_hurried_ends_the_round_and_not_the_steps_ahead(tmp_path: Path, text: Path) -> None:
     async with _scene(tmp_path, text, STREAMING) as scene:
         await scene.train(1, HALVES[0], ahead=STEPS)
-        scene.trainer.wrap_up()  # for a round that it has handed in
+        scene.trainer.finish_early()  # for a round that it has handed in
         await scene.tail_over()
         await scene.train(2, HALVES[1])
         assert scene.ahead == STEPS
 
-        works: list[Work] = []
+        works: list[TrainResult] = []
 
         async def endless() -> None:
             works.append(await scene.train(3, HALVES[0], steps=MANY))
@@ -214,18 +216,18 @@ async def test_being_hurried_ends_the_round_and_not_the_steps_ahead(tmp_path: Pa
         async with trio.open_nursery() as nursery:
             nursery.start_soon(endless)
             await trio.testing.wait_all_tasks_blocked()
-            scene.trainer.wrap_up()
+            scene.trainer.finish_early()
         assert works[0].steps < MANY and works[0].samples == works[0].steps * BATCH
 
 
 @pytest.mark.parametrize("outer", [STREAMING, IN_TURN], ids=["overlaps", "in-turn"])
 async def test_an_order_that_comes_when_the_others_are_done_takes_no_step(
-    tmp_path: Path, text: Path, outer: Streaming
+    tmp_path: Path, text: Path, outer: StreamingConfig
 ) -> None:
     async with _scene(tmp_path, text, outer) as scene:
         place = HALVES[0] if outer is STREAMING else slice(0, NUMEL)
         assignment = Assignment(Member("me", "here"), ((0, MANY * BATCH),), MANY)
-        order = Order(assignment, Turn(1, 0, INNER.lr), (place,), 4, HOUR_S, hurried=True)
+        order = TrainRequest(assignment, RoundInfo(1, 0, INNER.lr), (place,), 4, HOUR_S, cut_short=True)
         work = await scene.trainer.train(order)
         assert (work.steps, work.samples) == (0, 0)
         theta = scene.new_outer(1, (place,))
@@ -259,11 +261,11 @@ async def test_a_round_given_up_while_its_delta_is_taken_in_blocks_none_after_it
 
 @pytest.mark.parametrize("outer", [STREAMING, IN_TURN], ids=["overlaps", "in-turn"])
 async def test_being_hurried_while_the_loss_is_measured_ends_the_round(
-    tmp_path: Path, text: Path, outer: Streaming
+    tmp_path: Path, text: Path, outer: StreamingConfig
 ) -> None:
     async with _scene(tmp_path, text, outer) as scene:
         scene.trainer.validate_round = 1
-        works: list[Work] = []
+        works: list[TrainResult] = []
 
         async def endless() -> None:
             works.append(await scene.train(1, HALVES[0], steps=MANY))
@@ -272,7 +274,7 @@ async def test_being_hurried_while_the_loss_is_measured_ends_the_round(
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(endless)
                 await _measuring(scene)
-                scene.trainer.wrap_up()
+                scene.trainer.finish_early()
         assert (works[0].steps, works[0].samples) == (0, 0)
         assert scene.trainer.val_loss is not None and scene.trainer.validate_round is None
 
@@ -292,7 +294,7 @@ async def test_a_loss_that_was_not_measured_to_the_end_is_measured_later(tmp_pat
 
 async def _measuring(scene: Scene) -> None:
     """The worker has been given something to do."""
-    while not scene.gang._pending:
+    while not scene.worker_group._pending:
         await trio.lowlevel.checkpoint()
 
 
@@ -301,9 +303,11 @@ async def test_one_fragment_at_once_and_unmixed_is_diloco(tmp_path: Path, text: 
     """To the bit, by the plain trainer, which such a run takes, and by the other one, given nothing ahead."""
     everything = slice(0, NUMEL)
     async with _scene(tmp_path, text, IN_TURN) as scene:
-        assert type(scene.trainer) is GangTrainer
+        assert type(scene.trainer) is WorkerTrainer
         if overlaps:
-            scene.trainer = OverlapTrainer(scene.gang, TakesFragments(scene.gang, tau=0, mix=0.0), scene.log)
+            scene.trainer = OverlapTrainer(
+                scene.worker_group, TakesFragments(scene.worker_group, tau=0, mix=0.0), scene.log
+            )
         for number in (1, 2, 3):
             theta = scene.new_outer(number, None if number == 1 else (everything,))
             work = await scene.train(number, everything)

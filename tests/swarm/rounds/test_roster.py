@@ -37,12 +37,12 @@ def test_nothing_is_merged_only_where_nothing_is_left(dry: bool, came: int, merg
     signed = [sign_body(who, CONTRIBUTION_KIND, body) for who, body in zip(identities, bodies, strict=True)]
     roster = Roster(head.hash, plan.hash, 0, tuple(signed[:came]), (0,))
     trainer = SimpleNamespace(has_run_dry=lambda number: dry and number == head.round + 1)
-    post: Any = SimpleNamespace(pace=LATER, trainer=trainer, state=SimpleNamespace(recipe=Weights()))
+    context: Any = SimpleNamespace(schedule=LATER, trainer=trainer, state=SimpleNamespace(strategy=Weights()))
     coding: Any = SimpleNamespace(count=1)
     signed_plan = sign_body(identities[0], PLAN_KIND, plan)
     if merges:
-        merge = merge_of(post, head, coding, roster, plan, signed_plan)
+        merge = merge_of(context, head, coding, roster, plan, signed_plan)
         assert merge.merged() == [] and [body.member for body in merge.contributors] == list(members)
     else:
         with pytest.raises(RoundDiscarded, match="no contributor"):
-            merge_of(post, head, coding, roster, plan, signed_plan)
+            merge_of(context, head, coding, roster, plan, signed_plan)

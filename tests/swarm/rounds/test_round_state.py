@@ -7,9 +7,9 @@ import torch
 import trio
 
 from optim.codecs import get_codec
-from optim.strategies.interface import Turn
+from optim.strategies.interface import RoundInfo
 from swarm.protocol.head import Member, genesis
-from swarm.rounds.build_lock import Building
+from swarm.rounds.build_lock import BuildLock
 from swarm.rounds.round_state import RoundState
 from swarm.state.outer_state import OuterState
 from tests.swarm.support.group import diloco
@@ -20,16 +20,16 @@ NEXT = HEAD.regrouped((ME,), 2)
 
 
 async def test_coming_back_to_a_head_keeps_promises_and_votes() -> None:
-    height = RoundState(HEAD, ME)
-    assert height.acceptor.accept(5, NEXT, b"roster")
-    again = RoundState(HEAD, ME, height)
-    assert again.acceptor.accepted == height.acceptor.accepted
+    round_state = RoundState(HEAD, ME)
+    assert round_state.acceptor.accept(5, NEXT, b"roster")
+    again = RoundState(HEAD, ME, round_state)
+    assert again.acceptor.accepted == round_state.acceptor.accepted
     assert not again.acceptor.promise(4)
     assert RoundState(NEXT, ME, again).acceptor.promise(0), "another head is another decision"
 
 
 async def test_one_builder_at_a_time() -> None:
-    building, began = Building(), trio.Event()
+    building, began = BuildLock(), trio.Event()
     wrote: list[str] = []
 
     async def build() -> None:
@@ -53,8 +53,8 @@ async def test_one_builder_at_a_time() -> None:
 def test_a_state_that_was_built_on_is_not_what_was_sealed() -> None:
     numel, codec = 64, get_codec("fp32")
     state = OuterState([torch.zeros(numel), torch.zeros(numel)], diloco(numel, "fp32"))
-    turn = Turn(1, 0, 1.0)
-    state.begin(turn, state.recipe.coding(turn, state.tensors))
+    round_info = RoundInfo(1, 0, 1.0)
+    state.begin(round_info, state.strategy.coding(round_info, state.tensors))
     voted = codec.encode(torch.ones(numel)).numpy().data
     other = codec.encode(torch.full((numel,), 2.0)).numpy().data
     state.build(0, voted)

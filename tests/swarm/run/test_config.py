@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cli.coordinate import template
-from optim.config import METHODS, Eager
+from optim.config import METHODS, EagerConfig
 from peer.errors import ConfigError
 from swarm.run.config import parse_run_config, read_run_config
 from swarm.run.manifest import PipelineConfig
@@ -222,6 +222,6 @@ def test_a_wrong_method_is_told_with_line_field_and_remedy(section: str, said: s
 
 
 def test_eager_updates_warn_where_they_diverge() -> None:
-    eager = Eager(steps=10, momentum=0.9)
+    eager = EagerConfig(steps=10, momentum=0.9)
     assert eager.caution(4) == "" and "use streaming" in eager.caution(8)
-    assert Eager(steps=10).caution(64) == ""
+    assert EagerConfig(steps=10).caution(64) == ""

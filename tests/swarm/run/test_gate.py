@@ -17,8 +17,8 @@ from peer.events import EventLog
 from peer.identity import Identity, Signed
 from peer.net.host import Host, HostConfig, open_host
 from peer.net.rpc import Call, Method
-from swarm.membership.reachability import REACH, AskReach, serve_reach
-from swarm.run.bootstrap import obtain_charter
+from swarm.membership.reachability import DIAL_BACK, DialBackRequest, serve_dial_back
+from swarm.run.bootstrap import fetch_run_files
 from swarm.run.credentials import BanList, issue_token, sign_bans
 from swarm.run.gate import Credentials, Gate, enter
 from swarm.run.invite import Invite
@@ -27,9 +27,9 @@ from swarm.run.manifest_transfer import (
     check_tokenizer,
     fetch_manifest,
     fetch_tokenizer,
-    load_charter,
-    save_charter,
-    serve_charter,
+    load_run_files,
+    save_run_files,
+    serve_run_files,
 )
 from tests.swarm.run.test_manifest import make_manifest
 
@@ -157,7 +157,7 @@ async def test_the_charter_travels_and_is_checked() -> None:
     manifest = manifest_of(open_run=True, tokenizer=blake3(tokenizer).hexdigest())
     signed = sign_manifest(AUTHORITY, manifest)
     async with hosts(2) as (a, b):
-        serve_charter(b.rpc, signed, tokenizer)
+        serve_run_files(b.rpc, signed, tokenizer)
         assert await fetch_manifest(a.rpc, b.peer_id, manifest.run_id, SOON) == signed
         assert await fetch_tokenizer(a.rpc, b.peer_id, manifest, SOON) == tokenizer
         with pytest.raises(RemoteError, match="this peer is in run"):
@@ -171,14 +171,14 @@ async def test_a_newcomer_gets_the_charter_and_the_reason_if_it_may_not(tmp_path
     signed = sign_manifest(AUTHORITY, manifest)
     async with hosts(2, first=AUTHORITY) as (door, newcomer):
         Gate(door.rpc, manifest, None)
-        serve_charter(door.rpc, signed, b"")
+        serve_run_files(door.rpc, signed, b"")
         good = Invite(manifest.run_id, AUTHORITY.peer_id, door.addresses, token_for(manifest))
-        assert await obtain_charter(newcomer, good, tmp_path / "a") == (signed, b"")
-        assert load_charter(tmp_path / "a") == (signed, b"")
+        assert await fetch_run_files(newcomer, good, tmp_path / "a") == (signed, b"")
+        assert load_run_files(tmp_path / "a") == (signed, b"")
         with pytest.raises(NotAdmitted, match="no token"):
-            await obtain_charter(newcomer, msgspec.structs.replace(good, token=None), tmp_path / "b")
+            await fetch_run_files(newcomer, msgspec.structs.replace(good, token=None), tmp_path / "b")
         with pytest.raises(NotAdmitted, match="this peer is in run"):
-            await obtain_charter(newcomer, msgspec.structs.replace(good, run_id="c" * 32), tmp_path / "c")
+            await fetch_run_files(newcomer, msgspec.structs.replace(good, run_id="c" * 32), tmp_path / "c")
 
 
 async def test_unreachable_bootstraps_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,20 +206,20 @@ async def test_unreachable_bootstraps_are_told_apart(tmp_path: Path, monkeypatch
                 ((mute, refused, wrong), "wrong_peer"),
             ):
                 with pytest.raises(DialError) as caught:
-                    await obtain_charter(a, Invite("d" * 32, stranger, addresses), tmp_path)
+                    await fetch_run_files(a, Invite("d" * 32, stranger, addresses), tmp_path)
                 assert caught.value.reason == reason, str(caught.value)
                 assert ": " in str(caught.value)
 
 
 def test_a_damaged_charter_is_noticed(tmp_path: Path) -> None:
     signed = sign_manifest(AUTHORITY, manifest_of(open_run=True))
-    assert load_charter(tmp_path) is None
-    save_charter(tmp_path, signed, b"")
-    assert load_charter(tmp_path) == (signed, b"")
+    assert load_run_files(tmp_path) is None
+    save_run_files(tmp_path, signed, b"")
+    assert load_run_files(tmp_path) == (signed, b"")
     path = tmp_path / "manifest.msgpack"
     path.write_bytes(path.read_bytes()[:-10])
     with pytest.raises(CheckpointError, match="damaged"):
-        load_charter(tmp_path)
+        load_run_files(tmp_path)
 
 
 async def test_a_peer_tries_our_ports_at_the_address_it_sees(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,14 +228,14 @@ async def test_a_peer_tries_our_ports_at_the_address_it_sees(monkeypatch: pytest
     with trio.socket.socket() as closed:
         await closed.bind(("127.0.0.1", 0))
         async with hosts(2) as (a, b):
-            serve_reach(b)
+            serve_dial_back(b)
             own = int(a.addresses[0].split("/")[4])
             ports = (own, closed.getsockname()[1])
-            reply = (await a.rpc.call(b.peer_id, REACH, AskReach(ports), timeout_s=SOON)).body
+            reply = (await a.rpc.call(b.peer_id, DIAL_BACK, DialBackRequest(ports), timeout_s=SOON)).body
             assert reply.seen_at == "127.0.0.1"
             assert dict(reply.outcomes) == {ports[0]: "open", ports[1]: "refused"}
             with pytest.raises(RemoteError, match="ask again"):
-                await a.rpc.call(b.peer_id, REACH, AskReach(ports), timeout_s=SOON)
+                await a.rpc.call(b.peer_id, DIAL_BACK, DialBackRequest(ports), timeout_s=SOON)
 
 
 def test_a_home_without_an_invite_is_nobodys(tmp_path: Path) -> None:

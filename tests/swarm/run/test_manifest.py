@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from optim.config import AllReduce, CodecConfig, Diloco, Streaming
+from optim.config import AllReduceConfig, CodecConfig, DilocoConfig, StreamingConfig
 from peer.config import DataConfig, InnerConfig, ModelConfig
 from peer.errors import NotAdmitted, ProtocolViolation
 from peer.identity import Identity, Signed, sign_body
@@ -30,7 +30,7 @@ def make_manifest(authority: str, **changes: object) -> Manifest:
         tokenizer="bytes",
         data=DataConfig(seq_len=64),
         inner=InnerConfig(lr=1e-3, batch_size=4, total_steps=100),
-        outer=Diloco(steps=10),
+        outer=DilocoConfig(steps=10),
         codec=CodecConfig(),
         pipeline=PipelineConfig(),
         cuts=((0, 1),),
@@ -54,7 +54,7 @@ def test_run_id_is_32_characters_and_depends_on_every_rule(authority: Identity) 
     others = [
         make_manifest(authority.peer_id, created_at=1),
         make_manifest(authority.peer_id, genesis=(b"\1" * 32,)),
-        make_manifest(authority.peer_id, outer=Diloco(steps=11)),
+        make_manifest(authority.peer_id, outer=DilocoConfig(steps=11)),
         make_manifest(authority.peer_id, codec=CodecConfig(down="fp16")),
         make_manifest(Identity.generate().peer_id),
     ]
@@ -112,7 +112,7 @@ def test_rules_that_make_no_sense_are_refused_although_signed(authority: Identit
         ({"min_peers": 5, "max_peers": 4}, "min_peers"),
         ({"max_peers": 5000}, "max_peers"),
         ({"rounds": -1}, "rounds"),
-        ({"patience_s": -1.0}, "patience_s"),
+        ({"timeout_floor_s": -1.0}, "timeout_floor_s"),
         ({"seed": -1}, "seed"),
         ({"name": "\n"}, "name"),
     ],
@@ -161,8 +161,8 @@ def test_a_micro_batch_is_a_step_unless_it_is_said_otherwise(authority: Identity
     assert make_manifest(authority.peer_id, **THREE).micro_batch == 2
     assert make_manifest(authority.peer_id, **THREE | {"pipeline": PipelineConfig(stages=3)}).micro_batch == 4
     assert not make_manifest(authority.peer_id, **THREE).synchronous
-    assert make_manifest(authority.peer_id, **THREE, outer=AllReduce(batch=8)).synchronous
-    assert make_manifest(authority.peer_id, **THREE, outer=AllReduce(batch=2 * RANGES_MAX)).synchronous
+    assert make_manifest(authority.peer_id, **THREE, outer=AllReduceConfig(batch=8)).synchronous
+    assert make_manifest(authority.peer_id, **THREE, outer=AllReduceConfig(batch=2 * RANGES_MAX)).synchronous
 
 
 @pytest.mark.parametrize(
@@ -178,10 +178,10 @@ def test_a_micro_batch_is_a_step_unless_it_is_said_otherwise(authority: Identity
         ({"model": msgspec.structs.replace(MODEL, shared_blocks=3)}, "stages is 3"),
         ({"model": msgspec.structs.replace(MODEL, shared_blocks=2)}, "cuts part blocks"),
         ({"model": msgspec.structs.replace(MODEL, tie_embeddings=True)}, "tie_embeddings is true"),
-        ({"outer": Streaming(steps=10)}, "method is 'streaming': with stages > 1"),
-        ({"outer": AllReduce(batch=7)}, r"micro_batch is 2: it must divide \[outer\] batch \(7\)"),
+        ({"outer": StreamingConfig(steps=10)}, "method is 'streaming': with stages > 1"),
+        ({"outer": AllReduceConfig(batch=7)}, r"micro_batch is 2: it must divide \[outer\] batch \(7\)"),
         ({"pipeline": PipelineConfig(stages=3, micro_batch=3)}, "micro_batch is 3: it must divide"),
-        ({"outer": AllReduce(batch=2 * (RANGES_MAX + 1))}, r"micro_batch is 2: .* 32769 of them.*; raise it"),
+        ({"outer": AllReduceConfig(batch=2 * (RANGES_MAX + 1))}, r"micro_batch is 2: .* 32769 of them.*; raise it"),
     ],
 )
 def test_a_pipeline_that_cannot_be_is_refused_although_signed(

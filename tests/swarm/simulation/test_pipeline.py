@@ -16,7 +16,7 @@ from swarm.placement.load import LoadView, PeerLoad, StageCost
 from swarm.placement.rebalance import RebalanceConfig, stage_for_joiner
 from swarm.simulation.clock import VirtualClock
 from swarm.simulation.fluid import FluidConfig, Optimum, simulate_fluid
-from swarm.simulation.pipeline import Fault, PipelineConfig, PipelineReport, simulate_pipeline
+from swarm.simulation.pipeline import Fault, PipelineReport, SimulationConfig, simulate_pipeline
 from swarm.simulation.policies import Barnraise, NoRebalancing, SwarmPeriodic
 from swarm.simulation.rounds import merge_s
 from swarm.simulation.trace import Life, SpotMarket, Trace, read_trace, spot_trace, write_trace
@@ -29,16 +29,16 @@ def crew(*speeds: float, seconds: float = 120.0, link_bytes_s: float = 125e6) ->
     return Trace(seconds, tuple(Life(f"p{i:03d}", 0.0, None, v, link_bytes_s) for i, v in enumerate(speeds)))
 
 
-def three_stages(**more: object) -> PipelineConfig:
-    return PipelineConfig(tuple(StageCost(WORK_S, 2.5e8) for _ in range(3)), **more)  # type: ignore[arg-type]
+def three_stages(**more: object) -> SimulationConfig:
+    return SimulationConfig(tuple(StageCost(WORK_S, 2.5e8) for _ in range(3)), **more)  # type: ignore[arg-type]
 
 
 def accounted(report: PipelineReport, in_flight: int = 32) -> bool:
     """Every micro-batch issued has completed once or is still in flight."""
-    return report.issued - len(report.completed_s) == in_flight
+    return report.dispatched - len(report.completed_s) == in_flight
 
 
-def stages_of(config: PipelineConfig, trace: Trace) -> dict[str, int]:
+def stages_of(config: SimulationConfig, trace: Trace) -> dict[str, int]:
     """Where the peers of a trace settle, one after another."""
     loads: list[PeerLoad] = []
     for life in trace.lives:
@@ -69,9 +69,9 @@ def test_a_calm_pipeline_comes_close_to_what_its_stages_allow() -> None:
     assert report.retried == report.wasted == 0 and accounted(report)
 
 
-def test_the_wiring_gives_each_replica_work_by_its_speed() -> None:
+def test_the_router_gives_each_replica_work_by_its_speed() -> None:
     speeds = [0.5, 1.0, 2.0]
-    config = PipelineConfig((StageCost(WORK_S),), feeders=4, in_flight=6, latency_s=0.001)
+    config = SimulationConfig((StageCost(WORK_S),), feeders=4, in_flight=6, latency_s=0.001)
     report = simulate_pipeline(crew(*speeds, seconds=300.0), config)
     total = sum(report.served.values())
     for peer, speed in zip(("p000", "p001", "p002"), speeds, strict=True):
@@ -140,7 +140,7 @@ def test_rounds_wait_for_every_micro_batch_and_for_the_merge() -> None:
     report = simulate_pipeline(crew(*[1.0] * 9), config)
     assert report.rounds >= 8
     assert report.merge_s / report.rounds == pytest.approx(2 * (2 / 3) * 1.0 + 0.04, rel=0.02)  # 2 S (N-1)/N / B
-    assert report.issued - 64 * report.rounds in range(65)
+    assert report.dispatched - 64 * report.rounds in range(65)
 
 
 @pytest.mark.parametrize(("links", "ideal_s"), [((1e6,), 0.0), ((1e6,) * 2, 1.0), ((1e6,) * 8, 1.75)])

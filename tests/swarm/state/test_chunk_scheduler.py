@@ -30,15 +30,15 @@ def tree_of(chunks: int) -> StateTree:
 def test_every_chunk_is_delivered_once(chunks: int, count: int, dice: object) -> None:
     """Donors take, deliver and fail in random order; one of them never fails."""
     clock = Clock()
-    board = ChunkScheduler(tree_of(chunks), range(chunks), clock)
+    scheduler = ChunkScheduler(tree_of(chunks), range(chunks), clock)
     donors = [Donor(str(index)) for index in range(count)]
     under_way: list[Ask] = []
     for _ in range(10_000):
-        if board.finished.is_set():
+        if scheduler.finished.is_set():
             break
         clock.now += 0.2
         donor = dice.choice(donors)  # type: ignore[attr-defined]
-        ask = board.take(donor, donors)
+        ask = scheduler.take(donor, donors)
         if ask is not None:
             assert all(other.donor is not donor or other.index != ask.index for other in under_way)
             under_way.append(ask)
@@ -46,52 +46,52 @@ def test_every_chunk_is_delivered_once(chunks: int, count: int, dice: object) ->
         if under_way:
             ask = under_way.pop(dice.randrange(len(under_way)))  # type: ignore[attr-defined]
             if ask.donor is donors[0] or dice.random() < 0.3:  # type: ignore[attr-defined]
-                board.deliver(ask)
-            board.settle(ask)
-    assert board.finished.is_set()
+                scheduler.deliver(ask)
+            scheduler.settle(ask)
+    assert scheduler.finished.is_set()
     assert sum(donor.chunks for donor in donors) == chunks == sum(donor.bytes for donor in donors)
 
 
 def test_the_last_chunk_of_a_frozen_donor_is_asked_for_elsewhere() -> None:
     """The naive version ended at 63 of 64: the good donors had gone home when the frozen one gave its chunk back."""
     clock = Clock()
-    board = ChunkScheduler(tree_of(4), range(4), clock)
+    scheduler = ChunkScheduler(tree_of(4), range(4), clock)
     good, frozen = Donor("good"), Donor("frozen")
-    stuck = board.take(frozen, [good, frozen])
+    stuck = scheduler.take(frozen, [good, frozen])
     assert stuck is not None
     clock.now = SHARE_GRACE_S
     for _ in range(3):
-        ask = board.take(good, [good, frozen])
+        ask = scheduler.take(good, [good, frozen])
         assert ask is not None and ask.index != stuck.index
         clock.now += 0.1
-        board.deliver(ask)
-        board.settle(ask)
-    ask = board.take(good, [good, frozen])
+        scheduler.deliver(ask)
+        scheduler.settle(ask)
+    ask = scheduler.take(good, [good, frozen])
     assert ask is not None and ask.index == stuck.index
-    board.deliver(ask)
-    assert board.finished.is_set() and stuck.scope.cancel_called
+    scheduler.deliver(ask)
+    assert scheduler.finished.is_set() and stuck.scope.cancel_called
 
 
 def test_a_chunk_that_is_only_just_under_way_is_not_asked_for_twice() -> None:
     clock = Clock()
-    board = ChunkScheduler(tree_of(1), range(1), clock)
+    scheduler = ChunkScheduler(tree_of(1), range(1), clock)
     one, two = Donor("one"), Donor("two")
-    assert board.take(one, [one, two]) is not None
-    assert board.take(two, [one, two]) is None
+    assert scheduler.take(one, [one, two]) is not None
+    assert scheduler.take(two, [one, two]) is None
 
 
 @pytest.mark.parametrize("chunks", [2, 3, 5])
 def test_a_small_state_is_shared_by_two_donors(chunks: int) -> None:
     clock = Clock()
-    board = ChunkScheduler(tree_of(chunks), range(chunks), clock)
+    scheduler = ChunkScheduler(tree_of(chunks), range(chunks), clock)
     quick, slow = Donor("quick"), Donor("slow")
-    while (ask := board.take(quick, [quick, slow])) is not None:
-        board.deliver(ask)
-        board.settle(ask)
-    assert not board.finished.is_set()  # the rest is left to the other one, for a moment
-    assert board.take(slow, [quick, slow]) is not None
+    while (ask := scheduler.take(quick, [quick, slow])) is not None:
+        scheduler.deliver(ask)
+        scheduler.settle(ask)
+    assert not scheduler.finished.is_set()  # the rest is left to the other one, for a moment
+    assert scheduler.take(slow, [quick, slow]) is not None
     clock.now = SHARE_GRACE_S
-    assert chunks == 2 or board.take(quick, [quick, slow]) is not None
+    assert chunks == 2 or scheduler.take(quick, [quick, slow]) is not None
 
 
 def test_deadlines_grow_with_failures_and_follow_what_a_chunk_takes() -> None:

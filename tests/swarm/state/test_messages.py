@@ -15,10 +15,10 @@ from peer.checkpoint.hash_tree import hash_state
 from peer.errors import NetworkError, ResourceError
 from peer.net.rpc import Buffer, Method
 from swarm.state.fetch import fetch_state
-from swarm.state.messages import AskChunk, Piece, StateMethods
+from swarm.state.messages import AskChunk, StateMethods, StateReply
 from swarm.state.partial_file import PartFile
 from swarm.state.snapshots import SnapshotStore
-from swarm.state.upload_limits import ShelfLimits
+from swarm.state.upload_limits import SnapshotLimits
 from tests.swarm.support.donor_child import seeded_state
 from tests.swarm.support.state_donors import (
     METHODS,
@@ -46,7 +46,7 @@ def each_has_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("each_has_its_share")
 async def test_a_state_arrives_bit_for_bit_from_all_donors(joiner: Joiner) -> None:
-    async with donors(*[ShelfLimits()] * 3) as hosts:
+    async with donors(*[SnapshotLimits()] * 3) as hosts:
         fetched = await joiner.fetch(*hosts)
     assert arrived_whole(fetched) and fetched.tree == TREE
     assert set(fetched.donors) == {host.peer_id for host in hosts}
@@ -55,7 +55,7 @@ async def test_a_state_arrives_bit_for_bit_from_all_donors(joiner: Joiner) -> No
 
 
 async def test_one_donor_is_enough(joiner: Joiner) -> None:
-    async with donors(ShelfLimits()) as hosts:
+    async with donors(SnapshotLimits()) as hosts:
         assert arrived_whole(await joiner.fetch(*hosts))
 
 
@@ -66,9 +66,9 @@ async def test_small_states_come_from_two_donors_where_they_have_two_chunks(join
     tree = hash_state(state)
     async with bare_host() as one, bare_host() as two:
         for host in (one, two):
-            shelf = SnapshotStore(tree.size_bytes, 1 << 16)
-            shelf.publish(tree, state)
-            shelf.serve(host.rpc)
+            snapshots = SnapshotStore(tree.size_bytes, 1 << 16)
+            snapshots.publish(tree, state)
+            snapshots.serve(host.rpc)
             joiner.know(host)
         names = [one.peer_id, two.peer_id]
         fetched = await fetch_state(
@@ -78,16 +78,16 @@ async def test_small_states_come_from_two_donors_where_they_have_two_chunks(join
     assert len(fetched.donors) == min(2, len(tree.hashes))
 
 
-def too_short(right: bytes, index: int) -> tuple[Piece, Buffer]:
-    return Piece("here"), right[:-4]
+def too_short(right: bytes, index: int) -> tuple[StateReply, Buffer]:
+    return StateReply("here"), right[:-4]
 
 
-def nothing(right: bytes, index: int) -> tuple[Piece, Buffer]:
-    return Piece("here"), b""
+def nothing(right: bytes, index: int) -> tuple[StateReply, Buffer]:
+    return StateReply("here"), b""
 
 
-def another_chunk(right: bytes, index: int) -> tuple[Piece, Buffer]:
-    return Piece("here"), bytes(len(right))
+def another_chunk(right: bytes, index: int) -> tuple[StateReply, Buffer]:
+    return StateReply("here"), bytes(len(right))
 
 
 @pytest.mark.usefixtures("each_has_its_share")
@@ -95,11 +95,11 @@ def another_chunk(right: bytes, index: int) -> tuple[Piece, Buffer]:
 async def test_a_donor_that_sends_wrong_bytes_is_struck_and_dropped(joiner: Joiner, lie: ChunkHandler) -> None:
     asked: list[int] = []
 
-    def counted(right: bytes, index: int) -> tuple[Piece, Buffer]:
+    def counted(right: bytes, index: int) -> tuple[StateReply, Buffer]:
         asked.append(index)
         return lie(right, index)
 
-    async with donors(ShelfLimits()) as [good], odd_donor(counted) as bad:
+    async with donors(SnapshotLimits()) as [good], odd_donor(counted) as bad:
         fetched = await joiner.fetch(bad, good)
     assert arrived_whole(fetched) and set(fetched.donors) == {good.peer_id}
     assert joiner.struck == {bad.peer_id}
@@ -109,13 +109,13 @@ async def test_a_donor_that_sends_wrong_bytes_is_struck_and_dropped(joiner: Join
 @pytest.mark.usefixtures("each_has_its_share")
 async def test_a_donor_that_sends_more_than_a_chunk_is_struck(joiner: Joiner) -> None:
     loose = StateMethods(
-        METHODS.manifest, Method("state.chunk", AskChunk, Piece, reply_payload_max=1 << 22), METHODS.result
+        METHODS.manifest, Method("state.chunk", AskChunk, StateReply, reply_payload_max=1 << 22), METHODS.result
     )
 
-    def too_long(right: bytes, index: int) -> tuple[Piece, Buffer]:
-        return Piece("here"), right + bytes(1 << 20)
+    def too_long(right: bytes, index: int) -> tuple[StateReply, Buffer]:
+        return StateReply("here"), right + bytes(1 << 20)
 
-    async with donors(ShelfLimits()) as [good], odd_donor(too_long, methods=loose) as bad:
+    async with donors(SnapshotLimits()) as [good], odd_donor(too_long, methods=loose) as bad:
         assert arrived_whole(await joiner.fetch(bad, good))
     assert joiner.struck == {bad.peer_id}
 
@@ -125,7 +125,7 @@ async def test_a_forged_list_of_hashes_is_not_believed(joiner: Joiner, manifest:
     async with odd_donor(flipped, manifest) as bad:
         with pytest.raises(NetworkError, match="1 sent wrong bytes"):
             await joiner.fetch(bad)
-        async with donors(ShelfLimits()) as [good]:
+        async with donors(SnapshotLimits()) as [good]:
             assert arrived_whole(await joiner.fetch(bad, good))
     assert joiner.struck == {bad.peer_id}
 
@@ -134,25 +134,25 @@ async def test_a_forged_list_of_hashes_is_not_believed(joiner: Joiner, manifest:
 async def test_a_busy_donor_makes_the_joiner_go_elsewhere(joiner: Joiner, retry_after_s: float) -> None:
     asked: list[int] = []
 
-    def busy(right: bytes, index: int) -> tuple[Piece, Buffer]:
+    def busy(right: bytes, index: int) -> tuple[StateReply, Buffer]:
         asked.append(index)
-        return Piece("busy", retry_after_s), b""
+        return StateReply("busy", retry_after_s), b""
 
-    async with donors(ShelfLimits()) as [good], odd_donor(busy) as full:
+    async with donors(SnapshotLimits()) as [good], odd_donor(busy) as full:
         fetched = await joiner.fetch(full, good)
     assert arrived_whole(fetched) and set(fetched.donors) == {good.peer_id}
     assert not joiner.struck and len(asked) < 3 * (fetched.seconds / 0.1 + 2)  # three calls, no hot loop
 
 
 async def test_a_donor_without_the_state_is_not_needed(joiner: Joiner) -> None:
-    async with donors(ShelfLimits()) as [good], bare_host() as other_run, bare_host() as late:
+    async with donors(SnapshotLimits()) as [good], bare_host() as other_run, bare_host() as late:
         SnapshotStore(TREE.size_bytes, 1 << 16).serve(late.rpc)
         assert arrived_whole(await joiner.fetch(other_run, late, good))
     assert not joiner.struck
 
 
 async def test_when_no_donor_has_the_state_the_error_says_so(joiner: Joiner) -> None:
-    async with donors(ShelfLimits()) as hosts:
+    async with donors(SnapshotLimits()) as hosts:
         with pytest.raises(NetworkError, match="1 do not hold it any more"):
             await joiner.fetch(*hosts, root=bytes(32))
     with pytest.raises(NetworkError, match="no donor is known"):
@@ -171,16 +171,16 @@ async def test_peers_that_lend_no_states_are_not_waited_for(joiner: Joiner, monk
 async def test_what_nobody_holds_any_more_leaves_no_file_behind(joiner: Joiner) -> None:
     gone = False
 
-    def until_half(right: bytes, index: int) -> tuple[Piece, Buffer]:
+    def until_half(right: bytes, index: int) -> tuple[StateReply, Buffer]:
         nonlocal gone
         gone = gone or index >= len(TREE.hashes) // 2
-        return (Piece("gone"), b"") if gone else (Piece("here"), right)
+        return (StateReply("gone"), b"") if gone else (StateReply("here"), right)
 
     async with odd_donor(until_half) as donor:
         with pytest.raises(NetworkError, match="1 do not hold it any more"):
             await joiner.fetch(donor)
         assert not joiner.part_file.exists()
-        async with donors(ShelfLimits()) as [other]:
+        async with donors(SnapshotLimits()) as [other]:
             assert arrived_whole(await joiner.fetch(donor, other))
 
 
@@ -196,7 +196,7 @@ async def test_what_somebody_may_still_hold_is_kept(joiner: Joiner, monkeypatch:
 
 
 async def test_a_donor_that_turns_up_during_the_fetch_is_used(joiner: Joiner) -> None:
-    async with donors(SLOW, ShelfLimits()) as [slow, quick]:
+    async with donors(SLOW, SnapshotLimits()) as [slow, quick]:
         names = [joiner.know(slow), joiner.know(quick)]
 
         def known() -> list[str]:
@@ -210,12 +210,12 @@ async def test_an_interrupted_fetch_goes_on_where_it_was(joiner: Joiner) -> None
     half = trio.CancelScope()
     served = 0
 
-    def until_half(right: bytes, index: int) -> tuple[Piece, Buffer]:
+    def until_half(right: bytes, index: int) -> tuple[StateReply, Buffer]:
         nonlocal served
         served += 1
         if served == len(TREE.hashes) // 2:
             half.cancel()
-        return Piece("here"), right
+        return StateReply("here"), right
 
     async with odd_donor(until_half) as donor:
         with half:
@@ -228,7 +228,7 @@ async def test_an_interrupted_fetch_goes_on_where_it_was(joiner: Joiner) -> None
     with joiner.part_file.open("r+b") as file:  # a torn write, as after a power cut
         file.seek(TREE.span(kept[0])[0] + 5)
         file.write(b"torn")
-    async with donors(ShelfLimits()) as [quick]:
+    async with donors(SnapshotLimits()) as [quick]:
         fetched = await joiner.fetch(quick)
     assert arrived_whole(fetched)
     assert fetched.resumed_bytes == sum(end - start for start, end in map(TREE.span, kept[1:]))
@@ -237,7 +237,7 @@ async def test_an_interrupted_fetch_goes_on_where_it_was(joiner: Joiner) -> None
 
 async def test_left_overs_of_another_state_do_no_harm(joiner: Joiner) -> None:
     joiner.part_file.write_bytes(os.urandom(2 * TREE.size_bytes))
-    async with donors(ShelfLimits()) as hosts:
+    async with donors(SnapshotLimits()) as hosts:
         fetched = await joiner.fetch(*hosts)
     assert arrived_whole(fetched) and fetched.resumed_bytes == 0
 

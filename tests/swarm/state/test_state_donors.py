@@ -20,7 +20,7 @@ from peer.errors import RemoteError
 from peer.net.rpc import Call, Reply
 from swarm.state.messages import AskChunk, AskResult, ResultPart
 from swarm.state.snapshots import SnapshotStore
-from swarm.state.upload_limits import ShelfLimits
+from swarm.state.upload_limits import SnapshotLimits
 from tests.swarm.support.donor_child import seeded_state
 from tests.swarm.support.state_donors import (
     CHILD,
@@ -48,10 +48,10 @@ __all__ = ["joiner"]
 
 async def test_commits_do_not_disturb_a_joiner_and_the_shelf_does_not_grow(joiner: Joiner) -> None:
     patient = dataclasses.replace(SLOW, lease_pause_s=60.0)  # a standstill of ours is no pause of the joiner's
-    shelf = SnapshotStore(TREE.size_bytes, 1 << 16, patient)
-    shelf.publish(TREE, STATE)
+    snapshots = SnapshotStore(TREE.size_bytes, 1 << 16, patient)
+    snapshots.publish(TREE, STATE)
     async with bare_host() as host:
-        shelf.serve(host.rpc)
+        snapshots.serve(host.rpc)
         commits = 0
 
         def known() -> list[str]:  # asked ten times a second: as good a clock for commits as any
@@ -59,29 +59,29 @@ async def test_commits_do_not_disturb_a_joiner_and_the_shelf_does_not_grow(joine
             if host.bytes_up > TREE.chunk_size and commits < 12:  # once the joiner is reading
                 commits += 1
                 newer = seeded_state(NUMEL, 100 + commits)
-                shelf.publish(hash_state(newer), newer)
+                snapshots.publish(hash_state(newer), newer)
             return [joiner.know(host)]
 
         fetched = await joiner.fetch_from(known)
         assert arrived_whole(fetched) and commits > 3 and not joiner.struck
-        assert len(shelf.state_hashes) == 2
+        assert len(snapshots.state_hashes) == 2
 
 
 async def test_a_joiner_that_asks_and_does_not_read_costs_bounded_memory() -> None:
-    shelf = SnapshotStore(TREE.size_bytes, 1 << 16, ShelfLimits(lent_per_joiner=TREE.chunk_size * 2))
-    shelf.publish(TREE, STATE)
+    snapshots = SnapshotStore(TREE.size_bytes, 1 << 16, SnapshotLimits(uploading_per_joiner=TREE.chunk_size * 2))
+    snapshots.publish(TREE, STATE)
     call = Call("joiner", AskChunk(TREE.root, 1), memoryview(b""))
-    held = [await shelf.hand_out_chunk(call) for _ in range(3)]
+    held = [await snapshots.hand_out_chunk(call) for _ in range(3)]
     outcomes = [answer[0].outcome if isinstance(answer, tuple) else answer.outcome for answer in held]
     assert outcomes == ["here", "here", "busy"]
-    other = await shelf.hand_out_chunk(Call("other", call.body, call.payload))
+    other = await snapshots.hand_out_chunk(Call("other", call.body, call.payload))
     assert isinstance(other, tuple)
     held.clear()
-    assert isinstance(await shelf.hand_out_chunk(call), tuple)  # what has left is not counted any more
+    assert isinstance(await snapshots.hand_out_chunk(call), tuple)  # what has left is not counted any more
 
 
 async def test_requests_outside_the_state_are_violations() -> None:
-    async with donors(ShelfLimits()) as [host], bare_host() as asker:
+    async with donors(SnapshotLimits()) as [host], bare_host() as asker:
         asker.book.add(host.peer_id, host.addresses)
         for index in (-1, len(TREE.hashes), 1 << 62):
             with pytest.raises(RemoteError) as caught:
@@ -92,13 +92,13 @@ async def test_requests_outside_the_state_are_violations() -> None:
 async def test_during_an_exchange_joiners_get_a_trickle(joiner: Joiner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarm.state.upload_limits._TELLING_BYTES", 1 << 30)  # so that the speed stays what it was
     monkeypatch.setattr("swarm.state.upload_limits._SPEED_FIRST", 20e6)
-    shelf = SnapshotStore(TREE.size_bytes, 1 << 16, ShelfLimits(share_in_exchange=0.1))
-    shelf.publish(TREE, STATE)
+    snapshots = SnapshotStore(TREE.size_bytes, 1 << 16, SnapshotLimits(share_in_exchange=0.1))
+    snapshots.publish(TREE, STATE)
     async with bare_host() as host:
-        shelf.serve(host.rpc)
-        with shelf.stepping_back():
+        snapshots.serve(host.rpc)
+        with snapshots.stepping_back():
             held_back = await joiner.fetch(host)
-        assert shelf._lending.rate is None
+        assert snapshots._slots.rate is None
         free = await joiner.fetch(host)
     assert held_back.seconds > 0.8 * TREE.size_bytes / 2e6
     assert arrived_whole(free) and arrived_whole(held_back)
@@ -108,14 +108,14 @@ async def test_during_an_exchange_joiners_get_a_trickle(joiner: Joiner, monkeypa
 
 
 async def test_the_results_of_the_last_rounds_are_kept(joiner: Joiner) -> None:
-    shelf = SnapshotStore(TREE.size_bytes, 1 << 16, ShelfLimits(results=3))
+    snapshots = SnapshotStore(TREE.size_bytes, 1 << 16, SnapshotLimits(results=3))
     states = [seeded_state(1000, seed) for seed in range(6)]
     trees = [hash_state(state) for state in states]
     for n in range(6):
         parts = [bytes([n, part]) * 100 for part in range(5)]
-        shelf.publish(trees[n], states[n], head=b"head %d" % n, parts=parts if n != 4 else ())
+        snapshots.publish(trees[n], states[n], head=b"head %d" % n, parts=parts if n != 4 else ())
     async with bare_host() as host:
-        shelf.serve(host.rpc)
+        snapshots.serve(host.rpc)
         joiner.know(host)
 
         async def ask(after: int, part: int) -> Reply[ResultPart]:

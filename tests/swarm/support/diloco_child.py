@@ -23,9 +23,9 @@ from safetensors.torch import save_file
 
 from optim.algorithms.outer_step import DilocoOuter
 from optim.codecs import get_codec
-from optim.config import Diloco
+from optim.config import DilocoConfig
 from optim.strategies.dense import DenseWire
-from optim.strategies.diloco import DilocoRecipe
+from optim.strategies.diloco import DilocoStrategy
 from peer.config import InnerConfig
 from peer.events import EventLog
 from peer.identity import Identity, sign_body
@@ -34,13 +34,13 @@ from peer.net.limits import NetLimits
 from swarm.protocol.head import Head, Member, genesis
 from swarm.protocol.messages import REGROUP_KIND
 from swarm.protocol.quorum import HeadCandidate
-from swarm.protocol.round_schedule import Pace
+from swarm.protocol.round_schedule import RoundSchedule
 from swarm.protocol.timeouts import AdaptiveTimeouts
 from swarm.rounds.context import RoundContext
 from swarm.rounds.engine import Engine
 from swarm.rounds.handlers import RunLimits
 from swarm.rounds.replay import replay
-from swarm.rounds.trainer import Order, Work
+from swarm.rounds.trainer import TrainRequest, TrainResult
 from swarm.state.outer_state import OuterState
 from swarm.state.snapshots import SnapshotStore
 
@@ -64,13 +64,13 @@ class Invented:
     def __init__(self, number: int, numel: int) -> None:
         self._number, self._numel = number, numel
 
-    async def train(self, order: Order) -> Work:
+    async def train(self, order: TrainRequest) -> TrainResult:
         assignment = order.assignment
         await trio.lowlevel.checkpoint()
-        delta = delta_of(self._number, order.turn.step, self._numel)
-        return Work(assignment.steps, assignment.steps * BATCH, 1.0, delta)
+        delta = delta_of(self._number, order.round_info.step, self._numel)
+        return TrainResult(assignment.steps, assignment.steps * BATCH, 1.0, delta)
 
-    def wrap_up(self) -> None:
+    def finish_early(self) -> None:
         """There is nothing to end."""
 
     def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None, head: Head) -> None:
@@ -87,17 +87,17 @@ class Witness:
     """The engine's Keeper: notes how many took part in each round. Who sees the others' commit before its own result is
     ready replays it; nobody is left further behind."""
 
-    def __init__(self, post: RoundContext) -> None:
+    def __init__(self, context: RoundContext) -> None:
         self.members: list[int] = []
-        self._post = post
+        self._context = context
 
     async def committed(self, head: Head, results: list[memoryview]) -> None:
-        state = self._post.state
+        state = self._context.state
         self.members.append(len(head.members))
-        self._post.shelf.publish(state.tree, state.tensors, msgspec.msgpack.encode(head), results)
+        self._context.snapshots.publish(state.tree, state.tensors, msgspec.msgpack.encode(head), results)
 
-    async def fetch(self, sighting: HeadCandidate, mine: Head) -> None:
-        assert await replay(self._post, mine, sighting.head.state_hash, sighting.holders)
+    async def fetch(self, candidate: HeadCandidate, mine: Head) -> None:
+        assert await replay(self._context, mine, candidate.head.state_hash, candidate.holders)
 
     def known_peers(self) -> Iterable[str]:
         return ()
@@ -112,8 +112,8 @@ async def main(number: int, numel: int, rounds: int, folder: Path) -> None:
     authority = Identity.load_or_create(folder / "authority.key")
     identity, log, codec = Identity.generate(), EventLog(), get_codec("fp32")
     theta = initial_theta(numel)
-    recipe = DilocoRecipe(DenseWire([[slice(0, numel)]], codec, codec), DilocoOuter(0.7, 0.9, True))
-    state = OuterState([theta, torch.zeros_like(theta)], recipe)
+    strategy = DilocoStrategy(DenseWire([[slice(0, numel)]], codec, codec), DilocoOuter(0.7, 0.9, True))
+    state = OuterState([theta, torch.zeros_like(theta)], strategy)
     async with open_host(HostConfig(identity=identity, events=log, limits=PATIENT)) as host:
         me = Member(host.peer_id, secrets.token_hex(4))
         print(json.dumps({"peer": me.peer, "session": me.session, "addresses": host.addresses}), flush=True)  # noqa: T201
@@ -122,15 +122,25 @@ async def main(number: int, numel: int, rounds: int, folder: Path) -> None:
             host.book.add(hello["peer"], hello["addresses"])
         first = genesis("four processes", state.tree.root)
         head = first.regrouped(tuple(Member(hello["peer"], hello["session"]) for hello in group), 1)
-        pace = Pace(Diloco(steps=STEPS), InnerConfig(lr=1e-3, batch_size=BATCH, total_steps=1), SEQ, 60.0)
-        shelf = SnapshotStore(state.size_bytes, 9 << 20)
-        shelf.serve(host.rpc)
-        post = RoundContext(
-            me, identity, host, state, shelf, Invented(number, numel), pace, AdaptiveTimeouts(patience_s=60.0), log
+        schedule = RoundSchedule(
+            DilocoConfig(steps=STEPS), InnerConfig(lr=1e-3, batch_size=BATCH, total_steps=1), SEQ, 60.0
         )
-        witness = Witness(post)
+        snapshots = SnapshotStore(state.size_bytes, 9 << 20)
+        snapshots.serve(host.rpc)
+        context = RoundContext(
+            me,
+            identity,
+            host,
+            state,
+            snapshots,
+            Invented(number, numel),
+            schedule,
+            AdaptiveTimeouts(timeout_floor_s=60.0),
+            log,
+        )
+        witness = Witness(context)
         facts = RunLimits(first, authority.peer_id, rounds, len(group))
-        engine = Engine(post, facts, head, sign_body(authority, REGROUP_KIND, head), witness)
+        engine = Engine(context, facts, head, sign_body(authority, REGROUP_KIND, head), witness)
         print(json.dumps("ready"), flush=True)  # noqa: T201
         await hear()
         await engine.run()

@@ -16,7 +16,7 @@ from peer.events import EventLog
 from peer.identity import Identity
 from peer.net.host import HostConfig, open_host
 from swarm.state.snapshots import SnapshotStore
-from swarm.state.upload_limits import ShelfLimits
+from swarm.state.upload_limits import SnapshotLimits
 
 
 def seeded_state(numel: int, seed: int) -> list[torch.Tensor]:
@@ -29,10 +29,10 @@ async def main() -> None:
     torch.set_num_threads(1)
     state = seeded_state(int(sys.argv[1]), int(sys.argv[2]))
     tree = hash_state(state)
-    shelf = SnapshotStore(tree.size_bytes, 1 << 20, ShelfLimits())
-    shelf.publish(tree, state)
+    snapshots = SnapshotStore(tree.size_bytes, 1 << 20, SnapshotLimits())
+    snapshots.publish(tree, state)
     async with open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as host:
-        shelf.serve(host.rpc)
+        snapshots.serve(host.rpc)
         sys.stdout.write(json.dumps({"peer": host.peer_id, "addresses": host.addresses}) + "\n")
         sys.stdout.flush()
         await trio.to_thread.run_sync(sys.stdin.read, abandon_on_cancel=True)

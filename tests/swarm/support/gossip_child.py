@@ -27,11 +27,11 @@ from peer.identity import Identity
 from peer.net.host import Host, HostConfig, open_host
 from peer.net.limits import NetLimits
 from swarm.gossip.coding import PairCoding
-from swarm.gossip.context import GossipContext, Rules, Trained
-from swarm.gossip.engine import Engine
-from swarm.gossip.pairing import Seen
+from swarm.gossip.context import GossipContext, GossipRules, Trained
+from swarm.gossip.engine import GossipEngine
+from swarm.gossip.pairing import PeerView
 from swarm.gossip.replica import Replica
-from swarm.membership.membership import MEMBERS, MemberRecord, Membership, Own, describe
+from swarm.membership.membership import MEMBERS, LocalStatus, MemberRecord, Membership, member_record
 from swarm.protocol.head import Head, Member
 from swarm.protocol.ledger import Range
 from swarm.protocol.timeouts import AdaptiveTimeouts
@@ -39,7 +39,7 @@ from swarm.state.snapshots import SnapshotStore
 
 RUN, BATCH, STEPS, SEQ, PEERS = "gossip test", 1, 2, 8, 4
 COMPUTE_S = 0.1
-PATIENCE_S = 60.0  # whoever is killed is noticed at once, and who stands still for some seconds is waited for
+TIMEOUT_S = 60.0  # whoever is killed is noticed at once, and who stands still for some seconds is waited for
 STEP, CONSTANT_ROUNDS, DECAY = 0.01, 10, 0.7
 CONSTANTS = (0.5, 0.7, 0.6)
 
@@ -75,12 +75,12 @@ class Neighbourhood:
     def __init__(self, host: Host, node: Node, events: EventLog) -> None:
         self._host = host
         self._began = time.time()
-        self.engine: Engine | None = None
+        self.engine: GossipEngine | None = None
         self.membership = Membership(node, host, RUN, self._describe, events)
 
-    def others(self) -> Mapping[str, Seen]:
+    def others(self) -> Mapping[str, PeerView]:
         view = self.membership.view
-        return {peer: Seen(r.round, r.speed) for peer, r in view.items() if peer != self._host.peer_id}
+        return {peer: PeerView(r.round, r.speed) for peer, r in view.items() if peer != self._host.peer_id}
 
     def banned(self) -> Iterable[str]:
         return ()
@@ -90,8 +90,8 @@ class Neighbourhood:
 
     def _describe(self) -> MemberRecord:
         assert self.engine is not None
-        own = Own(session="", name="", role="full", phase=self.engine.phase, joined_at=self._began)
-        return describe(self._host, self.engine.head, own)
+        own = LocalStatus(session="", name="", role="full", phase=self.engine.phase, joined_at=self._began)
+        return member_record(self._host, self.engine.head, own)
 
 
 def say(message: object) -> None:
@@ -114,21 +114,21 @@ async def main(number: int, numel: int, codec_name: str, folder: Path) -> None:
         group = json.loads(await hear())
         addresses = [hello["addresses"][0] for hello in group if hello["peer"] != host.peer_id]
         me = Member(host.peer_id, secrets.token_hex(4))
-        rules = Rules(RUN, b"", "", STEPS, BATCH, SEQ, 0, PEERS, 60.0, PATIENCE_S, CONSTANTS)
-        shelf = SnapshotStore(replica.size_bytes, 1 << 16)
-        shelf.serve(host.rpc)
-        trainee = Invented(number, numel)
+        rules = GossipRules(RUN, b"", "", STEPS, BATCH, SEQ, 0, PEERS, 60.0, TIMEOUT_S, CONSTANTS)
+        snapshots = SnapshotStore(replica.size_bytes, 1 << 16)
+        snapshots.serve(host.rpc)
+        trainer = Invented(number, numel)
 
         def tell(event: Event) -> None:
-            if event.name in ("gossip_met", "gossip_alone", "meeting_failed", "peer_struck", "bug"):
+            if event.name in ("gossip_met", "gossip_alone", "exchange_failed", "peer_penalized", "bug"):
                 say({"event": event.name, "at": event.at, **event.fields})
 
         async with open_node(host, addresses, [MEMBERS], folder / f"{number}.json", RUN) as node:
             keeper = Neighbourhood(host, node, log)
-            corner = GossipContext(
-                me, host, trainee, keeper, AdaptiveTimeouts(PATIENCE_S), shelf, folder / f"{number}.part", log
+            context = GossipContext(
+                me, host, trainer, keeper, AdaptiveTimeouts(TIMEOUT_S), snapshots, folder / f"{number}.part", log
             )
-            keeper.engine = engine = Engine(corner, rules, replica, coding)
+            keeper.engine = engine = GossipEngine(context, rules, replica, coding)
             with log.subscribed(tell):
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(keeper.membership.run)
@@ -137,7 +137,7 @@ async def main(number: int, numel: int, codec_name: str, folder: Path) -> None:
                     nursery.cancel_scope.cancel()
         save_file({"theta": replica.theta}, folder / f"{number}.safetensors")
         message_bytes = coding.total("phi") + coding.total("delta")
-        say({"event": "end", "peer": host.peer_id, "message_bytes": message_bytes, "samples": trainee.samples})
+        say({"event": "end", "peer": host.peer_id, "message_bytes": message_bytes, "samples": trainer.samples})
 
 
 if __name__ == "__main__":

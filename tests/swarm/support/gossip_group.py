@@ -16,9 +16,9 @@ from peer.events import Event, EventLog
 from peer.identity import Identity
 from peer.net.host import Host, HostConfig, open_host
 from swarm.gossip.coding import PairCoding
-from swarm.gossip.context import GossipContext, Rules, Trained
-from swarm.gossip.engine import Engine
-from swarm.gossip.pairing import Seen
+from swarm.gossip.context import GossipContext, GossipRules, Trained
+from swarm.gossip.engine import GossipEngine
+from swarm.gossip.pairing import PeerView
 from swarm.gossip.replica import Replica
 from swarm.protocol.head import Head, Member
 from swarm.protocol.ledger import Range
@@ -60,15 +60,15 @@ class Peer:
 
     host: Host
     group: Group
-    trainee: Invented
+    trainer: Invented
     log: EventLog
     events: list[Event] = field(default_factory=list)
     stands: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
-    engine: Engine = field(init=False)
+    engine: GossipEngine = field(init=False)
     stepping: Callable[[], None] = lambda: None
 
-    def others(self) -> Mapping[str, Seen]:
-        seen = {p.host.peer_id: Seen(p.engine.replica.round) for p in self.group.peers if p is not self}
+    def others(self) -> Mapping[str, PeerView]:
+        seen = {p.host.peer_id: PeerView(p.engine.replica.round) for p in self.group.peers if p is not self}
         return {**seen, **self.group.strangers}
 
     def banned(self) -> Iterable[str]:
@@ -87,15 +87,15 @@ class Peer:
 @dataclass
 class Group:
     """`strangers`: peers that everybody believes to be members, with their rounds. Nobody gives up on anybody for
-    `patience_s` at least, whatever the machine is busy with."""
+    `timeout_floor_s` at least, whatever the machine is busy with."""
 
     folder: Path
     codec: str
     rounds: int
     min_peers: int
     peers: list[Peer] = field(default_factory=list)
-    strangers: dict[str, Seen] = field(default_factory=dict)
-    patience_s: float = 60.0
+    strangers: dict[str, PeerView] = field(default_factory=dict)
+    timeout_floor_s: float = 60.0
 
     @property
     def coding(self) -> PairCoding:
@@ -108,14 +108,16 @@ class Group:
         async with open_host(HostConfig(identity=Identity.generate(), events=log)) as host:
             peer = Peer(host, self, Invented(deltas, pause_s=pause_s), log)
             replica = Replica(theta.clone(), torch.zeros_like(theta))
-            shelf = SnapshotStore(replica.size_bytes, 1 << 16)
-            shelf.serve(host.rpc)
+            snapshots = SnapshotStore(replica.size_bytes, 1 << 16)
+            snapshots.serve(host.rpc)
             me = Member(host.peer_id, secrets.token_hex(4))
-            sizes, waits = (STEPS, BATCH, SEQ, self.rounds, self.min_peers), (60.0, self.patience_s)
-            rules = Rules("run", b"", "", *sizes, *waits, CONSTANTS)
+            sizes, waits = (STEPS, BATCH, SEQ, self.rounds, self.min_peers), (60.0, self.timeout_floor_s)
+            rules = GossipRules("run", b"", "", *sizes, *waits, CONSTANTS)
             part = self.folder / f"{host.peer_id}.part"
-            corner = GossipContext(me, host, peer.trainee, peer, AdaptiveTimeouts(self.patience_s), shelf, part, log)
-            peer.engine = Engine(corner, rules, replica, self.coding)
+            context = GossipContext(
+                me, host, peer.trainer, peer, AdaptiveTimeouts(self.timeout_floor_s), snapshots, part, log
+            )
+            peer.engine = GossipEngine(context, rules, replica, self.coding)
             for other in self.peers:  # as the DHT would
                 host.book.add(other.host.peer_id, other.host.addresses)
                 other.host.book.add(host.peer_id, host.addresses)

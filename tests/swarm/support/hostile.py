@@ -44,15 +44,15 @@ def deltas(peer: str, first_step: int, assignment: Assignment) -> torch.Tensor:
 class Liar:
     """`sends` and `answers` replace what the seat would say by itself."""
 
-    seat: StageReplica
+    member: StageReplica
 
     @property
     def peer(self) -> str:
-        return self.seat.host.peer_id
+        return self.member.host.peer_id
 
     def sends(self, method: Method[Any, Any], change: Change) -> None:
         """From now on calls of `method` go out as `change(peer, body, payload)` says; None: not at all."""
-        rpc: Any = self.seat.host.rpc
+        rpc: Any = self.member.host.rpc
         honest = rpc.call
 
         async def call(peer: str, called: Method[Any, Any], body: Any, payload: Any = b"", **options: Any) -> Any:
@@ -67,7 +67,7 @@ class Liar:
 
     def answers(self, method: Method[Any, Any], change: Callable[[Any], Any]) -> None:
         """From now on the answer to `method` is `change(honest answer)`, of whatever type."""
-        served = self.seat.host.rpc.server._methods[method.name]
+        served = self.member.host.rpc.server._methods[method.name]
         honest = served.handler
 
         async def handle(call: Call[Any]) -> Any:
@@ -81,11 +81,11 @@ class Liar:
     def forge(self, signed: Signed, **changes: Any) -> Signed:
         """Its own contribution with other claims in it, properly signed."""
         body = open_body(signed, CONTRIBUTION_KIND, Contribution)
-        return sign_body(self.seat.post.identity, CONTRIBUTION_KIND, msgspec.structs.replace(body, **changes))
+        return sign_body(self.member.context.identity, CONTRIBUTION_KIND, msgspec.structs.replace(body, **changes))
 
     async def call(self, peer: str, method: Method[Any, Any], body: Any, payload: bytes = b"") -> Any:
         # a refusal may be held back for some seconds, and this machine stand still for as long again
-        return (await self.seat.host.rpc.call(peer, method, body, payload, timeout_s=60)).body
+        return (await self.member.host.rpc.call(peer, method, body, payload, timeout_s=60)).body
 
 
 @dataclass
@@ -100,39 +100,43 @@ class Scene:
         """Why honest members struck the liar."""
         return [
             str(event.fields["reason"])
-            for seat in self.honest
-            for event in seat.seen("peer_struck")
+            for member in self.honest
+            for event in member.seen("peer_penalized")
             if event.fields["peer"] == self.liar.peer
         ]
 
     async def rounds(self, number: int) -> None:
         """Until every honest member has committed so many rounds more."""
-        wanted = max(seat.engine.head.round for seat in self.honest) + number
-        while any(seat.engine.head.round < wanted for seat in self.honest):
+        wanted = max(member.engine.head.round for member in self.honest) + number
+        while any(member.engine.head.round < wanted for member in self.honest):
             await trio.sleep(0.02)
 
     def tell(self) -> None:
         """What happened, for whoever reads the output of a failed test."""
-        told = [(e.at, seat.host.peer_id[-4:], e) for seat in (*self.honest, self.liar.seat) for e in seat.events]
+        told = [
+            (e.at, member.host.peer_id[-4:], e) for member in (*self.honest, self.liar.member) for e in member.events
+        ]
         for at, who, event in sorted(told, key=lambda entry: entry[0]):
             print(f"{at % 1000:7.2f} {who} {event.name} {event.fields}")  # noqa: T201
         print("the liar is", self.liar.peer[-4:])  # noqa: T201
 
     def check(self) -> None:
         """What must hold whatever the liar did: one chain, the same bits, no bug, and nobody honest struck."""
-        names = {seat.host.peer_id for seat in self.honest}
-        committed = {head.state_hash for seat in (*self.honest, self.liar.seat) for head in seat.heads}
-        chains = [{head.height: head.hash for head in seat.heads} for seat in self.honest]
+        names = {member.host.peer_id for member in self.honest}
+        committed = {head.state_hash for member in (*self.honest, self.liar.member) for head in member.heads}
+        chains = [{head.position: head.hash for head in member.heads} for member in self.honest]
         for chain in chains[1:]:
-            assert all(chains[0].get(height, name) == name for height, name in chain.items()), "a fork"
-        for seat in self.honest:
-            assert not seat.seen("bug"), seat.seen("bug")
-            assert not [e for e in seat.seen("peer_struck") if e.fields["peer"] in names], seat.seen("peer_struck")
-            root = seat.post.state.tree.root
-            replaying = seat.engine.phase == "catching up"  # round by round: the end may come between two of them
-            assert root == seat.engine.head.state_hash or (replaying and root in committed)
-            assert bool(torch.isfinite(seat.post.state.theta).all())
-            assert float(seat.post.state.theta.norm()) < 2 * float(self.group.theta.norm())
+            assert all(chains[0].get(round_state, name) == name for round_state, name in chain.items()), "a fork"
+        for member in self.honest:
+            assert not member.seen("bug"), member.seen("bug")
+            assert not [e for e in member.seen("peer_penalized") if e.fields["peer"] in names], member.seen(
+                "peer_penalized"
+            )
+            root = member.context.state.tree.root
+            replaying = member.engine.phase == "catching up"  # round by round: the end may come between two of them
+            assert root == member.engine.head.state_hash or (replaying and root in committed)
+            assert bool(torch.isfinite(member.context.state.theta).all())
+            assert float(member.context.state.theta.norm()) < 2 * float(self.group.theta.norm())
 
 
 @asynccontextmanager
@@ -142,15 +146,15 @@ async def hostile_scene(
     """Leaves the block when the test has seen enough; then everything is checked."""
     async with AsyncExitStack() as stack:
         group = await stack.enter_async_context(open_group(folder, NUMEL, codec=codec, rounds=10**6, min_peers=4))
-        group.tempo = Impatient
-        group.authority._patience_s = lambda best, standings: 600.0  # type: ignore[method-assign]  # nobody is missing
+        group.timeouts = Impatient
+        group.authority._regroup_wait_s = lambda best, head_reports: 600.0  # type: ignore[method-assign]  # nobody is missing
         honest = [await stack.enter_async_context(group.join(deltas)) for _ in range(3)]
         liar = Liar(await stack.enter_async_context(group.join(deltas)))
         prepare(liar)
         with trio.fail_after(timeout_s):
             async with trio.open_nursery() as nursery:
-                for seat in (*honest, liar.seat):
-                    nursery.start_soon(seat.engine.run)
+                for member in (*honest, liar.member):
+                    nursery.start_soon(member.engine.run)
                 scene = Scene(group, honest, liar)
                 try:
                     yield scene

@@ -15,7 +15,7 @@ from peer.checkpoint.hash_tree import hash_state
 from peer.events import Event, EventLog
 from peer.identity import Identity, Signed, sign_body
 from peer.net.host import Host, HostConfig, open_host
-from swarm.membership.membership import MemberRecord, Own, describe
+from swarm.membership.membership import LocalStatus, MemberRecord, member_record
 from swarm.placement.stages import layout_of, vectors_of
 from swarm.protocol.head import Head, Member
 from swarm.protocol.messages import REGROUP_KIND
@@ -31,7 +31,7 @@ Commit = tuple[Head, Signed, Fetched]
 
 
 @asynccontextmanager
-async def ground_of(manifest: Manifest, home: Path) -> AsyncIterator[tuple[PeerContext, list[Event]]]:
+async def context_of(manifest: Manifest, home: Path) -> AsyncIterator[tuple[PeerContext, list[Event]]]:
     """A machine of the run, without what an archive does not need of it."""
     log, seen = EventLog(), list[Event]()
     with log.subscribed(seen.append):
@@ -42,8 +42,8 @@ async def ground_of(manifest: Manifest, home: Path) -> AsyncIterator[tuple[PeerC
 
 
 def record_of(host: Host, head: Head, stage: int) -> MemberRecord:
-    own = Own(session="s", name="n", role="stage", phase="", joined_at=0.0, stage=stage, since=time.time())
-    return describe(host, head, own)
+    own = LocalStatus(session="s", name="n", role="stage", phase="", joined_at=0.0, stage=stage, since=time.time())
+    return member_record(host, head, own)
 
 
 def commit_of(manifest: Manifest, authority: Identity, round: int, stage: int = STAGE) -> Commit:

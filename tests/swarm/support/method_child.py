@@ -22,7 +22,7 @@ import torch
 import trio
 
 from optim.config import CodecConfig, OuterConfig
-from optim.strategies.registry import build_recipe
+from optim.strategies.registry import build_strategy
 from peer.config import InnerConfig, ModelConfig
 from peer.events import EventLog
 from peer.identity import Identity, sign_body
@@ -33,13 +33,13 @@ from peer.net.method import Call
 from swarm.protocol.head import Head, Member, genesis
 from swarm.protocol.messages import REGROUP_KIND
 from swarm.protocol.quorum import HeadCandidate
-from swarm.protocol.round_schedule import Pace
+from swarm.protocol.round_schedule import RoundSchedule
 from swarm.protocol.timeouts import AdaptiveTimeouts
 from swarm.rounds.context import RoundContext
 from swarm.rounds.engine import Engine
 from swarm.rounds.handlers import RunLimits
 from swarm.rounds.replay import replay
-from swarm.rounds.trainer import Order, Work
+from swarm.rounds.trainer import TrainRequest, TrainResult
 from swarm.state.fetch import fetch_state
 from swarm.state.messages import AskChunk, AskResult
 from swarm.state.outer_state import OuterState
@@ -65,13 +65,13 @@ class Invented:
     def __init__(self, number: int) -> None:
         self._number = number
 
-    async def train(self, order: Order) -> Work:
+    async def train(self, order: TrainRequest) -> TrainResult:
         steps = order.assignment.steps
         size = sum(place.stop - place.start for place in order.places)
-        generator = torch.Generator().manual_seed(1000 * self._number + order.turn.round)
-        return Work(steps, steps, 1.0, torch.randn(size, generator=generator).mul_(1e-3))
+        generator = torch.Generator().manual_seed(1000 * self._number + order.round_info.round)
+        return TrainResult(steps, steps, 1.0, torch.randn(size, generator=generator).mul_(1e-3))
 
-    def wrap_up(self) -> None:
+    def finish_early(self) -> None:
         """There is nothing to end."""
 
     def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None, head: Head) -> None:
@@ -84,7 +84,7 @@ class Invented:
         await trio.sleep_forever()
 
 
-class Shelf(SnapshotStore):
+class Snapshots(SnapshotStore):
     """Knows what it has lent to those that missed a commit: that is no part of the exchange."""
 
     lent_bytes = 0
@@ -103,14 +103,16 @@ class Shelf(SnapshotStore):
 class Reporter:
     """The engine's Keeper: says what each commit was. One that missed commits replays or fetches them."""
 
-    def __init__(self, post: RoundContext, shelf: Shelf, part_file: Path) -> None:
-        self._post, self._shelf = post, shelf
+    def __init__(self, context: RoundContext, snapshots: Snapshots, part_file: Path) -> None:
+        self._context, self._snapshots = context, snapshots
         self._part_file = part_file
 
     async def committed(self, head: Head, results: list[memoryview]) -> None:
-        post, members = self._post, len(head.members)
-        post.shelf.publish(post.state.tree, post.state.tensors, msgspec.msgpack.encode(head), results)
-        coding = post.state.recipe.coding(post.pace.turn(head), post.state.tensors)  # the same size every round
+        context, members = self._context, len(head.members)
+        context.snapshots.publish(context.state.tree, context.state.tensors, msgspec.msgpack.encode(head), results)
+        coding = context.state.strategy.coding(
+            context.schedule.round_info(head), context.state.tensors
+        )  # the same size every round
         slices = range(coding.count)
         messages = sum(coding.message_bytes(i) for i in slices)
         down = sum(coding.result_bytes(i, members) for i in slices)
@@ -118,17 +120,17 @@ class Reporter:
             "round": head.round,
             "state_hash": head.state_hash.hex(),
             "members": members,
-            "bulk_bytes_up": post.host.bulk_bytes_up - self._shelf.lent_bytes,
+            "bulk_bytes_up": context.host.bulk_bytes_up - self._snapshots.lent_bytes,
             "ideal_bytes": (members - 1) * (messages + down),
         }
         say(report)
 
-    async def fetch(self, sighting: HeadCandidate, mine: Head) -> None:
-        post, wanted, donors = self._post, sighting.head.state_hash, sighting.holders
-        if not await replay(post, mine, wanted, donors):
-            state, file, vectors = post.state, self._part_file, len(post.state.tensors)
+    async def fetch(self, candidate: HeadCandidate, mine: Head) -> None:
+        context, wanted, donors = self._context, candidate.head.state_hash, candidate.holders
+        if not await replay(context, mine, wanted, donors):
+            state, file, vectors = context.state, self._part_file, len(context.state.tensors)
             fetched = await fetch_state(
-                post.host.rpc, lambda: donors, wanted, state.size_bytes, file, post.events, vectors
+                context.host.rpc, lambda: donors, wanted, state.size_bytes, file, context.events, vectors
             )
             state.replace(fetched.tensors, fetched.tree)
 
@@ -148,9 +150,9 @@ async def main(number: int, rounds: int, folder: Path) -> None:
     torch.set_num_threads(1)
     setup = msgspec.json.decode(await hear(), type=Setup)
     layout = FlatLayout.of(MODEL)
-    recipe = build_recipe(setup.outer, setup.codec, layout, INNER)
+    strategy = build_strategy(setup.outer, setup.codec, layout, INNER)
     theta = torch.randn(layout.numel, generator=torch.Generator().manual_seed(1)) * 0.02
-    state = OuterState([theta, *(torch.zeros_like(theta) for _ in recipe.shared)], recipe)
+    state = OuterState([theta, *(torch.zeros_like(theta) for _ in strategy.shared)], strategy)
     authority, identity, log = Identity.load_or_create(folder / "authority.key"), Identity.generate(), EventLog()
     async with open_host(HostConfig(identity=identity, events=log, limits=PATIENT)) as host:
         me = Member(host.peer_id, secrets.token_hex(4))
@@ -160,15 +162,23 @@ async def main(number: int, rounds: int, folder: Path) -> None:
             host.book.add(hello["peer"], hello["addresses"])
         first = genesis("methods", state.tree.root)
         head = first.regrouped(tuple(Member(hello["peer"], hello["session"]) for hello in group), 1)
-        pace, shelf = Pace(setup.outer, INNER, 8, 60.0), Shelf(state.size_bytes, 9 << 20)
-        shelf.publish(state.tree, state.tensors)
-        shelf.serve(host.rpc)
-        post = RoundContext(
-            me, identity, host, state, shelf, Invented(number), pace, AdaptiveTimeouts(patience_s=60.0), log
+        schedule, snapshots = RoundSchedule(setup.outer, INNER, 8, 60.0), Snapshots(state.size_bytes, 9 << 20)
+        snapshots.publish(state.tree, state.tensors)
+        snapshots.serve(host.rpc)
+        context = RoundContext(
+            me,
+            identity,
+            host,
+            state,
+            snapshots,
+            Invented(number),
+            schedule,
+            AdaptiveTimeouts(timeout_floor_s=60.0),
+            log,
         )
         facts = RunLimits(first, authority.peer_id, rounds, len(group))
         signed = sign_body(authority, REGROUP_KIND, head)
-        engine = Engine(post, facts, head, signed, Reporter(post, shelf, folder / f"{number}.part"))
+        engine = Engine(context, facts, head, signed, Reporter(context, snapshots, folder / f"{number}.part"))
         say("ready")
         await hear()
         await engine.run()

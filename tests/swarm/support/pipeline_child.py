@@ -41,15 +41,15 @@ async def main(folder: Path, stages: int, stage: int, activations: str) -> None:
             begun[span[0]] = time.monotonic()
             return super().begin(span, epoch)
 
-    asking.AWAITED_S, stage_work.DOUBTS_MAX = 60.0, 100  # no word is a no: here all have their say
+    asking.STILL_WAITING_S, stage_work.DOUBTS_MAX = 60.0, 100  # no word is a no: here all have their say
     async with open_replica(folder, stages, stage) as replica:
         say(peer=replica.peer, stage=stage, addresses=list(replica.host.addresses))
         table = json.loads(await read_line())
         async with replica.serving(rules_of(stages, activations=activations), table, Noting):
             say(serving=True)
             while await read_line():
-                taken = await replica.gang.read_gradient()
-                say(counted=list(replica.station.counting.counted), taken=len(taken.micro_batches), begun=begun)
+                taken = await replica.worker_group.read_gradient()
+                say(counted=list(replica.server.counting.counted), taken=len(taken.micro_batches), begun=begun)
 
 
 if __name__ == "__main__":

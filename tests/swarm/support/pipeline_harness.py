@@ -21,14 +21,14 @@ from peer.model.layout import init_flat, split_flat
 from peer.net.host import Host, HostConfig, open_host
 from peer.worker.stage_client import StageWorkerGroup, open_stage_worker_group
 from swarm.pipeline.accounting import SampleAccounting
-from swarm.pipeline.config import Load, PipelineRules
-from swarm.pipeline.messages import Pass, Passed, PipelineCalls
+from swarm.pipeline.config import LoadReport, PipelineSettings
+from swarm.pipeline.messages import ForwardReply, ForwardRequest, PipelineCalls
 from swarm.pipeline.router import ReplicaRouter, RouterConfig
 from swarm.pipeline.stage_server import StageServer
 from swarm.protocol.head import Head, genesis
 from swarm.protocol.ledger import Ledger, Range
 from tests.peer.support.stage_harness import INNER, MODEL, SPLITS, spec_of
-from tests.peer.support.worker_harness import Log, gang_config
+from tests.peer.support.worker_harness import Log, worker_config
 
 MICRO, SEQ = 2, 16
 HIDDEN_BYTES = MICRO * SEQ * MODEL.hidden_size * 4  # as it is (activations "none"), and so is its gradient
@@ -36,7 +36,7 @@ NEVER_SILENT_S = 3600.0  # a worker that this machine has no time for is no lost
 Table = dict[str, dict[str, Any]]  # peer -> {"stage", "addresses"}
 
 
-def rules_of(stages: int, **changes: Any) -> PipelineRules:
+def rules_of(stages: int, **changes: Any) -> PipelineSettings:
     values: dict[str, Any] = {
         "run_id": "run",
         "groups": tuple(f"group {stage}" for stage in range(stages)),
@@ -47,10 +47,10 @@ def rules_of(stages: int, **changes: Any) -> PipelineRules:
         "activations": "none",
         **changes,
     }
-    return PipelineRules(**values)
+    return PipelineSettings(**values)
 
 
-def head_at(rules: PipelineRules, stage: int, epoch: int = 0, ledger: Ledger | None = None) -> Head:
+def head_at(rules: PipelineSettings, stage: int, epoch: int = 0, ledger: Ledger | None = None) -> Head:
     first = genesis(rules.groups[stage], b"\0" * 32)
     return Head(**{**_fields(first), "round": epoch, "ledger": ledger or Ledger()})
 
@@ -99,43 +99,43 @@ def spans(first: int, count: int) -> list[Range]:
 
 @dataclass
 class Replica:
-    """One peer of a pipeline: a host and a worker with the start weights; `station` while it is `serving`."""
+    """One peer of a pipeline: a host and a worker with the start weights; `server` while it is `serving`."""
 
     stage: int
     host: Host
-    gang: StageWorkerGroup
+    worker_group: StageWorkerGroup
     log: Log
     events: list[Event] = field(default_factory=list)
-    station: StageServer = field(init=False)
+    server: StageServer = field(init=False)
 
     @property
     def peer(self) -> str:
         return self.host.peer_id
 
     def struck(self) -> list[str]:
-        return [str(event.fields["peer"]) for event in self.seen("peer_struck")]
+        return [str(event.fields["peer"]) for event in self.seen("peer_penalized")]
 
     def seen(self, name: str) -> list[Event]:
         return [event for event in self.events if event.name == name]
 
     def kill_worker(self) -> None:
-        assert self.gang.worker_pid is not None
-        os.kill(self.gang.worker_pid, signal.SIGKILL)
+        assert self.worker_group.worker_pid is not None
+        os.kill(self.worker_group.worker_pid, signal.SIGKILL)
 
     @asynccontextmanager
     async def serving(
-        self, rules: PipelineRules, table: Table, counts: type[SampleAccounting] = SampleAccounting
+        self, rules: PipelineSettings, table: Table, counts: type[SampleAccounting] = SampleAccounting
     ) -> AsyncIterator[Replica]:
         """Its station serves, and the others can find it."""
         counting = counts(head_at(rules, self.stage), MICRO, rules.round_samples or None, self.peer)
 
-        def replicas_of(stage: int) -> dict[str, Load]:
+        def replicas_of(stage: int) -> dict[str, LoadReport]:
             found = replicas_in(table, stage, self.host)
             self.host.watch(found, "next stage") if stage > self.stage else None
             return found
 
-        self.station = StageServer(self.stage, rules, self.gang, self.host, counting, replicas_of, self.log)
-        async with self.station.open():
+        self.server = StageServer(self.stage, rules, self.worker_group, self.host, counting, replicas_of, self.log)
+        async with self.server.open():
             table[self.peer] = {"stage": self.stage, "addresses": list(self.host.addresses)}
             yield self
 
@@ -146,24 +146,24 @@ async def open_replica(folder: Path, stages: int, stage: int, **spec: Any) -> As
     folder.mkdir(parents=True, exist_ok=True)
     changes: dict[str, Any] = {"staleness": 1, **spec}
     spec_of_stage = spec_of(cuts, stage, **changes)
-    config = gang_config(
+    config = worker_config(
         folder, folder, model=MODEL, inner=INNER, stage=spec_of_stage, events=log, silence_s=NEVER_SILENT_S
     )
     async with (
         open_host(HostConfig(identity=Identity.generate(), events=log)) as host,
-        open_stage_worker_group(config) as gang,
+        open_stage_worker_group(config) as worker_group,
     ):
-        gang.outer.copy_(split_flat(MODEL, init_flat(MODEL, seed=0), cuts)[stage])
-        await gang.import_weights(epoch=0)
-        replica = Replica(stage, host, gang, log)
+        worker_group.outer.copy_(split_flat(MODEL, init_flat(MODEL, seed=0), cuts)[stage])
+        await worker_group.import_weights(epoch=0)
+        replica = Replica(stage, host, worker_group, log)
         with log.subscribed(replica.events.append):
             yield replica
 
 
-def replicas_in(table: Table, stage: int, host: Host) -> dict[str, Load]:
+def replicas_in(table: Table, stage: int, host: Host) -> dict[str, LoadReport]:
     for peer, entry in table.items():
         host.book.add(peer, entry["addresses"])
-    return {peer: Load() for peer, entry in table.items() if entry["stage"] == stage}
+    return {peer: LoadReport() for peer, entry in table.items() if entry["stage"] == stage}
 
 
 @asynccontextmanager
@@ -171,7 +171,7 @@ async def open_replicas(folder: Path, replicas: list[int], **spec: Any) -> Async
     """`replicas[s]` replicas of stage s in this process; their workers load side by side."""
     found: list[list[Replica]] = [[] for _ in replicas]
     done = trio.Event()
-    async with trio.open_nursery() as keepers:
+    async with trio.open_nursery() as backup_holders:
 
         async def keep(stage: int, k: int, task_status: trio.TaskStatus[None]) -> None:
             async with open_replica(folder / f"{stage}-{k}", len(replicas), stage, **spec) as replica:
@@ -182,7 +182,7 @@ async def open_replicas(folder: Path, replicas: list[int], **spec: Any) -> Async
         async with trio.open_nursery() as starters:
             for stage, number in enumerate(replicas):
                 for k in range(number):
-                    starters.start_soon(keepers.start, keep, stage, k)
+                    starters.start_soon(backup_holders.start, keep, stage, k)
         try:
             yield found
         finally:
@@ -190,7 +190,7 @@ async def open_replicas(folder: Path, replicas: list[int], **spec: Any) -> Async
 
 
 @asynccontextmanager
-async def serving(stages: list[list[Replica]], rules: PipelineRules) -> AsyncIterator[Table]:
+async def serving(stages: list[list[Replica]], rules: PipelineSettings) -> AsyncIterator[Table]:
     """All of them serve under these rules, with nothing counted yet."""
     table: Table = {}
     async with AsyncExitStack() as stack:
@@ -199,25 +199,29 @@ async def serving(stages: list[list[Replica]], rules: PipelineRules) -> AsyncIte
         yield table
 
 
-Answerer = Callable[[Pass, memoryview], Awaitable[tuple[Passed, bytes]]]
+Answerer = Callable[[ForwardRequest, memoryview], Awaitable[tuple[ForwardReply, bytes]]]
 
 
 @asynccontextmanager
-async def open_impostor(rules: PipelineRules, stage: int, table: Table, answer: Answerer | None) -> AsyncIterator[Host]:
+async def open_impostor(
+    rules: PipelineSettings, stage: int, table: Table, answer: Answerer | None
+) -> AsyncIterator[Host]:
     """A peer with no stage behind it, that calls as it likes and answers PASS with `answer`, if any."""
     log = Log()
     async with open_host(HostConfig(identity=Identity.generate(), events=log)) as host:
         if answer is not None:
 
-            async def on_pass(call: Any) -> tuple[Passed, bytes]:
+            async def on_pass(call: Any) -> tuple[ForwardReply, bytes]:
                 return await answer(call.body, call.payload)
 
-            host.rpc.serve(PipelineCalls.of(rules).pass_on, on_pass)
+            host.rpc.serve(PipelineCalls.of(rules).forward, on_pass)
             table[host.peer_id] = {"stage": stage, "addresses": list(host.addresses)}
         yield host
 
 
-async def pass_to(host: Host, rules: PipelineRules, peer: str, stage: int, payload: bytes, **changes: Any) -> Passed:
+async def pass_to(
+    host: Host, rules: PipelineSettings, peer: str, stage: int, payload: bytes, **changes: Any
+) -> ForwardReply:
     """One PASS, by hand, to a replica of `stage` whose addresses `host` knows."""
     values: dict[str, Any] = {
         "group": rules.groups[stage],
@@ -227,22 +231,24 @@ async def pass_to(host: Host, rules: PipelineRules, peer: str, stage: int, paylo
         "length": SEQ,
         **changes,
     }
-    return (await host.rpc.call(peer, PipelineCalls.of(rules).pass_on, Pass(**values), payload, timeout_s=60)).body
+    return (
+        await host.rpc.call(peer, PipelineCalls.of(rules).forward, ForwardRequest(**values), payload, timeout_s=60)
+    ).body
 
 
-async def issue_all(replica: Replica, spans: list[Range], window: int = 8) -> float:
+async def dispatch_all(replica: Replica, spans: list[Range], window: int = 8) -> float:
     """Issue them side by side; the loss in nats, summed."""
     total = 0.0
     limiter = trio.CapacityLimiter(window)
 
-    async def issue(span: Range) -> None:
+    async def dispatch(span: Range) -> None:
         nonlocal total
         async with limiter:
-            result = await replica.station.issue(span, tokens_of(span))
+            result = await replica.server.dispatch(span, tokens_of(span))
             assert result.done, result
             total += result.loss
 
     async with trio.open_nursery() as nursery:
         for span in spans:
-            nursery.start_soon(issue, span)
+            nursery.start_soon(dispatch, span)
     return total

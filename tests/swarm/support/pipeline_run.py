@@ -16,7 +16,7 @@ import psutil
 import trio
 
 from cli.export import newest_model
-from cli.views.micro_batch_audit import Accounts, Entry, audit
+from cli.views.micro_batch_audit import Accounts, AuditEntry, audit
 from swarm.protocol.head import Head
 from tests.swarm.support.swarm_harness import POLL_S, Fact, PeerProcess, Swarm, open_swarm
 
@@ -80,13 +80,13 @@ class Replica:
     @property
     def stage(self) -> int:
         """Where it sits; -1: nowhere yet."""
-        seats = self.peer.all("seat_taken")
-        return int(seats[-1].fields["stage"]) if seats else -1
+        members = self.peer.all("replica_opened")
+        return int(members[-1].fields["stage"]) if members else -1
 
     @property
     def commits(self) -> list[Fact]:
         """Of the stage where it sits now, merged or adopted."""
-        at = self.peer.all("seat_taken")[-1].at if self.stage >= 0 else 0.0
+        at = self.peer.all("replica_opened")[-1].at if self.stage >= 0 else 0.0
         return [f for f in self.peer.facts if f.name in ("round_committed", "head_adopted") and f.at >= at]
 
     def arm(self, *scripts: str) -> None:
@@ -159,10 +159,10 @@ class Pipeline:
         with trio.move_on_after(timeout_s):
             while not condition():
                 gone = [r.peer.name for r in self.replicas if not r.peer.alive and r.peer.process.returncode != -9]
-                assert not gone, f"{gone} ended by themselves: {self.swarm.peers[gone[0]].story()}"
+                assert not gone, f"{gone} ended by themselves: {self.swarm.peers[gone[0]].scenario()}"
                 await trio.sleep(2 * POLL_S)
             return
-        raise AssertionError(f"waited {timeout_s:g} s in vain until {what}\n{self.swarm.story()}")
+        raise AssertionError(f"waited {timeout_s:g} s in vain until {what}\n{self.swarm.scenario()}")
 
     def advanced(self, since: float, rounds: int = 2) -> bool:
         """Whether each stage has merged so many rounds since then, and micro-batches went on after the first."""
@@ -266,11 +266,11 @@ class Pipeline:
         bugs = [f"{peer.name}: {fact.fields}" for peer in self.everybody() for fact in peer.all("bug")]
         return [f"forked at {place}" for place, states in hashes.items() if len(states) > 1] + bugs
 
-    def _chain(self, stage: int) -> list[Entry]:
+    def _chain(self, stage: int) -> list[AuditEntry]:
         """The commits that led to the stage's last one, as far back as they are known."""
         entries = self._accounts().entries.get(stage, {})
         newest = max(self._merges(stage), key=lambda f: (f.fields["term"], f.fields["round"]), default=None)
-        chain: list[Entry] = []
+        chain: list[AuditEntry] = []
         at = str(newest.fields["head"]) if newest is not None else ""
         while at in entries:
             chain.append(entries[at])
@@ -283,7 +283,7 @@ class Pipeline:
             for fact in peer.facts:
                 if fact.name in ("round_committed", "head_adopted"):
                     ranges = tuple(_ranges(text) for text in fact.fields.get("counted") or ())
-                    entry = Entry(str(fact.fields["head"]), str(fact.fields["previous"]), ranges)
+                    entry = AuditEntry(str(fact.fields["head"]), str(fact.fields["previous"]), ranges)
                     accounts.commit(int(fact.fields["stage"]), entry)
         return accounts
 

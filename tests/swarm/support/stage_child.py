@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 import trio
 
-from optim.config import AllReduce
+from optim.config import AllReduceConfig
 from peer.identity import Identity
 from tests.swarm.support.pipeline_harness import open_replica
 from tests.swarm.support.stage_replicas import Setting, entry_of, seated
@@ -22,14 +22,14 @@ from tests.swarm.support.stage_replicas import Setting, entry_of, seated
 
 async def main(folder: Path, stages: int, stage: int, batch: int, rounds: int) -> None:
     torch.set_num_threads(1)
-    setting = Setting(stages, AllReduce(batch=batch), rounds)
+    setting = Setting(stages, AllReduceConfig(batch=batch), rounds)
     authority = Identity.load_or_create(folder / "authority.key")
     async with open_replica(folder / "child", stages, stage, **setting.spec) as replica:
         print(json.dumps({replica.peer: entry_of(replica)}), flush=True)  # noqa: T201
         table = json.loads(await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True))
-        async with seated(replica, setting, table, authority, folder / "child") as seat:
+        async with seated(replica, setting, table, authority, folder / "child") as member:
             print(json.dumps({"ready": True}), flush=True)  # noqa: T201
-            await seat.engine.run()
+            await member.engine.run()
 
 
 if __name__ == "__main__":

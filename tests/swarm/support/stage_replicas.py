@@ -14,13 +14,13 @@ import msgspec
 import torch
 import trio
 
-from optim.config import AllReduce, CodecConfig, OuterConfig
-from optim.strategies.registry import build_recipe
+from optim.config import AllReduceConfig, CodecConfig, OuterConfig
+from optim.strategies.registry import build_strategy
 from peer.config import InnerConfig
 from peer.identity import Identity, sign_body
 from peer.model.layout import init_flat, split_flat
 from swarm.pipeline.accounting import SampleAccounting
-from swarm.pipeline.config import Load, PipelineRules
+from swarm.pipeline.config import LoadReport, PipelineSettings
 from swarm.pipeline.local_steps import LocalSteps
 from swarm.pipeline.source import MicroBatchSource
 from swarm.pipeline.stage_server import StageServer
@@ -30,7 +30,7 @@ from swarm.protocol.head import Head, Member, genesis
 from swarm.protocol.ledger import Range
 from swarm.protocol.messages import REGROUP_KIND
 from swarm.protocol.quorum import HeadCandidate
-from swarm.protocol.round_schedule import Pace
+from swarm.protocol.round_schedule import RoundSchedule
 from swarm.protocol.timeouts import AdaptiveTimeouts
 from swarm.rounds.context import RoundContext
 from swarm.rounds.engine import Engine
@@ -60,8 +60,8 @@ class Setting:
     inner: InnerConfig = UNCLIPPED
 
     @property
-    def rules(self) -> PipelineRules:
-        batch = self.outer.batch if isinstance(self.outer, AllReduce) else 0
+    def rules(self) -> PipelineSettings:
+        batch = self.outer.batch if isinstance(self.outer, AllReduceConfig) else 0
         return rules_of(self.stages, synchronous=batch > 0, round_samples=batch)
 
     @property
@@ -72,13 +72,13 @@ class Setting:
 
 
 @dataclass
-class StageSeat:
+class StageMember:
     """One replica that takes part in its group's rounds. Implements the engine's Keeper."""
 
     replica: Replica
-    post: RoundContext
+    context: RoundContext
     trainer: StageTrainer
-    shelf: SnapshotStore
+    snapshots: SnapshotStore
     others: Callable[[], Iterable[str]]
     folder: Path
     entry: dict[str, Any]  # in the table: its round, as records say it
@@ -88,38 +88,38 @@ class StageSeat:
     engine: Engine = field(init=False)
 
     async def committed(self, head: Head, results: list[memoryview]) -> None:
-        state = self.post.state
+        state = self.context.state
         assert state.tree.root == head.state_hash
         self.merged.append(self.engine.counted if results else ())
-        if results and self.post.pace.synchronous:
+        if results and self.context.schedule.synchronous:
             self._note_gradient(head, results)
         self.entry["round"] = head.round
         same = bool(self.heads) and self.heads[-1].state_hash == head.state_hash
         self.heads.append(head)
-        self.shelf.publish(state.tree, state.tensors, msgspec.msgpack.encode(head), results)
+        self.snapshots.publish(state.tree, state.tensors, msgspec.msgpack.encode(head), results)
         changed = () if same else state.changed if results else None
         self.trainer.adopt(state.theta, changed, head)
 
-    async def fetch(self, sighting: HeadCandidate, mine: Head) -> None:
-        donors = list(sighting.holders)
-        if not await replay(self.post, mine, sighting.head.state_hash, donors):
+    async def fetch(self, candidate: HeadCandidate, mine: Head) -> None:
+        donors = list(candidate.holders)
+        if not await replay(self.context, mine, candidate.head.state_hash, donors):
             fetched = await fetch_state(
                 self.replica.host.rpc,
                 lambda: donors,
-                sighting.head.state_hash,
-                self.post.state.size_bytes,
+                candidate.head.state_hash,
+                self.context.state.size_bytes,
                 self.folder / "state.part",
-                self.post.events,
+                self.context.events,
             )
-            self.post.state.replace(fetched.tensors, fetched.tree)
+            self.context.state.replace(fetched.tensors, fetched.tree)
 
     def known_peers(self) -> Iterable[str]:
         return self.others()
 
     def _note_gradient(self, head: Head, results: list[memoryview]) -> None:
         """As every member has decoded it; the coding of a dense method is the same in every round."""
-        state = self.post.state
-        coding = state.recipe.coding(self.post.pace.turn(head), state.tensors)
+        state = self.context.state
+        coding = state.strategy.coding(self.context.schedule.round_info(head), state.tensors)
         merged = self.gradients[head.round] = torch.empty_like(state.theta)
         for index, result in enumerate(results):
             for place, values in coding.updates(index, result):
@@ -138,49 +138,53 @@ def entry_of(replica: Replica) -> dict[str, Any]:
 @asynccontextmanager
 async def seated(
     replica: Replica, setting: Setting, table: Table, authority: Identity, folder: Path
-) -> AsyncIterator[StageSeat]:
+) -> AsyncIterator[StageMember]:
     """The engine is ready to run. `table` knows all replicas that there are, by peer id."""
     stage, rules, host, log = replica.stage, setting.rules, replica.host, replica.log
     theta = split_flat(MODEL, init_flat(MODEL, seed=0), SPLITS[setting.stages])[stage]
-    recipe = build_recipe(setting.outer, setting.codec, replica.gang.layout, setting.inner)
-    state = OuterState([theta.clone(), *(torch.zeros_like(theta) for _ in recipe.shared)], recipe)
+    strategy = build_strategy(setting.outer, setting.codec, replica.worker_group.layout, setting.inner)
+    state = OuterState([theta.clone(), *(torch.zeros_like(theta) for _ in strategy.shared)], strategy)
     first = genesis(rules.groups[stage], state.tree.root)
     mates = {peer: entry for peer, entry in table.items() if entry["stage"] == stage}
     head = first.regrouped(tuple(Member(peer, entry["session"]) for peer, entry in mates.items()), 1)
-    pace = Pace(setting.outer, setting.inner, SEQ, 600.0, stage, setting.stages, MICRO)
+    schedule = RoundSchedule(setting.outer, setting.inner, SEQ, 600.0, stage, setting.stages, MICRO)
     counting = SampleAccounting(head, MICRO, rules.round_samples or None, host.peer_id)
 
-    def replicas_of(of: int) -> dict[str, Load]:
+    def replicas_of(of: int) -> dict[str, LoadReport]:
         return {p: load for p, load in replicas_in(table, of, host).items() if p not in host.suspects}
 
     async def tokens(spans: Sequence[Range]) -> torch.Tensor:
         return torch.cat([tokens_of(span) for span in spans])
 
-    station = StageServer(stage, rules, replica.gang, host, counting, replicas_of, log)
-    replica.station = station
-    issuer = MicroBatchSource(station, tokens, log) if stage == 0 else None
-    post = StageTrainerContext(
-        replica.gang, station, pace, log, issuer, None, lambda: _first_round(table), setting.rounds
+    server = StageServer(stage, rules, replica.worker_group, host, counting, replicas_of, log)
+    replica.server = server
+    source = MicroBatchSource(server, tokens, log) if stage == 0 else None
+    context = StageTrainerContext(
+        replica.worker_group, server, schedule, log, source, None, lambda: _first_round(table), setting.rounds
     )
     trainer: StageTrainer
     if rules.synchronous:
-        issue_here = issuer.reissue if issuer is not None else None
-        trainer = Synchronous(post, BatchTracker(host, rules, pace, lambda: list(replicas_of(0)), issue_here, log))
+        dispatch_here = source.redispatch if source is not None else None
+        trainer = Synchronous(
+            context, BatchTracker(host, rules, schedule, lambda: list(replicas_of(0)), dispatch_here, log)
+        )
     else:
-        trainer = LocalSteps(post)
-    shelf = SnapshotStore(state.size_bytes, 9 << 20)
-    shelf.publish(state.tree, state.tensors)
-    shelf.serve(host.rpc)
+        trainer = LocalSteps(context)
+    snapshots = SnapshotStore(state.size_bytes, 9 << 20)
+    snapshots.publish(state.tree, state.tensors)
+    snapshots.serve(host.rpc)
     me = Member(host.peer_id, table[host.peer_id]["session"])
-    round_post = RoundContext(me, host.identity, host, state, shelf, trainer, pace, AdaptiveTimeouts(60.0), log)
-    seat = StageSeat(replica, round_post, trainer, shelf, lambda: list(mates), folder, table[host.peer_id])
+    round_context = RoundContext(
+        me, host.identity, host, state, snapshots, trainer, schedule, AdaptiveTimeouts(60.0), log
+    )
+    member = StageMember(replica, round_context, trainer, snapshots, lambda: list(mates), folder, table[host.peer_id])
     facts = RunLimits(first, authority.peer_id, setting.rounds, 64)
-    seat.engine = Engine(round_post, facts, head, sign_body(authority, REGROUP_KIND, head), seat)
+    member.engine = Engine(round_context, facts, head, sign_body(authority, REGROUP_KIND, head), member)
     for peer, entry in table.items():
         host.book.add(peer, entry["addresses"])
     host.watch(table, "pipeline")
     trainer.adopt(state.theta, None, head)
-    async with station.open(), trio.open_nursery() as nursery:
+    async with server.open(), trio.open_nursery() as nursery:
         nursery.start_soon(trainer.run)
-        yield seat
+        yield member
         nursery.cancel_scope.cancel()

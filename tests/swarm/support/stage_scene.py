@@ -16,14 +16,14 @@ from typing import Any
 import torch
 import trio
 
-from optim.config import AllReduce
+from optim.config import AllReduceConfig
 from peer.compute.train_loop import learning_rate
 from peer.identity import Identity
 from peer.model.layout import FlatLayout, init_flat, join_flat
 from swarm.protocol.ledger import count, overlaps, union
 from tests.peer.support.stage_harness import MODEL, SPLITS, relative, whole_gradient
 from tests.swarm.support.pipeline_harness import Table, open_replicas, tokens_of
-from tests.swarm.support.stage_replicas import UNCLIPPED, Setting, StageSeat, entry_of, seated
+from tests.swarm.support.stage_replicas import UNCLIPPED, Setting, StageMember, entry_of, seated
 
 ROOT = Path(__file__).parents[3]
 BATCH = 24
@@ -31,43 +31,45 @@ BATCH = 24
 
 @dataclass
 class Scene:
-    stages: list[list[StageSeat]]
+    stages: list[list[StageMember]]
     table: Table
 
     @property
-    def seats(self) -> list[StageSeat]:
-        return [seat for seats in self.stages for seat in seats]
+    def members(self) -> list[StageMember]:
+        return [member for members in self.stages for member in members]
 
     async def run(self) -> None:
         """Until every seat has committed the last round."""
         async with trio.open_nursery() as nursery:
-            for seat in self.seats:
-                nursery.start_soon(seat.engine.run)
+            for member in self.members:
+                nursery.start_soon(member.engine.run)
 
     def tell(self) -> None:
         """What happened, for whoever reads the output of a failed test."""
-        told = [(event.at, seat.replica, event) for seat in self.seats for event in seat.replica.events]
+        told = [(event.at, member.replica, event) for member in self.members for event in member.replica.events]
         for at, replica, event in sorted(told, key=lambda entry: entry[0]):
             print(f"{at % 1000:8.3f} {replica.stage} {replica.peer[-4:]} {event.name} {event.fields}")  # noqa: T201
 
     def check(self, rounds: int) -> None:
         """One chain of the same bits a stage, and no sample merged twice or lost."""
-        for seats in self.stages:
-            chain = {head.round: head for seat in seats for head in seat.heads}
-            for seat in seats:
-                assert seat.heads[-1].round == rounds
-                assert all(head == chain[head.round] for head in seat.heads)
-                assert seat.post.state.tree.root == chain[rounds].state_hash
-                struck = [e for e in seat.replica.seen("peer_struck") if e.fields["peer"] in self.table]
-                assert not struck and not seat.replica.seen("bug")
-            merged = {head.round: m for seat in seats for head, m in zip(seat.heads, seat.merged, strict=True) if m}
+        for members in self.stages:
+            chain = {head.round: head for member in members for head in member.heads}
+            for member in members:
+                assert member.heads[-1].round == rounds
+                assert all(head == chain[head.round] for head in member.heads)
+                assert member.context.state.tree.root == chain[rounds].state_hash
+                struck = [e for e in member.replica.seen("peer_penalized") if e.fields["peer"] in self.table]
+                assert not struck and not member.replica.seen("bug")
+            merged = {
+                head.round: m for member in members for head, m in zip(member.heads, member.merged, strict=True) if m
+            }
             parts = {f"{number} {k}": part for number, m in merged.items() for k, part in enumerate(m)}
             assert not overlaps(parts), "a sample was merged twice"
             ledger = chain[rounds].ledger
             used = union(r for part in parts.values() for r in part)
-            empty = {event.fields["round"] for seat in seats for event in seat.replica.seen("round_empty")}
+            empty = {event.fields["round"] for member in members for event in member.replica.seen("round_empty")}
             assert merged.keys() | empty == set(range(1, rounds + 1)) and not merged.keys() & empty
-            assert all(seat.trainer.has_run_dry(number) for number in empty for seat in seats)
+            assert all(member.trainer.has_run_dry(number) for number in empty for member in members)
             assert count(used) + count(ledger.returned) == ledger.cursor == union([*used, *ledger.returned])[0][1]
 
 
@@ -78,11 +80,11 @@ async def scene_of(
     authority = Identity.load_or_create(folder / "authority.key")
     async with open_replicas(folder, replicas, **setting.spec) as stages, AsyncExitStack() as stack:
         table: Table = {replica.peer: entry_of(replica) for group in stages for replica in group} | (child or {})
-        seats = [
+        members = [
             [await stack.enter_async_context(seated(r, setting, table, authority, folder)) for r in group]
             for group in stages
         ]
-        scene = Scene(seats, table)
+        scene = Scene(members, table)
         try:
             yield scene
         except BaseException:
@@ -117,11 +119,11 @@ def check_one_process(scene: Scene, steps: int) -> None:
     splits = SPLITS[len(scene.stages)]
     gradients, weights = zip(*one_process(steps), strict=True)
     for number, theirs in enumerate(gradients, start=1):
-        parts = [next(s.gradients[number] for s in seats if number in s.gradients) for seats in scene.stages]
+        parts = [next(s.gradients[number] for s in members if number in s.gradients) for members in scene.stages]
         ours = join_flat(MODEL, parts, splits)
         assert relative(ours, theirs) < 1e-5, f"the gradient of step {number}"
         assert all(relative(ours, g) > 1e-3 for g in gradients if g is not theirs), "told from all others"
-    ours = join_flat(MODEL, [seats[0].post.state.theta for seats in scene.stages], splits)
+    ours = join_flat(MODEL, [members[0].context.state.theta for members in scene.stages], splits)
     assert relative(ours, weights[-1]) < 1e-5
     assert relative(ours, weights[-2]) > 1e-4, "the last step is told from the one before"
 
@@ -129,7 +131,7 @@ def check_one_process(scene: Scene, steps: int) -> None:
 async def check_a_kill(folder: Path, replicas: list[int], stage: int, steps: int) -> None:
     """A synchronous run of so many steps in which a replica of `stage` that joined at the start (besides `replicas`) is
     killed in the middle of a batch: it ends like one process all the same."""
-    setting = Setting(len(replicas), AllReduce(batch=BATCH), steps)
+    setting = Setting(len(replicas), AllReduceConfig(batch=BATCH), steps)
     Identity.load_or_create(folder / "authority.key")
     arguments = [folder, len(replicas), stage, BATCH, steps]
     command = [sys.executable, "-m", "tests.swarm.support.stage_child", *map(str, arguments)]
@@ -146,7 +148,7 @@ async def check_a_kill(folder: Path, replicas: list[int], stage: int, steps: int
                     async with trio.open_nursery() as nursery:
                         nursery.start_soon(scene.run)
                         witness = scene.stages[1 if stage == 0 else 0][0]
-                        await until(lambda: len(witness.heads) >= 2 and witness.replica.station.counting.counted)
+                        await until(lambda: len(witness.heads) >= 2 and witness.replica.server.counting.counted)
                         child.kill()
                     group = scene.stages[stage]
                     assert len(group[0].heads[0].members) == len(group) + 1
@@ -162,7 +164,7 @@ async def until(ready: Callable[[], Any]) -> None:
         await trio.sleep(0.002)
 
 
-def kill_worker(seat: StageSeat) -> None:
-    pid = seat.replica.gang.worker_pid
+def kill_worker(member: StageMember) -> None:
+    pid = member.replica.worker_group.worker_pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)

@@ -17,9 +17,9 @@ from peer.identity import Identity
 from peer.net.host import Host, HostConfig, open_host
 from peer.net.rpc import Buffer, Call
 from swarm.state.fetch import Fetched, fetch_state
-from swarm.state.messages import AskChunk, AskManifest, Piece, StateMethods
+from swarm.state.messages import AskChunk, AskHashes, StateMethods, StateReply
 from swarm.state.snapshots import SnapshotStore
-from swarm.state.upload_limits import ShelfLimits
+from swarm.state.upload_limits import SnapshotLimits
 from tests.swarm.support.donor_child import seeded_state
 
 NUMEL = 500_000  # 4 MB of state: 62 chunks of 64 KiB
@@ -30,7 +30,7 @@ METHODS = StateMethods.of(TREE.size_bytes, 1 << 16)
 CHILD = Path(__file__).with_name("donor_child.py")
 REPO = Path(__file__).parents[3]
 """Fast enough for the test, slow enough that something can happen on the way: 2 MB/s each."""
-SLOW = ShelfLimits(rate=2e6, wait_max_s=60.0)
+SLOW = SnapshotLimits(rate=2e6, wait_max_s=60.0)
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Joiner:
 
     @property
     def struck(self) -> set[str]:
-        return {str(event.fields["peer"]) for event in self.seen if event.name == "peer_struck"}
+        return {str(event.fields["peer"]) for event in self.seen if event.name == "peer_penalized"}
 
 
 @pytest.fixture
@@ -65,15 +65,15 @@ async def joiner(tmp_path: Path) -> AsyncIterator[Joiner]:
 
 
 @asynccontextmanager
-async def donors(*limits: ShelfLimits) -> AsyncIterator[list[Host]]:
+async def donors(*limits: SnapshotLimits) -> AsyncIterator[list[Host]]:
     """Honest donors of STATE."""
     async with AsyncExitStack() as stack:
         hosts = []
         for limit in limits:
-            shelf = SnapshotStore(TREE.size_bytes, 1 << 16, limit)
-            shelf.publish(TREE, STATE)
+            snapshots = SnapshotStore(TREE.size_bytes, 1 << 16, limit)
+            snapshots.publish(TREE, STATE)
             hosts.append(await stack.enter_async_context(bare_host()))
-            shelf.serve(hosts[-1].rpc)
+            snapshots.serve(hosts[-1].rpc)
         yield hosts
 
 
@@ -81,7 +81,7 @@ def bare_host() -> object:
     return open_host(HostConfig(identity=Identity.generate(), events=EventLog()))
 
 
-ChunkHandler = Callable[[bytes, int], "tuple[Piece, Buffer]"]
+ChunkHandler = Callable[[bytes, int], "tuple[StateReply, Buffer]"]
 
 
 @asynccontextmanager
@@ -91,10 +91,10 @@ async def odd_donor(
     """A donor that answers chunk requests with `chunk(what is right, index)`."""
     joined = b"".join(tensor.numpy().tobytes() for tensor in STATE)
 
-    async def on_manifest(call: Call[AskManifest]) -> tuple[Piece, Buffer]:
-        return Piece("here"), manifest
+    async def on_manifest(call: Call[AskHashes]) -> tuple[StateReply, Buffer]:
+        return StateReply("here"), manifest
 
-    async def on_chunk(call: Call[AskChunk]) -> tuple[Piece, Buffer]:
+    async def on_chunk(call: Call[AskChunk]) -> tuple[StateReply, Buffer]:
         return chunk(joined[slice(*TREE.span(call.body.index))], call.body.index)
 
     async with bare_host() as host:
@@ -103,8 +103,8 @@ async def odd_donor(
         yield host
 
 
-def flipped(right: bytes, index: int) -> tuple[Piece, Buffer]:
-    return Piece("here"), right[:-1] + bytes([right[-1] ^ 1])
+def flipped(right: bytes, index: int) -> tuple[StateReply, Buffer]:
+    return StateReply("here"), right[:-1] + bytes([right[-1] ^ 1])
 
 
 def arrived_whole(fetched: Fetched) -> bool:

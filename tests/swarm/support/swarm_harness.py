@@ -141,7 +141,7 @@ class PeerProcess:
             while not condition():
                 await self.news.wait()
             return
-        raise AssertionError(f"{self.name}: no {what} within {timeout_s:g} s.\n{self.story()}")
+        raise AssertionError(f"{self.name}: no {what} within {timeout_s:g} s.\n{self.scenario()}")
 
     @property
     def is_stopped(self) -> bool:
@@ -155,7 +155,7 @@ class PeerProcess:
                 await trio.sleep(POLL_S)
             self.poll()
             return int(self.process.returncode)
-        raise AssertionError(f"{self.name} has not ended within {timeout_s:g} s.\n{self.story()}")
+        raise AssertionError(f"{self.name} has not ended within {timeout_s:g} s.\n{self.scenario()}")
 
     async def wait_stopped(self, timeout_s: float = 300.0) -> None:
         """Until it is frozen (state T), by us or by a scripted fault."""
@@ -163,7 +163,7 @@ class PeerProcess:
             while not self.is_stopped:
                 await trio.sleep(POLL_S)
             return
-        raise AssertionError(f"{self.name} was not frozen within {timeout_s:g} s.\n{self.story()}")
+        raise AssertionError(f"{self.name} was not frozen within {timeout_s:g} s.\n{self.scenario()}")
 
     def kill(self) -> None:
         """SIGKILL, as a power cut would; reaps it."""
@@ -192,7 +192,7 @@ class PeerProcess:
         times = [since, *(fact.at for fact in self.commits if since <= fact.at <= until)]
         return [b - a for a, b in pairwise(times)]
 
-    def story(self, lines: int = 40) -> str:
+    def scenario(self, lines: int = 40) -> str:
         """Its last facts and what it printed, for a failed test."""
         facts = "\n".join(f"  {fact.at:.2f} {fact.name} {fact.fields}" for fact in self.facts[-lines:])
         with suppress(OSError):
@@ -251,7 +251,7 @@ class Swarm:
                 await trio.sleep(POLL_S)
             else:
                 return
-        raise AssertionError(f"the coordinator gave no invite.\n{self.coordinator.story()}")
+        raise AssertionError(f"the coordinator gave no invite.\n{self.coordinator.scenario()}")
 
     async def committed(self, round_number: int, *peers: PeerProcess, timeout_s: float = 300.0) -> None:
         """Until each of `peers` (default: all that live) stands at `round_number` or later."""
@@ -274,7 +274,7 @@ class Swarm:
     def check_agreement(self) -> None:
         """No two peers ever reported different states for one round, and nobody reported a bug."""
         forks = {place: hashes for place, hashes in self.hashes().items() if len(hashes) > 1}
-        assert not forks, f"forked at (term, round): {forks}\n{self.story()}"
+        assert not forks, f"forked at (term, round): {forks}\n{self.scenario()}"
         everybody = [self.coordinator, *self.peers.values()]
         bugs = [(peer.name, fact.fields) for peer in everybody for fact in peer.all("bug")]
         assert not bugs, bugs
@@ -292,14 +292,14 @@ class Swarm:
             before = heads.get((term, number - 1))
             assert before is None or previous == before[0], f"term {term} has a gap in its chain at round {number}"
 
-    def story(self) -> str:
+    def scenario(self) -> str:
         everybody = [self.coordinator, *self.peers.values()]
-        return "\n".join(f"== {peer.name}\n{peer.story(15)}" for peer in everybody)
+        return "\n".join(f"== {peer.name}\n{peer.scenario(15)}" for peer in everybody)
 
     def ended(self) -> str:
         """What each peer that is no more said last: the one that a test waits for may be waiting for it."""
         gone = [peer for peer in [self.coordinator, *self.peers.values()] if not peer.alive]
-        return "\n".join(f"== {peer.name} ended with {peer.process.returncode}\n{peer.story(5)}" for peer in gone)
+        return "\n".join(f"== {peer.name} ended with {peer.process.returncode}\n{peer.scenario(5)}" for peer in gone)
 
     async def run(self) -> None:
         """Read what everybody reports, until cancelled."""

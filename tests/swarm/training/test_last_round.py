@@ -10,7 +10,7 @@ import trio
 from trio.testing import MockClock
 
 from peer.errors import NoQuorum
-from swarm.membership.completion import LOOK_EVERY_S, MEASURING, TOO_LATE_S, not_too_late, run_is_over
+from swarm.membership.completion import LOOK_EVERY_S, MEASURING, TOO_LATE_S, check_run_alive, run_is_over
 from swarm.membership.membership import MemberRecord
 from tests.swarm.placement.test_stage_choice import record
 from tests.swarm.support.swarm_harness import RUN_TOML, open_swarm
@@ -59,7 +59,7 @@ async def test_the_last_measurement_is_waited_for(tmp_path: Path) -> None:
         assert [await peer.wait_exit() for peer in (*left, last)] == [0, 0, 0]
         assert first[victim].is_stopped
         first[victim].kill()
-        assert ROUNDS in [f.fields["round"] for peer in left for f in peer.all("val_evaluated")], swarm.story()
+        assert ROUNDS in [f.fields["round"] for peer in left for f in peer.all("val_evaluated")], swarm.scenario()
 
 
 class Readings:
@@ -127,11 +127,11 @@ async def test_whoever_comes_when_all_have_left_is_told(autojump_clock: MockCloc
     alone, mate = {"c": at(3, "coordinator")}, {"c": at(3, "coordinator"), "a": at(2)}
     for view in (alone, mate):
         with pytest.raises(NoQuorum, match="peer export"), trio.fail_after(2 * TOO_LATE_S):
-            await not_too_late(lambda view=view: view, "c", 3, lambda: True)
+            await check_run_alive(lambda view=view: view, "c", 3, lambda: True)
     others = ({}, {"c": at(2, "coordinator")}, {"x": at(3, "coordinator")}, {**alone, "a": at(3)})
     for view, waits in (*((view, True) for view in others), (alone, False)):
         with trio.move_on_after(10 * TOO_LATE_S) as waiting:
-            await not_too_late(lambda view=view: view, "c", 3, lambda waits=waits: waits)
+            await check_run_alive(lambda view=view: view, "c", 3, lambda waits=waits: waits)
         assert waiting.cancelled_caught
 
 

@@ -12,25 +12,25 @@ import msgspec
 import pytest
 import trio
 
-from peer.checkpoint.checkpoint_file import Loaded
+from peer.checkpoint.checkpoint_file import LoadedCheckpoint
 from peer.events import Event, EventLog
 from peer.identity import Identity, sign_body
 from peer.net.host import Host, HostConfig, open_host
 from swarm.coordinator.authority import STAGE_BACK_S_MAX, Authority
-from swarm.coordinator.durable_state import Memory
+from swarm.coordinator.durable_state import DurableState
 from swarm.coordinator.handlers import CoordinatorHandlers
 from swarm.membership.membership import MemberRecord
 from swarm.placement.stages import open_store
 from swarm.protocol.head import Head
 from swarm.protocol.messages import REGROUP_KIND
 from swarm.run.manifest import Manifest
-from swarm.state.server import serve_shelves
+from swarm.state.server import serve_snapshots
 from swarm.training import restore as module
 from swarm.training.checkpoints import LocalCheckpoint
 from swarm.training.context import PeerContext
 from swarm.training.restore import restore
-from swarm.training.stage_backup import KeptHead, StageBackup, keep
-from tests.swarm.support.kept_commits import STAGE, Commit, commit_of, ground_of, record_of
+from swarm.training.stage_backup import BackupHead, StageBackup, keep
+from tests.swarm.support.kept_commits import STAGE, Commit, commit_of, context_of, record_of
 from tests.swarm.training.test_roles import run_of
 
 
@@ -58,19 +58,19 @@ class Scene:
     async def machine(self) -> AsyncIterator[PeerContext]:
         """One of the stage before, which has not opened its archive."""
         self._count += 1
-        async with ground_of(self.manifest, self._folder / f"keeper{self._count}") as (ground, _):
-            await self.fresh.host.connect_address(ground.host.addresses[0], timeout_s=60)
-            yield ground
+        async with context_of(self.manifest, self._folder / f"keeper{self._count}") as (context, _):
+            await self.fresh.host.connect_address(context.host.addresses[0], timeout_s=60)
+            yield context
 
-    def enters(self, ground: PeerContext) -> None:
+    def enters(self, context: PeerContext) -> None:
         """Its record is read."""
         head = self.manifest.first_head(STAGE - 1)
-        self.records[ground.host.peer_id] = record_of(ground.host, head, STAGE - 1)
+        self.records[context.host.peer_id] = record_of(context.host, head, STAGE - 1)
 
-    async def opens(self, ground: PeerContext, commit: Commit) -> None:
+    async def opens(self, context: PeerContext, commit: Commit) -> None:
         """It keeps that commit, and tells."""
-        assert await keep(ground, STAGE, *commit)
-        serve_shelves(ground.host.rpc, [StageBackup(ground, STAGE - 1, dict).lent])
+        assert await keep(context, STAGE, *commit)
+        serve_snapshots(context.host.rpc, [StageBackup(context, STAGE - 1, dict).backups])
 
     async def begins_with(self) -> Head:
         """What a seat would, now."""
@@ -90,19 +90,19 @@ async def scene_of(
     me = Identity.generate()
     manifest = msgspec.structs.replace(run_of(3), authority=me.peer_id)
     made = {round: commit_of(manifest, me, round) for round in {*commits, *seen}}
-    memory = Memory(made[seen[0]][1])
+    durable = DurableState(made[seen[0]][1])
     for round in seen:
-        memory.see(made[round][0], STAGE_BACK_S_MAX)
+        durable.see(made[round][0], STAGE_BACK_S_MAX)
     async with (
         open_host(HostConfig(identity=me, events=EventLog())) as host,
-        ground_of(manifest, folder / "fresh") as (fresh, events),
+        context_of(manifest, folder / "fresh") as (fresh, events),
     ):
         first = manifest.first_head(STAGE)
-        CoordinatorHandlers(host, [Authority(host, first, 1, list, memory, abreast=lambda head: head)])
+        CoordinatorHandlers(host, [Authority(host, first, 1, list, durable, fast_forward=lambda head: head)])
         await fresh.host.connect_address(host.addresses[0], timeout_s=60)
         with trio.fail_after(120):
             scene = Scene(folder, manifest, host, fresh, events)
-            scene.sees = lambda head: memory.see(head, STAGE_BACK_S_MAX)
+            scene.sees = lambda head: durable.see(head, STAGE_BACK_S_MAX)
             yield scene, [made[round] for round in commits]
 
 
@@ -214,11 +214,14 @@ async def test_without_the_authority_the_newest_is_taken(tmp_path: Path) -> None
     authority = Identity.generate()
     manifest = msgspec.structs.replace(run_of(3), authority=authority.peer_id)
     head, regroup, state = commit_of(manifest, authority, 7)
-    async with ground_of(manifest, tmp_path / "a") as (keeper, _), ground_of(manifest, tmp_path / "b") as (fresh, seen):
+    async with (
+        context_of(manifest, tmp_path / "a") as (keeper, _),
+        context_of(manifest, tmp_path / "b") as (fresh, seen),
+    ):
         assert await keep(keeper, STAGE, head, regroup, state)
-        archive = StageBackup(keeper, STAGE - 1, dict)
-        assert archive.of == STAGE
-        serve_shelves(keeper.host.rpc, [archive.lent])
+        backup = StageBackup(keeper, STAGE - 1, dict)
+        assert backup.of == STAGE
+        serve_snapshots(keeper.host.rpc, [backup.backups])
         await fresh.host.connect_address(keeper.host.addresses[0], timeout_s=60)
         records = {keeper.host.peer_id: record_of(keeper.host, head, STAGE - 1)}
 
@@ -235,21 +238,21 @@ async def test_without_the_authority_the_newest_is_taken(tmp_path: Path) -> None
 async def test_a_commit_that_the_authority_did_not_begin_is_not_taken(tmp_path: Path) -> None:
     manifest = msgspec.structs.replace(run_of(3), authority=Identity.generate().peer_id)
     head, forged, state = commit_of(manifest, Identity.generate(), 7)
-    async with ground_of(manifest, tmp_path / "a") as (keeper, _), ground_of(manifest, tmp_path / "b") as (fresh, _b):
+    async with context_of(manifest, tmp_path / "a") as (keeper, _), context_of(manifest, tmp_path / "b") as (fresh, _b):
         assert await keep(keeper, STAGE, head, forged, state)
-        archive = StageBackup(keeper, STAGE - 1, dict)
-        archive._lent = archive._lend(commit_on_disk(keeper))
-        assert archive._lent.regroup is None, "it does not offer it by itself"
-        archive._lent = KeptHead(head, forged)
-        serve_shelves(keeper.host.rpc, [archive.lent])
+        backup = StageBackup(keeper, STAGE - 1, dict)
+        backup._backups = backup._lend(commit_on_disk(keeper))
+        assert backup._backups.regroup is None, "it does not offer it by itself"
+        backup._backups = BackupHead(head, forged)
+        serve_snapshots(keeper.host.rpc, [backup.backups])
         await fresh.host.connect_address(keeper.host.addresses[0], timeout_s=60)
         records = {keeper.host.peer_id: record_of(keeper.host, head, STAGE - 1)}
         await restore(fresh, STAGE, lambda: records)
         assert open_store(fresh.home, manifest, STAGE, fresh.host.identity, EventLog()).load_latest() is None
 
 
-def commit_on_disk(ground: PeerContext) -> Loaded:
-    loaded = open_store(ground.home, ground.manifest, STAGE, ground.host.identity, EventLog()).load_latest()
+def commit_on_disk(context: PeerContext) -> LoadedCheckpoint:
+    loaded = open_store(context.home, context.manifest, STAGE, context.host.identity, EventLog()).load_latest()
     assert loaded is not None
     return loaded
 
@@ -258,9 +261,9 @@ async def test_a_stage_that_is_served_is_fetched_from_its_replicas_only(tmp_path
     authority = Identity.generate()
     manifest = msgspec.structs.replace(run_of(3), authority=authority.peer_id)
     head, regroup, state = commit_of(manifest, authority, 7)
-    async with ground_of(manifest, tmp_path / "a") as (keeper, _), ground_of(manifest, tmp_path / "b") as (fresh, _b):
+    async with context_of(manifest, tmp_path / "a") as (keeper, _), context_of(manifest, tmp_path / "b") as (fresh, _b):
         assert await keep(keeper, STAGE, head, regroup, state)
-        serve_shelves(keeper.host.rpc, [StageBackup(keeper, STAGE - 1, dict).lent])
+        serve_snapshots(keeper.host.rpc, [StageBackup(keeper, STAGE - 1, dict).backups])
         await fresh.host.connect_address(keeper.host.addresses[0], timeout_s=60)
         records = {
             keeper.host.peer_id: record_of(keeper.host, head, STAGE - 1),
@@ -278,21 +281,21 @@ async def test_a_commit_of_the_term_before_keeps_its_signature(tmp_path: Path) -
     authority = Identity.generate()
     manifest = msgspec.structs.replace(run_of(3), authority=authority.peer_id)
     head, regroup, state = commit_of(manifest, authority, 7)
-    async with ground_of(manifest, tmp_path / "mine") as (ground, _):
-        assert await keep(ground, STAGE, head, regroup, state)
-        kept, archive = await LocalCheckpoint.open(ground, STAGE), StageBackup(ground, STAGE - 1, dict)
+    async with context_of(manifest, tmp_path / "mine") as (context, _):
+        assert await keep(context, STAGE, head, regroup, state)
+        kept, backup = await LocalCheckpoint.open(context, STAGE), StageBackup(context, STAGE - 1, dict)
         for term in (2, 2, 3):
             kept.save_regroup(sign_body(authority, REGROUP_KIND, head.regrouped(head.members, term)))
-            again = await LocalCheckpoint.open(ground, STAGE)
+            again = await LocalCheckpoint.open(context, STAGE)
             assert again.head == head and again.load_regroup() == regroup
-            assert archive._lend(commit_on_disk(ground)) == KeptHead(head, regroup)
-            await restore(ground, STAGE, dict)
-            assert (await LocalCheckpoint.open(ground, STAGE)).head == head
+            assert backup._lend(commit_on_disk(context)) == BackupHead(head, regroup)
+            await restore(context, STAGE, dict)
+            assert (await LocalCheckpoint.open(context, STAGE)).head == head
 
         later = head.regrouped(head.members, 3)
         await kept.save(later)
-        again = await LocalCheckpoint.open(ground, STAGE)
+        again = await LocalCheckpoint.open(context, STAGE)
         assert again.head == later and again.load_regroup() == sign_body(authority, REGROUP_KIND, later)
         last = sign_body(authority, REGROUP_KIND, later.regrouped(head.members, 4))
         again.save_regroup(last)
-        assert (await LocalCheckpoint.open(ground, STAGE)).load_regroup() == sign_body(authority, REGROUP_KIND, later)
+        assert (await LocalCheckpoint.open(context, STAGE)).load_regroup() == sign_body(authority, REGROUP_KIND, later)

@@ -17,7 +17,7 @@ import pytest
 from tests.peer.support.holes_node import SCENARIOS
 
 _ROOT = Path(__file__).parents[4]
-_PATIENCE_S = {"fixed": 240.0, "stock": 60.0}  # one child for all, and one for each
+_TIMEOUT_S = {"fixed": 240.0, "stock": 60.0}  # one child for all, and one for each
 
 pytestmark = pytest.mark.process
 
@@ -27,12 +27,12 @@ def _provoke(library: str, names: list[str]) -> dict[str, str]:
     command = [sys.executable, "-m", "tests.peer.support.holes_node", library, *names]
     with subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
         try:
-            printed, errors = child.communicate(timeout=_PATIENCE_S[library])
+            printed, errors = child.communicate(timeout=_TIMEOUT_S[library])
             rest = f"the node died: {errors[-2000:]}"
         except subprocess.TimeoutExpired:
             child.kill()
             printed, _ = child.communicate()
-            rest = f"no end within {_PATIENCE_S[library]:g} s"
+            rest = f"no end within {_TIMEOUT_S[library]:g} s"
     holes = {line["name"]: str(line["hole"]) for line in map(json.loads, printed.splitlines())}
     return {name: holes.get(name, rest) for name in names}
 

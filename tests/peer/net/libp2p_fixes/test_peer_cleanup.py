@@ -27,7 +27,7 @@ def kept_of_others(host: Host) -> dict[str, int]:
         "records": len(network.peerstore.peer_record_map),
         "disconnects": len(network.auto_connector._recent_disconnects),
         "bulk": len({*host._connections._bulk, *host._connections._bulk_dials}),
-        "lanes": len(host._lane._links),
+        "links": len(host._bulk._links),
     }
 
 

@@ -18,7 +18,7 @@ from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamClos
 from noise.connection import Keypair, NoiseConnection
 
 from peer.net.libp2p_fixes.noise import NoiseTransport
-from peer.net.libp2p_fixes.send_queue import DATA_BYTES, Outbox
+from peer.net.libp2p_fixes.send_queue import DATA_BYTES, SendQueue
 from peer.net.libp2p_fixes.yamux import STREAMS_IN_MAX, STREAMS_OUT_MAX, Yamux
 from peer.net.libp2p_fixes.yamux_stream import WINDOW_INITIAL, YamuxStream
 from tests.peer.support.holes_in_muxer import (
@@ -276,24 +276,24 @@ async def test_data_under_way_to_a_stream_that_we_reset_is_skipped_up_to_its_win
             await listener.event_closed.wait()
 
 
-async def test_nobody_waits_for_room_in_a_closed_outbox(autojump_clock: trio.testing.MockClock) -> None:
+async def test_nobody_waits_for_room_in_a_closed_send_queue(autojump_clock: trio.testing.MockClock) -> None:
     """Nothing empties it, and whoever asks in a loop must let the others run."""
-    outbox = Outbox(lambda: None)
-    outbox.put(bytes(DATA_BYTES))
-    assert outbox.is_full_for(65536)
+    send_queue = SendQueue(lambda: None)
+    send_queue.put(bytes(DATA_BYTES))
+    assert send_queue.is_full_for(65536)
 
     async def wait() -> None:
-        while outbox.is_full_for(65536):
-            await outbox.wait_room()
+        while send_queue.is_full_for(65536):
+            await send_queue.wait_room()
 
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(wait)
             await trio.testing.wait_all_tasks_blocked()
-            outbox.close()
+            send_queue.close()
         await wait()
     with trio.testing.assert_checkpoints():
-        await outbox.wait_room()
+        await send_queue.wait_room()
 
 
 def _handshaken() -> tuple[NoiseConnection, NoiseConnection]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Turn:
+class RoundInfo:
     """Which round this is: `round` counts the commits, itself included; `step` is the run's position in the inner
     schedule before it, `lr` the inner learning rate there."""
 
