@@ -108,7 +108,7 @@ def test_a_signal_cancels_and_lets_the_work_clean_up() -> None:
 
 TIED = """
 import sys, trio
-from cli.edge import report_failure, run_until_stopped
+from cli.run import report_failure, run_until_stopped
 async def work():
     print("up", flush=True)
     await trio.sleep_forever()

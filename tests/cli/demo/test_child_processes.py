@@ -21,14 +21,14 @@ pytestmark = pytest.mark.process
 FREEZES = """
 import sys, time
 from pathlib import Path
-from cli.children import children
-from cli.course import COORDINATOR, Course
-from cli.edge import report_failure, stopping_by_signal
-from cli.progress import Progress
+from cli.demo.child_processes import children
+from cli.demo.cluster import COORDINATOR, LocalCluster
+from cli.run import report_failure, stopping_by_signal
+from cli.views.progress import Progress
 try:
     with stopping_by_signal(), children() as group:
-        course = Course(Path(sys.argv[1]), 4, group, Progress("test"), lambda: None)
-        course.begin()
+        cluster = LocalCluster(Path(sys.argv[1]), 4, group, Progress("test"), lambda: None)
+        cluster.begin()
         group.peers[COORDINATOR].freeze()
         print("frozen", flush=True)
         while True:

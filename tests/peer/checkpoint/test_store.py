@@ -30,8 +30,8 @@ from peer.model.layout import FlatLayout
 
 CONFIG = ModelConfig(hidden_size=64, layers=2, heads=4, kv_heads=2, intermediate_size=128, max_seq_len=64)
 LAYOUT = FlatLayout.of(CONFIG)
-CHILD = Path(__file__).with_name("checkpoint_child.py")
 REPO = Path(__file__).parents[3]
+CHILD = REPO / "tests/peer/support/checkpoint_child.py"
 
 
 def some_state(seed: int) -> dict[str, torch.Tensor]:

@@ -196,18 +196,19 @@ import sys, trio
 from pathlib import Path
 from peer.config import DataConfig, InnerConfig, ModelConfig
 from peer.events import EventLog
-from peer.gang import GangConfig, open_gang
+from peer.worker.client import open_worker_group
+from peer.worker.supervisor import WorkerConfig
 
 async def main():
-    config = GangConfig(
+    config = WorkerConfig(
         model=ModelConfig(hidden_size=32, layers=2, heads=2, kv_heads=1, intermediate_size=48, max_seq_len=32),
         data=DataConfig(source="folder", path=sys.argv[2], seq_len=32),
         inner=InnerConfig(lr=1e-2, batch_size=4, total_steps=1000, dtype="fp32"),
         directory=Path(sys.argv[1]), events=EventLog(), device="cpu", threads=1,
     )
-    async with open_gang(config) as gang:
-        print(gang.worker_pid, flush=True)
-        await gang.inner_steps([(0, 10**9)], 0, 3600.0)
+    async with open_worker_group(config) as workers:
+        print(workers.worker_pid, flush=True)
+        await workers.inner_steps([(0, 10**9)], 0, 3600.0)
 
 trio.run(main)
 """

@@ -204,7 +204,7 @@ async def test_a_peer_whose_worker_cannot_be_started_again_leaves(
     last_words = pytest.RaisesGroup(pytest.RaisesExc(WorkerError, match="the device is gone.*join again"))
     with last_words:
         async with open_worker(tmp_path, 1) as (worker_group, log):
-            monkeypatch.setattr("peer.worker.process.Child.start", fails)
+            monkeypatch.setattr("peer.worker.process.WorkerProcess.start", fails)
             assert worker_group.worker_pid is not None
             os.kill(worker_group.worker_pid, signal.SIGKILL)
             with trio.fail_after(60), log.subscribed(in_vain.append):

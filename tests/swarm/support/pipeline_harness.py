@@ -82,9 +82,9 @@ def without_haste(monkeypatch: pytest.MonkeyPatch) -> None:
     config = RouterConfig(deadline_first_s=60.0, deadline_min_s=60.0)
     monkeypatch.setattr("swarm.pipeline.sender.ReplicaRouter", lambda seed: ReplicaRouter(seed, config))
     for name in (
-        "first_stage.SEEN_S",
-        "sender.SEEN_S",
-        "duplicate_checks.AWAITED_S",
+        "first_stage.IS_COUNTED_S",
+        "sender.IS_COUNTED_S",
+        "duplicate_checks.STILL_WAITING_S",
         "synchronous.ANSWER_S",
         "data_feed.FEED_S",
     ):
