@@ -62,7 +62,7 @@ def serve_dial_back(host: Host) -> None:
                 nursery.start_soon(_try, ip, port, outcomes)
         return DialBackReply(ip, tuple(sorted(outcomes.items())))
 
-    host.rpc.serve(DIAL_BACK, answer)
+    host.rpc.register(DIAL_BACK, answer)
 
 
 async def _try(ip: str, port: int, outcomes: dict[int, Outcome]) -> None:
