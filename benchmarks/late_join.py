@@ -87,7 +87,7 @@ async def member(number: int, numel: int, pause_s: float, rounds: int, folder: P
         snapshots = SnapshotStore(state.size_bytes, 9 << 20)
         snapshots.serve(host.rpc)
         me, trainer = Member(host.peer_id, str(number)), Pausing(delta_of(number, numel), pause_s)
-        context = RoundContext(me, identity, host, state, snapshots, trainer, SCHEDULE, AdaptiveTimeouts(), log)
+        context = RoundContext(me, host, state, snapshots, trainer, SCHEDULE, AdaptiveTimeouts())
         observer = Meter(context, rounds, True, folder)
         print(json.dumps({"peer": me.peer, "session": me.session, "addresses": host.addresses}), flush=True)
         await take_part(context, observer, authority, rounds, nursery)

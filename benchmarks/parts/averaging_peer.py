@@ -159,7 +159,7 @@ async def main(number: int, numel: int, codec: str, rounds: int, folder: Path) -
         snapshots.serve(host.rpc)
         publishes = "BENCHMARK_SHELF" in os.environ
         trainer, timeouts = NoTraining(delta_of(number, numel)), AdaptiveTimeouts(0.0 if publishes else TIMEOUT_S)
-        context = RoundContext(me, identity, host, state, snapshots, trainer, SCHEDULE, timeouts, log)
+        context = RoundContext(me, host, state, snapshots, trainer, SCHEDULE, timeouts)
         observer = Observer(context, rounds, publishes, folder)
         print(json.dumps({"peer": me.peer, "session": me.session, "addresses": host.addresses}), flush=True)
         await take_part(context, observer, authority, rounds, nursery)

@@ -23,11 +23,10 @@ from swarm.protocol.head import MEMBERS_MAX, Head, Member
 from swarm.protocol.quorum import (
     ASKED_MAX,
     HeadCandidate,
-    Viewpoint,
     ask_head_reports,
     majority_speaks,
     open_regroup,
-    weigh,
+    rank_heads,
 )
 
 ROUND_TRIP_S: Final = 1.0
@@ -136,7 +135,7 @@ class Authority:
         head_reports = [(peer, report) for peer, report in answers if report.member.peer == peer]
         if any(self._knows(peer) for peer, _ in head_reports):
             self._known_seen_at = trio.current_time()
-        candidates = weigh(head_reports, self.me.peer, self._genesis, Viewpoint(self.me, self.head))
+        candidates = rank_heads(head_reports, self.me.peer, self._genesis, self.me, self.head)
         counting = [s for s in candidates if s.head.members and self._is_credible(s)]
         may_follow = self._may_follow(head_reports)
         if may_follow and counting and counting[0].head.position > self.head.position:

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -21,7 +23,6 @@ from peer.errors import BarnraiseError
 from peer.events import EventLog
 from peer.net.host import Host
 from swarm.protocol.head import Head
-from swarm.protocol.version import VERSION
 from swarm.run.manifest import STAGES_MAX
 
 TTL_S: Final = 9.0
@@ -107,13 +108,22 @@ class LocalStatus:
     pinned: bool = False
 
 
+@cache
+def installed_version() -> str:
+    """Return the version of this software, or "source" if it is not installed."""
+    try:
+        return version("barnraise")
+    except PackageNotFoundError:
+        return "source"
+
+
 def member_record(host: Host, head: Head, own: LocalStatus) -> MemberRecord:
     """The record of a peer that stands at `head`, now."""
     return MemberRecord(
         session=own.session,
         name=own.name[:NAME_CHARS_MAX],
         role=own.role,
-        version=VERSION,
+        version=installed_version(),
         addresses=list(host.addresses[:ADDRESSES_MAX]),
         term=head.term,
         round=head.round,

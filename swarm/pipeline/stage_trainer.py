@@ -117,9 +117,9 @@ class StageTrainer(ABC):
     async def train(self, request: TrainRequest) -> TrainResult:
         self._cut_short = request.cut_short  # a call to wrap up may have come when the round before had been handed in
         await self._changed.until(lambda: self._is_ready(request), math.inf)
-        if request.assignment.anew or not self._may_go_on(request):
+        if request.assignment.reset or not self._may_go_on(request):
             async with self._alone():
-                await self._begin_anew()
+                await self._begin_reset()
         return await self._train(request)
 
     def finish_early(self) -> None:
@@ -260,7 +260,7 @@ class StageTrainer(ABC):
         self._settle()
         if conflicts:
             self._say_lost("counted elsewhere too", conflicts)
-            await self._begin_anew()
+            await self._begin_reset()
 
     async def _recover(self) -> None:
         """A new worker takes up the weights of the head."""
@@ -271,7 +271,7 @@ class StageTrainer(ABC):
         await self._load(self.head)
         self._generation = generation
 
-    async def _begin_anew(self) -> None:
+    async def _begin_reset(self) -> None:
         """Back to the weights of the head: what was counted since counts no more."""
         if self.head is None or self._is_lost():
             return  # it is about to be

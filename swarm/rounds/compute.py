@@ -17,7 +17,7 @@ from swarm.protocol.messages import SUBMIT, Submit
 from swarm.protocol.plan import CONTRIBUTION_KIND, Contribution, WorkPlan, check_plan
 from swarm.rounds.context import RoundContext
 from swarm.rounds.contribution import Contributor
-from swarm.rounds.leader_timeout import ElectionTimeout
+from swarm.rounds.election_timeout import ElectionTimeout
 from swarm.rounds.round_state import RoundState
 
 SUBMIT_RETRY_S: Final = 1.0
@@ -37,7 +37,7 @@ class ComputePhase:
         spawn: Callable[..., Any],
     ) -> None:
         self._context, self._round_state = context, round_state
-        self._turn, self._coding = round_info, coding
+        self._round_info, self._coding = round_info, coding
         self._contributor = contributor
         self._election_timeout = election_timeout
         self._spawn = spawn
@@ -52,10 +52,10 @@ class ComputePhase:
             self.discard("a new plan replaced it")
         round_state.plan, round_state.signed_plan, round_state.planned_at = plan, signed, trio.current_time()
         round_state.left_out = plan.of(self._context.me) is None
-        self._election_timeout.give_work(
+        self._election_timeout.allow_work(
             leader, plan.hash, self._election_timeout.time_for(plan) + 4 * self._context.timeouts.answer_s
         )
-        self._context.events.emit("round_planned", round=self._turn.round, members=len(plan.assignments))
+        self._context.events.emit("round_planned", round=self._round_info.round, members=len(plan.assignments))
         if not round_state.left_out:
             self._scope = trio.CancelScope()
             self._spawn(self._compute, plan, self._scope, finish_early)
@@ -65,7 +65,7 @@ class ComputePhase:
         seconds = 4 * self._context.timeouts.answer_s
         if self._context.schedule.pipeline and self._round_state.contribution is None:
             seconds += self._election_timeout.time_for(plan)
-        self._election_timeout.give_work(leader, plan.hash, seconds)
+        self._election_timeout.allow_work(leader, plan.hash, seconds)
         if finish_early:
             self._context.trainer.finish_early()
 
@@ -73,10 +73,10 @@ class ComputePhase:
         """As `Round.discard`."""
         if self._scope is not None:
             self._scope.cancel()
-        if self._round_state.message is not None:
-            self._contributor.restore_residual(self._round_state.message)
+        if self._round_state.update is not None:
+            self._contributor.restore_residual(self._round_state.update)
         self._round_state.drop_work()
-        self._context.events.emit("round_discarded", round=self._turn.round, reason=reason)
+        self._context.events.emit("round_discarded", round=self._round_info.round, reason=reason)
 
     def take_submission(self, signed: Signed) -> None:
         """A contribution, at the leader; checked when the roster is made."""
@@ -97,7 +97,7 @@ class ComputePhase:
         round_state, phase = self._round_state, self._phase
         with scope:
             phase("compute")
-            contribution, message = await self._contributor.contribute(plan, self._turn, self._coding, cut_short)
+            contribution, message = await self._contributor.contribute(plan, self._round_info, self._coding, cut_short)
             if scope.cancel_called:  # while it was encoded, which nothing interrupts: the height is another plan's
                 if message is not None:
                     self._contributor.restore_residual(message)
@@ -105,14 +105,14 @@ class ComputePhase:
             if self._context.schedule.synchronous:
                 self._context.timeouts.note_batch(trio.current_time() - round_state.planned_at)
             end = self._election_timeout.time_after_work(plan) + 4 * self._context.timeouts.answer_s
-            round_state.stage_deadline = min(round_state.stage_deadline, round_state.planned_at + end)
-            round_state.contribution, round_state.message = contribution, message
+            round_state.step_deadline = min(round_state.step_deadline, round_state.planned_at + end)
+            round_state.contribution, round_state.update = contribution, message
             round_state.changed.notify()
-            phase("hand in")
+            phase("submit")
             await self._submit()
 
     def _phase(self, name: str) -> None:
-        self._context.events.emit("phase_entered", round=self._turn.round, phase=name)
+        self._context.events.emit("phase_entered", round=self._round_info.round, phase=name)
 
     async def _submit(self) -> None:
         """Give the contribution to the leader of the attempt promised last; a later leader asks for it by itself."""

@@ -16,7 +16,7 @@ from optim.strategies.interface import Coding
 from peer.errors import BarnraiseError, NetworkError, ProtocolViolation, RemoteError, RoundError
 from peer.identity import Signed
 from peer.net.rpc_server import BUSY
-from swarm.protocol import messages as say
+from swarm.protocol import messages
 from swarm.protocol.head import TRIES_PER_LEADER, Head, Member
 from swarm.protocol.ledger import Range
 from swarm.protocol.quorum import ASKED_MAX, HeadCandidate, Viewpoint, ask_head_reports, weigh
@@ -56,7 +56,7 @@ class Engine:
     ) -> None:
         self._state = here = EngineState(head, regroup)
         self._context = context
-        self._keeper = keeper
+        self._listener = keeper
         self._run = run
         self._contributor = Contributor(context)
         self.counted: tuple[tuple[Range, ...], ...] = ()
@@ -154,8 +154,8 @@ class Engine:
         floor = 0
         while round_state.decided is None:
             floor = max(floor, round_state.acceptor.promised)
-            attempt = round_state.awaited = head.next_attempt(floor, host.suspects)
-            round_.election_timeout.turn_to(head.leader(attempt).peer)
+            attempt = round_state.awaited_attempt = head.next_attempt(floor, host.suspects)
+            round_.election_timeout.follow(head.leader(attempt).peer)
             if head.leader(attempt) == self._context.me:
                 self._state.phase = "leading"
                 floor = attempt + 1
@@ -176,25 +176,25 @@ class Engine:
     async def _follow(self, round_state: RoundState, attempt: int) -> None:
         """Wait while the leader of `attempt` makes progress."""
         leader = round_state.head.leader(attempt).peer
-        if round_state.awaits != leader:  # else it has its time: it may have been quicker than we are
+        if round_state.awaited_leader != leader:  # else it has its time: it may have been quicker than we are
             round_state.expect_progress_within(2 * self._context.timeouts.answer_s, leader)
         async with trio.open_nursery() as nursery:
             if self._context.schedule.pipeline:
                 nursery.start_soon(self._see_whether_it_left, round_state, leader)
             while round_state.decided is None and round_state.acceptor.promised <= attempt:
-                if leader in self._context.host.suspects or trio.current_time() > round_state.stage_deadline:
+                if leader in self._context.host.suspects or trio.current_time() > round_state.step_deadline:
                     break
                 await round_state.changed.until(lambda: round_state.decided is not None, 0.25)
             nursery.cancel_scope.cancel()
 
     async def _see_whether_it_left(self, round_state: RoundState, leader: str) -> None:
         """A leader that moves to another stage is alive, and leads no more: then its time is over."""
-        ask = say.AskHead(round_state.head.run_id)
+        ask = messages.AskHead(round_state.head.run_id)
         while True:
             await trio.sleep(LEADER_LEFT_S)
             try:
                 await self._context.host.rpc.call(
-                    leader, say.HEAD_REPORT, ask, timeout_s=self._context.timeouts.answer_s
+                    leader, messages.HEAD_REPORT, ask, timeout_s=self._context.timeouts.answer_s
                 )
             except RemoteError as error:
                 if error.code != BUSY:
@@ -208,7 +208,7 @@ class Engine:
         round_state, context = round_.round_state, self._context
         self._state.phase = "joining"
         head = round_state.head
-        request_join = say.JoinRequest(head.hash, head.round, context.me, context.host.addresses, head.run_id)
+        request_join = messages.JoinRequest(head.hash, head.round, context.me, context.host.addresses, head.run_id)
         while round_state.decided is None:
             doors = [*(m.peer for m in head.members), self._run.authority]
             async with trio.open_nursery() as nursery:
@@ -216,10 +216,10 @@ class Engine:
                     nursery.start_soon(self._request_join_at, door, request_join, head.position)
             await round_state.changed.until(lambda: round_state.decided is not None, JOIN_REQUEST_EVERY_S)
 
-    async def _request_join_at(self, door: str, request_join: say.JoinRequest, round_state: tuple[int, int]) -> None:
+    async def _request_join_at(self, door: str, request_join: messages.JoinRequest, round_state: tuple[int, int]) -> None:
         try:
             reply = await self._context.host.rpc.call(
-                door, say.REQUEST_JOIN, request_join, timeout_s=self._context.timeouts.answer_s
+                door, messages.REQUEST_JOIN, request_join, timeout_s=self._context.timeouts.answer_s
             )
         except BarnraiseError:
             return
@@ -251,14 +251,14 @@ class Engine:
     async def best_candidate(self) -> HeadCandidate | None:
         """The head that counts most among all the peers we know of."""
         me = self._context.me.peer
-        peers = [m.peer for m in self.head.members] + [self._run.authority] + list(self._keeper.known_peers())
+        peers = [m.peer for m in self.head.members] + [self._run.authority] + list(self._listener.known_peers())
         suspects = self._context.host.suspects
         mine, view = (me, self._state.report(self._context.me)), Viewpoint(self._context.me, self.head)
 
-        def weighed(head_reports: list[tuple[str, say.HeadReport]], unheard: int = 0) -> list[HeadCandidate]:
+        def weighed(head_reports: list[tuple[str, messages.HeadReport]], unheard: int = 0) -> list[HeadCandidate]:
             return weigh([*head_reports, mine], self._run.authority, self._run.genesis, view, unheard)
 
-        def enough(head_reports: list[tuple[str, say.HeadReport]], unheard: int) -> bool:
+        def enough(head_reports: list[tuple[str, messages.HeadReport]], unheard: int) -> bool:
             """A majority further on is worth following at once; whoever is frozen would hold up the answer. What only
             the authority of a pipeline's small groups remembers is often long past, and nobody has its state any more.
             """
@@ -275,12 +275,12 @@ class Engine:
 
     async def _wait_for_majority(self, round_: Round, reason: str) -> None:
         """Too few members are left to go on: only the authority may regroup us. Wait, and say so."""
-        self._state.phase = say.NO_MAJORITY
+        self._state.phase = messages.NO_MAJORITY
         self._context.events.emit("majority_lost", round=round_.number, reason=reason)
         try:
-            ask = say.AskHead(self.head.run_id)
+            ask = messages.AskHead(self.head.run_id)
             reply = await self._context.host.rpc.call(
-                self._run.authority, say.NEED_REGROUP, ask, timeout_s=self._context.timeouts.answer_s
+                self._run.authority, messages.NEED_REGROUP, ask, timeout_s=self._context.timeouts.answer_s
             )
             if reply.body.head.position > round_.round_state.head.position:
                 self._state.look.set()
@@ -299,7 +299,7 @@ class Engine:
         self._state.join_requests.settle(exchange.merge.plan, head)
         self.counted = tuple(body.counted for body in exchange.merge.merged())
         results = [exchange.results[i] for i in sorted(exchange.results)]
-        await self._keeper.committed(head, results)
+        await self._listener.committed(head, results)
 
     async def _catch_up(self, round_state: RoundState, candidate: HeadCandidate) -> None:
         """Move to a head that others committed: by our own sealed result, by a change of term, or by fetching. If that
@@ -311,11 +311,11 @@ class Engine:
             try:
                 if head.state_hash == state.tree.root:
                     break
-                if round_state.sealed is not None and round_state.sealed.hash == head.hash:
+                if round_state.candidate is not None and round_state.candidate.hash == head.hash:
                     state.commit(head.state_hash)
                 else:
-                    round_state.sealed = None  # its state is written over by what is fetched
-                    await self._keeper.fetch(candidate, self.head)
+                    round_state.candidate = None  # its state is written over by what is fetched
+                    await self._listener.fetch(candidate, self.head)
                 break
             except (NetworkError, ProtocolViolation) as error:
                 self._context.events.emit("catch_up_failed", round=head.round, reason=str(error))
@@ -324,7 +324,7 @@ class Engine:
                 return
             candidate = await self.best_candidate() or candidate
         self._state.head, self._state.regroup = head, candidate.regroup
-        await self._keeper.committed(head, [])
+        await self._listener.committed(head, [])
 
     async def _serve_stragglers(self) -> None:
         """The run is complete: stay until every member of the last head is there too, but not for ever."""

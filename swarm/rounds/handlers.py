@@ -17,7 +17,7 @@ from peer.errors import ProtocolViolation, RoundDiscarded, RoundError
 from peer.identity import Signed, open_body
 from peer.net.method import Call
 from peer.net.wire import Buffer
-from swarm.protocol import messages as say
+from swarm.protocol import messages
 from swarm.protocol.head import Hash, Head, Member
 from swarm.protocol.join_requests import JoinRequests
 from swarm.protocol.quorum import HeadCandidate
@@ -61,8 +61,8 @@ class EngineState:
     look: trio.Event = field(default_factory=trio.Event)
     offer: HeadCandidate | None = None
 
-    def report(self, me: Member) -> say.HeadReport:
-        return say.HeadReport(self.head, me, self.phase, self.regroup)
+    def report(self, me: Member) -> messages.HeadReport:
+        return messages.HeadReport(self.head, me, self.phase, self.regroup)
 
 
 class RoundHandlers:
@@ -78,18 +78,18 @@ class RoundHandlers:
     def open(self) -> None:
         """Answer from now on."""
         rpc = self._context.host.rpc
-        rpc.register(say.PREPARE, self._on_prepare)
-        rpc.register(say.START_ROUND, self._on_work)
-        rpc.register(say.SUBMIT, self._on_submit)
-        rpc.register(say.START_EXCHANGE, self._on_exchange)
-        rpc.register(say.FINISH, self._on_finish)
-        rpc.register(say.VOTE, self._on_vote)
-        rpc.register(say.CONTRIBUTION, self._on_contribution)
-        rpc.register(say.RESULT, self._on_result)
-        rpc.register(say.FETCH_RESULT, self._on_fetch)
-        rpc.register(say.HEAD_REPORT, self._on_head_report)
-        rpc.register(say.REQUEST_JOIN, self._on_request_join)
-        rpc.register(say.REGROUP, self._on_regroup)
+        rpc.register(messages.PREPARE, self._on_prepare)
+        rpc.register(messages.START_ROUND, self._on_work)
+        rpc.register(messages.SUBMIT, self._on_submit)
+        rpc.register(messages.START_EXCHANGE, self._on_exchange)
+        rpc.register(messages.FINISH, self._on_finish)
+        rpc.register(messages.VOTE, self._on_vote)
+        rpc.register(messages.CONTRIBUTION, self._on_contribution)
+        rpc.register(messages.RESULT, self._on_result)
+        rpc.register(messages.FETCH_RESULT, self._on_fetch)
+        rpc.register(messages.HEAD_REPORT, self._on_head_report)
+        rpc.register(messages.REQUEST_JOIN, self._on_request_join)
+        rpc.register(messages.REGROUP, self._on_regroup)
 
     def _current(self) -> Round:
         if self._state.round is None:
@@ -101,7 +101,7 @@ class RoundHandlers:
         if group != self._state.head.run_id:
             raise RoundError("this peer is in another group: look it up again")
 
-    async def _on_prepare(self, call: Call[say.Prepare]) -> say.Promise:
+    async def _on_prepare(self, call: Call[messages.Prepare]) -> messages.Promise:
         ask = call.body
         self._check_group(ask.head.run_id)
         round_ = self._state.round
@@ -115,7 +115,7 @@ class RoundHandlers:
                 await self._reach(ask.head)
         current = self._current()
         if current.round_state.head.hash != ask.head.hash:
-            return say.Promise(granted=False, promised=-1, head=self._state.head, member=self._context.me)
+            return messages.Promise(granted=False, promised=-1, head=self._state.head, member=self._context.me)
         promise = await current.promise_when_due(ask, call.peer)
         if promise.granted:
             self._learn(ask.addresses)
@@ -140,47 +140,47 @@ class RoundHandlers:
         except msgspec.MsgspecError as error:
             raise ProtocolViolation("a plan or contribution names no head") from error
 
-    async def _on_work(self, call: Call[say.StartRound]) -> say.Done:
+    async def _on_work(self, call: Call[messages.StartRound]) -> messages.Done:
         self._about(call.body.plan).take_work(call.body.plan, call.body.finish_early, call.peer)
-        return say.Done()
+        return messages.Done()
 
-    async def _on_submit(self, call: Call[say.Submit]) -> say.Done:
+    async def _on_submit(self, call: Call[messages.Submit]) -> messages.Done:
         self._about(call.body.contribution).take_submission(call.body.contribution)
-        return say.Done()
+        return messages.Done()
 
-    async def _on_exchange(self, call: Call[say.StartExchange]) -> say.Done:
+    async def _on_exchange(self, call: Call[messages.StartExchange]) -> messages.Done:
         await self._named(call.body.roster.head).begin_exchange(call.body.roster, call.peer)
-        return say.Done()
+        return messages.Done()
 
-    async def _on_finish(self, call: Call[say.Finish]) -> say.Done:
+    async def _on_finish(self, call: Call[messages.Finish]) -> messages.Done:
         await self._named(call.body.roster.head).begin_finish(call.body, call.peer)
-        return say.Done()
+        return messages.Done()
 
-    async def _on_vote(self, call: Call[say.Vote]) -> say.VoteSeen:
+    async def _on_vote(self, call: Call[messages.Vote]) -> messages.VoteSeen:
         if self._state.round is not None and self._state.round.round_state.head.hash == call.body.head:
             self._state.round.voting.take(call.body, call.peer)
         elif call.body.head != self._state.head.previous:
             self._state.look.set()
-        return say.VoteSeen(self._state.head.hash)
+        return messages.VoteSeen(self._state.head.hash)
 
-    async def _on_contribution(self, call: Call[say.SliceOf]) -> say.Done:
+    async def _on_contribution(self, call: Call[messages.SliceOf]) -> messages.Done:
         return await self._current().take_contribution(call)
 
-    async def _on_result(self, call: Call[say.SliceOf]) -> say.Done:
+    async def _on_result(self, call: Call[messages.SliceOf]) -> messages.Done:
         return await self._current().take_result(call)
 
-    async def _on_fetch(self, call: Call[say.SliceOf]) -> tuple[say.Done, Buffer]:
+    async def _on_fetch(self, call: Call[messages.SliceOf]) -> tuple[messages.Done, Buffer]:
         exchange = self._current().round_state.exchanges.get(call.body.key)
         if exchange is None or call.body.index not in exchange.results:
             raise RoundDiscarded("that result is not here")
-        return say.Done(), exchange.results[call.body.index]
+        return messages.Done(), exchange.results[call.body.index]
 
-    async def _on_head_report(self, call: Call[say.AskHead]) -> say.HeadReport:
+    async def _on_head_report(self, call: Call[messages.AskHead]) -> messages.HeadReport:
         if call.body.group:
             self._check_group(call.body.group)
         return self._state.report(self._context.me)
 
-    async def _on_request_join(self, call: Call[say.JoinRequest]) -> say.HeadReport:
+    async def _on_request_join(self, call: Call[messages.JoinRequest]) -> messages.HeadReport:
         request_join = call.body
         if request_join.group:
             self._check_group(request_join.group)
@@ -195,9 +195,9 @@ class RoundHandlers:
             self._state.join_requests.request_join(request_join.member)
         return self._state.report(self._context.me)
 
-    async def _on_regroup(self, call: Call[say.Regroup]) -> say.HeadReport:
+    async def _on_regroup(self, call: Call[messages.Regroup]) -> messages.HeadReport:
         """The authority (or whoever passes its signature on) begins a new term."""
-        head = open_body(call.body.signed, say.REGROUP_KIND, Head, signer=self._run.authority)
+        head = open_body(call.body.signed, messages.REGROUP_KIND, Head, signer=self._run.authority)
         self._check_group(head.run_id)
         if head.position > self._state.head.position:
             self._learn(call.body.addresses)

@@ -18,7 +18,7 @@ import trio
 
 from peer.errors import BarnraiseError, ProtocolViolation, RoundDiscarded
 from peer.identity import Signed, open_body, sign_body
-from swarm.protocol.blame import choose_excluded
+from swarm.protocol.exclusion import choose_excluded
 from swarm.protocol.head import Head, Member
 from swarm.protocol.ledger import contains
 from swarm.protocol.messages import (
@@ -32,9 +32,9 @@ from swarm.protocol.messages import (
     StartExchange,
     StartRound,
 )
-from swarm.protocol.overlaps import all_counted, merged_of
+from swarm.protocol.overlaps import covers_batch, select_disjoint
 from swarm.protocol.paxos import Accepted, value_to_finish
-from swarm.protocol.plan import PLAN_KIND, Roster, WorkPlan, check_plan, make_plan, share_slices, whose_fit
+from swarm.protocol.plan import PLAN_KIND, Roster, WorkPlan, check_plan, make_plan, share_slices, fit_roster
 from swarm.rounds.collect import AttemptFailed, ContributionCollector, Submission
 from swarm.rounds.round import Round
 from swarm.rounds.trainer import Claims
@@ -69,7 +69,7 @@ class Leader:
         self._given_up: set[bytes] = set()  # plans that led to nothing
         self._refused: set[str] = set()  # peers that did not take the plan
         self._lost: set[str] = set()  # peers that were gone in an exchange: as newcomers they wait for the next round
-        self._anew: set[Member] = set()  # those that have counted what others have, too, or what they cannot hand in
+        self._reset: set[Member] = set()  # those that have counted what others have, too, or what they cannot hand in
         self._claims: Claims = {}  # what each said it had when the last batch seemed whole
         self._broken_words: Counter[str] = Counter()  # how often a peer then did not hand it in
         self._exclude_missing = False  # set when the last attempt ran out of time with nobody suspect
@@ -157,7 +157,7 @@ class Leader:
         signed = self._adoptable(attempt, promises)
         if signed is None:
             speeds = {m: p.speed for m, p in promises.granted.items()}
-            plan = make_plan(round_state.head, attempt, speeds, context.schedule, self._anew)
+            plan = make_plan(round_state.head, attempt, speeds, context.schedule, self._reset)
             signed = sign_body(context.identity, PLAN_KIND, plan)
         self._round.take_work(signed, finish_early=False, leader=context.me.peer)
         self._refused = await self._broadcast(START_ROUND, StartRound(signed), promises)
@@ -221,7 +221,7 @@ class Leader:
             waits = {member.peer: (p.missing, p.silent) for member, p in promises.granted.items()}
             round_info = random.getrandbits(31)  # by lot: a liar that knew whose turn it is could always name another
             blamed = choose_excluded(waits, round_info) - {self._context.me.peer}
-        ready = whose_fit({m: handed.signed for m, handed in contributions.items() if m in promises.granted})
+        ready = fit_roster({m: handed.signed for m, handed in contributions.items() if m in promises.granted})
         members = [m for m in ready if m.peer not in blamed]
         if sum(head.has(m) for m in members) < head.quorum:
             members = ready  # a round that may get stuck again is better than none
@@ -279,26 +279,26 @@ class Leader:
         if batch is None:
             return
         bodies = [contributions[member].body for member in members]
-        kept = merged_of(bodies)
-        if all_counted([body for body, merged in zip(bodies, kept, strict=True) if merged], batch):
+        kept = select_disjoint(bodies)
+        if covers_batch([body for body, merged in zip(bodies, kept, strict=True) if merged], batch):
             return
         self._give_up_batch(plan, contributions)
-        self._anew |= {body.member for body, merged in zip(bodies, kept, strict=True) if not merged}
+        self._reset |= {body.member for body, merged in zip(bodies, kept, strict=True) if not merged}
         raise AttemptFailed("not all of the batch was counted, once each: what is missing is issued again")
 
     def _give_up_batch(self, plan: WorkPlan, contributions: Mapping[Member, Submission]) -> None:
         """Whoever has handed in what cannot be used, or less than it said it had, begins anew, or the next plan would
         be as short. After `BROKEN_WORDS` times it is not asked what it has, and that is issued again."""
         self._given_up.add(plan.hash)
-        self._anew = set()
+        self._reset = set()
         for member in {*self._round_state.head.members, *(a.member for a in plan.assignments)}:
             usable, assignment = contributions.get(member), plan.of(member)
-            submitted, told = member in self._round_state.submitted, assignment is not None and assignment.anew
+            submitted, told = member in self._round_state.submitted, assignment is not None and assignment.reset
             kept_word = contains(usable.body.counted if usable else (), self._claims.get(member.peer, ()))
             # Who was told to begin anew may have said just before what it had.
             if (submitted and usable is None) or not (kept_word or told):
                 self._broken_words[member.peer] += 1
-                self._anew |= {member} if submitted else set()
+                self._reset |= {member} if submitted else set()
         inside = {m.peer for m in (*self._round_state.head.members, *(a.member for a in plan.assignments))}
         # Who knocks has its turn in the next plan, and has to keep its word there.
         self._broken_words.update(peer for peer, claim in self._claims.items() if claim and peer not in inside)
@@ -330,7 +330,7 @@ class Leader:
         await self._broadcast(FINISH, finish, promises)
         until = trio.current_time() + self._context.timeouts.exchange_s(self._round.payload_bytes())
         while round_state.decided is None:
-            if finish.holder in self._context.host.suspects and round_state.sealed != unfinished.head:
+            if finish.holder in self._context.host.suspects and round_state.candidate != unfinished.head:
                 raise AttemptFailed(f"lost {finish.holder}, who held the result of the earlier attempt")
             if round_state.acceptor.promised > attempt or trio.current_time() > until:
                 raise AttemptFailed("the earlier attempt could not be finished")

@@ -12,7 +12,7 @@ from optim.strategies.interface import Coding
 from peer.errors import RoundDiscarded
 from peer.identity import Signed
 from swarm.protocol.head import Head
-from swarm.protocol.overlaps import all_counted, merged_of
+from swarm.protocol.overlaps import covers_batch, select_disjoint
 from swarm.protocol.plan import Contribution, Roster, WorkPlan, open_roster
 from swarm.rounds.context import RoundContext
 from swarm.rounds.exchange import MergePlan
@@ -22,7 +22,7 @@ from swarm.rounds.exchange import MergePlan
 BATCH_GATE: Final = NormGate(token_cap=inf, norm_band=inf, norm_clip=10.0)
 
 
-def merge_of(
+def check_roster(
     context: RoundContext, head: Head, coding: Coding, roster: Roster, plan: WorkPlan, signed_plan: Signed
 ) -> MergePlan:
     """Check a roster and derive what it merges. `ProtocolViolation` if it is wrong; `RoundDiscarded` if nobody's update
@@ -36,7 +36,7 @@ def merge_of(
     if not merged and not _is_empty(context, plan, bodies):
         raise RoundDiscarded("no contributor has a usable update")
     batch = context.schedule.batch(head)
-    if batch is not None and not all_counted(merged, batch):
+    if batch is not None and not covers_batch(merged, batch):
         raise RoundDiscarded("not all of the batch was counted")
     return MergePlan(context.schedule.round_info(head), plan, signed_plan, roster, bodies, weights, coding)
 
@@ -50,7 +50,7 @@ def _is_empty(context: RoundContext, plan: WorkPlan, bodies: Sequence[Contributi
 
 def _weights(context: RoundContext, bodies: Sequence[Contribution]) -> tuple[float, ...]:
     """Each contributor's share of the mean, from the work and the norms committed to."""
-    distinct = merged_of(bodies)
+    distinct = select_disjoint(bodies)
     working = [body for body, kept in zip(bodies, distinct, strict=True) if kept and body.steps > 0]
     tokens = [body.samples * context.schedule.seq_len for body in working]
     norms = [body.norm for body in working]

@@ -26,8 +26,8 @@ from swarm.rounds.compute import ComputePhase
 from swarm.rounds.context import RoundContext
 from swarm.rounds.contribution import Contributor
 from swarm.rounds.exchange import ButterflyAllReduce, MergePlan
-from swarm.rounds.leader_timeout import ElectionTimeout
-from swarm.rounds.roster import merge_of
+from swarm.rounds.election_timeout import ElectionTimeout
+from swarm.rounds.roster import check_roster
 from swarm.rounds.round_state import RoundState
 from swarm.rounds.voting import Voting
 
@@ -108,7 +108,7 @@ class Round:
         granted = due and round_state.acceptor.promise(ask.attempt)
         merge = round_state.merge_of_vote()
         if granted:
-            self.election_timeout.give(leader, "promises", 2 * self.context.timeouts.answer_s)
+            self.election_timeout.allow(leader, "promises", 2 * self.context.timeouts.answer_s)
         return Promise(
             granted=granted,
             promised=round_state.acceptor.promised,
@@ -171,9 +171,9 @@ class Round:
         self._check_promised(roster.attempt)
         if any(exchange.merge.roster.attempt == roster.attempt for exchange in round_state.exchanges.values()):
             raise ProtocolViolation("a leader gave two rosters in one attempt")
-        merge = merge_of(self.context, round_state.head, self.coding, roster, round_state.plan, round_state.signed_plan)
+        merge = check_roster(self.context, round_state.head, self.coding, roster, round_state.plan, round_state.signed_plan)
         seconds = self.context.timeouts.exchange_s(self.payload_bytes()) + 2 * self.context.timeouts.answer_s
-        self.election_timeout.give(leader, roster.attempt, seconds)
+        self.election_timeout.allow(leader, roster.attempt, seconds)
         if all(body.member != self.context.me for body in merge.contributors):
             round_state.left_out = True
             return
@@ -192,8 +192,8 @@ class Round:
         self._check_order(leader, finish.attempt)
         self._check_promised(finish.attempt)
         seconds = self.context.timeouts.exchange_s(self.payload_bytes()) + 2 * self.context.timeouts.answer_s
-        self.election_timeout.give(leader, finish.attempt, seconds)
-        if round_state.sealed == finish.accepted.head:
+        self.election_timeout.allow(leader, finish.attempt, seconds)
+        if round_state.candidate == finish.accepted.head:
             self.spawn(self.voting.cast, finish.attempt, finish.accepted.head, finish.roster.hash)
         else:
             build_lock = await self._build_alone(finish.attempt)
@@ -221,7 +221,7 @@ class Round:
             return known
         plan = open_body(finish.plan, PLAN_KIND, WorkPlan)
         exchange = self._exchange_of(
-            merge_of(self.context, round_state.head, self.coding, finish.roster, plan, finish.plan)
+            check_roster(self.context, round_state.head, self.coding, finish.roster, plan, finish.plan)
         )
         await exchange.fetch_from(finish.holder)
         round_state.remember(exchange)
@@ -231,7 +231,7 @@ class Round:
         context = self.context
         timeout_s = context.timeouts.exchange_s(self.payload_bytes())
         round_state = self.round_state
-        mine = round_state.message.slices if round_state.message else ()
+        mine = round_state.update.slices if round_state.update else ()
         return ButterflyAllReduce(
             context.me.peer, merge, context.state, mine, round_state.slices, context.host.rpc, timeout_s, context.events
         )
@@ -251,11 +251,11 @@ class Round:
         """The head that the next state, which that exchange has just built, stands for."""
         round_state, merge = self.round_state, exchange.merge
         round_state.built_by = exchange
-        round_state.sealed = next_head(
+        round_state.candidate = next_head(
             round_state.head, merge.plan, merge.merged(), merge.contributors, self.context.schedule, exchange.state_hash
         )
         self.voting.count()
-        return round_state.sealed
+        return round_state.candidate
 
     # -- slices ------------------------------------------------------------------------------------------------------
 
@@ -291,15 +291,15 @@ class Round:
     def end(self, head: Head) -> None:
         """After the commit: let a running exchange serve slower peers for a while."""
         merge = self.round_state.built_by.merge if self.round_state.built_by is not None else None
-        if merge is not None and head == self.round_state.sealed and not merge.merged():
+        if merge is not None and head == self.round_state.candidate and not merge.merged():
             self.context.events.emit("round_empty", round=self.number, members=len(head.members))
         merged = (
             merge is not None
-            and head == self.round_state.sealed
+            and head == self.round_state.candidate
             and self.context.me in {c.member for c in merge.merged()}
         )
-        if self.round_state.message is not None and not merged:
-            self._contributor.restore_residual(self.round_state.message)
+        if self.round_state.update is not None and not merged:
+            self._contributor.restore_residual(self.round_state.update)
         if self._build_lock is not None:
             self._build_lock.scope.deadline = trio.current_time() + LINGER_S
 
@@ -324,7 +324,7 @@ class Round:
         round_state = self.round_state
         if self.over or round_state.acceptor.promised > attempt:
             raise RoundDiscarded("that attempt is over")
-        round_state.current = round_state.sealed = round_state.built_by = None
+        round_state.current = round_state.candidate = round_state.built_by = None
         self._build_lock = BuildLock()
         return self._build_lock
 

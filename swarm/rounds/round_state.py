@@ -56,30 +56,30 @@ class RoundState:
         self.signed_plan: Signed | None = None
         self.planned_at = 0.0
         self.contribution: Signed | None = None
-        self.message: EncodedUpdate | None = None
+        self.update: EncodedUpdate | None = None
         self.submitted: dict[Member, Signed] = {}
         self.slices = RoundSlices()
         self.current: ButterflyAllReduce | None = None
-        self.sealed: Head | None = None
+        self.candidate: Head | None = None
         self.built_by: ButterflyAllReduce | None = None
         self.decided: Head | None = None
         self.left_out = False
-        self.awaited = 0  # the attempt that this peer leads or waits for
-        self.stage_deadline = trio.current_time()
-        self.awaits = ""  # the leader (peer id) to whom that deadline was given
+        self.awaited_attempt = 0  # the attempt that this peer leads or waits for
+        self.step_deadline = trio.current_time()
+        self.awaited_leader = ""  # the leader (peer id) to whom that deadline was given
         self.changed = Notifier()
 
     def drop_work(self) -> None:
         """Forget the plan and everything computed under it."""
-        self.plan = self.signed_plan = self.contribution = self.message = self.current = None
+        self.plan = self.signed_plan = self.contribution = self.update = self.current = None
         self.submitted = {}
         self.slices = RoundSlices()
         self.changed.notify()
 
     def expect_progress_within(self, seconds: float, leader: str) -> None:
         """The leader shows a sign of progress before this, or the next one takes over."""
-        self.awaits = leader
-        self.stage_deadline = trio.current_time() + seconds
+        self.awaited_leader = leader
+        self.step_deadline = trio.current_time() + seconds
         self.changed.notify()
 
     def remember(self, exchange: ButterflyAllReduce) -> None:

@@ -55,8 +55,8 @@ class Voting:
         """Decide the round if a majority chose the head that the next state stands for here."""
         round_state = self._round_state
         chosen = round_state.votes.chosen
-        if chosen is not None and round_state.sealed is not None and round_state.sealed.hash == chosen:
-            round_state.decided = round_state.sealed
+        if chosen is not None and round_state.candidate is not None and round_state.candidate.hash == chosen:
+            round_state.decided = round_state.candidate
             round_state.changed.notify()
 
     async def _tell_all(self, vote: Vote, head: Head) -> None:

@@ -88,9 +88,7 @@ class StageReplica:
         snapshots.publish(kept.state.tree, kept.state.tensors, msgspec.msgpack.encode(kept.head))
         schedule = schedule_of(manifest, stage)
         timeouts = AdaptiveTimeouts(manifest.run.timeout_floor_s)
-        self._round_context = RoundContext(
-            me, host.identity, host, kept.state, snapshots, trainer, schedule, timeouts, host.events
-        )
+        self._round_context = RoundContext(me, host, kept.state, snapshots, trainer, schedule, timeouts)
         rules = manifest.run
         facts = RunLimits(manifest.first_head(stage), manifest.authority, rules.rounds, rules.max_peers)
         self.engine = Engine(self._round_context, facts, kept.head, kept.load_regroup(), self)

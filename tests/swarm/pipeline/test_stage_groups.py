@@ -173,21 +173,21 @@ async def test_who_missed_a_plan_is_told_when_it_is_to_be_over(tmp_path: Path) -
         cut_short.set()
 
 
-async def test_a_synchronous_batch_is_whole_or_gathered_anew(tmp_path: Path) -> None:
+async def test_a_synchronous_batch_is_whole_or_gathered_reset(tmp_path: Path) -> None:
     """Two have counted the same at first: the plan is given up, and one of them is to forget it."""
-    told_anew: list[int] = []
+    told_reset: list[int] = []
 
     async def script(number: int, order: TrainRequest) -> tuple[Range, ...]:
         assert order.assignment.ranges == ()
-        if order.assignment.anew:
-            told_anew.append(number)
+        if order.assignment.reset:
+            told_reset.append(number)
         if number == 2:
-            return ((6, 8),) if told_anew or order.round_info.round > 1 else ((2, 8),)
+            return ((6, 8),) if told_reset or order.round_info.round > 1 else ((2, 8),)
         return [((0, 6),), ((8, 12),)][number]
 
     async with running(tmp_path, SYNCHRONOUS, 1, script) as members:
         pass
-    assert told_anew == [2]
+    assert told_reset == [2]
     assert seen(members, "attempt_failed", "not all of the batch")
     for member in members:
         assert union(r for ranges in member.engine.counted for r in ranges) == ((0, 12),)
@@ -332,4 +332,4 @@ async def test_who_led_before_and_goes_on_is_no_offender(tmp_path: Path) -> None
 
 
 def _submitted(member: StageReplica) -> bool:
-    return any(event.fields["phase"] == "hand in" for event in member.seen("phase_entered"))
+    return any(event.fields["phase"] == "submit" for event in member.seen("phase_entered"))

@@ -17,7 +17,7 @@ from peer.identity import Identity, Signed, sign_body
 from peer.net.limits import NetLimits
 from swarm.protocol.head import Head, Member, genesis
 from swarm.protocol.ledger import Ledger, Range, count, overlaps, union, without
-from swarm.protocol.overlaps import EXACT_MAX, all_counted, merged_of
+from swarm.protocol.overlaps import EXACT_MAX, covers_batch, select_disjoint
 from swarm.protocol.plan import (
     CONTRIBUTION_KIND,
     RANGES_MAX,
@@ -31,7 +31,7 @@ from swarm.protocol.plan import (
     next_head,
     open_contribution,
     open_roster,
-    whose_fit,
+    fit_roster,
 )
 from swarm.protocol.round_schedule import RoundSchedule
 from tests.swarm.support.group import schedule_of
@@ -80,10 +80,10 @@ def spans(*firsts: int) -> tuple[Range, ...]:
 
 @pytest.mark.parametrize("schedule", [LATER, SYNCHRONOUS_LATER])
 def test_later_stages_are_assigned_nothing_and_have_all_the_time(schedule: RoundSchedule) -> None:
-    plan = make_plan(HEAD, 0, SPEEDS, schedule, anew={MEMBERS[1]})
+    plan = make_plan(HEAD, 0, SPEEDS, schedule, reset={MEMBERS[1]})
     check_plan(plan, HEAD, schedule)
     assert all(a.ranges == () and a.steps == schedule.most_steps(HEAD) for a in plan.assignments)
-    assert [a.anew for a in plan.assignments] == [False, True, False, False]
+    assert [a.reset for a in plan.assignments] == [False, True, False, False]
     assert plan.deadline_s == schedule.compute_s_max
     first = plan.assignments[0]
     for wrong, why in (
@@ -171,7 +171,7 @@ def bodies_of(claimed: list[set[int]]) -> list[Contribution]:
 @given(claims)
 def test_as_much_as_can_be_is_merged_without_counting_twice(claimed: list[set[int]]) -> None:
     bodies = bodies_of(claimed)
-    kept = merged_of(bodies)
+    kept = select_disjoint(bodies)
     chosen = [claim for claim, merged in zip(claimed, kept, strict=True) if merged]
     assert sum(map(len, chosen)) == len(set().union(*chosen))
     best = max(
@@ -182,12 +182,12 @@ def test_as_much_as_can_be_is_merged_without_counting_twice(claimed: list[set[in
     )
     assert sum(map(len, chosen)) == best
     whole = set().union(*chosen)
-    assert all_counted([b for b, k in zip(bodies, kept, strict=True) if k], (100, 124)) == (len(whole) == 12)
+    assert covers_batch([b for b, k in zip(bodies, kept, strict=True) if k], (100, 124)) == (len(whole) == 12)
 
 
 def test_a_tangle_too_large_to_be_searched_is_still_merged_without_overlaps() -> None:
     chain = [{k, k + 1} for k in range(2 * EXACT_MAX)]
-    kept = merged_of(bodies_of(chain))
+    kept = select_disjoint(bodies_of(chain))
     chosen = [claim for claim, merged in zip(chain, kept, strict=True) if merged]
     assert chosen and sum(map(len, chosen)) == len(set().union(*chosen))
 
@@ -217,11 +217,11 @@ def test_contributions_that_no_message_holds_together_go_without_the_longest() -
     plan = make_plan(HEAD, 0, SPEEDS, LATER)
     far = tuple((REACH_MAX + 2 * MICRO * k, REACH_MAX + 2 * MICRO * k + MICRO) for k in range(RANGES_MAX))
     signed = {MEMBERS[i]: signed_by(i, body_of(i, plan, claim)) for i, claim in enumerate((far, spans(100), far, ()))}
-    assert whose_fit(signed) == [MEMBERS[0], MEMBERS[1], MEMBERS[3]]
-    roster = Roster(HEAD.hash, plan.hash, 0, tuple(signed[member] for member in whose_fit(signed)), (0,))
+    assert fit_roster(signed) == [MEMBERS[0], MEMBERS[1], MEMBERS[3]]
+    roster = Roster(HEAD.hash, plan.hash, 0, tuple(signed[member] for member in fit_roster(signed)), (0,))
     assert len(msgspec.msgpack.encode(roster)) < NetLimits().header_bytes * 0.9
     del signed[MEMBERS[0]]
-    assert whose_fit(signed) == list(MEMBERS[1:])
+    assert fit_roster(signed) == list(MEMBERS[1:])
 
 
 histories = st.lists(st.lists(st.sets(st.integers(0, 40), max_size=6), min_size=1, max_size=4), min_size=1, max_size=6)
@@ -247,7 +247,7 @@ def test_whatever_is_contributed_round_after_round_every_sample_is_merged_once_o
         everyone = open_roster(
             Roster(head.hash, plan.hash, 0, tuple(signed for _, signed in opened), (0,)), head, plan, 1, LATER
         )
-        merged = [body for body, kept in zip(everyone, merged_of(everyone), strict=True) if kept and body.steps]
+        merged = [body for body, kept in zip(everyone, select_disjoint(everyone), strict=True) if kept and body.steps]
         if not merged:
             continue
         head = replace(next_head(head, plan, merged, everyone, LATER, b"t" * 32), members=MEMBERS)

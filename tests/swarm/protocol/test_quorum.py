@@ -7,7 +7,7 @@ import msgspec
 from peer.identity import Identity, Signed, sign_body
 from swarm.protocol.head import Head, Member, genesis
 from swarm.protocol.messages import REGROUP_KIND, HeadReport
-from swarm.protocol.quorum import weigh
+from swarm.protocol.quorum import rank_heads
 
 AUTHORITY = Identity.generate()
 PEERS = [Identity.generate().peer_id for _ in range(5)]
@@ -26,7 +26,7 @@ def at(head: Head, *members: Member, signed: Signed | None = SIGNED) -> list[tup
 
 
 def heads(head_reports: list[tuple[str, HeadReport]]) -> list[Head]:
-    return [candidate.head for candidate in weigh(head_reports, AUTHORITY.peer_id, START)]
+    return [candidate.head for candidate in rank_heads(head_reports, AUTHORITY.peer_id, START)]
 
 
 def test_a_majority_of_its_own_members_makes_a_head_count() -> None:
@@ -39,7 +39,7 @@ def test_members_that_have_gone_on_still_back_the_head_they_came_from() -> None:
     first = after(BEGUN)
     second = after(first, state=b"s2" * 16)
     split = at(first, *MEMBERS[:2]) + at(second, *MEMBERS[2:])
-    [candidate] = weigh(split, AUTHORITY.peer_id, START)
+    [candidate] = rank_heads(split, AUTHORITY.peer_id, START)
     assert candidate.head == first, "half of the members are not enough for the second"
     assert set(candidate.holders) == {member.peer for member in MEMBERS}, "who has gone on still holds the state"
     assert heads(at(first, MEMBERS[0]) + at(second, *MEMBERS[1:]))[0] == second

@@ -51,10 +51,10 @@ async def test_a_sealed_state_that_replay_has_committed_is_not_committed_again(
     further = genesis("run", b"s2" * 16).regrouped((ME,), 3)
 
     round_state, keeper = RoundState(head, ME), Keeper(state, sealed.state_hash)
-    round_state.sealed = sealed
+    round_state.candidate = sealed
     engine: Any = Engine.__new__(Engine)
     engine._state = SimpleNamespace(head=head, regroup=None, phase="")
-    engine._context, engine._keeper = SimpleNamespace(state=state, events=EventLog()), keeper
+    engine._context, engine._listener = SimpleNamespace(state=state, events=EventLog()), keeper
 
     async def best_candidate() -> HeadCandidate:
         return HeadCandidate(sealed, (), None)

@@ -44,7 +44,7 @@ async def test_what_was_made_under_a_replaced_plan_is_given_back(monkeypatch: py
     schedule = SimpleNamespace(synchronous=False, pipeline=False)
     context: Any = SimpleNamespace(me=ME, events=EventLog(), schedule=schedule, timeouts=SimpleNamespace(answer_s=1.0))
     no_time = lambda *_: 0.0  # noqa: E731
-    election_timeout: Any = SimpleNamespace(give_work=no_time, time_for=no_time, time_after_work=no_time)
+    election_timeout: Any = SimpleNamespace(allow_work=no_time, time_for=no_time, time_after_work=no_time)
     mine: Any = SimpleNamespace(hash=b"mine", assignments=(), of=lambda _: ME)
     next_one: Any = SimpleNamespace(hash=b"next", assignments=(), of=lambda _: None)
     signed: Any = None
@@ -57,7 +57,7 @@ async def test_what_was_made_under_a_replaced_plan_is_given_back(monkeypatch: py
             work.begin(next_one, signed, "leader", False)
             contributor.encoded.set()
     assert round_state.plan is next_one
-    assert round_state.message is None and round_state.contribution is None
+    assert round_state.update is None and round_state.contribution is None
     assert contributor.given_back == ["message"]
 
 

@@ -11,7 +11,7 @@ from peer.errors import RoundDiscarded
 from peer.identity import Identity, sign_body
 from swarm.protocol.head import Member, genesis
 from swarm.protocol.plan import CONTRIBUTION_KIND, PLAN_KIND, Contribution, Roster, make_plan
-from swarm.rounds.roster import merge_of
+from swarm.rounds.roster import check_roster
 from tests.swarm.pipeline.test_stage_groups import LATER
 
 
@@ -41,8 +41,8 @@ def test_nothing_is_merged_only_where_nothing_is_left(dry: bool, came: int, merg
     coding: Any = SimpleNamespace(count=1)
     signed_plan = sign_body(identities[0], PLAN_KIND, plan)
     if merges:
-        merge = merge_of(context, head, coding, roster, plan, signed_plan)
+        merge = check_roster(context, head, coding, roster, plan, signed_plan)
         assert merge.merged() == [] and [body.member for body in merge.contributors] == list(members)
     else:
         with pytest.raises(RoundDiscarded, match="no contributor"):
-            merge_of(context, head, coding, roster, plan, signed_plan)
+            check_roster(context, head, coding, roster, plan, signed_plan)

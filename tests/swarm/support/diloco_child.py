@@ -128,15 +128,7 @@ async def main(number: int, numel: int, rounds: int, folder: Path) -> None:
         snapshots = SnapshotStore(state.size_bytes, 9 << 20)
         snapshots.serve(host.rpc)
         context = RoundContext(
-            me,
-            identity,
-            host,
-            state,
-            snapshots,
-            Invented(number, numel),
-            schedule,
-            AdaptiveTimeouts(timeout_floor_s=60.0),
-            log,
+            me, host, state, snapshots, Invented(number, numel), schedule, AdaptiveTimeouts(timeout_floor_s=60.0)
         )
         witness = Witness(context)
         facts = RunLimits(first, authority.peer_id, rounds, len(group))

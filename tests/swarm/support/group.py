@@ -172,7 +172,7 @@ class Group:
             trainer = InventedTrainer(host.peer_id, deltas)
             snapshots = SnapshotStore(state.size_bytes, 8 << 20)
             me = Member(host.peer_id, secrets.token_hex(4))
-            context = RoundContext(me, identity, host, state, snapshots, trainer, self.schedule, self.timeouts(), log)
+            context = RoundContext(me, host, state, snapshots, trainer, self.schedule, self.timeouts())
             snapshots.publish(state.tree, state.tensors)
             snapshots.serve(host.rpc)
             member = StageReplica(host, context, self.folder / f"{host.peer_id}.part", snapshots, self._addresses)  # type: ignore[operator]

@@ -166,15 +166,7 @@ async def main(number: int, rounds: int, folder: Path) -> None:
         snapshots.publish(state.tree, state.tensors)
         snapshots.serve(host.rpc)
         context = RoundContext(
-            me,
-            identity,
-            host,
-            state,
-            snapshots,
-            Invented(number),
-            schedule,
-            AdaptiveTimeouts(timeout_floor_s=60.0),
-            log,
+            me, host, state, snapshots, Invented(number), schedule, AdaptiveTimeouts(timeout_floor_s=60.0)
         )
         facts = RunLimits(first, authority.peer_id, rounds, len(group))
         signed = sign_body(authority, REGROUP_KIND, head)

@@ -174,9 +174,7 @@ async def seated(
     snapshots.publish(state.tree, state.tensors)
     snapshots.serve(host.rpc)
     me = Member(host.peer_id, table[host.peer_id]["session"])
-    round_context = RoundContext(
-        me, host.identity, host, state, snapshots, trainer, schedule, AdaptiveTimeouts(60.0), log
-    )
+    round_context = RoundContext(me, host, state, snapshots, trainer, schedule, AdaptiveTimeouts(60.0))
     member = StageMember(replica, round_context, trainer, snapshots, lambda: list(mates), folder, table[host.peer_id])
     facts = RunLimits(first, authority.peer_id, setting.rounds, 64)
     member.engine = Engine(round_context, facts, head, sign_body(authority, REGROUP_KIND, head), member)

@@ -13,7 +13,7 @@ import trio
 from optim.config import AllReduceConfig
 from swarm.protocol.head import Member
 from swarm.protocol.plan import WorkPlan, make_plan
-from swarm.rounds.leader_timeout import FIRST_BATCH_S, STAGES_PER_LEADER, UNHURRIED, ElectionTimeout
+from swarm.rounds.election_timeout import FIRST_BATCH_S, STAGES_PER_LEADER, UNHURRIED, ElectionTimeout
 from swarm.rounds.round_state import RoundState
 from tests.swarm.pipeline.test_stage_groups import unused
 from tests.swarm.support.group import open_group, schedule_of
@@ -41,10 +41,10 @@ async def waiting(
 
 def lead(election_timeout: ElectionTimeout, round_state: RoundState, leader: str) -> bool:
     """A leader comes with a plan; whether it got its time for it."""
-    began = round_state.stage_deadline = trio.current_time()
-    election_timeout.give(leader, "promises", 1.0)
-    election_timeout.give_work(leader, b"plan", PLAN_S)
-    return round_state.stage_deadline >= began + PLAN_S
+    began = round_state.step_deadline = trio.current_time()
+    election_timeout.allow(leader, "promises", 1.0)
+    election_timeout.allow_work(leader, b"plan", PLAN_S)
+    return round_state.step_deadline >= began + PLAN_S
 
 
 async def test_all_have_time_anew_once_everybody_had_it(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ async def test_who_is_given_up_has_had_its_turn(tmp_path: Path) -> None:
     async with waiting(tmp_path) as (election_timeout, round_state, plan):
         for turn in range(3):
             for name in ("c", "a", "b"):
-                election_timeout.turn_to(name)
+                election_timeout.follow(name)
                 assert name == "c" or lead(election_timeout, round_state, name), f"turn {turn} of {name}"
             assert election_timeout.time_for(plan) == min(plan.deadline_s, 2**turn * FIRST_BATCH_S)
 
@@ -78,10 +78,10 @@ async def test_who_is_given_up_has_had_its_turn(tmp_path: Path) -> None:
 async def test_the_only_one_left_has_time_anew_once_the_other_is_given_up(tmp_path: Path) -> None:
     async with waiting(tmp_path, ("a", "b")) as (election_timeout, round_state, _):
         for turn in range(3):
-            election_timeout.turn_to("a")
+            election_timeout.follow("a")
             assert lead(election_timeout, round_state, "a"), f"turn {turn}"
             assert not lead(election_timeout, round_state, "a"), "what it repeats buys nothing"
-            election_timeout.turn_to("b")
+            election_timeout.follow("b")
 
 
 async def test_a_batch_has_four_times_what_it_usually_takes(tmp_path: Path) -> None:

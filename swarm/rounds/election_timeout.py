@@ -36,7 +36,7 @@ class ElectionTimeout:
         self._turns = 0  # that all have had
         self._leads = ""
 
-    def give(self, leader: str, stage: object, seconds: float) -> None:
+    def allow(self, leader: str, stage: object, seconds: float) -> None:
         """Let the leader make progress within that time before the next one takes over."""
         if leader != self._last and self._all_had_a_turn():
             self._given.clear()
@@ -47,12 +47,12 @@ class ElectionTimeout:
             self._given.add((leader, stage))
             self._round_state.expect_progress_within(seconds, leader)
 
-    def give_work(self, leader: str, plan: bytes, seconds: float) -> None:
+    def allow_work(self, leader: str, plan: bytes, seconds: float) -> None:
         """As `give`, for the work of that plan."""
-        self.give(leader, plan, seconds)
+        self.allow(leader, plan, seconds)
         self._note_turn(leader)
 
-    def turn_to(self, leader: str) -> None:
+    def follow(self, leader: str) -> None:
         """From now on we wait for that one to lead: whoever it was before has had its turn."""
         if self._leads not in ("", leader):
             self._note_turn(self._leads)
@@ -71,8 +71,8 @@ class ElectionTimeout:
         round_state, head = self._round_state, self._round_state.head
         if not head.has(self._context.me) or attempt < 0:
             return True  # its promise binds nobody, or is none
-        now_leads = head.leader(max(round_state.acceptor.promised, round_state.awaited)).peer
-        late = now_leads in self._context.host.suspects or trio.current_time() > round_state.stage_deadline
+        now_leads = head.leader(max(round_state.acceptor.promised, round_state.awaited_attempt)).peer
+        late = now_leads in self._context.host.suspects or trio.current_time() > round_state.step_deadline
         return late or now_leads == head.leader(attempt).peer
 
     def time_for(self, plan: WorkPlan) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.protocol.blame import choose_excluded
+from swarm.protocol.exclusion import choose_excluded
 
 TURNS = range(8)
 
