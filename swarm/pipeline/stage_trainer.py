@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -29,7 +29,7 @@ from swarm.protocol.head import Head
 from swarm.protocol.ledger import Range, count, union, without
 from swarm.protocol.round_schedule import RoundSchedule
 from swarm.rounds.round_state import Notifier
-from swarm.rounds.trainer import Claims, TrainRequest, TrainResult
+from swarm.rounds.trainer import TrainRequest, TrainResult
 
 SPEED_MEMORY: Final = 0.7  # of the smoothed speed
 WATCH_S: Final = 0.5  # how often a lost worker is looked for, where nobody works with it
@@ -119,7 +119,7 @@ class StageTrainer(ABC):
         await self._changed.until(lambda: self._is_ready(request), math.inf)
         if request.assignment.reset or not self._may_go_on(request):
             async with self._alone():
-                await self._begin_reset()
+                await self._begin_anew()
         return await self._train(request)
 
     def finish_early(self) -> None:
@@ -141,7 +141,7 @@ class StageTrainer(ABC):
     def has_run_dry(self, round: int) -> bool:
         return False
 
-    async def gather(self, members: Sequence[str]) -> Claims | None:
+    async def gather(self, members: Sequence[str]) -> Mapping[str, Sequence[Range]] | None:
         await trio.sleep_forever()
 
     async def validate(self) -> None:
@@ -260,7 +260,7 @@ class StageTrainer(ABC):
         self._settle()
         if conflicts:
             self._say_lost("counted elsewhere too", conflicts)
-            await self._begin_reset()
+            await self._begin_anew()
 
     async def _recover(self) -> None:
         """A new worker takes up the weights of the head."""
@@ -271,7 +271,7 @@ class StageTrainer(ABC):
         await self._load(self.head)
         self._generation = generation
 
-    async def _begin_reset(self) -> None:
+    async def _begin_anew(self) -> None:
         """Back to the weights of the head: what was counted since counts no more."""
         if self.head is None or self._is_lost():
             return  # it is about to be

@@ -25,7 +25,7 @@ from swarm.pipeline.stage_trainer import Adoption, StageTrainer, StageTrainerCon
 from swarm.protocol.head import Head
 from swarm.protocol.ledger import Range, contains, count, union
 from swarm.protocol.round_schedule import RoundSchedule
-from swarm.rounds.trainer import Claims, TrainRequest, TrainResult
+from swarm.rounds.trainer import TrainRequest, TrainResult
 
 POLL_S: Final = 0.2
 ANSWER_S: Final = 1.0  # a member that takes longer is asked again
@@ -53,7 +53,9 @@ class BatchTracker:
         self._turn = 0
         self._seen = -1  # the round that was gathered for last, whatever term that was in
 
-    async def gather(self, head: Head, members: Sequence[str], server: StageServer, resumed: bool = False) -> Claims:
+    async def gather(
+        self, head: Head, members: Sequence[str], server: StageServer, resumed: bool = False
+    ) -> Mapping[str, Sequence[Range]]:
         """Until the members, of whom we with our `server` are one, have counted the whole batch of the round after
         `head`: also where only the next plan can merge it, for it leaves out somebody who has counted a part. Returns
         what each says it has. `resumed`: others had begun with that round, and are gone."""
@@ -170,7 +172,7 @@ class Synchronous(StageTrainer):
         self._before: torch.Tensor | None = None  # the weights of the epoch before that of `head`, if we know them
         self._resumes = False  # a round that the group had begun with before it was regrouped
 
-    async def gather(self, members: Sequence[str]) -> Claims:
+    async def gather(self, members: Sequence[str]) -> Mapping[str, Sequence[Range]]:
         await self._changed.until(lambda: self.head is not None and self._adoption is None, math.inf)
         head = self.head
         assert head is not None

@@ -25,7 +25,7 @@ class JoinRequests:
         self._waiting: dict[str, tuple[Member, float]] = {}
         self._missed: dict[str, tuple[int, float]] = {}  # (rounds missed in a row, earliest time)
 
-    def request_join(self, member: Member) -> None:
+    def add(self, member: Member) -> None:
         """Note that the peer holds the head's state and is ready."""
         now = trio.current_time()
         if len(self._waiting) >= JOIN_REQUESTS_MAX:

@@ -1,4 +1,4 @@
-"""How long a member waits for its leader before it lets the next one take over."""
+"""The election timeout of a round: how long a member waits for its leader."""
 
 from __future__ import annotations
 
@@ -10,87 +10,91 @@ from swarm.protocol.plan import ROUND_TIME_SLACK, WorkPlan
 from swarm.rounds.context import RoundContext
 from swarm.rounds.round_state import RoundState
 
-STAGES_PER_LEADER: Final = 5  # promises, and plan and exchange twice: then the next one takes over, it may be the fault
-LAST_ONES_S: Final = 20.0  # those who are slow are asked for what they have, encode it and hand it in
-UNHURRIED: Final = 4.0  # times what the peer itself would take for the whole round's steps, it waits for the others
-FIRST_BATCH_S: Final = 300.0  # a synchronous pipeline's, while nothing is measured
+STEPS_PER_LEADER: Final = 5  # extensions: the promises, and twice a plan and an exchange
+SUBMIT_SLACK_S: Final = 20.0  # for slow members to be asked, to encode and to submit
+WAIT_FACTOR: Final = 4.0  # times the time that this peer would take for all steps of the round
+FIRST_BATCH_S: Final = 300.0  # for a synchronous pipeline's batch, while nothing is measured
 DOUBLINGS_MAX: Final = 10
 
 
 class ElectionTimeout:
-    """A leader is given time for each stage of its attempt once, and for few stages, so that repeating itself buys it
-    nothing.
+    """Decides when to stop waiting for the current leader (Raft's election timeout).
 
-    In a synchronous pipeline only its leader ends a round's work, and a batch stands still while some stage has no
-    replica, whoever leads. Leaders then take turns, which costs the batch nothing: what is counted stays. Once
-    everybody has had its time all are given time anew, and twice as much. Who has moved to another stage, or forgot in
-    a restart that it was a member, never leads: it has had its turn once it is given up.
+    Each step of an attempt extends the deadline once, at most `STEPS_PER_LEADER` times a leader, so a faulty leader
+    cannot stall the round by repeating messages.
+
+    In a synchronous pipeline a batch stands still while some stage has no replica, whoever leads. Leaders then rotate;
+    nothing that was counted is lost. Once all live members have led or were given up, all may extend the deadline
+    again, and the time for a batch doubles. A member that never leads (it has moved to another stage, or has restarted
+    and forgotten its membership) counts as having led once it is given up.
     """
 
     def __init__(self, context: RoundContext, round_state: RoundState) -> None:
         self._context = context
         self._round_state = round_state
-        self._given: set[tuple[str, object]] = set()
-        self._had_turn: set[str] = set()  # leaders that had time for the work, or were given up
-        self._last = ""  # of these
-        self._turns = 0  # that all have had
-        self._leads = ""
+        self._allowed: set[tuple[str, object]] = set()  # (leader, step) of each extension
+        self._have_led: set[str] = set()  # leaders that had time for the work, or were given up
+        self._last_led = ""  # the latest of these
+        self._rotations = 0  # times that all live members have led
+        self._leader = ""
 
-    def allow(self, leader: str, stage: object, seconds: float) -> None:
-        """Let the leader make progress within that time before the next one takes over."""
-        if leader != self._last and self._all_had_a_turn():
-            self._given.clear()
-            self._had_turn.clear()
-            self._turns += 1
-        had = {(who, what) for who, what in self._given if who == leader}
-        if (leader, stage) not in had and len(had) < STAGES_PER_LEADER:
-            self._given.add((leader, stage))
+    def allow(self, leader: str, step: object, seconds: float) -> None:
+        """Allow the leader that time for a step of its attempt, unless it had time for it before."""
+        if leader != self._last_led and self._all_have_led():
+            self._allowed.clear()
+            self._have_led.clear()
+            self._rotations += 1
+        before = {(peer, what) for peer, what in self._allowed if peer == leader}
+        if (leader, step) not in before and len(before) < STEPS_PER_LEADER:
+            self._allowed.add((leader, step))
             self._round_state.expect_progress_within(seconds, leader)
 
     def allow_work(self, leader: str, plan: bytes, seconds: float) -> None:
-        """As `give`, for the work of that plan."""
+        """Allow the leader that time for the work of the plan with that hash."""
         self.allow(leader, plan, seconds)
-        self._note_turn(leader)
+        self._note_led(leader)
 
     def follow(self, leader: str) -> None:
-        """From now on we wait for that one to lead: whoever it was before has had its turn."""
-        if self._leads not in ("", leader):
-            self._note_turn(self._leads)
-        self._leads = leader
+        """Wait for this leader from now on. Another one before it is given up."""
+        if self._leader not in ("", leader):
+            self._note_led(self._leader)
+        self._leader = leader
 
-    def _note_turn(self, leader: str) -> None:
-        self._had_turn.add(leader)
-        self._last = leader
+    def _note_led(self, leader: str) -> None:
+        self._have_led.add(leader)
+        self._last_led = leader
 
-    def _all_had_a_turn(self) -> bool:
+    def _all_have_led(self) -> bool:
         alive = {member.peer for member in self._round_state.head.members} - self._context.host.suspects
-        return self._context.schedule.synchronous and alive <= self._had_turn
+        return self._context.schedule.synchronous and alive <= self._have_led
 
     def is_due(self, attempt: int) -> bool:
-        """Whether to listen to the leader of `attempt`: nobody else is making progress now."""
+        """Return whether this member may promise to the leader of `attempt`: no other leader is making progress."""
         round_state, head = self._round_state, self._round_state.head
         if not head.has(self._context.me) or attempt < 0:
-            return True  # its promise binds nobody, or is none
-        now_leads = head.leader(max(round_state.acceptor.promised, round_state.awaited_attempt)).peer
-        late = now_leads in self._context.host.suspects or trio.current_time() > round_state.step_deadline
-        return late or now_leads == head.leader(attempt).peer
+            return True  # the promise of a non-member does not count; a negative attempt is refused later
+        current = head.leader(max(round_state.acceptor.promised, round_state.awaited_attempt)).peer
+        late = current in self._context.host.suspects or trio.current_time() > round_state.step_deadline
+        return late or current == head.leader(attempt).peer
 
     def time_for(self, plan: WorkPlan) -> float:
-        """Seconds: the plan's deadline, or less where our own speed says that it asks for far too much. In a pipeline
-        it says nothing of the kind, which stands still while a stage has no replica; what counts in a synchronous one
-        is how long a batch usually takes."""
+        """Return the seconds to wait for the work of a plan.
+
+        That is the plan's deadline, or less if this peer's own speed shows that the deadline is far too long. A
+        pipeline stands still while a stage has no replica, so there the own speed shows nothing; in a synchronous one
+        the usual time of a batch does."""
         if self._context.schedule.synchronous:
             usual = self._context.timeouts.batch_s
-            first = UNHURRIED * usual if usual else FIRST_BATCH_S
-            return min(plan.deadline_s, 2.0 ** min(self._turns, DOUBLINGS_MAX) * first)
+            first = WAIT_FACTOR * usual if usual else FIRST_BATCH_S
+            return min(plan.deadline_s, 2.0 ** min(self._rotations, DOUBLINGS_MAX) * first)
         if self._context.schedule.pipeline:
             return plan.deadline_s
         speed, steps = self._context.trainer.speed, self._context.schedule.steps(self._round_state.head)
         usual = ROUND_TIME_SLACK * steps / speed + 5.0 if speed > 0 else plan.deadline_s
-        return min(plan.deadline_s, UNHURRIED * usual)
+        return min(plan.deadline_s, WAIT_FACTOR * usual)
 
     def time_after_work(self, plan: WorkPlan) -> float:
-        """Seconds from the plan to the exchange, now that our own work is done and we know how long it took."""
+        """Return the seconds from the plan to the exchange, now that this peer's own work is done."""
         if not self._context.schedule.pipeline:
             return self.time_for(plan)
-        return UNHURRIED * (trio.current_time() - self._round_state.planned_at) + LAST_ONES_S
+        return WAIT_FACTOR * (trio.current_time() - self._round_state.planned_at) + SUBMIT_SLACK_S

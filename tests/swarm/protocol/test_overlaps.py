@@ -27,11 +27,11 @@ from swarm.protocol.plan import (
     Roster,
     WorkPlan,
     check_plan,
+    fit_roster,
     make_plan,
     next_head,
     open_contribution,
     open_roster,
-    fit_roster,
 )
 from swarm.protocol.round_schedule import RoundSchedule
 from tests.swarm.support.group import schedule_of

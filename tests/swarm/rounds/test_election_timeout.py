@@ -13,7 +13,7 @@ import trio
 from optim.config import AllReduceConfig
 from swarm.protocol.head import Member
 from swarm.protocol.plan import WorkPlan, make_plan
-from swarm.rounds.election_timeout import FIRST_BATCH_S, STAGES_PER_LEADER, UNHURRIED, ElectionTimeout
+from swarm.rounds.election_timeout import FIRST_BATCH_S, STEPS_PER_LEADER, WAIT_FACTOR, ElectionTimeout
 from swarm.rounds.round_state import RoundState
 from tests.swarm.pipeline.test_stage_groups import unused
 from tests.swarm.support.group import open_group, schedule_of
@@ -51,7 +51,7 @@ async def test_all_have_time_anew_once_everybody_had_it(tmp_path: Path) -> None:
     async with waiting(tmp_path) as (election_timeout, round_state, plan):
         before = election_timeout.time_for(plan)
         assert before == FIRST_BATCH_S
-        for turn in range(2 * STAGES_PER_LEADER):
+        for turn in range(2 * STEPS_PER_LEADER):
             for name in NAMES:
                 assert lead(election_timeout, round_state, name), f"turn {turn} of {name}"
                 assert not lead(election_timeout, round_state, name), "what it repeats buys nothing"
@@ -61,7 +61,7 @@ async def test_all_have_time_anew_once_everybody_had_it(tmp_path: Path) -> None:
 async def test_two_that_give_way_to_each_other_have_no_more_than_once(tmp_path: Path) -> None:
     async with waiting(tmp_path) as (election_timeout, round_state, _):
         assert lead(election_timeout, round_state, "a") and lead(election_timeout, round_state, "b")
-        assert not any(lead(election_timeout, round_state, name) for name in ("a", "b") * STAGES_PER_LEADER)
+        assert not any(lead(election_timeout, round_state, name) for name in ("a", "b") * STEPS_PER_LEADER)
         assert lead(election_timeout, round_state, "c")
 
 
@@ -88,7 +88,7 @@ async def test_a_batch_has_four_times_what_it_usually_takes(tmp_path: Path) -> N
     async with waiting(tmp_path) as (election_timeout, _, plan):
         for seconds in (2.0, 900.0, 3.0):
             election_timeout._context.timeouts.note_batch(seconds)
-        assert election_timeout.time_for(plan) == pytest.approx(UNHURRIED * 3.0)
+        assert election_timeout.time_for(plan) == pytest.approx(WAIT_FACTOR * 3.0)
         for _ in range(2):
             election_timeout._context.timeouts.note_batch(5000.0)
         assert election_timeout.time_for(plan) == plan.deadline_s == 3600.0

@@ -94,7 +94,7 @@ async def test_a_joiner_is_taken_in_at_the_next_round(tmp_path: Path, monkeypatc
         group.timeouts = Patient
         replicas = [await stack.enter_async_context(group.join(deltas)) for _ in range(2)]
         late = await stack.enter_async_context(group.join(deltas))
-        monkeypatch.setattr("swarm.rounds.leader.JOINER_GRACE_S", 60.0)
+        monkeypatch.setattr("swarm.rounds.promises.JOINER_GRACE_S", 60.0)
         await run_with(
             late, replicas, lambda: all(late.host.peer_id in replica.engine._ready() for replica in replicas)
         )
@@ -109,7 +109,7 @@ async def test_a_joiner_that_knocks_for_long_still_sees_the_next_commit(
     """What the authority signed last is old news: no reason to look around at each knock, ever more slowly."""
     monkeypatch.setattr("swarm.rounds.engine.JOIN_REQUEST_EVERY_S", 0.05)
     monkeypatch.setattr("swarm.rounds.engine.LOOK_AROUND_S", 600.0)
-    monkeypatch.setattr("swarm.rounds.leader.JOINER_GRACE_S", 60.0)
+    monkeypatch.setattr("swarm.rounds.promises.JOINER_GRACE_S", 60.0)
     async with AsyncExitStack() as stack:
         group = await stack.enter_async_context(open_group(tmp_path, 40_000, rounds=5, min_peers=2))
         group.timeouts = Patient

@@ -27,7 +27,7 @@ from peer.model.layout import FlatLayout, init_flat
 from peer.worker.client import WorkerGroup
 from swarm.protocol.head import Member
 from swarm.protocol.plan import Assignment
-from swarm.rounds.overlapped_trainer import OverlapTrainer, TakesFragments, trainer_of
+from swarm.rounds.overlapped_trainer import OverlapTrainer, StreamingPolicy, trainer_of
 from swarm.rounds.trainer import TrainRequest, TrainResult
 from swarm.rounds.worker_trainer import WorkerTrainer
 from tests.peer.support.worker_harness import HOUR_S, INNER, MODEL, Log, freeze, open_test_worker_group
@@ -242,7 +242,7 @@ async def test_an_order_that_comes_when_the_others_are_done_takes_no_step(
 async def test_a_round_given_up_while_its_delta_is_taken_in_blocks_none_after_it(tmp_path: Path, text: Path) -> None:
     async with _scene(tmp_path, text, STREAMING) as scene:
         assert isinstance(scene.trainer, OverlapTrainer)
-        captured = scene.trainer._taking.captured
+        captured = scene.trainer._policy.captured
         with trio.CancelScope() as scope:
 
             def cancelled_meanwhile(delta: torch.Tensor, peers: int) -> InnerRunOptions:
@@ -250,7 +250,7 @@ async def test_a_round_given_up_while_its_delta_is_taken_in_blocks_none_after_it
                 return captured(delta, peers)
 
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(scene.trainer._taking, "captured", cancelled_meanwhile)
+                patch.setattr(scene.trainer._policy, "captured", cancelled_meanwhile)
                 await scene.train(1, HALVES[0], ahead=STEPS)
         assert scope.cancelled_caught
         with trio.fail_after(60):
@@ -306,7 +306,7 @@ async def test_one_fragment_at_once_and_unmixed_is_diloco(tmp_path: Path, text: 
         assert type(scene.trainer) is WorkerTrainer
         if overlaps:
             scene.trainer = OverlapTrainer(
-                scene.worker_group, TakesFragments(scene.worker_group, tau=0, mix=0.0), scene.log
+                scene.worker_group, StreamingPolicy(scene.worker_group, tau=0, mix=0.0), scene.log
             )
         for number in (1, 2, 3):
             theta = scene.new_outer(number, None if number == 1 else (everything,))

@@ -9,7 +9,7 @@ import trio
 from optim.codecs import get_codec
 from optim.strategies.interface import RoundInfo
 from swarm.protocol.head import Member, genesis
-from swarm.rounds.build_lock import BuildLock
+from swarm.rounds.exchange import BuildLock
 from swarm.rounds.round_state import RoundState
 from swarm.state.outer_state import OuterState
 from tests.swarm.support.group import diloco
