@@ -1,4 +1,4 @@
-"""What members of a group take for a round's roster."""
+"""Which rosters members accept if there is nothing to merge."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.swarm.pipeline.test_stage_groups import LATER
 
 
 class Weights:
-    """Of a recipe, where nobody has done anything."""
+    """A strategy's weights if no member has done any work."""
 
     def weights(self, tokens: list[int], norms: list[float]) -> tuple[float, ...]:
         assert not tokens and not norms
@@ -26,9 +26,9 @@ class Weights:
 @pytest.mark.parametrize(
     ("dry", "came", "merges"),
     [(True, 3, True), (True, 2, False), (False, 3, False)],
-    ids=["nothing-is-left", "somebody-may-have-something", "something-may-come"],
+    ids=["nothing-left", "a-contribution-is-missing", "work-may-come"],
 )
-def test_nothing_is_merged_only_where_nothing_is_left(dry: bool, came: int, merges: bool) -> None:
+def test_an_empty_merge_needs_a_run_without_work_left(dry: bool, came: int, merges: bool) -> None:
     identities = sorted((Identity.generate() for _ in range(3)), key=lambda identity: identity.peer_id)
     members = tuple(Member(identity.peer_id, "s") for identity in identities)
     head = genesis("run", b"s0" * 16).regrouped(members, 1)
