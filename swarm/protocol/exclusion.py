@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 
 
-def choose_excluded(waits: Mapping[str, tuple[Collection[str], Collection[str]]], turn: int) -> set[str]:
+def choose_excluded(waits: Mapping[str, tuple[Collection[str], Collection[str]]], tie_breaker: int) -> set[str]:
     """Return the peers that probably made an exchange time out.
 
     `waits` maps each peer to the contributors whose slices it still lacked as an owner, and to the owners whose
@@ -14,7 +14,7 @@ def choose_excluded(waits: Mapping[str, tuple[Collection[str], Collection[str]]]
 
     If one peer waited for another, either may be at fault: the one did not send, or the other lies. An owner that
     sent no result because it lacked slices itself is excused. The peer in most of these accusations is excluded
-    first, until no accusation is left; `turn` chooses among equals."""
+    first, until no accusation is left; `tie_breaker` chooses among equals."""
     accusations = {
         frozenset((peer, other))
         for peer, (missing, silent) in waits.items()
@@ -25,7 +25,7 @@ def choose_excluded(waits: Mapping[str, tuple[Collection[str], Collection[str]]]
     while accusations:
         counts = Counter(peer for pair in accusations for peer in pair)
         tied = sorted(peer for peer, count in counts.items() if count == max(counts.values()))
-        worst = tied[turn % len(tied)]
+        worst = tied[tie_breaker % len(tied)]
         excluded.add(worst)
         accusations = {pair for pair in accusations if worst not in pair}
     return excluded

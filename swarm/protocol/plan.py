@@ -1,4 +1,4 @@
-"""Plans, contributions and rosters of a round: who trains on which samples, and who merges which slice.
+"""Plans, contributions and rosters of a round: which peer trains on which samples and merges which slices.
 
 Everything here is a pure function of values that all members hold. A peer that receives a plan or a roster checks every
 number in it instead of trusting the leader.

@@ -1,6 +1,6 @@
 """The leader of a round's attempts: promises -> plan -> contributions -> roster -> decision.
 
-Any member may become the leader; the head determines who leads which attempt (`Head.leader`). A leader decides nothing
+Any member may become the leader; the head fixes the leader of each attempt (`Head.leader`). A leader decides nothing
 that the others cannot check: it collects, orders and repeats. It holds no lock, so its death costs a few seconds.
 """
 
@@ -166,8 +166,10 @@ class Leader:
         excluded: set[str] = set()
         if self._exclude_missing:
             waits = {member.peer: (p.missing, p.silent) for member, p in promises.items()}
-            turn = random.getrandbits(31)  # random: a liar that could predict it would always accuse another peer
-            excluded = choose_excluded(waits, turn) - {self._context.me.peer}
+            tie_breaker = random.getrandbits(
+                31
+            )  # random: a liar that could predict it would always accuse another peer
+            excluded = choose_excluded(waits, tie_breaker) - {self._context.me.peer}
         submitted = dict(round_state.submitted)  # unchanged since they were checked: no checkpoint in between
         ready = fit_roster({m: submitted[m] for m in contributions if m in promises})
         members = [m for m in ready if m.peer not in excluded]

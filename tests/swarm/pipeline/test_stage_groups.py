@@ -323,7 +323,7 @@ async def test_who_led_before_and_goes_on_is_no_offender(tmp_path: Path) -> None
             await trio.sleep(0.02)
         round_state, order = here.round.round_state, here.round.round_state.signed_plan
         second, third = (round_state.head.leader(turn * TRIES_PER_LEADER).peer for turn in (1, 2))
-        with pytest.raises(ProtocolViolation, match="another leads"):
+        with pytest.raises(ProtocolViolation, match="another peer leads"):
             here.round.take_work(order, True, second)
         round_state.acceptor.promise(2 * TRIES_PER_LEADER)
         with pytest.raises(RoundDiscarded, match="a later attempt"):

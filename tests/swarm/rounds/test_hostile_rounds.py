@@ -108,7 +108,7 @@ def soak(attack: Any) -> Any:
     return pytest.param(attack, marks=pytest.mark.soak)
 
 
-STRUCK = [
+PENALIZED = [
     other_bytes,
     nan_bytes,
     soak(another_index),
@@ -124,7 +124,7 @@ STRUCK = [
 ]
 
 
-@pytest.mark.parametrize("attack", STRUCK)
+@pytest.mark.parametrize("attack", PENALIZED)
 async def test_a_liar_is_penalized_and_left_out(tmp_path: Path, attack: Any) -> None:
     async with hostile_scene(tmp_path, attack) as scene:
         while not scene.penalties():  # a liar that leads does not expose its own lies

@@ -88,8 +88,8 @@ async def test_a_late_joiner_survives_a_dead_and_a_lying_donor(tmp_path: Path) -
         assert final.round == 12 and all(replica.engine.head == final for replica in (*replicas, late))
         assert final.has(late.context.me) and not final.has(doomed.context.me)
         assert torch.equal(late.context.state.theta, replicas[0].context.state.theta)
-        struck = {event.fields["peer"] for event in late.seen("peer_penalized")}
-        assert struck == {replicas[2].host.peer_id}
+        penalized = {event.fields["peer"] for event in late.seen("peer_penalized")}
+        assert penalized == {replicas[2].host.peer_id}
         gave = {
             replica.host.peer_id: late.host.bytes_by_peer[replica.host.peer_id].bytes_down for replica in replicas[:2]
         }

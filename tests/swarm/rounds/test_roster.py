@@ -34,7 +34,7 @@ def test_an_empty_merge_needs_a_run_without_work_left(dry: bool, came: int, merg
     head = genesis("run", b"s0" * 16).regrouped(members, 1)
     plan = make_plan(head, 0, dict.fromkeys(members, 1.0), LATER)
     bodies = [Contribution(head.hash, plan.hash, member, 0, 0, 0.0, (), ()) for member in members]
-    signed = [sign_body(who, CONTRIBUTION_KIND, body) for who, body in zip(identities, bodies, strict=True)]
+    signed = [sign_body(identity, CONTRIBUTION_KIND, body) for identity, body in zip(identities, bodies, strict=True)]
     roster = Roster(head.hash, plan.hash, 0, tuple(signed[:came]), (0,))
     trainer = SimpleNamespace(has_run_dry=lambda number: dry and number == head.round + 1)
     context: Any = SimpleNamespace(schedule=LATER, trainer=trainer, state=SimpleNamespace(strategy=Weights()))

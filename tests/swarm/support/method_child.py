@@ -3,9 +3,9 @@
     python -m tests.swarm.method_child NUMBER ROUNDS FOLDER   < {"outer": ..., "codec": ...}
 
 The child prints {"peer", "session", "addresses"}, reads the list of what all children printed, and prints that it is
-ready. After another line it runs the rounds. It stays until a last line comes, because the others look for it at the
-end. After each round it prints {"round", "state_hash", "members", "bulk_bytes_up", "ideal_bytes"}: the bytes it has sent
-in total, and the bytes that the round's coding needs for the exchange of all these members together.
+ready. After another line it runs the rounds. It stays until a last line comes, because the others look for it at
+the end. After each round it prints {"round", "state_hash", "members", "bulk_bytes_up", "ideal_bytes"}: the bytes it has
+sent in total, and the bytes that the round's coding needs for the exchange of all these members together.
 """
 
 from __future__ import annotations
