@@ -14,12 +14,12 @@ from typing import Final
 
 import trio
 
-from dht.backoff import Backoff
 from dht.partition import views_disjoint
 from dht.protocol import ADDRESSES_MAX, FindReply
-from dht.router import PeerFault, Router
+from dht.router import REDIAL_JITTER, PeerFault, Router
 from peer.errors import ConfigError, DeadlineExceeded, DialError, DialReason, ResourceError
 from peer.net.address_book import AddressBook
+from peer.net.backoff import Backoff
 
 CACHED_PEERS_MAX: Final = 256
 CACHE_HEAD_START_S: Final = 0.3  # bootstraps get this long before the cache is tried besides
@@ -39,8 +39,10 @@ class Bootstrap:
         self._failures: dict[str, tuple[DialReason, str]] = {}
         self._cache = cache
         self._cached = AddressBook(ADDRESSES_MAX)
-        self._backoff = Backoff(self._tuning.redial_min_s, self._tuning.redial_max_s)
-        self._strangers_backoff = Backoff(self._tuning.redial_min_s, self._tuning.redial_strangers_max_s)
+        self._backoff = Backoff(self._tuning.redial_min_s, self._tuning.redial_max_s, jitter=REDIAL_JITTER)
+        self._strangers_backoff = Backoff(
+            self._tuning.redial_min_s, self._tuning.redial_strangers_max_s, jitter=REDIAL_JITTER
+        )
         if cache is not None:
             self._cached.load(cache)
 
@@ -116,16 +118,15 @@ class Bootstrap:
                 await self._compare_views(*reached)
                 await trio.sleep(_jittered(self._tuning.checkup_s))
             else:
-                self._backoff.failed(address, trio.current_time(), self._longest_wait_s())
+                self._backoff.failed(address, self._longest_wait_s())
                 await trio.sleep_until(self._backoff.next_try(address))
 
     async def _tend_strangers(self) -> None:
         """Peers we lost, or know from an earlier life, and have not met since."""
         while True:
             await trio.sleep(_jittered(self._tuning.redial_min_s))
-            now = trio.current_time()
             self._router.judge_split()
-            due = [peer for peer in self._strangers() if self._strangers_backoff.due(peer, now)]
+            due = [peer for peer in self._strangers() if not self._strangers_backoff.paused(peer)]
             await self._greet_any(due[:REDIALS_AT_ONCE], compare=True)
 
     async def _tend_neighbourhood(self) -> None:
@@ -201,7 +202,7 @@ class Bootstrap:
         try:
             reply = await self._router.ask_nearest(peer, self._router.own_key, self._tuning.bootstrap_timeout_s)
         except PeerFault:
-            self._strangers_backoff.failed(peer, trio.current_time(), self._longest_wait_s())
+            self._strangers_backoff.failed(peer, self._longest_wait_s())
             return None
         self._strangers_backoff.reset(peer)
         return reply

@@ -15,7 +15,6 @@ from typing import Final, TypeVar
 import msgspec
 import trio
 
-from dht.backoff import Backoff
 from dht.clock import SwarmClock
 from dht.config import DhtConfig
 from dht.key import as_bytes, as_int, nearest, node_key
@@ -25,6 +24,7 @@ from dht.protocol import ADDRESSES_MAX, FIND, NODES_MAX, Contact, FindReply, Fin
 from dht.records import CLOCK_TOLERANCE_S
 from dht.routing_table import RoutingTable
 from peer.errors import DeadlineExceeded, NetworkError, ProtocolViolation, RemoteError
+from peer.net.backoff import Backoff
 from peer.net.host import Host
 from peer.net.rpc import Method, Reply
 
@@ -35,6 +35,7 @@ PLACEMENTS_MAX: Final = 256
 REMEMBERED_MAX: Final = 1024
 PROBES_MAX: Final = 16
 BAN_S: Final = 600.0
+REDIAL_JITTER: Final = 0.25
 GOODBYE_S: Final = 1.0  # a call that comes so soon after its caller's goodbye was sent before it
 ADDRESSES_FRESH_S: Final = 2.0  # how old our view of our own addresses may be: a relay may add one
 
@@ -55,8 +56,8 @@ class Router:
         self.split = SplitWatch()
         self.own_key = node_key(host.peer_id)
         self._nursery = nursery
-        self._down = Backoff(tuning.redial_min_s, tuning.redial_max_s)
-        self._banned: OrderedDict[str, float] = OrderedDict()  # peer -> until
+        self._down = Backoff(tuning.redial_min_s, tuning.redial_max_s, jitter=REDIAL_JITTER)
+        self._bans = Backoff(BAN_S, BAN_S, factor=1)
         self._left_at: OrderedDict[str, float] = OrderedDict()
         self._probing: set[str] = set()
         self._told: OrderedDict[str, tuple[str, ...]] = OrderedDict()  # addresses as peers last gave them
@@ -85,7 +86,7 @@ class Router:
     def _heard(self, peer: str) -> None:
         self._left_at.pop(peer, None)
         self._down.reset(peer)
-        if not self.host.book.get(peer) or self._is_banned(peer):
+        if not self.host.book.get(peer) or self._bans.paused(peer):
             return  # without an address it is reachable only while it holds its connection to us: no use to others
         self.split.peer_back(peer)
         if self.table.heard(peer, trio.current_time()):
@@ -95,7 +96,7 @@ class Router:
     def lost(self, peer: str, why: str) -> None:
         """A peer is dead or cannot be reached."""
         now = trio.current_time()
-        self._down.failed(peer, now)
+        self._down.failed(peer)
         self.clock.forget(peer)
         if self.table.remove(peer):
             self.split.peer_lost(peer, now)
@@ -123,17 +124,15 @@ class Router:
 
     def ban(self, peer: str, why: str) -> None:
         """A peer has proved to be hostile: it is not asked again for ten minutes."""
-        self._banned[peer] = trio.current_time() + BAN_S
-        if len(self._banned) > REMEMBERED_MAX:
-            self._banned.popitem(last=False)
+        self._bans.failed(peer)
         self.table.remove(peer)
         self.events.emit("dht_peer_banned", peer=peer, why=why, seconds=BAN_S)
 
     def available(self, peer: str) -> bool:
         """Whether a peer may be asked now: it is neither us, nor known to be down, nor being probed."""
-        if peer == self.host.peer_id or peer in self._probing or self._is_banned(peer):
+        if peer == self.host.peer_id or peer in self._probing or self._bans.paused(peer):
             return False
-        return self._down.due(peer, trio.current_time())
+        return not self._down.paused(peer)
 
     def judge_split(self) -> None:
         """Tell the world if the number of lost peers has begun or ceased to look like a split."""
@@ -292,9 +291,6 @@ class Router:
     def _wants_address(self, peer: str) -> bool:
         """Hearsay is noted only where the book is empty or wrong, so that nobody can crowd out good addresses."""
         return not self.host.book.get(peer) or peer in self._down
-
-    def _is_banned(self, peer: str) -> bool:
-        return trio.current_time() < self._banned.get(peer, -float("inf"))
 
     def _learn_own_claim(self, peer: str, addresses: tuple[str, ...]) -> None:
         if self._told.get(peer) != addresses:

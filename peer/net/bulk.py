@@ -19,8 +19,8 @@ import msgspec
 import trio
 
 from peer.errors import BarnraiseError, ConnectionLost
+from peer.net.backoff import Backoff
 from peer.net.bulk_link import BulkConnection, Serve
-from peer.net.cooldown import Cooldown
 from peer.net.libp2p_fixes.sockets import set_keepalive
 from peer.net.method import Call, Method
 from peer.net.rate_limit import Meter
@@ -76,7 +76,7 @@ class BulkTransport:
             set
         )  # all of them, theirs and those we leave, too
         self._dials: dict[str, trio.Event] = {}
-        self._failed = Cooldown(_RETRY_S)
+        self._failed = Backoff(_RETRY_S, _RETRY_S, factor=1)
 
     async def listen(self, ip: str, port: int) -> None:
         """Accept lane connections at `ip`; port 0 takes any free one. OSError if the port is taken."""
@@ -97,7 +97,7 @@ class BulkTransport:
 
     async def channel(self, peer: str, ip: str) -> Channel | None:
         """A channel to `peer`, which has the address `ip`; None where the lane is not to be had."""
-        if not self._is_open(peer) and peer not in self._failed:
+        if not self._is_open(peer) and not self._failed.paused(peer):
             if peer not in self._dials:
                 self._dials[peer] = trio.Event()
                 self._nursery.start_soon(self._connect, peer, ip)
@@ -108,7 +108,7 @@ class BulkTransport:
         """Drop every connection with a peer that no longer answers, and try the lane afresh when it is back."""
         for link in self._links.get(peer, ()):
             link.close()
-        self._failed.end(peer)
+        self._failed.reset(peer)
 
     def leave(self, peer: str) -> None:
         """A peer has gone: close our connection to it, with a call on it when that has ended. It closes its own."""
@@ -137,7 +137,7 @@ class BulkTransport:
             link = self._ours[peer] = self._link(peer, await self._dial(peer, ip), None)
             self._nursery.start_soon(self._read, link)
         except (OSError, BarnraiseError):
-            self._failed.begin(peer)
+            self._failed.failed(peer)
         finally:
             self._dials.pop(peer).set()
 

@@ -17,8 +17,8 @@ from multiaddr import Multiaddr
 
 from peer.errors import ConnectionLost, DialError
 from peer.net.address_book import AddressBook, is_circuit
+from peer.net.backoff import Backoff
 from peer.net.bulk import BulkTransport
-from peer.net.cooldown import Cooldown
 from peer.net.dialing import Connection, Dial, race
 from peer.net.libp2p_fixes import abort_connection
 from peer.net.libp2p_fixes.peer_cleanup import OnConnections
@@ -48,7 +48,7 @@ class Connections:
         self._dials: dict[tuple[str, tuple[str, ...]], Dial] = {}
         self._bulk: dict[str, Connection] = {}
         self._bulk_dials: dict[str, trio.Lock] = {}
-        self._bulk_refused = Cooldown(_BULK_RETRY_S)
+        self._bulk_refused = Backoff(_BULK_RETRY_S, _BULK_RETRY_S, factor=1)
         self._network.register_notifee(OnConnections(lambda peer: None, self._on_gone))
 
     @property
@@ -190,13 +190,13 @@ class Connections:
             if connection is not None and not connection.is_closed:
                 return connection
             self._bulk.pop(peer, None)
-            if peer in self._bulk_refused:
+            if self._bulk_refused.paused(peer):
                 return None
             try:
                 direct = tuple(address for address in self._book.get(peer) if not is_circuit(address))
                 connection = self._bulk[peer] = await self._race(peer, direct)
             except DialError:
-                self._bulk_refused.begin(peer)
+                self._bulk_refused.failed(peer)
                 return None
             return connection
 

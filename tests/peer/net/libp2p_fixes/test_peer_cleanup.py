@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import trio
-import trio.testing
 
 from peer.events import EventLog
 from peer.identity import Identity
-from peer.net.cooldown import Cooldown
 from peer.net.host import Host, HostConfig, open_host
 from peer.net.libp2p_fixes.peer_cleanup import LINGER_S
 from tests.peer.net.test_rpc import ECHO, Number, echo
@@ -70,21 +68,3 @@ async def test_what_was_noted_too_late_goes_with_the_next_who_leaves() -> None:
             while store.has_peer(late_id):
                 await trio.sleep(0.01)
         assert store.has_peer(early_id)  # somebody may be dialling it right now
-
-
-async def test_a_pause_ends_by_itself_or_at_once_and_none_are_piled_up(autojump_clock: trio.testing.MockClock) -> None:
-    pause = Cooldown(30.0)
-    pause.begin("a")
-    assert "a" in pause and "b" not in pause
-    await trio.sleep(29)
-    pause.begin("b")
-    await trio.sleep(2)
-    assert "a" not in pause and "b" in pause
-    pause.end("b")
-    assert "b" not in pause
-    for number in range(5000):
-        pause.begin(str(number))
-    assert len(pause) == 1024 and "4999" in pause
-    await trio.sleep(31)
-    pause.begin("last")
-    assert len(pause) == 1
