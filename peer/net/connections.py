@@ -23,7 +23,7 @@ from peer.net.dialing import Connection, Dial, race
 from peer.net.libp2p_fixes import abort_connection
 from peer.net.libp2p_fixes.peer_cleanup import OnConnections
 from peer.net.limits import NetLimits
-from peer.net.nat_traversal import Traversal
+from peer.net.nat.traversal import Traversal
 from peer.net.stream_channel import LOST, StreamChannel
 from peer.net.wire import Channel
 

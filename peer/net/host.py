@@ -9,8 +9,6 @@ TCP + Noise + Yamux only, every hole of the library mended (`peer.net.libp2p_fix
 
 from __future__ import annotations
 
-import errno
-import socket
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -21,10 +19,8 @@ import trio
 from libp2p import new_host
 from libp2p.custom_types import TProtocol
 from libp2p.network.config import ConnectionConfig, RetryConfig
-from libp2p.utils.address_validation import get_available_interfaces
-from multiaddr import Multiaddr
 
-from peer.errors import BarnraiseError, ConfigError, DialError, ResourceError
+from peer.errors import BarnraiseError, DialError, ResourceError
 from peer.events import EventLog
 from peer.identity import Identity
 from peer.net.address_book import AddressBook, is_circuit, split_address
@@ -33,8 +29,10 @@ from peer.net.connections import Connections
 from peer.net.heartbeat import Heartbeat
 from peer.net.libp2p_fixes import apply_fixes, harden
 from peer.net.limits import NetLimits
+from peer.net.listen_address import announced_address, check_port_free, expand_wildcard, listen_address
 from peer.net.method import Call, Method
-from peer.net.nat_traversal import Path, Traversal
+from peer.net.nat.hole_punch import Path
+from peer.net.nat.traversal import Traversal
 from peer.net.rate_limit import Meter, TokenBucket, Traffic
 from peer.net.rpc import Rpc
 from peer.net.stream_channel import PROTOCOL, StreamChannel
@@ -251,7 +249,7 @@ class Host:
         found: list[str] = []
         for listener in self.libp2p.get_network().listeners.values():
             with suppress(OSError):  # it is just being closed
-                found.extend(bound for address in listener.get_addrs() for bound in _expand(str(address)))
+                found.extend(bound for address in listener.get_addrs() for bound in expand_wildcard(str(address)))
         return list(dict.fromkeys(found))
 
 
@@ -262,8 +260,8 @@ async def open_host(config: HostConfig) -> AsyncIterator[Host]:
     Raises ConfigError for a bad address and ResourceError for a port that is taken.
     """
     apply_fixes()
-    listen = [_listen_address(address) for address in config.listen]
-    announce = [_announced_address(address, config.identity.peer_id) for address in config.announce]
+    listen = [listen_address(address) for address in config.listen]
+    announce = [announced_address(address, config.identity.peer_id) for address in config.announce]
     for relay in config.relays:
         split_address(relay)  # here, where no nursery wraps what it raises
     limits = config.limits
@@ -283,7 +281,7 @@ async def open_host(config: HostConfig) -> AsyncIterator[Host]:
     network.retry_config = RetryConfig(max_retries=0)
     network.auto_connector.maybe_connect = _dial_nobody
     for address in config.listen:
-        _check_port_free(address)
+        check_port_free(address)
     harden(libp2p_host)
     failure: Exception | None = None
     async with trio.open_nursery() as nursery:
@@ -310,57 +308,6 @@ async def open_host(config: HostConfig) -> AsyncIterator[Host]:
 
 async def _dial_nobody() -> None:
     """In place of the library's own dialling of up to half of `max_connections`: whom we know is our decision."""
-
-
-def _listen_address(address: str) -> Multiaddr:
-    example = "/ip4/0.0.0.0/tcp/4001"
-    parsed, names = _parse_address("--listen", address, example)
-    if len(names) != 2 or names[0] not in ("ip4", "ip6") or names[1] != "tcp":
-        raise ConfigError(f"--listen {address} is not TCP over IP: use one like {example}.")
-    return parsed
-
-
-def _announced_address(address: str, peer_id: str) -> Multiaddr:
-    """A name may stand for the IP address, and our own peer id at the end."""
-    example = "/ip4/203.0.113.7/tcp/4001"
-    parsed, names = _parse_address("--announce", address, example)
-    place = names[:-1] if address.endswith(f"/p2p/{peer_id}") else names
-    if len(place) != 2 or place[0] not in ("ip4", "ip6", "dns", "dns4", "dns6") or place[1] != "tcp":
-        raise ConfigError(f"--announce {address} is no TCP address of this peer: use one like {example}.")
-    if parsed.value_for_protocol("tcp") == "0" or parsed.value_for_protocol(place[0]) in ("0.0.0.0", "::"):
-        raise ConfigError(f"--announce {address} is no place that others can dial: use one like {example}.")
-    return parsed
-
-
-def _parse_address(option: str, address: str, example: str) -> tuple[Multiaddr, list[str]]:
-    """With the names of its protocols."""
-    try:
-        parsed = Multiaddr(address)
-        return parsed, [protocol.name for protocol in parsed.protocols()]
-    except (ValueError, KeyError) as error:
-        raise ConfigError(f"{option} {address} is no multiaddr: use one like {example}.") from error
-
-
-def _check_port_free(address: str) -> None:
-    """ResourceError if somebody listens there: the library binds with SO_REUSEPORT, which silently shares a port."""
-    _, family, ip, _, port = address.split("/")
-    with socket.socket(socket.AF_INET6 if family == "ip6" else socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((ip, int(port)))
-        except OSError as error:
-            problem = f"port {port} is in use" if error.errno == errno.EADDRINUSE else f"cannot listen on {address}"
-            raise ResourceError(f"{problem} ({error.strerror}): choose another with --listen.") from error
-
-
-def _expand(address: str) -> list[str]:
-    _, family, ip, _, port = address.split("/")
-    if ip not in ("0.0.0.0", "::"):
-        return [address]
-    candidates = [str(interface) for interface in get_available_interfaces(int(port))]
-    same = [a for a in candidates if a.startswith(f"/{family}/") and not a.startswith("/ip6/fe80")]
-    outside = [a for a in same if not a.startswith(("/ip4/127.", "/ip6/::1/"))]
-    return outside or same
 
 
 def _too_slow(target: str, timeout_s: float) -> DialError:

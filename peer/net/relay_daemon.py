@@ -30,9 +30,9 @@ from multiaddr import Multiaddr
 from peer.errors import ConfigError, ResourceError
 from peer.events import EventLog
 from peer.identity import Identity
-from peer.net import circuit_relay as circuit
 from peer.net.host import Host, HostConfig, open_host
 from peer.net.libp2p_fixes import abort_connection
+from peer.net.nat import circuit_relay as circuit
 from peer.temp_folder import temporary_folder
 
 _START_S: Final = 15.0

@@ -194,11 +194,11 @@ class Yamux(IMuxedConn):
     def send_window_update(self, stream_id: int, increment: int) -> None:
         self._send_control(_WINDOW_UPDATE, 0, stream_id, increment)
 
-    def lend_window(self, wanted: int) -> int:
-        """Up to `wanted` bytes of extra receive window, as far as the connection's budget goes."""
-        lent = min(wanted, self._growth_left)
-        self._growth_left -= lent
-        return lent
+    def extend_window(self, wanted: int) -> int:
+        """Take up to `wanted` bytes of extra receive window from the connection's budget; returns how many."""
+        granted = min(wanted, self._growth_left)
+        self._growth_left -= granted
+        return granted
 
     def charge(self, count: int) -> None:
         """Account for `count` more (or fewer) received bytes waiting to be read. Ends the connection over its limit."""

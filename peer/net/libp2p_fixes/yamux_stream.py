@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections import deque
 from types import TracebackType
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final, Protocol
 
 import trio
 from libp2p.abc import IMuxedStream
 from libp2p.stream_muxer.exceptions import MuxedStreamClosed, MuxedStreamEOF, MuxedStreamReset
 
-if TYPE_CHECKING:
-    from peer.net.libp2p_fixes.yamux import Yamux
+from peer.net.libp2p_fixes.send_queue import SendQueue
 
 WINDOW_INITIAL: Final = 256 * 1024  # bytes, fixed by the protocol
 WINDOW_MAX: Final = 16 << 20
@@ -29,12 +28,31 @@ _FAST_READER_S: Final = 0.05
 Buffer = bytes | bytearray | memoryview
 
 
+class FrameSink(Protocol):
+    """What a stream calls on its connection. None of it waits."""
+
+    send_queue: SendQueue
+
+    @property
+    def is_established(self) -> bool: ...
+    def rtt(self) -> float: ...
+    def get_remote_address(self) -> tuple[str, int] | None: ...
+    def send_data(self, stream_id: int, body: memoryview) -> None: ...
+    def send_fin(self, stream_id: int) -> None: ...
+    def send_reset(self, stream_id: int) -> None: ...
+    def send_window_update(self, stream_id: int, increment: int) -> None: ...
+    def extend_window(self, wanted: int) -> int: ...
+    def charge(self, count: int) -> None: ...
+    def settle(self, stream: YamuxStream) -> None: ...
+
+
 class YamuxStream(IMuxedStream):
     """A bidirectional byte stream. One task may read while another writes; concurrent writers take turns."""
 
-    def __init__(self, stream_id: int, conn: Yamux, is_initiator: bool) -> None:
+    def __init__(self, stream_id: int, sink: FrameSink, is_initiator: bool) -> None:
         self.stream_id = stream_id
-        self.muxed_conn: Yamux = conn
+        self._sink = sink
+        self.muxed_conn: Any = sink  # libp2p's name for the connection
         self.is_initiator = is_initiator
         self.holds_slot = is_initiator  # one of the connection's outgoing streams, until we are done writing
         self.send_closed = False
@@ -69,11 +87,11 @@ class YamuxStream(IMuxedStream):
                 if not count:
                     await self._writable.park()
                     continue
-                if self.muxed_conn.send_queue.is_full_for(count):
-                    await self.muxed_conn.send_queue.wait_room()
+                if self._sink.send_queue.is_full_for(count):
+                    await self._sink.send_queue.wait_room()
                     continue
                 self.send_window -= count
-                self.muxed_conn.send_data(self.stream_id, view[:count])
+                self._sink.send_data(self.stream_id, view[:count])
                 view = view[count:]
 
     async def read(self, n: int | None = None) -> bytes:
@@ -111,9 +129,9 @@ class YamuxStream(IMuxedStream):
         """Finish writing: the peer reads EOF. Reading goes on for as long as the peer takes."""
         if not self.send_closed:
             self.send_closed = True
-            self.muxed_conn.send_fin(self.stream_id)
+            self._sink.send_fin(self.stream_id)
             self._writable.unpark_all()
-            self.muxed_conn.settle(self)
+            self._sink.settle(self)
         await trio.lowlevel.checkpoint()
 
     async def close(self) -> None:
@@ -125,7 +143,7 @@ class YamuxStream(IMuxedStream):
     async def reset(self) -> None:
         """Kill the stream in both directions; what is buffered is dropped."""
         if not self.was_reset and not (self.send_closed and self.recv_closed):
-            self.muxed_conn.send_reset(self.stream_id)
+            self._sink.send_reset(self.stream_id)
         self.end_by_reset()
         self._drop_buffered()
         await trio.lowlevel.checkpoint()
@@ -138,7 +156,7 @@ class YamuxStream(IMuxedStream):
         raise NotImplementedError("deadlines are the caller's cancel scopes: use trio.fail_after")
 
     def get_remote_address(self) -> tuple[str, int] | None:
-        return self.muxed_conn.get_remote_address()
+        return self._sink.get_remote_address()
 
     async def __aenter__(self) -> YamuxStream:
         return self
@@ -155,7 +173,7 @@ class YamuxStream(IMuxedStream):
         if self.was_reset:
             return
         self.buffered += len(piece)
-        self.muxed_conn.charge(len(piece))
+        self._sink.charge(len(piece))
         if len(piece) >= _KEEP_VIEW_MIN:
             self._chunks.append(piece)
         elif self._chunks and isinstance(last := self._chunks[-1], bytearray) and len(last) < _KEEP_VIEW_MIN:
@@ -171,19 +189,19 @@ class YamuxStream(IMuxedStream):
     def receive_fin(self) -> None:
         self.recv_closed = self.got_fin = True
         self._readable.unpark_all()
-        self.muxed_conn.settle(self)
+        self._sink.settle(self)
 
     def end_by_reset(self) -> None:
         """The stream is dead: the peer reset it, we did, or its connection is gone. Buffered bytes stay readable."""
         self.was_reset = self.send_closed = self.recv_closed = True
         self._readable.unpark_all()
         self._writable.unpark_all()
-        self.muxed_conn.settle(self)
+        self._sink.settle(self)
 
     # -- flow control --------------------------------------------------------------------------------------------
 
     def _check_writable(self) -> None:
-        if self.was_reset or not self.muxed_conn.is_established:
+        if self.was_reset or not self._sink.is_established:
             raise MuxedStreamReset("the stream was reset")
         if self.send_closed:
             raise MuxedStreamClosed("the stream is closed for writing")
@@ -215,7 +233,7 @@ class YamuxStream(IMuxedStream):
 
     def _after_read(self, count: int) -> None:
         self.buffered -= count
-        self.muxed_conn.charge(-count)
+        self._sink.charge(-count)
         if self.recv_closed:
             return
         self._consumed += count
@@ -226,16 +244,16 @@ class YamuxStream(IMuxedStream):
         """Give the peer back what was read, and more if the window is what slows it down."""
         now = trio.current_time()
         increment = self._consumed
-        if now - self._granted_at < max(_FAST_READER_S, 4 * self.muxed_conn.rtt()):
-            growth = self.muxed_conn.lend_window(min(self.window_target, WINDOW_MAX - self.window_target))
+        if now - self._granted_at < max(_FAST_READER_S, 4 * self._sink.rtt()):
+            growth = self._sink.extend_window(min(self.window_target, WINDOW_MAX - self.window_target))
             self.window_target += growth
             increment += growth
         self._granted_at = now
         self._consumed = 0
         self.recv_window += increment
-        self.muxed_conn.send_window_update(self.stream_id, increment)
+        self._sink.send_window_update(self.stream_id, increment)
 
     def _drop_buffered(self) -> None:
-        self.muxed_conn.charge(-self.buffered)
+        self._sink.charge(-self.buffered)
         self.buffered = 0
         self._chunks.clear()

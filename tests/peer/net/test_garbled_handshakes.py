@@ -16,8 +16,8 @@ from multiaddr import Multiaddr
 from peer.errors import DialError
 from peer.events import EventLog
 from peer.identity import Identity
-from peer.net.circuit_relay import HOP
 from peer.net.host import HostConfig, open_host
+from peer.net.nat.circuit_relay import HOP
 
 _NOISE = b"\x13/multistream/1.0.0\n\x07/noise\n"
 GARBAGE = {

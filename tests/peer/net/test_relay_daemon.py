@@ -27,7 +27,7 @@ from peer.events import EventLog
 from peer.identity import Identity
 from peer.net.host import Host, HostConfig, open_host
 from peer.net.method import Call, Method
-from peer.net.nat_traversal import probe
+from peer.net.nat.reachability import probe
 from peer.net.relay_daemon import Relay, RelayConfig, find_daemon, open_relay
 
 _ROOT = Path(__file__).parents[3]
@@ -73,7 +73,7 @@ def _circuits(host: Host) -> list[str]:
 
 
 async def test_hole_11_a_peer_is_reached_by_its_circuit_address(daemon: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("peer.net.nat_traversal._DIAL_BACK_S", 60.0)  # before it punches a hole instead
+    monkeypatch.setattr("peer.net.nat.traversal._DIAL_BACK_S", 60.0)  # before it punches a hole instead
     config = RelayConfig(Identity.generate(), ("/ip4/127.0.0.1/tcp/0",))
     async with open_relay(config) as relay, a_host(relay.addresses[0]) as hidden, a_host() as caller:
         peer_id = ID.from_base58(hidden.peer_id)
@@ -101,7 +101,7 @@ async def test_a_peer_that_left_its_relay_is_told_apart_from_a_dead_relay(daemon
                     with pytest.raises(DialError) as caught:
                         await caller.connect_address(circuits[0], timeout_s=60)
                     answer = str(caught.value)
-            assert "no place there any more" in answer
+            assert "no reservation there any more" in answer
         with pytest.raises(DialError):
             await caller.connect_address(circuits[0], timeout_s=60)
 
