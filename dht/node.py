@@ -1,11 +1,12 @@
 """The DHT as the rest of Barnraise sees it: put and get of typed, signed, expiring records.
 
     members = Schema("member", MemberRecord, ttl_max_s=30, size_max=2048, signer=lambda key, peer: True)
-    async with open_node(host, invite.bootstrap, [members], cache=home / "peers.json", namespace=run_id) as node:
+    config = NodeConfig(run_id, invite.addresses, cache=home / "peers.json")
+    async with open_node(host, config, [members]) as node:
         await node.put(members, "group-0", record, ttl_s=9)
         for peer, entry in (await node.get(members, "group-0")).items(): ...
 
-A node that only serves others (a meeting point) is one on which nobody calls `put`.
+A node that never calls `put` only serves the others, as a meeting point does.
 """
 
 from __future__ import annotations
@@ -13,14 +14,13 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import trio
 
 from dht.bootstrap import Bootstrap
 from dht.clock import NEGLIGIBLE_S, SwarmClock
-from dht.config import DEFAULT_TUNING, DhtConfig
+from dht.config import DEFAULT_TUNING, DhtConfig, NodeConfig
 from dht.handlers import DhtHandlers
 from dht.protocol import LEAVE, STORE, LeaveRequest, StoreReply, StoreRequest
 from dht.reader import Reader
@@ -37,11 +37,11 @@ from dht.records import (
     seal,
 )
 from dht.router import PeerFault, Router
-from dht.storage import DEFAULT_LIMITS, Storage, StorageLimits
+from dht.storage import Storage, StorageLimits
 from peer.errors import BarnraiseError, DialError, RemoteError
 from peer.net.host import Host
 
-__all__ = ["DEFAULT_TUNING", "DhtConfig", "Node", "RecordEntry", "Schema", "StorageLimits", "open_node"]
+__all__ = ["DEFAULT_TUNING", "DhtConfig", "Node", "NodeConfig", "RecordEntry", "Schema", "StorageLimits", "open_node"]
 
 T = TypeVar("T")
 
@@ -71,11 +71,6 @@ class Node:
     def peers(self) -> frozenset[str]:
         """The other nodes that were alive when last heard of (in a big network: those in the routing table)."""
         return frozenset(self._router.table)
-
-    @property
-    def split_suspected(self) -> bool:
-        """Whether most of the peers known are lost: then either they died, or we are cut off from them."""
-        return self._router.split.suspected
 
     @property
     def stored(self) -> tuple[int, int]:
@@ -202,34 +197,25 @@ class Node:
 
 @asynccontextmanager
 async def open_node(
-    host: Host,
-    bootstrap: Sequence[str],
-    schemas: Sequence[Schema[Any]],
-    cache: Path | None,
-    namespace: str,
-    *,
-    required: bool = False,
-    wall: Callable[[], float] = time.time,
-    tuning: DhtConfig = DEFAULT_TUNING,
-    limits: StorageLimits = DEFAULT_LIMITS,
+    host: Host, config: NodeConfig, schemas: Sequence[Schema[Any]], wall: Callable[[], float] = time.time
 ) -> AsyncIterator[Node]:
-    """Join the DHT of `namespace` (a run id) over a host and take part in it until the block ends.
+    """Join the DHT of a run over `host` and take part in it until the block ends.
 
-    Entered once somebody has answered, or everybody has failed; the first node of a run just starts. `bootstrap` are
-    full multiaddrs, `cache` the file in which peers are remembered. With `required`, raises DialError (naming each
-    address and its reason) if there were addresses and none of them, nor of the cache, answered; without it, the node
-    goes on trying in the background, which it also does whenever it later loses touch. `wall` is this machine's clock.
+    The block begins once a peer has answered or all have failed; the first node of a run just starts. A node that
+    reaches no peer, now or later, goes on trying in the background. `wall` is this machine's clock, in Unix time.
+
+    Raises DialError, with each address and why it failed, if `config.required` and no peer answered.
     """
     failure: BarnraiseError | None = None
     async with trio.open_nursery() as nursery:
-        router = Router(host, namespace, tuning, SwarmClock(wall), nursery)
-        node = Node(router, Storage(limits), schemas)
-        contact = Bootstrap(router, bootstrap, cache)
+        router = Router(host, config.namespace, config.tuning, SwarmClock(wall), nursery)
+        node = Node(router, Storage(config.limits), schemas)
+        contact = Bootstrap(router, config.bootstrap, config.cache)
         try:
             try:
                 await contact.join()
             except DialError:
-                if required:
+                if config.required:
                     raise
             nursery.start_soon(contact.run)
             yield node

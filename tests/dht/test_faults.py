@@ -70,13 +70,13 @@ async def test_cut_off_from_most_a_node_suspects_a_split_until_they_are_back() -
         for child in children:
             await left.facts.wait("dht_peer_found", peer=child.peer)
         with trio.fail_after(60):
-            while left.node.split_suspected:  # on a busy machine it may have been
+            while left.node._router.split.suspected:  # on a busy machine it may have been
                 await trio.sleep(0.02)
         left.facts.seen.clear()
         for child in children:
             child.freeze()  # for the one node left, the same as a cut cable
         await left.facts.wait("dht_split_suspected", why="peers lost")
-        assert left.node.split_suspected
+        assert left.node._router.split.suspected
         for child in children:
             child.thaw()
         await left.facts.wait("dht_split_healed")

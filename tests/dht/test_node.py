@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import trio
 
-from dht.node import DEFAULT_TUNING, Schema, open_node
+from dht.node import DEFAULT_TUNING, NodeConfig, Schema, open_node
 from dht.protocol import FIND, LEAVE, STORE, FindReply, FindRequest, LeaveReply, LeaveRequest
 from dht.records import OversizeRecord, WrongSchema, WrongSigner
 from peer.errors import DialError
@@ -62,7 +62,7 @@ async def test_who_leaves_in_order_is_gone_at_once_with_its_records() -> None:
         await stays.facts.wait("dht_peer_left", peer=leaves.id)
         assert await stays.node.get(CARDS, "key") == {}
         assert stays.node.peers == frozenset()
-        assert not stays.node.split_suspected
+        assert not stays.node._router.split.suspected
 
 
 async def test_who_says_goodbye_asks_nobody_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +175,7 @@ async def test_runs_do_not_mix() -> None:
         ours = await swarm.add()
         async with bare_host() as host:
             with pytest.raises(DialError, match="belongs to run"):
-                async with open_node(host, [ours.address], [CARDS], None, "another run", required=True):
+                async with open_node(host, NodeConfig("another run", [ours.address], required=True), [CARDS]):
                     pass
         assert ours.node.peers == frozenset()
 

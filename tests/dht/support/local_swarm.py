@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import trio
 
-from dht.node import DhtConfig, Node, Schema, StorageLimits, open_node
+from dht.node import DhtConfig, Node, NodeConfig, Schema, StorageLimits, open_node
 from peer.events import Event, EventLog
 from peer.identity import Identity
 from peer.net.host import Host, HostConfig, open_host
@@ -146,14 +146,9 @@ class LocalSwarm:
                         open_host(config) as host,
                         open_node(
                             host,
-                            bootstrap,
+                            NodeConfig(namespace, bootstrap, cache, required, tuning, limits),
                             schemas,
-                            cache,
-                            namespace,
-                            required=required,
-                            wall=wall,
-                            tuning=tuning,
-                            limits=limits,
+                            wall,
                         ) as node,
                     ):
                         member = Member(host, node, facts)
