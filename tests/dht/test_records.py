@@ -19,7 +19,7 @@ from dht.records import (
     check_age,
     check_delivery,
     open_record,
-    seal,
+    sign_record,
 )
 from peer.errors import ProtocolViolation
 from peer.identity import Identity, Signed, sign_body
@@ -41,7 +41,7 @@ SCHEMAS = {schema.name: schema for schema in (CARDS, ORDERS)}
 
 
 def card(number: int = 1, text: str = "") -> Signed:
-    return seal(ALICE, RUN, CARDS, "key", Card(number, text), ttl_s=9.0, issued_us=NOW_US)
+    return sign_record(ALICE, RUN, CARDS, "key", Card(number, text), ttl_s=9.0, issued_us=NOW_US)
 
 
 def opened(signed: Signed) -> Record:
@@ -57,7 +57,7 @@ def signed_by(identity: Identity, **changes: object) -> Signed:
 
 @given(st.integers(-(2**63), 2**63 - 1), st.text(max_size=20), st.floats(0.1, 30.0))
 def test_what_is_sealed_opens(number: int, text: str, ttl_s: float) -> None:
-    signed = seal(ALICE, RUN, CARDS, "key", Card(number, text), ttl_s=ttl_s, issued_us=NOW_US)
+    signed = sign_record(ALICE, RUN, CARDS, "key", Card(number, text), ttl_s=ttl_s, issued_us=NOW_US)
     record = opened(signed)
     assert record.value == Card(number, text)
     assert record.signer == ALICE.peer_id
@@ -131,9 +131,9 @@ def test_the_owner_is_told_before_anything_is_sent() -> None:
     with pytest.raises(OversizeRecord):
         card(text="x" * 300)
     with pytest.raises(WrongSigner):
-        seal(MALLORY, RUN, ORDERS, "key", Card(1), ttl_s=9.0, issued_us=NOW_US)
+        sign_record(MALLORY, RUN, ORDERS, "key", Card(1), ttl_s=9.0, issued_us=NOW_US)
     with pytest.raises(WrongSchema):
-        seal(ALICE, RUN, CARDS, "key", Card(1), ttl_s=31.0, issued_us=NOW_US)
+        sign_record(ALICE, RUN, CARDS, "key", Card(1), ttl_s=31.0, issued_us=NOW_US)
 
 
 @given(st.floats(-100, 100))
