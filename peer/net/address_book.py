@@ -1,6 +1,6 @@
 """The last known addresses of peers. The library's own book forgets them after two minutes.
 
-Addresses are multiaddrs without the trailing `/p2p/<id>` of their peer. Direct ones precede relayed ones, freshest first.
+Addresses are multiaddrs without the trailing `/p2p/<id>` of their peer: freshest first, direct before relayed.
 """
 
 from __future__ import annotations

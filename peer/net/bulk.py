@@ -1,10 +1,10 @@
-"""The bulk transport: big payloads between directly reachable peers over TLS 1.3, without the cost of Noise and Yamux.
+"""The bulk transport: big payloads between directly reachable peers by TLS 1.3, without the cost of Noise and Yamux.
 
-Authentication comes from libp2p. Over the authenticated connection the caller asks for an offer: a port, the hash of the
-listener's certificate, and a token that opens one connection. The caller checks the hash before it sends the token, and
-the listener knows the peer to which it gave the token, so both sides are authenticated. All calls from one peer to
-another share a connection (`peer.net.bulk_link`), with the frames, limits and deadlines of any call. Where the transport
-cannot be reached (NAT, firewall, a relayed peer), calls take libp2p streams.
+Authentication comes from libp2p. Over the authenticated connection the caller asks for an offer: a port, the hash of
+the listener's certificate, and a token that opens one connection. The caller checks the hash before it sends the token,
+and the listener knows the peer to which it gave the token, so both sides are authenticated. All calls from one peer to
+another share a connection (`peer.net.bulk_link`), with the frames, limits and deadlines of any call. Where it cannot be
+made (NAT, firewall, a relayed peer), calls take libp2p streams.
 """
 
 from __future__ import annotations

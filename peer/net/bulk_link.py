@@ -6,10 +6,10 @@ one payload at a time. It stays warm while there is work, and every payload arri
 
     piece     u64 call | u8 kind (0 data, 1 the call's first data, 2 the call is given up) | u32 size | bytes
 
-Small pieces are read at once, up to 64 KiB a call. A big piece stays on the connection until its call reads it, straight
-into its final buffer. All pieces behind it wait, so payloads take no memory that their calls have not claimed. A payload
-is sent without interruption, so no half-read one waits behind another. A call that reads nothing for `STANDSTILL_S`,
-because there is no memory for it, is given up, so that it no longer delays the others.
+Small pieces are read at once, up to 64 KiB a call. A big piece stays on the connection until its call reads it,
+straight into its final buffer. All pieces behind it wait, so payloads take no memory that their calls have not claimed.
+A payload is sent without interruption, so no half-read one waits behind another. A call that reads nothing for
+`STANDSTILL_S`, because there is no memory for it, is given up, so that it no longer delays the others.
 """
 
 from __future__ import annotations

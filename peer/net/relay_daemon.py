@@ -224,7 +224,7 @@ def _command(daemon: Path, config: RelayConfig, key: Path, control: Path) -> lis
 
 
 def _go_private_key(identity: Identity) -> bytes:
-    """Return the identity as go-libp2p stores it: protobuf {type: Ed25519, data: 32 bytes of seed, 32 of public key}."""
+    """Encode the identity for go-libp2p: protobuf {type: Ed25519, data: 32 bytes of seed, 32 of public key}."""
     data = identity.key_pair.private_key.to_bytes() + identity.key_pair.public_key.to_bytes()
     return bytes([0x08, 0x01, 0x12, len(data)]) + data
 

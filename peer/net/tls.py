@@ -191,5 +191,5 @@ class TlsSocket:
             raise ConnectionLost("the connection was closed")
         try:
             await ready(self._socket.fileno())
-        except (*_ENDED, trio.BusyResourceError) as error:  # busy: it wants of us what no honest peer wants
+        except (*_ENDED, trio.BusyResourceError) as error:  # busy: a key change that no honest peer asks for
             raise ConnectionLost("the connection was closed") from error

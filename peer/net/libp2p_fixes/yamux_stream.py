@@ -1,7 +1,8 @@
 """One stream of a Yamux connection: flow control both ways, under the caller's deadline.
 
-What differs from stock 0.8.1: a write waits for window as long as its caller lets it (hole 5: stock ends after 5 s);
-what was received before the connection ended can still be read; an unread stream holds at most its window (hole 6).
+It differs from stock 0.8.1 in three ways. A write waits for window as long as its caller lets it (hole 5: stock gives
+up after 5 s). Bytes received before the connection ended can still be read. An unread stream holds at most its window
+(hole 6).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ WINDOW_MAX: Final = 16 << 20
 FRAME_BODY_MAX: Final = 65535 - 16 - 12
 # Smaller pieces are copied together: a view of a few bytes would keep its whole Noise message alive.
 _KEEP_VIEW_MIN: Final = 32 * 1024
-# A reader that empties half its window faster than this is held up by the window, not by itself: double it.
+# A reader that empties half its window faster than this is slowed down by the window: double it.
 _FAST_READER_S: Final = 0.05
 
 Buffer = bytes | bytearray | memoryview
@@ -59,13 +60,13 @@ class YamuxStream(IMuxedStream):
         self.recv_closed = False
         self.was_reset = False
         self.got_fin = False  # nothing is missing: stays true when the stream is reset afterwards
-        self.left_at: float | None = None  # when close() was called; what the peer then leaves half open is swept
+        self.left_at: float | None = None  # when close() was called; a stream left half open is then swept
         self.send_window = WINDOW_INITIAL
         self.recv_window = WINDOW_INITIAL  # what the peer may still send
         self.window_target = WINDOW_INITIAL
         self.buffered = 0
         self._chunks: deque[memoryview | bytearray] = deque()
-        self._consumed = 0  # bytes read but not granted again yet
+        self._consumed = 0  # bytes read and not yet granted again
         self._granted_at = -1.0
         self._readable = trio.lowlevel.ParkingLot()
         self._writable = trio.lowlevel.ParkingLot()
@@ -74,9 +75,9 @@ class YamuxStream(IMuxedStream):
     # -- what libp2p and its users call ---------------------------------------------------------------------------
 
     async def write(self, data: Buffer) -> None:
-        """Send all of `data`. Returns once the connection has taken it; blocks while the peer's window is closed.
+        """Send all of `data`. Blocks while the peer's window is closed; returns once the connection has taken it.
 
-        May be cancelled at any point without harm to the connection; a stream whose write was cut is to be reset.
+        May be cancelled at any point without harm to the connection; reset the stream after that.
         Raises MuxedStreamReset (by either side, or the connection is gone) or MuxedStreamClosed (we closed it).
         """
         view = memoryview(data).cast("B")
@@ -95,7 +96,7 @@ class YamuxStream(IMuxedStream):
                 view = view[count:]
 
     async def read(self, n: int | None = None) -> bytes:
-        """Between 1 and `n` bytes (None or -1: whatever has arrived), waiting for the first.
+        """Return 1 to `n` bytes (None or -1: all that has arrived), waiting for the first.
 
         Raises MuxedStreamEOF after the peer's last byte, MuxedStreamReset after a reset or a lost connection.
         """
@@ -115,7 +116,7 @@ class YamuxStream(IMuxedStream):
         return data
 
     async def read_into(self, buffer: bytearray | memoryview) -> int:
-        """Fill `buffer` from the front with what has arrived; returns the count (at least 1). Raises as `read`."""
+        """Fill `buffer` from the front with what has arrived and return the count, at least 1. Raises as `read`."""
         view = memoryview(buffer).cast("B")
         if not len(view):
             return 0
@@ -126,7 +127,7 @@ class YamuxStream(IMuxedStream):
         return count
 
     async def close_write(self) -> None:
-        """Finish writing: the peer reads EOF. Reading goes on for as long as the peer takes."""
+        """Finish writing: the peer reads EOF. Reading may go on."""
         if not self.send_closed:
             self.send_closed = True
             self._sink.send_fin(self.stream_id)
@@ -135,13 +136,13 @@ class YamuxStream(IMuxedStream):
         await trio.lowlevel.checkpoint()
 
     async def close(self) -> None:
-        """Finish writing and take no more interest: if the peer does not close soon, the stream is reset."""
+        """Finish writing and stop using the stream: if the peer does not close it soon, it is reset."""
         if self.left_at is None:
             self.left_at = trio.current_time()
         await self.close_write()
 
     async def reset(self) -> None:
-        """Kill the stream in both directions; what is buffered is dropped."""
+        """End the stream in both directions and drop buffered bytes."""
         if not self.was_reset and not (self.send_closed and self.recv_closed):
             self._sink.send_reset(self.stream_id)
         self.end_by_reset()
@@ -169,7 +170,7 @@ class YamuxStream(IMuxedStream):
     # -- what the connection's read loop calls; none of these waits ----------------------------------------------
 
     def receive(self, piece: memoryview) -> None:
-        """Take a piece of a DATA body (already charged to the window)."""
+        """Take a piece of a DATA body. The window has been charged for it."""
         if self.was_reset:
             return
         self.buffered += len(piece)
@@ -192,7 +193,7 @@ class YamuxStream(IMuxedStream):
         self._sink.settle(self)
 
     def end_by_reset(self) -> None:
-        """The stream is dead: the peer reset it, we did, or its connection is gone. Buffered bytes stay readable."""
+        """End a stream that either side has reset, or whose connection is gone. Buffered bytes stay readable."""
         self.was_reset = self.send_closed = self.recv_closed = True
         self._readable.unpark_all()
         self._writable.unpark_all()
@@ -217,7 +218,7 @@ class YamuxStream(IMuxedStream):
             await self._readable.park()
 
     def _take_into(self, view: memoryview) -> None:
-        """Move len(view) buffered bytes, of which there are enough, into `view`."""
+        """Move len(view) buffered bytes into `view`. There must be enough."""
         at = 0
         while at < len(view):
             chunk = self._chunks[0]
@@ -241,7 +242,7 @@ class YamuxStream(IMuxedStream):
             self._grant()
 
     def _grant(self) -> None:
-        """Give the peer back what was read, and more if the window is what slows it down."""
+        """Grant the peer the window that was read, and more if the window is what slows it down."""
         now = trio.current_time()
         increment = self._consumed
         if now - self._granted_at < max(_FAST_READER_S, 4 * self._sink.rtt()):
