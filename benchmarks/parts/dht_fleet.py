@@ -33,7 +33,7 @@ async def start(stack: AsyncExitStack, bootstrap: list[str]) -> tuple[Host, Node
 
 
 async def answer(nodes: list[Node], request: dict[str, Any]) -> dict[str, Any]:
-    """Keys go round the nodes; reads come from other nodes than writes."""
+    """Carry out one request. Keys go round the nodes; other nodes read than write."""
     match request["do"]:
         case "cpu":
             before = time.process_time()

@@ -1,4 +1,4 @@
-"""Getting in, staying in, finding back."""
+"""Joining, staying connected, rejoining."""
 
 import socket
 from collections.abc import Awaitable, Callable
@@ -54,7 +54,7 @@ async def test_failures_are_told_apart_by_address_in_one_event_and_in_the_error(
             assert any(line.startswith(f"{where}: {reason}") for line in told)
 
 
-async def test_without_required_it_starts_alone_and_joins_when_the_bootstrap_comes_up() -> None:
+async def test_a_node_starts_alone_and_joins_when_its_bootstrap_is_up() -> None:
     port, identity = free_port(), Identity.generate()
     async with local_swarm() as swarm:
         early = await swarm.add([address(port, identity.peer_id)])
@@ -66,7 +66,7 @@ async def test_without_required_it_starts_alone_and_joins_when_the_bootstrap_com
         assert await early.node.put(CARDS, "key", Card(2), ttl_s=9) == 2
 
 
-async def test_one_good_bootstrap_of_several_is_enough_and_does_not_wait_for_the_others() -> None:
+async def test_one_good_bootstrap_of_several_is_enough() -> None:
     async with local_swarm() as swarm:
         good = await swarm.add()
         with socket.socket() as mute:
@@ -74,7 +74,7 @@ async def test_one_good_bootstrap_of_several_is_enough_and_does_not_wait_for_the
             mute.listen(8)
             joiner = await swarm.add([address(mute.getsockname()[1]), good.address])
         assert good.id in joiner.node.peers
-        assert not joiner.facts.all("dht_bootstrap_failed")  # as it would be if the mute one had been waited for
+        assert not joiner.facts.all("dht_bootstrap_failed")  # it did not wait for the mute one
 
 
 async def test_rejoins_from_the_cache_when_every_bootstrap_is_gone(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ async def test_rejoins_from_the_cache_when_every_bootstrap_is_gone(tmp_path: Pat
         assert await second_life.node.put(CARDS, "key", Card(1), ttl_s=9) == 2
 
 
-async def test_a_cache_of_dead_peers_is_no_error_unless_somebody_is_required(tmp_path: Path) -> None:
+async def test_a_cache_of_dead_peers_is_an_error_only_if_required(tmp_path: Path) -> None:
     cache = tmp_path / "peers.json"
     async with local_swarm() as swarm:
         await swarm.add()
@@ -107,7 +107,7 @@ async def test_a_cache_of_dead_peers_is_no_error_unless_somebody_is_required(tmp
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b'{"addresses": {"nobody": ["nowhere"]}}'])
-async def test_a_damaged_cache_teaches_nothing_and_is_mended(tmp_path: Path, content: bytes) -> None:
+async def test_a_damaged_cache_adds_nothing_and_is_replaced(tmp_path: Path, content: bytes) -> None:
     cache = tmp_path / "peers.json"
     cache.write_bytes(content)
     async with local_swarm() as swarm:
@@ -117,7 +117,7 @@ async def test_a_damaged_cache_teaches_nothing_and_is_mended(tmp_path: Path, con
         assert other.id in cache.read_text()
 
 
-async def test_an_unwritable_cache_is_an_event_not_an_end(tmp_path: Path) -> None:
+async def test_an_unwritable_cache_is_an_event(tmp_path: Path) -> None:
     blocked = tmp_path / "a file"
     blocked.write_text("not a folder")
     async with local_swarm() as swarm:
@@ -144,12 +144,12 @@ async def test_two_networks_that_never_met_become_one(monkeypatch: pytest.Monkey
 
         monkeypatch.setattr(between.host, "connect_address", connect_when_complete)
         with trio.fail_after(60):
-            await turned_away.wait()  # so that no earlier try is under way
+            await turned_away.wait()  # so that no earlier attempt is under way
         right = [await swarm.add([], identity=identity, listen=f"/ip4/127.0.0.1/tcp/{port}")]
         right.append(await swarm.add([right[0].address]))
         await right[0].facts.wait("dht_peer_found", peer=right[1].id)
 
-        for member in (*left, *right):  # whose own lookups might join the two before anybody compares them
+        for member in (*left, *right):  # their own lookups might join the two networks first
 
             async def refresh(really: Callable[[], Awaitable[None]] = member.node._router.refresh) -> None:
                 await met.wait()
