@@ -36,7 +36,7 @@ class DialBackReply(msgspec.Struct, frozen=True):
     outcomes: tuple[tuple[int, Outcome], ...]
 
 
-DIAL_BACK: Final = Method("net.reach", DialBackRequest, DialBackReply)
+DIAL_BACK: Final = Method("net.dial_back", DialBackRequest, DialBackReply)
 
 
 def serve_dial_back(host: Host) -> None:

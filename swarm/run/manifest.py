@@ -20,7 +20,7 @@ from peer.identity import Identity, Signed, is_peer_id, open_body, sign_body
 from swarm.protocol.head import Head, genesis
 from swarm.protocol.plan import RANGES_MAX
 
-PROTOCOL_VERSION: Final = 5
+PROTOCOL_VERSION: Final = 6
 MANIFEST_BYTES_MAX: Final = 64 << 10
 TOKENIZER_BYTES_MAX: Final = 64 << 20
 BYTES_TOKENIZER: Final = "bytes"

@@ -50,7 +50,7 @@ class BackupHead(msgspec.Struct, frozen=True):
     regroup: Signed | None = None
 
 
-HELD_BACKUP: Final = Method("backup.kept", AskBackup, BackupHead)
+HELD_BACKUP: Final = Method("backup.held", AskBackup, BackupHead)
 
 
 class StageBackup:

@@ -1,4 +1,4 @@
-"""The holes of py-libp2p 0.8.1: closed with the fixes, open without them, so that every test is known to detect its hole.
+"""The holes of py-libp2p 0.8.1: closed with the fixes, open without them. So every test is known to detect its hole.
 
 Scenarios run in child processes (`holes_node`): one for all with the fixes, one for each without, which may die of it.
 """
