@@ -41,7 +41,7 @@ __all__ = ["Buffer", "Call", "Gate", "Handler", "Method", "Reply", "Rpc"]
 _EARLY_REPLY_BYTES: Final = 4 * SMALL_BYTES  # bigger requests watch for a refusal while they are being sent
 
 
-class BulkLinks(Protocol):
+class ChannelSource(Protocol):
     """The source of channels: the host's connections."""
 
     async def open(self, peer: str, bulk: bool) -> Channel:
@@ -51,9 +51,9 @@ class BulkLinks(Protocol):
 class Rpc:
     """Answers calls of other peers and makes calls to them."""
 
-    def __init__(self, peer_id: str, links: BulkLinks, limits: NetLimits, meter: Meter, events: EventLog) -> None:
+    def __init__(self, peer_id: str, channels: ChannelSource, limits: NetLimits, meter: Meter, events: EventLog) -> None:
         self._peer_id = peer_id
-        self._links = links
+        self._channels = channels
         self._limits = limits
         self._meter = meter
         self.server: Final = RpcServer(limits, meter, events)
@@ -123,7 +123,7 @@ class Rpc:
         if not is_peer_id(peer):  # from a forged head or record
             raise DialError(f"{peer!r} is no peer id", "unreachable")
         async with nullcontext() if method.urgent else self._slot(peer):
-            channel = await self._links.open(peer, bulk)
+            channel = await self._channels.open(peer, bulk)
             return await self._exchange(channel, method, body, payload, deadline)
 
     async def _call_self(self, method: Method[Req, Rep], body: Req, payload: memoryview) -> Reply[Rep]:

@@ -20,7 +20,7 @@ class Reachability:
     detail: str
 
 
-class Reacher(Protocol):
+class Connector(Protocol):
     """What `probe` needs of a host."""
 
     @property
@@ -29,7 +29,7 @@ class Reacher(Protocol):
     async def connect(self, peer_id: str, *, timeout_s: float) -> None: ...
 
 
-async def probe(host: Reacher, peer: str, *, timeout_s: float) -> Reachability:
+async def probe(host: Connector, peer: str, *, timeout_s: float) -> Reachability:
     """Connect to `peer` if need be, wait for a hole punch to end, and return the path that is left."""
     path: Path | None = None
     with trio.move_on_after(timeout_s):

@@ -121,7 +121,7 @@ async def test_a_call_that_ends_before_it_begins_does_no_harm() -> None:
     """An honest caller whose loop lags may send a deadline that has passed."""
     async with pair() as (a, b, _):
         for late_s in (0.0, 1.0, 1e12):
-            channel = await a.rpc._links.open(b.peer_id, True)
+            channel = await a.rpc._channels.open(b.peer_id, True)
             with suppress(ConnectionLost):
                 await a.rpc._exchange(channel, ECHO, Number(1), memoryview(b""), trio.current_time() - late_s)
         reply = await a.rpc.call(b.peer_id, ECHO, Number(1), bytes(SIZE), timeout_s=60, bulk=True)
