@@ -23,8 +23,9 @@ from torch import Tensor
 
 from peer import faults
 from peer.checkpoint.hash_tree import StateTree, hash_state
-from peer.checkpoint.safetensors_file import Shard, fsync, plan_shards, read_shard, write_shard
+from peer.checkpoint.safetensors_file import Shard, plan_shards, read_shard, write_shard
 from peer.errors import CheckpointError, ProtocolViolation
+from peer.files import fsync_path, read_bounded
 from peer.identity import Identity, Signed, open_body, sign_body
 from peer.model.layout import FlatLayout, TensorSlot
 
@@ -89,10 +90,10 @@ def write_checkpoint(
     faults.reach("during_checkpoint", manifest.round)
     signed = sign_body(identity, _KIND, manifest)
     (building / MANIFEST).write_bytes(msgspec.msgpack.encode(signed))
-    fsync(building / MANIFEST)
-    fsync(building)
+    fsync_path(building / MANIFEST)
+    fsync_path(building)
     building.rename(path)
-    fsync(path.parent)
+    fsync_path(path.parent)
 
 
 def load_checkpoint(path: Path, run_id: str | None = None) -> LoadedCheckpoint:
@@ -119,9 +120,7 @@ def load_checkpoint(path: Path, run_id: str | None = None) -> LoadedCheckpoint:
 
 def _read_manifest(file: Path) -> tuple[CheckpointManifest, str]:
     try:
-        if file.stat().st_size > _MANIFEST_BYTES_MAX:
-            raise CheckpointError(f"{file} is too large to be a manifest.")
-        signed = msgspec.msgpack.decode(file.read_bytes(), type=Signed)
+        signed = msgspec.msgpack.decode(read_bounded(file, _MANIFEST_BYTES_MAX), type=Signed)
         manifest = open_body(signed, _KIND, CheckpointManifest)
     except (OSError, msgspec.MsgspecError, ProtocolViolation) as error:
         raise CheckpointError(f"{file} cannot be used ({error}).") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -13,6 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from peer.errors import CheckpointError
+from peer.files import fsync_path
 from peer.model.layout import FlatLayout
 
 SHARD_BYTES: Final = 1 << 30
@@ -57,7 +57,7 @@ def write_shard(directory: Path, shard: Shard, views: Mapping[str, Tensor]) -> N
     """Write one file and wait until the disk has it; OSError or SafetensorError if it cannot."""
     path = directory / shard.file
     save_file({name: views[name] for name in shard.names}, path, metadata={"format": "pt"})
-    fsync(path)
+    fsync_path(path)
 
 
 def read_shard(directory: Path, shard: Shard, views: Mapping[str, Tensor]) -> None:
@@ -74,12 +74,3 @@ def read_shard(directory: Path, shard: Shard, views: Mapping[str, Tensor]) -> No
                 views[name].copy_(tensor)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path} cannot be read ({error}).") from error
-
-
-def fsync(path: Path) -> None:
-    """Wait until the disk has a file's bytes, or a directory's entries."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from peer.compute.activation_store import ActivationStore, HeldMicroBatch
 from peer.compute.adamw_fused import FusedAdamW
+from peer.compute.build_optimizer import build_inner
 from peer.compute.device import Device
 from peer.compute.gradient_accumulator import GradientSum
-from peer.compute.inner_optimizer import InnerOptimizer, InnerSpec, build_inner
+from peer.compute.optimizer import InnerOptimizer, InnerSpec
 from peer.compute.stage_checks import check_gradient, check_input, require_finite
 from peer.compute.stage_forward_backward import ForwardBackward
 from peer.compute.train_loop import learning_rate
@@ -36,7 +37,7 @@ class _Captured:
 
 
 class Stage:
-    """The blocks `spec.layers` of `model` on `device`, with `local` weights (flat, P fp32), the `gradient` gathered
+    """The blocks `spec.span` of `model` on `device`, with `local` weights (flat, P fp32), the `gradient` gathered
     for their next step, and an inner `optimizer`.
 
     Its weights have an `epoch`, a number the network gives: of target batches in synchronous mode, of outer commits in
@@ -53,7 +54,7 @@ class Stage:
     def __init__(self, model: ModelConfig, inner: InnerConfig, device: Device, spec: StageSpec) -> None:
         spec.check(model)
         self.model, self.inner, self.spec, self.device = model, inner, spec, device
-        self.layout = FlatLayout.of(model, spec.layers)
+        self.layout = FlatLayout.of(model, spec.span)
         self.local = torch.zeros(self.layout.numel, device=device.torch)
         build = FusedAdamW if inner.optimizer == "adamw" else build_inner
         self.optimizer: InnerOptimizer = build(InnerSpec.of(inner), self.layout, self.local)

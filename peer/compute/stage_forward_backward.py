@@ -23,7 +23,7 @@ from peer.model.decoder import Decoder
 
 
 class ForwardBackward:
-    """The blocks `spec.layers` of `model` with the weights `flat` (P fp32, on the device), which the caller may change
+    """The blocks `spec.span` of `model` with the weights `flat` (P fp32, on the device), which the caller may change
     whenever no graph of theirs is left.
 
     `graph_bytes` is what the graph of an input of each shape keeps, measured once; stages' computations share it.
@@ -38,7 +38,7 @@ class ForwardBackward:
         flat: Tensor,
         graph_bytes: dict[torch.Size, int],
     ) -> None:
-        decoder = Decoder(model, flat, spec.layers)
+        decoder = Decoder(model, flat, spec.span)
         self.flat = flat
         self.parameters = [parameter for _, parameter in decoder.canonical_parameters()]
         self.names = [name for name, _ in decoder.canonical_parameters()]

@@ -21,11 +21,12 @@ import torch
 from torch import Tensor
 
 from peer.compute.adamw_fused import FusedAdamW
+from peer.compute.build_optimizer import build_inner
 from peer.compute.device import Device, uses_bf16
-from peer.compute.inner_optimizer import InnerOptimizer, InnerSpec, build_inner
 from peer.compute.lr_schedule import learning_rate
+from peer.compute.optimizer import InnerOptimizer, InnerSpec
 from peer.config import InnerConfig, ModelConfig
-from peer.ipc.messages import InnerProgress, InnerResult
+from peer.ipc.train_messages import InnerResult
 from peer.model.decoder import Decoder, next_token_loss
 from peer.model.layout import FlatLayout
 
@@ -45,9 +46,7 @@ class InnerTrainer:
     `optimizer`. `micro_batch_size` bounds the sequences that are on the device at once.
     """
 
-    def __init__(
-        self, model: ModelConfig, config: InnerConfig, device: Device, micro_batch_size: int | None = None
-    ) -> None:
+    def __init__(self, model: ModelConfig, config: InnerConfig, device: Device) -> None:
         self.config = config
         self.device = device
         layout = FlatLayout.of(model)
@@ -59,7 +58,6 @@ class InnerTrainer:
         self.model.bind_gradients(self.gradient)
         self.compiled = config.compile and device.compile
         self._forward: Callable[[Tensor], Tensor] = torch.compile(self.model) if self.compiled else self.model
-        self._micro_batch_size = micro_batch_size or config.batch_size
         self._bf16 = uses_bf16(device, config)
         self._gradient_sum: Tensor | None = None  # (P,), each sequence's gradient; only where gradients are asked for
         self._sequences = 0
@@ -106,30 +104,23 @@ class InnerTrainer:
         yield
         self.local.copy_(kept)
 
-    def progress(self, step: int, outcome: StepOutcome, tokens_per_s: float, skipped: int) -> InnerProgress:
-        return InnerProgress(step, outcome.loss, learning_rate(self.config, step), tokens_per_s, skipped)
-
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Tensor], on_batch: Callable[[], None]) -> float:
         """Mean loss of the local weights in nats a token over batches (B, T+1) of equal length."""
         total, sequences = 0.0, 0
         for tokens in batches:
-            for part in tokens.to(self.device.torch).split(self._micro_batch_size):
-                total += float(self._loss(part, self.model)) * len(part)
-                sequences += len(part)
-                on_batch()
+            total += float(self._loss(tokens.to(self.device.torch), self.model)) * len(tokens)
+            sequences += len(tokens)
+            on_batch()
         return total / sequences
 
     def _backward(self, tokens: Tensor) -> tuple[float, float]:
         """Mean loss of the batch, and the norm of its gradient, which is left in `gradient`."""
         tokens = tokens.to(self.device.torch)
         self.gradient.zero_()
-        loss = torch.zeros((), device=self.device.torch)
-        for part in tokens.split(self._micro_batch_size):
-            share = self._loss(part, self._forward) * (len(part) / len(tokens))
-            share.backward()
-            loss += share.detach()
-        return float(loss), float(self.gradient.norm())  # one pass finds the norm and any NaN or Inf
+        loss = self._loss(tokens, self._forward)
+        loss.backward()
+        return float(loss.detach()), float(self.gradient.norm())  # one pass finds the norm and any NaN or Inf
 
     def _loss(self, tokens: Tensor, forward: Callable[[Tensor], Tensor]) -> Tensor:
         with torch.autocast(self.device.torch.type, dtype=torch.bfloat16, enabled=self._bf16):

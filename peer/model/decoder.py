@@ -3,7 +3,7 @@
 Shapes: B sequences, T tokens, C hidden_size, H query heads, K key/value heads, D head_size, V vocab_size.
 
 Every parameter is a view into one flat fp32 vector (`FlatLayout`), and every gradient a view into a second one, so the
-outer loop adds, clips, hashes and ships whole vectors. Built with a range of layers, `Decoder` is one stage of the
+outer loop adds, clips, hashes and sends whole vectors. Built with a span of blocks, `Decoder` is one stage of the
 model: the first holds the embedding, the last the head.
 """
 
@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from peer.config import DataConfig, InnerConfig, ModelConfig, RopeScaling
+from peer.ipc.span import Span
 from peer.model.layout import FlatLayout, TensorSlot, init_flat
 
 __all__ = [
@@ -31,7 +32,7 @@ __all__ = [
 
 
 def rotary_frequencies(config: ModelConfig) -> Tensor:
-    """Radians a token for each pair of head dimensions, (D/2,) fp32: RoFormer (2104.09864), Llama 3's stretching."""
+    """Radians a token for each pair of head dimensions, (D/2,) fp32: RoFormer (2104.09864), Llama 3's scaling."""
     dim = config.head_size
     frequencies = config.rope_theta ** -(torch.arange(0, dim, 2, dtype=torch.float32) / dim)
     scaling = config.rope_scaling
@@ -87,7 +88,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         batch, length, _ = x.shape
-        per_head = (batch, length, -1, self.head_size)  # -1, not H: a tensor-parallel rank holds fewer heads
+        per_head = (batch, length, -1, self.head_size)
         q = self.q_norm(self.q_proj(x).view(per_head)).transpose(1, 2)  # (B, H, T, D): what the kernel wants
         k = self.k_norm(self.k_proj(x).view(per_head)).transpose(1, 2)  # (B, K, T, D)
         v = self.v_proj(x).view(per_head).transpose(1, 2)
@@ -124,35 +125,35 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """The stage of the model that holds `layers` (None: all of it), its parameters views into `flat`.
+    """The blocks `span` of the model (None: all), with parameters that are views into `flat`.
 
-    `flat` is fp32, 1-D, as long as `FlatLayout.of(config, layers).numel`, on the device that is to compute. The first
-    stage takes token ids (B, T) int64, any other the hidden state (B, T, C); the last one returns logits (B, T, V),
-    any other the hidden state. A tied head needs the embedding, so a tied model cannot be cut: ValueError
-    (`peer.model.layout.untie` gives it a head of its own), nor can blocks that share their parameters be parted.
+    `flat` is fp32, 1-D, as long as `FlatLayout.of(config, span).numel`, on the device that computes. The first span
+    takes token ids (B, T) int64, any other the hidden state (B, T, C). The last span returns logits (B, T, V), any
+    other the hidden state. Raises ValueError for a part of a model with a tied head, which needs the embedding
+    (`peer.model.layout.untie` makes a separate head), and for a span that splits blocks with shared parameters.
     """
 
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, config: ModelConfig, flat: Tensor, layers: range | None = None) -> None:
+    def __init__(self, config: ModelConfig, flat: Tensor, span: Span | None = None) -> None:
         super().__init__()
-        layers = range(config.layers) if layers is None else layers
-        if not 0 <= layers.start < layers.stop <= config.layers or layers.step != 1:
-            raise ValueError(f"{layers} is not a contiguous slice of {config.layers} layers")
-        if layers.start % config.shared_blocks or layers.stop % config.shared_blocks:
-            raise ValueError(f"{layers} cuts through blocks that share their parameters by {config.shared_blocks}")
-        first, last = layers.start == 0, layers.stop == config.layers
+        span = Span.whole(config.layers) if span is None else span
+        if span.of != config.layers:
+            raise ValueError(f"the blocks {span} belong to another model than one of {config.layers} blocks")
+        if span.first % config.shared_blocks or span.end % config.shared_blocks:
+            raise ValueError(f"{span} splits blocks that share their parameters by {config.shared_blocks}")
+        first, last = span.is_first, span.is_last
         if config.tie_embeddings and not (first and last):
-            raise ValueError("a model with tied embeddings is one stage: set tie_embeddings = false to cut it")
+            raise ValueError("a model with tied embeddings is one stage: set tie_embeddings = false to split it")
         self.config = config
         with torch.device("meta"):  # shapes only: the storage is `flat`
             self.embed_tokens = Embedding(config.vocab_size, config.hidden_size) if first else None
-            self.layers = nn.ModuleDict({str(index): Block(config) for index in layers[:: config.shared_blocks]})
+            self.layers = nn.ModuleDict({str(index): Block(config) for index in span.blocks[:: config.shared_blocks]})
             self.norm = RMSNorm(config.hidden_size, config.norm_eps) if last else None
             untied = last and not config.tie_embeddings
             self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False) if untied else None
-        self.layout = FlatLayout.of(config, layers)
+        self.layout = FlatLayout.of(config, span)
         self.bind(flat)
         angles = torch.outer(torch.arange(config.max_seq_len, dtype=torch.float32), rotary_frequencies(config))
         self.register_buffer("cos", angles.cos().to(flat.device), persistent=False)

@@ -8,6 +8,7 @@ import torch
 
 from peer.compute.device import resolve_device
 from peer.compute.train_loop import InnerTrainer
+from peer.ipc.span import spans_of
 from peer.ipc.stage_spec import MicroBatch
 from peer.model.layout import init_flat, join_flat
 from tests.peer.support.stage_harness import (
@@ -55,7 +56,7 @@ def test_a_chain_of_stages_is_the_whole_model(count: int, recompute: bool) -> No
 
 
 def test_blocks_that_share_their_parameters_in_a_pipeline() -> None:
-    stages = ((0, 4), (4, 8))
+    stages = spans_of([(0, 4), (4, 8)])
     chain = open_stages(stages, SHARED)
     batches = token_batches(2)
     for k, tokens in enumerate(batches):

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from peer.compute.build_optimizer import state_bytes
 from peer.compute.device import resolve_device
-from peer.compute.inner_optimizer import InnerSpec, state_bytes
+from peer.compute.optimizer import InnerSpec
 from peer.compute.stage import Stage
 from peer.errors import StageRefused
 from peer.ipc.stage_spec import MicroBatch

@@ -11,6 +11,7 @@ from torch import Tensor
 from peer.compute.device import resolve_device
 from peer.compute.stage import Stage
 from peer.errors import ConfigError, StageRefused
+from peer.ipc.span import Span
 from peer.ipc.stage_spec import MicroBatch, StageSpec
 from tests.peer.support.stage_harness import (
     INNER,
@@ -191,18 +192,16 @@ def test_steps_that_make_no_sense() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"stages": ()}, "without gaps"),
-        ({"stages": ((0, 2), (3, 4))}, "without gaps"),
-        ({"stages": ((1, 4),)}, "without gaps"),
-        ({"stages": ((0, 0), (0, 4))}, "needs a block"),
-        ({"index": 2}, "stages 0 to 1"),
+        ({"index": 1}, "number the stages from 0"),
+        ({"span": SPLITS[2][1]}, "number the stages from 0"),
+        ({"index": -1}, "number the stages from 0"),
         ({"slots": 0}, "slots is 0"),
         ({"staleness": -1}, "staleness"),
     ],
 )
 def test_specs_that_make_no_sense(changes: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        spec_of(**{"stages": SPLITS[2], "index": 0, **changes})  # type: ignore[arg-type]
+        spec_of(SPLITS[2], 0, **changes)
 
 
 def test_models_that_cannot_be_cut_so() -> None:
@@ -213,4 +212,4 @@ def test_models_that_cannot_be_cut_so() -> None:
     with pytest.raises(ConfigError, match="hold 4 blocks and the model 8"):
         spec_of(SPLITS[2], 0).check(SHARED)
     with pytest.raises(ConfigError, match=r"multiples of model\.shared_blocks"):
-        StageSpec(stages=((0, 3), (3, 8)), index=0, max_tokens=1).check(SHARED)
+        StageSpec(span=Span(0, 3, 8), index=0, max_tokens=1).check(SHARED)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peer.config import ModelConfig
+from peer.ipc.span import Span, spans_of
 from peer.model.decoder import Decoder, FlatLayout, init_flat, next_token_loss
 
 TINY = ModelConfig(hidden_size=16, layers=4, heads=4, kv_heads=2, intermediate_size=24, max_seq_len=32, vocab_size=40)
@@ -86,8 +87,8 @@ def test_attention_sees_distances_not_positions() -> None:
 @settings(max_examples=3, deadline=None)
 def test_stages_in_a_row_equal_the_whole_model(cut: int) -> None:
     whole = init_flat(UNTIED, seed=5)
-    spans = (range(cut), range(cut, 4))
-    slices = [init_flat(UNTIED, seed=5, layers=span) for span in spans]
+    spans = spans_of([(0, cut), (cut, 4)])
+    slices = [init_flat(UNTIED, seed=5, span=span) for span in spans]
     assert torch.equal(torch.cat(slices), whole)  # so a stage's state is a slice of the model's
     tokens = torch.randint(0, 40, (2, 8))
     with torch.no_grad():
@@ -137,8 +138,8 @@ def test_misuse_is_refused() -> None:
     with pytest.raises(ValueError, match="max_seq_len"):
         Decoder(TINY, flat)(torch.zeros(1, 33, dtype=torch.int64))
     with pytest.raises(ValueError, match="tie_embeddings"):
-        Decoder(TINY, flat, range(2))
-    with pytest.raises(ValueError, match="slice"):
-        Decoder(UNTIED, flat, range(2, 5))
+        Decoder(TINY, flat, Span(0, 2, TINY.layers))
+    with pytest.raises(ValueError, match="belong to another model"):
+        Decoder(UNTIED, flat, Span(2, 5, 5))
     with pytest.raises(ValueError, match="layout needs"):
         Decoder(TINY, flat[:-1])

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from peer.config import ModelConfig
 from peer.data.tokenizer import ByteTokenizer
+from peer.ipc.span import Span, spans_of
 from peer.model.decoder import Decoder
 from peer.model.huggingface import export_pretrained, flatten, load_pretrained
 from peer.model.layout import FlatLayout, init_flat, join_flat, split_flat, untie
@@ -23,11 +24,11 @@ from tests.peer.support.stage_harness import MODEL, SHARED, SPLITS
 def test_stages_join_to_the_whole_bit_for_bit(inner_cuts: set[int], model: ModelConfig) -> None:
     unit = model.shared_blocks
     cuts = [0, *(unit * cut for cut in sorted(inner_cuts)), model.layers]
-    stages = tuple(pairwise(cuts))
+    stages = spans_of(pairwise(cuts))
     whole = torch.randint(-(2**31), 2**31, (FlatLayout.of(model).numel,)).int().view(torch.float32)  # NaNs, too
     parts = split_flat(model, whole, stages)
-    for part, stage in zip(parts, stages, strict=True):
-        names = FlatLayout.of(model, range(*stage)).views(part)
+    for part, span in zip(parts, stages, strict=True):
+        names = FlatLayout.of(model, span).views(part)
         for name, view in names.items():
             assert torch.equal(view.view(torch.int32), FlatLayout.of(model).views(whole)[name].view(torch.int32))
     joined = join_flat(model, [part.clone() for part in parts], stages)
@@ -43,8 +44,8 @@ def test_what_does_not_fit_is_refused() -> None:
         join_flat(MODEL, parts[::-1], SPLITS[2])
     with pytest.raises(ValueError, match="not the whole model"):
         join_flat(MODEL, parts[:1], SPLITS[2][:1])
-    with pytest.raises(ValueError, match="cuts through"):
-        Decoder(SHARED, whole, range(3))
+    with pytest.raises(ValueError, match="splits blocks"):
+        Decoder(SHARED, whole, Span(0, 3, 8))
     with pytest.raises(ValueError, match="must divide layers"):
         msgspec.structs.replace(SHARED, shared_blocks=3)
 

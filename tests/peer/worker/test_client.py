@@ -61,7 +61,7 @@ async def _hit(worker_group: WorkerGroup, log: Log, strike: Callable[[int], None
     return errors[0]
 
 
-async def test_it_trains_evaluates_and_samples(tmp_path: Path, text: Path) -> None:
+async def test_it_trains_and_evaluates(tmp_path: Path, text: Path) -> None:
     async with open_test_worker_group(tmp_path, text) as (worker_group, log):
         assert worker_group.loaded is not None and worker_group.loaded.windows > 100
         assert math.isclose(await worker_group.evaluate(), math.log(256), rel_tol=0.02)
@@ -94,9 +94,7 @@ async def test_it_trains_evaluates_and_samples(tmp_path: Path, text: Path) -> No
             nursery.start_soon(worker_group.inner_steps, ENDLESS, 0, HOUR_S)
             await log.wait_for("inner_step")
             nursery.cancel_scope.cancel()
-        with trio.fail_after(60):
-            one, two = [await worker_group.sample("99 bottles", 40, temperature=1.0, seed=s) for s in (1, 2)]
-        assert len(one) > 0 and one != two
+        assert math.isfinite(await worker_group.evaluate(1))  # the worker is free
 
         # one outer step with these deltas lowers the held-out loss
         await worker_group.inner_steps([(0, 400)], 0, HOUR_S)
@@ -197,7 +195,7 @@ from pathlib import Path
 from peer.config import DataConfig, InnerConfig, ModelConfig
 from peer.events import EventLog
 from peer.worker.client import open_worker_group
-from peer.worker.supervisor import WorkerConfig
+from peer.worker.config import WorkerConfig
 
 async def main():
     config = WorkerConfig(

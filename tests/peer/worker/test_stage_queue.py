@@ -52,11 +52,11 @@ def test_an_evaluation_and_another_attempt_are_not_withdrawn() -> None:
     assert [found.id for found in waiting.withdraw(("a", 1))] == [1] and len(waiting) == 1
 
 
-def test_an_own_step_goes_first_and_a_merged_one_keeps_its_place() -> None:
+def test_a_step_goes_first_within_its_section() -> None:
     waiting = StageQueue()
     for id, kind in enumerate("tbf"):
         waiting.push(command(kind, id))
-    waiting.push(RunStep(3, 0, False, None, None))
-    waiting.push(RunStep(4, 0, True, None, None))
+    waiting.push(RunStep(3, 0))
+    waiting.push(command("t", 4))
     waiting.push(command("b", 5))
     assert [waiting.pop().id for _ in range(6)] == [0, 3, 1, 2, 4, 5]
