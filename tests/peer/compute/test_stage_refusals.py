@@ -11,7 +11,7 @@ from torch import Tensor
 from peer.compute.device import resolve_device
 from peer.compute.stage import Stage
 from peer.errors import ConfigError, StageRefused
-from peer.ipc.span import Span
+from peer.ipc.span import Span, spans_of
 from peer.ipc.stage_spec import MicroBatch, StageSpec
 from tests.peer.support.stage_harness import (
     INNER,
@@ -109,7 +109,7 @@ def test_bad_gradients_leave_the_micro_batch_for_a_better_one() -> None:
 
 def shut_block(block: int) -> Stage:
     """A first stage in whose `block` a gradient may overflow on the way back, though its output is finite."""
-    first = open_stages(((0, 2), (2, 4)))[0]
+    first = open_stages(spans_of([(0, 2), (2, 4)]))[0]
     weights = first.layout.views(first.local)
     weights[f"model.layers.{block}.input_layernorm.weight"].zero_()
     for name in ("v_proj", "o_proj"):
@@ -201,7 +201,7 @@ def test_steps_that_make_no_sense() -> None:
 )
 def test_specs_that_make_no_sense(changes: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        spec_of(SPLITS[2], 0, **changes)
+        StageSpec(**{"span": SPLITS[2][0], "index": 0, "max_tokens": 64, **changes})  # type: ignore[arg-type]
 
 
 def test_models_that_cannot_be_cut_so() -> None:
