@@ -32,33 +32,34 @@ __all__ = [
 
 
 def rotary_frequencies(config: ModelConfig) -> Tensor:
-    """Radians a token for each pair of head dimensions, (D/2,) fp32: RoFormer (2104.09864), Llama 3's scaling."""
+    """Return the radians a token for each pair of head dimensions, (D/2,) fp32: RoFormer (2104.09864), Llama 3's
+    scaling."""
     dim = config.head_size
     frequencies = config.rope_theta ** -(torch.arange(0, dim, 2, dtype=torch.float32) / dim)
     scaling = config.rope_scaling
     if scaling is None:
         return frequencies
-    # Short waves stay, long ones are slowed by `factor`, those between are blended.
-    turns = scaling.original_max_seq_len * frequencies / (2 * math.pi)
-    blend = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    # Short wavelengths stay, long ones are slowed by `factor`, those between are blended.
+    cycles = scaling.original_max_seq_len * frequencies / (2 * math.pi)
+    blend = (cycles - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     blend = blend.clamp(0.0, 1.0)
     return blend * frequencies + (1 - blend) * frequencies / scaling.factor
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding, Hugging Face's pairing (i with i + D/2). x (B, H, T, D); cos, sin (T, D/2)."""
+    """Apply the rotary embedding with Hugging Face's pairing (i with i + D/2). x (B, H, T, D); cos, sin (T, D/2)."""
     low, high = x.chunk(2, dim=-1)
     return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1).type_as(x)
 
 
 class Linear(nn.Linear):
     def reset_parameters(self) -> None:
-        """Nothing: the start comes with the flat vector (and random numbers on meta cost a second of imports)."""
+        """Do nothing: the flat vector brings the values, and random numbers on meta cost a second of imports."""
 
 
 class Embedding(nn.Embedding):
     def reset_parameters(self) -> None:
-        """Nothing, as in Linear."""
+        """Do nothing, as in Linear."""
 
 
 class RMSNorm(nn.Module):
@@ -89,7 +90,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         batch, length, _ = x.shape
         per_head = (batch, length, -1, self.head_size)
-        q = self.q_norm(self.q_proj(x).view(per_head)).transpose(1, 2)  # (B, H, T, D): what the kernel wants
+        q = self.q_norm(self.q_proj(x).view(per_head)).transpose(1, 2)  # (B, H, T, D), as the kernel needs it
         k = self.k_norm(self.k_proj(x).view(per_head)).transpose(1, 2)  # (B, K, T, D)
         v = self.v_proj(x).view(per_head).transpose(1, 2)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
@@ -173,7 +174,7 @@ class Decoder(nn.Module):
             parameter.grad = views[name]
 
     def canonical_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """Parameters under their canonical names."""
+        """Return the parameters with their canonical names."""
         return [
             (name if name.startswith("lm_head") else f"model.{name}", parameter)
             for name, parameter in self.named_parameters()
@@ -182,7 +183,7 @@ class Decoder(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         length = x.shape[1]
         if length > self.config.max_seq_len:
-            raise ValueError(f"{length} tokens exceed max_seq_len ({self.config.max_seq_len})")
+            raise ValueError(f"{length} tokens exceed max_seq_len ({self.config.max_seq_len}): send fewer")
         if self.embed_tokens is not None:
             x = self.embed_tokens(x)  # (B, T) -> (B, T, C)
         cos, sin = self.cos[:length], self.sin[:length]
@@ -200,5 +201,5 @@ class Decoder(nn.Module):
 
 
 def next_token_loss(logits: Tensor, tokens: Tensor) -> Tensor:
-    """Mean negative log-likelihood in nats a token: logits (B, T, V) against tokens (B, T+1), of which the last T."""
+    """Return the mean negative log-likelihood in nats a token of logits (B, T, V) for the last T of tokens (B, T+1)."""
     return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())

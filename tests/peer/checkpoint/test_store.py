@@ -266,7 +266,7 @@ async def test_a_disk_without_room_costs_the_checkpoint_and_says_so(small_disk: 
     filler.write_bytes(bytes(os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize - 4096))
     assert not await shop.save(2)
     [reason] = shop.reasons("checkpoint_failed")
-    assert "full" in reason and "free some space" in reason and "Training goes on" in reason
+    assert "full" in reason and "free some space" in reason and "training continues" in reason
     assert shop.load_round() == 1 and not list(small_disk.glob("c/.tmp-*"))
     filler.unlink()
     assert await shop.save(3) and shop.load_round() == 3
