@@ -56,7 +56,7 @@ def load_pretrained(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
         if tuple(tensors[name].shape) != slot.shape:
             shape = tuple(tensors[name].shape)
             raise CheckpointError(
-                f"{name} in {folder} has shape {shape}, config.json asks for {slot.shape}: use the config.json of these weights"
+                f"{name} in {folder} has shape {shape}, not {slot.shape}: use the matching config.json"
             )
     return config, tensors
 
