@@ -1,4 +1,4 @@
-"""The inner loop against plain AdamW written out, and what it does with bad batches, late joiners and bounds."""
+"""The inner loop against AdamW written out, with bad batches, late joiners and bounds."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ def test_a_non_finite_step_changes_nothing_and_is_counted() -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adamw8bit", "lion", "lamb", "muon"])
-def test_the_optimizers_state_survives_a_new_trainer_but_not_a_new_start(optimizer: str) -> None:
-    """Restoring the weights, as every round does, leaves it; a respawned worker takes it over, to the bit."""
+def test_optimizer_state_moves_to_a_new_trainer(optimizer: str) -> None:
+    """Restoring the weights, as every round does, keeps the state. A new worker restores it, to the bit."""
     model = msgspec.structs.replace(MODEL, vocab_size=256)  # 8-bit moments are for parameters of 4096 values and more
     config = msgspec.structs.replace(INNER, optimizer=optimizer)
     one, two, cold = (InnerTrainer(model, config, CPU) for _ in range(3))
@@ -124,7 +124,7 @@ def test_matrices_decay_gains_do_not(optimizer: str) -> None:
         assert torch.equal(parameter, start[name]) == (parameter.dim() == 1)
 
 
-def test_gradients_add_up_by_sequences_and_skip_what_is_not_finite() -> None:
+def test_gradient_sum_skips_non_finite_batches() -> None:
     trainer = _trainer()
     _run(trainer, 7, product="gradient")  # batches of 4 and 3
     gathered, whole = torch.empty_like(trainer.local), torch.empty_like(trainer.local)
@@ -180,7 +180,7 @@ def test_it_ends_at_the_first_bound() -> None:
     assert _run(_trainer(), 100, stopped=lambda steps: next(polls)).steps == 2
 
 
-def test_bf16_and_compile_only_where_they_are_wanted() -> None:
+def test_bf16_and_compile_follow_the_config() -> None:
     bf16 = _trainer(dtype="bf16")
     fp32 = _trainer()
     tokens = _batch([0, 1, 2, 3])
@@ -201,7 +201,7 @@ def test_generation_is_reproducible_and_stays_in_the_vocabulary() -> None:
         assert greedy == [int(model(torch.tensor([[1]]))[0, -1].argmax())]
 
 
-def test_devices_this_machine_lacks_are_refused_in_words() -> None:
+def test_missing_devices_are_refused() -> None:
     assert resolve_device("auto").torch.type in ("cpu", "cuda", "mps")
     for spec, words in (("cuda:99", "not on this machine"), ("quantum", "unknown"), ("meta", "not supported")):
         with pytest.raises(ConfigError, match=words):

@@ -258,7 +258,7 @@ def _slow_worker(directory: Path, text: Path) -> Iterator[tuple[WorkerGroup, Slo
         yield WorkerGroup(config, buffers), SlowWorker()
 
 
-async def test_a_stop_from_before_the_worker_reaches_it_before_the_command(tmp_path: Path, text: Path) -> None:
+async def test_an_early_stop_is_sent_before_the_command(tmp_path: Path, text: Path) -> None:
     """After it, the worker could have made more steps by then."""
     with _slow_worker(tmp_path, text) as (worker_group, worker):
         worker.reads.set()
@@ -274,7 +274,7 @@ async def test_a_stop_from_before_the_worker_reaches_it_before_the_command(tmp_p
             nursery.cancel_scope.cancel()
 
 
-async def test_a_run_that_was_given_up_is_stopped_however_long_the_stop_takes(
+async def test_a_cancelled_run_is_always_stopped(
     tmp_path: Path, text: Path, mock_clock: trio.testing.MockClock
 ) -> None:
     with _slow_worker(tmp_path, text) as (worker_group, worker):
@@ -300,7 +300,7 @@ async def test_a_run_that_was_given_up_is_stopped_however_long_the_stop_takes(
 
 @pytest.mark.process
 @pytest.mark.parametrize("optimizer", ["adamw", "adamw8bit", "lion", "lamb", "muon"])
-async def test_a_new_worker_trains_on_warm(
+async def test_a_new_worker_restores_the_optimizer(
     tmp_path: Path, text: Path, optimizer: Literal["adamw", "adamw8bit", "lion", "lamb", "muon"]
 ) -> None:
     """Every bit of the inner optimizer's state outlives the process."""
@@ -325,7 +325,7 @@ async def test_a_new_worker_trains_on_warm(
         ({"capture": ((5, 5),)}, "not empty"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(options: dict[str, object], words: str) -> None:
+def test_invalid_options_are_refused(options: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         InnerRunOptions(**options)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="leaves the flat vector of 20"):

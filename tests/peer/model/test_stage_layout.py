@@ -1,4 +1,4 @@
-"""The flat vectors of stages: cut and joined to the bit; shared blocks; a head for a pipeline."""
+"""The flat vectors of stages: split and joined bit for bit, with shared blocks, and with an untied head."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.peer.support.stage_harness import MODEL, SHARED, SPLITS
 
 
 @given(st.sets(st.integers(1, 3)), st.sampled_from([MODEL, SHARED]))
-def test_stages_join_to_the_whole_bit_for_bit(inner_cuts: set[int], model: ModelConfig) -> None:
+def test_stages_join_bit_for_bit(inner_cuts: set[int], model: ModelConfig) -> None:
     unit = model.shared_blocks
     cuts = [0, *(unit * cut for cut in sorted(inner_cuts)), model.layers]
     stages = spans_of(pairwise(cuts))
@@ -35,7 +35,7 @@ def test_stages_join_to_the_whole_bit_for_bit(inner_cuts: set[int], model: Model
     assert torch.equal(joined.view(torch.int32), whole.view(torch.int32))
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_bad_sizes_are_refused() -> None:
     whole = init_flat(MODEL, seed=0)
     parts = split_flat(MODEL, whole, SPLITS[2])
     with pytest.raises(ValueError, match="these stages need"):
@@ -61,7 +61,7 @@ def test_an_untied_model_computes_the_same() -> None:
 
 
 def test_a_shared_block_is_exported_as_many(tmp_path: Path) -> None:
-    """Hugging Face's families cannot say that blocks share parameters; what is loaded again computes the same."""
+    """Hugging Face's families cannot express shared parameters. The exported model computes the same."""
     shared = msgspec.structs.replace(SHARED, vocab_size=256)
     flat = init_flat(shared, seed=0)
     assert FlatLayout.of(shared).numel < FlatLayout.of(msgspec.structs.replace(shared, shared_blocks=1)).numel * 0.7

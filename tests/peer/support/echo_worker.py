@@ -17,11 +17,11 @@ class WhoAreYou(Command, frozen=True, tag="who"):
 
 
 class Wait(Command, frozen=True, tag="wait"):
-    """Never ends, but for a stop; the result is then None."""
+    """Runs until it is stopped. The result is None."""
 
 
 class EchoWorker:
-    """Answers each command with its place in the group. `seed` is the rank that refuses to load."""
+    """Answers each command with its rank. The rank `seed` - 1 refuses to load."""
 
     commands: ClassVar[Any] = WhoAreYou | Wait
 

@@ -1,4 +1,4 @@
-"""A small model cut into stages, and the same model whole."""
+"""A small model, whole and split into stages."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def token_batches(count: int, vocab_size: int = MODEL.vocab_size) -> list[Tensor
 
 
 def forward(chain: list[Stage], name: str, tokens: Tensor, epoch: int = 0) -> Tensor:
-    """Through all stages; each token's loss."""
+    """Run the forward through all stages and return each token's loss."""
     x = tokens[:, :-1]
     for index, stage in enumerate(chain):
         x = stage.forward(MicroBatch(name, index, epoch), x, tokens[:, 1:] if stage.spec.is_last else None)

@@ -31,7 +31,7 @@ pytestmark = [
 async def through(
     first: StageWorkerGroup, last: StageWorkerGroup, name: str, tokens: Tensor, losses: list[float]
 ) -> None:
-    """One micro-batch forward and back, the way the network will do it."""
+    """One micro-batch forward and back, as over the network."""
     ids, targets = tokens[:, :-1], tokens[:, 1:]
     at = tuple(ids.shape)
     async with first.slot() as near:
@@ -48,7 +48,7 @@ async def through(
         await first.backward(MicroBatch(name, 0, 0), near, *at)
 
 
-async def test_two_worker_processes_are_the_whole_model(tmp_path: Path) -> None:
+async def test_two_worker_processes_equal_the_model(tmp_path: Path) -> None:
     """Ten micro-batches over three slots, all started at once."""
     batches = token_batches(10)
     exact_loss, exact = whole_gradient(MODEL, init_flat(MODEL, seed=0), batches)
@@ -68,7 +68,7 @@ async def test_two_worker_processes_are_the_whole_model(tmp_path: Path) -> None:
         assert relative(merged, exact) < 1e-5
 
 
-async def test_refusals_cross_the_process_and_disturb_nothing(tmp_path: Path) -> None:
+async def test_refusals_reach_the_caller(tmp_path: Path) -> None:
     async with open_worker(tmp_path, 1) as (worker_group, _), worker_group.slot() as slot:
         micro_batch = MicroBatch("a", 1, 0)
         slot.hidden(2, 8).fill_(torch.nan)
@@ -82,7 +82,7 @@ async def test_refusals_cross_the_process_and_disturb_nothing(tmp_path: Path) ->
                 await worker_group.forward(bad, slot, 2, 8)
             assert caught.value.reason == reason
         with pytest.raises(StageRefused, match="takes 1 to 64 tokens"):
-            await worker_group.forward(micro_batch, slot, 5, 16)  # it has no place in a slot, so it is not even sent
+            await worker_group.forward(micro_batch, slot, 5, 16)  # it does not fit into a slot, so it is not sent
         with pytest.raises(StageRefused, match="no micro-batch was counted"):
             await worker_group.step(0)
         slot.hidden(2, 8).fill_(0.5)
@@ -95,7 +95,7 @@ async def test_refusals_cross_the_process_and_disturb_nothing(tmp_path: Path) ->
         assert (await worker_group.take_gradient()).micro_batches == ("a",)
 
 
-async def test_what_waits_can_be_dropped_and_the_rest_is_computed(tmp_path: Path) -> None:
+async def test_waiting_micro_batches_can_be_dropped(tmp_path: Path) -> None:
     """The worker is stopped meanwhile, so that all commands wait in its queue."""
     async with open_worker(tmp_path, 0) as (worker_group, _):
         done: list[str] = []
@@ -122,7 +122,13 @@ async def test_what_waits_can_be_dropped_and_the_rest_is_computed(tmp_path: Path
                 await run("f", "e")
 
         async with trio.open_nursery() as nursery:
-            for kind, name in (("f", "z"), ("f", "c"), ("f", "d"), ("b", "a"), ("b", "b")):  # "z": all come meanwhile
+            for kind, name in (
+                ("f", "z"),
+                ("f", "c"),
+                ("f", "d"),
+                ("b", "a"),
+                ("b", "b"),
+            ):  # the others arrive during "z"
                 nursery.start_soon(run, kind, name)
                 await trio.testing.wait_all_tasks_blocked()
             nursery.start_soon(give_up)
@@ -143,7 +149,7 @@ async def test_what_waits_can_be_dropped_and_the_rest_is_computed(tmp_path: Path
 
 
 async def test_a_killed_and_a_frozen_worker_are_replaced(tmp_path: Path) -> None:
-    """What was in flight fails, its slots come back, and the new worker waits for weights."""
+    """Commands in flight fail, their slots are freed, and the new worker waits for weights."""
     async with open_worker(tmp_path, 1, silence_s=8.0) as (worker_group, log):
         for fatal, words in ((signal.SIGKILL, "killed by SIGKILL"), (signal.SIGSTOP, "silent for 8 s")):
             errors: list[str] = []
@@ -177,10 +183,8 @@ async def test_a_killed_and_a_frozen_worker_are_replaced(tmp_path: Path) -> None
                 await worker_group.forward(MicroBatch("d", 1, 0), slot, 2, 8)
 
 
-async def test_a_peer_whose_worker_cannot_be_started_again_leaves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its group would expect its part of every round: nothing else tells a peer that lives from one that works."""
+async def test_a_worker_that_cannot_restart_ends_the_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pipeline cannot tell a live peer without a worker from one that works."""
     monkeypatch.setattr(StageWorkerGroup, "starts_max", 3)
 
     def fails(*arguments: object) -> None:
@@ -198,7 +202,7 @@ async def test_a_peer_whose_worker_cannot_be_started_again_leaves(
     assert [event.name for event in in_vain].count("worker_failed") == 3
 
 
-async def test_what_cannot_work_is_said_at_once(tmp_path: Path) -> None:
+async def test_an_unusable_configuration_is_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="tie_embeddings"):
         async with open_worker(tmp_path, 0, model=msgspec.structs.replace(MODEL, tie_embeddings=True)):
             pass

@@ -19,7 +19,7 @@ def command(kind: str, id: int, name: str = "m") -> StageCommand:
 
 
 @given(st.text("fbt", max_size=30))
-def test_backward_first_but_nothing_passes_a_taking(kinds: str) -> None:
+def test_backwards_first_within_each_section(kinds: str) -> None:
     waiting = StageQueue()
     for id, kind in enumerate(kinds):
         waiting.push(command(kind, id))
@@ -35,7 +35,7 @@ def test_backward_first_but_nothing_passes_a_taking(kinds: str) -> None:
         waiting.pop()
 
 
-def test_withdrawing() -> None:
+def test_withdraw() -> None:
     waiting = StageQueue()
     for id, (kind, name) in enumerate([("f", "a"), ("f", "b"), ("b", "c"), ("b", "a"), ("t", ""), ("f", "a")]):
         waiting.push(command(kind, id, name))

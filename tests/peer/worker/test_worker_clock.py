@@ -25,7 +25,7 @@ class AllDone(Exception):
     """Ends the worker after the last command."""
 
 
-def test_idle_is_the_time_without_a_command_since_the_last_inner_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_time_since_the_last_inner_run(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, sent = Clock(), list[Any]()
     inner, evaluate = RunInner(1, [(0, 4)], 0, 60.0, 1, InnerRunOptions(product="gradient")), RunEvaluate(2, 1)
     coming = [(7.0, evaluate), (5.0, inner), (3.0, inner), (2.0, evaluate), (0.0, inner)]
@@ -55,7 +55,7 @@ def test_idle_is_the_time_without_a_command_since_the_last_inner_run(monkeypatch
         ticks=0,
         forget_stops=lambda before_id: None,
     )
-    worker._begin = worker._capture = lambda orders: None
+    worker._begin = worker._capture = lambda options: None
     worker._evaluate = run_evaluate
     with pytest.raises(AllDone):
         worker.run()
