@@ -52,7 +52,7 @@ class SampleAccounting:
         first = self._cursor - behind * self.round_samples
         return contains([(first, first + self.round_samples)], ranges)
 
-    def verdict(self, span: Range, epoch: int) -> Verdict:
+    def verdict(self, samples: Range, epoch: int) -> Verdict:
         """What is to become of a micro-batch that was issued in `epoch`.
 
         Synchronous: one of the epoch before passes through, with the weights of that epoch. Else weights may be
@@ -63,41 +63,41 @@ class SampleAccounting:
             return "early"
         if ahead < -STALENESS:
             return "stale"
-        return "count" if self.may_count(span, epoch) else "through"
+        return "count" if self.may_count(samples, epoch) else "through"
 
-    def may_count(self, span: Range, epoch: int) -> bool:
+    def may_count(self, samples: Range, epoch: int) -> bool:
         near = epoch == self.epoch if self.synchronous else abs(epoch - self.epoch) <= STALENESS
-        return near and not self.has(span) and span[0] not in self._at and contains(self._free, [span])
+        return near and not self.has(samples) and samples[0] not in self._at and contains(self._free, [samples])
 
-    def has(self, span: Range) -> bool:
+    def has(self, samples: Range) -> bool:
         """Whether it was counted and is not merged yet."""
-        return span[0] in self._captured or span[0] in self._since
+        return samples[0] in self._captured or samples[0] in self._since
 
-    def is_at(self, span: Range) -> bool:
+    def is_at(self, samples: Range) -> bool:
         """Whether it is in its backward, to be counted."""
-        return span[0] in self._at
+        return samples[0] in self._at
 
-    def begin(self, span: Range, epoch: int) -> bool:
+    def begin(self, samples: Range, epoch: int) -> bool:
         """Whether the backward that begins now counts. If so, `done` or `undo` must follow."""
-        if not self.may_count(span, epoch):
+        if not self.may_count(samples, epoch):
             return False
-        self._at.add(span[0])
+        self._at.add(samples[0])
         return True
 
-    def done(self, span: Range) -> None:
+    def done(self, samples: Range) -> None:
         """The worker has added its gradient. Ignored if all was forgotten since."""
-        if span[0] in self._at:
-            self._at.remove(span[0])
-            self._since.add(span[0])
+        if samples[0] in self._at:
+            self._at.remove(samples[0])
+            self._since.add(samples[0])
 
-    def undo(self, span: Range) -> None:
+    def undo(self, samples: Range) -> None:
         """The worker has not."""
-        self._at.discard(span[0])
+        self._at.discard(samples[0])
 
     def capture(self, ranges: Iterable[Range] | None = None) -> tuple[Range, ...]:
         """All that was counted so far goes into a contribution, or (given `ranges`) what the worker says is in it; all
         that is captured now. What is captured twice is in both."""
-        firsts = {first for first, _ in spans_of(ranges, self.micro_batch)} if ranges is not None else set(self._since)
+        firsts = {first for first, _ in micro_batches_of(ranges, self.micro_batch)} if ranges is not None else set(self._since)
         self._captured |= firsts
         self._since -= firsts
         self._at -= firsts  # counted there, and its word on the way
@@ -112,7 +112,7 @@ class SampleAccounting:
         self._captured = set()
         if self.synchronous:
             self._since = set()
-        return self._ranges(first for first in self._since if not contains(self._free, [self._span(first)]))
+        return self._ranges(first for first in self._since if not contains(self._free, [self._micro_batch_at(first)]))
 
     def forget(self) -> tuple[Range, ...]:
         """The gradients are lost, with the worker or because the state was replaced: nothing is counted any more. What
@@ -126,7 +126,7 @@ class SampleAccounting:
             return [(ledger.cursor, ledger.cursor + self.round_samples)]
         return [*ledger.returned, *ledger.promise(self._me), (ledger.cursor, _ENDLESS)]
 
-    def _span(self, first: int) -> Range:
+    def _micro_batch_at(self, first: int) -> Range:
         return (first, first + self.micro_batch)
 
     def _ranges(self, firsts: Iterable[int]) -> tuple[Range, ...]:
@@ -135,15 +135,15 @@ class SampleAccounting:
             if merged and merged[-1][1] == first:
                 merged[-1] = (merged[-1][0], first + self.micro_batch)
             else:
-                merged.append(self._span(first))
+                merged.append(self._micro_batch_at(first))
         return tuple(merged)
 
 
-def spans_of(ranges: Iterable[Range], micro_batch: int) -> list[Range]:
+def micro_batches_of(ranges: Iterable[Range], micro_batch: int) -> list[Range]:
     """The micro-batches that make up `ranges`, in order. ValueError unless they are made of whole ones."""
-    spans: list[Range] = []
+    found: list[Range] = []
     for first, last in ranges:
         if first % micro_batch or last % micro_batch or last <= first:
             raise ValueError(f"samples {first} to {last} are no whole micro-batches of {micro_batch}")
-        spans.extend((at, at + micro_batch) for at in range(first, last, micro_batch))
-    return spans
+        found.extend((at, at + micro_batch) for at in range(first, last, micro_batch))
+    return found

@@ -41,8 +41,8 @@ class FeederStats:
     """What a feeder has read for others. Event `text_fed`: how many micro-batches, and for which peers; at once, with
     each new peer, and now and then."""
 
-    def __init__(self, rules: PipelineSettings, events: EventLog) -> None:
-        self._micro_batch, self._events = rules.micro_batch, events
+    def __init__(self, settings: PipelineSettings, events: EventLog) -> None:
+        self._micro_batch, self._events = settings.micro_batch, events
         self._samples = 0
         self._askers: dict[str, None] = {}  # in the order in which they came
         self._told_at = -math.inf
@@ -65,46 +65,46 @@ class FeederStats:
 
 def serve_tokens(
     rpc: Rpc,
-    rules: PipelineSettings,
+    settings: PipelineSettings,
     read: ReadTokens,
     note: Callable[[str, int], None] = lambda peer, samples: None,
 ) -> None:
     """Answer TOKENS from `read`, from now on; `note` hears for which peer, and how many samples."""
 
-    most = feed_samples_max(rules)
+    most = feed_samples_max(settings)
 
     async def on_tokens(call: Call[AskTokens]) -> tuple[Done, memoryview]:
-        sizes = [last - first for first, last in call.body.spans]
+        sizes = [last - first for first, last in call.body.ranges]
         samples = sum(sizes)
-        if call.body.run_id != rules.run_id or min(sizes, default=0) <= 0 or samples > most:
+        if call.body.run_id != settings.run_id or min(sizes, default=0) <= 0 or samples > most:
             raise ProtocolViolation(f"{samples} samples at once: ask for 1 to {most} of this run")
-        tokens = await trio.to_thread.run_sync(read, call.body.spans)
+        tokens = await trio.to_thread.run_sync(read, call.body.ranges)
         note(call.peer, samples)
         return Done(), tokens.numpy().astype("<u4").data
 
-    rpc.register(PipelineCalls.of(rules).tokens, on_tokens)
+    rpc.register(PipelineCalls.of(settings).tokens, on_tokens)
 
 
 class RemoteTokens:
     """A TokenSource: each call goes to the next of `feeders()` in turn; `local` serves where that one fails."""
 
     def __init__(
-        self, host: Host, rules: PipelineSettings, feeders: Callable[[], Sequence[str]], local: ReadTokens
+        self, host: Host, settings: PipelineSettings, feeders: Callable[[], Sequence[str]], local: ReadTokens
     ) -> None:
-        self._host, self._rules, self._feeders, self._local = host, rules, feeders, local
-        self._method = PipelineCalls.of(rules).tokens
-        self._turn = count()
+        self._host, self._settings, self._feeders, self._local = host, settings, feeders, local
+        self._method = PipelineCalls.of(settings).tokens
+        self._next_source = count()
         self._sulking: dict[str, float] = {}  # until when
         self._struck: set[str] = set()
 
-    async def __call__(self, spans: Sequence[Range]) -> Tensor:
-        """(n, T + 1) int64, in the order of `spans`."""
+    async def __call__(self, ranges: Sequence[Range]) -> Tensor:
+        """(n, T + 1) int64, in the order of `ranges`."""
         feeder = self._next()
         if feeder is not None:
-            tokens = await self._ask(feeder, spans)
+            tokens = await self._ask(feeder, ranges)
             if tokens is not None:
                 return tokens
-        return await trio.to_thread.run_sync(self._local, spans)
+        return await trio.to_thread.run_sync(self._local, ranges)
 
     def _next(self) -> str | None:
         now = trio.current_time()
@@ -113,19 +113,19 @@ class RemoteTokens:
             for peer in sorted(self._feeders())
             if peer not in self._struck and self._sulking.get(peer, 0.0) <= now and peer != self._host.peer_id
         ]
-        return fit[next(self._turn) % len(fit)] if fit else None
+        return fit[next(self._next_source) % len(fit)] if fit else None
 
-    async def _ask(self, feeder: str, spans: Sequence[Range]) -> Tensor | None:
-        request = AskTokens(self._rules.run_id, tuple(spans))
+    async def _ask(self, feeder: str, ranges: Sequence[Range]) -> Tensor | None:
+        request = AskTokens(self._settings.run_id, tuple(ranges))
         try:
             reply = await self._host.rpc.call(feeder, self._method, request, timeout_s=FEED_S)
         except (NetworkError, ProtocolViolation):
             self._sulking[feeder] = trio.current_time() + SULK_S
             return None
-        samples, width = sum(last - first for first, last in spans), self._rules.seq_len + 1
+        samples, width = sum(last - first for first, last in ranges), self._settings.seq_len + 1
         wrong = len(reply.payload) != TOKEN_BYTES * samples * width
         ids = np.empty(0, np.uint32) if wrong else np.frombuffer(reply.payload, "<u4")
-        if wrong or int(ids.max()) >= self._rules.vocab_size:
+        if wrong or int(ids.max()) >= self._settings.vocab_size:
             problem = f"{len(reply.payload)} bytes" if wrong else f"id {ids.max()}"
             self._host.rpc.server.strike(feeder, f"{self._method.name}: {problem} for {samples} samples")
             self._struck.add(feeder)

@@ -63,10 +63,10 @@ class StageCompute:
     """Forward and backward of `worker_group`'s stage, for a station. Everything raises StageRefused and WorkerError as
     the gang does, and ProtocolViolation for payloads that do not decode."""
 
-    def __init__(self, worker_group: StageWorkerGroup, rules: PipelineSettings) -> None:
+    def __init__(self, worker_group: StageWorkerGroup, settings: PipelineSettings) -> None:
         self.worker_group: Final = worker_group
-        self._rules = rules
-        self._code = ActivationCode(rules.activations)
+        self._settings = settings
+        self._code = ActivationCode(settings.activations)
         self._attempts = count()
         self._forwards = trio.CapacityLimiter(max(1, worker_group.spec.slots - _KEPT_FOR_BACKWARDS))
         self._served = 0
@@ -78,12 +78,12 @@ class StageCompute:
         """Micro-batches that wait for their forward."""
         return self._forwards.statistics().tasks_waiting
 
-    def name(self, span: Range, epoch: int, counts: bool) -> MicroBatch:
+    def name(self, samples: Range, epoch: int, counts: bool) -> MicroBatch:
         """A fresh pass of it through this stage."""
-        return MicroBatch(str(span[0]), self.worker_group.spec.index, epoch, counts, next(self._attempts))
+        return MicroBatch(str(samples[0]), self.worker_group.spec.index, epoch, counts, next(self._attempts))
 
     def size(self, batch: int, length: int) -> BatchSize:
-        return BatchSize(batch, length, self._rules.hidden_size)
+        return BatchSize(batch, length, self._settings.hidden_size)
 
     def payload_bytes(self, size: BatchSize) -> int:
         """Of token ids and hidden state."""
@@ -165,8 +165,8 @@ class StageCompute:
     def read_tokens(self, payload: memoryview, size: BatchSize) -> Tensor:
         """(B, T + 1) int64. Raises ProtocolViolation for ids outside the vocabulary."""
         ids = np.frombuffer(payload[: size.token_bytes], "<u4").reshape(size.batch, size.length + 1)
-        if int(ids.max()) >= self._rules.vocab_size:
-            raise ProtocolViolation(f"a token id of {ids.max()}, and the vocabulary has {self._rules.vocab_size}")
+        if int(ids.max()) >= self._settings.vocab_size:
+            raise ProtocolViolation(f"a token id of {ids.max()}, and the vocabulary has {self._settings.vocab_size}")
         return torch.from_numpy(ids.astype(np.int64))
 
     async def _encode(self, x: Tensor, out: Tensor) -> None:
