@@ -97,7 +97,11 @@ class SampleAccounting:
     def capture(self, ranges: Iterable[Range] | None = None) -> tuple[Range, ...]:
         """All that was counted so far goes into a contribution, or (given `ranges`) what the worker says is in it; all
         that is captured now. What is captured twice is in both."""
-        firsts = {first for first, _ in micro_batches_of(ranges, self.micro_batch)} if ranges is not None else set(self._since)
+        firsts = (
+            {first for first, _ in micro_batches_of(ranges, self.micro_batch)}
+            if ranges is not None
+            else set(self._since)
+        )
         self._captured |= firsts
         self._since -= firsts
         self._at -= firsts  # counted there, and its word on the way

@@ -37,8 +37,9 @@ of them has counted the micro-batch."""
 class DuplicateCheck:
     """Decides before the backward of one micro-batch whether it is still to be counted.
 
-    The sender may have given it up: this process stood still, was cut off, or took long. Another peer may have asked for
-    its holder in order to send it elsewhere. In these cases `confirm` is called; without a `confirm` nothing is asked.
+    The sender may have given it up: this process stood still, was cut off, or took long. Another peer may have asked
+    for its holder in order to send it elsewhere. In these cases `confirm` is called; without a `confirm` nothing is
+    asked.
     """
 
     confirm: Confirm | None = None

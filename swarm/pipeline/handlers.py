@@ -1,7 +1,8 @@
 """The handler of FORWARD: checks, admission, and the answer.
 
 Wrong input is refused with its cause. The sender is penalized if its input cannot be an honest mistake: sizes and token
-ids that the settings forbid, bytes that do not decode to finite values. To be in another group or epoch is no violation.
+ids that the settings forbid, bytes that do not decode to finite values. To be in another group or epoch is no
+violation.
 """
 
 from __future__ import annotations

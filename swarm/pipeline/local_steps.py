@@ -107,8 +107,8 @@ class LocalSteps(StageTrainer):
         return self._source is None and later > self.head.round
 
     async def _dispatch_until_over(self, request: TrainRequest) -> None:
-        """Give micro-batches in flight at the end of the round a moment. Give up those that have not come back then: they
-        may be assigned to another replica."""
+        """Give micro-batches in flight at the end of the round a moment. Give up those that have not come back then:
+        they may be assigned to another replica."""
         done = trio.Event()
 
         async def stop() -> None:

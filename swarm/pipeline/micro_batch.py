@@ -1,8 +1,8 @@
 """A micro-batch at one stage: forward, on to the next stage, backward, counted once.
 
-The backward that counts cannot be cancelled. Once the worker may have added the gradient we wait for its answer, so what
-is counted here is always what is counted in the worker, and a peer that asks gets the answer even before it is done.
-Before the backward `DuplicateCheck` makes sure that the micro-batch is still wanted.
+The backward that counts cannot be cancelled. Once the worker may have added the gradient we wait for its answer, so
+what is counted here is always what is counted in the worker, and a peer that asks gets the answer even before it is
+done. Before the backward `DuplicateCheck` makes sure that the micro-batch is still wanted.
 """
 
 from __future__ import annotations

@@ -47,8 +47,8 @@ class SourceTotals:
 class MicroBatchSource:
     """Dispatches micro-batches through the stage-0 `server`; `tokens` reads their text.
 
-    `on_result(samples, result)` is called for each micro-batch that ended. Event `pipeline_refused`: the samples `first`
-    to `last`, half-open, were given up because every replica refuses them.
+    `on_result(samples, result)` is called for each micro-batch that ended. Event `pipeline_refused`: the samples
+    `first` to `last`, half-open, were given up because every replica refuses them.
     """
 
     def __init__(

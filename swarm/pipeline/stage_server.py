@@ -1,7 +1,7 @@
 """One replica's stage in a pipeline: the calls it serves, and what it needs to call the next stage.
 
-    async with server.open(trainer):
-        ...                       # serves; `moved` after each commit of the group
+async with server.open(trainer):
+    ...                       # serves; `moved` after each commit of the group
 """
 
 from __future__ import annotations
@@ -187,9 +187,7 @@ class StageServer:
     async def _on_is_counted(self, call: Call[IsCountedQuery]) -> IsCountedReply:
         if call.body.group != self._group:
             return IsCountedReply(tuple(False for _ in call.body.ranges))
-        return IsCountedReply(
-            tuple([await self.runner.is_counted(samples, call.peer) for samples in call.body.ranges])
-        )
+        return IsCountedReply(tuple([await self.runner.is_counted(samples, call.peer) for samples in call.body.ranges]))
 
     async def _on_still_waiting(self, call: Call[StillWaitingQuery]) -> StillWaitingReply:
         sender, ask = self.runner.sender, call.body
@@ -208,7 +206,9 @@ class StageServer:
         if any(first >= end or first % size or end % size for first, end in ranges):
             raise ProtocolViolation(f"samples {ranges[:4]} are no whole micro-batches of {size}")
         if count(ranges) > SAMPLE_RANGES_MAX * size:
-            raise ProtocolViolation(f"a redispatch of {count(ranges)} samples: at most {SAMPLE_RANGES_MAX} micro-batches")
+            raise ProtocolViolation(
+                f"a redispatch of {count(ranges)} samples: at most {SAMPLE_RANGES_MAX} micro-batches"
+            )
         if call.body.group == self._group and self.accounting.in_batch(ranges, call.body.epoch):
             self._listener.redispatch(ranges, call.body.epoch)
         return Done()

@@ -2,8 +2,8 @@
 
     plan --train--> micro-batches (stage 0 dispatches its own) --> enough, says the mode --> captured in a contribution
 
-The worker says what a contribution is made of, not what we have heard of so far. This file has what the two modes share:
-`swarm.pipeline.local_steps` and `swarm.pipeline.synchronous`. The worker's weights are the base class's.
+The worker says what a contribution is made of, not what we have heard of so far. This file has what the two modes
+share: `swarm.pipeline.local_steps` and `swarm.pipeline.synchronous`. The worker's weights are the base class's.
 """
 
 from __future__ import annotations
@@ -144,7 +144,8 @@ class StageTrainer(WeightSync):
         source, head = self._source, self.head
         assert source is not None and head is not None
         left = without(request.assignment.ranges, self._accounting.counted)
-        # After a regroup the head has the same round; and a new replica does not know what others have dispatched in it.
+        # After a regroup the head has the same round; and a new replica does not know what others have dispatched in
+        # it.
         worked_on, self._worked_on = self._worked_on, head.round
         is_new = head.round == 0 if worked_on is None else head.round > worked_on
         fresh = without(left, [(0, head.ledger.cursor)]) if is_new else ()

@@ -1,8 +1,8 @@
 """Synchronous batches (SWARM, arXiv 2301.11913; DeDLOC, 2106.10207): the replicas of a stage together count every
 sample of a round's batch exactly once; weights change at commits only.
 
-The router decides which replica counts a sample, so no replica knows when the batch is complete. The group's leader asks
-the members what they have counted, has missing micro-batches dispatched again, and ends the round.
+The router decides which replica counts a sample, so no replica knows when the batch is complete. The group's leader
+asks the members what they have counted, has missing micro-batches dispatched again, and ends the round.
 """
 
 from __future__ import annotations
@@ -247,8 +247,8 @@ class Synchronous(StageTrainer):
 
     def _remember(self, adoption: Adoption) -> None:
         """Keep the weights of the epoch before here as well: stages are an epoch apart at times, and the worker that
-        keeps them may be lost. Where no replica has them any more, use the present ones: without any, the stages before
-        this one would wait without end."""
+        keeps them may be lost. Where no replica has them any more, use the present ones: without any, stages that
+        are an epoch behind would wait without end."""
         head = adoption.head
         if adoption.orphaned:
             self._previous = adoption.theta

@@ -18,8 +18,7 @@ from swarm.pipeline import stage_trainer
 from swarm.pipeline.activations import ActivationCode
 from swarm.pipeline.local_steps import LocalSteps
 from swarm.pipeline.messages import ForwardReply, ForwardRequest
-from swarm.pipeline.source import MicroBatchSource
-from swarm.pipeline.stage_trainer import HeldOut, StageTrainerContext
+from swarm.pipeline.stage_trainer import HeldOut
 from swarm.protocol.ledger import count
 from swarm.protocol.round_schedule import RoundSchedule
 from tests.peer.support.stage_harness import INNER, MODEL, SPLITS, relative, whole_gradient
@@ -35,7 +34,6 @@ from tests.swarm.support.pipeline_harness import (
     open_impostor,
     open_replicas,
     pass_to,
-    read_tokens,
     rules_of,
     serving,
     spans,
@@ -79,10 +77,10 @@ async def test_gradients_are_those_of_the_whole_model(tmp_path: Path, monkeypatc
                 assert counted == [20, 20, 20]
                 assert total / (20 * MICRO * SEQ) == pytest.approx(loss, rel=max(bound, 1e-5))
                 assert relative(measured, gradient) < bound, activations
-                assert all(replica.server.counting.counted for replicas in stages for replica in replicas)
+                assert all(replica.server.accounting.counted for replicas in stages for replica in replicas)
                 held_out = tokens_of((7, 9))
                 exact, _ = whole_gradient(MODEL, init_flat(MODEL, seed=0), [held_out])
-                assert await stages[0][0].server.evaluate(held_out, 60.0) == pytest.approx(exact, rel=max(bound, 1e-5))
+                assert await stages[0][0].source.evaluate(held_out, 60.0) == pytest.approx(exact, rel=max(bound, 1e-5))
 
 
 async def test_bad_input_is_refused_and_disturbs_nothing(tmp_path: Path) -> None:
@@ -198,18 +196,8 @@ async def test_the_last_measurement_is_given_up_where_a_stage_has_left(
     async with open_replicas(tmp_path, [1, 1, 1]) as ((first,), (middle,), (last,)):
         table: Table = {}
         async with first.serving(rules, table):
-            source = MicroBatchSource(first.server, read_tokens, first.log)
             schedule = RoundSchedule(DilocoConfig(steps=1), INNER, SEQ, 600.0, 0, 3, MICRO)
-            trainer = LocalSteps(
-                StageTrainerContext(
-                    first.worker_group,
-                    first.server,
-                    schedule,
-                    first.log,
-                    source,
-                    HeldOut(held_out, bytes_per_token=1.0),
-                )
-            )
+            trainer = LocalSteps(first.server, schedule, first.source, HeldOut(held_out, bytes_per_token=1.0))
 
             async def measured() -> int:
                 trainer.validate_round = 1
@@ -256,7 +244,7 @@ async def test_a_slow_replica_gets_little_and_holds_nobody_up(tmp_path: Path, mo
     at_once, most, served = 0, 0, 0
 
     def counted() -> int:
-        return count(stages[1][0].server.counting.counted) // MICRO
+        return count(stages[1][0].server.accounting.counted) // MICRO
 
     async def slow(request: ForwardRequest, payload: memoryview) -> tuple[ForwardReply, bytes]:
         nonlocal at_once, most, served
@@ -279,7 +267,7 @@ async def test_a_slow_replica_gets_little_and_holds_nobody_up(tmp_path: Path, mo
     ):
         first = stages[0][0]
         await dispatch_all(first, spans(0, 60))
-        assert count(first.server.counting.counted) == 60 * MICRO
+        assert count(first.server.accounting.counted) == 60 * MICRO
         assert most == 1 and served + counted() == 60
         assert 0 < served < 15
         assert not first.struck()
