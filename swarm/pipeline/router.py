@@ -106,20 +106,20 @@ class ReplicaRouter:
 
     # What happened to a micro-batch
 
-    def choose(self, now_s: float, runner: float = 1.0, exclude: Collection[str] = ()) -> str | None:
-        """The replica for the next micro-batch of `runner` units, outside `exclude` (those that it already failed on).
+    def choose(self, now_s: float, work: float = 1.0, exclude: Collection[str] = ()) -> str | None:
+        """The replica for the next micro-batch of `work` units, outside `exclude` (those that it already failed on).
         None only if no replica is left. Call `sent` if it is really sent there."""
         chosen = self._first_choice(now_s, exclude) or self._second_choice(now_s, exclude)
         if chosen is None:
             return None
-        chosen.runtime += max(TINY_S, self._expected_s(chosen, runner))
+        chosen.runtime += max(TINY_S, self._expected_s(chosen, work))
         self._push(chosen)
         return chosen.name
 
-    def sent(self, replica: str, micro_batch: object, now_s: float, runner: float = 1.0) -> None:
+    def sent(self, replica: str, micro_batch: object, now_s: float, work: float = 1.0) -> None:
         """`micro_batch`: any id that names this call until it ends."""
         if known := self._replicas.get(replica):
-            known.sent[micro_batch] = (now_s, runner)
+            known.sent[micro_batch] = (now_s, work)
 
     def succeeded(
         self, replica: str, micro_batch: object, now_s: float, downstream_s: float = 0.0, queued_s: float = 0.0
@@ -129,15 +129,15 @@ class ReplicaRouter:
         known = self._replicas.get(replica)
         if known is None or (outstanding := known.sent.pop(micro_batch, None)) is None:
             return
-        sent_s, runner = outstanding
+        sent_s, work = outstanding
         answer_s = max(0.0, now_s - sent_s)
         here_s = answer_s - _between(downstream_s, answer_s)
         waited_s = _between(queued_s, here_s)
         alpha = self.config.smoothing
         known.wait_s += alpha * (waited_s - known.wait_s)
-        known.own_s = _blend(known.own_s, (here_s - waited_s) / runner, alpha)
+        known.own_s = _blend(known.own_s, (here_s - waited_s) / work, alpha)
         # The estimators of RFC 6298, TCP's retransmission timeout.
-        per_unit_s = answer_s / runner
+        per_unit_s = answer_s / work
         if known.answer_s is None:
             known.answer_deviation_s = per_unit_s / 2
         else:
@@ -186,22 +186,22 @@ class ReplicaRouter:
         due = [r.probe_at_s - now_s for r in self._replicas.values() if r.probe_at_s > now_s]
         return min(due, default=0.0)
 
-    def deadline_s(self, replica: str, runner: float = 1.0) -> float:
+    def deadline_s(self, replica: str, work: float = 1.0) -> float:
         """How long to wait for an answer: from the mean and mean deviation of measured ones (as RFC 6298 does for TCP,
         more patiently), doubled for each failure in a row. An unmeasured replica gets twice the longest of others."""
         config = self.config
         known = self._replicas.get(replica)
-        usual = [_timeout_s(r) * runner for r in self._replicas.values() if r.answer_s is not None]
+        usual = [_timeout_s(r) * work for r in self._replicas.values() if r.answer_s is not None]
         if known is not None and known.answer_s is not None:
-            wait_s = _timeout_s(known) * runner
+            wait_s = _timeout_s(known) * work
         else:
             wait_s = 2 * max(usual) if usual else config.deadline_first_s
         wait_s *= 2.0 ** min(known.failures, 10) if known is not None else 1.0
         return min(config.deadline_max_s, max(config.deadline_min_s, wait_s))
 
-    def expected_s(self, replica: str, runner: float = 1.0) -> float:
+    def expected_s(self, replica: str, work: float = 1.0) -> float:
         """What the next micro-batch should take there: link, queue and compute, times its penalty."""
-        return self._expected_s(self._replicas[replica], runner)
+        return self._expected_s(self._replicas[replica], work)
 
     def in_flight(self, replica: str) -> int:
         known = self._replicas.get(replica)
@@ -209,7 +209,7 @@ class ReplicaRouter:
 
     # Inside
 
-    def _expected_s(self, known: _Replica, runner: float) -> float:
+    def _expected_s(self, known: _Replica, work: float) -> float:
         own_s = known.own_s
         if own_s is None:
             measured = [r.own_s for r in self._replicas.values() if r.own_s is not None]
@@ -219,7 +219,7 @@ class ReplicaRouter:
                 own_s = usual_s if usual_s is not None else 1.0
             else:
                 own_s = stated_s if usual_s is None else max(stated_s, usual_s / CLAIM_MAX)
-        return known.penalty * (own_s * runner + known.wait_s)
+        return known.penalty * (own_s * work + known.wait_s)
 
     def _first_choice(self, now_s: float, exclude: Collection[str]) -> _Replica | None:
         """The smallest virtual runtime among those that are fit to be chosen: the heap's first, nearly always."""
@@ -243,8 +243,8 @@ class ReplicaRouter:
             return False
         if not known.sent or known.answer_s is None:
             return True
-        since_s, runner = next(iter(known.sent.values()))  # the oldest outstanding
-        return now_s - since_s <= runner * (self.config.overdue * known.answer_s + 2 * known.answer_deviation_s)
+        since_s, work = next(iter(known.sent.values()))  # the oldest outstanding
+        return now_s - since_s <= work * (self.config.overdue * known.answer_s + 2 * known.answer_deviation_s)
 
     def _second_choice(self, now_s: float, exclude: Collection[str]) -> _Replica | None:
         """Nobody is fit: rather one that is overdue than one that just failed."""

@@ -2,8 +2,8 @@
 
 Little's law: the rate of answers times the latency of a micro-batch that meets no queue. A margin lets the rate grow to
 what the slowest stage allows. The latency is probed now and then with half as many in flight, as BBR does (ACM Queue
-14-5, 2016): at other times micro-batches may wait for each other on a slow link, and a window that followed this latency
-would grow with every wait.
+14-5, 2016): at other times micro-batches may wait for each other on a slow link, and a window that followed this
+latency would grow with every wait.
 
 Pure: no clock.
 """

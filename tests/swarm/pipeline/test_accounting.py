@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from swarm.pipeline.accounting import SampleAccounting, spans_of
+from swarm.pipeline.accounting import SampleAccounting, micro_batches_of
 from swarm.protocol.head import Head, genesis
 from swarm.protocol.ledger import Ledger, Range, contains, count, overlaps
 
@@ -99,10 +99,10 @@ def test_a_synchronous_round_begins_with_nothing() -> None:
 
 
 def test_spans() -> None:
-    assert spans_of([(0, 8), (16, 20)], MICRO) == [(0, 4), (4, 8), (16, 20)]
+    assert micro_batches_of([(0, 8), (16, 20)], MICRO) == [(0, 4), (4, 8), (16, 20)]
     for bad in ((1, 4), (0, 6), (4, 4), (8, 4)):
         with pytest.raises(ValueError, match="whole micro-batches"):
-            spans_of([bad], MICRO)
+            micro_batches_of([bad], MICRO)
 
 
 class Round:
@@ -160,5 +160,5 @@ def test_nothing_is_ever_merged_twice(steps: list[tuple[str, int, int]], synchro
             group.contributions.pop(k, None)
         else:
             group.commit()
-        assert count(member.counted) == MICRO * len(spans_of(member.counted, MICRO))
+        assert count(member.counted) == MICRO * len(micro_batches_of(member.counted, MICRO))
     assert not overlaps({str(i): (part,) for i, part in enumerate(group.merged)})

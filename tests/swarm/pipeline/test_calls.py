@@ -100,8 +100,8 @@ async def test_bad_input_is_refused_and_disturbs_nothing(tmp_path: Path) -> None
             violations = [
                 (good[:-1], {}, "refused", "shape"),
                 (b"", {}, "refused", "shape"),
-                (good, {"span": (1, 1 + MICRO)}, "refused", "shape"),
-                (good, {"span": (0, 2 * MICRO)}, "refused", "shape"),
+                (good, {"samples": (1, 1 + MICRO)}, "refused", "shape"),
+                (good, {"samples": (0, 2 * MICRO)}, "refused", "shape"),
                 (good, {"batch": 1}, "refused", "shape"),
                 (good, {"length": SEQ - 1}, "refused", "shape"),
                 (b"\xff" * len(tokens) + good[len(tokens) :], {}, "refused", "value"),
@@ -114,9 +114,9 @@ async def test_bad_input_is_refused_and_disturbs_nothing(tmp_path: Path) -> None
             malformed: list[dict[str, Any]] = [
                 {"epoch": -1},
                 {"epoch": 1 << 60},
-                {"span": (-MICRO, 0)},
-                {"span": (1 << 60, (1 << 60) + MICRO)},
-                {"span": (0,)},
+                {"samples": (-MICRO, 0)},
+                {"samples": (1 << 60, (1 << 60) + MICRO)},
+                {"samples": (0,)},
                 {"batch": 0},
                 {"batch": 1 << 40},
                 {"length": -SEQ},
