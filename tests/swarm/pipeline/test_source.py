@@ -73,7 +73,7 @@ async def hosts(stack: AsyncExitStack, count: int) -> list[Host]:
 
 async def test_feeders_in_turn_and_local_text_where_they_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     without_haste(monkeypatch)
-    monkeypatch.setattr("swarm.pipeline.data_feed.SULK_S", 600.0)
+    monkeypatch.setattr("swarm.pipeline.data_feed.COOLDOWN_S", 600.0)
     async with AsyncExitStack() as stack:
         me, good, gone, wrong_ids, too_few = await hosts(stack, 5)
         serve_tokens(good.rpc, RULES, read)
