@@ -33,8 +33,9 @@ from swarm.run.credentials import TOKEN_DAYS, issue_token
 from swarm.run.gate import Gate
 from swarm.run.home import Home
 from swarm.run.invite import ADDRESSES_MAX, Invite
-from swarm.run.manifest import BYTES_TOKENIZER, Manifest, open_manifest
+from swarm.run.manifest import Manifest, open_manifest
 from swarm.run.manifest_transfer import load_run_files, serve_run_files
+from swarm.run.sections import BYTES_TOKENIZER
 from swarm.run.tokenizer import read_tokenizer
 from swarm.state.server import serve_snapshots
 from swarm.state.snapshots import SnapshotStore

@@ -13,7 +13,8 @@ from peer.config import InnerConfig, ModelConfig
 from peer.model.decoder import Decoder
 from peer.model.layout import FlatLayout, init_flat
 from swarm.placement.stages import cut, layout_of, stage_costs, state_bytes, vectors_of
-from swarm.run.manifest import Manifest, PipelineConfig
+from swarm.run.manifest import Manifest
+from swarm.run.sections import PipelineConfig
 from tests.swarm.run.test_manifest import make_manifest
 
 MODEL = ModelConfig(
