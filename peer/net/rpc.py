@@ -51,7 +51,9 @@ class ChannelSource(Protocol):
 class Rpc:
     """Answers calls of other peers and makes calls to them."""
 
-    def __init__(self, peer_id: str, channels: ChannelSource, limits: NetLimits, meter: Meter, events: EventLog) -> None:
+    def __init__(
+        self, peer_id: str, channels: ChannelSource, limits: NetLimits, meter: Meter, events: EventLog
+    ) -> None:
         self._peer_id = peer_id
         self._channels = channels
         self._limits = limits

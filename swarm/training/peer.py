@@ -9,6 +9,7 @@ from dht.node import NodeConfig, open_node
 from optim.config import GossipConfig
 from peer.errors import ConfigError
 from peer.events import EventLog
+from peer.files import write_atomically
 from peer.identity import Identity
 from peer.net.host import HostConfig, open_host
 from peer.worker.client import open_worker_group
@@ -20,7 +21,7 @@ from swarm.run.bootstrap import fetch_run_files
 from swarm.run.gate import Gate
 from swarm.run.home import Home
 from swarm.run.manifest import Manifest, open_manifest
-from swarm.run.manifest_transfer import serve_run_files, write_atomically
+from swarm.run.manifest_transfer import serve_run_files
 from swarm.training.context import JoinConfig, PeerContext
 from swarm.training.lifecycle import PeerLifecycle
 
