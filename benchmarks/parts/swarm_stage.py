@@ -36,8 +36,9 @@ from peer.worker.config import WorkerConfig
 from peer.worker.stage_client import StageWorkerGroup, open_stage_worker_group
 from swarm.pipeline.accounting import SampleAccounting
 from swarm.pipeline.config import LoadReport, PipelineSettings
+from swarm.pipeline.micro_batch import MicroBatchResult
 from swarm.pipeline.source import MicroBatchSource
-from swarm.pipeline.stage_server import DispatchResult, StageServer
+from swarm.pipeline.stage_server import StageServer
 from swarm.protocol.head import Head
 from swarm.protocol.ledger import Ledger, Range
 
@@ -75,11 +76,10 @@ def worker_config(setting: Setting, stages: int, index: int, folder: Path) -> Wo
 class Dispatches:
     """Stage 0's micro-batches; no span comes twice."""
 
-    def __init__(self, setting: Setting, server: StageServer, events: EventLog) -> None:
+    def __init__(self, setting: Setting, server: StageServer) -> None:
         self._setting = setting
         self._generator = torch.Generator().manual_seed(SEED)
-        self._source = MicroBatchSource(server, self._tokens, events)
-        self._source.on_result = self._on_result
+        self._source = MicroBatchSource(server, self._tokens, self._on_result)
         self._came_back: list[float] = []
         self._next = 0
 
@@ -98,7 +98,7 @@ class Dispatches:
             "window": self._source.window,
         }
 
-    def _on_result(self, result: DispatchResult) -> None:
+    def _on_result(self, samples: Range, result: MicroBatchResult) -> None:
         assert result.counted
         self._came_back.append(trio.current_time())
 
@@ -127,11 +127,10 @@ async def main() -> None:
             return table[stage]
 
         head = Head(rules.groups[index], 0, 0, b"", b"", (), Ledger(), 0, 0)
-        server = StageServer(
-            index, rules, worker_group, host, SampleAccounting(head, rules.micro_batch), replicas_of, config.events
-        )
+        accounting = SampleAccounting(head, rules.micro_batch)
+        server = StageServer(index, rules, worker_group, host, accounting, replicas_of)
         async with server.open():
-            dispatches = Dispatches(setting, server, config.events)
+            dispatches = Dispatches(setting, server)
             say(ready=True)
             while order := await hear():
                 if "micro_batches" in order:

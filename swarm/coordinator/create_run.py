@@ -27,8 +27,9 @@ from swarm.placement.stages import cut, layout_of, open_store
 from swarm.protocol.messages import SLICE_BYTES_MAX
 from swarm.run.config import RunConfig
 from swarm.run.home import Home
-from swarm.run.manifest import PROTOCOL_VERSION, Manifest, check_fit, check_pipeline, sign_manifest
+from swarm.run.manifest import PROTOCOL_VERSION, Manifest, sign_manifest
 from swarm.run.manifest_transfer import save_run_files
+from swarm.run.sections import check_fit, check_pipeline
 from swarm.run.tokenizer import read_tokenizer
 
 

@@ -14,7 +14,8 @@ from peer.ipc.span import spans_of
 from peer.model.decoder import Decoder
 from peer.model.layout import FlatLayout, init_flat
 from swarm.placement.stages import cut, layout_of, stage_costs, state_bytes, vectors_of
-from swarm.run.manifest import Manifest, PipelineConfig
+from swarm.run.manifest import Manifest
+from swarm.run.sections import PipelineConfig
 from tests.swarm.run.test_manifest import make_manifest
 
 MODEL = ModelConfig(
