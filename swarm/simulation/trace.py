@@ -65,8 +65,7 @@ def read_trace(path: Path) -> Trace:
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"the trace {path} cannot be read ({error}): name a readable .csv or .json file") from error
     except (msgspec.ValidationError, msgspec.DecodeError) as error:
-        raise ConfigError(f"the trace {path} is malformed ({error}): follow the form in swarm/simulation/trace.py") from
-        error
+        raise ConfigError(f"the trace {path} is malformed ({error}): see swarm/simulation/trace.py") from error
     ends = [life.leave_s if life.leave_s is not None else life.join_s for life in lives]
     return _checked(path, max(ends, default=0.0), lives)
 
@@ -77,8 +76,7 @@ def _checked(path: Path, duration_s: float, lives: list[Life]) -> Trace:
         if not positive or not math.isfinite(life.join_s) or not life.end_s > life.join_s:
             raise ConfigError(f"the trace {path} has an impossible life for {life.peer}: check its times and speeds")
     if len({life.peer for life in lives}) != len(lives) or not lives or not 0 < duration_s < math.inf:
-        raise ConfigError(f"the trace {path} is incomplete or repeats a peer: give a duration, and one line for each
-        peer")
+        raise ConfigError(f"the trace {path} is incomplete or repeats a peer: give a duration and one line a peer")
     return Trace(duration_s, tuple(sorted(lives, key=lambda life: (life.join_s, life.peer))))
 
 
