@@ -28,11 +28,12 @@ import trio
 from benchmarks.parts.swarm_setting import HIDDEN_SIZE, SEED, SETTINGS, VOCAB_SIZE, Setting, some_tokens
 from peer.events import EventLog
 from peer.identity import Identity
+from peer.ipc.span import spans_of
 from peer.ipc.stage_spec import StageSpec
 from peer.model.layout import init_flat, split_flat
 from peer.net.host import HostConfig, open_host
+from peer.worker.config import WorkerConfig
 from peer.worker.stage_client import StageWorkerGroup, open_stage_worker_group
-from peer.worker.supervisor import WorkerConfig
 from swarm.pipeline.accounting import SampleAccounting
 from swarm.pipeline.config import LoadReport, PipelineSettings
 from swarm.pipeline.micro_batch import MicroBatchResult
@@ -66,7 +67,9 @@ def worker_config(setting: Setting, stages: int, index: int, folder: Path) -> Wo
         events=EventLog(),
         device="cpu",
         threads=1,
-        stage=StageSpec(stages=setting.cuts(stages), index=index, max_tokens=setting.tokens, staleness=1),
+        stage=StageSpec(
+            span=spans_of(setting.cuts(stages))[index], index=index, max_tokens=setting.tokens, staleness=1
+        ),
     )
 
 
@@ -113,7 +116,7 @@ async def main() -> None:
         open_host(config) as host,
         open_stage_worker_group(worker_config(setting, stages, index, folder)) as worker_group,
     ):
-        await load(setting, worker_group)
+        await load(setting, worker_group, stages)
         say(peer=host.peer_id, address=host.addresses[0])
         peers = (await hear())["peers"]
         if index + 1 < stages:
@@ -136,10 +139,10 @@ async def main() -> None:
                     say(bytes_up=host.bytes_up)
 
 
-async def load(setting: Setting, worker_group: StageWorkerGroup) -> None:
+async def load(setting: Setting, worker_group: StageWorkerGroup, stages: int) -> None:
     """The weights that everybody starts from."""
-    model = setting.model(len(worker_group.spec.stages))
-    parts = split_flat(model, init_flat(model, SEED), worker_group.spec.stages)
+    model = setting.model(stages)
+    parts = split_flat(model, init_flat(model, SEED), spans_of(setting.cuts(stages)))
     worker_group.outer.copy_(parts[worker_group.spec.index])
     await worker_group.import_weights(epoch=0)
 

@@ -12,6 +12,7 @@ import trio
 from torch import Tensor
 
 from optim.config import AllReduceConfig
+from peer.ipc.span import spans_of
 from peer.ipc.stage_spec import StageSpec
 from peer.worker.client import open_worker_group
 from peer.worker.stage_client import open_stage_worker_group
@@ -124,7 +125,7 @@ def spec_of(manifest: Manifest, stage: int) -> StageSpec:
     """What the worker of a stage is told."""
     synchronous = manifest.synchronous
     return StageSpec(
-        stages=manifest.cuts,
+        span=spans_of(manifest.cuts)[stage],
         index=stage,
         max_tokens=manifest.micro_batch * manifest.data.seq_len,
         recompute=manifest.pipeline.recompute,

@@ -22,6 +22,7 @@ from swarm.pipeline.stage_trainer import HeldOut
 from swarm.protocol.ledger import count
 from swarm.protocol.round_schedule import RoundSchedule
 from tests.peer.support.stage_harness import INNER, MODEL, SPLITS, relative, whole_gradient
+from tests.peer.support.stage_worker_harness import is_idle
 from tests.swarm.support.pipeline_harness import (
     HIDDEN_BYTES,
     MICRO,
@@ -154,7 +155,7 @@ async def test_bad_input_is_refused_and_disturbs_nothing(tmp_path: Path) -> None
         await dispatch_all(first, mine)
         measured, counted = await gradient_of(stages)
         assert counted == [4, 4] and relative(measured, gradient) < 0.1
-        assert (last.worker_group.free_slots, last.worker_group.queue_length) == (last.worker_group.spec.slots, 0)
+        assert is_idle(last.worker_group)
 
 
 async def test_garbage_gradients_cost_a_retry_and_a_strike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

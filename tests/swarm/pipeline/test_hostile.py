@@ -40,6 +40,7 @@ from swarm.pipeline.messages import (
 from swarm.protocol.ledger import Ledger, Range
 from swarm.protocol.messages import Done
 from tests.peer.support.stage_harness import MODEL
+from tests.peer.support.stage_worker_harness import is_idle
 from tests.swarm.support.pipeline_harness import (
     HIDDEN_BYTES,
     MICRO,
@@ -147,10 +148,7 @@ async def test_an_answer_that_cannot_be_true_costs_a_retry_and_a_strike(
                 assert 0 < loss / (2 * rules.tokens) < 20
         for replica in (first, last):
             assert len((await replica.worker_group.take_gradient()).micro_batches) == 2 * len(LIES)
-            assert (replica.worker_group.free_slots, replica.worker_group.queue_length) == (
-                replica.worker_group.spec.slots,
-                0,
-            )
+            assert is_idle(replica.worker_group)
         assert not last.struck()
 
 
@@ -173,10 +171,7 @@ async def test_a_gradient_that_no_stage_can_use_costs_a_retry_or_the_micro_batch
             assert 0 < await dispatch_all(first, spans(1, 4)) / (4 * rules.tokens) < 20
         for replica in (first, last):
             assert len((await replica.worker_group.take_gradient()).micro_batches) == 4
-            assert (replica.worker_group.free_slots, replica.worker_group.queue_length) == (
-                replica.worker_group.spec.slots,
-                0,
-            )
+            assert is_idle(replica.worker_group)
 
 
 async def test_who_says_that_it_has_it_and_does_nothing_is_not_followed_for_ever(
