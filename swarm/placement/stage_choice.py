@@ -99,13 +99,13 @@ class Mover:
         if not urgent and period == self._decided:
             return None
         self._decided = period
-        resting = {peer: replace(record, pinned=True) for peer, record in records.items() if may_move_now(peer, period)}
+        resting = {peer: replace(record, pinned=True) for peer, record in records.items() if is_resting(peer, period)}
         moves = decide(view_of(period * period_s, {**records, **resting}, self._costs), self._config)
         mine = next((move for move in moves if move.peer == self._peer), None)
         return mine if mine is not None and has_other_replica(self._peer, mine.source, records, now_s) else None
 
 
-def may_move_now(peer: str, period: int) -> bool:
+def is_resting(peer: str, period: int) -> bool:
     """Return whether `peer` rests in that period: the others neither expect it to move nor wait for it if it is in
     flight. A hash selects one peer in four. So a broken or hostile peer that does not move, or never arrives, delays
     the others for a few periods only."""
@@ -135,7 +135,7 @@ def exceeds_move_limit(
         and record.moving(now_s)
         and (record.since, other) < (mine.since, peer)
         and now_s - record.since < config.horizon_s
-        and not may_move_now(other, period)
+        and not is_resting(other, period)
     ]
     return len(earlier) >= config.flights(len(records))
 
