@@ -202,7 +202,7 @@ async def test_our_own_standstill_is_not_the_peers_silence() -> None:
         await host.rpc.call(target.peer_id, ECHO, Number(1), timeout_s=60)
         pauses = [2.5] * 4  # our loop stands still for much longer than suspect_after_s
         for pause in pauses:
-            block(rest)
+            block(pause)
             await trio.lowlevel.checkpoint()
         await host.rpc.call(target.peer_id, ECHO, Number(1), timeout_s=60)
         assert not [event for event in facts if event.name == "peer_suspect"]
