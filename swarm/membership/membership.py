@@ -23,7 +23,7 @@ from peer.errors import BarnraiseError
 from peer.events import EventLog
 from peer.net.host import Host
 from swarm.protocol.head import Head
-from swarm.run.manifest import STAGES_MAX
+from swarm.run.sections import STAGES_MAX
 
 TTL_S: Final = 9.0
 REFRESH_S: Final = 2.5

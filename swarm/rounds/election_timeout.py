@@ -23,8 +23,8 @@ class ElectionTimeout:
     Each step of an attempt extends the deadline once, at most `STEPS_PER_LEADER` times a leader, so a faulty leader
     cannot stall the round by repeating messages.
 
-    In a synchronous pipeline a batch stands still while some stage has no replica, under any leader. Leaders then rotate;
-    nothing that was counted is lost. Once all live members have led or were given up, all may extend the deadline
+    In a synchronous pipeline a batch stands still while some stage has no replica. Leaders then rotate; nothing
+    that was counted is lost. Once all live members have led or were given up, all may extend the deadline
     again, and the time for a batch doubles. A member that never leads (it has moved to another stage, or has restarted
     and forgotten its membership) counts as having led once it is given up.
     """

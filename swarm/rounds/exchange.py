@@ -38,9 +38,6 @@ RETRY_PAUSE_S: Final = 0.25
 REFUSALS_MAX: Final = 8
 
 
-ReceivedSlices = dict[tuple[int, str], tuple[bytes, memoryview]]
-
-
 @dataclass(frozen=True)
 class MergePlan:
     """The checked contributions of one attempt, and how they are merged."""
@@ -120,7 +117,7 @@ class ButterflyAllReduce:
         context: RoundContext,
         merge: MergePlan,
         mine: Sequence[memoryview],
-        received: ReceivedSlices,
+        received: dict[tuple[int, str], tuple[bytes, memoryview]],
         delivered: set[tuple[int, str]],
         call_timeout_s: float,
     ) -> None:

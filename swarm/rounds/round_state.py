@@ -11,7 +11,7 @@ from swarm.protocol.head import Head, Member
 from swarm.protocol.paxos import Acceptor, VoteCount
 from swarm.protocol.plan import WorkPlan
 from swarm.rounds.contribution import EncodedUpdate
-from swarm.rounds.exchange import ButterflyAllReduce, MergePlan, ReceivedSlices
+from swarm.rounds.exchange import ButterflyAllReduce, MergePlan
 
 
 class Notifier:
@@ -60,7 +60,7 @@ class RoundState:
         """The update that `contribution` commits to."""
         self.submitted: dict[Member, Signed] = {}
         """Contributions collected by this member as the leader."""
-        self.received: ReceivedSlices = {}
+        self.received: dict[tuple[int, str], tuple[bytes, memoryview]] = {}
         """Other contributors' slices, kept over all attempts under `plan`."""
         self.delivered: set[tuple[int, str]] = set()
         """(index, owner) of own slices that have arrived, kept over all attempts under `plan`."""

@@ -22,7 +22,7 @@ from peer.compute.train_loop import InnerTrainer
 from peer.data.corpus import Corpus, load_corpus
 from peer.data.tokenizer import ByteTokenizer
 from peer.events import Event
-from peer.ipc.inner_orders import InnerRunOptions
+from peer.ipc.inner_options import InnerRunOptions
 from peer.model.layout import FlatLayout, init_flat
 from peer.worker.client import WorkerGroup
 from swarm.protocol.head import Member
@@ -291,7 +291,7 @@ async def test_an_interrupted_validation_is_repeated(tmp_path: Path, text: Path)
 
 async def _measuring(scene: Scene) -> None:
     """Wait until the worker has a command."""
-    while not scene.worker_group._pending:
+    while not scene.worker_group._supervisor._pending:
         await trio.lowlevel.checkpoint()
 
 
