@@ -149,51 +149,6 @@ def merge_part(
     return out
 
 
-class PartMerger:
-    """`merge_part` for contributions that arrive one by one, in any order, while others are still under way.
-
-    Each is folded into the sum as soon as all before it have been, and waits undecoded until then; the result has
-    the same bits as `merge_part`'s. Not thread-safe.
-    """
-
-    def __init__(self, codec: Codec, weights: Sequence[float], numel: int, out_codec: Codec) -> None:
-        self._codec, self._weights, self._out_codec = codec, tuple(weights), out_codec
-        self._total, self._work = torch.empty(numel), torch.empty(min(numel, CHUNK))
-        self._waiting: dict[int, Buffer] = {}
-        self._folded = 0
-
-    @property
-    def missing(self) -> tuple[int, ...]:
-        """Indices of the contributions that have not come yet."""
-        return tuple(i for i in range(self._folded, len(self._weights)) if i not in self._waiting)
-
-    def add(self, index: int, data: Buffer) -> None:
-        """Take contribution `index` of `weights`. `ProtocolViolation` if one that is folded now does not decode; the
-        merge cannot go on then. ValueError if the index is unknown or came before."""
-        if index not in self.missing:
-            raise ValueError(f"contribution {index} is unknown or was added before")
-        self._waiting[index] = data
-        while self._folded in self._waiting:
-            self._fold_next(self._waiting.pop(self._folded))
-            self._folded += 1
-
-    def finish(self) -> torch.Tensor:
-        """The merged slice, encoded: uint8. ValueError while contributions are missing."""
-        if self.missing or not self._weights:
-            raise ValueError(f"{len(self.missing)} contributions are still missing")
-        return self._out_codec.encode(self._total)
-
-    def _fold_next(self, data: Buffer) -> None:
-        numel, index = self._total.numel(), self._folded
-        view = _Cut(self._codec, data, numel)
-        step = CHUNK if CHUNK % self._codec.granule == 0 else max(numel, 1)
-        work = self._work if step == CHUNK else torch.empty(numel)
-        for first in range(0, numel, step):
-            part = self._total[first : first + step]
-            span = view.bytes(first, first + len(part))
-            _fold(part, work[: len(part)], self._codec, span, self._weights[index], index == 0)
-
-
 class _Cut:
     """One encoded slice, from which the bytes of a chunk of values can be taken."""
 

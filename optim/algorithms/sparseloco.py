@@ -66,18 +66,9 @@ class SparseLoco(SparseMethod):
     """An exchange every H inner steps."""
 
     def __init__(
-        self,
-        layout: FlatLayout,
-        theta: torch.Tensor,
-        H: int,
-        topk: int = 64,
-        chunk: int = 64,
-        bins: int | None = 4,
-        outer_lr: float = 0.4,
-        ef_decay: float = 0.95,
-        clip_norm: bool = True,
+        self, layout: FlatLayout, theta: torch.Tensor, H: int, scheme: SparseLocoScheme, chunk: int = 64
     ) -> None:
-        super().__init__(layout, theta, SparseLocoScheme(topk, bins, outer_lr, ef_decay, clip_norm), chunk, lr=0.0)
+        super().__init__(layout, theta, scheme, chunk, lr=0.0)
         self.every = H
 
     def sends(self, step: int) -> bool:

@@ -8,16 +8,13 @@ as small or smaller, at no more error.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import torch
 
-from optim.codecs import Codec
 from peer.errors import ConfigError
-from peer.model.layout import FlatLayout
 
 STEPS: Final = 10_000  # the budget is spent in steps of 1/10,000
 
@@ -61,20 +58,6 @@ def allocate(tables: Sequence[Sequence[Choice]], budget: float) -> list[Choice]:
         chosen.append(choice)
         left -= _steps(choice.error, budget)
     return chosen[::-1]
-
-
-def codec_table(layout: FlatLayout, vector: torch.Tensor, codecs: Mapping[str, Codec]) -> list[list[Choice]]:
-    """For each parameter in the layout's order, what each codec would cost on `vector` (n,), fp32."""
-    tables = []
-    for slot in layout.slots.values():
-        part = vector[slot.offset : slot.offset + slot.numel]
-        table = []
-        for name, codec in codecs.items():
-            data = codec.encode(part)
-            error = (codec.decode(data, slot.numel) - part).double().square().sum()
-            table.append(Choice(name, data.numel(), float(error)))
-        tables.append(table)
-    return tables
 
 
 def _steps(error: float, budget: float) -> int:

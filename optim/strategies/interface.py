@@ -20,7 +20,7 @@ import torch
 
 from optim.codecs import Buffer
 from optim.merge import contribution_weights
-from optim.round_info import RoundInfo as RoundInfo
+from optim.schedule import RoundInfo as RoundInfo
 
 Product = Literal["delta", "gradient"]
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from optim import config
 from optim.algorithms.demo import DemoScheme
-from optim.algorithms.diloco import fragment_spans, strided_fragments
+from optim.algorithms.streaming import fragment_spans, strided_fragments
 from optim.algorithms.large_batch import LargeBatchStep
 from optim.algorithms.lion import LionRule
 from optim.algorithms.outer_step import DilocoOuter

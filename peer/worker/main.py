@@ -22,6 +22,7 @@ import torch
 
 from peer.compute.device import resolve_device, uses_bf16
 from peer.compute.inner_optimizer import InnerSpec, state_bytes
+from peer.compute.mixing import mix_into
 from peer.compute.train_loop import InnerRun, InnerTrainer, StepOutcome, run_inner
 from peer.data.corpus import load_corpus, sample_numbers
 from peer.data.tokenizer import load_tokenizer
@@ -132,11 +133,7 @@ class Worker:
             self._has_local = True
             return
         for start, stop in orders.mix:
-            mine, outer = local[start:stop], self._outer[start:stop]
-            if orders.alpha:
-                mine.mul_(orders.alpha).add_((outer * (1 - orders.alpha)).to(mine.device))
-            else:
-                mine.copy_(outer)
+            mix_into(local[start:stop], self._outer[start:stop], orders.alpha)
 
     def _capture(self, orders: InnerRunOptions) -> None:
         """Write the product at the wanted spans to the beginning of delta."""

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optim.codecs import CODECS, ROW, Codec, get_codec
-from optim.merge import CHUNK, OPEN_GATE, PartMerger, contribution_weights, judge, merge_part
+from optim.merge import CHUNK, OPEN_GATE, contribution_weights, judge, merge_part
 from peer.errors import ProtocolViolation
 
 NORMS = st.floats(1e-6, 1e6)
@@ -128,21 +128,6 @@ def test_the_result_is_encoded_once_from_the_fp32_sum(out: str) -> None:
     assert torch.equal(
         merge_part(get_codec("int8"), encoded, weights, numel, get_codec(out)), get_codec(out).encode(total)
     )
-
-
-@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
-def test_arrival_in_any_order_gives_the_same_bits(order: tuple[int, ...]) -> None:
-    codec, numel = get_codec("int4"), CHUNK + ROW + 5
-    encoded, _, weights = slices(codec, 3, numel)
-    merger = PartMerger(codec, weights, numel, get_codec("int8"))
-    for index in order:
-        with pytest.raises(ValueError, match="still missing"):
-            merger.finish()
-        merger.add(index, encoded[index])
-    assert merger.missing == ()
-    assert torch.equal(merger.finish(), merge_part(codec, encoded, weights, numel, get_codec("int8")))
-    with pytest.raises(ValueError, match="added before"):
-        merger.add(order[0], encoded[0])
 
 
 @settings(max_examples=20, deadline=None)

@@ -7,7 +7,7 @@ import torch
 
 from optim.algorithms.outer_step import DilocoOuter
 from optim.simulate import Group
-from optim.strategies.eager import EagerOffset
+from optim.algorithms.eager import EagerOffset
 from tests.optim.support.trajectory import K
 
 

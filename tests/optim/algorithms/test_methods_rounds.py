@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from optim.algorithms.diloco import strided_fragments
+from optim.algorithms.streaming import strided_fragments
 from optim.simulate import Group
 from peer.errors import ConfigError
 from tests.optim.support.trajectory import (

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optim.algorithms.packing import SparsePacking
-from optim.algorithms.sparseloco import SparseLoco
+from optim.algorithms.sparseloco import SparseLoco, SparseLocoScheme
 from optim.simulate import Group, layout_of
 from peer.errors import ProtocolViolation
 
@@ -17,7 +17,7 @@ TENSORS = {"matrix": torch.zeros(128, 192), "vector": torch.zeros(64), "odd": to
 
 def method(bins: int | None) -> SparseLoco:
     layout = layout_of(TENSORS)
-    return SparseLoco(layout, torch.zeros(layout.numel), H=1, bins=bins)
+    return SparseLoco(layout, torch.zeros(layout.numel), 1, SparseLocoScheme(bins=bins))
 
 
 def local() -> torch.Tensor:

@@ -75,7 +75,7 @@ def test_streaming_steps_one_fragment_a_round(short_slices: None, up: str) -> No
     else stays as it is."""
     codec = config.CodecConfig(up=up, down="fp32", rank=1)  # type: ignore[arg-type]
     method = config.StreamingConfig(steps=6, fragments=2, lr=0.4, momentum=0.9)
-    rounds = Rounds(lambda: build_strategy(method, codec, LAYOUT, INNER), flat(initial()))
+    rounds = Rounds(lambda: build_strategy(method, codec, LAYOUT, INNER), flat(initial()), K)
     half = len(initial()["embed"]) // 2
     rows = [slice(0, half), slice(half, None)] if up == "fp32" else [slice(None), slice(0, 0)]
     everything = slice(None)
@@ -152,7 +152,7 @@ def test_the_large_batch_step_clips_and_decays_as_a_worker_does() -> None:
 def test_who_sent_what_does_not_change_a_bit(name: str, codec: config.CodecConfig) -> None:
     method = METHODS[name]
     torch.manual_seed(4)
-    rounds = [Rounds(lambda: build_strategy(method, codec, LAYOUT, INNER), flat(initial())) for _ in range(2)]
+    rounds = [Rounds(lambda: build_strategy(method, codec, LAYOUT, INNER), flat(initial()), K) for _ in range(2)]
     rounds[1].order = [2, 0, 3, 1]
     for _ in range(4):
         products, tokens = [torch.randn(LAYOUT.numel) * 0.1 for _ in range(K)], [100, 120, 90, 300]

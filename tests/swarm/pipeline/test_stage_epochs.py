@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import torch
 import trio
-from optim.round_info import RoundInfo
+from optim.schedule import RoundInfo
 
 from optim.config import AllReduceConfig
 from peer.model.layout import init_flat, join_flat, split_flat
