@@ -1,6 +1,6 @@
 """Every codec on one core, beside bitsandbytes, hivemind's codecs (in a process of their own) and a plain copy.
 
-    python benchmarks/codecs.py [--values 16777216] [--repeat 15] [--json FILE]
+    python benchmarks/codecs.py [--values 16777216] [--repeat 15] [--json [FILE]]
 
 Prints GB/s of fp32 in (encode) and out (decode), bits per value and the relative error on a heavy-tailed vector. A time
 is the least of several, in CPU seconds of a process with one torch thread, so that other jobs on the machine disturb
@@ -23,7 +23,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.common.options import add_json, write_results
+
 BARS = {"int8": (3.0, 2.0), "int4": (1.5, 1.0)}  # GB/s of fp32: encode, decode
 BAR_OTHERS = (0.4, 0.4)
 HIVEMIND = {"FLOAT16": 16, "UNIFORM_8BIT": 8, "BLOCKWISE_8BIT": 8, "QUANTILE_8BIT": 8}
@@ -191,14 +194,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--values", type=int, default=1 << 24, help="length of the vector (default 16,777,216)")
     parser.add_argument("--repeat", type=int, default=15, help="times each is measured; the least counts")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    add_json(parser, "codecs")
     parser.add_argument("--hivemind-child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.hivemind_child:
         print(json.dumps(measure_hivemind(options.values, options.repeat)))
         return 0
-
-    sys.path.insert(0, str(ROOT))
     import torch
 
     torch.set_num_threads(1)
@@ -214,7 +215,7 @@ def main() -> int:
     for title in ("memcpy", "barnraise", "bitsandbytes", "hivemind"):
         show(title, report[title])
     if options.json:
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
+        write_results(options.json, report)
     return 0 if all(row["meets_bar"] for row in report["barnraise"].values()) else 1
 
 

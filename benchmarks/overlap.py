@@ -1,7 +1,7 @@
 """How well Streaming DiLoCo hides its exchanges: beside DiLoCo, with real peers, each behind a link of 100 Mbit/s.
 
     python benchmarks/overlap.py [--peers 4] [--fragments 4] [--mbit 100] [--steps 36] [--tau 1] [--cycles 4]
-                                 [--only diloco | streaming] [--json FILE]
+                                 [--only diloco | streaming] [--json [FILE]]
 
 Every peer is a `peer join` in a network namespace of its own; tbf shapes its link in both directions (root). Both
 methods train the same model on the same text with the same H, codec and outer step; a *cycle* is H inner steps: one
@@ -19,7 +19,6 @@ of whole blocks differ in size).
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import sys
@@ -33,6 +32,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.common.options import add_json, write_results
 from benchmarks.common.shaped_lan import Unavailable, shaped_lan
 from benchmarks.parts.overlap_swarm import INNER, MODEL, Failed, Member, run_swarm, write_text
 from optim.config import CodecConfig, DilocoConfig, StreamingConfig
@@ -202,7 +202,7 @@ def main() -> int:
     parser.add_argument("--tau", type=int, default=1)
     parser.add_argument("--cycles", type=int, default=4, help="counted ones")
     parser.add_argument("--only", choices=["diloco", "streaming"])
-    parser.add_argument("--json", type=Path, help="also write the results here")
+    add_json(parser, "overlap")
     options = parser.parse_args()
     if options.peers < 2 or options.cycles < 2 or options.mbit <= 0 or options.fragments < 1:
         parser.error("give at least 2 peers, 2 cycles, 1 fragment and a link that carries something")
@@ -226,7 +226,8 @@ def main() -> int:
     for passed, words in found:
         print(f"{'ok  ' if passed else 'MISS'} {words}")
     if options.json:
-        options.json.write_text(json.dumps({**vars(options), "json": None, "load": load, **report}, indent=2))
+        settings = {name: value for name, value in vars(options).items() if name != "json"}
+        write_results(options.json, {**settings, **report, "verdicts": found})
     return 0 if all(passed for passed, _ in found) else 1
 
 

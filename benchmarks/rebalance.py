@@ -1,6 +1,6 @@
 """Rebalancing on preemption traces, in the simulator: none, SWARM's algorithm 2 every 300 s and 60 s, ours.
 
-    python benchmarks/rebalance.py [--trace FILE] [--seeds 3] [--stages 6] [--json FILE]
+    python benchmarks/rebalance.py [--trace FILE] [--seeds 3] [--stages 6] [--json [FILE]]
 
 Percent of the throughput of an optimal assignment of the machines alive (perfect views, free moves), overall and in the
 first and last hour. Without `--trace`, traces are generated (`swarm.simulation.trace.SpotMarket`: 400 preemptible
@@ -16,7 +16,6 @@ Exits with 1 if ours stays below 98 percent overall, or behind a rival, on any g
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from pathlib import Path
@@ -25,7 +24,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.common.options import writable  # noqa: E402
+from benchmarks.common.options import add_json, write_results  # noqa: E402
 from peer.errors import ConfigError  # noqa: E402
 from swarm.placement.load import StageCost  # noqa: E402
 from swarm.simulation.fluid import FluidConfig, simulate_fluid  # noqa: E402
@@ -107,7 +106,7 @@ def main() -> int:
     arguments.add_argument("--trace", type=Path, help="replay this CSV or JSON trace instead of generated ones")
     arguments.add_argument("--seeds", type=int, default=3, help="how many generated traces")
     arguments.add_argument("--stages", type=int, default=6)
-    arguments.add_argument("--json", type=writable)
+    add_json(arguments, "rebalance")
     chosen = arguments.parse_args()
     if chosen.seeds < 1 or chosen.stages < 1:
         arguments.error("give at least one seed and one stage")
@@ -125,7 +124,7 @@ def main() -> int:
     if chosen.trace is None:
         print(f"\nat least {BAR:.0f} percent overall and ahead of every rival on every trace: {'yes' if met else 'NO'}")
     if chosen.json:
-        chosen.json.write_text(json.dumps({"compared": compared, "growth": grown, "bar": BAR, "met": met}, indent=1))
+        write_results(chosen.json, {"compared": compared, "growth": grown, "bar": BAR, "met": met})
     return 0 if met or chosen.trace is not None else 1
 
 

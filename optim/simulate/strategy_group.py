@@ -31,8 +31,9 @@ class Overlap:
 class StrategyGroup:
     """K workers whose messages `Rounds` exchanges every `every` inner steps.
 
-    `build` makes one peer's strategy, `init` names the tensors (fp32), `inner` says how a worker steps, or, for a method
-    that exchanges gradients, which learning rate the run has. All workers do the same work (`tokens` a round).
+    `build` makes one peer's strategy. `init` names the tensors (fp32). `inner` is the workers' optimizer; a method that
+    exchanges gradients uses only its learning rate. `tokens`: every worker's work in a round, for the gate (None: no
+    gate).
     """
 
     def __init__(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from optim.algorithms.eager import EagerOffset
 from optim.algorithms.outer_step import DilocoOuter
 from optim.simulate import Group
-from optim.algorithms.eager import EagerOffset
 from tests.optim.support.trajectory import K
 
 
