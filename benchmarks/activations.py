@@ -178,6 +178,8 @@ def summary(codec: Activations, results: list[Row], rival: list[Row]) -> Row:
     return {
         "codec": codec,
         "losses": [result["loss"] for result in results],
+        "loss": fmean(result["loss"] for result in results),
+        "gap": fmean(result["loss"] - other["loss"] for result, other in zip(results, rival, strict=True)),
         "worse_by": [result["loss"] - other["loss"] for result, other in zip(results, rival, strict=True)],
         "bytes_a_token": mean("forward", "bytes_a_token"),
         "ideal_bytes": MODEL.hidden_size * BITS[codec] / 8,

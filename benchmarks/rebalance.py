@@ -69,6 +69,15 @@ def compare(name: str, trace: Trace, stages: int, seed: int) -> dict[str, Any]:
     return {"trace": name, "lives": len(trace.lives), "alive_by_hour": alive, "policies": found}
 
 
+def summary(compared: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return each policy's range over the traces."""
+    found = {}
+    for name in compared[0]["policies"]:
+        rows = [trace["policies"][name] for trace in compared]
+        found[name] = {key: [min(r[key] for r in rows), max(r[key] for r in rows)] for key in ("overall", "moves")}
+    return found
+
+
 def growth(stages: int) -> list[dict[str, Any]]:
     """An hour in which half of the peers fail and are replaced, at each size."""
     print("\nan hour in which half of the peers fail and are replaced")
@@ -124,7 +133,8 @@ def main() -> int:
     if chosen.trace is None:
         print(f"\nat least {BAR:.0f} percent overall and ahead of every rival on every trace: {'yes' if met else 'NO'}")
     if chosen.json:
-        write_results(chosen.json, {"compared": compared, "growth": grown, "bar": BAR, "met": met})
+        figures = {"summary": summary(compared), "growth": grown, "bar": BAR, "met": met}
+        write_results(chosen.json, {**figures, "compared": compared})
     return 0 if met or chosen.trace is not None else 1
 
 

@@ -119,8 +119,8 @@ class Group:
         return merged
 
     def _merge(self, group: Sequence[int], messages: Sequence[Any]) -> torch.Tensor:
-        """Merge in the order of the messages' own bytes, as the network does: the result does not depend on the senders'
-        order."""
+        """Merge in the order of the messages' own bytes, as the network does: the result does not depend on the
+        senders' order."""
         weights = [1 / len(messages)] * len(messages)
         method, counted = self.methods[group[0]], 0 in group  # every worker sends as much as the first
         if self._up is None or isinstance(messages[0], Sparse):
