@@ -2,8 +2,8 @@
 
     python benchmarks/report.py
 
-A benchmark writes its file with `--json`. Files without figures of a benchmark here (runs of `peer quickstart` and of soak
-tests) hold a plain table: {"columns": [...], "rows": [[...], ...]}.
+A benchmark writes its file with `--json`. Runs of `peer quickstart` and of soak tests have files with a plain table,
+{"columns": [...], "rows": [[...], ...]}, written by hand.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from benchmarks.common.options import RESULTS
 FILE = RESULTS.parent / "RESULTS.md"
 INTRODUCTION = """# Results
 
-`python benchmarks/report.py` writes this page from `benchmarks/results`; a benchmark's `--json` writes its file there. On a
-loaded machine compare CPU seconds and ratios within a run, not seconds across runs. **Bold** figures miss their bar.
+`python benchmarks/report.py` writes this page from `benchmarks/results`; a benchmark's `--json` writes its file there.
+On a loaded machine compare CPU seconds and ratios within a run, not seconds across runs. **Bold** figures miss their
+bar.
 """
 Figures = dict[str, Any]
 
@@ -43,9 +44,9 @@ def averaging(figures: Figures) -> str:
     limits = [f"{x['limits']['tcp_s']:.3f} / {x['limits']['memory_s']:.3f} at {bits} bits" for bits, x in by_width]
     return (
         sides(figures, lines)
-        + f"\n\nTimes as fast as hivemind (goal: 3): {', '.join(ratios)}. The machine's limits for the same bytes, TCP /"
-        f" memory, s: {', '.join(limits)}. Seconds of ours count plan, encode, exchange, merge, outer step, state hash,"
-        " vote and commit; hivemind's count `averager.step()`."
+        + f"\n\nTimes as fast as hivemind (goal: 3): {', '.join(ratios)}. Seconds of ours count plan, encode, exchange,"
+        " merge, outer step, state hash, vote and commit; hivemind's count `averager.step()`. The machine's limits for the"
+        f" same bytes, TCP / memory, s: {', '.join(limits)}."
     )
 
 
@@ -79,12 +80,12 @@ def codecs(figures: Figures) -> str:
             if not row.get("meets_bar", True):
                 rates = [f"**{rate}**" for rate in rates]
             title = name if source == "barnraise" else f"{source} {name}"
-            rows.append([title, *rates, significant(row["bits_per_value"], 4), significant(row["relative_error"], 2)])
+            rows.append([title, *rates, significant(row["bits_per_value"], 4), significant(row["relative_error"])])
     copy = figures["memcpy"]["fp32"]["encode_gb_s"]
     return (
         table(["codec", "encode", "decode", "bits/value", "relative error"], rows)
-        + f"\n\nGB/s of fp32 on one thread, by CPU time; a plain copy makes {copy:.2f}. Bars: int8 3 and 2, int4 1.5 and 1,"
-        " others 0.4."
+        + f"\n\nGB/s of fp32 on one thread, by CPU time; a plain copy makes {copy:.2f}. Bars: int8 3 and 2, int4 1.5 and"
+        " 1, others 0.4."
     )
 
 
@@ -102,8 +103,8 @@ def convergence(figures: Figures) -> str:
     ]
     verdicts = [f"- {'' if passed else '**missed** '}{text}" for passed, text in figures["verdicts"]]
     return (
-        f'Loss before: {figures["before"]:.4f}. MB are one worker\'s payload; "saves" compares with the fp32 gradients of'
-        " every step. Picture: `benchmarks/convergence.png`.\n\n"
+        f'Loss before: {figures["before"]:.4f}. MB are one worker\'s payload; "saves" compares with the fp32 gradients'
+        " of every step. Picture: `benchmarks/convergence.png`.\n\n"
         + table(["method", "loss", "MB sent", "MB received", "saves"], rows)
         + "\n\n"
         + "\n".join(verdicts)
@@ -219,8 +220,8 @@ def swarm(figures: Figures) -> str:
         ]
         parts.append(f"{words}.\n\n" + table(["links", "stages", "overhead", "reached"], cells))
     return (
-        "Every stage is a process. Overhead is CPU a token against plain torch (bar 10 % on loopback); reached is the share"
-        f" of what cores or links allow (bar 85 %). Packets are {figures['delay_ms']:g} ms late on links.\n\n"
+        "Every stage is a process. Overhead is CPU a token against plain torch (bar 10 % on loopback); reached is the"
+        f" share of what cores or links allow (bar 85 %). Packets are {figures['delay_ms']:g} ms late on links.\n\n"
         + "\n\n".join(parts)
     )
 
@@ -240,7 +241,7 @@ def activations(figures: Figures) -> str:
             "fp32" if row["codec"] == "none" else row["codec"],
             number(row["loss"], 4),
             f"{row['gap']:+.4f}",
-            f"{significant(row['forward_error'], 2)} / {significant(row['backward_error'], 2)}",
+            f"{significant(row['forward_error'])} / {significant(row['backward_error'])}",
             number(row["bytes_a_token"], 0),
         ]
         for row in figures["rows"]
