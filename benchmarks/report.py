@@ -45,8 +45,8 @@ def averaging(figures: Figures) -> str:
     return (
         sides(figures, lines)
         + f"\n\nTimes as fast as hivemind (goal: 3): {', '.join(ratios)}. Seconds of ours count plan, encode, exchange,"
-        " merge, outer step, state hash, vote and commit; hivemind's count `averager.step()`. The machine's limits for the"
-        f" same bytes, TCP / memory, s: {', '.join(limits)}."
+        " merge, outer step, state hash, vote and commit; hivemind's count `averager.step()`. The machine's limits for"
+        f" the same bytes, TCP / memory, s: {', '.join(limits)}."
     )
 
 
@@ -84,8 +84,8 @@ def codecs(figures: Figures) -> str:
     copy = figures["memcpy"]["fp32"]["encode_gb_s"]
     return (
         table(["codec", "encode", "decode", "bits/value", "relative error"], rows)
-        + f"\n\nGB/s of fp32 on one thread, by CPU time; a plain copy makes {copy:.2f}. Bars: int8 3 and 2, int4 1.5 and"
-        " 1, others 0.4."
+        + f"\n\nGB/s of fp32 on one thread, by CPU time; a plain copy makes {copy:.2f}. Bars: int8 3 and 2, int4 1.5"
+        " and 1, others 0.4."
     )
 
 

@@ -22,8 +22,7 @@ from optim.algorithms.powersgd import PowerSgd
 from optim.algorithms.streaming import fragment_spans
 from optim.codecs import get_codec
 from optim.config import AllReduceConfig, CodecConfig, EagerConfig, OuterConfig, StreamingConfig
-from optim.simulate import Group, StrategyGroup
-from optim.simulate.strategy_group import Overlap
+from optim.simulate import Group, Overlap, StrategyGroup
 from optim.strategies.allreduce import AllReduceStrategy
 from optim.strategies.dense import DenseWire
 from optim.strategies.diloco import DilocoStrategy

@@ -7,6 +7,6 @@ driver of gossip and of PowerSGD with two exchanges a step. Both use the same fo
 
 from optim.simulate.group import ALGORITHMS, Group, layout_of
 from optim.simulate.rounds import Rounds, encoded
-from optim.simulate.strategy_group import StrategyGroup
+from optim.simulate.strategy_group import Overlap, StrategyGroup
 
-__all__ = ["ALGORITHMS", "Group", "Rounds", "StrategyGroup", "encoded", "layout_of"]
+__all__ = ["ALGORITHMS", "Group", "Overlap", "Rounds", "StrategyGroup", "encoded", "layout_of"]
