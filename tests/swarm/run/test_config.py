@@ -209,10 +209,10 @@ def test_the_template_shows_every_method_and_its_defaults(name: str) -> None:
     [
         ('method = "dilocco"\nsteps = 5', r"line 20: \[outer\] method: method is 'dilocco': choose one of diloco"),
         ('method = "demo"\nfragments = 2', "unknown field"),
-        ('method = "streaming"\nsteps = 10\nfragments = 3', "must be a multiple of fragments"),
+        ('method = "streaming"\nsteps = 10\nfragments = 3', "to a multiple of fragments"),
         ('method = "lion"\n[codec]\nup = "int4"', "packs its messages by itself: leave this section out"),
         ('steps = 5\n[codec]\ndown = "topk"', "topk"),
-        ('steps = 5\nschedule = "quadratic"', "alpha goes with schedule"),
+        ('steps = 5\nschedule = "quadratic"', r"alpha is 0\.0 with schedule"),
     ],
 )
 def test_a_wrong_method_is_told_with_line_field_and_remedy(section: str, said: str) -> None:
