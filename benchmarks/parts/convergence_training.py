@@ -29,7 +29,9 @@ from optim.strategies.diloco import DilocoStrategy
 from optim.strategies.interface import OuterStrategy
 from optim.strategies.registry import build_strategy
 from peer.compute.adamw_fused import FusedAdamW
-from peer.compute.inner_optimizer import AdamW, InnerSpec, build_inner
+from peer.compute.build_optimizer import build_inner
+from peer.compute.inner_optimizer import AdamW
+from peer.compute.optimizer import InnerSpec
 from peer.config import DataConfig, InnerConfig, ModelConfig
 from peer.data.corpus import load_corpus
 from peer.data.tokenizer import ByteTokenizer

@@ -12,8 +12,9 @@ from optim.algorithms.outer_step import DilocoOuter
 from optim.simulate.group import layout_of
 from optim.simulate.rounds import Rounds
 from optim.strategies.interface import OuterStrategy
-from peer.compute.inner_optimizer import InnerSpec, build_inner
+from peer.compute.build_optimizer import build_inner
 from peer.compute.mixing import mix_into
+from peer.compute.optimizer import InnerSpec
 
 
 @dataclass(frozen=True)

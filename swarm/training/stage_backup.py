@@ -16,6 +16,7 @@ from blake3 import blake3
 
 from peer.checkpoint.checkpoint_file import LoadedCheckpoint
 from peer.errors import BarnraiseError
+from peer.files import write_atomically
 from peer.identity import Signed
 from peer.net.rpc import Call, Method
 from swarm.membership.membership import MemberRecord, MemberView
@@ -23,7 +24,6 @@ from swarm.placement.stages import layout_of, open_store, state_bytes, vectors_o
 from swarm.protocol.head import Head, Member
 from swarm.protocol.messages import SLICE_BYTES_MAX
 from swarm.protocol.quorum import Viewpoint, ask_head_reports, weigh
-from swarm.run.manifest_transfer import write_atomically
 from swarm.state.fetch import Fetched, fetch_state
 from swarm.state.snapshots import SnapshotStore
 from swarm.training.checkpoints import regroup_of
@@ -50,7 +50,7 @@ class BackupHead(msgspec.Struct, frozen=True):
     regroup: Signed | None = None
 
 
-HELD_BACKUP: Final = Method("backup.kept", AskBackup, BackupHead)
+HELD_BACKUP: Final = Method("backup.held", AskBackup, BackupHead)
 
 
 class StageBackup:
@@ -65,7 +65,7 @@ class StageBackup:
         self._head: Head | None = None
         self._lending = trio.Lock()
         self._backups: BackupHead | None = None
-        self._host.rpc.serve(HELD_BACKUP, self._on_kept)
+        self._host.rpc.register(HELD_BACKUP, self._on_kept)
 
     async def run(self) -> None:
         """Refresh for ever."""

@@ -26,7 +26,7 @@ print(json.dumps(sorted(sys.modules)), file=sys.stderr)
 
 
 def test_a_look_at_a_run_does_not_load_torch() -> None:
-    probe = "import sys, cli.status, swarm.view; sys.exit('torch' in sys.modules)"
+    probe = "import sys, cli.status, swarm.client.status; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", probe], timeout=120).returncode == 0
 
 

@@ -19,7 +19,7 @@ from optim.strategies.dense import DenseWire
 from optim.strategies.diloco import DilocoStrategy
 from optim.strategies.interface import OuterStrategy
 from optim.strategies.registry import build_strategy
-from peer.compute.inner_optimizer import InnerSpec
+from peer.compute.optimizer import InnerSpec
 from peer.config import InnerConfig
 
 K, STEPS, LR = 4, 12, 1e-2

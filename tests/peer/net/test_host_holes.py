@@ -1,5 +1,4 @@
-"""Holes 8, 9, 10 and 12 as users of our host would meet them (hole 11, circuits, is in
-`tests/processes/test_nat.py`)."""
+"""Holes 8, 9, 10 and 12 as a user of our host sees them. Hole 11, circuits, is in `tests/processes/test_nat.py`."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ async def a_host(identity: Identity | None = None, port: int = 0) -> AsyncIterat
         identity=identity or Identity.generate(), events=EventLog(), listen=(f"/ip4/127.0.0.1/tcp/{port}",)
     )
     async with open_host(config) as host:
-        host.rpc.serve(ECHO, echo)
+        host.rpc.register(ECHO, echo)
         yield host
 
 
@@ -82,7 +81,7 @@ async def test_hole_8_an_aborted_connection_fails_its_calls_at_once() -> None:
 
     hanging: Method[Note, Note] = Method("test/hang", Note, Note)
     async with a_host() as server, a_host() as client, trio.open_nursery() as nursery:
-        server.rpc.serve(hanging, hang)
+        server.rpc.register(hanging, hang)
         await client.connect_address(server.addresses[0], timeout_s=60)
         ended = trio.Event()
 

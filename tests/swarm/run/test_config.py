@@ -12,7 +12,7 @@ from cli.coordinate import template
 from optim.config import METHODS, EagerConfig
 from peer.errors import ConfigError
 from swarm.run.config import parse_run_config, read_run_config
-from swarm.run.manifest import PipelineConfig
+from swarm.run.sections import PipelineConfig
 
 GOOD = """\
 [run]
@@ -69,7 +69,7 @@ def test_a_model_may_come_from_a_folder() -> None:
         ("kv_heads = 1", "kv_heads = 3", 9, ["[model] kv_heads", "divide"]),
         ("[data]\nseq_len = 64", "[data]\nseq_len = 128", 14, ["[data] seq_len", "max_seq_len"]),
         ("hidden_size = 32", "hidden_size = 32\nvocab_size = 100", 7, ["[model] vocab_size", "256"]),
-        ("\nsteps = 10", "\nsteps = 0", 23, ["[outer] steps", "at least 1"]),
+        ("\nsteps = 10", "\nsteps = 0", 23, ["[outer] steps", "between 1 and"]),
         ("\nsteps = 10", "\nsteps = 10\n[codec]\nup = 'int7'", 25, ["[codec] up", "int7", "one of fp32, fp16"]),
         ("lr = 1e-3", "lr = 1e-3\nwarmup_steps = 101", 18, ["[inner] warmup_steps", "between 0 and total_steps, 100"]),
         ("lr = 1e-3", "lr = 1e-3\nschedule = 'linear'", 18, ["[inner] schedule", "one of cosine, constant"]),
