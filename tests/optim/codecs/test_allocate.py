@@ -52,7 +52,7 @@ def cost(name: str, values: torch.Tensor) -> Choice:
     return Choice(name, data.numel(), float(error))
 
 
-def test_an_impossible_budget_is_answered_with_the_remedy() -> None:
+def test_an_impossible_budget_names_the_remedy() -> None:
     with pytest.raises(ConfigError, match="raise it"):
         allocate([[Choice("a", 1, 2.0)]], 1.0)
     assert allocate([[Choice("a", 1, 2.0), Choice("b", 9, 0.0)]], 0.0)[0].name == "b"

@@ -149,7 +149,7 @@ def test_the_large_batch_step_clips_and_decays_as_a_worker_does() -> None:
     + [("diloco", config.CodecConfig(up=up)) for up in ("fp32", "lgreco", "topk", "sign", "ternary")]  # type: ignore
     + [(name, config.CodecConfig(up="powersgd", rank=1)) for name in ("diloco", "streaming", "lamb")],
 )
-def test_who_sent_what_does_not_change_a_bit(name: str, codec: config.CodecConfig) -> None:
+def test_the_order_of_senders_does_not_change_a_bit(name: str, codec: config.CodecConfig) -> None:
     method = METHODS[name]
     torch.manual_seed(4)
     rounds = [Rounds(lambda: build_strategy(method, codec, LAYOUT, INNER), flat(initial()), K) for _ in range(2)]
@@ -168,7 +168,7 @@ def test_who_sent_what_does_not_change_a_bit(name: str, codec: config.CodecConfi
     [(name, config.CodecConfig()) for name in METHODS]
     + [("diloco", config.CodecConfig(up=up, rank=1)) for up in ("topk", "sign", "powersgd", "lgreco")],  # type: ignore
 )
-def test_a_product_that_is_not_finite_is_refused_and_leaves_no_trace(name: str, codec: config.CodecConfig) -> None:
+def test_a_product_that_is_not_finite_is_refused_and_changes_nothing(name: str, codec: config.CodecConfig) -> None:
     spoiled, clean = (build_strategy(METHODS[name], codec, LAYOUT, INNER) for _ in range(2))
     state = [torch.zeros(LAYOUT.numel)] * (1 + len(spoiled.shared))
     rounds = Rounds(lambda: clean, state[0], peers=1)
@@ -183,7 +183,7 @@ def test_a_product_that_is_not_finite_is_refused_and_leaves_no_trace(name: str, 
 
 
 @pytest.mark.parametrize("name", ["demo", "sparseloco", "lion, average"])
-def test_a_method_that_packs_its_own_messages_takes_no_codec(name: str) -> None:
+def test_methods_with_own_packing_take_no_codec(name: str) -> None:
     with pytest.raises(ConfigError, match="leave the codec section out"):
         build_strategy(METHODS[name], config.CodecConfig(up="int4"), LAYOUT, INNER)
 

@@ -15,7 +15,7 @@ from tests.optim.support.trajectory import STEPS, AdamWReference, Arrays, K, gra
 
 
 def decoded(coding: Coding, messages: Sequence[torch.Tensor], numel: int) -> torch.Tensor:
-    """What one peer's message says, (P,), 0 elsewhere."""
+    """Return what one peer's message decodes to, (P,), 0 elsewhere."""
     heard = torch.zeros(numel)
     for index, message in enumerate(messages):
         for place, update in coding.updates(index, coding.merge(index, [message], [1.0])):
@@ -28,8 +28,8 @@ def flat(arrays: Arrays) -> torch.Tensor:
 
 
 def trajectory(build: Callable[[], OuterStrategy], layout: FlatLayout, every: int, lr: float = 0.0) -> list[Arrays]:
-    """The weights of every worker after `STEPS` inner steps, in the form of `tests.optim.support.trajectory.replayed`:
-    K strategies in fp32, fed by float64 workers."""
+    """Return the weights of every worker after `STEPS` inner steps, in the form of
+    `tests.optim.support.trajectory.replayed`: K strategies in fp32, fed by float64 workers."""
     rounds = Rounds(build, flat(initial()), K)
     inner = [AdamWReference() for _ in range(K)]
     workers = [initial() for _ in range(K)]
