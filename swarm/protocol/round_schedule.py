@@ -9,8 +9,7 @@ from statistics import median_low
 from typing import Final
 
 from optim.config import AllReduceConfig, DilocoConfig, EagerConfig, OuterConfig, PerStepConfig, StreamingConfig
-from optim.round_info import RoundInfo
-from optim.schedule import quadratic_steps
+from optim.schedule import RoundInfo, quadratic_steps
 from peer.compute.lr_schedule import learning_rate
 from peer.config import InnerConfig
 from peer.errors import ProtocolViolation

@@ -18,9 +18,9 @@ import msgspec
 import torch
 import trio
 
+from optim.algorithms.eager import EagerOffset
 from optim.algorithms.outer_step import DilocoOuter
 from optim.config import EagerConfig, OuterConfig, StreamingConfig
-from optim.strategies.eager import EagerOffset
 from optim.strategies.interface import OuterStrategy
 from peer.errors import WorkerError
 from peer.events import EventLog
