@@ -16,10 +16,10 @@ from torch import Tensor
 from optim.config import GossipConfig
 from peer.errors import NetworkError
 from peer.model.layout import join_flat
-from swarm.client.session import RunClient, visit
+from swarm.client.session import RunClient, open_client
 from swarm.gossip.pairing import PeerView
 from swarm.gossip.state_transfer import find_donor
-from swarm.membership.membership import MemberRecord
+from swarm.membership.member_record import MemberRecord
 from swarm.placement.stages import state_bytes, vectors_of
 from swarm.protocol.head import Head
 from swarm.protocol.quorum import POLL_S, HeadCandidate
@@ -61,7 +61,7 @@ async def download_head(invite: Invite, part_file: Path) -> Download:
     Rounds go on meanwhile: if the state is gone from all shelves before it has been fetched, the next head is tried.
     Raises NotAdmitted, DialError, and NetworkError if no head with a quorum is to be had.
     """
-    async with visit(invite) as client:
+    async with open_client(invite) as client:
         if isinstance(client.manifest.outer, GossipConfig):
             return await _download_replica(client, part_file)
         download = _HeadDownload(client, part_file)

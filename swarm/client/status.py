@@ -12,9 +12,9 @@ from typing import Final
 import msgspec
 
 from optim.config import GossipConfig
-from swarm.client.session import RunClient, visit
+from swarm.client.session import RunClient, open_client
 from swarm.gossip.pairing import PeerView, group_round
-from swarm.membership.membership import MemberRecord
+from swarm.membership.member_record import MemberRecord
 from swarm.protocol.head import Head
 from swarm.protocol.messages import NO_MAJORITY
 from swarm.protocol.quorum import HeadCandidate
@@ -108,7 +108,7 @@ class SwarmStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 async def read_status(invite: Invite, home: Path | None = None) -> SwarmStatus:
     """Visit the run once. Raises NotAdmitted, or DialError if nobody answers."""
-    async with visit(invite, home) as client:
+    async with open_client(invite, home) as client:
         return await look(client)
 
 

@@ -25,7 +25,8 @@ from swarm.coordinator.create_run import Founded, InitialState, found, reload
 from swarm.coordinator.durable_state import FileState
 from swarm.coordinator.handlers import CoordinatorHandlers
 from swarm.membership.bans import extend_bans, spread_bans
-from swarm.membership.membership import MEMBERS, LocalStatus, MemberRecord, Membership, member_record
+from swarm.membership.member_record import MEMBERS, MemberRecord, member_record
+from swarm.membership.membership import Membership
 from swarm.membership.reachability import serve_dial_back
 from swarm.pipeline.config import STALENESS
 from swarm.protocol.head import Head
@@ -84,7 +85,7 @@ async def run_coordinator(config: CoordinatorConfig, ready: Callable[[Invite], N
             async with open_node(host, config.bootstrap, [MEMBERS], home.addresses, manifest.run_id) as node:
                 addresses = (*host.addresses, *config.bootstrap)[:ADDRESSES_MAX]
                 coordinator = _Coordinator(config, manifest, host, home)
-                membership = Membership(node, host, manifest.run_id, coordinator.member_record, events)
+                membership = Membership(node, host, MEMBERS, manifest.run_id, coordinator.member_record)
                 coordinator.membership = membership
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(membership.run)
@@ -100,7 +101,7 @@ class _Coordinator:
     """One authority for each group; `membership` is set before they run."""
 
     def __init__(self, config: CoordinatorConfig, manifest: Manifest, host: Host, home: Home) -> None:
-        self.membership: Membership | None = None
+        self.membership: Membership[MemberRecord] | None = None
         self._manifest, self._host, self._home = manifest, host, home
         self._began = time.time()
         self.authorities = [self._authority(stage) for stage in range(manifest.stages)]
@@ -124,7 +125,7 @@ class _Coordinator:
     def _others(self, stage: int) -> list[Authority]:
         return [authority for number, authority in enumerate(self.authorities) if number != stage]
 
-    async def tell_of_the_end(self, membership: Membership) -> None:
+    async def tell_of_the_end(self, membership: Membership[MemberRecord]) -> None:
         """Once all groups have made their last commit: their members wait for us to know."""
         for authority in self.authorities:
             await authority.completed.wait()
@@ -144,14 +145,15 @@ class _Coordinator:
     def member_record(self) -> MemberRecord:
         """Of a pipeline, with the head of the group that is furthest behind: all have come that far."""
         last = min(self.authorities, key=lambda authority: authority.head.round)
-        own = LocalStatus(
+        return member_record(
+            self._host,
+            last.head,
             session=last.me.session,
             name="coordinator",
             role="coordinator",
             phase=last.report().phase,
             joined_at=self._began,
         )
-        return member_record(self._host, last.head, own)
 
 
 def fast_forward(head: Head, others: Sequence[Head], synchronous: bool, issues: bool) -> Head:

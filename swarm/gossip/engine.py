@@ -56,7 +56,7 @@ class GossipEngine:
     async def run(self) -> None:
         context = self._context
         async with trio.open_nursery() as tasks:
-            match = Matchmaker(context.host, context.timeouts, context.events, tasks, self._heard)
+            match = Matchmaker(context.host, context.timeouts, context.host.events, tasks, self._heard)
             await self._gather()
             while not self._rules.rounds or self.replica.round < self._rules.rounds:
                 if self._must_fetch():
@@ -69,13 +69,13 @@ class GossipEngine:
 
     def others(self) -> dict[str, PeerView]:
         """Live members but us, with the newest that is known of each."""
-        seen = dict(self._context.keeper.others())
+        seen = dict(self._context.listener.others())
         for peer in self._heard.keys() - seen.keys():
             del self._heard[peer]
         for peer, round_number in self._heard.items():
             if round_number > seen[peer].round:
                 seen[peer] = PeerView(round_number, seen[peer].speed)
-        for peer in self._context.keeper.banned():
+        for peer in self._context.listener.banned():
             seen.pop(peer, None)
         return seen
 
@@ -115,7 +115,7 @@ class GossipEngine:
         waited_s = trio.current_time() - trained
         await self._step(outgoing, work, meeting)
         self._report(work, meeting, trio.current_time() - began, waited_s)
-        await self._context.keeper.stepped(self.head)
+        await self._context.listener.stepped(self.head)
 
     async def _train_and_publish(self) -> Trained | None:
         self.phase = "training"
@@ -135,7 +135,7 @@ class GossipEngine:
         try:
             work = await context.trainer.train(samples, replica.round * rules.steps, steps, deadline_s)
         except WorkerError as error:
-            context.events.emit("worker_failed", round=replica.round, reason=str(error))
+            context.host.events.emit("worker_failed", round=replica.round, reason=str(error))
             return None
         return work if work.steps else None
 
@@ -144,7 +144,7 @@ class GossipEngine:
         try:
             self._examiner.norms.note_own(await outgoing.seal(work.delta))
         except ProtocolViolation as error:
-            self._context.events.emit("update_unusable", round=self.replica.round, reason=str(error))
+            self._context.host.events.emit("update_unusable", round=self.replica.round, reason=str(error))
             return False
         return True
 
@@ -174,7 +174,7 @@ class GossipEngine:
     def _report(self, work: Trained, meeting: PairExchange | None, seconds: float, waited_s: float) -> None:
         compared = self._examiner.compared if meeting is not None else None
         host = self._context.host
-        self._context.events.emit(
+        self._context.host.events.emit(
             "gossip_alone" if meeting is None else "gossip_met",
             round=self.replica.round,
             partner="" if meeting is None else meeting.terms.partner,
@@ -203,12 +203,12 @@ class GossipEngine:
         try:
             await self._state_server.fetch(self.others())
         except (NetworkError, ProtocolViolation) as error:
-            self._context.events.emit("catch_up_failed", round=self.replica.round, reason=str(error))
+            self._context.host.events.emit("catch_up_failed", round=self.replica.round, reason=str(error))
             await trio.sleep(RETRY_S)
             return
         self._context.trainer.adopt(self.replica.theta)
         self._examiner = Examiner(self._coding, self._rules.steps)
-        await self._context.keeper.stepped(self.head)
+        await self._context.listener.stepped(self.head)
 
     async def _on_head_report(self, call: Call[AskHead]) -> HeadReport:
         """For onlookers (`peer status`)."""

@@ -80,12 +80,12 @@ class GossipStateServer:
             place.state_hash,
             replica.size_bytes,
             context.part_file,
-            context.events,
+            context.host.events,
             1,
         )
         await trio.to_thread.run_sync(replica.replace, fetched.tensors[0], place.round)
         seconds = round(trio.current_time() - began, 3)
-        context.events.emit("state_fetched", round=replica.round, donors=1, replayed=False, seconds=seconds)
+        context.host.events.emit("state_fetched", round=replica.round, donors=1, replayed=False, seconds=seconds)
 
     async def _find_donor(self, others: dict[str, PeerView]) -> tuple[str, StateOffer]:
         middle = group_round(others)

@@ -13,7 +13,7 @@ import trio
 from peer.errors import BarnraiseError, CheckpointError, ConfigError, ProtocolViolation
 from peer.events import EventLog
 from peer.identity import Identity, Signed, is_peer_id
-from swarm.membership.membership import MemberRecord
+from swarm.membership.member_record import MemberRecord
 from swarm.run.credentials import BanList, open_bans, sign_bans
 from swarm.run.gate import Gate
 from swarm.run.manifest import Manifest

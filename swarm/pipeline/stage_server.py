@@ -69,6 +69,8 @@ class StageServer:
         self.stage: Final = stage
         self.rules: Final = rules
         self.counting: Final = counting
+        self.passed = 0
+        """Micro-batches counted."""
         self._host, self._replicas_of, self._events = host, replicas_of, events
         self._group = rules.groups[stage]
         calls = PipelineCalls.of(rules)
@@ -100,7 +102,11 @@ class StageServer:
 
     @on_counted.setter
     def on_counted(self, call: Callable[[Range, int, float], None]) -> None:
-        self._work.on_counted = call
+        def counted(span: Range, tokens: int, loss: float) -> None:
+            self.passed += 1
+            call(span, tokens, loss)
+
+        self._work.on_counted = counted
 
     @property
     def on_later(self) -> Callable[[int], None]:

@@ -43,9 +43,9 @@ def test_a_process_is_killed() -> None:
 
 def test_a_file_holds_one_script_after_another(tmp_path: Path) -> None:
     file = tmp_path / "script"
-    assert told(f"@{file}", "at_seat:0") == "['']"
-    file.write_text("move:at_seat:0\ngarble:answer/state.chunk:0\n")
-    assert told(f"@{file}", "answer/state.chunk:0", "at_seat:0", "at_seat:0") == "['', 'move', '']"
+    assert told(f"@{file}", "at_replica:0") == "['']"
+    file.write_text("move:at_replica:0\ngarble:answer/state.chunk:0\n")
+    assert told(f"@{file}", "answer/state.chunk:0", "at_replica:0", "at_replica:0") == "['', 'move', '']"
     assert file.read_text() == "garble:answer/state.chunk:0\n"
     assert told(f"@{file}", "answer/state.chunk:0", "answer/state.chunk:0") == "['garble', '']"
     assert not file.exists()

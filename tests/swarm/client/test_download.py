@@ -26,10 +26,10 @@ from peer.net.host import HostConfig, open_host
 from peer.net.method import Call
 from swarm.client import download
 from swarm.client.download import Download, download_head
-from swarm.client.session import RunClient, visit
+from swarm.client.session import RunClient, open_client
 from swarm.client.status import look
 from swarm.coordinator.coordinator import CoordinatorConfig, run_coordinator
-from swarm.membership.membership import MEMBERS, LocalStatus, MemberRecord, member_record
+from swarm.membership.member_record import MEMBERS, MemberRecord, member_record
 from swarm.placement.stages import layout_of, vectors_of
 from swarm.protocol import messages
 from swarm.protocol.head import Head, Member
@@ -90,9 +90,11 @@ class Run:
                 return messages.HeadReport(head, me, "training", regroup)
 
             host.rpc.register(messages.HEAD_REPORT, report)
-            own = LocalStatus(session="s", name=f"s{stage}", role="stage", phase="", joined_at=time.time(), stage=stage)
             async with open_node(host, self.invite.addresses, [MEMBERS], None, manifest.run_id, tuning=BRISK) as node:
-                assert await node.put(MEMBERS, manifest.run_id, member_record(host, heads[0], own), 60.0) >= 2
+                name, now = f"s{stage}", time.time()
+                record = member_record(host, heads[0], session="s", name=name, role="stage", phase="", joined_at=now)
+                record = msgspec.structs.replace(record, stage=stage)
+                assert await node.put(MEMBERS, manifest.run_id, record, 60.0) >= 2
                 yield
 
 
@@ -134,7 +136,7 @@ async def test_the_coordinator_hands_out_every_stage(tmp_path: Path) -> None:
         assert [head.round for head in found.heads] == [0, 0, 0] and found.donors == 1
         assert [head.state_hash for head in found.heads] == list(run.manifest.genesis)
         assert torch.equal(found.theta, init_flat(run.manifest.model, run.manifest.run.seed))
-        async with visit(run.invite) as client:
+        async with open_client(run.invite) as client:
             seen = await look(client)
         assert (seen.round, seen.members, seen.quorum_alive) == (0, 0, False)
         assert [stage.replicas for stage in seen.stages] == [0, 0, 0]
@@ -150,7 +152,7 @@ async def test_a_model_is_put_together_of_its_stages(tmp_path: Path) -> None:
         assert [head.round for head in found.heads] == [5, 4, 5] and found.donors == 3
         parts = [run.theta(0, 5), run.theta(1, 4), run.theta(2, 5)]
         assert torch.equal(found.theta, torch.cat(parts)), "one round apart is as near as stages are"
-        async with visit(run.invite) as client:
+        async with open_client(run.invite) as client:
             seen = await look(client)
         assert [(stage.round, stage.replicas, stage.quorum_alive) for stage in seen.stages] == [
             (5, 1, True), (4, 1, True), (5, 1, True)

@@ -7,7 +7,7 @@ import pytest
 
 from cli import status
 from swarm.client.status import SwarmStatus, picture
-from swarm.membership.membership import MemberRecord
+from swarm.membership.member_record import MemberRecord
 from swarm.protocol.head import Head, Member
 from swarm.protocol.quorum import HeadCandidate
 from swarm.run.manifest import Manifest

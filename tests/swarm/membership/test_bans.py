@@ -15,7 +15,7 @@ from peer.errors import CheckpointError, ConfigError, NotAdmitted, RemoteError
 from peer.events import EventLog
 from peer.identity import Identity
 from swarm.membership.bans import extend_bans, spread_bans
-from swarm.membership.membership import MemberRecord
+from swarm.membership.member_record import MemberRecord
 from swarm.run.credentials import admit, open_bans
 from swarm.run.gate import Gate
 from swarm.run.home import Home

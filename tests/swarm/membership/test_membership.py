@@ -7,7 +7,7 @@ import math
 import msgspec
 import pytest
 
-from swarm.membership.membership import MEMBERS, MemberRecord
+from swarm.membership.member_record import MEMBERS, MemberRecord
 from tests.swarm.membership.test_bans import record
 
 

@@ -31,7 +31,8 @@ from swarm.gossip.context import GossipContext, GossipRules, Trained
 from swarm.gossip.engine import GossipEngine
 from swarm.gossip.pairing import PeerView
 from swarm.gossip.replica import Replica
-from swarm.membership.membership import MEMBERS, LocalStatus, MemberRecord, Membership, member_record
+from swarm.membership.member_record import MEMBERS, MemberRecord, member_record
+from swarm.membership.membership import Membership
 from swarm.protocol.head import Head, Member
 from swarm.protocol.ledger import Range
 from swarm.protocol.timeouts import AdaptiveTimeouts
@@ -72,11 +73,11 @@ class Invented:
 class Neighbourhood:
     """The engine's Keeper, with the real membership records."""
 
-    def __init__(self, host: Host, node: Node, events: EventLog) -> None:
+    def __init__(self, host: Host, node: Node) -> None:
         self._host = host
         self._began = time.time()
         self.engine: GossipEngine | None = None
-        self.membership = Membership(node, host, RUN, self._describe, events)
+        self.membership = Membership(node, host, MEMBERS, RUN, self._describe)
 
     def others(self) -> Mapping[str, PeerView]:
         view = self.membership.view
@@ -90,8 +91,8 @@ class Neighbourhood:
 
     def _describe(self) -> MemberRecord:
         assert self.engine is not None
-        own = LocalStatus(session="", name="", role="full", phase=self.engine.phase, joined_at=self._began)
-        return member_record(self._host, self.engine.head, own)
+        head, phase = self.engine.head, self.engine.phase
+        return member_record(self._host, head, session="", name="", role="full", phase=phase, joined_at=self._began)
 
 
 def say(message: object) -> None:
@@ -124,9 +125,9 @@ async def main(number: int, numel: int, codec_name: str, folder: Path) -> None:
                 say({"event": event.name, "at": event.at, **event.fields})
 
         async with open_node(host, addresses, [MEMBERS], folder / f"{number}.json", RUN) as node:
-            keeper = Neighbourhood(host, node, log)
+            keeper = Neighbourhood(host, node)
             context = GossipContext(
-                me, host, trainer, keeper, AdaptiveTimeouts(TIMEOUT_S), snapshots, folder / f"{number}.part", log
+                me, host, trainer, keeper, AdaptiveTimeouts(TIMEOUT_S), snapshots, folder / f"{number}.part"
             )
             keeper.engine = engine = GossipEngine(context, rules, replica, coding)
             with log.subscribed(tell):

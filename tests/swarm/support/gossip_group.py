@@ -115,7 +115,7 @@ class Group:
             rules = GossipRules("run", b"", "", *sizes, *waits, CONSTANTS)
             part = self.folder / f"{host.peer_id}.part"
             context = GossipContext(
-                me, host, peer.trainer, peer, AdaptiveTimeouts(self.timeout_floor_s), snapshots, part, log
+                me, host, peer.trainer, peer, AdaptiveTimeouts(self.timeout_floor_s), snapshots, part
             )
             peer.engine = GossipEngine(context, rules, replica, self.coding)
             for other in self.peers:  # as the DHT would

@@ -11,7 +11,7 @@ from trio.testing import MockClock
 
 from peer.errors import NoQuorum
 from swarm.membership.completion import LOOK_EVERY_S, MEASURING, TOO_LATE_S, check_run_alive, run_is_over
-from swarm.membership.membership import MemberRecord
+from swarm.membership.member_record import MemberRecord
 from tests.swarm.placement.test_stage_choice import record
 from tests.swarm.support.swarm_harness import RUN_TOML, open_swarm
 
@@ -70,6 +70,9 @@ class Readings:
         self.read_so_far = 0
         self.gone = set[str]()
 
+    def others(self) -> dict[str, MemberRecord]:
+        return self.view
+
     def has_left(self, peer: str) -> bool:
         return peer in self.gone
 
@@ -86,7 +89,7 @@ def at(round: int, role: str = "stage", phase: str = "finished") -> MemberRecord
 async def test_nobody_goes_while_one_measures(autojump_clock: MockClock) -> None:
     for trains in (True, False):
         readings: Any = Readings({"a": at(3, phase=MEASURING), "b": at(3)}, {"a": at(3), "b": at(3)})
-        await run_is_over(readings, lambda readings=readings: readings.view, 3, trains=trains)
+        await run_is_over(readings, 3, trains=trains)
         assert readings.read_so_far == 1
 
 
@@ -94,24 +97,24 @@ async def test_whoever_a_reading_lacks_may_be_there_all_the_same(autojump_clock:
     """A store that stood still has told nothing of it."""
     whole = {"a": at(3), "b": at(3)}
     readings: Any = Readings({"a": at(2), "b": at(3)}, {"b": at(3)}, {"b": at(3)}, whole)
-    await run_is_over(readings, lambda: readings.view, 3, trains=True)
+    await run_is_over(readings, 3, trains=True)
     assert readings.view == whole
 
 
 async def test_nobody_waits_for_who_has_said_goodbye(autojump_clock: MockClock) -> None:
     readings: Any = Readings({"a": at(2), "b": at(3)}, {"b": at(3)})
     readings.gone.add("a")
-    await run_is_over(readings, lambda: readings.view, 3, trains=True)
+    await run_is_over(readings, 3, trains=True)
     assert readings.read_so_far == 1
 
 
 async def test_a_feeder_reads_nothing_by_itself_until_the_end_is_near(autojump_clock: MockClock) -> None:
     readings: Any = Readings({"a": at(1), "b": at(2)}, {"a": at(3), "b": at(2)}, {"a": at(3)})
     with trio.move_on_after(100 * LOOK_EVERY_S) as waiting:
-        await run_is_over(readings, lambda: readings.view, 3, trains=False)
+        await run_is_over(readings, 3, trains=False)
     assert waiting.cancelled_caught and readings.read_so_far == 0
     await readings.read()  # as everybody does now and then
-    await run_is_over(readings, lambda: readings.view, 3, trains=False)
+    await run_is_over(readings, 3, trains=False)
     assert readings.view == {"a": at(3)}, "who was behind is gone: its record has expired"
 
 
@@ -119,7 +122,7 @@ async def test_a_feeder_goes_once_the_coordinator_alone_is_left_at_the_end(autoj
     for view, over in (({}, False), ({"c": at(2, "coordinator")}, False), ({"c": at(3, "coordinator")}, True)):
         readings: Any = Readings(view)
         with trio.move_on_after(10 * LOOK_EVERY_S) as waiting:
-            await run_is_over(readings, lambda readings=readings: readings.view, 3, trains=False)
+            await run_is_over(readings, 3, trains=False)
         assert waiting.cancelled_caught is not over
 
 

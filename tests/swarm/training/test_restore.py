@@ -19,15 +19,15 @@ from peer.net.host import Host, HostConfig, open_host
 from swarm.coordinator.authority import STAGE_BACK_S_MAX, Authority
 from swarm.coordinator.durable_state import DurableState
 from swarm.coordinator.handlers import CoordinatorHandlers
-from swarm.membership.membership import MemberRecord
+from swarm.membership.member_record import MemberRecord
 from swarm.placement.stages import open_store
 from swarm.protocol.head import Head
 from swarm.protocol.messages import REGROUP_KIND
 from swarm.run.manifest import Manifest
+from swarm.run.peer_context import PeerContext
 from swarm.state.server import serve_snapshots
 from swarm.training import restore as module
 from swarm.training.checkpoints import LocalCheckpoint
-from swarm.training.context import PeerContext
 from swarm.training.restore import restore
 from swarm.training.stage_backup import BackupHead, StageBackup, keep
 from tests.swarm.support.kept_commits import STAGE, Commit, commit_of, context_of, record_of
@@ -70,7 +70,7 @@ class Scene:
     async def opens(self, context: PeerContext, commit: Commit) -> None:
         """It keeps that commit, and tells."""
         assert await keep(context, STAGE, *commit)
-        serve_snapshots(context.host.rpc, [StageBackup(context, STAGE - 1, dict).backups])
+        serve_snapshots(context.host.rpc, [StageBackup(context, STAGE - 1, dict).snapshots])
 
     async def begins_with(self) -> Head:
         """What a seat would, now."""
@@ -221,7 +221,7 @@ async def test_without_the_authority_the_newest_is_taken(tmp_path: Path) -> None
         assert await keep(keeper, STAGE, head, regroup, state)
         backup = StageBackup(keeper, STAGE - 1, dict)
         assert backup.of == STAGE
-        serve_snapshots(keeper.host.rpc, [backup.backups])
+        serve_snapshots(keeper.host.rpc, [backup.snapshots])
         await fresh.host.connect_address(keeper.host.addresses[0], timeout_s=60)
         records = {keeper.host.peer_id: record_of(keeper.host, head, STAGE - 1)}
 
@@ -241,10 +241,10 @@ async def test_a_commit_that_the_authority_did_not_begin_is_not_taken(tmp_path: 
     async with context_of(manifest, tmp_path / "a") as (keeper, _), context_of(manifest, tmp_path / "b") as (fresh, _b):
         assert await keep(keeper, STAGE, head, forged, state)
         backup = StageBackup(keeper, STAGE - 1, dict)
-        backup._backups = backup._lend(commit_on_disk(keeper))
-        assert backup._backups.regroup is None, "it does not offer it by itself"
-        backup._backups = BackupHead(head, forged)
-        serve_snapshots(keeper.host.rpc, [backup.backups])
+        backup._held = backup._publish(commit_on_disk(keeper))
+        assert backup._held.regroup is None, "it does not offer it by itself"
+        backup._held = BackupHead(head, forged)
+        serve_snapshots(keeper.host.rpc, [backup.snapshots])
         await fresh.host.connect_address(keeper.host.addresses[0], timeout_s=60)
         records = {keeper.host.peer_id: record_of(keeper.host, head, STAGE - 1)}
         await restore(fresh, STAGE, lambda: records)
@@ -263,7 +263,7 @@ async def test_a_stage_that_is_served_is_fetched_from_its_replicas_only(tmp_path
     head, regroup, state = commit_of(manifest, authority, 7)
     async with context_of(manifest, tmp_path / "a") as (keeper, _), context_of(manifest, tmp_path / "b") as (fresh, _b):
         assert await keep(keeper, STAGE, head, regroup, state)
-        serve_snapshots(keeper.host.rpc, [StageBackup(keeper, STAGE - 1, dict).backups])
+        serve_snapshots(keeper.host.rpc, [StageBackup(keeper, STAGE - 1, dict).snapshots])
         await fresh.host.connect_address(keeper.host.addresses[0], timeout_s=60)
         records = {
             keeper.host.peer_id: record_of(keeper.host, head, STAGE - 1),
@@ -288,7 +288,7 @@ async def test_a_commit_of_the_term_before_keeps_its_signature(tmp_path: Path) -
             kept.save_regroup(sign_body(authority, REGROUP_KIND, head.regrouped(head.members, term)))
             again = await LocalCheckpoint.open(context, STAGE)
             assert again.head == head and again.load_regroup() == regroup
-            assert backup._lend(commit_on_disk(context)) == BackupHead(head, regroup)
+            assert backup._publish(commit_on_disk(context)) == BackupHead(head, regroup)
             await restore(context, STAGE, dict)
             assert (await LocalCheckpoint.open(context, STAGE)).head == head
 

@@ -25,7 +25,7 @@ async def test_a_keeper_tells_what_it_keeps_and_hands_it_out(tmp_path: Path) -> 
     head, regroup, state = commit_of(manifest, authority, 7)
     async with context_of(manifest, tmp_path / "a") as (keeper, _), context_of(manifest, tmp_path / "b") as (other, _b):
         backup = StageBackup(keeper, STAGE - 1, dict)
-        serve_snapshots(keeper.host.rpc, [backup.backups])
+        serve_snapshots(keeper.host.rpc, [backup.snapshots])
         peer = keeper.host.peer_id
         await other.host.connect_address(keeper.host.addresses[0], timeout_s=30)
         assert backup.of == STAGE
