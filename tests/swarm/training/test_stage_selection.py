@@ -20,7 +20,7 @@ from swarm.protocol.messages import HEAD_REPORT, AskHead, HeadReport
 from swarm.protocol.quorum import ask_head_reports
 from swarm.training import stage_selection as module
 from swarm.training.stage_selection import StageSelection
-from tests.swarm.support.kept_commits import STAGE, context_of, record_of
+from tests.swarm.support.stage_commits import STAGE, context_of, record_of
 from tests.swarm.training.test_roles import run_of
 
 

@@ -1,4 +1,4 @@
-"""Machines of a run with what it takes to keep commits of a stage and to fetch them, and such commits."""
+"""Machines of a run that hold and fetch commits of a stage, and such commits."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Commit = tuple[Head, Signed, Fetched]
 
 @asynccontextmanager
 async def context_of(manifest: Manifest, home: Path) -> AsyncIterator[tuple[PeerContext, list[Event]]]:
-    """A machine of the run, without what an archive does not need of it."""
+    """A machine of the run, with only what a backup needs."""
     log, seen = EventLog(), list[Event]()
     with log.subscribed(seen.append):
         async with open_host(HostConfig(identity=Identity.generate(), events=log)) as host:
