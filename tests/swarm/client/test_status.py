@@ -1,4 +1,4 @@
-"""What an onlooker sees of a run: with one stage as ever, of a pipeline each stage by itself."""
+"""The status of a run, with one stage and with several."""
 
 from __future__ import annotations
 

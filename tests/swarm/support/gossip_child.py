@@ -40,7 +40,7 @@ from swarm.state.snapshots import SnapshotStore
 
 RUN, BATCH, STEPS, SEQ, PEERS = "gossip test", 1, 2, 8, 4
 COMPUTE_S = 0.1
-TIMEOUT_S = 60.0  # whoever is killed is noticed at once, and who stands still for some seconds is waited for
+TIMEOUT_S = 60.0  # a killed peer is noticed at once, a slow one is waited for
 STEP, CONSTANT_ROUNDS, DECAY = 0.01, 10, 0.7
 CONSTANTS = (0.5, 0.7, 0.6)
 
@@ -67,11 +67,11 @@ class Invented:
         return Trained(steps, steps * BATCH, 1.0, delta)
 
     def adopt(self, theta: torch.Tensor) -> None:
-        """There is nobody to train with it."""
+        """No worker uses these weights."""
 
 
 class Neighbourhood:
-    """The engine's Keeper, with the real membership records."""
+    """A GossipListener with real membership records."""
 
     def __init__(self, host: Host, node: Node) -> None:
         self._host = host
@@ -125,14 +125,14 @@ async def main(number: int, numel: int, codec_name: str, folder: Path) -> None:
                 say({"event": event.name, "at": event.at, **event.fields})
 
         async with open_node(host, addresses, [MEMBERS], folder / f"{number}.json", RUN) as node:
-            keeper = Neighbourhood(host, node)
+            listener = Neighbourhood(host, node)
             context = GossipContext(
-                me, host, trainer, keeper, AdaptiveTimeouts(TIMEOUT_S), snapshots, folder / f"{number}.part"
+                me, host, trainer, listener, AdaptiveTimeouts(TIMEOUT_S), snapshots, folder / f"{number}.part"
             )
-            keeper.engine = engine = GossipEngine(context, rules, replica, coding)
+            listener.engine = engine = GossipEngine(context, rules, replica, coding)
             with log.subscribed(tell):
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(keeper.membership.run)
+                    nursery.start_soon(listener.membership.run)
                     nursery.start_soon(engine.run)
                     await hear()
                     nursery.cancel_scope.cancel()
