@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-DIAL_BACK = """
+PROGRAM = """
 import sys
 from peer.faults import reach
 print([reach(point, int(number)) for point, number in (argument.split(":") for argument in sys.argv[1:])])
@@ -19,7 +19,7 @@ print([reach(point, int(number)) for point, number in (argument.split(":") for a
 def reached(script: str, *points: str) -> subprocess.CompletedProcess[str]:
     """What a process that reaches these points, "POINT:ROUND", is told at each."""
     return subprocess.run(
-        [sys.executable, "-c", DIAL_BACK, *points],
+        [sys.executable, "-c", PROGRAM, *points],
         capture_output=True,
         text=True,
         cwd=ROOT,
