@@ -101,7 +101,7 @@ def read_saved_invite(home: Path) -> Invite:
     except FileNotFoundError as error:
         raise ConfigError(f"{home} is no peer's home: give the --home of `peer join` or `peer coordinate`") from error
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read ({error.strerror}): check who owns it") from error
+        raise ConfigError(f"{path} cannot be read ({error.strerror}): check its owner and permissions") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is damaged: give the INVITE itself in place of --home") from error
 
@@ -138,5 +138,5 @@ def _copy_run_files(home: Path, own: Home) -> None:
             continue
         except OSError as error:
             raise ResourceError(
-                f"{home / name} cannot be copied to {own.path} ({error.strerror}): check who owns it, and free space"
+                f"{home / name} cannot be copied to {own.path} ({error.strerror}): check its permissions and free space"
             ) from error

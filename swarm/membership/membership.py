@@ -1,4 +1,4 @@
-"""Who takes part right now: one short-lived signed record a peer, refreshed by the peer itself.
+"""The peers that take part right now: one short-lived signed record a peer, refreshed by the peer itself.
 
 `Membership` publishes records of any type with a name and addresses (`dht.records.Schema`); those of a training run are
 `swarm.membership.member_record`. A record is gone `TTL_S` after its peer last refreshed it, so a view is never older.

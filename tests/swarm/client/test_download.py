@@ -1,4 +1,4 @@
-"""Fetching a cut model: from the coordinator before the run begins, later from the replicas of each stage."""
+"""Downloading a cut model: from the coordinator before the run begins, later from the replicas of each stage."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ CUT = template().replace("layers = 2", "layers = 6\ntie_embeddings = false") + f
 
 @dataclass
 class Run:
-    """A coordinator of this process, and replicas that do nothing but stand somewhere and hand out states."""
+    """A coordinator in this process, and replicas that only report a head and serve its state."""
 
     home: Path
     invite: Invite
@@ -60,13 +60,13 @@ class Run:
         return open_manifest(run_files[0])
 
     def theta(self, stage: int, round: int) -> torch.Tensor:
-        """What a made-up training run has made of that stage by then."""
+        """The weights of that stage in an invented training run."""
         return torch.full((layout_of(self.manifest, stage).numel,), 100.0 * stage + round)
 
     @asynccontextmanager
     async def replica(self, stage: int, rounds: list[int]) -> AsyncIterator[None]:
-        """The only member of that stage's group: in the first of these `rounds`, and in the next one after each time it
-        was asked where it stands."""
+        """The only member of that stage's group: in the first of these `rounds`, and in the next one after each head
+        report."""
         manifest, authority = self.manifest, Identity.load_or_create(Home(self.home).identity)
         async with open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as host:
             me = Member(host.peer_id, "s")
@@ -99,8 +99,8 @@ class Run:
 
 
 @pytest.fixture(autouse=True)
-def nobody_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of them are in this process: where it stands still nobody answers."""
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All peers are in this process: while it stands still none answers."""
     for module in ("client.session", "coordinator.coordinator"):
         monkeypatch.setattr(f"swarm.{module}.open_node", partial(open_node, tuning=BRISK))
     monkeypatch.setattr("swarm.client.session.ask_head_reports", partial(ask_head_reports, timeout_s=60.0))
@@ -130,7 +130,7 @@ async def fetched(run: Run, folder: Path) -> Download:
         return await download_head(run.invite, folder / "state.part")
 
 
-async def test_the_coordinator_hands_out_every_stage(tmp_path: Path) -> None:
+async def test_the_coordinator_serves_every_stage(tmp_path: Path) -> None:
     async with coordinated(tmp_path / "home") as run:
         found = await fetched(run, tmp_path)
         assert [head.round for head in found.heads] == [0, 0, 0] and found.donors == 1
@@ -144,7 +144,7 @@ async def test_the_coordinator_hands_out_every_stage(tmp_path: Path) -> None:
         assert torch.equal((await fetched(again, tmp_path)).theta, found.theta)
 
 
-async def test_a_model_is_put_together_of_its_stages(tmp_path: Path) -> None:
+async def test_a_model_is_joined_from_its_stages(tmp_path: Path) -> None:
     async with coordinated(tmp_path / "home") as run, AsyncExitStack() as stack:
         for stage, number in enumerate((5, 4, 5)):
             await stack.enter_async_context(run.replica(stage, [number]))
@@ -159,9 +159,7 @@ async def test_a_model_is_put_together_of_its_stages(tmp_path: Path) -> None:
         ]  # fmt: skip
 
 
-async def test_a_stage_that_others_have_left_behind_is_fetched_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_stage_left_behind_is_fetched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(download, "PAUSE_S", 0.1)
     async with coordinated(tmp_path / "home") as run, AsyncExitStack() as stack:
         for stage, rounds in enumerate(([9], [6, 9], [9])):
@@ -171,10 +169,8 @@ async def test_a_stage_that_others_have_left_behind_is_fetched_again(
         assert torch.equal(found.theta, torch.cat([run.theta(stage, 9) for stage in range(3)]))
 
 
-async def test_a_stage_whose_replica_did_not_answer_in_time_is_asked_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The authority's word alone would be the beginning of the run."""
+async def test_a_replica_that_did_not_answer_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The authority alone knows only the beginning of the run."""
     monkeypatch.setattr(download, "PAUSE_S", 0.1)
     asked, candidates = Counter[int](), RunClient.candidates
 
@@ -191,7 +187,7 @@ async def test_a_stage_whose_replica_did_not_answer_in_time_is_asked_again(
         assert [head.round for head in (await fetched(run, tmp_path)).heads] == [5, 4, 5]
 
 
-async def test_a_stage_that_stays_behind_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stage_that_stays_behind_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(download, "PAUSE_S", 0.1)
     async with coordinated(tmp_path / "home") as run, AsyncExitStack() as stack:
         for stage, number in enumerate((9, 6, 9)):
@@ -199,7 +195,7 @@ async def test_a_stage_that_stays_behind_is_taken_as_it_is(tmp_path: Path, monke
         assert [head.round for head in (await fetched(run, tmp_path)).heads] == [9, 6, 9]
 
 
-async def test_a_stage_that_nobody_holds_any_more_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stage_without_holders_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(download, "TRIES", 2)
     monkeypatch.setattr(download, "PAUSE_S", 0.1)
     async with coordinated(tmp_path / "home") as run:
