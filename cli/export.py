@@ -129,7 +129,7 @@ def write_model(out: Path, manifest: Manifest, tokenizer: bytes, theta: Tensor) 
     """theta: flat fp32, shape (P,); `tokenizer`: the run's tokenizer.json. ResourceError if `out` cannot be written."""
     from peer.data.tokenizer import ByteTokenizer, read_tokenizer
     from peer.model.huggingface import export_pretrained
-    from swarm.run.manifest import BYTES_TOKENIZER
+    from swarm.run.sections import BYTES_TOKENIZER
 
     is_bytes = manifest.tokenizer == BYTES_TOKENIZER
     export_pretrained(out, manifest.model, theta, ByteTokenizer() if is_bytes else read_tokenizer(tokenizer))

@@ -16,7 +16,7 @@ from dht.records import Schema
 from peer.net.host import Host
 from swarm.protocol.head import Head
 from swarm.protocol.version import VERSION
-from swarm.run.manifest import STAGES_MAX
+from swarm.run.sections import STAGES_MAX
 
 NAME_CHARS_MAX: Final = 64
 ADDRESSES_MAX: Final = 8

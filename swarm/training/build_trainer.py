@@ -13,6 +13,7 @@ import trio
 from torch import Tensor
 
 from optim.config import AllReduceConfig
+from peer.ipc.span import spans_of
 from peer.ipc.stage_spec import StageSpec
 from peer.worker.client import open_worker_group
 from peer.worker.stage_client import open_stage_worker_group
@@ -23,7 +24,7 @@ from swarm.pipeline.data_feed import RemoteTokens
 from swarm.pipeline.local_steps import LocalSteps
 from swarm.pipeline.source import MicroBatchSource
 from swarm.pipeline.stage_server import StageServer
-from swarm.pipeline.stage_trainer import HeldOut, StageTrainer, StageTrainerContext
+from swarm.pipeline.stage_trainer import HeldOut, StageTrainer
 from swarm.pipeline.synchronous import BatchTracker, Synchronous
 from swarm.placement.stage_choice import at_work, replicas_of
 from swarm.protocol.ledger import count
@@ -58,7 +59,7 @@ class BuiltTrainer:
     @property
     def unmerged(self) -> int:
         """Samples counted by this replica since the last commit."""
-        return 0 if self.server is None else count(self.server.counting.counted)
+        return 0 if self.server is None else count(self.server.accounting.counted)
 
 
 def schedule_of(manifest: Manifest, stage: int) -> RoundSchedule:
@@ -85,36 +86,32 @@ async def build_trainer(
 async def _build_stage_trainer(
     context: PeerContext, stage: int, checkpoint: LocalCheckpoint, known: MemberView
 ) -> AsyncIterator[BuiltTrainer]:
-    host, events = context.host, context.host.events
-    rules, schedule = settings_of(context.manifest), schedule_of(context.manifest, stage)
+    host = context.host
+    settings, schedule = settings_of(context.manifest), schedule_of(context.manifest, stage)
 
     def replicas(of: int) -> dict[str, LoadReport]:
         return replicas_of(of, known(), time.time())
 
     corpus = await open_corpus(context) if stage == 0 else None
     async with open_stage_worker_group(worker_config(context, spec_of(context.manifest, stage))) as worker_group:
-        samples = rules.round_samples if rules.synchronous else None
-        counting = SampleAccounting(checkpoint.head, rules.micro_batch, samples, host.peer_id)
-        server = StageServer(stage, rules, worker_group, host, counting, replicas, events)
+        samples = settings.round_samples if settings.synchronous else None
+        accounting = SampleAccounting(checkpoint.head, settings.micro_batch, samples, host.peer_id)
+        server = StageServer(stage, settings, worker_group, host, accounting, replicas)
         source, held_out = None, None
         if corpus is not None:
-            source = MicroBatchSource(server, RemoteTokens(host, rules, lambda: feeders(known()), corpus.read), events)
-            held_out = _held_out(corpus, rules.micro_batch)
+            source = MicroBatchSource(server, RemoteTokens(host, settings, lambda: feeders(known()), corpus.read))
+            held_out = _held_out(corpus, settings.micro_batch)
 
         def committed() -> int | None:
             return first_round(known(), time.time())
 
-        rounds = context.manifest.run.rounds
-        stage_context = StageTrainerContext(worker_group, server, schedule, events, source, held_out, committed, rounds)
         trainer: StageTrainer
-        if rules.synchronous:
-            dispatch_here = None if source is None else source.redispatch
-            trainer = Synchronous(
-                stage_context, BatchTracker(host, rules, schedule, lambda: list(replicas(0)), dispatch_here, events)
-            )
+        if settings.synchronous:
+            tracker = BatchTracker(server, schedule, lambda: list(replicas(0)), source)
+            trainer = Synchronous(server, schedule, tracker, source, held_out)
         else:
-            trainer = LocalSteps(stage_context)
-        async with server.open():
+            trainer = LocalSteps(server, schedule, source, held_out, committed, context.manifest.run.rounds)
+        async with server.open(trainer):
             yield BuiltTrainer(trainer, server)
 
 
@@ -138,7 +135,7 @@ def spec_of(manifest: Manifest, stage: int) -> StageSpec:
     """Return what the worker of a stage is told."""
     synchronous = manifest.synchronous
     return StageSpec(
-        stages=manifest.cuts,
+        span=spans_of(manifest.cuts)[stage],
         index=stage,
         max_tokens=manifest.micro_batch * manifest.data.seq_len,
         recompute=manifest.pipeline.recompute,

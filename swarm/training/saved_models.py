@@ -13,6 +13,7 @@ from peer.checkpoint.checkpoint_file import LoadedCheckpoint
 from peer.errors import CheckpointError
 from peer.events import EventLog
 from peer.identity import Identity
+from peer.ipc.span import spans_of
 from peer.model.layout import join_flat
 from swarm.placement.stages import open_store
 from swarm.run.home import Home
@@ -33,7 +34,7 @@ class SavedModel:
     @property
     def theta(self) -> Tensor:
         """The outer weights of the whole model, flat fp32, shape (P,)."""
-        return join_flat(self.manifest.model, [part.theta for part in self.parts], self.manifest.cuts)
+        return join_flat(self.manifest.model, [part.theta for part in self.parts], spans_of(self.manifest.cuts))
 
 
 def newest_model(homes: Sequence[Path]) -> SavedModel:

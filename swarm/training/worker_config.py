@@ -6,9 +6,9 @@ import msgspec
 
 from peer.ipc.stage_spec import StageSpec
 from peer.worker.client import WorkerConfig
-from swarm.run.manifest import BYTES_TOKENIZER
 from swarm.run.manifest_transfer import TOKENIZER_FILE
 from swarm.run.peer_context import PeerContext
+from swarm.run.sections import BYTES_TOKENIZER
 
 
 def worker_config(context: PeerContext, stage: StageSpec | None = None) -> WorkerConfig:

@@ -16,7 +16,7 @@ import torch
 import trio
 
 from cli.coordinate import template
-from dht.node import open_node
+from dht.node import NodeConfig, open_node
 from peer.checkpoint.hash_tree import hash_state
 from peer.errors import NetworkError
 from peer.events import EventLog
@@ -90,7 +90,8 @@ class Run:
                 return messages.HeadReport(head, me, "training", regroup)
 
             host.rpc.register(messages.HEAD_REPORT, report)
-            async with open_node(host, self.invite.addresses, [MEMBERS], None, manifest.run_id, tuning=BRISK) as node:
+            config = NodeConfig(manifest.run_id, self.invite.addresses, tuning=BRISK)
+            async with open_node(host, config, [MEMBERS]) as node:
                 name, now = f"s{stage}", time.time()
                 record = member_record(host, heads[0], session="s", name=name, role="stage", phase="", joined_at=now)
                 record = msgspec.structs.replace(record, stage=stage)
