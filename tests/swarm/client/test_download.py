@@ -103,7 +103,7 @@ class Run:
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """All peers are in this process: while it stands still none answers."""
     for module in ("client.session", "coordinator.coordinator"):
-        monkeypatch.setattr(f"swarm.{module}.open_node", partial(open_node, tuning=BRISK))
+        monkeypatch.setattr(f"swarm.{module}.NodeConfig", partial(NodeConfig, tuning=BRISK))
     monkeypatch.setattr("swarm.client.session.ask_head_reports", partial(ask_head_reports, timeout_s=60.0))
 
 
