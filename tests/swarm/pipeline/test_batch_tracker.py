@@ -73,7 +73,7 @@ async def open_group(folder: Path, mates: int) -> AsyncIterator[tuple[StageMembe
         yield await stack.enter_async_context(seated(replica, SETTING, table, authority, folder)), found
 
 
-async def test_a_batch_is_whole_whoever_has_counted_it(tmp_path: Path) -> None:
+async def test_batch_is_complete_across_members(tmp_path: Path) -> None:
     async with open_group(tmp_path, 2) as (member, [one, two]):
         one.has, two.has = ((0, BATCH // 2),), ((BATCH // 2, BATCH),)
         names = [member.replica.peer, one.host.peer_id, two.host.peer_id]
@@ -83,7 +83,7 @@ async def test_a_batch_is_whole_whoever_has_counted_it(tmp_path: Path) -> None:
         assert not member.replica.seen("pipeline_redispatched")
 
 
-async def test_who_is_too_busy_to_say_has_what_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_busy_member_keeps_its_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without_haste(monkeypatch)  # else who is asked once more may not have been heard
     assert Busy.__name__ == BUSY
     async with open_group(tmp_path, 2) as (member, [busy, slow]):
@@ -100,7 +100,7 @@ async def test_who_is_too_busy_to_say_has_what_it_had(tmp_path: Path, monkeypatc
         assert not [e for e in member.replica.seen("pipeline_redispatched") if "gone" in str(e.fields["reason"])]
 
 
-async def test_a_round_that_a_lost_leader_had_begun_with_is_dispatched_again_at_once(
+async def test_resumed_round_is_redispatched_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The group was regrouped at the head that it had, and begins at once: what nobody is at now was counted by whoever
@@ -130,7 +130,7 @@ async def test_a_round_that_a_lost_leader_had_begun_with_is_dispatched_again_at_
 # -- members that do not hand in what they say they have ---------------------------------------------------------------
 
 
-async def test_who_claims_the_batch_and_hands_in_nothing_holds_up_nobody(tmp_path: Path) -> None:
+async def test_false_claim_delays_no_round(tmp_path: Path) -> None:
     """Nobody sends it a micro-batch either."""
     setting = Setting(2, AllReduceConfig(batch=BATCH), rounds=2)
     async with scene_of(tmp_path, setting, [1, 3]) as scene:
@@ -147,7 +147,7 @@ async def test_who_claims_the_batch_and_hands_in_nothing_holds_up_nobody(tmp_pat
         check_one_process(scene, 2)
 
 
-async def test_who_hands_in_what_cannot_be_used_begins_anew(tmp_path: Path) -> None:
+async def test_unusable_contribution_is_recomputed(tmp_path: Path) -> None:
     """What it had counted is issued again."""
     setting = Setting(2, AllReduceConfig(batch=BATCH), rounds=3)
     async with scene_of(tmp_path, setting, [1, 2]) as scene:

@@ -82,7 +82,7 @@ async def send(host: Host, rules: PipelineSettings, peer: str, stage: int, span:
     return await pass_to(host, rules, peer, stage, ids_of(span) + bytes(HIDDEN_BYTES), samples=span)
 
 
-async def test_a_thawed_replica_asks_before_it_counts(tmp_path: Path) -> None:
+async def test_thawed_replica_asks_before_it_counts(tmp_path: Path) -> None:
     """It freezes with a gradient in its hands. Its caller has not hung up yet, and waits no more."""
     rules = rules_of(2)
     async with (
@@ -152,7 +152,7 @@ async def open_middle(folder: Path) -> AsyncIterator[Middle]:
         yield Middle(replica, caller, last, rules, passes, answers)
 
 
-async def test_who_is_asked_whether_it_has_it_asks_back_before_it_counts(tmp_path: Path) -> None:
+async def test_suspicion_is_confirmed_before_counting(tmp_path: Path) -> None:
     async with open_middle(tmp_path) as middle:
         caller, accounting, began = middle.caller, middle.replica.server.accounting, trio.current_time()
         for span, asks, waits, outcome in (
@@ -175,7 +175,7 @@ async def test_who_is_asked_whether_it_has_it_asks_back_before_it_counts(tmp_pat
         assert (await middle.replica.worker_group.read_gradient()).micro_batches == ("0", str(MICRO))
 
 
-async def test_who_asks_on_and_on_does_not_keep_it_from_being_counted(tmp_path: Path) -> None:
+async def test_repeated_questions_do_not_prevent_counting(tmp_path: Path) -> None:
     """A stranger asks for it whenever it is about to be counted."""
     async with open_middle(tmp_path) as middle, open_impostor(middle.rules, 2, {}, None) as stranger:
         caller, group, peer = middle.caller, middle.rules.groups[1], middle.replica.peer
@@ -192,7 +192,7 @@ async def test_who_asks_on_and_on_does_not_keep_it_from_being_counted(tmp_path: 
         assert caller.asked and middle.outcomes == ["done"]
 
 
-async def test_a_call_is_awaited_if_all_before_us_wait(tmp_path: Path) -> None:
+async def test_still_waiting_needs_all_senders_before(tmp_path: Path) -> None:
     """And only the peer that was called, by the number of its call, is told so."""
     async with open_middle(tmp_path) as middle, open_impostor(middle.rules, 2, {}, None) as stranger:
         peer, last = middle.replica.peer, middle.last
@@ -213,7 +213,7 @@ async def test_a_call_is_awaited_if_all_before_us_wait(tmp_path: Path) -> None:
         assert middle.outcomes == ["done"]
 
 
-async def test_what_is_at_its_backward_is_had(tmp_path: Path) -> None:
+async def test_micro_batch_in_its_backward_is_counted(tmp_path: Path) -> None:
     """Whoever asks is told at once, however long the worker takes."""
     async with open_middle(tmp_path) as middle:
         replica, accounting = middle.replica, middle.replica.server.accounting
@@ -233,7 +233,7 @@ async def test_what_is_at_its_backward_is_had(tmp_path: Path) -> None:
         assert middle.outcomes == ["done"] and accounting.counted == (SPANS[0],)
 
 
-async def test_what_is_thrown_away_is_all_that_the_worker_has_counted(
+async def test_throwing_away_matches_the_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One is at its backward then, and is forgotten with the rest; one comes back meanwhile, and is asked for again."""
@@ -276,7 +276,7 @@ async def test_what_is_thrown_away_is_all_that_the_worker_has_counted(
         assert thrown == [([str(SPANS[0][0])], (SPANS[0],))]
 
 
-async def test_of_two_that_dispatch_the_same_one_counts(tmp_path: Path) -> None:
+async def test_one_of_two_sources_counts(tmp_path: Path) -> None:
     """Whose turn it was asks the other one, once that one has asked for it."""
     rules, came, go_on = rules_of(2), trio.Event(), trio.Event()
 
@@ -306,7 +306,7 @@ async def test_of_two_that_dispatch_the_same_one_counts(tmp_path: Path) -> None:
         assert (quick.server.accounting.counted, slow.server.accounting.counted) == ((SPANS[0],), ())
 
 
-async def test_what_another_source_has_counted_is_awaited_of_whoever_dispatches_it_again(tmp_path: Path) -> None:
+async def test_source_waits_for_a_repeat_counted_elsewhere(tmp_path: Path) -> None:
     """The next stage has lost it since. It takes long over the second copy, asks, and is to count that."""
     rules = rules_of(2)
     issuers: list[Replica] = []

@@ -85,7 +85,7 @@ async def test_synchronous_stages_an_epoch_apart(tmp_path: Path) -> None:
         assert relative(join_flat(MODEL, [first.worker_group.delta, last.worker_group.delta], SPLITS[2]), exact) < 1e-5
 
 
-async def test_local_steps_count_an_epoch_apart_and_tell_of_it(tmp_path: Path) -> None:
+async def test_local_steps_count_an_epoch_apart(tmp_path: Path) -> None:
     rules = rules_of(2)
     async with open_replicas(tmp_path, [1, 1]) as stages, serving(stages, rules):
         first, last = stages[0][0], stages[1][0]
@@ -108,7 +108,7 @@ async def test_local_steps_count_an_epoch_apart_and_tell_of_it(tmp_path: Path) -
         assert len((await last.worker_group.take_gradient()).micro_batches) == 2
 
 
-async def test_a_lost_worker_forgets_and_the_server_says_so(tmp_path: Path) -> None:
+async def test_lost_worker_is_reported(tmp_path: Path) -> None:
     rules = rules_of(2)
     async with open_replicas(tmp_path, [1, 1]) as stages, serving(stages, rules):
         first, last = stages[0][0], stages[1][0]

@@ -131,7 +131,7 @@ def answers(host: Host, rules: PipelineSettings, stage: int, table: Table, body:
     table[host.peer_id] = {"stage": stage, "addresses": list(host.addresses)}
 
 
-async def test_an_answer_that_cannot_be_true_costs_a_retry_and_a_strike(
+async def test_impossible_answer_costs_a_retry_and_a_penalty(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One liar after another, beside an honest replica; whoever is new is tried at once."""
@@ -152,7 +152,7 @@ async def test_an_answer_that_cannot_be_true_costs_a_retry_and_a_strike(
         assert not last.struck()
 
 
-async def test_a_gradient_that_no_stage_can_use_costs_a_retry_or_the_micro_batch_and_nothing_else(
+async def test_unusable_gradient_costs_at_most_the_micro_batch(
     tmp_path: Path,
 ) -> None:
     """Finite, and out of all proportion: the whole stage answers so at first, then one of two replicas."""
@@ -174,7 +174,7 @@ async def test_a_gradient_that_no_stage_can_use_costs_a_retry_or_the_micro_batch
             assert is_idle(replica.worker_group)
 
 
-async def test_who_says_that_it_has_it_and_does_nothing_is_not_followed_for_ever(
+async def test_false_holder_is_ignored_in_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sender, "FOLLOW_S", 0.3)
@@ -196,7 +196,7 @@ async def test_who_says_that_it_has_it_and_does_nothing_is_not_followed_for_ever
         assert len((await last.worker_group.take_gradient()).micro_batches) == 8
 
 
-async def test_who_only_passes_numbers_on_is_not_struck(tmp_path: Path) -> None:
+async def test_forwarded_exaggeration_is_not_penalized(tmp_path: Path) -> None:
     """The last stage exaggerates as much as it may: the one between believes no more than its clock allows."""
     rules = rules_of(3)
     async with (
@@ -221,7 +221,7 @@ async def refused(host: Host, replica: Replica, method: Method[Any, Any], body: 
     assert not replica.seen("bug")
 
 
-async def test_orders_and_questions_that_make_no_sense(tmp_path: Path) -> None:
+async def test_nonsensical_requests_are_refused(tmp_path: Path) -> None:
     rules = rules_of(2, synchronous=True, round_samples=BATCH)
     group, other = rules.groups
     far = 1 << 52
@@ -273,7 +273,7 @@ async def test_orders_and_questions_that_make_no_sense(tmp_path: Path) -> None:
             assert source.dispatching == tuple(sorted(span for _, span in batches))
 
 
-async def test_nothing_is_dispatched_once_more_where_replicas_make_steps_of_their_own(tmp_path: Path) -> None:
+async def test_redispatch_needs_a_synchronous_run(tmp_path: Path) -> None:
     """It would be counted out of turn, and the whole round's work be void."""
     rules = rules_of(2)
     async with (
@@ -287,7 +287,7 @@ async def test_nothing_is_dispatched_once_more_where_replicas_make_steps_of_thei
         assert not first.listener.redispatched
 
 
-async def test_a_feeder_is_asked_for_no_more_than_it_can_read(tmp_path: Path) -> None:
+async def test_feeder_refuses_too_many_samples(tmp_path: Path) -> None:
     """Spans that end before they begin make up for others that are far too long."""
     rules = rules_of(2)
     read: list[Sequence[Range]] = []

@@ -58,7 +58,7 @@ async def check_loss(first: StageMember, epoch: int, weights: list[torch.Tensor]
     assert result.done and result.loss / SETTING.rules.tokens == pytest.approx(loss, rel=1e-5)
 
 
-async def test_a_lost_worker_costs_not_the_weights_of_the_epoch_before(tmp_path: Path) -> None:
+async def test_lost_worker_keeps_the_previous_weights(tmp_path: Path) -> None:
     async with scene_of(tmp_path, SETTING, [1, 1]) as scene:
         with trio.fail_after(300):
             (first,), (last,) = scene.stages
@@ -75,7 +75,7 @@ async def test_a_lost_worker_costs_not_the_weights_of_the_epoch_before(tmp_path:
             assert torch.equal(last.replica.worker_group.outer, moved_weights(1))
 
 
-async def test_what_others_may_have_dispatched_is_dispatched_as_if_for_the_second_time(tmp_path: Path) -> None:
+async def test_possible_repeats_are_marked(tmp_path: Path) -> None:
     """Only who has worked on the round before knows that a sample is new: not who has just taken the seat, and nobody
     after a regroup, which begins the same round again."""
     async with scene_of(tmp_path, SETTING, [1, 1]) as scene:
@@ -111,7 +111,7 @@ async def test_what_others_may_have_dispatched_is_dispatched_as_if_for_the_secon
             assert await issued_after(head_of(first, 1, START[0], members)) == [(new, True)]
 
 
-async def test_where_all_were_restarted_the_present_weights_must_do(tmp_path: Path) -> None:
+async def test_orphaned_weights_stand_in_for_the_previous(tmp_path: Path) -> None:
     """The last stage is one commit further, and of those that made it nobody is left: the first stage would wait for
     ever."""
     async with scene_of(tmp_path, SETTING, [1, 1]) as scene:

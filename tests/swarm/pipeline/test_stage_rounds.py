@@ -32,7 +32,7 @@ STEPS = 5
         pytest.param(SparseLocoConfig(steps=4), CodecConfig(), id="sparseloco", marks=pytest.mark.soak),
     ],
 )
-async def test_replicas_of_a_stage_are_the_same_bits_after_every_commit(
+async def test_replicas_are_bit_identical_after_every_commit(
     tmp_path: Path, outer: Any, codec: CodecConfig
 ) -> None:
     """Local steps, two replicas of each stage."""
@@ -52,7 +52,7 @@ def at_work(members: list[StageMember]) -> list[StageMember]:
     return [member for member in members if member.heads and member.replica.server.accounting.counted]
 
 
-async def test_a_lost_worker_costs_no_commit_and_counts_nothing_twice(tmp_path: Path) -> None:
+async def test_lost_worker_costs_no_commit(tmp_path: Path) -> None:
     """Local steps; the worker of a replica of each stage dies in the middle."""
     rounds = 3
     async with scene_of(tmp_path, Setting(2, DilocoConfig(steps=4), rounds), [2, 2]) as scene:
@@ -66,7 +66,7 @@ async def test_a_lost_worker_costs_no_commit_and_counts_nothing_twice(tmp_path: 
 
 
 @pytest.mark.parametrize("gone", [False, True], ids=["stays", "is-gone"])
-async def test_a_stage_that_counted_all_in_the_round_before_its_last_finishes(
+async def test_stage_ahead_of_its_last_round_finishes(
     tmp_path: Path, gone: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its plan was late by a round of the first stage, which finishes the run, and may then be gone."""
@@ -91,7 +91,7 @@ async def test_a_stage_that_counted_all_in_the_round_before_its_last_finishes(
                 assert before.ledger.cursor == first.heads[-1].ledger.cursor, "it has counted all"
 
 
-async def test_a_stage_that_lost_what_it_counted_in_its_last_round_finishes(tmp_path: Path) -> None:
+async def test_stage_that_lost_its_last_samples_finishes(tmp_path: Path) -> None:
     async with scene_of(tmp_path, Setting(2, DilocoConfig(steps=4), rounds=1), [1, 1]) as scene:
         with trio.fail_after(300):
             (first,), (last,) = scene.stages
@@ -115,7 +115,7 @@ async def heard_of_the_end(scene: Scene, rounds: int) -> None:
     await until(lambda: all(member.trainer.has_run_dry(rounds) for member in scene.stages[1]))
 
 
-async def test_only_rounds_that_the_first_stage_may_have_left_behind_can_have_nothing(tmp_path: Path) -> None:
+async def test_only_the_last_rounds_can_run_dry(tmp_path: Path) -> None:
     """Whatever records say of the first stage; and that one is assigned what it does."""
     rounds = 4
     async with scene_of(tmp_path, Setting(2, DilocoConfig(steps=4), rounds), [1, 1]) as scene:
@@ -127,7 +127,7 @@ async def test_only_rounds_that_the_first_stage_may_have_left_behind_can_have_no
             assert not first.trainer.has_run_dry(rounds)
 
 
-async def test_who_hears_of_a_plan_when_it_is_to_be_over_hands_in_what_there_is(tmp_path: Path) -> None:
+async def test_late_plan_submits_what_there_is(tmp_path: Path) -> None:
     async with scene_of(tmp_path, Setting(2, DilocoConfig(steps=4), rounds=9), [1, 1]) as scene:
         with trio.fail_after(300):
             (member,) = scene.stages[1]
@@ -143,7 +143,7 @@ async def test_who_hears_of_a_plan_when_it_is_to_be_over_hands_in_what_there_is(
 # -- synchronous -----------------------------------------------------------------------------------------------------
 
 
-async def test_synchronous_batches_are_one_process(tmp_path: Path) -> None:
+async def test_synchronous_batches_equal_one_process(tmp_path: Path) -> None:
     setting = Setting(3, AllReduceConfig(batch=BATCH), STEPS)
     async with scene_of(tmp_path, setting, [2, 2, 1]) as scene:
         with trio.fail_after(300):
@@ -154,7 +154,7 @@ async def test_synchronous_batches_are_one_process(tmp_path: Path) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("stage", [0, 1])
-async def test_so_they_are_where_a_worker_dies_in_the_middle(tmp_path: Path, stage: int) -> None:
+async def test_synchronous_batches_survive_a_lost_worker(tmp_path: Path, stage: int) -> None:
     setting = Setting(2, AllReduceConfig(batch=BATCH), STEPS)
     async with scene_of(tmp_path, setting, [2, 2]) as scene:
         with trio.fail_after(300):
@@ -168,5 +168,5 @@ async def test_so_they_are_where_a_worker_dies_in_the_middle(tmp_path: Path, sta
             check_one_process(scene, STEPS)
 
 
-async def test_so_they_are_where_a_replica_is_killed_in_the_middle(tmp_path: Path) -> None:
+async def test_synchronous_batches_survive_a_killed_replica(tmp_path: Path) -> None:
     await check_a_kill(tmp_path, [2, 2], 1, STEPS)
