@@ -1,4 +1,4 @@
-"""What counts: at most once in a group for ever, whatever is retried, lost, merged or left out."""
+"""A micro-batch counts at most once in a group, through retries, losses and merges."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def span(k: int) -> Range:
 
 
 def counted(accounting: SampleAccounting, k: int, epoch: int = 0) -> bool:
-    """Whether a micro-batch that came in `epoch` was counted."""
+    """Return whether a micro-batch that came in `epoch` was counted."""
     if accounting.verdict(span(k), epoch) != "count" or not accounting.begin(span(k), epoch):
         return False
     accounting.done(span(k))
@@ -115,10 +115,10 @@ class Round:
         self.merged: list[Range] = []
 
     def commit(self) -> None:
-        """As a leader does: whoever overlaps with those before is left out."""
+        """Merge as a leader does: a contribution that overlaps with earlier ones is left out."""
         chosen: dict[str, tuple[Range, ...]] = {}
         for k, ranges in self.contributions.items():
-            assert self.head.ledger.is_free(ranges), "of such a contribution nobody believes a word"
+            assert self.head.ledger.is_free(ranges), "such a contribution is refused"
             if not overlaps({**chosen, str(k): ranges}) and ranges:
                 chosen[str(k)] = ranges
         consumed = list(chosen.values())

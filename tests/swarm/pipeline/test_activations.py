@@ -1,4 +1,4 @@
-"""Hidden states as bytes: exact sizes, stated errors, and nothing malformed or infinite gets through."""
+"""Hidden states as bytes: exact sizes, bounded errors, malformed or infinite data refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ SHAPES = [(1, 1, 32), (2, 16, 32), (3, 7, 100), (4, 128, 256)]  # the last goes 
 
 
 def size_of(activations: Activations, n: int) -> int:
-    """Derived anew: int8 has 4 bytes a block of 256, int4 2 bytes a block of 128 and half a byte a value, padded."""
+    """Derived independently: int8 has 4 bytes a block of 256, int4 2 bytes a block of 128 and half a byte a value,
+    padded."""
     if activations == "int8":
         return n + 4 * -(-n // 256)
     if activations == "int4":

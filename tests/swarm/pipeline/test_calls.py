@@ -1,4 +1,4 @@
-"""Micro-batches through replicas over real sockets: the gradients are the whole model's, and nobody can spoil them."""
+"""Micro-batches through replicas over real sockets: the gradients are the whole model's, and no peer can spoil them."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ pytestmark = [
 
 
 async def gradient_of(stages: list[list[Replica]]) -> tuple[torch.Tensor, list[int]]:
-    """The mean gradient of the whole model over all that the replicas of each stage counted, and the micro-batches
-    each stage counted; then begun anew."""
+    """Take the mean gradient of the whole model over all that the replicas of each stage counted, and the number of
+    micro-batches that each stage counted."""
     sums, counted = [], []
     for replicas in stages:
         total, tokens, seen = torch.zeros_like(replicas[0].worker_group.delta), 0, []
@@ -66,7 +66,7 @@ async def gradient_of(stages: list[list[Replica]]) -> tuple[torch.Tensor, list[i
 
 
 async def test_gradients_equal_the_whole_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S = 3 with 1, 2 and 2 replicas. fp32 exactly, then with coded activations: the mean error of a sum of 20."""
+    """Three stages with 1, 2 and 2 replicas. fp32 exactly, then coded activations: the mean error of a sum of 20."""
     without_haste(monkeypatch)
     async with open_replicas(tmp_path, [1, 2, 2]) as stages:
         for turn, (activations, bound) in enumerate((("none", 1e-5), ("fp16", 1e-3), ("int8", 0.05), ("int4", 0.6))):
@@ -85,7 +85,7 @@ async def test_gradients_equal_the_whole_models(tmp_path: Path, monkeypatch: pyt
 
 
 async def test_bad_input_is_refused(tmp_path: Path) -> None:
-    """Whoever sends nonsense is told so and struck; who only stands elsewhere is not."""
+    """A peer that sends nonsense is told so and penalized; one that is only in another epoch or group is not."""
     rules = rules_of(2, activations="int8", hold_s=0.2)
     async with open_replicas(tmp_path, [1, 1]) as stages, serving(stages, rules) as table:
         first, last = stages[0][0], stages[1][0]
@@ -185,10 +185,8 @@ async def test_garbage_gradient_costs_a_retry_and_a_penalty(tmp_path: Path, monk
         assert set(first.struck()) == {one.peer_id, two.peer_id}
 
 
-async def test_last_evaluation_is_given_up_without_a_stage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """First the last of three stages is gone, then the one before it as well: it waits for neither to come back."""
+async def test_last_evaluation_is_given_up_without_a_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """First the last of three stages is gone, then the one before it as well. Stage 0 waits for neither."""
     rules = rules_of(3)
 
     async def held_out() -> list[torch.Tensor]:
@@ -218,7 +216,7 @@ async def test_last_evaluation_is_given_up_without_a_stage(
 
 
 async def test_downstream_retries_are_reported_on_refusal(tmp_path: Path) -> None:
-    """The two replicas of the last stage refuse it, one after the other."""
+    """Both replicas of the last stage refuse the micro-batch, one after the other."""
     rules = rules_of(3)
 
     async def refuse(request: ForwardRequest, payload: memoryview) -> tuple[ForwardReply, bytes]:
@@ -238,8 +236,7 @@ async def test_downstream_retries_are_reported_on_refusal(tmp_path: Path) -> Non
 
 
 async def test_slow_replica_gets_little_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes one micro-batch at a time, as long as the other replica takes for four, and says busy to others: work
-    flows around it."""
+    """It takes one micro-batch at a time, four times as long as the other replica, and says busy to further ones."""
     without_haste(monkeypatch)
     rules = rules_of(2)
     at_once, most, served = 0, 0, 0

@@ -1,4 +1,4 @@
-"""What a feeder says of itself: for whom it has read, and how much."""
+"""The event of a feeder: for which peers it has read, and how much."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wiring: shares follow speeds, newcomers get one probe, failures cost weight at once and probing restores it."""
+"""The router: shares follow speeds, new replicas get one probe, failures cost weight and probing restores it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from swarm.pipeline.router import ReplicaRouter, RouterConfig
 def drive(
     router: ReplicaRouter, seconds: Mapping[str, float], count: int, start_s: float = 0.0
 ) -> tuple[Counter[str], float]:
-    """Send `count` micro-batches one after another to replicas that take `seconds` each: (choices, time afterwards)."""
+    """Send `count` micro-batches one after another to replicas that take `seconds` each; return choices and end
+    time."""
     chosen: Counter[str] = Counter()
     now_s = start_s
     for index in range(count):
@@ -31,7 +32,7 @@ def drive(
 
 
 def wired(seconds: Mapping[str, float], config: RouterConfig | None = None) -> tuple[ReplicaRouter, float]:
-    """A wiring that has measured every replica."""
+    """Return a router that has measured every replica."""
     router = ReplicaRouter(0, config)
     router.update(seconds, 0.0)
     _, now_s = drive(router, seconds, 20 * len(seconds))
@@ -159,14 +160,14 @@ def test_overdue_replica_is_a_second_choice() -> None:
     router.sent("frozen", "stuck", now_s)
     late_s = now_s + router.config.overdue * 1.0 + 0.1
     assert {router.choose(late_s) for _ in range(10)} == {"b"}
-    assert router.choose(late_s, exclude=["b"]) == "frozen"  # better than nobody
+    assert router.choose(late_s, exclude=["b"]) == "frozen"  # better than none
 
 
 def test_replica_that_left_is_forgotten() -> None:
     router, now_s = wired({"a": 1.0, "b": 1.0})
     router.sent("a", 1, now_s)
     router.update(["b"], now_s)
-    router.succeeded("a", 1, now_s)  # late news of it hurts nobody
+    router.succeeded("a", 1, now_s)  # late news of it does no harm
     router.failed("a", 1, now_s)
     assert router.replicas == ("b",) and router.choose(now_s) == "b"
 

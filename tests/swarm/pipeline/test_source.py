@@ -1,4 +1,4 @@
-"""Who issues micro-batches, with the text of feeders where there are any."""
+"""The source of micro-batches, and its text from feeders."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def read(spans: Sequence[Range]) -> torch.Tensor:
 
 
 class Local:
-    """The corpus of the one who asks; notes what it was asked for."""
+    """The local corpus; notes what was read from it."""
 
     def __init__(self) -> None:
         self.read: list[Range] = []
@@ -87,8 +87,8 @@ async def test_feeders_rotate_and_local_text_is_the_fallback(monkeypatch: pytest
         serve(wrong_ids, torch.full((MICRO, SEQ + 1), MODEL.vocab_size))
         serve(too_few, torch.zeros(MICRO, SEQ, dtype=torch.int64))
         struck: list[str] = []
-        local, everybody = Local(), [host.peer_id for host in (good, gone, wrong_ids, too_few)]
-        source = RemoteTokens(me, RULES, lambda: everybody, local)
+        local, feeders = Local(), [host.peer_id for host in (good, gone, wrong_ids, too_few)]
+        source = RemoteTokens(me, RULES, lambda: feeders, local)
         with me.events.subscribed(
             lambda event: struck.append(str(event.fields["peer"])) if event.name == "peer_penalized" else None
         ):
@@ -148,7 +148,7 @@ async def test_scattered_samples_fit_into_one_answer() -> None:
 @pytest.mark.process
 @pytest.mark.skipif(sys.platform != "linux", reason="stages run in worker processes, supervised through /proc")
 async def test_refused_micro_batch_is_given_up_and_reported(tmp_path: Path) -> None:
-    """The last stage has come to grief: all that it computes is NaN."""
+    """All that the last stage computes is NaN."""
     async with open_replicas(tmp_path, [1, 1]) as stages:
         first, last = stages[0][0], stages[1][0]
         last.worker_group.outer.fill_(1e15)
@@ -207,7 +207,7 @@ async def test_source_dispatches_and_reports(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.process
 @pytest.mark.skipif(sys.platform != "linux", reason="stages run in worker processes, supervised through /proc")
 async def test_last_progress_event_is_complete(tmp_path: Path) -> None:
-    """A seat is left while micro-batches are under way, some of a round and some issued again."""
+    """The stage is left while micro-batches are in flight, some of a round and some redispatched."""
     async with open_replicas(tmp_path, [1, 1]) as stages:
         first = stages[0][0]
         async with first.serving(RULES, {}):
@@ -223,7 +223,7 @@ async def test_last_progress_event_is_complete(tmp_path: Path) -> None:
                     async with trio.open_nursery() as round_:
                         async with source.open():
                             round_.start_soon(source.dispatch, [(0, 8)])
-                            await waits.wait()  # nobody serves the next stage
+                            await waits.wait()  # the next stage has no replica
                             source.redispatch([(20, 24)])
                             while source.totals.dispatched < WINDOW_MIN + 2:
                                 await trio.sleep(0.01)

@@ -1,5 +1,4 @@
-"""A synchronous stage that is an epoch ahead of the others has the weights of the epoch before for them, or the next
-best."""
+"""A synchronous stage an epoch ahead of the others keeps the previous weights for them, or a substitute."""
 
 from __future__ import annotations
 
@@ -38,20 +37,20 @@ def moved_weights(stage: int) -> torch.Tensor:
 
 
 def head_of(member: StageMember, number: int, weights: torch.Tensor, members: tuple[Member, ...]) -> Head:
-    """Of that round; the name of its state is made up of its weights."""
+    """Return a head of that round; its state hash is made up from the weights."""
     name = f"{float(weights.double().sum()):.12f}".encode().ljust(32)[:32]
     head, ledger = member.engine.head, Ledger(cursor=number * BATCH)
     return msgspec.structs.replace(head, round=number, state_hash=name, members=members, ledger=ledger)
 
 
 async def settled(member: StageMember, head: Head) -> None:
-    """Its worker has the weights of `head`."""
+    """Wait until its worker has the weights of `head`."""
     trainer = member.trainer
     await until(lambda: trainer.head == head and trainer._adoption is None and not trainer._is_lost())
 
 
 async def check_loss(first: StageMember, epoch: int, weights: list[torch.Tensor]) -> None:
-    """A micro-batch dispatched for that epoch goes through these weights."""
+    """Check that a micro-batch dispatched for `epoch` goes through these weights."""
     tokens = tokens_of((epoch * BATCH, epoch * BATCH + MICRO))
     result = await first.replica.source.dispatch_one((epoch * BATCH, epoch * BATCH + MICRO), tokens, epoch=epoch)
     loss, _ = whole_gradient(MODEL, join_flat(MODEL, weights, SPLITS[2]), [tokens])
@@ -107,7 +106,7 @@ async def test_possible_repeats_are_marked(tmp_path: Path) -> None:
             assert await issued_after(head.regrouped(members, head.term + 1)) == [(everything, True)]
             new = (BATCH, 2 * BATCH)
             assert await issued_after(head_of(first, 1, START[0], members)) == [(new, False)]
-            first.trainer._worked_on = None  # as of who has just come
+            first.trainer._worked_on = None  # as at a new replica
             assert await issued_after(head_of(first, 1, START[0], members)) == [(new, True)]
 
 

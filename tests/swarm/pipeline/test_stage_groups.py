@@ -1,4 +1,4 @@
-"""A pipeline stage's group with scripted trainers: what it does where replicas have counted the same, or nothing."""
+"""A stage's group with scripted trainers: replicas that have counted the same samples, or none."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def unused(peer: str, first_step: int, assignment: Assignment) -> torch.Tensor:
 
 
 def scripted(member: StageReplica, number: int, script: Script) -> None:
-    """Its trainer counts what `script(number, order)` says, and learns something of it."""
+    """Let the member's trainer count what `script(number, order)` says."""
 
     async def train(order: TrainRequest) -> TrainResult:
         await trio.lowlevel.checkpoint()
@@ -62,7 +62,7 @@ async def running(
     timeouts: type[AdaptiveTimeouts] = Patient,
     to_the_end: bool = True,
 ) -> AsyncIterator[list[StageReplica]]:
-    """A group that has committed `rounds` rounds by the end of the block, or is broken off there."""
+    """Run a group that commits `rounds` rounds by the end of the block, or is cancelled there."""
     with trio.fail_after(300):
         async with AsyncExitStack() as stack:
             group = await stack.enter_async_context(open_group(folder, NUMEL, "fp32", rounds, members))
@@ -143,7 +143,7 @@ async def test_one_dry_member_is_no_majority(tmp_path: Path) -> None:
 
 
 async def test_late_member_is_told_of_the_plans_end(tmp_path: Path) -> None:
-    """And does not begin what nobody waits for."""
+    """It does not begin work that no member waits for."""
     missed: list[str] = []
     told, cut_short = trio.Event(), trio.Event()
 
@@ -174,7 +174,7 @@ async def test_late_member_is_told_of_the_plans_end(tmp_path: Path) -> None:
 
 
 async def test_overlapping_batch_is_gathered_again(tmp_path: Path) -> None:
-    """Two have counted the same at first: the plan is given up, and one of them is to forget it."""
+    """Two have counted the same at first: the plan is given up, and one of them forgets it."""
     told_anew: list[int] = []
 
     async def script(number: int, order: TrainRequest) -> tuple[Range, ...]:
@@ -196,7 +196,7 @@ async def test_overlapping_batch_is_gathered_again(tmp_path: Path) -> None:
 
 
 async def test_leader_ends_the_round_when_all_is_gathered(tmp_path: Path) -> None:
-    """Synchronous: whoever has handed in early is waited with, however long the others take."""
+    """Synchronous: an early submission does not end the round, however long the others take."""
     gathered, cut_short = trio.Event(), [trio.Event() for _ in range(3)]
 
     async def script(number: int, order: TrainRequest) -> tuple[Range, ...]:
@@ -222,7 +222,7 @@ async def test_leader_ends_the_round_when_all_is_gathered(tmp_path: Path) -> Non
 
 
 async def test_member_outside_the_plan_is_asked(tmp_path: Path) -> None:
-    """It did not answer in time, but goes on counting. Whose word has turned out to be worth nothing is not asked."""
+    """It did not answer in time, but goes on counting. A member with a false claim is not asked."""
     async with open_group(tmp_path, NUMEL, "fp32", 1, 1) as group, group.join(unused) as member:
         planned, left_out, liar = members = tuple(Member(name, "s") for name in ("a", "b", "c"))
         round_state = RoundState(group.genesis().regrouped(members, 1), planned)
@@ -244,7 +244,8 @@ async def test_member_outside_the_plan_is_asked(tmp_path: Path) -> None:
 
 
 async def test_joiner_with_samples_enters_the_next_plan(tmp_path: Path) -> None:
-    """It missed a commit, and counted before the others knew that it is back: nobody else will count what it has."""
+    """It missed a commit, and counted before the others knew that it is back: no other replica will count what it
+    has."""
     cut_short = [trio.Event() for _ in range(3)]
 
     async def script(number: int, order: TrainRequest) -> tuple[Range, ...]:
@@ -283,8 +284,8 @@ async def test_joiner_with_samples_enters_the_next_plan(tmp_path: Path) -> None:
 
 
 async def test_leader_that_never_ends_a_round_is_replaced(tmp_path: Path) -> None:
-    """Synchronous: whoever leads the third round goes on gathering for ever. That takes an hour by the plan, and a few
-    seconds by what a batch usually takes."""
+    """Synchronous: the leader of the third round never stops gathering. The plan allows an hour; a batch usually takes
+    a few seconds."""
     schedule = dataclasses.replace(SYNCHRONOUS, compute_s_max=3600.0)
     cut_short = [trio.Event() for _ in range(3)]
     broken: list[int] = []

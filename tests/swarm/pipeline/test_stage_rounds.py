@@ -1,4 +1,4 @@
-"""Groups of a pipeline's stages over real sockets with real workers: what they commit, whatever is lost on the way."""
+"""Groups of a pipeline's stages over real sockets with real workers: what they commit after losses."""
 
 from __future__ import annotations
 
@@ -32,9 +32,7 @@ STEPS = 5
         pytest.param(SparseLocoConfig(steps=4), CodecConfig(), id="sparseloco", marks=pytest.mark.soak),
     ],
 )
-async def test_replicas_are_bit_identical_after_every_commit(
-    tmp_path: Path, outer: Any, codec: CodecConfig
-) -> None:
+async def test_replicas_are_bit_identical_after_every_commit(tmp_path: Path, outer: Any, codec: CodecConfig) -> None:
     """Local steps, two replicas of each stage."""
     rounds = 3
     async with scene_of(tmp_path, Setting(2, outer, rounds, codec), [2, 2]) as scene:
@@ -48,7 +46,7 @@ async def test_replicas_are_bit_identical_after_every_commit(
 
 
 def at_work(members: list[StageMember]) -> list[StageMember]:
-    """Those with something to lose."""
+    """Return the members with something to lose."""
     return [member for member in members if member.heads and member.replica.server.accounting.counted]
 
 
@@ -69,8 +67,8 @@ async def test_lost_worker_costs_no_commit(tmp_path: Path) -> None:
 async def test_stage_ahead_of_its_last_round_finishes(
     tmp_path: Path, gone: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its plan was late by a round of the first stage, which finishes the run, and may then be gone."""
-    without_haste(monkeypatch)  # who is late has counted all the same, and one of the two is left out
+    """Its plan was late by a round of stage 0, which finishes the run and may then be gone."""
+    without_haste(monkeypatch)  # a late replica counts the same sample as another, and one of the two is left out
     rounds = 2
     async with scene_of(tmp_path, Setting(2, DilocoConfig(steps=4), rounds), [1, 2]) as scene:
         with trio.fail_after(300):
@@ -105,7 +103,7 @@ async def test_stage_that_lost_its_last_samples_finishes(tmp_path: Path) -> None
 
 
 async def all_read(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every later replica has looked once more for what the first stage says."""
+    """Wait until every later replica has read again what stage 0 says."""
     reads, look = list[int | None](), stage_members._first_round
     monkeypatch.setattr(stage_members, "_first_round", lambda table: reads.append(look(table)) or reads[-1])
     await until(lambda: len(reads) >= 2 * len(scene.stages[1]))  # all look equally often
@@ -116,7 +114,7 @@ async def heard_of_the_end(scene: Scene, rounds: int) -> None:
 
 
 async def test_only_the_last_rounds_can_run_dry(tmp_path: Path) -> None:
-    """Whatever records say of the first stage; and that one is assigned what it does."""
+    """Records about stage 0 cannot change this; stage 0 itself never runs dry."""
     rounds = 4
     async with scene_of(tmp_path, Setting(2, DilocoConfig(steps=4), rounds), [1, 1]) as scene:
         with trio.fail_after(300):

@@ -1,4 +1,4 @@
-"""The issuer's window on paths with one narrow place: wide enough to fill it, and no wider than that is worth."""
+"""The source's window on paths with one bottleneck: wide enough to fill it, and not much wider."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_bottleneck_is_busy_without_a_queue(device: bool, rest_s: float) -> None
 
 
 def test_window_stays_stable() -> None:
-    """Every micro-batch waits for the link behind others of ours, and is not taken for a longer path."""
+    """Every micro-batch waits for the link behind others of ours; that must not look like a longer path."""
     window = Window(LEAST, 64)
     rate, sizes = through(window, 5000, 0.1, 0.3, device=False)
     assert rate > 0.98 / 0.1

@@ -1,4 +1,4 @@
-"""Rebalancing: predicted throughput never falls, nobody moves to and fro, all peers agree, moves are bounded."""
+"""Rebalancing: predicted throughput never falls, no peer moves back and forth, all peers agree, moves are bounded."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def load(peer: int | str, stage: int, speed: float = 1.0, **more: float) -> Peer
 
 
 def even(*replicas: int, state_bytes: float = 1e9) -> LoadView:
-    """Equal peers and stages: so many replicas in each."""
+    """Return equal peers and stages, with so many replicas in each."""
     stages = [StageCost(1.0, state_bytes)] * len(replicas)
     peers = [stage for stage, count in enumerate(replicas) for _ in range(count)]
     return LoadView.of(LATER_S, stages, [load(i, stage) for i, stage in enumerate(peers)])
@@ -45,7 +45,7 @@ def views(draw: st.DrawFn, stages_max: int = 5, peers_max: int = 24) -> LoadView
 
 
 def after(view: LoadView, moves: tuple[Move, ...], later_s: float, in_flight_s: float = 0.0) -> LoadView:
-    """The view once the movers have announced themselves."""
+    """Return the view once the movers have announced their moves."""
     going = {move.peer: move for move in moves}
     return LoadView.of(
         view.now_s + later_s,
@@ -67,7 +67,7 @@ def test_starved_stage_gets_a_peer_from_the_fastest() -> None:
 
 def test_balanced_swarm_stays() -> None:
     assert decide(even(3, 3, 3)) == ()
-    assert decide(even(4, 3, 3)) == ()  # the odd one helps nobody
+    assert decide(even(4, 3, 3)) == ()  # the odd one helps no stage
     assert decide(even(1, 1)) == ()  # the last replica of a stage never leaves
     assert decide(even(2, 0, 0)) == ()  # one empty stage fewer, and still nothing runs
     assert decide(LoadView.of(0.0, [StageCost(1.0)], [load(0, 0)])) == ()
@@ -75,10 +75,10 @@ def test_balanced_swarm_stays() -> None:
 
 
 def test_empty_stage_does_not_wait_for_other_moves() -> None:
-    """Who cannot arrive while nothing is trained would block everybody."""
+    """A peer that cannot arrive while nothing is trained would block all moves."""
     view = even(3, 2, 2)
     elsewhere = after(view, (Move("p000", 0, 1, 1.0),), 30.0, in_flight_s=300.0)
-    assert decide(elsewhere) == (), "no hurry"
+    assert decide(elsewhere) == (), "no stage is empty"
     lost = LoadView.of(elsewhere.now_s, view.stages, [p for p in elsewhere.peers if p.stage != 2])
     (move,) = decide(lost)
     assert move.target == 2 and move.peer != "p000"
@@ -172,7 +172,7 @@ def test_predicted_throughput_never_falls_and_no_stage_is_emptied(view: LoadView
     assume(moves)
     before, then = view.throughputs(), after(view, moves, 60.0).throughputs()
     assert min(then) >= min(before)
-    assert sorted(then) > sorted(before)  # the poorest first: what makes moving to and fro impossible
+    assert sorted(then) > sorted(before)  # the slowest first; this makes moves back and forth impossible
     during = list(before)
     for move in moves:
         mover = next(p for p in view.peers if p.peer == move.peer)
@@ -214,7 +214,7 @@ def test_same_records_give_the_same_decision(view: LoadView, random: Random) -> 
 @settings(deadline=None, max_examples=100)
 @given(views(peers_max=16), st.integers(0, 15))
 def test_moves_are_bounded_by_the_number_of_views(view: LoadView, missing: int) -> None:
-    """Some have not read one record yet; each acts only on a decision that names itself."""
+    """Some peers have not read one record yet; each carries out only its own move."""
     stale = LoadView.of(view.now_s, view.stages, [p for i, p in enumerate(view.peers) if i != missing])
     starting = {m.peer for held in (view, stale) for m in decide(held)}
     assert len(starting) <= 2
@@ -226,7 +226,7 @@ def test_moves_are_bounded_by_the_number_of_views(view: LoadView, missing: int) 
 
 
 def test_moves_under_churn_are_bounded() -> None:
-    """Half an hour: every half minute somebody leaves or joins and all speeds are measured anew."""
+    """Half an hour: every half minute a peer leaves or joins, and all speeds are measured again."""
     random = Random(7)
     view, moves_made, events = even(5, 5, 5), 0, 0
     for step in range(180):

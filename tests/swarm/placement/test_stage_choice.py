@@ -1,4 +1,4 @@
-"""Which stage a peer takes, and whether it moves: pure functions of everybody's records."""
+"""Which stage a peer takes, and whether it moves: pure functions of all records."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ def record(stage: int, **changes: object) -> MemberRecord:
     return MemberRecord(**{**fields, **changes})  # type: ignore[arg-type]
 
 
-def newcomer(peer: str = "me", memory_bytes: float = math.inf) -> PeerLoad:
+def joiner(peer: str = "me", memory_bytes: float = math.inf) -> PeerLoad:
     return PeerLoad(peer, -1, 0.0, memory_bytes=memory_bytes)
 
 
 def moves(records: dict[str, MemberRecord], now_s: float = NOW) -> dict[str, int]:
-    """Who would start to move, and where to, if everybody read these records."""
+    """Return the moves that would start if all peers read these records."""
     found = {peer: Mover(peer, COSTS).due(records, now_s) for peer in records}
     return {peer: move.target for peer, move in found.items() if move is not None}
 
 
 def test_joiner_takes_the_slowest_stage() -> None:
     records = {"a": record(0), "b": record(1), "c": record(2), "d": record(0), "e": record(2)}
-    assert stage_to_take(newcomer(), records, COSTS, NOW, kept=()) == 1
+    assert stage_to_take(joiner(), records, COSTS, NOW, kept=()) == 1
 
 
 @settings(deadline=None)
@@ -64,7 +64,7 @@ def test_concurrent_joiners_spread_out(peers: list[str]) -> None:
     chosen = []
     for peer in peers:
         others = {other: seen for other, seen in records.items() if other != peer}
-        stage = stage_to_take(newcomer(peer), others, COSTS, NOW, kept=())
+        stage = stage_to_take(joiner(peer), others, COSTS, NOW, kept=())
         assert stage is not None
         chosen.append(stage)
     counts = [chosen.count(stage) for stage in range(3)]
@@ -73,15 +73,15 @@ def test_concurrent_joiners_spread_out(peers: list[str]) -> None:
 
 def test_restarted_peer_prefers_its_old_empty_stage() -> None:
     records = {"a": record(0), "b": record(2, service_s=10.0)}
-    assert stage_to_take(newcomer(), records, COSTS, NOW, kept=(1,)) == 1
-    assert stage_to_take(newcomer(), records, COSTS, NOW, kept=(0,)) == 1, "its own is held: where it is worth most"
-    assert stage_to_take(newcomer(), {}, COSTS, NOW, kept=(2, 0)) == 2, "the one it held last"
+    assert stage_to_take(joiner(), records, COSTS, NOW, kept=(1,)) == 1
+    assert stage_to_take(joiner(), records, COSTS, NOW, kept=(0,)) == 1, "its own is held: where it is worth most"
+    assert stage_to_take(joiner(), {}, COSTS, NOW, kept=(2, 0)) == 2, "the one it held last"
 
 
 def test_too_large_stage_is_not_taken() -> None:
     costs = (StageCost(100.0, 0.0, 10.0), StageCost(100.0, 0.0, 99.0))
-    assert stage_to_take(newcomer(memory_bytes=50.0), {"a": record(0)}, costs, NOW, kept=(1,)) == 0
-    assert stage_to_take(newcomer(memory_bytes=5.0), {"a": record(0)}, costs, NOW, kept=()) is None
+    assert stage_to_take(joiner(memory_bytes=50.0), {"a": record(0)}, costs, NOW, kept=(1,)) == 0
+    assert stage_to_take(joiner(memory_bytes=5.0), {"a": record(0)}, costs, NOW, kept=()) is None
 
 
 def test_feeders_and_the_coordinator_are_no_replicas() -> None:
@@ -119,8 +119,8 @@ def test_mover_returns_if_its_old_stage_is_lost() -> None:
     assert not should_return("c", records, NOW + 11), "it has arrived"
     assert not should_return("a", records, NOW)
     assert [p for p in "ce" if should_return(p, records | {"e": record(2, **away)}, NOW)] == ["c"], "one of several"
-    assert not should_return("c", records | {"f": record(1, source=2, ready_at=NOW + 9)}, NOW), "somebody comes"
-    assert not should_return("c", {"c": records["c"], "d": record(2)}, NOW), "nobody serves where it goes to, either"
+    assert not should_return("c", records | {"f": record(1, source=2, ready_at=NOW + 9)}, NOW), "another peer comes"
+    assert not should_return("c", {"c": records["c"], "d": record(2)}, NOW), "its new stage has no replica, either"
 
 
 def test_slow_stage_gets_one_peer_a_period() -> None:
@@ -133,7 +133,7 @@ def test_slow_stage_gets_one_peer_a_period() -> None:
     began = math.ceil(NOW / period_s) * period_s
     assert mover.due(records, began) is not None
     assert mover.due(records, began + period_s / 2) is None, "decided already"
-    assert any(mover.due(records, began + k * period_s) for k in range(1, 50)), "not for ever"
+    assert any(mover.due(records, began + k * period_s) for k in range(1, 50)), "not without end"
     fresh = {peer: record(seen.stage, since=NOW - 10) for peer, seen in records.items()}
     assert moves(fresh) == {}
 
@@ -173,7 +173,7 @@ def under_way(since: float, **changes: object) -> MemberRecord:
 
 
 def awake(*peers: str) -> float:
-    """A time in whose period none of these rests."""
+    """Return a time in whose period none of these peers rests."""
     period_s = RebalanceConfig().period_s(len(peers))
     first = math.ceil(NOW / period_s)
     return next(k * period_s for k in range(first, first + 50) if not any(is_resting(peer, k) for peer in peers))
@@ -221,7 +221,7 @@ WITH_TEXT = (StageCost(100.0, 1e6, 10.0, needs_text=True), COSTS[1], COSTS[2])
 
 
 def test_peer_without_text_takes_a_later_stage() -> None:
-    reader, other = newcomer(), replace(newcomer(), has_text=False)
+    reader, other = joiner(), replace(joiner(), has_text=False)
     records = {"b": record(1), "c": record(2)}
     assert stage_to_take(reader, records, WITH_TEXT, NOW, kept=()) == 0
     assert stage_to_take(other, records, WITH_TEXT, NOW, kept=()) in (1, 2)
@@ -231,7 +231,7 @@ def test_peer_without_text_takes_a_later_stage() -> None:
 
 def test_joiner_without_a_fitting_stage_is_told_why() -> None:
     costs = (StageCost(100.0, 0.0, 1e9, needs_text=True), StageCost(100.0, 0.0, 4e9))
-    small, other = newcomer(memory_bytes=5e8), replace(newcomer(memory_bytes=2e9), has_text=False)
+    small, other = joiner(memory_bytes=5e8), replace(joiner(memory_bytes=2e9), has_text=False)
     for me in (small, other):
         assert stage_to_take(me, {}, costs, NOW, kept=()) is None
     assert "no stage fits into 0.50 GB (the smallest needs 1.00 GB)" in why_none_fits(small, costs)
@@ -243,7 +243,7 @@ def test_concurrent_joiners_consider_text() -> None:
     chosen = {}
     for peer, seen in records.items():
         others = {other: mate for other, mate in records.items() if other != peer}
-        chosen[peer] = stage_to_take(replace(newcomer(peer), has_text=seen.has_text), others, WITH_TEXT, NOW, kept=())
+        chosen[peer] = stage_to_take(replace(joiner(peer), has_text=seen.has_text), others, WITH_TEXT, NOW, kept=())
     assert chosen["c"] == 0 and sorted(str(chosen[peer]) for peer in "ab") == ["1", "2"]
 
 
@@ -255,7 +255,7 @@ def test_peer_without_text_does_not_move_to_stage_0() -> None:
         return [(peer, move.target) for peer, move in found.items() if move is not None]
 
     assert movers() == [("b", 0)]
-    records |= {"b": record(1, service_s=1.0), "e": record(1, has_text=False)}  # slower than those who cannot
+    records |= {"b": record(1, service_s=1.0), "e": record(1, has_text=False)}  # slower than those that cannot move
     assert movers() == [("b", 0)]
     records |= {"b": record(1, has_text=False), "c": record(2, has_text=False)}
     assert movers() == []

@@ -1,4 +1,4 @@
-"""What follows for each stage: where the model is cut, what a stage costs."""
+"""The stages of a run: where the model is cut, and what a stage costs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_blocks_that_share_parameters_stay_together() -> None:
 @pytest.mark.parametrize("shared_blocks", [1, 2])
 @pytest.mark.parametrize("stages", [1, 3])
 def test_work_matches_torchs_count(stages: int, shared_blocks: int) -> None:
-    """Against torch's own count of a forward pass, which takes attention in full; we take what the mask leaves."""
+    """torch counts attention in full; we count what the mask leaves."""
     model = msgspec.structs.replace(MODEL, shared_blocks=shared_blocks, vocab_size=300)
     manifest = manifest_of(stages, model)
     batch, length = manifest.micro_batch, manifest.data.seq_len

@@ -1,4 +1,4 @@
-"""The simulator: its books balance, it repeats itself exactly, and the policies do in it what they promise."""
+"""The simulator: its accounts balance, runs repeat exactly, and the policies keep their promises."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WORK_S = 0.3  # of a micro-batch at one stage, at speed 1
 
 
 def crew(*speeds: float, seconds: float = 120.0, link_bytes_s: float = 125e6) -> Trace:
-    """Peers that are there from the start and stay."""
+    """Return a trace of peers that are there from the start and stay."""
     return Trace(seconds, tuple(Life(f"p{i:03d}", 0.0, None, v, link_bytes_s) for i, v in enumerate(speeds)))
 
 
@@ -36,12 +36,12 @@ def three_stages(**more: object) -> SimulationConfig:
 
 
 def accounted(report: PipelineReport, in_flight: int = 32) -> bool:
-    """Every micro-batch issued has completed once or is still in flight."""
+    """Check that every dispatched micro-batch has completed once or is still in flight."""
     return report.dispatched - len(report.completed_s) == in_flight
 
 
 def stages_of(config: SimulationConfig, trace: Trace) -> dict[str, int]:
-    """Where the peers of a trace settle, one after another."""
+    """Return the stages that the peers of a trace take, one after another."""
     loads: list[PeerLoad] = []
     for life in trace.lives:
         joiner = PeerLoad(life.peer, -1, life.speed, life.link_bytes_s)
@@ -169,7 +169,7 @@ def test_the_optimum_is_the_best_of_all_assignments(works: list[float], peers: i
 
 
 def test_flow_by_hand() -> None:
-    """Two stages, three peers, one dies at 100 s: by hand."""
+    """Two stages and three peers, one of which dies at 100 s."""
     lives = (Life("a", 0.0), Life("b", 0.0), Life("c", 0.0, 100.0), Life("d", 150.0, None, 1.0, 1e7))
     config = FluidConfig((StageCost(1.0, 5e8), StageCost(1.0, 5e8)), speed_error=0.0)
     report = simulate_fluid(Trace(300.0, lives), Barnraise(), config)
