@@ -12,8 +12,8 @@ three hops. The model is the same with four blocks in place of two, and a head o
 largest magnitude of an int8 row (256 values) over the row's root mean square: its relative error is about
 crest / (127 sqrt 12). Losses are nats a byte on held-out files, through the codec.
 
-What a channel far larger than all others costs, as large language models have them, is measured apart, on normally
-distributed values of hidden size 1024: no model of this size grows one.
+The cost of one channel far larger than all others, as large language models have them, is measured apart, on normally
+distributed values of hidden size 1024: a model of this size has none.
 
 Exits with 1 if int8 is not within 0.02 of fp32.
 """
@@ -32,8 +32,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
-from peer.ipc.span import spans_of
-
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
@@ -46,6 +44,7 @@ from peer.compute.stage import Stage
 from peer.config import DataConfig, InnerConfig, ModelConfig
 from peer.data.corpus import Corpus, load_corpus
 from peer.data.tokenizer import ByteTokenizer
+from peer.ipc.span import spans_of
 from peer.ipc.stage_spec import MicroBatch, StageSpec
 from peer.model.layout import init_flat, split_flat
 from swarm.pipeline.activations import ActivationCode, FineInt8
@@ -66,7 +65,7 @@ Row = dict[str, Any]
 
 @dataclass
 class Hop:
-    """A wire in one direction; once `measured`, sums over what has gone through."""
+    """One direction of a hop; while `measured`, it sums over what goes through."""
 
     codec: Activations
     measured: bool
@@ -78,7 +77,7 @@ class Hop:
     tokens: int = 0
 
     def carry(self, x: Tensor) -> Tensor:
-        """What comes out at the other end."""
+        """Return what comes out at the other end."""
         codec = ActivationCode(self.codec).codec
         values = x.reshape(-1)
         coded = codec.encode(values)
@@ -107,7 +106,7 @@ class Hop:
 
 @dataclass
 class Pipeline:
-    """All stages of the model, and the wires between them: a forward and a backward one a hop."""
+    """All stages of the model, and a forward and a backward wire for each hop."""
 
     codec: Activations
     stages: list[Stage]
@@ -118,7 +117,7 @@ class Pipeline:
         self.forward, self.backward = ([Hop(self.codec, measured) for _ in STAGES[1:]] for _ in range(2))
 
     def losses(self, name: str, tokens: Tensor, epoch: int, keep: bool = True) -> Tensor:
-        """Of each token of (B, T+1), after a forward through all stages."""
+        """Return the loss of each token of (B, T+1), after a forward through all stages."""
         x = tokens[:, :-1]
         for index, stage in enumerate(self.stages):
             x = self.forward[index - 1].carry(x) if index else x
@@ -133,7 +132,7 @@ class Pipeline:
             gradient = self.stages[index].backward(MicroBatch(name, index, epoch), gradient)
 
     def step(self, tokens: Tensor, step: int) -> None:
-        """A step of every stage on tokens (B, T+1), the norm clipped per stage."""
+        """Make a step of every stage on tokens (B, T+1), with the norm clipped per stage."""
         for number, part in enumerate(tokens.split(MICRO_BATCH)):
             name = f"{step}/{number}"
             self.losses(name, part, step)
@@ -193,8 +192,8 @@ def summary(codec: Activations, results: list[Row], rival: list[Row]) -> Row:
 
 
 def outliers() -> list[Row]:
-    """Of 64 tokens of 1024 channels one channel is so many times larger, in all tokens or in one of them: the error of
-    all other channels, in the other tokens."""
+    """Return the error of the other channels, of the other tokens, where one channel of 1024 is so many times larger,
+    in all of 64 tokens or in one."""
     rows = []
     for factor in OUTLIERS:
         for where, tokens in (("in all tokens", slice(None)), ("in one token", slice(1))):

@@ -1,4 +1,4 @@
-"""Rebalancing on preemption traces, in the simulator: none, SWARM's algorithm 2 every 300 s and 60 s, ours.
+"""Rebalancing on preemption traces, in the simulator: none, SWARM's algorithm 2 every 300 s and 60 s, and ours.
 
     python benchmarks/rebalance.py [--trace FILE] [--seeds 3] [--stages 6] [--json [FILE]]
 
@@ -6,9 +6,10 @@ Percent of the throughput of an optimal assignment of the machines alive (perfec
 first and last hour. Without `--trace`, traces are generated (`swarm.simulation.trace.SpotMarket`: 400 preemptible
 T4-like instances over 32 hours, tightening; equal speeds, 200 Mbit/s). SWARM (arXiv 2301.11913) reports about 83
 without, 96 every 300 s and 98 every 60 s overall, on a trace of its own that was not published; quoted from memory.
-The rivals are treated kindly: joiners see fresh views, queues rank stages without error.
+The rivals have an advantage: joiners see fresh views, queues rank stages without error.
 
-Then what a decision costs, and what a peer sends and reads, from 10 to 10,000 peers in an hour of heavy churn.
+The second table has the cost of a decision, and what a peer sends and reads, for 10 to 10,000 peers in an hour of heavy
+churn.
 
 Exits with 1 if ours stays below 98 percent overall, or behind a rival, on any generated trace.
 """
@@ -79,7 +80,7 @@ def summary(compared: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def growth(stages: int) -> list[dict[str, Any]]:
-    """An hour in which half of the peers fail and are replaced, at each size."""
+    """Simulate an hour in which half of the peers fail and are replaced, at each size."""
     print("\nan hour in which half of the peers fail and are replaced")
     print(
         f"{'peers':>6}{'% of optimal':>14}{'moves':>7}{'CPU ms a decision':>19}"

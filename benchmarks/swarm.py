@@ -1,12 +1,12 @@
-"""What a pipeline over the network costs, beside the same model in one process.
+"""The cost of a pipeline over the network, compared with the same model in one process.
 
     python benchmarks/swarm.py [--stages 2 3 4] [--mbit 200 500] [--delay-ms 10] [--seconds 10] [--only dense | thin]
                                [--json [FILE]]
 
 Every stage is a process with a host of its own and a compute worker of one thread (`benchmarks.parts.swarm_stage`):
-the real station, calls, codec, transport and worker. The table of who has which stage is fixed, one replica a stage;
-nothing is merged and no optimizer step is made, neither here nor in the one process. Micro-batches go forward and
-backward without a pause; the clock runs between two that come back.
+the real server, calls, codec, transport and worker. The table of replicas is fixed, one a stage; nothing is merged and
+no optimizer step is made, neither here nor in the one process. Micro-batches go forward and backward without a pause;
+the clock runs between two that come back.
 
 Models of hidden size 1024 (`benchmarks.parts.swarm_setting`): `dense` has four blocks with the arithmetic of such
 models, and int8 between stages; `thin` a block a stage with next to none, and fp32 between them, so that its link can
