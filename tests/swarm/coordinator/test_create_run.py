@@ -8,8 +8,8 @@ import pytest
 import torch
 import trio
 
-from cli.coordinate import template
 from cli.export import newest_model
+from cli.templates import template
 from peer.checkpoint.hash_tree import hash_state
 from peer.data.tokenizer import ByteTokenizer
 from peer.errors import CheckpointError, ConfigError

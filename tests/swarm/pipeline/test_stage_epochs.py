@@ -11,9 +11,9 @@ import msgspec
 import pytest
 import torch
 import trio
-from optim.round_info import RoundInfo
 
 from optim.config import AllReduceConfig
+from optim.round_info import RoundInfo
 from peer.model.layout import init_flat, join_flat, split_flat
 from swarm.pipeline.stage_server import DispatchResult
 from swarm.protocol.head import Head, Member
