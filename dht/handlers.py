@@ -38,10 +38,10 @@ class DhtHandlers:
         self._storage = storage
         self._schemas = schemas
         rpc = router.host.rpc
-        rpc.serve(FIND, self._find)
-        rpc.serve(STORE, self._store)
-        rpc.serve(FETCH, self._fetch)
-        rpc.serve(LEAVE, self._leave)
+        rpc.register(FIND, self._find)
+        rpc.register(STORE, self._store)
+        rpc.register(FETCH, self._fetch)
+        rpc.register(LEAVE, self._leave)
 
     async def _find(self, call: Call[FindRequest]) -> FindReply:
         self._check_namespace(call.body.namespace)

@@ -1,6 +1,12 @@
-"""For all tests: in which order they run, and that a slow machine is no failure."""
+"""For all tests: the order in which they run, skips that count as errors in CI, and patience with slow machines."""
 
 from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -11,8 +17,37 @@ settings.register_profile("explore", patient)  # `make soak`: new examples each 
 settings.register_profile("same", patient, derandomize=True)  # a test that passed fails for a change's sake alone
 settings.load_profile("same")
 
+ROOT = Path(__file__).parents[1]
+DURATIONS = ROOT / "tests" / "durations.json"
+"""Seconds that each test file took when `make durations` measured it."""
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that start processes go first: they take longest, and whoever is done with his share has the rest to do."""
-    longest = {item.path for item in items if item.get_closest_marker("process")}
-    items.sort(key=lambda item: item.path not in longest)
+    """Run the longest files first, as measured: parallel workers then end at about the same time."""
+    seconds = json.loads(DURATIONS.read_text())
+    items.sort(key=lambda item: -seconds.get(str(item.path.relative_to(ROOT)), 0.0))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """In CI a skip is a failure: the machine lacks a tool that .ci/run should have installed."""
+    report = yield
+    if report.skipped and os.environ.get("CI") == "true" and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = (
+            f"skipped in CI: {report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr}"
+        )
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """With TEST_DURATIONS set, write what each file took, in seconds, to tests/durations.json."""
+    if not os.environ.get("TEST_DURATIONS"):
+        return
+    seconds = Counter[str]()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[report.nodeid.partition("::")[0]] += report.duration
+    told = {file: round(total, 1) for file, total in seconds.most_common() if total >= 1.0}
+    DURATIONS.write_text(json.dumps(told, indent=1) + "\n")

@@ -55,7 +55,7 @@ class Offer(msgspec.Struct, frozen=True):
     token: bytes
 
 
-OFFER: Final = Method("net/lane", OfferRequest, Offer, open=True, urgent=True)
+OFFER: Final = Method("net/bulk", OfferRequest, Offer, open=True, urgent=True)
 
 
 class BulkTransport:

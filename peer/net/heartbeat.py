@@ -90,7 +90,7 @@ class Heartbeat:
         self._suspects: set[str] = set()
         self._changed = trio.Event()
         self._nursery: trio.Nursery | None = None
-        rpc.serve(PING, self._on_ping)
+        rpc.register(PING, self._on_ping)
 
     @property
     def suspects(self) -> frozenset[str]:

@@ -89,9 +89,9 @@ class Host:
         self.rpc: Final = Rpc(self.peer_id, self._connections, config.limits, self._meter, config.events)
         self._watched: dict[str, frozenset[str]] = {}
         self._heartbeat = Heartbeat(self.rpc, self._connections, self._meter, config.limits, config.events)
-        self.rpc.serve(HELLO, self._on_hello)
+        self.rpc.register(HELLO, self._on_hello)
         self._bulk = BulkTransport(nursery, self._ask_for_bulk, self.rpc.server, self._meter)
-        self.rpc.serve(OFFER, self._bulk.offer)
+        self.rpc.register(OFFER, self._bulk.offer)
         self._connections.bulk = self._bulk
         self.traversal: Final = Traversal(libp2p_host, self._connections, config.relays, config.events)
         self.traversal.ask_addresses = self._ask_addresses

@@ -1,7 +1,7 @@
 """Typed calls between peers, with raw payloads, size limits and deadlines.
 
     store = Method("dht/store", StoreRequest, StoreReply, request_payload_max=1 << 20)
-    host.rpc.serve(store, handler)
+    host.rpc.register(store, handler)
     reply = await host.rpc.call(peer_id, store, StoreRequest(...), tensor_bytes, timeout_s=5)
 
 One call is one stream, one request and one reply. The caller's deadline covers everything: dialling, opening the
@@ -70,7 +70,7 @@ class Rpc:
     def gate(self, gate: Gate) -> None:
         self.server.gate = gate
 
-    def serve(self, method: Method[Req, Rep], handler: Handler[Req, Rep]) -> None:
+    def register(self, method: Method[Req, Rep], handler: Handler[Req, Rep]) -> None:
         """Answer calls of `method` with `handler`, from now on."""
         self.server.add(method, handler)
 

@@ -19,10 +19,10 @@ class CoordinatorHandlers:
         self._of = {authority.group: authority for authority in authorities}
         if len(authorities) == 1:
             self._of[""] = authorities[0]
-        host.rpc.serve(say.HEAD_REPORT, self._on_head_report)
-        host.rpc.serve(say.REQUEST_JOIN, self._on_request_join)
-        host.rpc.serve(say.NEED_REGROUP, self._on_need_regroup)
-        host.rpc.serve(say.BELIEVED, self._on_believed)
+        host.rpc.register(say.HEAD_REPORT, self._on_head_report)
+        host.rpc.register(say.REQUEST_JOIN, self._on_request_join)
+        host.rpc.register(say.NEED_REGROUP, self._on_need_regroup)
+        host.rpc.register(say.BELIEVED, self._on_believed)
 
     def _named(self, group: str) -> Authority:
         if group not in self._of:

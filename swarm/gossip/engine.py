@@ -46,7 +46,7 @@ class GossipEngine:
         self._compute_s: deque[float] = deque(maxlen=HISTORY)
         self._random = Random()
         self._heard: dict[str, int] = {}
-        context.host.rpc.serve(HEAD_REPORT, self._on_head_report)
+        context.host.rpc.register(HEAD_REPORT, self._on_head_report)
 
     @property
     def head(self) -> Head:

@@ -53,10 +53,10 @@ class Matchmaker:
         self._proposing_to: str | None = None
         self._engaged = trio.Event()
         rpc = host.rpc
-        rpc.serve(say.PROPOSE, self._on_propose)
-        rpc.serve(say.COMMIT, self._on_commit)
-        rpc.serve(say.SLICE, self._on_slice)
-        rpc.serve(say.LEAVE, self._on_leave)
+        rpc.register(say.PROPOSE, self._on_propose)
+        rpc.register(say.COMMIT, self._on_commit)
+        rpc.register(say.SLICE, self._on_slice)
+        rpc.register(say.LEAVE, self._on_leave)
 
     # -- one round -----------------------------------------------------------------------------------------------------
 

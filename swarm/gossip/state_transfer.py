@@ -57,7 +57,7 @@ class GossipStateServer:
     def __init__(self, context: GossipContext, rules: GossipRules, replica: Replica) -> None:
         self._context, self._rules, self._replica = context, rules, replica
         self._place = StateOffer(-1, b"")
-        context.host.rpc.serve(OFFER_STATE, self._on_place)
+        context.host.rpc.register(OFFER_STATE, self._on_place)
 
     async def publish(self) -> None:
         """Put the weights on the shelf; they must not change meanwhile."""

@@ -36,7 +36,7 @@ class DialBackReply(msgspec.Struct, frozen=True):
     outcomes: tuple[tuple[int, Outcome], ...]
 
 
-DIAL_BACK: Final = Method("net.reach", DialBackRequest, DialBackReply)
+DIAL_BACK: Final = Method("net.dial_back", DialBackRequest, DialBackReply)
 
 
 def serve_dial_back(host: Host) -> None:
@@ -62,7 +62,7 @@ def serve_dial_back(host: Host) -> None:
                 nursery.start_soon(_try, ip, port, outcomes)
         return DialBackReply(ip, tuple(sorted(outcomes.items())))
 
-    host.rpc.serve(DIAL_BACK, answer)
+    host.rpc.register(DIAL_BACK, answer)
 
 
 async def _try(ip: str, port: int, outcomes: dict[int, Outcome]) -> None:

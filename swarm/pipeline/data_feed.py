@@ -82,7 +82,7 @@ def serve_tokens(
         note(call.peer, samples)
         return Done(), tokens.numpy().astype("<u4").data
 
-    rpc.serve(PipelineCalls.of(rules).tokens, on_tokens)
+    rpc.register(PipelineCalls.of(rules).tokens, on_tokens)
 
 
 class RemoteTokens:

@@ -139,8 +139,8 @@ class AskTokens(msgspec.Struct, frozen=True):
     spans: Spans
 
 
-IS_COUNTED: Final = Method("pipeline.seen", IsCountedQuery, IsCountedReply)
-STILL_WAITING: Final = Method("pipeline.awaited", StillWaitingQuery, StillWaitingReply)
+IS_COUNTED: Final = Method("pipeline.is_counted", IsCountedQuery, IsCountedReply)
+STILL_WAITING: Final = Method("pipeline.still_waiting", StillWaitingQuery, StillWaitingReply)
 COUNTED: Final = Method("pipeline.counted", AskCounted, Counted)
 REDISPATCH: Final = Method("pipeline.redispatch", Redispatch, Done)
 
@@ -158,7 +158,7 @@ class PipelineCalls:
         row = TOKEN_BYTES * (rules.seq_len + 1)
         return PipelineCalls(
             Method(
-                "pipeline.pass",
+                "pipeline.forward",
                 ForwardRequest,
                 ForwardReply,
                 request_payload_max=rules.micro_batch * row + hidden,

@@ -138,13 +138,13 @@ class StageServer:
         """Serve inside the block."""
         rpc = self._host.rpc
         with rpc.scope():
-            rpc.serve(IS_COUNTED, self._on_seen)
-            rpc.serve(COUNTED, self._on_counted)
-            rpc.serve(STILL_WAITING, self._on_awaited)
+            rpc.register(IS_COUNTED, self._on_seen)
+            rpc.register(COUNTED, self._on_counted)
+            rpc.register(STILL_WAITING, self._on_awaited)
             if self._origin is None:
-                rpc.serve(self._calls.forward, self._handlers.serve)
+                rpc.register(self._calls.forward, self._handlers.serve)
             else:
-                rpc.serve(REDISPATCH, self._on_redispatch)
+                rpc.register(REDISPATCH, self._on_redispatch)
             try:
                 yield
             finally:

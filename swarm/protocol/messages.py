@@ -154,7 +154,7 @@ class Believed(msgspec.Struct, frozen=True):
 
 
 PREPARE: Final = Method("round.prepare", Prepare, Promise)
-START_ROUND: Final = Method("round.work", StartRound, Done)
+START_ROUND: Final = Method("round.start", StartRound, Done)
 SUBMIT: Final = Method("round.submit", Submit, Done)
 START_EXCHANGE: Final = Method("round.exchange", StartExchange, Done)
 FINISH: Final = Method("round.finish", Finish, Done)
@@ -162,7 +162,7 @@ VOTE: Final = Method("round.vote", Vote, VoteSeen)
 CONTRIBUTION: Final = Method("exchange.contribution", SliceOf, Done, request_payload_max=SLICE_BYTES_MAX)
 RESULT: Final = Method("exchange.result", SliceOf, Done, request_payload_max=SLICE_BYTES_MAX)
 FETCH_RESULT: Final = Method("exchange.fetch", SliceOf, Done, reply_payload_max=SLICE_BYTES_MAX)
-HEAD_REPORT: Final = Method("run.report", AskHead, HeadReport)
+HEAD_REPORT: Final = Method("run.head", AskHead, HeadReport)
 REQUEST_JOIN: Final = Method("run.request_join", JoinRequest, HeadReport)
 REGROUP: Final = Method("run.regroup", Regroup, HeadReport)
 NEED_REGROUP: Final = Method("authority.need_regroup", AskHead, HeadReport)

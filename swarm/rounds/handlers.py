@@ -78,18 +78,18 @@ class RoundHandlers:
     def open(self) -> None:
         """Answer from now on."""
         rpc = self._context.host.rpc
-        rpc.serve(say.PREPARE, self._on_prepare)
-        rpc.serve(say.START_ROUND, self._on_work)
-        rpc.serve(say.SUBMIT, self._on_submit)
-        rpc.serve(say.START_EXCHANGE, self._on_exchange)
-        rpc.serve(say.FINISH, self._on_finish)
-        rpc.serve(say.VOTE, self._on_vote)
-        rpc.serve(say.CONTRIBUTION, self._on_contribution)
-        rpc.serve(say.RESULT, self._on_result)
-        rpc.serve(say.FETCH_RESULT, self._on_fetch)
-        rpc.serve(say.HEAD_REPORT, self._on_head_report)
-        rpc.serve(say.REQUEST_JOIN, self._on_request_join)
-        rpc.serve(say.REGROUP, self._on_regroup)
+        rpc.register(say.PREPARE, self._on_prepare)
+        rpc.register(say.START_ROUND, self._on_work)
+        rpc.register(say.SUBMIT, self._on_submit)
+        rpc.register(say.START_EXCHANGE, self._on_exchange)
+        rpc.register(say.FINISH, self._on_finish)
+        rpc.register(say.VOTE, self._on_vote)
+        rpc.register(say.CONTRIBUTION, self._on_contribution)
+        rpc.register(say.RESULT, self._on_result)
+        rpc.register(say.FETCH_RESULT, self._on_fetch)
+        rpc.register(say.HEAD_REPORT, self._on_head_report)
+        rpc.register(say.REQUEST_JOIN, self._on_request_join)
+        rpc.register(say.REGROUP, self._on_regroup)
 
     def _current(self) -> Round:
         if self._state.round is None:

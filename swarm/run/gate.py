@@ -54,7 +54,7 @@ class Gate:
         self._guests: OrderedDict[str, None] = OrderedDict()
         self._bans: BanList | None = None
         self._signed_bans: Signed | None = None
-        rpc.serve(ENTER, self._enter)
+        rpc.register(ENTER, self._enter)
         rpc.gate = self.check
         rpc.introduce = self.introduce
 

@@ -20,7 +20,7 @@ from peer.identity import Identity, Signed, is_peer_id, open_body, sign_body
 from swarm.protocol.head import Head, genesis
 from swarm.protocol.plan import RANGES_MAX
 
-PROTOCOL_VERSION: Final = 5
+PROTOCOL_VERSION: Final = 6
 MANIFEST_BYTES_MAX: Final = 64 << 10
 TOKENIZER_BYTES_MAX: Final = 64 << 20
 BYTES_TOKENIZER: Final = "bytes"
@@ -56,7 +56,7 @@ class RunRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         if not 0 <= self.seed < 1 << 63:
             raise ValueError(f"seed is {self.seed}: it must lie between 0 and 2**63 - 1")
         if not 0 <= self.timeout_floor_s <= 3600:
-            raise ValueError(f"patience_s is {self.timeout_floor_s}: it must lie between 0 (adaptive) and 3600")
+            raise ValueError(f"timeout_floor_s is {self.timeout_floor_s}: it must lie between 0 (adaptive) and 3600")
 
 
 class TokenizerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

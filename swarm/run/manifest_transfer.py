@@ -55,8 +55,8 @@ def serve_run_files(rpc: Rpc, signed: Signed, tokenizer: bytes) -> None:
     async def tokenizer_file(call: Call[AskTokenizer]) -> tuple[TokenizerSent, bytes]:
         return TokenizerSent(), tokenizer
 
-    rpc.serve(MANIFEST, manifest)
-    rpc.serve(TOKENIZER, tokenizer_file)
+    rpc.register(MANIFEST, manifest)
+    rpc.register(TOKENIZER, tokenizer_file)
 
 
 async def fetch_manifest(rpc: Rpc, peer: str, run_id: str, timeout_s: float) -> Signed:

@@ -26,6 +26,6 @@ def serve_snapshots(rpc: Rpc, stores: Sequence[SnapshotStore]) -> None:
     async def result(call: Call[AskResult]) -> ResultPart | tuple[ResultPart, Buffer]:
         return await holding(call.body.after).hand_out_result(call)
 
-    rpc.serve(methods.manifest, manifest)
-    rpc.serve(methods.chunk, chunk)
-    rpc.serve(methods.result, result)
+    rpc.register(methods.manifest, manifest)
+    rpc.register(methods.chunk, chunk)
+    rpc.register(methods.result, result)

@@ -134,9 +134,9 @@ class SnapshotStore:
     def serve(self, rpc: Rpc) -> None:
         """Answer joiners from now on."""
         methods = StateMethods.of(self.size_bytes, self.part_bytes_max)
-        rpc.serve(methods.manifest, self.hand_out_hashes)
-        rpc.serve(methods.chunk, self.hand_out_chunk)
-        rpc.serve(methods.result, self.hand_out_result)
+        rpc.register(methods.manifest, self.hand_out_hashes)
+        rpc.register(methods.chunk, self.hand_out_chunk)
+        rpc.register(methods.result, self.hand_out_result)
 
     @contextmanager
     def stepping_back(self) -> Iterator[None]:

@@ -50,7 +50,7 @@ class BackupHead(msgspec.Struct, frozen=True):
     regroup: Signed | None = None
 
 
-HELD_BACKUP: Final = Method("backup.kept", AskBackup, BackupHead)
+HELD_BACKUP: Final = Method("backup.held", AskBackup, BackupHead)
 
 
 class StageBackup:
@@ -65,7 +65,7 @@ class StageBackup:
         self._head: Head | None = None
         self._lending = trio.Lock()
         self._backups: BackupHead | None = None
-        self._host.rpc.serve(HELD_BACKUP, self._on_kept)
+        self._host.rpc.register(HELD_BACKUP, self._on_kept)
 
     async def run(self) -> None:
         """Refresh for ever."""

@@ -146,9 +146,9 @@ async def evil_store(
         return FetchReply(time.time()), payload
 
     async with bare_host() as host:
-        host.rpc.serve(FIND, find)
-        host.rpc.serve(STORE, store)
-        host.rpc.serve(FETCH, fetch)
+        host.rpc.register(FIND, find)
+        host.rpc.register(STORE, store)
+        host.rpc.register(FETCH, fetch)
         yield host
 
 

@@ -83,7 +83,7 @@ async def test_who_says_goodbye_asks_nobody_any_more(monkeypatch: pytest.MonkeyP
 
         monkeypatch.setattr(leaves.host.rpc, "call", noted)
         monkeypatch.delitem(stays.host.rpc.server._methods, LEAVE.name)
-        stays.host.rpc.serve(LEAVE, mute)
+        stays.host.rpc.register(LEAVE, mute)
         await leaves.stop()
         assert LEAVE.name in said
         assert set(said[said.index(LEAVE.name) :]) == {LEAVE.name}
@@ -121,7 +121,7 @@ async def test_a_call_from_before_the_goodbye_does_not_bring_the_leaver_back(mon
         async def ask() -> None:
             await leaves.rpc.call(stays.id, FIND, FindRequest(RUN, leaves.addresses, bytes(32)), timeout_s=60)
 
-        leaves.rpc.serve(FIND, find)
+        leaves.rpc.register(FIND, find)
         await leaves.connect_address(stays.address, timeout_s=60)
         await ask()
         await stays.facts.wait("dht_peer_found", peer=leaves.peer_id)

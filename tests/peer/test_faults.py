@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-DIAL_BACK = """
+PROGRAM = """
 import sys
 from peer.faults import reach
 print([reach(point, int(number)) for point, number in (argument.split(":") for argument in sys.argv[1:])])
@@ -19,7 +19,7 @@ print([reach(point, int(number)) for point, number in (argument.split(":") for a
 def reached(script: str, *points: str) -> subprocess.CompletedProcess[str]:
     """What a process that reaches these points, "POINT:ROUND", is told at each."""
     return subprocess.run(
-        [sys.executable, "-c", DIAL_BACK, *points],
+        [sys.executable, "-c", PROGRAM, *points],
         capture_output=True,
         text=True,
         cwd=ROOT,
@@ -43,9 +43,9 @@ def test_a_process_is_killed() -> None:
 
 def test_a_file_holds_one_script_after_another(tmp_path: Path) -> None:
     file = tmp_path / "script"
-    assert told(f"@{file}", "at_seat:0") == "['']"
-    file.write_text("move:at_seat:0\ngarble:answer/state.chunk:0\n")
-    assert told(f"@{file}", "answer/state.chunk:0", "at_seat:0", "at_seat:0") == "['', 'move', '']"
+    assert told(f"@{file}", "at_replica:0") == "['']"
+    file.write_text("move:at_replica:0\ngarble:answer/state.chunk:0\n")
+    assert told(f"@{file}", "answer/state.chunk:0", "at_replica:0", "at_replica:0") == "['', 'move', '']"
     assert file.read_text() == "garble:answer/state.chunk:0\n"
     assert told(f"@{file}", "answer/state.chunk:0", "answer/state.chunk:0") == "['garble', '']"
     assert not file.exists()

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from tests.swarm.support.swarm_harness import POLL_S, REPO, RUN_TOML, PeerProcess, Swarm, open_swarm
 
-PATIENT = RUN_TOML.replace("min_peers = {min_peers}", "min_peers = {min_peers}\npatience_s = 60.0")
+PATIENT = RUN_TOML.replace("min_peers = {min_peers}", "min_peers = {min_peers}\ntimeout_floor_s = 60.0")
 assert PATIENT != RUN_TOML
 OUTER = '[outer]\nmethod = "gossip"\nsteps = 10\n'
 

@@ -44,7 +44,7 @@ async def test_a_mover_whose_deputy_dies_turns_back(tmp_path: Path) -> None:
         assert mover.stage == 1, "where one was missing"
         (replacement,) = [replica for replica in pipeline.of(1) if replica is not mover]
         witness = pipeline.of(2)[0].peer
-        mover.arm("move:at_seat:0", "stop:arriving:0")
+        mover.arm("move:at_replica:0", "stop:arriving:0")
         await mover.peer.wait_stopped(120)
         since = time.time()
         lose(pipeline, [replacement])

@@ -47,8 +47,8 @@ async def main(relay: str) -> None:
     config = HostConfig(identity=Identity.generate(), events=EventLog(), listen=listen, relays=relays)
     placed = trio.Event()
     async with open_host(config) as host:
-        host.rpc.serve(ECHO, echo)
-        host.rpc.serve(PATH, lambda call: _seen(host, call))
+        host.rpc.register(ECHO, echo)
+        host.rpc.register(PATH, lambda call: _seen(host, call))
         host.traversal.changed = placed.set
         if relays and not host.traversal.addresses:
             await placed.wait()

@@ -38,7 +38,7 @@ async def pair(bulk_port: int | None = 0) -> AsyncIterator[tuple[Host, Host, Fac
     one = HostConfig(identity=Identity.generate(), events=EventLog())
     two = HostConfig(identity=Identity.generate(), events=log, bulk_port=bulk_port)
     async with open_host(one) as a, open_host(two) as b:
-        b.rpc.serve(ECHO, echo)
+        b.rpc.register(ECHO, echo)
         await a.connect_address(b.addresses[0], timeout_s=60)
         yield a, b, facts
 
@@ -75,7 +75,7 @@ async def test_without_a_lane_bulk_takes_a_second_libp2p_connection() -> None:
 
 async def test_the_side_that_was_dialled_uses_the_lane_too() -> None:
     async with pair() as (a, b, _):
-        a.rpc.serve(ECHO, echo)
+        a.rpc.register(ECHO, echo)
         reply = await b.rpc.call(a.peer_id, ECHO, Number(1), bytes(SIZE), timeout_s=60, bulk=True)
         assert reply.payload.nbytes == SIZE
         assert len(bulk_connections(b, a.peer_id)) == 1
@@ -105,7 +105,7 @@ async def test_gate_limits_and_deadlines_hold_on_the_lane() -> None:
         return call.body
 
     async with pair() as (a, b, facts):
-        b.rpc.serve(STALL, stall)
+        b.rpc.register(STALL, stall)
         with pytest.raises(DeadlineExceeded):
             await a.rpc.call(b.peer_id, STALL, Number(1), timeout_s=0.5, bulk=True)
         generous = Method("test/echo", Number, Number, request_payload_max=BIG * 2)
@@ -249,7 +249,7 @@ async def test_an_offer_of_a_port_that_is_none_harms_nobody(port: int) -> None:
 
     async with pair() as (a, b, _):
         del b.rpc.server._methods[OFFER.name]
-        b.rpc.serve(Method(OFFER.name, OfferRequest, AnyPort, open=True, urgent=True), offer)
+        b.rpc.register(Method(OFFER.name, OfferRequest, AnyPort, open=True, urgent=True), offer)
         reply = await a.rpc.call(b.peer_id, ECHO, Number(1), bytes(SIZE), timeout_s=60, bulk=True)
         assert reply.body == Number(2)
         assert not bulk_connections(a, b.peer_id)

@@ -41,7 +41,7 @@ async def pair(limits: NetLimits | None = None, upload: float | None = None) -> 
     one = HostConfig(identity=Identity.generate(), events=EventLog(), upload_bytes_per_s=upload)
     two = HostConfig(identity=Identity.generate(), events=log, limits=limits or NetLimits())
     async with open_host(one) as a, open_host(two) as b:
-        b.rpc.serve(ECHO, echo)
+        b.rpc.register(ECHO, echo)
         await a.connect_address(b.addresses[0], timeout_s=60)
         yield a, b, facts
 
@@ -116,7 +116,7 @@ async def test_calls_of_any_size_given_up_at_any_moment_do_not_disturb_the_other
 async def test_who_gives_a_call_up_ends_its_handler() -> None:
     held = Held()
     async with pair() as (a, b, _):
-        b.rpc.serve(STALL, held)
+        b.rpc.register(STALL, held)
         with trio.fail_after(60):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(lambda: a.rpc.call(b.peer_id, STALL, Number(1), timeout_s=60, bulk=True))
@@ -152,7 +152,7 @@ async def test_payloads_wait_on_the_connection_for_memory_and_all_are_served() -
         return Number(len(call.payload))
 
     async with pair(NetLimits(payload_bytes_in_flight=2 * SIZE)) as (a, b, _):
-        b.rpc.serve(LARGE, measure)
+        b.rpc.register(LARGE, measure)
 
         async def one(size: int) -> None:
             reply = await a.rpc.call(b.peer_id, LARGE, Number(1), bytes(size), timeout_s=120, bulk=True)
@@ -170,7 +170,7 @@ async def test_none_that_waits_for_memory_stands_before_what_its_holder_still_ha
         return Number(len(call.payload))
 
     async with pair(NetLimits(payload_bytes_in_flight=2 * SIZE), upload=float(2 << 20)) as (a, b, _):
-        b.rpc.serve(LARGE, measure)
+        b.rpc.register(LARGE, measure)
 
         async def one(size: int) -> None:
             reply = await a.rpc.call(b.peer_id, LARGE, Number(1), bytes(size), timeout_s=120, bulk=True)
@@ -192,7 +192,7 @@ async def test_a_call_that_finds_no_memory_holds_up_the_others_for_a_while_only(
     monkeypatch.setattr("peer.net.bulk_link.STANDSTILL_S", 2.0)
     held = Held()
     async with pair(NetLimits(payload_bytes_in_flight=2 * SIZE)) as (a, b, _):
-        b.rpc.serve(LARGE, held)
+        b.rpc.register(LARGE, held)
 
         async def one() -> None:
             reply = await a.rpc.call(b.peer_id, LARGE, Number(1), bytes(SIZE), timeout_s=120, bulk=True)
@@ -221,7 +221,7 @@ async def test_a_refusal_comes_while_its_payload_is_still_on_the_way_and_others_
 async def test_when_the_connection_ends_so_do_its_calls_and_the_next_has_another() -> None:
     held = Held()
     async with pair() as (a, b, _):
-        b.rpc.serve(STALL, held)
+        b.rpc.register(STALL, held)
 
         async def lose() -> None:
             with pytest.raises(ConnectionLost):
@@ -239,7 +239,7 @@ async def test_when_the_connection_ends_so_do_its_calls_and_the_next_has_another
 async def test_who_leaves_ends_the_calls_under_way_first() -> None:
     held = Held()
     async with pair() as (a, b, _):
-        b.rpc.serve(STALL, held)
+        b.rpc.register(STALL, held)
         async with trio.open_nursery() as nursery:
 
             async def one() -> None:
@@ -316,7 +316,7 @@ async def test_who_reads_nothing_of_what_it_is_told_loses_the_connection(monkeyp
         return call.body, bytes(BIG)
 
     async with pair() as (a, b, _):
-        b.rpc.serve(BULKY, reply_at_length)
+        b.rpc.register(BULKY, reply_at_length)
         tls = await request_join(a, b)
         async with trio.open_nursery() as nursery:
             most = 0

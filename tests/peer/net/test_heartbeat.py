@@ -129,7 +129,7 @@ async def test_a_peer_that_is_too_busy_to_answer_is_alive() -> None:
             await trio.sleep_forever()
             return call.body
 
-        busy.rpc.serve(STALL, stall)
+        busy.rpc.register(STALL, stall)
         for other in (crowd, host):
             await other.connect_address(busy.addresses[0], timeout_s=60)
         async with trio.open_nursery() as nursery:

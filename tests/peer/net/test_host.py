@@ -45,7 +45,7 @@ async def test_every_address_is_tried_in_any_order() -> None:
 
 async def test_concurrent_calls_share_one_dial() -> None:
     async with open_host(config()) as a, open_host(config()) as b:
-        b.rpc.serve(ECHO, echo)
+        b.rpc.register(ECHO, echo)
         a.book.add(b.peer_id, b.addresses)
         async with trio.open_nursery() as nursery:
             for _ in range(20):
@@ -56,7 +56,7 @@ async def test_concurrent_calls_share_one_dial() -> None:
 async def test_dialling_each_other_at_once_works() -> None:
     async with open_host(config()) as a, open_host(config()) as b:
         for host in (a, b):
-            host.rpc.serve(ECHO, echo)
+            host.rpc.register(ECHO, echo)
         a.book.add(b.peer_id, b.addresses)
         b.book.add(a.peer_id, a.addresses)
         async with trio.open_nursery() as nursery:
@@ -107,7 +107,7 @@ async def test_a_peer_that_was_down_is_reached_as_soon_as_it_is_up() -> None:
             await a.connect(identity.peer_id, timeout_s=60)
         for _ in range(2):  # also after a restart of the peer, over the connection that died with it
             async with open_host(config(identity=identity, listen=listen)) as b:
-                b.rpc.serve(ECHO, echo)
+                b.rpc.register(ECHO, echo)
                 assert (await a.rpc.call(b.peer_id, ECHO, Number(1), timeout_s=60)).body == Number(2)
 
 
@@ -154,7 +154,7 @@ async def test_a_wildcard_listen_announces_real_addresses() -> None:
 
 async def test_bulk_has_a_connection_of_its_own() -> None:
     async with open_host(config()) as a, open_host(config()) as b:
-        b.rpc.serve(ECHO, echo)
+        b.rpc.register(ECHO, echo)
         await a.connect_address(b.addresses[0], timeout_s=60)
         await a.rpc.call(b.peer_id, ECHO, Number(1), bytes(1 << 20), timeout_s=60, bulk=True)
         assert len(sockets_between(a, b)) >= 2
@@ -166,7 +166,7 @@ def sockets_between(a: Host, b: Host) -> list[object]:
 
 async def test_whoever_is_dialled_learns_how_to_dial_back() -> None:
     async with open_host(config()) as a, open_host(config()) as b:
-        b.rpc.serve(ECHO, echo)
+        b.rpc.register(ECHO, echo)
         a.book.add(b.peer_id, b.addresses)
         await a.rpc.call(b.peer_id, ECHO, Number(1), timeout_s=60)
         with trio.fail_after(60):

@@ -35,7 +35,7 @@ async def a_host(identity: Identity | None = None, port: int = 0) -> AsyncIterat
         identity=identity or Identity.generate(), events=EventLog(), listen=(f"/ip4/127.0.0.1/tcp/{port}",)
     )
     async with open_host(config) as host:
-        host.rpc.serve(ECHO, echo)
+        host.rpc.register(ECHO, echo)
         yield host
 
 
@@ -82,7 +82,7 @@ async def test_hole_8_an_aborted_connection_fails_its_calls_at_once() -> None:
 
     hanging: Method[Note, Note] = Method("test/hang", Note, Note)
     async with a_host() as server, a_host() as client, trio.open_nursery() as nursery:
-        server.rpc.serve(hanging, hang)
+        server.rpc.register(hanging, hang)
         await client.connect_address(server.addresses[0], timeout_s=60)
         ended = trio.Event()
 

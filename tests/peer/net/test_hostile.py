@@ -102,8 +102,8 @@ async def victim() -> AsyncIterator[Victim]:
     events = EventLog()
     with events.subscribed(note):
         async with a_host(events) as host, a_host() as honest:
-            host.rpc.serve(ECHO, echo)
-            host.rpc.serve(BIG, big)
+            host.rpc.register(ECHO, echo)
+            host.rpc.register(BIG, big)
             await honest.connect_address(host.addresses[0], timeout_s=60)
             await honest.rpc.call(host.peer_id, ECHO, Note("warm"), timeout_s=60)
             yield Victim(host, honest, struck)

@@ -60,7 +60,7 @@ async def a_host(*relays: str) -> AsyncIterator[Host]:
     config = HostConfig(identity=Identity.generate(), events=EventLog(), relays=relays)
     placed = trio.Event()
     async with open_host(config) as host:
-        host.rpc.serve(ECHO, _echo)
+        host.rpc.register(ECHO, _echo)
         host.traversal.changed = placed.set
         with trio.fail_after(60):
             while relays and not host.traversal.addresses:

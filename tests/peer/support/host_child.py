@@ -35,8 +35,8 @@ async def main() -> None:
     seed = bytes.fromhex(sys.argv[2]) if len(sys.argv) > 2 else b""
     identity = Identity.from_seed(seed) if seed else Identity.generate()
     async with open_host(HostConfig(identity=identity, events=EventLog(), listen=(listen,))) as host:
-        host.rpc.serve(ECHO, echo)
-        host.rpc.serve(STALL, stall)
+        host.rpc.register(ECHO, echo)
+        host.rpc.register(STALL, stall)
         sys.stdout.write(host.addresses[0] + "\n")
         sys.stdout.flush()
         stdin = trio.lowlevel.FdStream(0)

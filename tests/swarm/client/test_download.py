@@ -89,7 +89,7 @@ class Run:
                 head = heads.pop(0) if len(heads) > 1 else heads[0]
                 return messages.HeadReport(head, me, "training", regroup)
 
-            host.rpc.serve(messages.HEAD_REPORT, report)
+            host.rpc.register(messages.HEAD_REPORT, report)
             own = LocalStatus(session="s", name=f"s{stage}", role="stage", phase="", joined_at=time.time(), stage=stage)
             async with open_node(host, self.invite.addresses, [MEMBERS], None, manifest.run_id, tuning=BRISK) as node:
                 assert await node.put(MEMBERS, manifest.run_id, member_record(host, heads[0], own), 60.0) >= 2

@@ -83,8 +83,8 @@ async def regrouped_by(
             told.set()
             return report
 
-        other.rpc.serve(say.HEAD_REPORT, answer)  # type: ignore[arg-type]
-        other.rpc.serve(say.REGROUP, regroup)  # type: ignore[arg-type]
+        other.rpc.register(say.HEAD_REPORT, answer)  # type: ignore[arg-type]
+        other.rpc.register(say.REGROUP, regroup)  # type: ignore[arg-type]
         await host.connect_address(other.addresses[0], timeout_s=30)
         nursery.start_soon(authority.run)
         with trio.move_on_after(within_s):

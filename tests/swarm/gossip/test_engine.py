@@ -114,10 +114,10 @@ class Liar:
 
     def __init__(self, host: Host, slices: dict[str, list[bytes]], forge: Callable[[bytes], bytes]) -> None:
         self._slices, self._forge = slices, forge
-        host.rpc.serve(say.PROPOSE, self._on_propose)
-        host.rpc.serve(say.COMMIT, self._on_commit)
-        host.rpc.serve(say.SLICE, self._on_slice)
-        host.rpc.serve(say.LEAVE, self._on_leave)
+        host.rpc.register(say.PROPOSE, self._on_propose)
+        host.rpc.register(say.COMMIT, self._on_commit)
+        host.rpc.register(say.SLICE, self._on_slice)
+        host.rpc.register(say.LEAVE, self._on_leave)
 
     async def _on_propose(self, call: Call[say.Propose]) -> say.Answer:
         return say.Answer("come", call.body.round, 0.0)

@@ -66,7 +66,7 @@ async def open_group(folder: Path, mates: int) -> AsyncIterator[tuple[StageMembe
         found = []
         for _ in range(mates):
             mate = Mate(await stack.enter_async_context(open_impostor(SETTING.rules, 1, {}, None)))
-            mate.host.rpc.serve(COUNTED, mate.on_counted)
+            mate.host.rpc.register(COUNTED, mate.on_counted)
             table[mate.host.peer_id] = {"stage": 1, "addresses": list(mate.host.addresses), "session": "x"}
             found.append(mate)
         table[replica.peer] = entry_of(replica)
@@ -115,7 +115,7 @@ async def test_a_round_that_a_lost_leader_had_begun_with_is_dispatched_again_at_
             redispatched.set()
             return Done()
 
-        mate.host.rpc.serve(REDISPATCH, on_redispatch)
+        mate.host.rpc.register(REDISPATCH, on_redispatch)
         at.book.add(mate.host.peer_id, list(mate.host.addresses))
         member.trainer._tracker._issuers = lambda: [mate.host.peer_id]
         with trio.fail_after(60):

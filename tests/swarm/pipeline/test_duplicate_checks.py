@@ -75,7 +75,7 @@ class Caller:
 async def open_caller(rules: PipelineSettings) -> AsyncIterator[Caller]:
     async with open_impostor(rules, 0, {}, None) as host:
         caller = Caller(host)
-        host.rpc.serve(STILL_WAITING, caller.on_awaited)
+        host.rpc.register(STILL_WAITING, caller.on_awaited)
         yield caller
 
 

@@ -119,7 +119,7 @@ def answers(host: Host, rules: PipelineSettings, stage: int, table: Table, body:
         return body, payload
 
     limits = PipelineCalls.of(rules).forward
-    host.rpc.serve(
+    host.rpc.register(
         Method(
             limits.name,
             limits.request,
@@ -196,7 +196,7 @@ async def test_who_says_that_it_has_it_and_does_nothing_is_not_followed_for_ever
         async def on_seen(call: Call[IsCountedQuery]) -> IsCountedReply:
             return IsCountedReply(tuple(True for _ in call.body.spans))
 
-        liar.rpc.serve(IS_COUNTED, on_seen)
+        liar.rpc.register(IS_COUNTED, on_seen)
         answers(liar, rules, 1, table, ForwardReply("busy", "full", begun=True), b"")
         with trio.fail_after(60):
             await dispatch_all(first, spans(0, 8))

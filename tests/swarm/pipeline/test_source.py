@@ -82,7 +82,7 @@ async def test_feeders_in_turn_and_local_text_where_they_fail(monkeypatch: pytes
             async def answer(call: object) -> tuple[Done, memoryview]:
                 return Done(), ids.numpy().astype("<u4").data
 
-            host.rpc.serve(PipelineCalls.of(RULES).tokens, answer)
+            host.rpc.register(PipelineCalls.of(RULES).tokens, answer)
 
         serve(wrong_ids, torch.full((MICRO, SEQ + 1), MODEL.vocab_size))
         serve(too_few, torch.zeros(MICRO, SEQ, dtype=torch.int64))
@@ -140,7 +140,7 @@ async def test_a_replica_can_say_what_it_has_counted_however_scattered_that_is()
 
     async with AsyncExitStack() as stack:
         me, mate = await hosts(stack, 2)
-        mate.rpc.serve(COUNTED, answer)
+        mate.rpc.register(COUNTED, answer)
         reply = await me.rpc.call(mate.peer_id, COUNTED, AskCounted("group 1", 0), timeout_s=60)
         assert reply.body.spans == counted
 

@@ -64,7 +64,7 @@ async def hosts(count: int, *, first: Identity | None = None) -> AsyncIterator[l
         return
     config = HostConfig(identity=first or Identity.generate(), events=EventLog())
     async with open_host(config) as host, hosts(count - 1) as rest:
-        host.rpc.serve(ECHO, echo)
+        host.rpc.register(ECHO, echo)
         for other in rest:
             host.book.add(other.peer_id, other.addresses)
             other.book.add(host.peer_id, host.addresses)

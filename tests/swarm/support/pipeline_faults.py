@@ -117,12 +117,12 @@ def aim(pipeline: Pipeline, strike: Strike) -> Iterator[Replica]:
         return
     assert mover is not None
     if not strike.donor:
-        mover.arm("move:at_seat:0", f"{strike.fault}:0")
+        mover.arm("move:at_replica:0", f"{strike.fault}:0")
         yield mover
     for _ in range(3 if strike.donor else 0):  # of several donors any may be asked
         victim = pipeline.of((mover.stage - 1) % STAGES)[0]
         victim.arm(f"{strike.fault}:0")
-        mover.arm("move:at_seat:0")
+        mover.arm("move:at_replica:0")
         yield victim
 
 

@@ -214,7 +214,7 @@ async def open_impostor(
             async def on_pass(call: Any) -> tuple[ForwardReply, bytes]:
                 return await answer(call.body, call.payload)
 
-            host.rpc.serve(PipelineCalls.of(rules).forward, on_pass)
+            host.rpc.register(PipelineCalls.of(rules).forward, on_pass)
             table[host.peer_id] = {"stage": stage, "addresses": list(host.addresses)}
         yield host
 

@@ -98,8 +98,8 @@ async def odd_donor(
         return chunk(joined[slice(*TREE.span(call.body.index))], call.body.index)
 
     async with bare_host() as host:
-        host.rpc.serve(methods.manifest, on_manifest)
-        host.rpc.serve(methods.chunk, on_chunk)
+        host.rpc.register(methods.manifest, on_manifest)
+        host.rpc.register(methods.chunk, on_chunk)
         yield host
 
 

@@ -121,4 +121,4 @@ def serve_head_report(host: Host, report: HeadReport) -> None:
     async def answer(call: Call[AskHead]) -> HeadReport:
         return report
 
-    host.rpc.serve(HEAD_REPORT, answer)
+    host.rpc.register(HEAD_REPORT, answer)

@@ -33,13 +33,13 @@ def kept_of_others(host: Host) -> dict[str, int]:
 
 async def test_nothing_is_kept_of_whom_we_called_and_who_called_us() -> None:
     async with open_host(config()) as host, open_host(config()) as friend:
-        host.rpc.serve(ECHO, echo)
-        friend.rpc.serve(ECHO, echo)
+        host.rpc.register(ECHO, echo)
+        friend.rpc.register(ECHO, echo)
         await host.connect_address(friend.addresses[0], timeout_s=30)
         await host.rpc.call(friend.peer_id, ECHO, Number(1), bytes(1 << 20), timeout_s=30, bulk=True)
         for _ in range(STRANGERS):
             async with open_host(config()) as stranger:
-                stranger.rpc.serve(ECHO, echo)
+                stranger.rpc.register(ECHO, echo)
                 await stranger.connect_address(host.addresses[0], timeout_s=30)
                 for caller, called in ((stranger, host), (host, stranger)):
                     await caller.rpc.call(called.peer_id, ECHO, Number(1), bytes(1 << 20), timeout_s=30, bulk=True)
