@@ -1,7 +1,7 @@
 """Prints the tree of the repository: folders, git-tracked files, lines, and what each folder is for.
 
-`python tools/tree.py --write` updates the tree in CONTRIBUTING.md between its markers. Descriptions are kept; describe a
-new folder there by hand.
+`python tools/tree.py --write` updates the tree in CONTRIBUTING.md between its markers. Descriptions are kept;
+describe a new folder there by hand.
 """
 
 from __future__ import annotations
