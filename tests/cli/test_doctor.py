@@ -127,11 +127,11 @@ def test_an_error_becomes_a_finding() -> None:
 
 
 async def test_each_address_of_the_invite_is_reported(tmp_path: Path) -> None:
-    nobody = Identity.generate().peer_id
+    absent = Identity.generate().peer_id
     with trio.socket.socket() as closed:
         await closed.bind(("127.0.0.1", 0))
-        address = f"/ip4/127.0.0.1/tcp/{closed.getsockname()[1]}/p2p/{nobody}"
-        invite = Invite("a" * 32, nobody, (address, address.replace("127.0.0.1", "127.0.0.2")))
+        address = f"/ip4/127.0.0.1/tcp/{closed.getsockname()[1]}/p2p/{absent}"
+        invite = Invite("a" * 32, absent, (address, address.replace("127.0.0.1", "127.0.0.2")))
         findings = [finding async for finding in swarm_findings(invite, tmp_path, None, DialBackConfig())]
     assert [finding.check for finding in findings] == ["bootstrap", "bootstrap"]
     assert all(is_failure(finding, 3) and finding.detail.startswith("refused") for finding in findings)

@@ -74,13 +74,13 @@ def test_commits_and_dispatches_are_audited() -> None:
 
 def test_moves_are_noted_and_kept() -> None:
     progress = Progress("a run", stages=2)
-    move = {"source": 0, "target": 1, "reason": "nobody serves it", "gain": 1.5}
+    move = {"source": 0, "target": 1, "reason": "it has no replica", "gain": 1.5}
     progress.apply("a", "move_started", 1.0, move)
     progress.apply("a", "move_finished", 9.0, {"target": 1, "seconds": 8.2})
     progress.apply("a", "stages_missing", 9.0, {"stages": ["1"]})
     assert [(m.name, m.source, m.target, m.gain) for m in progress.moves] == [("a", 0, 1, 1.5)]
     assert told(progress) == [
-        "a moves from stage 0 to 1: nobody serves it",
+        "a moves from stage 0 to 1: it has no replica",
         "a works in stage 1 after 8 s",
         "a waits for stage 1",
     ]
