@@ -49,7 +49,8 @@ def _head_adopted(view: ViewState, row: Row, at: float, fields: Fields) -> None:
     if fields.get("stage") is not None:
         _record_merged(view, fields["stage"], fields)
     _position(view, row, at, fields)
-    view.note(f"{row.name} caught up with round {row.round}, state {row.state_hash[:8]}")
+    reached = f"caught up with round {row.round}" if row.round else "has the initial weights"
+    view.note(f"{row.name} {reached}, state {row.state_hash[:8]}")
 
 
 def _gossip_round(view: ViewState, row: Row, at: float, fields: Fields) -> None:

@@ -45,8 +45,9 @@ def _move_finished(view: ViewState, row: Row, at: float, fields: Fields) -> None
 
 
 def _stages_missing(view: ViewState, row: Row, at: float, fields: Fields) -> None:
-    stages = ", ".join(fields["stages"])
-    view.note(f"{row.name} waits for stage {stages}" if stages else f"{row.name} sees all stages served")
+    stages = [str(stage) for stage in fields["stages"]]
+    missing = f"stage{'' if len(stages) == 1 else 's'} {', '.join(stages)}"
+    view.note(f"{row.name} waits for {missing}" if stages else f"{row.name} sees all stages served")
 
 
 def _stage_restored(view: ViewState, row: Row, at: float, fields: Fields) -> None:
