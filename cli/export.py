@@ -135,9 +135,10 @@ class KeptModel:
     @property
     def theta(self) -> Tensor:
         """The outer weights of the whole model, flat fp32, shape (P,)."""
+        from peer.ipc.span import spans_of
         from peer.model.layout import join_flat
 
-        return join_flat(self.manifest.model, [part.theta for part in self.parts], self.manifest.cuts)
+        return join_flat(self.manifest.model, [part.theta for part in self.parts], spans_of(self.manifest.cuts))
 
 
 def newest_model(homes: Sequence[Path]) -> KeptModel:
@@ -211,7 +212,7 @@ def write_model(out: Path, manifest: Manifest, tokenizer: bytes, theta: Tensor) 
     """
     from peer.data.tokenizer import ByteTokenizer, read_tokenizer
     from peer.model.huggingface import export_pretrained
-    from swarm.run.manifest import BYTES_TOKENIZER
+    from swarm.run.sections import BYTES_TOKENIZER
 
     is_bytes = manifest.tokenizer == BYTES_TOKENIZER
     export_pretrained(out, manifest.model, theta, ByteTokenizer() if is_bytes else read_tokenizer(tokenizer))

@@ -7,15 +7,14 @@ the last regroup that it signed and the last heads that it saw; the last three o
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import trio
 
-from dht.node import open_node
+from dht.node import NodeConfig, open_node
 from peer.errors import ConfigError
 from peer.events import EventLog
 from peer.identity import Identity
@@ -24,18 +23,19 @@ from swarm.coordinator.authority import Authority
 from swarm.coordinator.create_run import Founded, InitialState, found, reload
 from swarm.coordinator.durable_state import FileState
 from swarm.coordinator.handlers import CoordinatorHandlers
+from swarm.coordinator.rules import GroupRules
+from swarm.coordinator.run_progress import RunProgress
 from swarm.membership.bans import extend_bans, spread_bans
 from swarm.membership.membership import MEMBERS, LocalStatus, MemberRecord, Membership, member_record
 from swarm.membership.reachability import serve_dial_back
-from swarm.pipeline.config import STALENESS
-from swarm.protocol.head import Head
 from swarm.run.config import RunConfig
 from swarm.run.credentials import TOKEN_DAYS, issue_token
 from swarm.run.gate import Gate
 from swarm.run.home import Home
 from swarm.run.invite import ADDRESSES_MAX, Invite
-from swarm.run.manifest import BYTES_TOKENIZER, Manifest, open_manifest
+from swarm.run.manifest import Manifest, open_manifest
 from swarm.run.manifest_transfer import load_run_files, serve_run_files
+from swarm.run.sections import BYTES_TOKENIZER
 from swarm.run.tokenizer import read_tokenizer
 from swarm.state.server import serve_snapshots
 from swarm.state.snapshots import SnapshotStore
@@ -81,7 +81,8 @@ async def run_coordinator(config: CoordinatorConfig, ready: Callable[[Invite], N
             serve_run_files(host.rpc, run_files, tokenizer)
             serve_dial_back(host)
             serve_snapshots(host.rpc, [_snapshots(state) for state in states])
-            async with open_node(host, config.bootstrap, [MEMBERS], home.addresses, manifest.run_id) as node:
+            node_config = NodeConfig(manifest.run_id, config.bootstrap, home.addresses)
+            async with open_node(host, node_config, [MEMBERS]) as node:
                 addresses = (*host.addresses, *config.bootstrap)[:ADDRESSES_MAX]
                 coordinator = _Coordinator(config, manifest, host, home)
                 membership = Membership(node, host, manifest.run_id, coordinator.member_record, events)
@@ -103,37 +104,27 @@ class _Coordinator:
         self.membership: Membership | None = None
         self._manifest, self._host, self._home = manifest, host, home
         self._began = time.time()
-        self.authorities = [self._authority(stage) for stage in range(manifest.stages)]
+        progress = RunProgress(synchronous=manifest.synchronous, source=manifest.group_id(0))
+        self.authorities = [self._authority(stage, progress) for stage in range(manifest.stages)]
         CoordinatorHandlers(host, self.authorities)
 
-    def _authority(self, stage: int) -> Authority:
-        return Authority(
-            self._host,
-            self._manifest.first_head(stage),
-            self._manifest.run.min_peers,
-            lambda: self._replicas(stage),
-            FileState(self._home.stage(stage, self._manifest.stages)),
-            self._manifest.run.rounds,
-            lambda: sum(other.peers for other in self._others(stage)),
-            self._fast_forward if self._manifest.stages > 1 else None,
-            stage if self._manifest.stages > 1 else None,
-            lambda: self._others(stage),
-            self._manifest.run.max_peers,
+    def _authority(self, stage: int, progress: RunProgress) -> Authority:
+        manifest = self._manifest
+        rules = GroupRules(
+            genesis=manifest.first_head(stage),
+            stage=stage if manifest.stages > 1 else None,
+            rounds=manifest.run.rounds,
+            min_peers=manifest.run.min_peers,
+            max_peers=manifest.run.max_peers,
         )
-
-    def _others(self, stage: int) -> list[Authority]:
-        return [authority for number, authority in enumerate(self.authorities) if number != stage]
+        durable = FileState(self._home.stage(stage, manifest.stages))
+        return Authority(self._host, rules, durable, lambda: self._replicas(stage), progress)
 
     async def tell_of_the_end(self, membership: Membership) -> None:
         """Once all groups have made their last commit: their members wait for us to know."""
         for authority in self.authorities:
             await authority.completed.wait()
         await membership.announce()
-
-    def _fast_forward(self, head: Head) -> Head:
-        others = [authority.head for authority in self.authorities if authority.group != head.run_id]
-        issues = head.run_id == self._manifest.group_id(0)
-        return fast_forward(head, others, self._manifest.synchronous, issues)
 
     def _replicas(self, stage: int) -> list[str]:
         """Who says that it belongs to that group."""
@@ -152,20 +143,6 @@ class _Coordinator:
             joined_at=self._began,
         )
         return member_record(self._host, last.head, own)
-
-
-def fast_forward(head: Head, others: Sequence[Head], synchronous: bool, issues: bool) -> Head:
-    """The weights of a stage at the place in the run where the `others` are, if they are too old for it. In a
-    synchronous run that is where the last of these is: the others have kept the weights of its epoch. The stage that
-    `issues` hands out nothing that another has merged: it would pass there uncounted, and the run wait for rounds in
-    which nothing counts."""
-    last, furthest = min(others, key=lambda head: head.round), max(others, key=lambda head: head.round)
-    if furthest.round - head.round <= STALENESS:
-        return head
-    if synchronous:
-        return msgspec.structs.replace(head, round=last.round, inner_step=last.inner_step, ledger=last.ledger)
-    ledger = head.ledger.after(other.ledger for other in others) if issues else head.ledger
-    return msgspec.structs.replace(head, round=furthest.round, inner_step=furthest.inner_step, ledger=ledger)
 
 
 def _snapshots(state: InitialState) -> SnapshotStore:

@@ -1,4 +1,4 @@
-"""What the authority answers: each call goes to the group that it names."""
+"""The calls that a coordinator answers. Each goes to the authority of the group that it names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from swarm.protocol import messages as say
 
 
 class CoordinatorHandlers:
-    """Serves on behalf of the authorities of all groups of a run, from the moment it is made."""
+    """Serves the authorities of all groups of a run, from its construction on."""
 
     def __init__(self, host: Host, authorities: Sequence[Authority]) -> None:
         self._host = host
@@ -34,7 +34,7 @@ class CoordinatorHandlers:
 
     async def _on_request_join(self, call: Call[say.JoinRequest]) -> say.HeadReport:
         if call.body.member.peer != call.peer:
-            raise ProtocolViolation("a knock names another peer than its sender")
+            raise ProtocolViolation("a join request names another peer than its sender")
         authority = self._named(call.body.group)
         self._host.book.add(call.peer, call.body.addresses)
         authority.request_join(call.body)
@@ -47,6 +47,6 @@ class CoordinatorHandlers:
 
     async def _on_believed(self, call: Call[say.AskBelieved]) -> say.Believed:
         authority = self._named(call.body.group)
-        believed = [name for name, round in call.body.heads[:1] if authority.believes(call.peer, name, round)]
-        believed += [name for name, round in call.body.heads[1:] if authority.vouches(name, round)]
+        believed = [name for name, round in call.body.heads[:1] if authority.history.believes(call.peer, name, round)]
+        believed += [name for name, round in call.body.heads[1:] if authority.history.vouches(name, round)]
         return say.Believed(authority.head.position, tuple(believed))

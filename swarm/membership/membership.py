@@ -22,7 +22,7 @@ from peer.events import EventLog
 from peer.net.host import Host
 from swarm.protocol.head import Head
 from swarm.protocol.version import VERSION
-from swarm.run.manifest import STAGES_MAX
+from swarm.run.sections import STAGES_MAX
 
 TTL_S: Final = 9.0
 REFRESH_S: Final = 2.5

@@ -1,7 +1,7 @@
-"""RUN.toml: read, checked, and where it is wrong, told with line and field.
+"""Reading and checking RUN.toml. Errors name line and field.
 
-A file is decoded in two steps, TOML to plain values and these to typed sections, because msgspec knows the path of a
-wrong field and only the text knows its line.
+A file is decoded in two steps, TOML to plain values and these to typed sections: msgspec knows the path of a wrong
+field, and only the text tells its line.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import msgspec
 from optim.config import DENSE, METHODS, CodecConfig, OuterConfig
 from peer.config import DataConfig, InnerConfig, ModelConfig
 from peer.errors import ConfigError
-from swarm.run.manifest import PipelineConfig, RunRules, TokenizerConfig, check_fit, check_pipeline
+from swarm.run.sections import PipelineConfig, RunRules, TokenizerConfig, check_fit, check_pipeline
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -29,7 +29,7 @@ else:
 CONFIG_BYTES_MAX: Final = 1 << 20
 INTEGER_MAX: Final = 1 << 53  # what messages and double-precision arithmetic hold exactly
 _TEMPLATE_HINT: Final = "`peer coordinate --init` writes a template with every field"
-_SEED: Final = ("run", "seed")  # has 63 bits, and a check of its own
+_SEED: Final = ("run", "seed")  # has 63 bits and its own check
 _SECTIONS: Final = {"seq_len": "data", "stages": "pipeline", "micro_batch": "pipeline", "method": "outer"}
 
 
@@ -54,30 +54,30 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 def read_run_config(path: Path) -> RunConfig:
-    """Raises ConfigError that names file, line, field and remedy."""
+    """Read and check a file. Raises ConfigError that names file, line, field and remedy."""
     try:
         if path.stat().st_size > CONFIG_BYTES_MAX:
-            raise ConfigError(f"{path} is larger than 1 MiB: that is no RUN.toml; {_TEMPLATE_HINT}.")
+            raise ConfigError(f"{path} is larger than 1 MiB, so it is no RUN.toml: {_TEMPLATE_HINT}")
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
-        raise ConfigError(f"{path} does not exist: write one with `peer coordinate --init {path}`.") from error
+        raise ConfigError(f"{path} does not exist: write one with `peer coordinate --init {path}`") from error
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read ({error.strerror}): check the path and its permissions.") from error
+        raise ConfigError(f"{path} cannot be read ({error.strerror}): check the path and its permissions") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8 text (byte {error.start}): save it as UTF-8.") from error
+        raise ConfigError(f"{path} is not UTF-8 text (byte {error.start}): save it as UTF-8") from error
     return parse_run_config(text, str(path))
 
 
 def parse_run_config(text: str, name: str = "RUN.toml") -> RunConfig:
-    """Decode and check; `name` is what messages call the file. Raises ConfigError."""
+    """Decode and check. `name` is the name of the file in errors. Raises ConfigError."""
     try:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{name} is not valid TOML: {_toml_position(str(error))}; mend that line.") from error
+        raise ConfigError(f"{name} is not valid TOML: {_toml_position(str(error))}; correct that line") from error
     except RecursionError as error:
-        raise ConfigError(f"{name} nests values too deeply: {_TEMPLATE_HINT}.") from error
+        raise ConfigError(f"{name} nests values too deeply: {_TEMPLATE_HINT}") from error
     except ValueError as error:  # an integer of thousands of digits
-        raise ConfigError(f"{name} has a number that is too long: {_TEMPLATE_HINT}.") from error
+        raise ConfigError(f"{name} has a number that is too long: {_TEMPLATE_HINT}") from error
     for path, value in _leaves(raw):
         if isinstance(value, float) and not math.isfinite(value):
             raise _fault(name, text, path, f"{value} is no usable number")
@@ -89,7 +89,7 @@ def parse_run_config(text: str, name: str = "RUN.toml") -> RunConfig:
     elif "pretrained" in raw:
         raise _fault(name, text, ("pretrained",), "unknown section; write [model] init = ...")
     elif model is None:
-        raise ConfigError(f"{name} has no section [model]: {_TEMPLATE_HINT}.")
+        raise ConfigError(f"{name} has no section [model]: {_TEMPLATE_HINT}")
     method = _method(raw, name, text)
     try:
         config = msgspec.convert(raw, RunConfig)
@@ -107,7 +107,7 @@ def parse_run_config(text: str, name: str = "RUN.toml") -> RunConfig:
 
 
 def _method(raw: dict[str, Any], name: str, text: str) -> str:
-    """The outer section's method, filled in where it is left out: DiLoCo."""
+    """Return the outer section's method, after filling in the default, DiLoCo."""
     outer = raw.get("outer")
     if not isinstance(outer, dict):
         return "diloco"
@@ -115,29 +115,29 @@ def _method(raw: dict[str, Any], name: str, text: str) -> str:
     if not isinstance(method, str) or method not in METHODS:
         raise _fault(name, text, ("outer", "method"), f"method is {method!r}: choose one of {', '.join(METHODS)}")
     if "codec" in raw and METHODS[method] not in DENSE:
-        raise _fault(name, text, ("codec",), f"method {method!r} packs its messages by itself: leave this section out")
+        raise _fault(name, text, ("codec",), f"method {method!r} packs its own messages: leave this section out")
     return method
 
 
 def _fault(name: str, text: str, path: tuple[str, ...], what: str) -> ConfigError:
-    """The sentence for a wrong field at `path`, e.g. ("inner", "lr")."""
+    """Return the error for a wrong field at `path`, e.g. ("inner", "lr")."""
     path = ("model", *path[1:]) if path[:1] == ("pretrained",) and len(path) > 1 else path
     line = _line_of(text, path)
     where = f"{name}, line {line}" if line else name
     field = f"[{path[0]}]" + (f" {'.'.join(path[1:])}" if len(path) > 1 else "") if path else "the file"
-    return ConfigError(f"{where}: {field}: {what}; {_TEMPLATE_HINT}.")
+    return ConfigError(f"{where}: {field}: {what}; {_TEMPLATE_HINT}")
 
 
 def _explain(message: str, method: str) -> tuple[tuple[str, ...], str]:
-    """msgspec's message as (path of the culprit, what is wrong with it)."""
+    """Return msgspec's message as (path of the wrong field, what is wrong with it)."""
     what, _, at = message.partition(" - at `$")
     path = tuple(re.findall(r"[A-Za-z_]\w*", at))
     if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", what):
         field = unknown[1]
         known = _fields_at(path, method)
         near = difflib.get_close_matches(field, known, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
-        return (*path, field), f"unknown field, {hint}"
+        hint = f"write {near[0]}" if near else f"choose one of {', '.join(known)}"
+        return (*path, field), f"unknown field: {hint}"
     if missing := re.fullmatch(r"Object missing required field `(.*)`", what):
         return path, f"the {'field' if path else 'section'} {missing[1]} is missing"
     if wrong := re.fullmatch(r"Invalid enum value (.*)", what):
@@ -149,7 +149,7 @@ def _explain(message: str, method: str) -> tuple[tuple[str, ...], str]:
 
 
 def _fields_at(path: tuple[str, ...], method: str) -> list[str]:
-    """Names allowed inside the section at `path`, of a run with that method."""
+    """Return the names allowed in the section at `path`, in a run with that method."""
     sections = _sections(method)
     if not path:
         return [name for name in sections if name != "pretrained"]
@@ -158,7 +158,7 @@ def _fields_at(path: tuple[str, ...], method: str) -> list[str]:
 
 
 def _choices(path: tuple[str, ...], method: str) -> list[str]:
-    """What the field at `path`, which takes one of some words, may be."""
+    """Return the words that the field at `path` accepts."""
     kind = get_type_hints(_sections(method)[path[0]])[path[-1]]
     return [str(choice) for choice in get_args(kind)]
 
@@ -172,7 +172,7 @@ def _sections(method: str) -> dict[str, Any]:
 
 
 def _line_of(text: str, path: tuple[str, ...]) -> int | None:
-    """1-based line of the deepest part of `path` that is written down: `key =` in its [section], else the section."""
+    """Return the 1-based line of the deepest part of `path` in the text: `key =` in its [section], else the section."""
     table: tuple[str, ...] = ()
     best: int | None = None
     for number, line in enumerate(text.splitlines(), start=1):
@@ -188,14 +188,14 @@ def _line_of(text: str, path: tuple[str, ...]) -> int | None:
 
 
 def _toml_position(message: str) -> str:
-    """`Invalid value (at line 3, column 5)` -> `line 3, column 5: invalid value`."""
+    """Turn `Invalid value (at line 3, column 5)` into `line 3, column 5: invalid value`."""
     what, _, at = message.partition(" (at ")
     what = what[:1].lower() + what[1:]
     return f"{at.rstrip(')')}: {what}" if at else what
 
 
 def _leaves(raw: object) -> Iterator[tuple[tuple[str, ...], object]]:
-    """Every value with its path, in no order; without recursion, as dotted keys may nest deeper than Python's stack."""
+    """Yield every value with its path, in no order. No recursion: dotted keys may nest deeper than Python's stack."""
     pending: list[tuple[tuple[str, ...], object]] = [((), raw)]
     while pending:
         path, value = pending.pop()

@@ -1,8 +1,8 @@
-"""The door of a run at one peer: who may call its methods, and how two peers introduce themselves to each other.
+"""Access control at one peer: which peers may call its methods, and how two peers introduce themselves.
 
-In an open run everybody may call who is not banned. In an invitation-only run each pair of peers first exchanges its
-credentials, one call (`run.enter`) that serves both directions; a peer that restarted has forgotten whom it let in and
-answers `NotAdmitted`, upon which the caller introduces itself again (`Rpc.introduce`).
+In an open run every peer may call that is not banned. In an invitation-only run two peers first exchange credentials,
+in one call (`run.enter`) that serves both directions. A peer that restarted has forgotten which peers it admitted and
+answers `NotAdmitted`. The caller then introduces itself again (`Rpc.introduce`).
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from peer.errors import NotAdmitted, ProtocolViolation
 from peer.identity import Signed
 from peer.net.rpc import Call, Method, Rpc
 from swarm.run.credentials import BanList, admit, open_bans
-from swarm.run.manifest import PROTOCOL_VERSION, Manifest, check_protocol, check_run
+from swarm.run.manifest import PROTOCOL_VERSION, AnyManifest, check_protocol, check_run
 
-GUESTS_MAX: Final = 8192  # forgetting the oldest costs it one call
+ADMITTED_MAX: Final = 8192  # forgetting the oldest costs it one call
 
 
 class Credentials(msgspec.Struct, frozen=True):
-    """Who asks to be let in, and the newest ban list it knows of (so that bans spread with every introduction)."""
+    """What a peer shows to be admitted, and the newest ban list it knows, so that bans spread with introductions."""
 
     run_id: str
     protocol: int = PROTOCOL_VERSION
@@ -36,22 +36,23 @@ ENTER: Final = Method("run.enter", Credentials, Credentials, open=True)
 
 
 async def enter(rpc: Rpc, peer: str, credentials: Credentials, timeout_s: float) -> Credentials:
-    """Show credentials to `peer` and return its own, unchecked. RemoteError (code NotAdmitted) if it refuses us."""
+    """Show credentials to `peer` and return its own, unchecked. RemoteError (code NotAdmitted) if it refuses them."""
     reply = await rpc.call(peer, ENTER, credentials, timeout_s=timeout_s)
     return reply.body
 
 
 class Gate:
-    """Guards `rpc` for the run of `manifest`; `token` is what this peer shows to others. `clock` gives Unix seconds."""
+    """Guards `rpc` for the run or served model of `manifest`."""
 
     def __init__(
-        self, rpc: Rpc, manifest: Manifest, token: Signed | None, clock: Callable[[], float] = time.time
+        self, rpc: Rpc, manifest: AnyManifest, token: Signed | None, clock: Callable[[], float] = time.time
     ) -> None:
+        """`token`: what this peer shows to others. `clock` returns Unix seconds."""
         self._rpc = rpc
         self._manifest = manifest
         self._token = token
         self._clock = clock
-        self._guests: OrderedDict[str, None] = OrderedDict()
+        self._admitted: OrderedDict[str, None] = OrderedDict()
         self._bans: BanList | None = None
         self._signed_bans: Signed | None = None
         rpc.register(ENTER, self._enter)
@@ -64,39 +65,42 @@ class Gate:
         return self._bans
 
     def check(self, peer: str, method: Method[Any, Any]) -> None:
-        """NotAdmitted unless `peer` may call us. `Rpc` does not ask for methods that are open to all."""
+        """Raise NotAdmitted unless `peer` may call this one. `Rpc` does not ask for methods that are open to all."""
         if self._bans is not None and peer in self._bans.peers:
-            raise NotAdmitted(f"peer {peer} is banned from this run: write to whoever runs it.")
-        if not self._manifest.run.open and peer not in self._guests:
-            raise NotAdmitted(f"{method.name} is for members of the run: introduce yourself with {ENTER.name} first.")
+            raise NotAdmitted(f"peer {peer} is banned from this run: write to the owner of the run")
+        if not self._manifest.open and peer not in self._admitted:
+            raise NotAdmitted(f"{method.name} is for members of the run: introduce yourself with {ENTER.name} first")
 
     async def introduce(self, peer: str, timeout_s: float) -> None:
-        """Show our credentials to `peer` and check its own. ProtocolViolation if they are no good, RemoteError (code
-        NotAdmitted) if it refuses ours, and what any call raises."""
+        """Show this peer's credentials to `peer` and check its own.
+
+        Raises ProtocolViolation if those are not valid, RemoteError (code NotAdmitted) if `peer` refuses ours, and
+        what any call raises.
+        """
         shown = await enter(self._rpc, peer, self._credentials, timeout_s)
         try:
-            self._let_in(peer, shown)
+            self._admit(peer, shown)
         except NotAdmitted as error:
             raise ProtocolViolation(f"{peer} answers for this run without being admitted: {error}") from error
 
     def learn_bans(self, signed: Signed) -> None:
-        """Take over a ban list newer than ours; whoever it names is out at once. ProtocolViolation if it is forged."""
+        """Take over a newer ban list, effective at once. ProtocolViolation if it is forged."""
         if signed == self._signed_bans:
             return
         bans = open_bans(signed, self._manifest)
         if self._bans is None or bans.serial > self._bans.serial:
             self._bans, self._signed_bans = bans, signed
-            self._guests.clear()  # everybody shows a token again: it may be a banned one
+            self._admitted.clear()  # every peer shows its token again: it may be banned now
 
     @property
     def _credentials(self) -> Credentials:
         return Credentials(self._manifest.run_id, token=self._token, bans=self._signed_bans)
 
     async def _enter(self, call: Call[Credentials]) -> Credentials:
-        self._let_in(call.peer, call.body)
+        self._admit(call.peer, call.body)
         return self._credentials
 
-    def _let_in(self, peer: str, shown: Credentials) -> None:
+    def _admit(self, peer: str, shown: Credentials) -> None:
         check_protocol(shown.protocol)
         check_run(self._manifest, shown.run_id)
         if shown.bans is not None:
@@ -105,7 +109,7 @@ class Gate:
             except ProtocolViolation as error:
                 raise NotAdmitted(f"{peer} showed a ban list that is not the authority's: {error}") from error
         admit(self._manifest, shown.token, peer, self._clock(), self._bans)
-        self._guests[peer] = None
-        self._guests.move_to_end(peer)
-        while len(self._guests) > GUESTS_MAX:
-            self._guests.popitem(last=False)
+        self._admitted[peer] = None
+        self._admitted.move_to_end(peer)
+        while len(self._admitted) > ADMITTED_MAX:
+            self._admitted.popitem(last=False)

@@ -1,10 +1,10 @@
 """A peer's folder on disk, and the lock that keeps two processes from being the same peer.
 
 lock   identity.key   invite   manifest.msgpack   tokenizer.json   regroup.msgpack   addresses.json   events.jsonl
-worker.log   tokens-*.npy   checkpoints/   state.part; at the coordinator's also bans.msgpack   seen.msgpack
+worker.log   tokens-*.npy   checkpoints/   state.part; at the coordinator also bans.msgpack   seen.msgpack
 
-In a pipeline there is seat, and what belongs to a stage (regroup.msgpack, seen.msgpack, checkpoints/, state.part) lies
-in stage-0/, stage-1/ ... of its own, as does archive.part: a commit kept for another stage, while it is fetched.
+In a pipeline there is also `replica`, and the files of a stage (regroup.msgpack, seen.msgpack, checkpoints/,
+state.part) lie in folders stage-0/, stage-1/ and so on. There backup.part is a backup of that stage on its way.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Home:
     path: Path
 
     def stage(self, stage: int, stages: int) -> Home:
-        """Where that stage's files are, of so many stages: this home itself if there is only one."""
+        """Return the folder of one stage's files; this home if there is only one stage."""
         return self if stages == 1 else Home(self.path / f"stage-{stage}")
 
     @property
@@ -35,12 +35,12 @@ class Home:
 
     @property
     def invite(self) -> Path:
-        """The invite that this peer was started with or, at the coordinator's, gives out."""
+        """The invite that this peer was started with; at the coordinator, the invite to its run."""
         return self.path / "invite"
 
     @property
     def bans(self) -> Path:
-        """At the coordinator's: whom it banned."""
+        """At the coordinator: the signed ban list."""
         return self.path / "bans.msgpack"
 
     @property
@@ -49,7 +49,7 @@ class Home:
 
     @property
     def regroup_before(self) -> Path:
-        """Of the term of the last checkpoint, while that is another one."""
+        """The regroup of the last checkpoint's term, where that is another term."""
         return self.path / "regroup.before.msgpack"
 
     @property
@@ -59,7 +59,7 @@ class Home:
 
     @property
     def replica(self) -> Path:
-        """In a pipeline: the number of the stage in which this peer had its seat last."""
+        """In a pipeline: the number of the stage of which this peer was last a replica."""
         return self.path / "replica"
 
     @property
@@ -86,14 +86,14 @@ class Home:
             fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise ResourceError(
-                f"cannot write to {self.path} ({error.strerror}): choose a folder of your own with --home."
+                f"cannot write to {self.path} ({error.strerror}): choose a folder of your own with --home"
             ) from error
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(fd)
             raise ResourceError(
-                f"another peer is running from {self.path}: stop it, or choose another folder with --home."
+                f"another peer is running from {self.path}: stop it, or choose another folder with --home"
             ) from error
         try:
             yield

@@ -1,10 +1,10 @@
-"""An invite: one string to paste, with all that a stranger needs to find a run and to be let in.
+"""Invites: one string to paste, with all that a peer needs to find a run or a served model and to be admitted.
 
     barnraise1<base32 of a msgpack array, lower case, and a checksum of 4 bytes>
 
-Lower-case letters and digits only: it survives chat programs, line wraps and a double click. The string names the run
-(by hash), its authority and several addresses to try; for an invitation-only run it also carries the join token, and
-whoever reads it may join until it expires (docs/security.md).
+Lower-case letters and digits only: they survive chat programs, line wraps and a double click. The string names the run
+(by hash), its authority and several addresses to try. For an invitation-only run it also carries the join token, and
+any reader of it may join until it expires (docs/security.md).
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ _REMEDY: Final = "copy it again from where `peer coordinate` printed it, from it
 
 
 class Invite(msgspec.Struct, frozen=True):
-    """`addresses`: full multiaddrs ending in /p2p/<peer id>, best first; at least one."""
+    """A run, and how to reach it."""
 
     run_id: str
     authority: str
     addresses: tuple[str, ...]
+    """Full multiaddrs that end in /p2p/<peer id>, best first; at least one."""
     token: Signed | None = None
 
     def __str__(self) -> str:
@@ -47,38 +48,38 @@ class Invite(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> Invite:
-        """The inverse of str(); white space anywhere is forgiven. Raises ConfigError that says what is wrong."""
+        """Parse what str() returns, with white space anywhere. Raises ConfigError."""
         text = "".join(text.split()).lower()
         if not text.startswith(PREFIX):
-            raise ConfigError(f"this is no invite (one begins with {PREFIX}{VERSION}): {_REMEDY}.")
+            raise ConfigError(f"this is no invite (one begins with {PREFIX}{VERSION}): {_REMEDY}")
         if not text.startswith(PREFIX + VERSION):
-            raise ConfigError("this invite is of a newer format: upgrade barnraise.")
+            raise ConfigError("this invite is of a newer format: upgrade barnraise")
         payload = _payload(text[len(PREFIX + VERSION) :])
         try:
             wire = msgspec.msgpack.decode(payload, type=_Wire)
             addresses = tuple(str(Multiaddr(raw)) for raw in wire.addresses)
         except (msgspec.MsgspecError, MultiaddrError, ValueError) as error:
-            raise ConfigError(f"the invite's content makes no sense ({error}): {_REMEDY}.") from error
+            raise ConfigError(f"the invite's content is malformed ({error}): {_REMEDY}") from error
         check_addresses(addresses)
         if len(wire.run_id) != RUN_ID_BYTES or not is_peer_id(wire.authority):
-            raise ConfigError(f"the invite names no run: {_REMEDY}.")
+            raise ConfigError(f"the invite names no run: {_REMEDY}")
         return cls(run_id_text(wire.run_id), wire.authority, addresses, wire.token)
 
 
 def check_addresses(addresses: Iterable[str]) -> None:
-    """ConfigError unless there are 1 to 16 multiaddrs and each names the peer expected there."""
+    """Raise ConfigError unless there are 1 to 16 multiaddrs and each names the peer expected there."""
     seen = tuple(addresses)
     if not 1 <= len(seen) <= ADDRESSES_MAX:
-        raise ConfigError(f"an invite holds 1 to {ADDRESSES_MAX} addresses, not {len(seen)}.")
+        raise ConfigError(f"the invite has {len(seen)} addresses: give it 1 to {ADDRESSES_MAX}")
     for address in seen:
         try:
             peer = Multiaddr(address).get_peer_id()
         except (MultiaddrError, ValueError) as error:
             raise ConfigError(
-                f"{address!r} is no multiaddr ({error}): write one like /ip4/1.2.3.4/tcp/31337/p2p/12D3Koo..."
+                f"{address!r} is no multiaddr ({error}): write one like /ip4/1.2.3.4/tcp/31337/p2p/12D3Koo"
             ) from error
         if peer is None or not is_peer_id(peer):
-            raise ConfigError(f"{address} names no peer: it must end in /p2p/ and the peer's id.")
+            raise ConfigError(f"{address} names no peer: end it in /p2p/ and the peer's id")
 
 
 class _Wire(msgspec.Struct, frozen=True, array_like=True):
@@ -92,14 +93,14 @@ class _Wire(msgspec.Struct, frozen=True, array_like=True):
 
 def _payload(text: str) -> bytes:
     if len(text) > _TEXT_MAX:
-        raise ConfigError(f"the invite is longer than any invite: {_REMEDY}.")
+        raise ConfigError(f"the invite is longer than any invite: {_REMEDY}")
     try:
         raw = b32decode(text.upper() + "=" * (-len(text) % 8))
     except ValueError as error:
-        raise ConfigError(f"the invite has characters that no invite has, or is cut off: {_REMEDY}.") from error
+        raise ConfigError(f"the invite has characters that no invite has, or is cut off: {_REMEDY}") from error
     payload, checksum = raw[:-_CHECKSUM_BYTES], raw[-_CHECKSUM_BYTES:]
     if _checksum(payload) != checksum:
-        raise ConfigError(f"the invite is damaged (its checksum does not match): {_REMEDY}.")
+        raise ConfigError(f"the invite is damaged (its checksum does not match): {_REMEDY}")
     return payload
 
 

@@ -1,13 +1,11 @@
-"""How the rules of a run reach a newcomer: the signed manifest from any member, and the tokenizer if it has its own.
+"""Transfer of the run files to a joiner: the signed manifest from any member, and the tokenizer if the run has one.
 
-Neither needs trust in who hands it over: the manifest must hash to the run id of the invite and the tokenizer to what
-the manifest says.
+Neither needs trust in the sender. The manifest must have the run id of the invite as its hash, and the tokenizer the
+hash in the manifest.
 """
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
 from typing import Final
 
@@ -15,26 +13,28 @@ import msgspec
 from blake3 import blake3
 
 from peer.errors import CheckpointError, NotAdmitted, ProtocolViolation, ResourceError
+from peer.files import write_atomically
 from peer.identity import Signed
 from peer.net.rpc import Call, Method, Rpc
-from swarm.run.manifest import BYTES_TOKENIZER, MANIFEST_BYTES_MAX, TOKENIZER_BYTES_MAX, Manifest, open_manifest
+from swarm.run.manifest import MANIFEST_BYTES_MAX, TOKENIZER_BYTES_MAX, CommonManifest, open_any_manifest
+from swarm.run.sections import BYTES_TOKENIZER
 
 MANIFEST_FILE: Final = "manifest.msgpack"
 TOKENIZER_FILE: Final = "tokenizer.json"
 
 
 class AskManifest(msgspec.Struct, frozen=True):
-    """The manifest of run `run_id`, please."""
+    """Asks for the manifest of a run."""
 
     run_id: str
 
 
 class AskTokenizer(msgspec.Struct, frozen=True):
-    """The run's tokenizer.json, please."""
+    """Asks for the run's tokenizer.json."""
 
 
 class TokenizerSent(msgspec.Struct, frozen=True):
-    """The payload is the file."""
+    """The reply. Its payload is the file."""
 
 
 MANIFEST: Final = Method("run.manifest", AskManifest, Signed, open=True)
@@ -42,13 +42,13 @@ TOKENIZER: Final = Method("run.tokenizer", AskTokenizer, TokenizerSent, reply_pa
 
 
 def serve_run_files(rpc: Rpc, signed: Signed, tokenizer: bytes) -> None:
-    """Hand out this run's manifest to everybody and its tokenizer (empty for "bytes") to members."""
-    run_id = open_manifest(signed).run_id
+    """Serve the manifest to every peer, and the tokenizer (empty for "bytes") to members."""
+    run_id = open_any_manifest(signed).run_id
 
     async def manifest(call: Call[AskManifest]) -> Signed:
         if call.body.run_id != run_id:
             raise NotAdmitted(
-                f"this peer is in run {run_id}, not in {call.body.run_id}: ask for an invite to the right run."
+                f"this peer is in run {run_id}, not in {call.body.run_id}: ask for an invite to the right run"
             )
         return signed
 
@@ -60,15 +60,17 @@ def serve_run_files(rpc: Rpc, signed: Signed, tokenizer: bytes) -> None:
 
 
 async def fetch_manifest(rpc: Rpc, peer: str, run_id: str, timeout_s: float) -> Signed:
-    """The checked manifest of `run_id` from `peer`. Raises NotAdmitted (other run or version), ProtocolViolation
-    (forged) and what a call raises."""
+    """Return the checked manifest of `run_id` from `peer`.
+
+    Raises NotAdmitted (other run or version), ProtocolViolation (forged) and what a call raises.
+    """
     reply = await rpc.call(peer, MANIFEST, AskManifest(run_id), timeout_s=timeout_s)
-    open_manifest(reply.body, run_id)
+    open_any_manifest(reply.body, run_id)
     return reply.body
 
 
-async def fetch_tokenizer(rpc: Rpc, peer: str, manifest: Manifest, timeout_s: float) -> bytes:
-    """The run's tokenizer.json from `peer`, checked against the manifest; empty if the run has none."""
+async def fetch_tokenizer(rpc: Rpc, peer: str, manifest: CommonManifest, timeout_s: float) -> bytes:
+    """Return the run's tokenizer.json from `peer`, checked against the manifest; empty if the run has none."""
     if manifest.tokenizer == BYTES_TOKENIZER:
         return b""
     reply = await rpc.call(peer, TOKENIZER, AskTokenizer(), timeout_s=timeout_s, bulk=True)
@@ -76,59 +78,40 @@ async def fetch_tokenizer(rpc: Rpc, peer: str, manifest: Manifest, timeout_s: fl
     return bytes(reply.payload)
 
 
-def check_tokenizer(manifest: Manifest, content: bytes | memoryview) -> None:
-    """ProtocolViolation unless `content` is the tokenizer.json that the manifest names."""
+def check_tokenizer(manifest: CommonManifest, content: bytes | memoryview) -> None:
+    """Raise ProtocolViolation unless `content` is the tokenizer.json that the manifest names."""
     if manifest.tokenizer != BYTES_TOKENIZER and blake3(content).hexdigest() != manifest.tokenizer:
         raise ProtocolViolation("the tokenizer.json is not the one that the run's manifest names")
 
 
 def save_run_files(home: Path, signed: Signed, tokenizer: bytes) -> None:
-    """Keep manifest and tokenizer under `home`; ResourceError if it cannot be written."""
+    """Keep manifest and tokenizer under `home`; ResourceError if that cannot be written."""
     write_atomically(home / MANIFEST_FILE, msgspec.msgpack.encode(signed))
     if tokenizer:
         write_atomically(home / TOKENIZER_FILE, tokenizer)
 
 
 def load_run_files(home: Path) -> tuple[Signed, bytes] | None:
-    """What `save_run_files` kept, checked; None if there is none. CheckpointError if it is damaged, ResourceError if it
-    cannot be read."""
+    """Return what `save_run_files` kept, checked; None if there is none.
+
+    Raises CheckpointError if it is damaged, ResourceError if it cannot be read.
+    """
     path = home / MANIFEST_FILE
     try:
         raw = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise ResourceError(f"{path} cannot be read ({error.strerror}): check the path and who owns it.") from error
+        raise ResourceError(f"{path} cannot be read ({error.strerror}): check the path and its owner") from error
     try:
         if len(raw) > 2 * MANIFEST_BYTES_MAX:
-            raise CheckpointError(f"{path} is no manifest: delete it and join again.")
+            raise CheckpointError(f"{path} is no manifest: delete it and join again")
         signed = msgspec.msgpack.decode(raw, type=Signed)
-        manifest = open_manifest(signed)
+        manifest = open_any_manifest(signed)
         tokenizer = b"" if manifest.tokenizer == BYTES_TOKENIZER else (home / TOKENIZER_FILE).read_bytes()
         check_tokenizer(manifest, tokenizer)
     except (OSError, msgspec.MsgspecError, ProtocolViolation) as error:
         raise CheckpointError(
-            f"{path} or the tokenizer beside it is damaged ({error}): delete both and join again."
+            f"{path} or the tokenizer beside it is damaged ({error}): delete both and join again"
         ) from error
     return signed, tokenizer
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace `path` by a complete file or leave it as it was; ResourceError names the remedy."""
-    temporary = ""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(fd, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        temporary = ""
-    except OSError as error:
-        raise ResourceError(
-            f"cannot write {path} ({error.strerror}): free some space or choose another --home."
-        ) from error
-    finally:
-        if temporary:
-            os.unlink(temporary)

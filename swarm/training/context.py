@@ -15,8 +15,9 @@ from peer.worker.client import WorkerConfig
 from swarm.run.gate import Gate
 from swarm.run.home import Home
 from swarm.run.invite import Invite
-from swarm.run.manifest import BYTES_TOKENIZER, Manifest
+from swarm.run.manifest import Manifest
 from swarm.run.manifest_transfer import TOKENIZER_FILE
+from swarm.run.sections import BYTES_TOKENIZER
 
 Role = Literal["auto", "full", "stage", "feeder"]
 

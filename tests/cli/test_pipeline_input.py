@@ -17,8 +17,9 @@ from swarm.placement.stages import layout_of, open_store, vectors_of
 from swarm.run.config import parse_run_config
 from swarm.run.home import Home
 from swarm.run.invite import Invite
-from swarm.run.manifest import Manifest, PipelineConfig, sign_manifest
+from swarm.run.manifest import Manifest, sign_manifest
 from swarm.run.manifest_transfer import save_run_files
+from swarm.run.sections import PipelineConfig
 from tests.cli.support.typed import Peer, said
 from tests.swarm.run.test_manifest import make_manifest
 

@@ -12,7 +12,7 @@ from cli.templates import template
 from optim.config import METHODS, EagerConfig
 from peer.errors import ConfigError
 from swarm.run.config import parse_run_config, read_run_config
-from swarm.run.manifest import PipelineConfig
+from swarm.run.sections import PipelineConfig
 
 GOOD = """\
 [run]

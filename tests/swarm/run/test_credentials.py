@@ -8,7 +8,8 @@ import pytest
 from peer.errors import NotAdmitted, ProtocolViolation
 from peer.identity import Identity, Signed, sign_body
 from swarm.run.credentials import CLOCK_SKEW_S, BanList, JoinToken, admit, issue_token, open_bans, sign_bans
-from swarm.run.manifest import Manifest, RunRules
+from swarm.run.manifest import Manifest
+from swarm.run.sections import RunRules
 from tests.swarm.run.test_manifest import make_manifest
 
 NOW = 1_700_000_000.0

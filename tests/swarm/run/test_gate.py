@@ -22,7 +22,7 @@ from swarm.run.bootstrap import fetch_run_files
 from swarm.run.credentials import BanList, issue_token, sign_bans
 from swarm.run.gate import Credentials, Gate, enter
 from swarm.run.invite import Invite
-from swarm.run.manifest import PROTOCOL_VERSION, Manifest, RunRules, sign_manifest
+from swarm.run.manifest import PROTOCOL_VERSION, Manifest, sign_manifest
 from swarm.run.manifest_transfer import (
     check_tokenizer,
     fetch_manifest,
@@ -31,6 +31,7 @@ from swarm.run.manifest_transfer import (
     save_run_files,
     serve_run_files,
 )
+from swarm.run.sections import RunRules
 from tests.swarm.run.test_manifest import make_manifest
 
 AUTHORITY = Identity.generate()

@@ -10,14 +10,8 @@ from peer.config import DataConfig, InnerConfig, ModelConfig
 from peer.errors import NotAdmitted, ProtocolViolation
 from peer.identity import Identity, Signed, sign_body
 from swarm.protocol.plan import RANGES_MAX
-from swarm.run.manifest import (
-    PROTOCOL_VERSION,
-    Manifest,
-    PipelineConfig,
-    RunRules,
-    open_manifest,
-    sign_manifest,
-)
+from swarm.run.manifest import PROTOCOL_VERSION, Manifest, open_manifest, sign_manifest
+from swarm.run.sections import PipelineConfig, RunRules
 
 
 def make_manifest(authority: str, **changes: object) -> Manifest:

@@ -24,6 +24,7 @@ from peer.net.host import Host, HostConfig, open_host
 from swarm.coordinator.authority import Authority
 from swarm.coordinator.durable_state import DurableState
 from swarm.coordinator.handlers import CoordinatorHandlers
+from swarm.coordinator.rules import GroupRules
 from swarm.protocol.head import Head, Member, genesis
 from swarm.protocol.ledger import count
 from swarm.protocol.plan import Assignment
@@ -159,7 +160,7 @@ class Group:
     timeouts: type[AdaptiveTimeouts] = AdaptiveTimeouts
 
     def genesis(self) -> Head:
-        return self.authority._genesis
+        return self.authority.rules.genesis
 
     @asynccontextmanager
     async def join(self, deltas: Deltas, rounds: int | None = None) -> AsyncIterator[StageReplica]:
@@ -207,7 +208,7 @@ async def open_group(
         trio.open_nursery() as nursery,
     ):
         first = genesis("run", state.tree.root)
-        authority = Authority(host, first, min_peers, list, DurableState())
+        authority = Authority(host, GroupRules(genesis=first, min_peers=min_peers), DurableState(), list)
         CoordinatorHandlers(host, [authority])
         nursery.start_soon(authority.run)
         yield Group(theta, host, authority, schedule_of(steps), lambda: diloco(numel, codec, outer), rounds, folder)

@@ -16,9 +16,11 @@ from peer.checkpoint.checkpoint_file import LoadedCheckpoint
 from peer.events import Event, EventLog
 from peer.identity import Identity, sign_body
 from peer.net.host import Host, HostConfig, open_host
-from swarm.coordinator.authority import STAGE_BACK_S_MAX, Authority
+from swarm.coordinator.authority import Authority
 from swarm.coordinator.durable_state import DurableState
 from swarm.coordinator.handlers import CoordinatorHandlers
+from swarm.coordinator.history import STAGE_HISTORY_S
+from swarm.coordinator.rules import GroupRules
 from swarm.membership.membership import MemberRecord
 from swarm.placement.stages import open_store
 from swarm.protocol.head import Head
@@ -92,17 +94,17 @@ async def scene_of(
     made = {round: commit_of(manifest, me, round) for round in {*commits, *seen}}
     durable = DurableState(made[seen[0]][1])
     for round in seen:
-        durable.see(made[round][0], STAGE_BACK_S_MAX)
+        durable.see(made[round][0], STAGE_HISTORY_S)
     async with (
         open_host(HostConfig(identity=me, events=EventLog())) as host,
         context_of(manifest, folder / "fresh") as (fresh, events),
     ):
         first = manifest.first_head(STAGE)
-        CoordinatorHandlers(host, [Authority(host, first, 1, list, durable, fast_forward=lambda head: head)])
+        CoordinatorHandlers(host, [Authority(host, GroupRules(genesis=first, stage=STAGE), durable, list)])
         await fresh.host.connect_address(host.addresses[0], timeout_s=60)
         with trio.fail_after(120):
             scene = Scene(folder, manifest, host, fresh, events)
-            scene.sees = lambda head: durable.see(head, STAGE_BACK_S_MAX)
+            scene.sees = lambda head: durable.see(head, STAGE_HISTORY_S)
             yield scene, [made[round] for round in commits]
 
 

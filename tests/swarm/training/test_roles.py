@@ -10,7 +10,8 @@ from peer.config import ModelConfig
 from peer.errors import ConfigError
 from peer.identity import Identity
 from swarm.run.invite import Invite
-from swarm.run.manifest import Manifest, PipelineConfig
+from swarm.run.manifest import Manifest
+from swarm.run.sections import PipelineConfig
 from swarm.training.context import JoinConfig, Role
 from swarm.training.peer import check_role
 from tests.swarm.run.test_manifest import make_manifest

@@ -1,11 +1,14 @@
-"""Where a stage goes on whose replicas were all lost."""
+"""Where a stage continues that lost all of its replicas."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import msgspec
 import pytest
+import trio
 
-from swarm.coordinator.coordinator import fast_forward
+from swarm.coordinator.run_progress import RunProgress, fast_forward
 from swarm.protocol.head import Head, genesis
 from swarm.protocol.ledger import NUMBERS_END, Ledger
 
@@ -22,40 +25,54 @@ def with_ledger(head: Head, ledger: Ledger) -> Head:
 
 
 @pytest.mark.parametrize("synchronous", [False, True])
-def test_what_is_an_epoch_behind_goes_on_from_there(synchronous: bool) -> None:
+def test_a_stage_one_epoch_behind_stays_there(synchronous: bool) -> None:
     for others in ([7], [7, 8], [8], [6, 7]):
         assert fast_forward(head_at(7), [head_at(number, 1) for number in others], synchronous, True) == head_at(7)
 
 
-def test_older_weights_are_of_the_epoch_that_all_others_have_or_keep() -> None:
+def test_a_synchronous_stage_goes_to_the_stage_furthest_behind() -> None:
     kept = head_at(3)
-    on = fast_forward(kept, [head_at(8, 1), head_at(7, 2), head_at(8, 3)], synchronous=True, issues=True)
+    on = fast_forward(kept, [head_at(8, 1), head_at(7, 2), head_at(8, 3)], synchronous=True, dispatches=True)
     assert (on.round, on.inner_step, on.ledger) == (7, 7, head_at(7).ledger)
     assert (on.run_id, on.state_hash) == (kept.run_id, kept.state_hash)
 
 
-def test_with_local_steps_a_later_stage_keeps_its_own_books() -> None:
+def test_a_later_stage_with_local_steps_keeps_its_ledger() -> None:
     kept = head_at(3)
-    on = fast_forward(kept, [head_at(8, 1), head_at(7, 2)], synchronous=False, issues=False)
+    on = fast_forward(kept, [head_at(8, 1), head_at(7, 2)], synchronous=False, dispatches=False)
     assert (on.round, on.inner_step, on.ledger) == (8, 8, kept.ledger)
 
 
-def test_the_first_stage_hands_out_nothing_that_another_has_merged() -> None:
+def test_the_first_stage_skips_samples_that_another_stage_merged() -> None:
     kept = with_ledger(head_at(3), Ledger(cursor=192, returned=((0, 16), (64, 96))))
     others = [
         with_ledger(head_at(8, 1), Ledger(cursor=512, returned=((8, 16), (64, 80), (256, 320)))),
         with_ledger(head_at(7, 2), Ledger(cursor=448, returned=((0, 16), (64, 128), (240, 300), (400, 416)))),
     ]
-    on = fast_forward(kept, others, synchronous=False, issues=True)
+    on = fast_forward(kept, others, synchronous=False, dispatches=True)
     assert (on.round, on.inner_step) == (8, 8)
     assert on.ledger == Ledger(cursor=512, returned=((8, 16), (64, 80), (256, 300)))
     assert (on.run_id, on.state_hash) == (kept.run_id, kept.state_hash)
 
 
 @pytest.mark.parametrize("cursor", [NUMBERS_END, 1 << 60, NUMBERS_END - 8])
-def test_a_stage_that_says_it_has_merged_everything_leaves_the_first_something_to_hand_out(cursor: int) -> None:
+def test_an_absurd_ledger_of_another_stage_leaves_samples_for_the_first(cursor: int) -> None:
     kept = with_ledger(head_at(3), Ledger(cursor=192))
     others = [with_ledger(head_at(8, 1), Ledger(cursor=cursor)), with_ledger(head_at(8, 2), Ledger(cursor=256))]
-    on = fast_forward(kept, others, synchronous=False, issues=True)
+    on = fast_forward(kept, others, synchronous=False, dispatches=True)
     assert on.ledger == Ledger(cursor=256)
     assert Ledger(cursor=cursor).after([Ledger(cursor=8)]).cursor == cursor
+
+
+def test_groups_of_one_run() -> None:
+    progress = RunProgress(source="group 1")
+    assert progress.completed and progress.peers == 0 and progress.furthest_besides("group 1") == 0
+    alone = SimpleNamespace(group="group 1", head=head_at(3, 1), peers=2, completed=trio.Event())
+    progress.add(alone)
+    assert progress.fast_forward(head_at(3, 1)) == head_at(3, 1), "no other group"
+    progress.add(SimpleNamespace(group="group 2", head=head_at(8, 2), peers=3, completed=trio.Event()))
+    assert (progress.peers, progress.completed, progress.furthest_besides("group 1")) == (5, False, 8)
+    on = progress.fast_forward(head_at(3, 1))
+    assert (on.round, on.ledger) == (8, head_at(3).ledger.after([head_at(8).ledger]))
+    alone.completed.set()
+    assert not progress.completed

@@ -1,0 +1,79 @@
+"""Where all groups of a run are: the only thing that the authority of one group needs to know of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+import trio
+
+from swarm.pipeline.config import STALENESS
+from swarm.protocol.head import Head
+
+
+class GroupStatus(Protocol):
+    """One group, as the authorities of the others see it."""
+
+    @property
+    def group(self) -> str: ...
+
+    @property
+    def head(self) -> Head: ...
+
+    @property
+    def peers(self) -> int: ...
+
+    @property
+    def completed(self) -> trio.Event: ...
+
+
+class RunProgress:
+    """The groups of one run. Each authority adds itself. A run that is not a pipeline has one group."""
+
+    def __init__(self, *, synchronous: bool = False, source: str = "") -> None:
+        """`synchronous`: weights change at commits only. `source`: the id of the group that dispatches samples."""
+        self._groups: list[GroupStatus] = []
+        self._synchronous, self._source = synchronous, source
+
+    def add(self, group: GroupStatus) -> None:
+        """Add a group."""
+        self._groups.append(group)
+
+    @property
+    def peers(self) -> int:
+        """How many peers take part or wait, in all groups."""
+        return sum(group.peers for group in self._groups)
+
+    @property
+    def completed(self) -> bool:
+        """Whether all groups have made their last commit."""
+        return all(group.completed.is_set() for group in self._groups)
+
+    def furthest_besides(self, group: str) -> int:
+        """Return the latest round of the groups other than `group`; 0 if there is none."""
+        return max((head.round for head in self._heads_besides(group)), default=0)
+
+    def fast_forward(self, head: Head) -> Head:
+        """Return `head`, of one group, at the position of the other groups if it is too old for them."""
+        others = self._heads_besides(head.run_id)
+        return fast_forward(head, others, self._synchronous, head.run_id == self._source) if others else head
+
+    def _heads_besides(self, group: str) -> list[Head]:
+        return [other.head for other in self._groups if other.group != group]
+
+
+def fast_forward(head: Head, others: Sequence[Head], synchronous: bool, dispatches: bool) -> Head:
+    """Return the weights of a stage at the position of the `others`, if they are too old for it.
+
+    In a synchronous run that is the position of the stage furthest behind: the other stages keep the weights of its
+    epoch. The stage that `dispatches` samples skips those that another stage has merged. They would not be counted
+    there again, and the run would wait for rounds in which nothing counts.
+    """
+    last, furthest = min(others, key=lambda head: head.round), max(others, key=lambda head: head.round)
+    if furthest.round - head.round <= STALENESS:
+        return head
+    if synchronous:
+        return msgspec.structs.replace(head, round=last.round, inner_step=last.inner_step, ledger=last.ledger)
+    ledger = head.ledger.after(other.ledger for other in others) if dispatches else head.ledger
+    return msgspec.structs.replace(head, round=furthest.round, inner_step=furthest.inner_step, ledger=ledger)

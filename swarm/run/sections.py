@@ -1,0 +1,145 @@
+"""Sections of RUN.toml that no other package defines, and the checks across sections."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import msgspec
+
+from optim.config import AllReduceConfig, DilocoConfig, OuterConfig, SparseLocoConfig
+from peer.config import DataConfig, InnerConfig, ModelConfig
+from swarm.protocol.plan import RANGES_MAX
+
+BYTES_TOKENIZER: Final = "bytes"
+PEERS_MAX: Final = 1024
+STAGES_MAX: Final = 1024
+LAYERS_MAX: Final = 1 << 14
+PARAMETERS_MAX: Final = 1 << 40
+NAME_CHARACTERS_MAX: Final = 64
+
+
+class RunRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The section [run]: who takes part, and for how long."""
+
+    name: str
+    open: bool = True
+    """Whether any peer may join; else only with a token from the authority."""
+    min_peers: int = 2
+    """The run starts once this many peers wait."""
+    max_peers: int = 64
+    """Members of one group at most."""
+    rounds: int = 0
+    """The run is complete after this many; 0: it has no end."""
+    seed: int = 0
+    """Of the initial weights and the order of the samples."""
+    timeout_floor_s: float = 0.0
+    """0: deadlines adapt to what is measured. Above 0: no deadline is shorter. The only deadline that a user sets."""
+
+    def __post_init__(self) -> None:
+        check_name(self.name)
+        if not 1 <= self.min_peers <= self.max_peers:
+            raise ValueError(
+                f"min_peers is {self.min_peers}: choose a number between 1 and max_peers ({self.max_peers})"
+            )
+        if self.max_peers > PEERS_MAX:
+            raise ValueError(f"max_peers is {self.max_peers}: choose at most {PEERS_MAX}, the limit of one group")
+        if self.rounds < 0:
+            raise ValueError(f"rounds is {self.rounds}: give 0 (no end) or more")
+        if not 0 <= self.seed < 1 << 63:
+            raise ValueError(f"seed is {self.seed}: choose a number between 0 and 2**63 - 1")
+        if not 0 <= self.timeout_floor_s <= 3600:
+            raise ValueError(
+                f"timeout_floor_s is {self.timeout_floor_s}: choose a number between 0 (adaptive) and 3600"
+            )
+
+
+class TokenizerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The section [tokenizer]."""
+
+    source: str = BYTES_TOKENIZER
+    """"bytes", or the path of a `tokenizer.json` or of a folder that holds one."""
+
+
+class PipelineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The section [pipeline]: how the model is cut into stages."""
+
+    stages: int = 1
+    """With 1 every peer holds the whole model, and the other fields have no meaning."""
+    micro_batch: int = 0
+    """Sequences that travel together; 0: as many as [inner] batch_size."""
+    activations: Literal["int8", "int4", "fp16", "none"] = "int8"
+    """How hidden states and their gradients cross the wire ("none": fp32)."""
+    recompute: bool = False
+    """A stage keeps only the input of a micro-batch that waits for its gradient, and computes the rest again: less
+    memory, a third more work."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.stages <= STAGES_MAX:
+            raise ValueError(f"stages is {self.stages}: choose a number between 1 (no pipeline) and {STAGES_MAX}")
+        if not 0 <= self.micro_batch <= 1 << 20:
+            raise ValueError(f"micro_batch is {self.micro_batch}: give a number of sequences, or 0")
+
+
+def check_name(name: str) -> None:
+    """Raise ValueError unless `name` may name a run or a served model."""
+    if not 1 <= len(name) <= NAME_CHARACTERS_MAX or not name.isprintable():
+        raise ValueError(f"name is {name!r}: give 1 to {NAME_CHARACTERS_MAX} printable characters")
+
+
+def check_model(model: ModelConfig, tokenizer: str) -> None:
+    """Raise ValueError, beginning with the field's name, unless peers can hold such a model."""
+    if tokenizer == BYTES_TOKENIZER and model.vocab_size < 256:
+        raise ValueError(f"vocab_size is {model.vocab_size}: give the byte tokenizer at least 256")
+    if model.layers > LAYERS_MAX:
+        raise ValueError(f"layers is {model.layers}: choose at most {LAYERS_MAX}")
+    attention = 2 * (model.heads + model.kv_heads) * model.head_size
+    block = model.hidden_size * (attention + 3 * model.intermediate_size)
+    embeddings = (1 if model.tie_embeddings else 2) * model.vocab_size * model.hidden_size
+    parameters = embeddings + model.layers // model.shared_blocks * block
+    if parameters > PARAMETERS_MAX:  # gains and biases, left out, are few beside these
+        raise ValueError(
+            f"hidden_size is {model.hidden_size}: with the other sizes that makes {parameters:.1e} parameters;"
+            f" choose sizes that make at most {PARAMETERS_MAX:.1e}"
+        )
+
+
+def check_fit(model: ModelConfig, data: DataConfig, tokenizer: str) -> None:
+    """Raise ValueError, beginning with the field's name, unless model, data and tokenizer fit together."""
+    if data.seq_len > model.max_seq_len:
+        raise ValueError(f"seq_len is {data.seq_len}: choose at most the model's max_seq_len ({model.max_seq_len})")
+    check_model(model, tokenizer)
+
+
+def micro_batch_of(pipeline: PipelineConfig, inner: InnerConfig) -> int:
+    """Return the sequences of one micro-batch."""
+    return pipeline.micro_batch or inner.batch_size
+
+
+def check_pipeline(pipeline: PipelineConfig, model: ModelConfig, inner: InnerConfig, outer: OuterConfig) -> None:
+    """Raise ValueError, beginning with the field's name, unless the other sections suit the pipeline."""
+    if pipeline.stages == 1:
+        return
+    most = model.layers // model.shared_blocks
+    if pipeline.stages > most:
+        blocks = "blocks" if model.shared_blocks == 1 else f"blocks, {model.shared_blocks} of which share parameters,"
+        raise ValueError(
+            f"stages is {pipeline.stages}: the model's {model.layers} {blocks} make at most {most}"
+            f" stage{'' if most == 1 else 's'}; lower stages, or take a model of more layers"
+        )
+    if model.tie_embeddings:
+        raise ValueError("tie_embeddings is true: a pipeline's head is not where its embedding is; set it to false")
+    if not isinstance(outer, DilocoConfig | SparseLocoConfig | AllReduceConfig):
+        method = outer.__struct_config__.tag
+        raise ValueError(f"method is {method!r}: with stages > 1 choose diloco, sparseloco or allreduce")
+    size = micro_batch_of(pipeline, inner)
+    whole, samples = "[inner] batch_size", inner.batch_size
+    if isinstance(outer, AllReduceConfig):
+        whole, samples = "[outer] batch", outer.batch
+    meaning = "" if pipeline.micro_batch else f" (as [inner] batch_size, {size})"
+    if samples % size:
+        raise ValueError(f"micro_batch is {pipeline.micro_batch}{meaning}: it must divide {whole} ({samples})")
+    if isinstance(outer, AllReduceConfig) and samples // size > RANGES_MAX:
+        raise ValueError(
+            f"micro_batch is {pipeline.micro_batch}{meaning}: {whole} ({samples}) has {samples // size} of them, more"
+            f" than the {RANGES_MAX} that one message can name; raise it, or lower {whole}"
+        )
