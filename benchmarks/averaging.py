@@ -47,7 +47,7 @@ def run_ours(peers: int, numel: int, bits: int, rounds: int, fault: str | None, 
     with ExitStack() as stack:
         children: list[Child] = []
         for number in range(peers):
-            env = {"BENCHMARK_SHELF": "1"} if fault else {}
+            env = {"BENCHMARK_SNAPSHOTS": "1"} if fault else {}
             if fault and number == peers - 1:
                 action = {"kill": "kill", "freeze": "stop"}[fault]
                 env["BARNRAISE_FAULT"] = f"{action}:during_exchange:{rounds}"

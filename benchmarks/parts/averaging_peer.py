@@ -78,16 +78,16 @@ class NoTraining:
 
 
 def diloco_state(numel: int, codec: str, outer: DilocoOuter) -> OuterState:
-    """All zero, with a DiLoCo recipe of its own."""
+    """Return a zero state with its own DiLoCo strategy."""
     strategy = DilocoStrategy(DenseWire([[slice(0, numel)]], get_codec(codec), get_codec(codec)), outer)
     return OuterState([torch.zeros(numel), torch.zeros(numel)], strategy)
 
 
 class Observer:
-    """The engine's Keeper: notes when each round was committed, and theta before the last one.
+    """The engine's listener: notes the time of each commit, and theta before the last one.
 
-    The shelf, on which others find the results they missed, is filled only before a scripted fault: publishing is no
-    part of averaging."""
+    Snapshots, from which other peers fetch results that they missed, are published only before a scripted fault:
+    publishing is no part of averaging."""
 
     def __init__(self, context: RoundContext, rounds: int, publishes: bool, folder: Path) -> None:
         self.seconds: list[float] = []  # time.monotonic, the same clock in all processes
@@ -157,7 +157,7 @@ async def main(number: int, numel: int, codec: str, rounds: int, folder: Path) -
         me = Member(host.peer_id, secrets.token_hex(4))
         snapshots = SnapshotStore(state.size_bytes, 8 << 20)
         snapshots.serve(host.rpc)
-        publishes = "BENCHMARK_SHELF" in os.environ
+        publishes = "BENCHMARK_SNAPSHOTS" in os.environ
         trainer, timeouts = NoTraining(delta_of(number, numel)), AdaptiveTimeouts(0.0 if publishes else TIMEOUT_S)
         context = RoundContext(me, identity, host, state, snapshots, trainer, SCHEDULE, timeouts, log)
         observer = Observer(context, rounds, publishes, folder)
