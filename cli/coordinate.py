@@ -96,7 +96,7 @@ def _write_template(path: Path) -> None:
 
 def _bound_invite(home: Path, guest: str) -> str:
     """Return an invite whose token only the peer `guest` can use. Reads the coordinator's home; needs no network."""
-    from swarm.client.session import read_kept_invite
+    from swarm.client.session import read_saved_invite
     from swarm.run.credentials import issue_token
     from swarm.run.manifest_transfer import load_run_files
 
@@ -110,7 +110,7 @@ def _bound_invite(home: Path, guest: str) -> str:
     if authority.peer_id != manifest.authority:
         raise ConfigError(f"{home} is not the coordinator's home: give the --home of `peer coordinate`")
     token = issue_token(authority, manifest.run_id, time.time(), TOKEN_DAYS * 86400.0, peer=guest)
-    return str(msgspec.structs.replace(read_kept_invite(home), token=token))
+    return str(msgspec.structs.replace(read_saved_invite(home), token=token))
 
 
 def _run(config: CoordinatorConfig, as_json: bool, tied: bool) -> None:

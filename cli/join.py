@@ -19,7 +19,7 @@ from cli.views.text import quoted, several
 from swarm.run.home import Home
 
 if TYPE_CHECKING:
-    from swarm.training.context import Role
+    from swarm.run.peer_context import Role
 
 
 @click.command()
@@ -71,7 +71,7 @@ def join(
     Ctrl-C leaves at the next safe moment and keeps the last commit. Join again with the same --home to continue.
     """
     opened = read_invite(invite)  # before the slow imports: a typo is reported at once
-    from swarm.training.context import JoinConfig
+    from swarm.run.peer_context import JoinConfig
     from swarm.training.peer import run_participant
 
     home = home or default_home(opened.run_id[:12])

@@ -25,9 +25,9 @@ from cli.views.micro_batch_audit import MicroBatches, audit
 from cli.views.state import ViewState
 
 if TYPE_CHECKING:
-    from cli.export import KeptModel
     from swarm.protocol.head import Head
     from swarm.run.manifest import Manifest
+    from swarm.training.saved_models import SavedModel
 
 PROMPT: Final = "def "
 SAMPLE_TOKENS: Final = 200
@@ -39,7 +39,7 @@ class _Outcome:
 
     scenario: Scenario
     view: ViewState
-    model: KeptModel
+    model: SavedModel
     heads: list[Head]
     """The last head of each stage; one if there is no pipeline."""
     ids: dict[str, str]
@@ -52,8 +52,8 @@ class _Outcome:
 
 def judge(scenario: Scenario, view: ViewState, rounds: int, began: float) -> Report:
     """Return the report, which names every invariant that did not hold. `began` is a Unix time."""
-    from cli.export import newest_model
     from swarm.protocol.head import Head
+    from swarm.training.saved_models import newest_model
 
     model = newest_model([scenario.children[name].home for name in scenario.survivors])
     heads = [msgspec.msgpack.decode(part.head, type=Head) for part in model.parts]
@@ -235,7 +235,7 @@ def _peer_id(home: Path) -> str:
     return Identity.load_or_create(Home(home).identity).peer_id
 
 
-def _sample(model: KeptModel) -> str:
+def _sample(model: SavedModel) -> str:
     """Return what the trained model writes after "def ".
 
     It runs on one thread: with so small a model more threads mostly wait for each other, for minutes on a busy machine.
