@@ -1,4 +1,4 @@
-"""`peer export`: the last commit of a run as a Hugging Face checkpoint."""
+"""`peer export`: write the last commit of a run as a Hugging Face checkpoint."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import click
 
 from cli.options import read_invite
 from cli.run import run_until_stopped
-from cli.views.table import several
+from cli.views.text import several
 from peer.errors import CheckpointError, ConfigError, ResourceError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from swarm.training.saved_models import SavedModel
 
 
-APART_MAX: Final = 1  # rounds: stages commit one after the other
+APART_MAX: Final = 1  # rounds; stages commit one after the other
 
 
 @click.command()
@@ -33,17 +33,17 @@ APART_MAX: Final = 1  # rounds: stages commit one after the other
     "homes",
     type=click.Path(path_type=Path, file_okay=False),
     multiple=True,
-    help="Export the newest checkpoint of the peer that lives here; of a pipeline give one of each stage.",
+    help="Export the newest checkpoint of the peer with this home. Of a pipeline give one home of each stage.",
 )
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder for the model.")
 def export(invite: str | None, homes: tuple[Path, ...], out: Path) -> None:
     """Write config.json, model.safetensors (fp32) and the tokenizer of a run's last commit to --out.
 
-    From --home: its newest intact checkpoint, without network. From INVITE: the state that most members hold, fetched
-    from several of them. Where the model is cut into stages a peer holds a part of it: give --home several times.
+    From --home: the newest intact checkpoint there, without network. From INVITE: the state that most members hold,
+    fetched from several of them. A peer of a pipeline holds one stage of the model: give --home once for each stage.
     """
     if (invite is None) == (not homes):
-        raise ConfigError("say where to export from: either INVITE or --home DIR.")
+        raise ConfigError("no source was named: give either INVITE or --home DIR")
     if homes:
         message = _from_homes(homes, out)
     else:
@@ -67,15 +67,17 @@ def _from_swarm(text: str, out: Path) -> str:
 
 @contextmanager
 def _room_in(out: Path) -> Iterator[Path]:
-    """A folder in `out`, which is made if it is missing, for what is gone after the block: it has the room for a model,
-    as other places may not. ResourceError before anything is fetched if `out` cannot be written. What fails leaves no
-    empty `out` behind."""
+    """Yield a temporary folder inside `out`, whose disk must have room for the model anyway.
+
+    `out` is made if it is missing, and removed again if the block fails. Raises ResourceError if `out` cannot be
+    written, before anything is fetched.
+    """
     made = not os.path.exists(out)  # Path.exists raises for a name that is too long
     try:
         out.mkdir(parents=True, exist_ok=True)
         folder = TemporaryDirectory(prefix=".fetched-", dir=out)
     except OSError as error:
-        raise ResourceError(f"cannot write to {out} ({error.strerror}): choose another folder with --out.") from error
+        raise ResourceError(f"cannot write to {out} ({error.strerror}): choose another folder with --out") from error
     try:
         with folder as path:
             yield Path(path)
@@ -96,13 +98,15 @@ def _from_homes(homes: Sequence[Path], out: Path) -> str:
     newest = max(number for number, _ in places)
     old = [stage for stage, (number, _) in enumerate(places) if number < newest - APART_MAX]
     hint = (
-        f" Behind the others: {name_stages(old)}; add the --home of one of its peers, if that has newer." if old else ""
+        f" Behind the others: {name_stages(old)}. Add the --home of a peer with a newer checkpoint of it."
+        if old
+        else ""
     )
     return f"{_named(found.manifest, places)}, written to {out}.{hint}"
 
 
 def _check_trained(homes: Sequence[Path], found: SavedModel) -> None:
-    """CheckpointError where round 0 would be the coordinator's: it keeps what the run began with and nothing newer."""
+    """Raise CheckpointError for a coordinator's home, which holds only the initial weights."""
     from peer.identity import Identity
     from swarm.run.home import Home
 
@@ -111,22 +115,25 @@ def _check_trained(homes: Sequence[Path], found: SavedModel) -> None:
     for home in homes:
         if Identity.load_or_create(Home(home).identity).peer_id == found.manifest.authority:
             raise CheckpointError(
-                f"{home} is the coordinator's, which has only the weights that the run began with: give the --home of a"
-                " peer that trained, or export from an INVITE."
+                f"{home} is the coordinator's home and holds only the initial weights: give the --home of a peer that"
+                " trained, or export from an INVITE"
             )
 
 
 def _named(manifest: Manifest, places: list[tuple[int, bytes]]) -> str:
-    """Which commit it is: round and state hash, of each stage in order."""
+    """Name the commit: round and state hash of each stage in order."""
     states = ", ".join(root.hex()[:8] for _, root in places)
     if len(places) == 1:
         return f"Round {places[0][0]} of {manifest.run.name!r}, state {states}"
     rounds = ", ".join(str(number) for number, _ in places)
-    return f"{manifest.run.name!r} put together of its {len(places)} stages at rounds {rounds}, states {states}"
+    return f"{manifest.run.name!r} put together from its {len(places)} stages at rounds {rounds}, states {states}"
 
 
 def write_model(out: Path, manifest: Manifest, tokenizer: bytes, theta: Tensor) -> None:
-    """theta: flat fp32, shape (P,); `tokenizer`: the run's tokenizer.json. ResourceError if `out` cannot be written."""
+    """Write the model `theta` (flat fp32, shape (P,)) and the run's tokenizer.json to `out`.
+
+    Raises ResourceError if `out` cannot be written.
+    """
     from peer.data.tokenizer import ByteTokenizer, read_tokenizer
     from peer.model.huggingface import export_pretrained
     from swarm.run.sections import BYTES_TOKENIZER

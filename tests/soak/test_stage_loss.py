@@ -90,7 +90,7 @@ def waits_for(cluster: LocalCluster, child: ChildPeer) -> int | None:
 
 
 def check(cluster: LocalCluster) -> None:
-    totals = cluster.progress.accounts.totals.values()
+    totals = cluster.progress.audit_trail.totals.values()
     assert sum(each.of("completed") for each in totals) > 0
     heads: dict[tuple[int | None, int, int], set[str]] = {}
     for commits in cluster.progress.commits.values():

@@ -15,7 +15,7 @@ import pytest
 import torch
 import trio
 
-from cli.coordinate import template
+from cli.templates import template
 from dht.node import NodeConfig, open_node
 from peer.checkpoint.hash_tree import hash_state
 from peer.errors import NetworkError

@@ -8,7 +8,7 @@ import pytest
 import torch
 import trio
 
-from cli.coordinate import template
+from cli.templates import template
 from peer.checkpoint.hash_tree import hash_state
 from peer.data.tokenizer import ByteTokenizer
 from peer.errors import CheckpointError, ConfigError
