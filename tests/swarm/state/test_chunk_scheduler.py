@@ -1,4 +1,4 @@
-"""Every chunk is delivered exactly once, whatever the donors do and in whatever order."""
+"""Every chunk is delivered exactly once, whatever the donors do, in any order."""
 
 from __future__ import annotations
 
