@@ -184,7 +184,7 @@ async def test_a_state_that_is_gone_leaves_no_part_file(joiner: Joiner) -> None:
             assert arrived_whole(await joiner.fetch(donor, other))
 
 
-async def test_the_part_file_stays_while_a_donor_may_hold_the_state(
+async def test_the_part_file_stays_while_a_donor_may_have_the_rest(
     joiner: Joiner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("swarm.state.chunk_fetch.HOPELESS_FAILURES", 1)
