@@ -33,6 +33,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
+from peer.ipc.span import spans_of
+
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
@@ -56,7 +58,7 @@ BITS: Final[dict[Activations, int]] = {"none": 32, "fp16": 16, "int8": 8, "int4"
 MODEL: Final = ModelConfig(
     hidden_size=64, layers=4, heads=2, kv_heads=2, intermediate_size=176, max_seq_len=SEQ, tie_embeddings=False
 )
-STAGES: Final = ((0, 1), (1, 2), (2, 3), (3, 4))
+STAGES: Final = spans_of(((0, 1), (1, 2), (2, 3), (3, 4)))
 MICRO_BATCH: Final = 32  # sequences
 OUTLIERS: Final = (1.0, 30.0, 300.0)
 
@@ -154,7 +156,7 @@ def train(codec: Activations, seed: int, steps: int) -> Row:
     )
     stages = []
     for index, part in enumerate(split_flat(MODEL, init_flat(MODEL, seed), STAGES)):
-        spec = StageSpec(stages=STAGES, index=index, max_tokens=HELD_OUT[0] * SEQ)
+        spec = StageSpec(span=STAGES[index], index=index, max_tokens=HELD_OUT[0] * SEQ)
         stages.append(Stage(MODEL, inner, resolve_device("cpu"), spec))
         stages[-1].import_weights(part, epoch=0)
     pipeline = Pipeline(codec, stages)

@@ -1,13 +1,13 @@
-"""The DHT under measurement, beside hivemind's: latency, what survives a crash of 30 %, and what an idle node costs.
+"""Measures the DHT beside hivemind's: latency, records that survive a crash of 30 %, and the cost of an idle node.
 
     python benchmarks/dht.py --nodes 20 --records 60 [--rival hivemind] [--json FILE]
 
-Each side runs as two fleets of nodes in two processes, of which one, with 30 % of the nodes, is killed or frozen. The
-rival's processes import hivemind, which cannot share a process with libp2p. Everything runs on 127.0.0.1 on this one
-machine, so latencies are those of the software, CPU time included: for ours that of all nodes of a fleet in one Python
-process, for hivemind spread over Python and a Go daemon a node. Every key is new to the node that asks for it; the
-`again` rows repeat it, which is what peers that refresh and poll the same few keys do. hivemind's records are unsigned
-and its repeated reads may come from its cache.
+Each side runs as two fleets of nodes in two processes. One of them, with 30 % of the nodes, is killed or frozen. The
+rival's processes import hivemind, which cannot share a process with libp2p. Everything runs on 127.0.0.1, so latencies
+are those of the software with its CPU time: for ours of all nodes of a fleet in one Python process, for hivemind of
+Python and one Go daemon a node. Every key is new to the node that asks for it. The `again` rows repeat the key, as
+peers do that refresh and poll the same few keys. hivemind's records are unsigned, and its repeated reads may come from
+its cache.
 """
 
 from __future__ import annotations
@@ -34,13 +34,19 @@ class Fleet:
     def __init__(self, side: str, nodes: int, bootstrap: list[str]) -> None:
         self._command = f"python -m {FLEETS[side]} {nodes} {' '.join(bootstrap)}"
         self._process = subprocess.Popen(
-            [sys.executable, "-m", FLEETS[side], str(nodes), *bootstrap],  # -m: beside this file, `dht` is this file
+            [
+                sys.executable,
+                "-m",
+                FLEETS[side],
+                str(nodes),
+                *bootstrap,
+            ],  # -m: run as a script, `dht` would be this file
             cwd=Path(__file__).parents[1],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            start_new_session=True,  # a group of its own: hivemind's daemons die and freeze with it
+            start_new_session=True,  # its own process group, so that hivemind's daemons die and freeze with it
         )
         self.hello = self._read()
 
@@ -69,7 +75,7 @@ class Fleet:
 
 @contextlib.contextmanager
 def two_fleets(side: str, nodes: int) -> Iterator[tuple[Fleet, Fleet]]:
-    """70 % of the nodes, and the 30 % that will be killed or frozen."""
+    """Start 70 % of the nodes, and the 30 % that will be killed or frozen."""
     doomed = max(1, round(nodes * DEAD_SHARE))
     with contextlib.ExitStack() as stack:
         first = Fleet(side, nodes - doomed, [])
@@ -92,7 +98,7 @@ def summary(prefix: str, answer: dict[str, Any]) -> dict[str, float]:
 
 
 def measure(side: str, nodes: int, records: int) -> dict[str, float]:
-    """All figures of one side."""
+    """Return all figures of one side."""
     figures: dict[str, float] = {}
     for fault in (signal.SIGKILL, signal.SIGSTOP):
         with two_fleets(side, nodes) as (survivors, doomed):

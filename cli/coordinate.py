@@ -119,8 +119,8 @@ def _bound_invite(home: Path, guest: str) -> str:
 
 
 def _run(config: CoordinatorConfig, as_json: bool, tied: bool) -> None:
+    from peer.files import write_atomically
     from swarm.coordinator.coordinator import run_coordinator
-    from swarm.run.manifest_transfer import write_atomically
 
     opened = False
 

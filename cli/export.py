@@ -133,9 +133,10 @@ class KeptModel:
     @property
     def theta(self) -> Tensor:
         """The outer weights of the whole model, flat fp32, shape (P,)."""
+        from peer.ipc.span import spans_of
         from peer.model.layout import join_flat
 
-        return join_flat(self.manifest.model, [part.theta for part in self.parts], self.manifest.cuts)
+        return join_flat(self.manifest.model, [part.theta for part in self.parts], spans_of(self.manifest.cuts))
 
 
 def newest_model(homes: Sequence[Path]) -> KeptModel:

@@ -1,1 +1,1 @@
-"""Finding each other: signed, expiring, sub-keyed records on the nodes nearest to their key."""
+"""How peers find each other: signed, expiring records, kept by the nodes nearest to their key."""

@@ -1,8 +1,8 @@
-"""Getting into the network and staying in it: bootstraps, the address cache, redialling, healing splits.
+"""Joining the network and staying in it: bootstrap peers, the address cache, redialling, healing splits.
 
-Joining tries all bootstraps at once and, a moment later, peers of the cache, and is over with the first that answers.
-From then on, for ever: every bootstrap is asked now and then what it sees (and redialled with back-off while it cannot
-be reached), lost and cached peers are tried again, and whoever turns out to live in another network is merged with.
+Joining tries all bootstrap peers at once and, a moment later, the cached peers. The first answer ends it. After that
+the node asks each bootstrap peer for its view from time to time, redials those it cannot reach with back-off, and tries
+lost and cached peers again. If one of them lives in another network, the two are merged.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from typing import Final
 
 import trio
 
-from dht.backoff import Backoff
 from dht.partition import views_disjoint
 from dht.protocol import ADDRESSES_MAX, FindReply
-from dht.router import PeerFault, Router
+from dht.router import REDIAL_JITTER, PeerFault, Router
 from peer.errors import ConfigError, DeadlineExceeded, DialError, DialReason, ResourceError
 from peer.net.address_book import AddressBook
+from peer.net.backoff import Backoff
 
 CACHED_PEERS_MAX: Final = 256
-CACHE_HEAD_START_S: Final = 0.3  # bootstraps get this long before the cache is tried besides
+CACHE_HEAD_START_S: Final = 0.3  # bootstrap peers get this long before the cached ones are tried too
 REDIALS_AT_ONCE: Final = 4
 
 _TELLING: Final[tuple[DialReason, ...]] = ("wrong_peer", "refused", "timeout", "unreachable")
 
 
 class Bootstrap:
-    """Keeps one node connected to the rest. `join` once, then `run` in the background."""
+    """The links of one node to the rest of the network. Call `join` once, then `run` in the background."""
 
     def __init__(self, router: Router, addresses: Sequence[str], cache: Path | None) -> None:
         self._router = router
@@ -39,15 +39,17 @@ class Bootstrap:
         self._failures: dict[str, tuple[DialReason, str]] = {}
         self._cache = cache
         self._cached = AddressBook(ADDRESSES_MAX)
-        self._backoff = Backoff(self._tuning.redial_min_s, self._tuning.redial_max_s)
-        self._strangers_backoff = Backoff(self._tuning.redial_min_s, self._tuning.redial_strangers_max_s)
+        self._backoff = Backoff(self._tuning.redial_min_s, self._tuning.redial_max_s, jitter=REDIAL_JITTER)
+        self._strangers_backoff = Backoff(
+            self._tuning.redial_min_s, self._tuning.redial_strangers_max_s, jitter=REDIAL_JITTER
+        )
         if cache is not None:
             self._cached.load(cache)
 
     # -- joining -------------------------------------------------------------------------------------------------
 
     async def join(self) -> None:
-        """Find the others, and our place among them. Raises DialError if there were addresses and none answered."""
+        """Find the other nodes. Raises DialError if there were addresses and no peer answered."""
         if not self._addresses and not self._cached.peers:
             return
         reached = False
@@ -80,24 +82,24 @@ class Bootstrap:
     def _failure(self) -> DialError:
         if not self._failures:
             return DialError(
-                f"None of the {len(self._cached.peers)} peers in {self._cache} answered: get a fresh invite.",
+                f"none of the {len(self._cached.peers)} peers in {self._cache} answered: get a fresh invite",
                 "unreachable",
             )
         told = "; ".join(f"{address}: {reason} ({why})" for address, (reason, why) in self._failures.items())
         reasons = {reason for reason, _ in self._failures.values()}
         remedy = {
             "wrong_peer": "get a fresh invite",
-            "refused": "is the coordinator running, and on this port?",
+            "refused": "check that the coordinator is running and listens on that port",
             "timeout": "check the address and the firewalls on both sides",
             "unreachable": "check this machine's network",
         }
         reason = next(reason for reason in _TELLING if reason in reasons)
-        return DialError(f"No bootstrap address answered: {told}. Remedy: {remedy[reason]}.", reason)
+        return DialError(f"no bootstrap peer answered ({told}): {remedy[reason]}", reason)
 
     # -- staying in ----------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Everything that is done again and again, until cancelled."""
+        """Keep the node connected, until cancelled."""
         async with trio.open_nursery() as nursery:
             for address in self._addresses:
                 nursery.start_soon(self._tend_bootstrap, address)
@@ -116,16 +118,15 @@ class Bootstrap:
                 await self._compare_views(*reached)
                 await trio.sleep(_jittered(self._tuning.checkup_s))
             else:
-                self._backoff.failed(address, trio.current_time(), self._longest_wait_s())
+                self._backoff.failed(address, self._longest_wait_s())
                 await trio.sleep_until(self._backoff.next_try(address))
 
     async def _tend_strangers(self) -> None:
-        """Peers we lost, or know from an earlier life, and have not met since."""
+        """Redial lost and cached peers that have not answered since."""
         while True:
             await trio.sleep(_jittered(self._tuning.redial_min_s))
-            now = trio.current_time()
             self._router.judge_split()
-            due = [peer for peer in self._strangers() if self._strangers_backoff.due(peer, now)]
+            due = [peer for peer in self._strangers() if not self._strangers_backoff.paused(peer)]
             await self._greet_any(due[:REDIALS_AT_ONCE], compare=True)
 
     async def _tend_neighbourhood(self) -> None:
@@ -138,20 +139,20 @@ class Bootstrap:
             interval_s = self._tuning.refresh_s if changed else min(2 * interval_s, self._tuning.refresh_max_s)
 
     async def _tend_cache(self) -> None:
-        interval_s = self._tuning.redial_min_s  # at first: whoever is killed young must find back too
+        interval_s = self._tuning.redial_min_s  # at first, so that a node that is killed early finds back too
         while True:
             await trio.sleep(_jittered(interval_s))
             self.save_cache()
             interval_s = min(2 * interval_s, self._tuning.cache_save_s)
 
     def save_cache(self) -> None:
-        """Write the peers that are alive, and behind them those of earlier lives, so that we find back without help."""
+        """Save the live peers, then those of earlier starts, so that the next start needs no bootstrap peer."""
         if self._cache is None:
             return
         alive = list(self._router.table)[:CACHED_PEERS_MAX]
         earlier = [peer for peer in reversed(self._cached.peers) if peer not in self._router.table]
         fresh = AddressBook(ADDRESSES_MAX)
-        for peer in reversed([*alive, *earlier][:CACHED_PEERS_MAX]):  # the latest stand last, as in every AddressBook
+        for peer in reversed([*alive, *earlier][:CACHED_PEERS_MAX]):  # the latest last, as in every AddressBook
             fresh.add(peer, self._router.host.book.get(peer) or self._cached.get(peer))
         self._cached = fresh
         try:
@@ -162,20 +163,21 @@ class Bootstrap:
     # -- one contact ---------------------------------------------------------------------------------------------
 
     async def _greet_address(self, address: str) -> tuple[str, FindReply] | None:
-        """Contact a bootstrap; None, and a note why, if that fails."""
+        """Contact a bootstrap peer. If that fails, note why and return None."""
         deadline = trio.current_time() + self._tuning.bootstrap_timeout_s
         try:
             peer = await self._router.host.connect_address(address, timeout_s=self._tuning.bootstrap_timeout_s)
             left_s = max(0.1, deadline - trio.current_time())
             reply = await self._router.ask_nearest(peer, self._router.own_key, left_s)
         except (*PeerFault, ConfigError) as error:
-            self._failures[address] = (_reason(error), str(error).rstrip("."))
+            self._failures[address] = (_reason(error), str(error))
             return None
         self._failures.pop(address, None)
         return peer, reply
 
     async def _greet_any(self, peers: Sequence[str], compare: bool = False) -> bool:
-        """Contact some peers by what the books say; True with the first answer, or, to `compare`, after all."""
+        """Contact peers at their known addresses. Returns whether any answered: with the first answer, or after all of
+        them if their views are to be compared."""
         reached = False
         async with trio.open_nursery() as nursery:
             limit = trio.CapacityLimiter(2 * REDIALS_AT_ONCE)
@@ -201,16 +203,16 @@ class Bootstrap:
         try:
             reply = await self._router.ask_nearest(peer, self._router.own_key, self._tuning.bootstrap_timeout_s)
         except PeerFault:
-            self._strangers_backoff.failed(peer, trio.current_time(), self._longest_wait_s())
+            self._strangers_backoff.failed(peer, self._longest_wait_s())
             return None
         self._strangers_backoff.reset(peer)
         return reply
 
     async def _compare_views(self, peer: str, reply: FindReply) -> None:
-        """If `peer` lives in another network than we do, make one of the two.
+        """Merge the two networks if `peer` lives in another one than we do.
 
-        In a big network two tables may share nobody by chance, so a lookup through theirs alone decides: in one network
-        it ends among our neighbours. In a split one it has met theirs by then, and they us.
+        In a big network two tables may share no peer by chance. So a lookup through theirs alone decides. In one
+        network it ends among our neighbours; in a split one it has introduced us to theirs.
         """
         router = self._router
         own = router.host.peer_id
@@ -234,7 +236,7 @@ class Bootstrap:
         return self._tuning.redial_alone_s if len(self._router.table) == 0 else None
 
     def _report(self) -> None:
-        """One event with the state of every bootstrap."""
+        """Emit one event with the state of every bootstrap peer."""
         failed = [f"{address}: {reason}: {why}" for address, (reason, why) in self._failures.items()]
         reached: Iterable[str] = (address for address in self._addresses if address not in self._failures)
         name = "dht_bootstrap_failed" if failed else "dht_bootstrap_reached"
@@ -248,5 +250,5 @@ def _reason(error: Exception) -> DialReason:
 
 
 def _jittered(seconds: float) -> float:
-    """+-20 %, so that peers started together do not stay in step."""
+    """Vary a pause by up to 20 %, so that peers started together do not stay in step."""
     return seconds * random.uniform(0.8, 1.2)

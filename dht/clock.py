@@ -1,8 +1,8 @@
-"""The swarm's idea of the time, so that one machine with a wrong clock still takes part.
+"""The swarm's time, so that a machine with a wrong clock can still take part.
 
-Replies carry the clock of who answered. With two or more other clocks seen, the median of theirs and one's own is the
-time that records are signed and judged by: one wrong clock among right ones corrects itself, and a minority cannot move
-the right ones. With a single other clock nobody can say which is wrong, so nothing is corrected, only reported.
+Every reply carries the clock of the peer that sent it. Once a node has seen two other clocks, it signs and judges
+records by the median of theirs and its own. So a single wrong clock corrects itself, and a minority cannot move the
+right ones. With one other clock it is unknown which is wrong: nothing is corrected, only reported.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from statistics import median
 from typing import Final
 
 PEERS_MAX: Final = 64
-ROUND_TRIP_MAX_S: Final = 2.0  # a sample this slow says little
-NEGLIGIBLE_S: Final = 1.0  # below this the own clock is as good as any
+ROUND_TRIP_MAX_S: Final = 2.0  # slower samples say little
+NEGLIGIBLE_S: Final = 1.0  # smaller corrections are not worth making
 
 
 class SwarmClock:
     """Wall time in seconds since the epoch, corrected by the peers' clocks.
 
-    A sample is kept as (peer's wall clock - own monotonic clock), so a step of the own wall clock (NTP catching up)
-    does not spoil the samples taken before it.
+    A sample is kept as (peer's wall clock - own monotonic clock), so earlier samples stay valid when the own wall clock
+    jumps (NTP).
     """
 
     def __init__(self, wall: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -31,7 +31,7 @@ class SwarmClock:
         self._samples: OrderedDict[str, float] = OrderedDict()
 
     def observe(self, peer: str, peer_wall_s: float, round_trip_s: float) -> None:
-        """A reply has just arrived that shows `peer`'s clock."""
+        """Take a sample from a reply that has just arrived."""
         if round_trip_s <= ROUND_TRIP_MAX_S:
             self._samples[peer] = peer_wall_s + round_trip_s / 2 - self._monotonic()
             self._samples.move_to_end(peer)
@@ -39,7 +39,7 @@ class SwarmClock:
                 self._samples.popitem(last=False)
 
     def forget(self, peer: str) -> None:
-        """A peer is gone; its clock no longer counts."""
+        """Drop the sample of a peer that is gone."""
         self._samples.pop(peer, None)
 
     @property
@@ -49,18 +49,18 @@ class SwarmClock:
 
     @property
     def correction_s(self) -> float:
-        """What `now` adds to this machine's wall clock."""
+        """Seconds that `now` adds to this machine's wall clock."""
         if len(self._samples) < 2:
             return 0.0
         correction = median((self._own(), *self._samples.values())) - self._own()
         return correction if abs(correction) > NEGLIGIBLE_S else 0.0
 
     def now(self) -> float:
-        """The corrected time."""
+        """Return the corrected time."""
         return self._wall() + self.correction_s
 
     def raw(self) -> float:
-        """This machine's wall clock, as shown to others: corrected times must not feed back."""
+        """Return this machine's wall clock. Replies carry it, because corrected times would feed back."""
         return self._wall()
 
     def _own(self) -> float:

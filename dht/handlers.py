@@ -1,4 +1,4 @@
-"""The serving side: what a node answers to others."""
+"""The handlers of the calls between nodes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from peer.net.rpc import Call
 
 
 class DhtHandlers:
-    """Handlers of the four calls, registered on the host's rpc. Errors they raise reach the caller by class name."""
+    """Handlers of the four calls, registered at the host's rpc. Their errors reach the caller by class name."""
 
     def __init__(self, router: Router, storage: Storage, schemas: Mapping[str, Schema[Any]]) -> None:
         self._router = router
@@ -51,12 +51,12 @@ class DhtHandlers:
         return FindReply(nodes, knew, self._router.clock.raw())
 
     async def _store(self, call: Call[StoreRequest]) -> StoreReply:
-        """Keep a record that its own signer delivers: so nobody fills a store in others' names, or replays them."""
+        """Keep a record. Only its signer may deliver it, so no peer fills a store in another's name or replays it."""
         self._check_namespace(call.body.namespace)
         self._router.called(call.peer, call.body.addresses)
         signed = call.body.record
         if signed.signer != call.peer:
-            raise WrongSigner(f"{call.peer} delivers a record of {signed.signer}: only its signer may.")
+            raise WrongSigner(f"{call.peer} delivers a record of {signed.signer}: only its signer may")
         record = open_record(signed, self._router.namespace, self._schemas)
         check_delivery(record, self._router.clock.now())
         clock_s = self._router.clock.raw()
@@ -83,4 +83,4 @@ class DhtHandlers:
 
     def _check_namespace(self, namespace: str) -> None:
         if namespace != self._router.namespace:
-            raise WrongNamespace(f"This peer belongs to run {self._router.namespace[:16]}: use an invite of that run.")
+            raise WrongNamespace(f"this peer belongs to run {self._router.namespace[:16]}: use an invite of that run")

@@ -1,6 +1,6 @@
-"""The key space: 256-bit numbers, in which nodes and records live side by side and distance is XOR (Kademlia, 2002).
+"""The key space: 256-bit numbers for nodes and records, with XOR as the distance (Kademlia, 2002).
 
-Both sides are SHA-256 images, so nobody chooses a place in the space except by hashing until one fits.
+Both are SHA-256 hashes, so a node can choose its position only by hashing until one fits.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ KEY_BYTES: Final = KEY_BITS // 8
 
 @lru_cache(maxsize=8192)
 def node_key(peer_id: str) -> int:
-    """Where a node stands: the image of its peer id, the same in every namespace."""
+    """Return a node's position: the hash of its peer id, the same in every namespace."""
     return int.from_bytes(hashlib.sha256(b"barnraise/dht/node\0" + peer_id.encode()).digest(), "big")
 
 
 @lru_cache(maxsize=1024)
 def record_key(namespace: str, schema: str, key: str) -> bytes:
-    """Where the records of (namespace, schema, key) stand: 32 bytes. Lengths are hashed too, so no two triples meet."""
+    """Return the position of a key's records, 32 bytes. Lengths are hashed too, so no two triples collide."""
     image = hashlib.sha256(b"barnraise/dht/record\0")
     for part in (namespace, schema, key):
         encoded = part.encode()
@@ -31,25 +31,25 @@ def record_key(namespace: str, schema: str, key: str) -> bytes:
 
 
 def as_int(key: bytes) -> int:
-    """A wire key as a point of the space."""
+    """Return a wire key as a point of the space."""
     return int.from_bytes(key, "big")
 
 
 def as_bytes(point: int) -> bytes:
-    """A point of the space as a wire key, 32 bytes."""
+    """Return a point of the space as a wire key, 32 bytes."""
     return point.to_bytes(KEY_BYTES, "big")
 
 
 def distance(a: int, b: int) -> int:
-    """XOR metric: zero only for equals, symmetric, d(a, c) <= d(a, b) + d(b, c), and one point at each distance."""
+    """Return the XOR distance: a metric, with exactly one point at each distance from another."""
     return a ^ b
 
 
 def bucket_index(own: int, other: int) -> int:
-    """Number of the k-bucket of `other` as seen from `own`: the bit length of their distance, 0 for oneself."""
+    """Return the number of the k-bucket of `other` as seen from `own`: the bit length of their distance."""
     return distance(own, other).bit_length()
 
 
 def nearest(target: int, peers: Iterable[str], count: int) -> list[str]:
-    """The `count` peers nearest to `target`, nearest first."""
+    """Return the `count` peers nearest to `target`, nearest first."""
     return sorted(peers, key=lambda peer: distance(node_key(peer), target))[:count]

@@ -1,8 +1,8 @@
-"""The iterative Kademlia lookup as a state machine without I/O: who to ask next, and when it is over.
+"""The iterative Kademlia lookup as a state machine without I/O: which peers to ask next, and when it is over.
 
-Ask the nearest candidates, a few at a time; every answer names peers nearer still; over when the `width` nearest that
-have not failed have all answered. The driver (`dht.router`) puts a deadline under each query and reports a slow peer as
-failed, so a frozen peer costs one patience, not a lookup.
+It asks the nearest candidates, a few at a time, and each answer names nearer peers. It is over when the `width` nearest
+that have not failed have all answered. The driver (`dht.router`) gives each query a deadline and reports a slow peer as
+failed, so a frozen peer costs one timeout, not the lookup.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 
 from dht.key import distance, node_key
 
-QUERIES_MAX: Final = 64  # hostile answers may invent ever nearer peers: a lookup is finite whatever they say
+QUERIES_MAX: Final = 64  # hostile answers may invent ever nearer peers
 CANDIDATES_MAX: Final = 256
 
 
@@ -36,7 +36,7 @@ class Lookup:
         self._learn(seeds)
 
     def take(self, extra: int = 0) -> list[str]:
-        """Peers to ask now. `extra` raises the number in flight: the way round peers that keep silent."""
+        """Return the peers to ask now. `extra` raises the number in flight, to get past silent peers."""
         free = self._parallel + extra - len(self._in_flight())
         free = min(free, QUERIES_MAX - len(self._asked))
         chosen = [peer for peer in self._front() if peer not in self._asked][: max(0, free)]
@@ -44,12 +44,12 @@ class Lookup:
         return chosen
 
     def answered(self, peer: str, named: Iterable[str]) -> None:
-        """`peer` has answered, naming these."""
+        """Take the answer of `peer`, with the peers that it named."""
         self._answered.add(peer)
         self._learn(named)
 
     def failed(self, peer: str) -> None:
-        """`peer` is dead, frozen or too slow to wait for."""
+        """Drop a peer that is dead, frozen or too slow."""
         self._candidates.pop(peer, None)
         self._gone.add(peer)
 
@@ -60,11 +60,11 @@ class Lookup:
         return all(peer in self._answered for peer in self._front())
 
     def pending(self) -> list[str]:
-        """Peers asked that have neither answered nor failed."""
+        """Return the peers that were asked and have neither answered nor failed."""
         return sorted(self._in_flight(), key=self._candidates.__getitem__)
 
     def result(self) -> list[str]:
-        """The nearest that have answered, nearest first, `width` of them or fewer."""
+        """Return the nearest peers that have answered, nearest first, at most `width`."""
         return sorted(self._answered, key=lambda peer: distance(node_key(peer), self._target))[: self._width]
 
     def _front(self) -> list[str]:

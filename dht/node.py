@@ -1,11 +1,12 @@
-"""The DHT as the rest of Barnraise sees it: put and get of typed, signed, expiring records.
+"""The DHT's interface: put and get of typed, signed, expiring records.
 
     members = Schema("member", MemberRecord, ttl_max_s=30, size_max=2048, signer=lambda key, peer: True)
-    async with open_node(host, invite.bootstrap, [members], cache=home / "peers.json", namespace=run_id) as node:
+    config = NodeConfig(run_id, invite.addresses, cache=home / "peers.json")
+    async with open_node(host, config, [members]) as node:
         await node.put(members, "group-0", record, ttl_s=9)
         for peer, entry in (await node.get(members, "group-0")).items(): ...
 
-A node that only serves others (a meeting point) is one on which nobody calls `put`.
+A node that never calls `put` only serves the others, as a meeting point does.
 """
 
 from __future__ import annotations
@@ -13,14 +14,13 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import trio
 
 from dht.bootstrap import Bootstrap
 from dht.clock import NEGLIGIBLE_S, SwarmClock
-from dht.config import DEFAULT_TUNING, DhtConfig
+from dht.config import DEFAULT_TUNING, DhtConfig, NodeConfig
 from dht.handlers import DhtHandlers
 from dht.protocol import LEAVE, STORE, LeaveRequest, StoreReply, StoreRequest
 from dht.reader import Reader
@@ -34,24 +34,24 @@ from dht.records import (
     StaleRecord,
     StoreFull,
     open_record,
-    seal,
+    sign_record,
 )
 from dht.router import PeerFault, Router
-from dht.storage import DEFAULT_LIMITS, Storage, StorageLimits
+from dht.storage import Storage, StorageLimits
 from peer.errors import BarnraiseError, DialError, RemoteError
 from peer.net.host import Host
 
-__all__ = ["DEFAULT_TUNING", "DhtConfig", "Node", "RecordEntry", "Schema", "StorageLimits", "open_node"]
+__all__ = ["DEFAULT_TUNING", "DhtConfig", "Node", "NodeConfig", "RecordEntry", "Schema", "StorageLimits", "open_node"]
 
 T = TypeVar("T")
 
-# How far ahead of the clock a record may be issued to overtake an older one: stores whose clocks are right, but for
-# what nobody corrects, must still take it. What an honest store holds beyond that, the clock itself overtakes soon.
+# How far ahead of the clock a record may be issued to overtake an older one. A store must still accept it, and neither
+# clock is corrected by less than NEGLIGIBLE_S. Issue times beyond that are soon overtaken by the clock.
 OVERTAKE_MAX_S: Final = CLOCK_TOLERANCE_S - 2 * NEGLIGIBLE_S
 
 
 class Node:
-    """A member of the DHT of one run. Made by `open_node`."""
+    """One node of the DHT of a run. Made by `open_node`."""
 
     def __init__(self, router: Router, storage: Storage, schemas: Sequence[Schema[Any]]) -> None:
         self._router = router
@@ -64,53 +64,48 @@ class Node:
         self._refusals: dict[tuple[str, str], frozenset[str]] = {}
 
     def has_left(self, peer: str) -> bool:
-        """Whether we have heard its goodbye, and nothing of it since."""
+        """Return whether a peer has said goodbye and has not been heard from since."""
         return self._router.has_left(peer)
 
     @property
     def peers(self) -> frozenset[str]:
-        """The other nodes that were alive when last heard of (in a big network: those in the routing table)."""
+        """The other nodes that are thought to be alive (in a big network: those in the routing table)."""
         return frozenset(self._router.table)
 
     @property
-    def split_suspected(self) -> bool:
-        """Whether most of the peers known are lost: then either they died, or we are cut off from them."""
-        return self._router.split.suspected
-
-    @property
     def stored(self) -> tuple[int, int]:
-        """Records and bytes kept for others and for us."""
+        """Number and bytes of the records that this node keeps."""
         return len(self._storage), self._storage.size_bytes
 
     def now(self) -> float:
-        """Seconds since the epoch, corrected by the clocks of the others if this machine's is wrong."""
+        """Return Unix time in seconds, corrected by the other nodes' clocks if this machine's is wrong."""
         return self._router.clock.now()
 
     @property
     def clock_disagreement_s(self) -> float:
-        """How far the others' clocks (their median) are ahead of this machine's; 0 if none was seen."""
+        """Seconds by which the other nodes' clocks (their median) are ahead of this machine's; 0 if none was seen."""
         return self._router.clock.disagreement_s
 
     async def put(self, schema: Schema[T], key: str, value: T, ttl_s: float) -> int:
         """Publish a value under our own peer id for `ttl_s` seconds; refresh it by putting it again.
 
-        Returns how many stores took it (0: nobody, `dht_put_refused` says why). Takes milliseconds in a healthy swarm,
-        about 2 s at most. Raises OversizeRecord, WrongSchema or WrongSigner if no store would take it.
+        Returns how many stores took it. If 0, the event `dht_put_refused` says why. Takes milliseconds in a healthy
+        swarm, about 2 s at most. Raises OversizeRecord, WrongSchema or WrongSigner if no store would take it.
         """
         self._check_known(schema)
         taken = 0
         for _ in range(2):
-            record = self._sealed(schema, key, value, ttl_s)
+            record = self._sign(schema, key, value, ttl_s)
             taken, newest_us = await self._store_everywhere(record)
             if newest_us <= record.body.issued_us:
                 break
-            self._last_issued_us = newest_us  # our clock was set back, or we are a restart of a faster one: overtake
+            self._last_issued_us = newest_us  # our clock was set back, or ran ahead before a restart: overtake
         return taken
 
     async def get(self, schema: Schema[T], key: str) -> dict[str, RecordEntry[T]]:
-        """The freshest valid record of each signer under a key, by peer id.
+        """Return the newest valid record of each signer under a key, by peer id.
 
-        Asks several stores and checks everything again; what nobody reachable holds is absent. Below 2 s at all events.
+        Asks several stores and checks every record again. Takes less than 2 s.
         """
         self._check_known(schema)
         return await self._reader.get(schema, key)
@@ -119,9 +114,9 @@ class Node:
         if self._schemas.get(schema.name) is not schema:
             raise ValueError(f"schema {schema.name!r} was not given to open_node, so other nodes do not keep it either")
 
-    def _sealed(self, schema: Schema[T], key: str, value: T, ttl_s: float) -> Record:
+    def _sign(self, schema: Schema[T], key: str, value: T, ttl_s: float) -> Record:
         self._last_issued_us = max(self._last_issued_us + 1, int(self.now() * 1e6))
-        signed = seal(
+        signed = sign_record(
             self._host.identity,
             self._router.namespace,
             schema,
@@ -133,8 +128,10 @@ class Node:
         return open_record(signed, self._router.namespace, self._schemas)
 
     async def _store_everywhere(self, record: Record) -> tuple[int, int]:
-        """Number of stores that took it, and the issue time of the newest record that anybody holds, as far as that can
-        be believed: a store that names a later time than we may issue would have all others refuse us."""
+        """Return how many stores took a record, and the issue time of the newest one that a store holds.
+
+        A time later than we may issue is not believed: with it, all other stores would refuse us.
+        """
         taken, newest_us, refused = 0, 0, set[str]()
 
         async def store_at(peer: str) -> None:
@@ -145,7 +142,7 @@ class Node:
                 refused.add(error.code if isinstance(error, RemoteError) else type(error).__name__)
                 return
             except PeerFault:
-                return  # a dead peer; the router has seen it
+                return  # a dead peer; the router has noted it
             taken += reply.kept
             if reply.newest_us <= (self.now() + OVERTAKE_MAX_S) * 1e6:
                 newest_us = max(newest_us, reply.newest_us)
@@ -168,7 +165,7 @@ class Node:
         return (await router.ask(peer, STORE, request, router.reply_timeout_s(peer))).body
 
     def _report_refusals(self, record: Record, refused: frozenset[str]) -> None:
-        """One event when the set of reasons for which stores refuse a key changes, not one a refresh."""
+        """Emit an event when the reasons for which stores refuse a key change, not at every refresh."""
         name = (record.body.schema, record.body.key)
         if refused and refused != self._refusals.get(name):
             wrong_clock = refused & {ExpiredRecord.__name__, FutureRecord.__name__}
@@ -185,7 +182,7 @@ class Node:
             self._refusals.pop(name, None)
 
     async def leave(self) -> None:
-        """Say goodbye, so that others drop us and our records at once instead of when they expire."""
+        """Say goodbye, so that other nodes drop us and our records at once instead of at expiry."""
 
         async def tell(peer: str) -> None:
             try:
@@ -202,41 +199,32 @@ class Node:
 
 @asynccontextmanager
 async def open_node(
-    host: Host,
-    bootstrap: Sequence[str],
-    schemas: Sequence[Schema[Any]],
-    cache: Path | None,
-    namespace: str,
-    *,
-    required: bool = False,
-    wall: Callable[[], float] = time.time,
-    tuning: DhtConfig = DEFAULT_TUNING,
-    limits: StorageLimits = DEFAULT_LIMITS,
+    host: Host, config: NodeConfig, schemas: Sequence[Schema[Any]], wall: Callable[[], float] = time.time
 ) -> AsyncIterator[Node]:
-    """Join the DHT of `namespace` (a run id) over a host and take part in it until the block ends.
+    """Join the DHT of a run over `host` and take part in it until the block ends.
 
-    Entered once somebody has answered, or everybody has failed; the first node of a run just starts. `bootstrap` are
-    full multiaddrs, `cache` the file in which peers are remembered. With `required`, raises DialError (naming each
-    address and its reason) if there were addresses and none of them, nor of the cache, answered; without it, the node
-    goes on trying in the background, which it also does whenever it later loses touch. `wall` is this machine's clock.
+    The block begins once a peer has answered or all have failed; the first node of a run just starts. A node that
+    reaches no peer, now or later, goes on trying in the background. `wall` is this machine's clock, in Unix time.
+
+    Raises DialError, with each address and why it failed, if `config.required` and no peer answered.
     """
     failure: BarnraiseError | None = None
     async with trio.open_nursery() as nursery:
-        router = Router(host, namespace, tuning, SwarmClock(wall), nursery)
-        node = Node(router, Storage(limits), schemas)
-        contact = Bootstrap(router, bootstrap, cache)
+        router = Router(host, config.namespace, config.tuning, SwarmClock(wall), nursery)
+        node = Node(router, Storage(config.limits), schemas)
+        contact = Bootstrap(router, config.bootstrap, config.cache)
         try:
             try:
                 await contact.join()
             except DialError:
-                if required:
+                if config.required:
                     raise
             nursery.start_soon(contact.run)
             yield node
         except BarnraiseError as error:
             failure = error  # raised below as it is: the nursery would wrap it in a group
         finally:
-            nursery.cancel_scope.cancel()  # first: whom we ask after our goodbye takes us for alive
+            nursery.cancel_scope.cancel()  # first: a peer that we ask after our goodbye takes us for alive
             with trio.CancelScope(shield=True):
                 await node.leave()
             contact.save_cache()

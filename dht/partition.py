@@ -1,8 +1,8 @@
-"""Is what we see the whole run, or only one half of a split network? Pure.
+"""Detects a split network. Pure.
 
-Two signs: more than half of the peers we knew were lost within the window (either they died or we are cut off), and a
-peer we reach whose neighbourhood shares nobody with ours (two networks that never met, as when two joiners used
-different bootstraps).
+There are two signs. More than half of the known peers were lost within the window: they died, or we are cut off. Or a
+peer's view of our neighbourhood shares no peer with ours: two networks that never met, for instance because two joiners
+used different bootstrap peers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Change = Literal["suspected", "healed"]
 
 
 class SplitWatch:
-    """Keeps the list of lost peers and judges it. Times are monotonic seconds."""
+    """The peers lost lately, and whether they are too many. Times are monotonic seconds."""
 
     def __init__(self, window_s: float = 600.0) -> None:
         self._window_s = window_s
@@ -24,7 +24,7 @@ class SplitWatch:
 
     @property
     def lost(self) -> tuple[str, ...]:
-        """Peers that vanished without saying goodbye and may come back, latest first."""
+        """Peers that vanished without a goodbye and may come back, latest first."""
         return tuple(reversed(self._lost))
 
     def peer_lost(self, peer: str, now: float) -> None:
@@ -34,13 +34,13 @@ class SplitWatch:
             del self._lost[next(iter(self._lost))]
 
     def peer_back(self, peer: str) -> None:
-        """A peer was heard from, or has left in order."""
+        """Drop a peer that was heard from, or that said goodbye."""
         self._lost.pop(peer, None)
 
     def judge(self, alive: int, now: float) -> Change | None:
-        """Compare the peers lost with those alive; say what has changed since the last call."""
+        """Compare the number of lost peers with those alive; return what has changed since the last call."""
         for peer in [peer for peer, at in self._lost.items() if now - at > self._window_s]:
-            del self._lost[peer]  # dead for good
+            del self._lost[peer]  # it will not come back
         suspected = len(self._lost) > alive
         if suspected == self.suspected:
             return None
@@ -49,8 +49,8 @@ class SplitWatch:
 
 
 def views_disjoint(ours: set[str], theirs: set[str], knew_us: bool) -> bool:
-    """Whether a peer's view of our own neighbourhood has nothing to do with ours.
+    """Return whether a peer's view of our neighbourhood has no peer in common with ours.
 
-    `theirs` and `ours` leave out both sides themselves. An empty view proves nothing: somebody has just started.
+    Both views leave out the peer and us. An empty view proves nothing: its node may just have started.
     """
     return not knew_us and bool(ours) and bool(theirs) and ours.isdisjoint(theirs)

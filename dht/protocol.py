@@ -1,9 +1,12 @@
-"""The four calls between nodes. All are open: a peer must find the others before it can be admitted by them.
+"""The four calls between nodes. All are open: a peer must find the others before they can admit it.
 
-dht/find    who is nearest to a point?            Every request carries the caller's own addresses, every reply
-dht/store   keep this record (its owner asks)     the clock of who answers. Lists and strings are bounded by type.
-dht/fetch   what is held under this digest?
-dht/leave   the caller goes, and its records with it
+    dht/find    names the peers nearest to a point
+    dht/store   keeps a record, which its signer delivers
+    dht/fetch   returns the records under a digest
+    dht/leave   the caller says goodbye: drop its records
+
+Every request but the last carries the caller's addresses, and its reply the callee's clock. Types bound lists and
+strings.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ class WrongNamespace(BarnraiseError):
 
 
 class Contact(msgspec.Struct, frozen=True):
-    """A peer and where it listens."""
+    """A peer and its addresses."""
 
     peer: PeerId
     addresses: Addresses
@@ -49,10 +52,11 @@ class FindRequest(msgspec.Struct, frozen=True):
 
 
 class FindReply(msgspec.Struct, frozen=True):
-    """The nearest known peers, without the asker; whether the asker was known before this call."""
+    """The nearest known peers, without the caller."""
 
     nodes: Annotated[tuple[Contact, ...], msgspec.Meta(max_length=NODES_MAX)]
     knew_you: bool
+    """Whether the caller was known before this call."""
     clock_s: ClockS
 
 
@@ -63,10 +67,11 @@ class StoreRequest(msgspec.Struct, frozen=True):
 
 
 class StoreReply(msgspec.Struct, frozen=True):
-    """`newest_us` is the issue time of what is held now: that of the record, or, if not `kept`, of a newer one."""
+    """What became of a record."""
 
     kept: bool
     newest_us: IssuedUs
+    """Issue time of the record that is held now: this one, or a newer one if it was not `kept`."""
     clock_s: ClockS
 
 
@@ -77,16 +82,17 @@ class FetchRequest(msgspec.Struct, frozen=True):
 
 
 class FetchReply(msgspec.Struct, frozen=True):
-    """The payload is msgpack of a list of Held."""
+    """The payload is a msgpack list of `HeldRecord`."""
 
     clock_s: ClockS
 
 
 class HeldRecord(msgspec.Struct, frozen=True):
-    """A record as a store hands it out, and how long it would go on keeping it."""
+    """A record as a store returns it."""
 
     signed: Signed
     remaining_s: Annotated[float, msgspec.Meta(le=1e9)]  # which refuses NaN
+    """How long the store would keep it from now on."""
 
 
 class LeaveRequest(msgspec.Struct, frozen=True):

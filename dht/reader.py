@@ -1,4 +1,4 @@
-"""Reading: ask several stores, believe none, keep the freshest valid record of each signer."""
+"""Reading: ask several stores, check every record, keep the newest valid one of each signer."""
 
 from __future__ import annotations
 
@@ -34,28 +34,28 @@ T = TypeVar("T")
 
 OPENED_MAX: Final = 4096
 NEWEST_MAX: Final = 8192
-SWEEP_S: Final = 10.0  # between two clearings of what has expired
-CHECKS_PER_TURN: Final = 32  # signatures checked before other tasks get their turn (54 us each)
+SWEEP_S: Final = 10.0  # between two removals of expired records
+CHECKS_PER_TURN: Final = 32  # signatures checked before other tasks may run (54 us each)
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _decoder: Final = msgspec.msgpack.Decoder(list[HeldRecord])
 
 
 def encode_held(stored: Iterable[Stored], now: float) -> bytes:
-    """The payload of a fetch: what a store holds, with the time left for each. `decode_held` reads it."""
+    """Return the payload of a fetch: records with the time that is left for each. `decode_held` reads it."""
     return _encoder.encode([HeldRecord(item.record.signed, item.expires_at - now) for item in stored])
 
 
 def decode_held(payload: Buffer) -> list[HeldRecord]:
-    """Raises ProtocolViolation."""
+    """Return the records in the payload of a fetch. Raises ProtocolViolation."""
     try:
         return _decoder.decode(payload)
     except MALFORMED as error:
-        raise ProtocolViolation(f"Records that do not decode: {error}.") from error
+        raise ProtocolViolation(f"records that do not decode: {error}") from error
 
 
 class Reader:
-    """Reads of one node, with what it remembers between them: checked records, and how fresh each signer has been."""
+    """The reads of one node. Remembers checked records, and the newest issue time of each signer."""
 
     def __init__(self, router: Router, storage: Storage, schemas: Mapping[str, Schema[Any]]) -> None:
         self._router = router
@@ -95,7 +95,7 @@ class Reader:
                 await trio.lowlevel.checkpoint()
             record = self._open(signed)
             if record.digest != digest:
-                raise WrongSchema(f"A record of {record.body.key!r} was served under another key.")
+                raise WrongSchema(f"a record of {record.body.key!r} was served under another key")
             try:
                 check_age(record, self._router.clock.now())
             except (ExpiredRecord, FutureRecord):
@@ -116,14 +116,14 @@ class Reader:
         return record
 
     def _forget_expired(self, now: float) -> None:
-        """Drop checked records that every reader refuses by now: a member signs a new one every few seconds."""
+        """Drop checked records that have expired: a member signs a new one every few seconds."""
         self._next_sweep = now + SWEEP_S
         clock_s = self._router.clock.now()
         for signed in [signed for signed, record in self._opened.items() if is_expired(record, clock_s)]:
             del self._opened[signed]
 
     def _is_newest(self, record: Record) -> bool:
-        """False for a record that we have once seen replaced: no store can bring the past back."""
+        """Return whether no newer record of the signer was ever seen, so that no store can bring an old one back."""
         name = (record.digest, record.signer)
         newest_us = self._newest_us.get(name, 0)
         if record.body.issued_us < newest_us:
@@ -135,7 +135,7 @@ class Reader:
         return True
 
     async def _fetch_from(self, stores: list[str], digest: bytes) -> list[tuple[str, Buffer]]:
-        """The answers of `readers` stores, the nearest ones that answer in time; silent ones are worked round."""
+        """Return the answers of `readers` stores, the nearest that answer in time. Silent ones are replaced."""
         router, tuning = self._router, self._router.tuning
         wanted = min(router.readers, len(stores))
         request = FetchRequest(router.namespace, router.addresses(), digest)
@@ -148,7 +148,7 @@ class Reader:
             try:
                 reply = await router.ask(store, FETCH, request, router.reply_timeout_s(store))
             except PeerFault:
-                pass  # the router has drawn the consequences
+                pass  # the router has updated the view
             else:
                 replies.append((store, reply.payload))
             del in_flight[store]

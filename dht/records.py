@@ -1,4 +1,4 @@
-"""Records: what may be stored, by whom, for how long, and how each claim is checked.
+"""Records: what may be stored, which peer may store it, for how long, and how each claim is checked.
 
 A record is a msgpack value under (namespace, schema, key), with the signer's peer id as its subkey. It travels as a
 `peer.identity.Signed` body, and every store and every reader runs the same checks, in order of cost:
@@ -11,11 +11,11 @@ A refusal is one of these:
     ├── OversizeRecord    also a ProtocolViolation: larger than its schema allows
     ├── ForgedRecord      also a ProtocolViolation: the signature does not fit, or the body does not decode
     ├── WrongSchema       also a ProtocolViolation: another namespace, unknown schema, or a value of another type
-    ├── WrongSigner       also a ProtocolViolation: this signer may not write this key, or did not deliver it himself
-    ├── ExpiredRecord     its time is over, or the writer's clock is slow
+    ├── WrongSigner       also a ProtocolViolation: this signer may not write this key, or another peer delivered it
+    ├── ExpiredRecord     its time to live is over, or the writer's clock is slow
     ├── FutureRecord      the writer's clock is fast
     ├── StaleRecord       a newer record of the same signer is held: .newest_us
-    └── StoreFull         the store is at its limits and this signer has no claim on more room
+    └── StoreFull         the store, the key or the signer is at its limit
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ T = TypeVar("T")
 KIND: Final = "dht-record"
 CLOCK_TOLERANCE_S: Final = 10.0
 KEY_CHARS_MAX: Final = 256
-ENVELOPE_BYTES_MAX: Final = 1024  # all of a signed record but its value: names, times, signer, signature
+ENVELOPE_BYTES_MAX: Final = 1024  # a signed record without its value: names, times, signer, signature
 
 _encoder: Final = msgspec.msgpack.Encoder()
 
@@ -72,7 +72,7 @@ class FutureRecord(RecordError):
 
 
 class StaleRecord(RecordError):
-    """`newest_us` is the issue time of the record that is held instead."""
+    """A newer record of the same signer is held, issued at `newest_us`."""
 
     def __init__(self, message: str, newest_us: int) -> None:
         super().__init__(message)
@@ -85,65 +85,68 @@ class StoreFull(RecordError):
 
 @dataclass(frozen=True)
 class Schema(Generic[T]):
-    """One kind of record: the type of its value, its caps, and whose signature it needs.
-
-    `signer(key, peer_id)` says whether that peer may write that key. Values are msgpack of `type`; a msgspec struct
-    should bound its strings and lists with `msgspec.Meta`, for every reader decodes it.
-    """
+    """One kind of record."""
 
     name: str
     type: type[T]
+    """The type of a value, which travels as msgpack. A struct should bound its strings and lists by `msgspec.Meta`."""
     ttl_max_s: float
     size_max: int
+    """Bytes of an encoded value."""
     signer: Callable[[str, str], bool]
+    """Says of (key, peer id) whether that peer may write that key."""
 
     def encode(self, value: T) -> bytes:
-        """The bytes of a value. Raises OversizeRecord."""
+        """Return the bytes of a value. Raises OversizeRecord."""
         encoded = _encoder.encode(value)
         if len(encoded) > self.size_max:
             raise OversizeRecord(
-                f"A {self.name!r} record of {len(encoded)} bytes is over its cap of {self.size_max}: publish less."
+                f"a {self.name!r} record of {len(encoded)} bytes is over its cap of {self.size_max}: publish less"
             )
         return encoded
 
     def decode(self, encoded: bytes) -> T:
-        """The value of some bytes. Raises OversizeRecord or WrongSchema."""
+        """Return the value of some bytes. Raises OversizeRecord or WrongSchema."""
         if len(encoded) > self.size_max:
-            raise OversizeRecord(f"A {self.name!r} record of {len(encoded)} bytes is over its cap of {self.size_max}.")
+            raise OversizeRecord(f"a {self.name!r} record of {len(encoded)} bytes is over its cap of {self.size_max}")
         try:
             return msgspec.msgpack.decode(encoded, type=self.type)
         except MALFORMED as error:
-            raise WrongSchema(f"A value is not of schema {self.name!r}: {error}.") from error
+            raise WrongSchema(f"a value is not of schema {self.name!r}: {error}") from error
 
 
 @dataclass(frozen=True)
 class RecordEntry(Generic[T]):
-    """What a reader gets for one subkey: who wrote it, the value, and when it expires on this machine's clock."""
+    """One signer's value under a key, as a reader gets it."""
 
     peer: str
+    """The signer."""
     value: T
     expires_at: float
+    """Unix time by this machine's clock."""
 
 
 class Body(msgspec.Struct, frozen=True, array_like=True):
-    """The signed part. `issued_us`, microseconds since the epoch on the writer's clock, orders a signer's records."""
+    """The signed part of a record."""
 
     namespace: str
     schema: str
     key: str
     value: bytes
     issued_us: int
+    """Unix time in microseconds by the writer's clock. It orders the records of a signer."""
     ttl_ms: int
 
 
 @dataclass(frozen=True)
 class Record:
-    """A record whose claims were checked, all but its age, which changes."""
+    """A record whose claims were checked, except for its age."""
 
     signed: Signed
     body: Body
     value: object
-    digest: bytes  # where it is stored: `record_key` of its namespace, schema and key
+    digest: bytes
+    """Its position: `record_key` of its namespace, schema and key."""
 
     @property
     def signer(self) -> str:
@@ -159,74 +162,74 @@ class Record:
 
 
 def signed_size(signed: Signed) -> int:
-    """Bytes a signed record takes, give or take its framing."""
+    """Return the bytes of a signed record without its framing."""
     return len(signed.body) + len(signed.signer) + len(signed.signature)
 
 
-def seal(
+def sign_record(
     identity: Identity, namespace: str, schema: Schema[T], key: str, value: T, *, ttl_s: float, issued_us: int
 ) -> Signed:
-    """Sign a value for publication. Raises what every store would refuse it for."""
+    """Sign a value for publication. Raises the error with which every store would refuse it."""
     if not 0 < ttl_s <= schema.ttl_max_s:
-        raise WrongSchema(f"A {schema.name!r} record may live at most {schema.ttl_max_s:g} s, not {ttl_s:g}.")
+        raise WrongSchema(f"a {schema.name!r} record may live at most {schema.ttl_max_s:g} s, not {ttl_s:g}")
     if len(key) > KEY_CHARS_MAX:
-        raise OversizeRecord(f"A key of {len(key)} characters is over the cap of {KEY_CHARS_MAX}: shorten it.")
+        raise OversizeRecord(f"a key of {len(key)} characters is over the cap of {KEY_CHARS_MAX}: shorten it")
     if not schema.signer(key, identity.peer_id):
-        raise WrongSigner(f"{identity.peer_id} may not write {schema.name!r} records under {key!r}.")
+        raise WrongSigner(f"{identity.peer_id} may not write {schema.name!r} records under {key!r}")
     body = Body(namespace, schema.name, key, schema.encode(value), issued_us, round(ttl_s * 1000))
     return sign_body(identity, KIND, body)
 
 
 def open_record(signed: Signed, namespace: str, schemas: Mapping[str, Schema[Any]]) -> Record:
-    """Check everything about a record that does not depend on the time. Raises a RecordError that is a violation."""
+    """Check a record except for its age. Raises a RecordError that is a ProtocolViolation too."""
     size_max = ENVELOPE_BYTES_MAX + max((schema.size_max for schema in schemas.values()), default=0)
     if signed_size(signed) > size_max:
-        raise OversizeRecord(f"A record of {signed_size(signed)} bytes is over every cap of this run.")
+        raise OversizeRecord(f"a record of {signed_size(signed)} bytes is over every cap of this run")
     try:
         body = open_body(signed, KIND, Body)
     except ProtocolViolation as error:
-        raise ForgedRecord(f"A record said to be of {signed.signer} is not: {error}") from error
+        raise ForgedRecord(f"a record said to be of {signed.signer} is not: {error}") from error
     if body.namespace != namespace:
-        raise WrongSchema(f"A record of namespace {body.namespace!r} came to {namespace!r}.")
+        raise WrongSchema(f"a record of namespace {body.namespace!r} came to {namespace!r}")
     schema = schemas.get(body.schema)
     if schema is None:
-        raise WrongSchema(f"This node knows no schema {body.schema[:64]!r}: are both sides of the same version?")
+        raise WrongSchema(f"this node knows no schema {body.schema[:64]!r}: run the same version on both sides")
     if len(body.key) > KEY_CHARS_MAX:
-        raise OversizeRecord(f"A key of {len(body.key)} characters is over the cap of {KEY_CHARS_MAX}.")
+        raise OversizeRecord(f"a key of {len(body.key)} characters is over the cap of {KEY_CHARS_MAX}")
     if not schema.signer(body.key, signed.signer):
-        raise WrongSigner(f"{signed.signer} may not write {schema.name!r} records under {body.key!r}.")
+        raise WrongSigner(f"{signed.signer} may not write {schema.name!r} records under {body.key!r}")
     if not 0 < body.ttl_ms <= schema.ttl_max_s * 1000:
         raise WrongSchema(
-            f"A {schema.name!r} record wants to live {body.ttl_ms} ms; the cap is {schema.ttl_max_s:g} s."
+            f"a {schema.name!r} record is to live {body.ttl_ms} ms, over the cap of {schema.ttl_max_s:g} s"
         )
     return Record(signed, body, schema.decode(body.value), record_key(namespace, body.schema, body.key))
 
 
 def check_delivery(record: Record, now_s: float) -> None:
-    """A store's clock check. Owners deliver what they have just signed, so its age must be near zero; then a store
-    need not trust the writer's clock: it counts the time to live from the arrival, on its own monotonic clock.
+    """Check a record's age at a store. Raises ExpiredRecord or FutureRecord.
 
-    Raises ExpiredRecord or FutureRecord.
+    Signers deliver what they have just signed, so the age must be near zero. The store then need not trust the writer's
+    clock: it counts the time to live from the arrival, by its own monotonic clock.
     """
     age_s = now_s - record.body.issued_us / 1e6
     if age_s > CLOCK_TOLERANCE_S:
-        raise ExpiredRecord(f"The record was signed {age_s:.1f} s ago by this clock: replayed, or set the clock (NTP).")
+        raise ExpiredRecord(f"the record was signed {age_s:.1f} s ago by this clock: set the clock (NTP)")
     _check_not_future(age_s)
 
 
 def check_age(record: Record, now_s: float) -> None:
-    """A reader's clock check: not issued in the future, not past its time to live. Raises as `check_delivery` does."""
+    """Check a record's age at a reader: not from the future, not expired. Raises as `check_delivery`."""
     age_s = now_s - record.body.issued_us / 1e6
     if is_expired(record, now_s):
-        raise ExpiredRecord(f"The record expired {age_s - record.ttl_s:.1f} s ago.")
+        raise ExpiredRecord(f"the record expired {age_s - record.ttl_s:.1f} s ago")
     _check_not_future(age_s)
 
 
 def is_expired(record: Record, now_s: float) -> bool:
-    """Whether a reader whose clock shows `now_s` refuses it as past its time to live."""
+    """Return whether a reader whose clock shows `now_s` refuses a record as expired."""
     return now_s - record.body.issued_us / 1e6 > record.ttl_s + CLOCK_TOLERANCE_S
 
 
 def _check_not_future(age_s: float) -> None:
     if age_s < -CLOCK_TOLERANCE_S:
-        raise FutureRecord(f"The record was signed {-age_s:.1f} s in the future by this clock: set the clock (NTP).")
+        raise FutureRecord(f"the record was signed {-age_s:.1f} s in the future by this clock: set the clock (NTP)")

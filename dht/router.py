@@ -1,8 +1,8 @@
-"""Calls to other nodes, and what each outcome teaches: who is alive, where, and who is nearest to a point.
+"""Calls to other nodes, and the view of the network that their outcomes build up.
 
-A peer that answers enters the routing table. One that refuses or breaks a connection leaves it at once and is not
-asked again for a while (back-off). One that is merely slow is passed over and probed in the background with a longer
-deadline; the probe decides.
+A peer that answers enters the routing table. A peer that refuses or breaks a connection leaves it at once and is not
+asked again for a while (back-off). A slow peer is skipped and probed in the background with a longer deadline; the
+probe decides.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Final, TypeVar
 import msgspec
 import trio
 
-from dht.backoff import Backoff
 from dht.clock import SwarmClock
 from dht.config import DhtConfig
 from dht.key import as_bytes, as_int, nearest, node_key
@@ -25,6 +24,7 @@ from dht.protocol import ADDRESSES_MAX, FIND, NODES_MAX, Contact, FindReply, Fin
 from dht.records import CLOCK_TOLERANCE_S
 from dht.routing_table import RoutingTable
 from peer.errors import DeadlineExceeded, NetworkError, ProtocolViolation, RemoteError
+from peer.net.backoff import Backoff
 from peer.net.host import Host
 from peer.net.rpc import Method, Reply
 
@@ -35,11 +35,12 @@ PLACEMENTS_MAX: Final = 256
 REMEMBERED_MAX: Final = 1024
 PROBES_MAX: Final = 16
 BAN_S: Final = 600.0
-GOODBYE_S: Final = 1.0  # a call that comes so soon after its caller's goodbye was sent before it
+REDIAL_JITTER: Final = 0.25
+GOODBYE_S: Final = 1.0  # a call that arrives so soon after its caller's goodbye was sent before it
 ADDRESSES_FRESH_S: Final = 2.0  # how old our view of our own addresses may be: a relay may add one
 
-# What a call to a peer may raise through that peer's fault.
 PeerFault = (NetworkError, ProtocolViolation)
+"""What a call may raise through the fault of the peer called."""
 
 
 class Router:
@@ -55,8 +56,8 @@ class Router:
         self.split = SplitWatch()
         self.own_key = node_key(host.peer_id)
         self._nursery = nursery
-        self._down = Backoff(tuning.redial_min_s, tuning.redial_max_s)
-        self._banned: OrderedDict[str, float] = OrderedDict()  # peer -> until
+        self._down = Backoff(tuning.redial_min_s, tuning.redial_max_s, jitter=REDIAL_JITTER)
+        self._bans = Backoff(BAN_S, BAN_S, factor=1)
         self._left_at: OrderedDict[str, float] = OrderedDict()
         self._probing: set[str] = set()
         self._told: OrderedDict[str, tuple[str, ...]] = OrderedDict()  # addresses as peers last gave them
@@ -66,10 +67,10 @@ class Router:
         self._merged_at = -float("inf")
         self._clock_reported = False
 
-    # -- what one learns -----------------------------------------------------------------------------------------
+    # -- the view ------------------------------------------------------------------------------------------------
 
     def addresses(self) -> tuple[str, ...]:
-        """Our own, as told to others. Empty for a peer that cannot be dialled: then nobody lists it."""
+        """Return our own addresses, as told to others. A node without any cannot be dialled, and no peer lists it."""
         now = trio.current_time()
         if now >= self._addresses_until:
             self._addresses = self.host.addresses[:ADDRESSES_MAX]
@@ -77,7 +78,7 @@ class Router:
         return self._addresses
 
     def called(self, peer: str, addresses: Iterable[str]) -> None:
-        """A peer has called us and said where it listens."""
+        """Note that a peer has called us, and the addresses that it told."""
         if not self.left_since(peer, trio.current_time() - GOODBYE_S):
             self._learn_own_claim(peer, tuple(addresses))
             self._heard(peer)
@@ -85,17 +86,17 @@ class Router:
     def _heard(self, peer: str) -> None:
         self._left_at.pop(peer, None)
         self._down.reset(peer)
-        if not self.host.book.get(peer) or self._is_banned(peer):
-            return  # without an address it is reachable only while it holds its connection to us: no use to others
+        if not self.host.book.get(peer) or self._bans.paused(peer):
+            return  # without an address it can be reached only by its connection to us: no use to others
         self.split.peer_back(peer)
         if self.table.heard(peer, trio.current_time()):
             self.events.emit("dht_peer_found", peer=peer, peers=len(self.table))
             self.judge_split()
 
     def lost(self, peer: str, why: str) -> None:
-        """A peer is dead or cannot be reached."""
+        """Note that a peer is dead or cannot be reached."""
         now = trio.current_time()
-        self._down.failed(peer, now)
+        self._down.failed(peer)
         self.clock.forget(peer)
         if self.table.remove(peer):
             self.split.peer_lost(peer, now)
@@ -103,15 +104,15 @@ class Router:
             self.judge_split()
 
     def has_left(self, peer: str) -> bool:
-        """Whether we have heard its goodbye, and nothing of it since."""
+        """Return whether a peer has said goodbye and has not been heard from since."""
         return peer in self._left_at
 
     def left_since(self, peer: str, time_s: float) -> bool:
-        """Whether that goodbye came after `time_s` (trio's time)."""
+        """Return whether a peer has said goodbye after `time_s` (trio's time)."""
         return self._left_at.get(peer, -float("inf")) >= time_s
 
     def left(self, peer: str) -> None:
-        """A peer has said goodbye."""
+        """Note that a peer has said goodbye."""
         self._left_at[peer] = trio.current_time()
         self._left_at.move_to_end(peer)
         if len(self._left_at) > REMEMBERED_MAX:
@@ -122,21 +123,19 @@ class Router:
         self.judge_split()
 
     def ban(self, peer: str, why: str) -> None:
-        """A peer has proved to be hostile: it is not asked again for ten minutes."""
-        self._banned[peer] = trio.current_time() + BAN_S
-        if len(self._banned) > REMEMBERED_MAX:
-            self._banned.popitem(last=False)
+        """Do not ask a peer for ten minutes, because it has proved to be hostile."""
+        self._bans.failed(peer)
         self.table.remove(peer)
         self.events.emit("dht_peer_banned", peer=peer, why=why, seconds=BAN_S)
 
     def available(self, peer: str) -> bool:
-        """Whether a peer may be asked now: it is neither us, nor known to be down, nor being probed."""
-        if peer == self.host.peer_id or peer in self._probing or self._is_banned(peer):
+        """Return whether a peer may be asked now: it is not us, not down, not banned and not being probed."""
+        if peer == self.host.peer_id or peer in self._probing or self._bans.paused(peer):
             return False
-        return self._down.due(peer, trio.current_time())
+        return not self._down.paused(peer)
 
     def judge_split(self) -> None:
-        """Tell the world if the number of lost peers has begun or ceased to look like a split."""
+        """Emit an event when the number of lost peers begins or ceases to look like a split."""
         change = self.split.judge(len(self.table), trio.current_time())
         if change is not None:
             self.events.emit(f"dht_split_{change}", why="peers lost", lost=len(self.split.lost), alive=len(self.table))
@@ -144,20 +143,20 @@ class Router:
             self.merged()
 
     def merged(self) -> None:
-        """Networks have come together: others are nearest to the keys now, and reads ask all of them for a while."""
+        """Note that two networks have merged: forget which nodes are nearest to a key, and read from more stores."""
         self._placements.clear()
         self._merged_at = trio.current_time()
 
     @property
     def readers(self) -> int:
-        """How many stores a read asks."""
+        """The number of stores a read asks."""
         recent = trio.current_time() - self._merged_at < self.tuning.relookup_s
         return self.tuning.stores if recent else self.tuning.readers
 
     # -- asking --------------------------------------------------------------------------------------------------
 
     async def ask(self, peer: str, method: Method[Req, Rep], body: Req, timeout_s: float) -> Reply[Rep]:
-        """One call whose outcome updates the view. Raises what `rpc.call` raises."""
+        """Make one call and update the view by its outcome. Raises what `rpc.call` raises."""
         sent = trio.current_time()
         try:
             reply = await self.host.rpc.call(peer, method, body, timeout_s=timeout_s)
@@ -182,7 +181,7 @@ class Router:
         return reply
 
     async def ask_nearest(self, peer: str, target: int, timeout_s: float) -> FindReply:
-        """Whom `peer` knows near a point; their addresses are noted."""
+        """Ask `peer` for the peers that it knows near a point, and note their addresses."""
         request = FindRequest(self.namespace, self.addresses(), as_bytes(target))
         reply = (await self.ask(peer, FIND, request, timeout_s)).body
         for contact in reply.nodes:
@@ -191,11 +190,11 @@ class Router:
         return reply
 
     def reply_timeout_s(self, peer: str) -> float:
-        """How long to wait for a peer before passing it over: longer for a new one, which must be dialled first."""
+        """Return how long to wait for a peer before skipping it: longer for a new one, which must be dialled first."""
         return self.tuning.reply_timeout_s * (1 if peer in self.table else 2)
 
     def suspect(self, peer: str) -> None:
-        """A peer was too slow: leave it out, and find out in the background what it is."""
+        """Skip a peer that was too slow, and probe it in the background."""
         if peer not in self._probing and len(self._probing) < PROBES_MAX:
             self._probing.add(peer)
             self._nursery.start_soon(self._probe, peer)
@@ -204,16 +203,16 @@ class Router:
         try:
             await self.ask_nearest(peer, self.own_key, self.tuning.probe_timeout_s)
         except PeerFault:
-            pass  # `ask` has drawn the consequences
+            pass  # `ask` has updated the view
         finally:
             self._probing.discard(peer)
 
     # -- finding -------------------------------------------------------------------------------------------------
 
     async def find(self, target: int, seeds: Iterable[str] | None = None) -> list[str]:
-        """The live peers nearest to a point, nearest first, at most k; us not among them.
+        """Return the live peers nearest to a point, nearest first, at most k, without us.
 
-        Starts from the routing table, or from `seeds` alone. Takes `lookup_budget_s` at the very most.
+        Starts from the routing table, or from `seeds` alone. Takes at most `lookup_budget_s`.
         """
         starts = self.table.nearest(target, NODES_MAX) if seeds is None else seeds
         lookup = Lookup(
@@ -254,10 +253,10 @@ class Router:
             nursery.cancel_scope.cancel()
 
     async def closest(self, digest: bytes) -> list[str]:
-        """The k nodes a record belongs on, as we see it, nearest first; we may be one of them.
+        """Return the k nodes that should keep a record, in our view, nearest first. We may be one of them.
 
-        A lookup now and then; in between its result is merged with the routing table, which knows who has died and
-        who has come. In a small swarm this costs nothing.
+        The result of a lookup is kept for `relookup_s`. Until then it is merged with the routing table, which knows the
+        nodes that have died or joined since. In a small swarm this costs nothing.
         """
         target = as_int(digest)
         now = trio.current_time()
@@ -270,14 +269,14 @@ class Router:
                 self._placements.popitem(last=False)
         known = {*self.table.nearest(target, self.tuning.stores), *(peer for peer in found if peer not in self._down)}
         live = [peer for peer in known if self.available(peer)]
-        if not live:  # perhaps it was us who stood still
+        if not live:  # perhaps our own process stood still
             live = [peer for peer in known if peer in self._probing]
         return nearest(target, [*live, self.host.peer_id], self.tuning.stores)
 
     async def refresh(self) -> None:
         """Look up our own neighbourhood and one random far point, and probe peers that have long been silent."""
         await self.find(self.own_key)
-        if len(self.table) > NODES_MAX:  # else everybody names everybody
+        if len(self.table) > NODES_MAX:  # in a smaller network every answer names all peers
             # A random point of one bucket: peers in bucket b differ from us in bit b-1 and agree above it.
             bit = random.choice(self.table.occupied()) - 1
             await self.find(self.own_key ^ (1 << bit) ^ random.getrandbits(bit))
@@ -285,16 +284,16 @@ class Router:
             self.suspect(peer)
 
     def contacts(self, target: int, asker: str) -> tuple[Contact, ...]:
-        """Our answer to somebody's `ask_nearest`."""
+        """Return the answer to a peer's `ask_nearest`."""
         peers = [peer for peer in self.table.nearest(target, NODES_MAX + 1) if peer != asker and self.available(peer)]
         return tuple(Contact(peer, self.host.book.get(peer)[:ADDRESSES_MAX]) for peer in peers[:NODES_MAX])
 
     def _wants_address(self, peer: str) -> bool:
-        """Hearsay is noted only where the book is empty or wrong, so that nobody can crowd out good addresses."""
-        return not self.host.book.get(peer) or peer in self._down
+        """Return whether to note addresses told by a third peer: only if the book has none, or its own do not work.
 
-    def _is_banned(self, peer: str) -> bool:
-        return trio.current_time() < self._banned.get(peer, -float("inf"))
+        So no peer can crowd out good addresses.
+        """
+        return not self.host.book.get(peer) or peer in self._down
 
     def _learn_own_claim(self, peer: str, addresses: tuple[str, ...]) -> None:
         if self._told.get(peer) != addresses:

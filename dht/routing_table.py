@@ -1,11 +1,10 @@
 """The routing table: k-buckets of peers by distance, old and live ones preferred. Pure.
 
-Why not libp2p's KadDHT or its RoutingTable: measured on 0.8.1, ids of killed peers stay in its answers (6-7 of 20; the
-table is checked every 5 min), a lookup stalls 20 s on frozen peers, at most 2 peers of a /24 enter a bucket, a full
-bucket pings an old peer inside `add_peer` without a deadline, and its protocol id is fixed, so that runs would mix. The
-part worth having is this file and `lookup.py`, 170 lines without I/O. With them the worst first read after 30 % of the
-nodes froze takes 1.3 s (hivemind: 3.0 s), later ones take as long as before, and no dead peer stays
-(`benchmarks/dht.py`, tests/dht/test_faults.py).
+Why not libp2p's KadDHT or its RoutingTable, measured on 0.8.1: ids of killed peers stay in its answers (6-7 of 20; it
+checks the table every 5 min). A lookup stalls 20 s on frozen peers. At most 2 peers of a /24 enter a bucket. A full
+bucket pings an old peer inside `add_peer` without a deadline. Its protocol id is fixed, so runs would mix. Here, after
+30 % of the nodes froze, the worst first read takes 1.3 s (hivemind: 3.0 s), later ones take as long as before, and no
+dead peer stays (`benchmarks/dht.py`, tests/dht/test_faults.py).
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ SPARES_PER_BUCKET: Final = 8
 class RoutingTable:
     """Peers known to be alive, at most BUCKET_SIZE per power of two of distance, so that all near ones are known.
 
-    A full bucket keeps its old members, which are the likeliest to stay and cannot be pushed out by a flood of new
-    identities; newcomers wait as spares for a member to be removed.
+    A full bucket keeps its old peers: they are the likeliest to stay, and a flood of new identities cannot evict them.
+    New peers become spares and wait until one is removed.
     """
 
     def __init__(self, own_peer_id: str) -> None:
@@ -42,7 +41,7 @@ class RoutingTable:
         return (peer for bucket in self._buckets.values() for peer in bucket)
 
     def heard(self, peer: str, now: float) -> bool:
-        """A peer has just shown to be alive. Returns whether it is new to the table."""
+        """Note that a peer is alive. Returns whether it is new to the table."""
         index = bucket_index(self._own, node_key(peer))
         if peer == self._own_peer_id:
             return False
@@ -55,7 +54,7 @@ class RoutingTable:
         return is_new
 
     def remove(self, peer: str) -> bool:
-        """A peer is dead or unreachable: the latest spare takes its place. Returns whether it was in the table."""
+        """Replace a dead or unreachable peer by the latest spare. Returns whether it was in the table."""
         index = bucket_index(self._own, node_key(peer))
         bucket, spares = self._buckets.get(index, {}), self._spares.get(index, {})
         spares.pop(peer, None)
@@ -69,21 +68,21 @@ class RoutingTable:
         return True
 
     def nearest(self, target: int, count: int) -> list[str]:
-        """The `count` known peers nearest to a point, nearest first."""
+        """Return the `count` known peers nearest to a point, nearest first."""
         return nearest(target, self, count)
 
     def silent_since(self, before: float) -> list[str]:
-        """Peers last heard before a time, longest silent first: those whose life wants checking."""
+        """Return the peers last heard before a time, longest silent first."""
         silent = [(heard_at, peer) for bucket in self._buckets.values() for peer, heard_at in bucket.items()]
         return [peer for heard_at, peer in sorted(silent) if heard_at < before]
 
     def occupied(self) -> list[int]:
-        """Indices of the buckets that hold somebody, farthest first."""
+        """Return the indices of the buckets that are not empty, farthest first."""
         return sorted(self._buckets, reverse=True)
 
 
 def _push(bucket: dict[str, float], peer: str, now: float, size: int) -> None:
-    """Move or append a peer to the fresh end, dropping the stale end if it is over its size."""
+    """Move or append a peer to the fresh end; drop the stalest peer of a bucket that is over its size."""
     bucket.pop(peer, None)
     bucket[peer] = now
     if len(bucket) > size:

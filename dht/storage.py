@@ -1,12 +1,12 @@
-"""What a store holds: opened records by (digest, signer), each until its time is over. Pure: time is an argument.
+"""The records of one store: by (digest, signer), each until it expires. Pure: time is an argument.
 
 Bounded against floods, by these rules:
 - a signer has one slot per key, at most `records_per_signer` slots and `bytes_per_signer` bytes;
-- a key has at most `records_per_key` slots and `bytes_per_key` bytes (so that one reply can carry them all), and who
-  holds a slot keeps it: late-comers of a full key are refused, refreshes are not;
-- when the whole store is full, the signer that holds most yields its slot nearest to expiry, if it holds more than the
-  newcomer would and more than `bytes_guaranteed`; otherwise the newcomer is refused. So an identity that floods loses
-  only its own records, and many identities of one slot each can fill the store but not push anybody out.
+- a key has at most `records_per_key` slots and `bytes_per_key` bytes, so that one reply can carry them all. A full key
+  refuses new signers and still takes refreshes;
+- when the whole store is full, the signer with the most bytes loses its slot nearest to expiry, if it holds more than
+  the newcomer would and more than `bytes_guaranteed`. Otherwise the newcomer is refused. So an identity that floods
+  loses only its own records, and many identities with one slot each can fill the store but evict no other.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SWEEP_INTERVAL_S: Final = 1.0
 
 @dataclass(frozen=True)
 class StorageLimits:
-    """Caps of one store; bytes are those of `Record.size_bytes`."""
+    """Caps of one store. Bytes are counted by `Record.size_bytes`."""
 
     records: int = 20_000
     size_bytes: int = 32 << 20
@@ -37,7 +37,7 @@ DEFAULT_LIMITS: Final = StorageLimits()
 
 @dataclass(frozen=True)
 class Stored:
-    """A record and the monotonic time at which it goes."""
+    """A record and the monotonic time at which it expires."""
 
     record: Record
     expires_at: float
@@ -50,7 +50,7 @@ class _Usage:
 
 
 class Storage:
-    """`put` what was checked, `get` what is alive. All times are seconds of one monotonic clock."""
+    """Checked records under caps. All times are seconds of one monotonic clock."""
 
     def __init__(self, limits: StorageLimits = DEFAULT_LIMITS) -> None:
         self._limits = limits
@@ -69,9 +69,9 @@ class Storage:
         return self._size_bytes
 
     def put(self, record: Record, now: float) -> None:
-        """Keep a record for its time to live from now on. The freshest of a signer wins; the same again is a no-op.
+        """Keep a record for its time to live from now on. The newest of a signer wins; the same one again is a no-op.
 
-        Raises StaleRecord or StoreFull, and then nothing has changed (but for expired slots and evicted hogs).
+        Raises StaleRecord or StoreFull. Then only expired and evicted slots have changed.
         """
         if now >= self._next_sweep:
             self.sweep(now)
@@ -81,7 +81,7 @@ class Storage:
             if record.signed == held.record.signed:
                 return
             if record.body.issued_us <= newest_us:
-                raise StaleRecord(f"A newer record of {record.signer} is held: replayed, or set the clock.", newest_us)
+                raise StaleRecord(f"a newer record of {record.signer} is held: set that machine's clock", newest_us)
         growth = record.size_bytes - (held.record.size_bytes if held else 0)
         self._check_share(record, growth, is_new=held is None)
         self._make_room(record, growth, is_new=held is None, now=now)
@@ -89,17 +89,17 @@ class Storage:
         self._keep(Stored(record, now + record.ttl_s))
 
     def get(self, digest: bytes, now: float) -> list[Stored]:
-        """What is alive under a digest."""
+        """Return the records under a digest that have not expired."""
         return [stored for stored in self._slots.get(digest, {}).values() if stored.expires_at > now]
 
     def drop_signer(self, signer: str) -> None:
-        """Forget all records of a signer, who has said that it leaves."""
+        """Forget all records of a signer that said goodbye."""
         usage = self._signers.get(signer)
         for digest in tuple(usage.digests) if usage else ():
             self._drop(digest, signer)
 
     def sweep(self, now: float) -> None:
-        """Free what has expired; `put` does so once a second."""
+        """Drop expired records; `put` does so once a second."""
         self._next_sweep = now + SWEEP_INTERVAL_S
         over = [
             (digest, signer)
@@ -120,13 +120,13 @@ class Storage:
     def _check_share(self, record: Record, growth: int, *, is_new: bool) -> None:
         usage = self._signers.get(record.signer, _Usage())
         if len(usage.digests) + is_new > self._limits.records_per_signer:
-            raise StoreFull(f"{record.signer} holds {len(usage.digests)} records here: publish under fewer keys.")
+            raise StoreFull(f"{record.signer} holds {len(usage.digests)} records here: publish under fewer keys")
         if usage.size_bytes + growth > self._limits.bytes_per_signer:
-            raise StoreFull(f"{record.signer} holds {usage.size_bytes} bytes here: publish less.")
+            raise StoreFull(f"{record.signer} holds {usage.size_bytes} bytes here: publish less")
         slots = len(self._slots.get(record.digest, {}))
         key_bytes = self._key_bytes.get(record.digest, 0)
         if slots + is_new > self._limits.records_per_key or key_bytes + growth > self._limits.bytes_per_key:
-            raise StoreFull(f"The key holds {slots} records already: try again when some have expired.")
+            raise StoreFull(f"the key holds {slots} records already: try again when some have expired")
 
     def _make_room(self, record: Record, growth: int, *, is_new: bool, now: float) -> None:
         if self._fits(growth, is_new):
@@ -136,7 +136,7 @@ class Storage:
         while not self._fits(growth, is_new):
             hog, usage = max(self._signers.items(), key=lambda item: item[1].size_bytes, default=("", _Usage()))
             if usage.size_bytes <= max(own, self._limits.bytes_guaranteed):
-                raise StoreFull("This store is full of records of peers with as good a claim: try another.")
+                raise StoreFull("the store is full and no signer holds more than its share: try another store")
             digest = min(usage.digests, key=lambda digest: self._slots[digest][hog].expires_at)
             self._drop(digest, hog)
 

@@ -23,7 +23,8 @@ from optim.codecs import get_codec
 from optim.codecs.error_feedback import ErrorFeedback
 from optim.codecs.interface import bytes_of
 from optim.merge import merge_part
-from peer.compute.inner_optimizer import InnerSpec, build_inner
+from peer.compute.build_optimizer import build_inner
+from peer.compute.optimizer import InnerSpec
 from peer.errors import ConfigError
 from peer.model.layout import FlatLayout, TensorSlot
 

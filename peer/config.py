@@ -1,7 +1,7 @@
-"""What the run's manifest says about compute: the model, the data, the inner optimizer.
+"""The part of a run's manifest about compute: the model, the data, the inner optimizer.
 
-Plain msgspec structs without torch, so that reading a manifest or printing `--help` costs milliseconds. A value that
-makes no sense raises ValueError on construction (msgspec turns it into a ValidationError that names the field's path).
+Plain msgspec structs without torch, so that reading a manifest or printing `--help` costs milliseconds. An invalid
+value raises ValueError on construction, which msgspec turns into a ValidationError with the field's path.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def _positive(struct: msgspec.Struct, *names: str) -> None:
 
 
 class RopeScaling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Llama 3's stretching of the rotary frequencies to contexts longer than the pre-training's (arXiv 2407.21783)."""
+    """Llama 3's scaling of the rotary frequencies to contexts longer than in pre-training (arXiv 2407.21783)."""
 
     factor: float
     low_freq_factor: float
@@ -34,12 +34,7 @@ class RopeScaling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A decoder of the Llama family. `attention_bias` puts biases on q, k and v (Qwen2), `qk_norm` an RMSNorm on each
-    head of q and k (Qwen3). `max_seq_len` is the longest context, in tokens.
-
-    `shared_blocks`: so many consecutive blocks use the parameters of one (ALBERT's groups, arXiv 1909.11942); they are
-    named after the first of them. A pipeline cuts between groups only, so that every parameter lives in one stage.
-    """
+    """A decoder of the Llama family."""
 
     vocab_size: int = 256
     hidden_size: int
@@ -48,14 +43,20 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     kv_heads: int
     intermediate_size: int
     max_seq_len: int
-    head_dim: int | None = None  # None: hidden_size / heads
+    """The longest context, in tokens."""
+    head_dim: int | None = None
+    """None: hidden_size / heads."""
     rope_theta: float = 10000.0
     rope_scaling: RopeScaling | None = None
     norm_eps: float = 1e-5
     qk_norm: bool = False
+    """An RMSNorm on each head of q and k (Qwen3)."""
     attention_bias: bool = False
+    """Biases on q, k and v (Qwen2)."""
     tie_embeddings: bool = True
     shared_blocks: int = 1
+    """The number of consecutive blocks that use the parameters of one (ALBERT's groups, arXiv 1909.11942), named after
+    the first of them. A pipeline splits between groups only, so that every parameter is in one stage."""
 
     def __post_init__(self) -> None:
         _positive(self, "vocab_size", "hidden_size", "layers", "heads", "kv_heads", "intermediate_size")
@@ -78,16 +79,15 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Where training text comes from: the Python standard library of the machine, or `path`, a folder of text files.
-
-    `max_bytes` bounds what is read into memory; a larger folder is cut after that many bytes, whole files at a time.
-    """
+    """The source of training text: the machine's Python standard library, or a folder of text files."""
 
     seq_len: int
     source: Literal["stdlib", "folder"] = "stdlib"
     path: str = ""
+    """The folder of text files."""
     validation_share: float = 0.05
     max_bytes: int = 256 << 20
+    """The limit of what is read into memory; of a larger folder, the whole files that fit."""
 
     def __post_init__(self) -> None:
         _positive(self, "seq_len", "max_bytes")
@@ -98,34 +98,35 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 class InnerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The inner optimizer. `batch_size` counts sequences a step; steps are the run's inner steps, not one peer's.
-
-    `schedule` "cosine" warms up linearly over `warmup_steps`, then falls to `min_lr_share * lr` at `total_steps` and
-    stays there; "constant" only warms up. `dtype` "auto" is bf16 autocast where the device has it, else fp32.
-
-    `optimizer`: AdamW; "adamw8bit", AdamW with moments of a byte a value, needs bitsandbytes; Lion (arXiv 2302.06675)
-    wants a rate 3 to 10 times below AdamW's and betas near (0.9, 0.99); LAMB (1904.00962) is for large batches; Muon
-    orthogonalizes the blocks' matrices with `momentum` and `newton_schulz_steps`, and gives the rest to AdamW at the
-    same rate, which `muon_scale` "match_rms_adamw" (2502.16982) makes right for both. `weight_decay` is for matrices,
-    not for gains and biases. `eps` means nothing to Lion, `momentum` and what follows only to Muon.
-    """
+    """The inner optimizer. Steps are the run's inner steps, not one peer's."""
 
     lr: float
     batch_size: int
+    """Sequences a step."""
     total_steps: int
     optimizer: Literal["adamw", "adamw8bit", "lion", "lamb", "muon"] = "adamw"
+    """AdamW; "adamw8bit", AdamW with moments of one byte a value, which needs bitsandbytes; Lion (arXiv 2302.06675),
+    with a rate 3 to 10 times below AdamW's and betas near (0.9, 0.99); LAMB (1904.00962), for large batches; Muon,
+    which orthogonalizes the blocks' matrices and leaves the rest to AdamW."""
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
+    """Not used by Lion."""
     weight_decay: float = 0.1
+    """Of matrices; gains and biases do not decay."""
     clip_norm: float = 1.0
     warmup_steps: int = 0
     schedule: Literal["cosine", "constant"] = "cosine"
+    """ "cosine" warms up linearly over `warmup_steps`, then falls to `min_lr_share * lr` at `total_steps` and stays
+    there. "constant" only warms up."""
     min_lr_share: float = 0.1
     dtype: Literal["auto", "fp32", "bf16"] = "auto"
+    """ "auto" is bf16 autocast if the device gains from it, else fp32."""
     compile: bool = False
     momentum: float = 0.95
+    """Of Muon, like the two settings below."""
     newton_schulz_steps: int = 5
     muon_scale: Literal["original", "match_rms_adamw"] = "match_rms_adamw"
+    """ "match_rms_adamw" (2502.16982) makes one rate right for both of Muon's parts."""
 
     def __post_init__(self) -> None:
         _positive(self, "lr", "batch_size", "total_steps", "eps", "clip_norm")

@@ -1,4 +1,4 @@
-"""What decoding bytes from outside may raise; apart from `peer.errors`, so that `peer --help` need not load msgspec."""
+"""Errors of decoding bytes from outside. Apart from `peer.errors`, so that `peer --help` need not load msgspec."""
 
 from __future__ import annotations
 
@@ -7,4 +7,4 @@ from typing import Final
 import msgspec
 
 MALFORMED: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""All that msgspec raises: wrong types, text that is no UTF-8, arrays nested without end."""
+"""All that msgspec raises: for wrong types, invalid UTF-8, and arrays nested too deeply."""

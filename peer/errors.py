@@ -1,4 +1,4 @@
-"""Every error Barnraise raises on purpose.
+"""The errors that Barnraise raises on purpose.
 
     BarnraiseError                     exit  one sentence, naming the remedy
     ├── ConfigError                       2  a flag, TOML field or manifest is wrong
@@ -7,19 +7,19 @@
     │   ├── ConnectionLost                3  the other end went away in the middle of a call
     │   ├── DeadlineExceeded              3  the caller's deadline passed
     │   ├── RemoteError                   3  the peer answered with an error: .code, .message
-    │   └── TooLarge                      3  we would have to say more than one header may hold
-    ├── ProtocolViolation                 3  a peer sent what the protocol forbids; counts as a strike
+    │   └── TooLarge                      3  a message of ours exceeds what one header may hold
+    ├── ProtocolViolation                 3  a peer sent what the protocol forbids; it is penalized
     ├── NotAdmitted                       4  wrong run, or a foreign, expired or missing token
     ├── IdentityError                     5  the key file cannot be used
     ├── ResourceError                     5  disk full, read-only folder, port in use
     ├── CheckpointError                   6  a checkpoint is missing, torn or corrupt
-    ├── StageRefused                      7  a stage refuses a micro-batch or a step, and is as before: .reason
+    ├── StageRefused                      7  a stage refuses a command and stays as it was: .reason
     ├── WorkerError                       7  a compute worker crashed, hung or ran out of memory
     └── RoundError                        7
         ├── RoundDiscarded                7  this attempt or round ends without a commit
         └── NoQuorum                      7  too few members of the last commit are alive
 
-A peer's fault is one of these and never ends our process; anything else that escapes is our own bug.
+A fault of another peer is one of these and never ends this process. Any other exception is a bug.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ StageReason = Literal[
 
 
 class BarnraiseError(Exception):
-    """Base of the tree; `str(error)` is fit to be shown to a user."""
+    """Base of the tree. `str(error)` can be shown to a user."""
 
     exit_code: ClassVar[int] = 1
 
@@ -111,12 +111,19 @@ class WorkerError(BarnraiseError):
 
 
 class StageRefused(BarnraiseError):
-    """A stage refuses what it was asked, and nothing of it has changed.
+    """A stage refuses a command and has not changed.
 
-    `reason`: "stage" another stage was meant; "epoch" too far from the stage's own; "shape", "dtype", "value" (token
-    ids outside the vocabulary), "not_finite": bad input, or input that the stage turns into NaN or Inf; "duplicate" the
-    id is held or was counted; "unknown" nothing is held under it; "full" too much is held: come back later; "empty"
-    there is no gradient to step by; "no_weights" none were imported since the worker began; "cancelled" by `drop`.
+    `reason`:
+    - "stage": the micro-batch is for another stage
+    - "epoch": its epoch is too far from the stage's own
+    - "shape", "dtype", "value" (token ids outside the vocabulary): bad input
+    - "not_finite": NaN or Inf in the input, or computed from it
+    - "duplicate": the id is held or was counted
+    - "unknown": nothing is held under the id
+    - "full": the stage holds too much; try again later
+    - "empty": there is no gradient for a step
+    - "no_weights": no weights were imported since the worker started
+    - "cancelled": by `drop`
     """
 
     exit_code = 7

@@ -1,7 +1,7 @@
-"""Typed facts a peer emits: one JSONL stream a peer, read by the terminal view, the monitor and the tests.
+"""Events of a peer: one JSONL stream, read by the terminal view, the monitor and the tests.
 
 An event is a name plus flat JSON-able fields. Names are `noun_verb` (`round_committed`, `peer_penalized`), so that a
-reader filters by prefix; fields carry units in their names (`seconds`, `bytes_up`)."""
+reader can filter by prefix. Fields carry units in their names (`seconds`, `bytes_up`)."""
 
 from __future__ import annotations
 
@@ -20,22 +20,23 @@ Field = str | int | float | bool | None | list[str] | dict[str, int] | dict[str,
 
 
 class Event(msgspec.Struct, frozen=True):
-    """One fact: `at` is seconds since the Unix epoch, `name` its kind, `fields` its particulars."""
+    """One event."""
 
     at: float
+    """Seconds since the Unix epoch."""
     name: str
     fields: dict[str, Field]
 
 
 class EventLog:
-    """Appends events to a file, one JSON object a line, and hands each to the subscribers. Thread-safe.
+    """Appends events to a file, one JSON object a line, and passes each to the subscribers. Thread-safe.
 
-    The file rotates once (`events.jsonl` -> `events.1.jsonl`) when it passes `rotate_bytes`, so it cannot fill a disk.
-    A disk that refuses the write loses log lines, never a round.
+    The file rotates once (`events.jsonl` -> `events.1.jsonl`) when it exceeds `rotate_bytes`, so it cannot fill a disk.
+    A failed write loses log lines, never a round.
     """
 
     def __init__(self, path: Path | None = None, rotate_bytes: int = 64 << 20) -> None:
-        """ResourceError if `path` cannot be written."""
+        """Raises ResourceError if `path` cannot be written."""
         self._path = path
         self._rotate_bytes = rotate_bytes
         self._subscribers: list[Callable[[Event], None]] = []
@@ -48,11 +49,11 @@ class EventLog:
                 self._fd = self._open()
             except OSError as error:
                 raise ResourceError(
-                    f"{path} cannot be written ({error.strerror}): check who owns it, or choose another --home."
+                    f"{path} cannot be written ({error.strerror}): check who owns it, or choose another --home"
                 ) from error
 
     def emit(self, name: str, /, **fields: Field) -> None:
-        """Record one fact now."""
+        """Record an event now."""
         event = Event(at=time.time(), name=name, fields=fields)
         line = self._encoder.encode({"at": round(event.at, 3), "event": name, **fields}) + b"\n"
         with self._lock:
@@ -64,7 +65,7 @@ class EventLog:
 
     @contextmanager
     def subscribed(self, subscriber: Callable[[Event], None]) -> Iterator[None]:
-        """Call `subscriber` with every event inside the block (in the emitting thread: be quick)."""
+        """Call `subscriber` with every event inside the block (in the emitting thread; it must return soon)."""
         with self._lock:
             self._subscribers.append(subscriber)
         try:
@@ -86,11 +87,11 @@ class EventLog:
     def _append(self, line: bytes) -> None:
         assert self._fd is not None and self._path is not None
         try:
-            os.write(self._fd, line)  # one write of one line: readers never see half an event
+            os.write(self._fd, line)  # one write a line: readers never see half an event
             if os.fstat(self._fd).st_size > self._rotate_bytes:
-                with suppress(FileNotFoundError):  # renamed already, where no new file could be opened then
+                with suppress(FileNotFoundError):  # an earlier rename succeeded, and the new file could not be opened
                     os.replace(self._path, self._path.with_suffix(".1.jsonl"))
-                fresh = self._open()  # before the old one is closed: its number would soon be somebody else's
+                fresh = self._open()  # before the old one is closed, so that its number cannot be reused
                 os.close(self._fd)
                 self._fd = fresh
         except OSError:

@@ -1,12 +1,12 @@
-"""Scripted faults, in the manner of torchft: `BARNRAISE_FAULT=stop:before_vote:3` freezes this process at that point.
+"""Scripted faults, as in torchft: `BARNRAISE_FAULT=stop:before_vote:3` freezes this process at that point.
 
-`kill` and `stop` are done here. `drop` (do not answer), `garble` (send garbage) and `move` (take another stage) are for
-the caller to do, where the point says so. `BARNRAISE_FAULT=@FILE` reads scripts from a file, one a line, whenever there
-is one: each fires once the one before it has, and its line is gone then. So a test strikes a process that has run for
-long, again and again.
+This module carries out `kill` and `stop`. The caller carries out `drop` (do not answer), `garble` (send garbage) and
+`move` (take another stage), where the point allows them. `BARNRAISE_FAULT=@FILE` reads scripts from a file, one a line,
+whenever the file exists. Each script fires after the one before it, and its line is then removed. So a test can inject
+faults again and again into a process that has run for long.
 
-Only tests and the soak run set the variable. A fault that fires at an exact point of the protocol is worth a hundred
-that fire at a random time, and cannot be aimed from outside the process.
+Only tests and the soak run set the variable. A fault at an exact point of the protocol cannot be aimed from outside the
+process, and finds more than a hundred at random times.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ ROUND_POINTS: Final = (
     "before_vote",
     "after_vote",
     "during_checkpoint",
-    "during_state_transfer",  # at a donor; "round" 0: asked for the list of chunks, 1: for a chunk
+    "during_state_transfer",  # at a donor; "round" 0: at a request for the list of chunks, 1: for a chunk
     "during_fetch",  # at a joiner that has a part of the state
 )
 STAGE_POINTS: Final = (
-    # At a replica of a pipeline's stage; "round": how many micro-batches have come to it.
-    "pipeline_forward",  # before the forward (drop: it goes no further)
+    # At a replica of a pipeline's stage; "round" is the number of micro-batches that have arrived.
+    "pipeline_forward",  # before the forward (drop: it ends here)
     "pipeline_send",  # the hidden state is ready (garble)
-    "pipeline_backward",  # the gradient is here
+    "pipeline_backward",  # the gradient has arrived
     "pipeline_answer",  # counted, before the answer (drop, garble)
-    "at_replica",  # at work in a stage (move: to the stage before)
-    "leaving",  # a move is declared, and the seat not given up yet
-    "arriving",  # the new seat is taken, and its state not fetched yet
+    "at_replica",  # serving a stage (move: to the stage before)
+    "leaving",  # a move is announced, and the old replica still serves
+    "arriving",  # the new stage is chosen, and its state not fetched yet
 )
 POINTS: Final = ROUND_POINTS + STAGE_POINTS
-CALL: Final = "call/"  # before a call of the method that is named after it is sent (garble its payload)
+CALL: Final = "call/"  # before a call of the method named after it is sent (garble its payload)
 ANSWER: Final = "answer/"  # before a call of that method is answered (drop, garble the payload)
 
 Script = Literal["", "drop", "garble", "move"]
@@ -72,8 +72,8 @@ _scripted = None if _file else _parse(_spec)
 
 
 def reach(point: str, round_number: int = 0) -> Script:
-    """Kill or freeze this process if the script says so, or return what else it says; fires once, at the first round
-    >= the scripted one."""
+    """Kill or freeze this process if the script says so, or return the action for the caller. Fires once, at the first
+    round >= the scripted one."""
     global _scripted
     fault, rest = (_scripted, "") if _file is None else _next(_file)
     if fault is None or point != fault.point or round_number < fault.first_round:
@@ -88,7 +88,7 @@ def reach(point: str, round_number: int = 0) -> Script:
 
 
 def _next(file: Path) -> tuple[_Fault | None, str]:
-    """The script in the file that is due, and the lines after it."""
+    """Return the next script in the file, and the lines after it."""
     try:
         first, _, rest = file.read_text().partition("\n")
     except FileNotFoundError:
@@ -97,7 +97,7 @@ def _next(file: Path) -> tuple[_Fault | None, str]:
 
 
 def _leave(file: Path, rest: str) -> None:
-    """The file with the lines that have not fired, removed if there are none."""
+    """Write back the lines that have not fired, or remove the file if there are none."""
     if not rest.strip():
         file.unlink(missing_ok=True)
         return

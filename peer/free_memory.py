@@ -1,4 +1,4 @@
-"""How much memory this machine has to spare."""
+"""The free memory of this machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def free_memory_bytes() -> float:
-    """What this machine could give to a worker now: where the system tells, with the caches that it would give up."""
+    """Return the memory that a worker could get now, with reclaimable caches where the system reports them."""
     with suppress(OSError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):

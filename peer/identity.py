@@ -1,6 +1,6 @@
-"""Who a peer is: an Ed25519 key in a 0600 file, and the signatures made with it.
+"""A peer's identity: an Ed25519 key in a 0600 file, and the signatures made with it.
 
-A peer id is the multihash of its public key ("12D3Koo..."), so a signature can be checked with nothing but the id.
+A peer id is the multihash of its public key ("12D3Koo..."), so the id is enough to check a signature.
 Every signature covers the protocol version and a kind, so that bytes signed for one purpose never pass for another.
 """
 
@@ -38,49 +38,49 @@ class Signed(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Identity:
-    """One peer's key. `Identity.load_or_create(path)` is the ordinary way to get it."""
+    """One peer's key, usually from `Identity.load_or_create(path)`."""
 
     key_pair: KeyPair
 
     @classmethod
     def generate(cls) -> Identity:
-        """A fresh identity that lives in memory only."""
+        """Return a new identity that exists in memory only."""
         return cls(create_new_key_pair())
 
     @classmethod
     def from_seed(cls, seed: bytes) -> Identity:
-        """The identity of a 32-byte private seed."""
+        """Return the identity of a 32-byte private seed."""
         private = Ed25519PrivateKey.from_bytes(seed)
         return cls(KeyPair(private, private.get_public_key()))
 
     @classmethod
     def load_or_create(cls, path: Path) -> Identity:
-        """Read the 32-byte seed at `path`, or make one there (mode 0600); IdentityError names the remedy."""
+        """Read the 32-byte seed at `path`, or create one there (mode 0600). Raises IdentityError."""
         try:
             return cls._load(path)
         except (FileNotFoundError, NotADirectoryError):
             return cls._create(path)
         except OSError as error:
-            raise IdentityError(f"cannot read the key {path} ({error.strerror}): check who owns it.") from error
+            raise IdentityError(f"cannot read the key {path} ({error.strerror}): check who owns it") from error
 
     @cached_property
     def peer_id(self) -> str:
         return str(ID.from_pubkey(self.key_pair.public_key))
 
     def sign(self, message: bytes) -> bytes:
-        """Ed25519 signature (64 bytes) of `message`."""
+        """Return the Ed25519 signature (64 bytes) of `message`."""
         return bytes(self.key_pair.private_key.sign(message))
 
     @classmethod
     def _load(cls, path: Path) -> Identity:
         mode = path.stat().st_mode
         if mode & 0o077:
-            raise IdentityError(f"the key {path} can be read by others on this machine: run `chmod 600 {path}`.")
+            raise IdentityError(f"the key {path} can be read by others on this machine: run `chmod 600 {path}`")
         seed = path.read_bytes()
         if len(seed) != _SEED_BYTES:
             raise IdentityError(
                 f"the key {path} is damaged ({len(seed)} bytes instead of {_SEED_BYTES}): restore it from a backup,"
-                " or delete it to join as a new peer."
+                " or delete it to join as a new peer"
             )
         return cls.from_seed(seed)
 
@@ -95,12 +95,12 @@ class Identity:
                 file.write(identity.key_pair.private_key.to_bytes())
                 file.flush()
                 os.fsync(file.fileno())
-            os.link(temporary, path)  # fails if another process was faster, unlike a rename
+            os.link(temporary, path)  # unlike a rename, fails if another process was faster
         except FileExistsError:
             return cls._load(path)
         except OSError as error:
             raise IdentityError(
-                f"cannot write the key {path} ({error.strerror}): choose a writable folder with --home."
+                f"cannot write the key {path} ({error.strerror}): choose a writable folder with --home"
             ) from error
         finally:
             if temporary:
@@ -110,7 +110,7 @@ class Identity:
 
 @lru_cache(maxsize=4096)
 def _public_key(peer_id: str) -> PublicKey | None:
-    """The Ed25519 key inside a peer id, or None if there is none."""
+    """Return the Ed25519 key inside a peer id, or None if there is none."""
     try:
         key = ID.from_base58(peer_id).extract_public_key()
     except ValueError:
@@ -138,18 +138,18 @@ def sign_body(identity: Identity, kind: str, body: msgspec.Struct) -> Signed:
 
 
 def open_body(signed: Signed, kind: str, type_: type[Body], signer: str | None = None) -> Body:
-    """Check and decode what `sign_body` made; ProtocolViolation if anything is off.
+    """Check and decode what `sign_body` made. Raises ProtocolViolation.
 
-    `signer` demands that particular key: a record "signed by someone" is not "signed by the authority".
+    `signer` demands a particular key: any valid signature is not the authority's.
     """
     if signer is not None and signed.signer != signer:
-        raise ProtocolViolation(f"this {kind} is signed by {signed.signer}, not by {signer}.")
+        raise ProtocolViolation(f"this {kind} is signed by {signed.signer}, not by {signer}")
     if not verify_signature(signed.signer, _signed_bytes(kind, signed.body), signed.signature):
-        raise ProtocolViolation(f"the signature of this {kind} by {signed.signer} is wrong.")
+        raise ProtocolViolation(f"the signature of this {kind} by {signed.signer} is wrong")
     try:
         return msgspec.msgpack.decode(signed.body, type=type_)
     except MALFORMED as error:
-        raise ProtocolViolation(f"this {kind} by {signed.signer} is malformed: {error}.") from error
+        raise ProtocolViolation(f"this {kind} by {signed.signer} is malformed: {error}") from error
 
 
 def _signed_bytes(kind: str, encoded: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""Folders for what need not outlive a command."""
+"""Folders that last as long as a command."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from peer.errors import ResourceError
 
 @contextmanager
 def temporary_folder(prefix: str) -> Iterator[Path]:
-    """A folder that only we may read, and that is gone after the block. ResourceError if there can be none."""
+    """Open a folder that only this user may read; it is removed after the block. Raises ResourceError."""
     try:
         folder = TemporaryDirectory(prefix=prefix)
     except OSError as error:
         raise ResourceError(
-            f"no temporary folder can be made ({error.strerror}): free some space, or name another place in TMPDIR."
+            f"no temporary folder can be made ({error.strerror}): free some space, or name another folder in TMPDIR"
         ) from error
     with folder as path:
         yield Path(path)

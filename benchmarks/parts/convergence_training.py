@@ -20,7 +20,9 @@ from optim.codecs import get_codec
 from optim.codecs.votes import Votes
 from optim.simulate import Group
 from peer.compute.adamw_fused import FusedAdamW
-from peer.compute.inner_optimizer import AdamW, InnerSpec, build_inner
+from peer.compute.build_optimizer import build_inner
+from peer.compute.inner_optimizer import AdamW
+from peer.compute.optimizer import InnerSpec
 from peer.config import DataConfig, ModelConfig
 from peer.data.corpus import load_corpus
 from peer.data.tokenizer import ByteTokenizer

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import trio
 
-from dht.node import Node, Schema, open_node
+from dht.node import Node, NodeConfig, Schema, open_node
 from peer.events import EventLog
 from peer.identity import Identity
 from peer.net.host import Host, HostConfig, open_host
@@ -28,12 +28,12 @@ BLOBS = Schema("blob", Blob, ttl_max_s=600.0, size_max=1000, signer=lambda key, 
 
 async def start(stack: AsyncExitStack, bootstrap: list[str]) -> tuple[Host, Node]:
     host = await stack.enter_async_context(open_host(HostConfig(identity=Identity.generate(), events=EventLog())))
-    node = await stack.enter_async_context(open_node(host, bootstrap, [BLOBS], None, "benchmark"))
+    node = await stack.enter_async_context(open_node(host, NodeConfig("benchmark", bootstrap), [BLOBS]))
     return host, node
 
 
 async def answer(nodes: list[Node], request: dict[str, Any]) -> dict[str, Any]:
-    """Keys go round the nodes; reads come from other nodes than writes."""
+    """Carry out one request. Keys go round the nodes; other nodes read than write."""
     match request["do"]:
         case "cpu":
             before = time.process_time()

@@ -1,6 +1,6 @@
 """Nodes of hivemind's DHT in one process, each with its Go daemon, for dht.py. Same protocol as dht_fleet.py.
 
-hivemind runs as its users run it, records unsigned; its answers are checked for presence only.
+hivemind runs as its users run it, with unsigned records. Its answers are checked for presence only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hivemind.utils import get_dht_time
 
 
 def family() -> list[psutil.Process]:
-    """This process and the Go daemons."""
+    """Return this process and the Go daemons."""
     return [psutil.Process(), *psutil.Process().children(recursive=True)]
 
 

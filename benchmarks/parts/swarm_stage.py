@@ -28,15 +28,17 @@ import trio
 from benchmarks.parts.swarm_setting import HIDDEN_SIZE, SEED, SETTINGS, VOCAB_SIZE, Setting, some_tokens
 from peer.events import EventLog
 from peer.identity import Identity
+from peer.ipc.span import spans_of
 from peer.ipc.stage_spec import StageSpec
 from peer.model.layout import init_flat, split_flat
 from peer.net.host import HostConfig, open_host
+from peer.worker.config import WorkerConfig
 from peer.worker.stage_client import StageWorkerGroup, open_stage_worker_group
-from peer.worker.supervisor import WorkerConfig
 from swarm.pipeline.accounting import SampleAccounting
 from swarm.pipeline.config import LoadReport, PipelineSettings
+from swarm.pipeline.micro_batch import MicroBatchResult
 from swarm.pipeline.source import MicroBatchSource
-from swarm.pipeline.stage_server import DispatchResult, StageServer
+from swarm.pipeline.stage_server import StageServer
 from swarm.protocol.head import Head
 from swarm.protocol.ledger import Ledger, Range
 
@@ -65,18 +67,19 @@ def worker_config(setting: Setting, stages: int, index: int, folder: Path) -> Wo
         events=EventLog(),
         device="cpu",
         threads=1,
-        stage=StageSpec(stages=setting.cuts(stages), index=index, max_tokens=setting.tokens, staleness=1),
+        stage=StageSpec(
+            span=spans_of(setting.cuts(stages))[index], index=index, max_tokens=setting.tokens, staleness=1
+        ),
     )
 
 
 class Dispatches:
     """Stage 0's micro-batches; no span comes twice."""
 
-    def __init__(self, setting: Setting, server: StageServer, events: EventLog) -> None:
+    def __init__(self, setting: Setting, server: StageServer) -> None:
         self._setting = setting
         self._generator = torch.Generator().manual_seed(SEED)
-        self._source = MicroBatchSource(server, self._tokens, events)
-        self._source.on_result = self._on_result
+        self._source = MicroBatchSource(server, self._tokens, self._on_result)
         self._came_back: list[float] = []
         self._next = 0
 
@@ -95,7 +98,7 @@ class Dispatches:
             "window": self._source.window,
         }
 
-    def _on_result(self, result: DispatchResult) -> None:
+    def _on_result(self, samples: Range, result: MicroBatchResult) -> None:
         assert result.counted
         self._came_back.append(trio.current_time())
 
@@ -113,7 +116,7 @@ async def main() -> None:
         open_host(config) as host,
         open_stage_worker_group(worker_config(setting, stages, index, folder)) as worker_group,
     ):
-        await load(setting, worker_group)
+        await load(setting, worker_group, stages)
         say(peer=host.peer_id, address=host.addresses[0])
         peers = (await hear())["peers"]
         if index + 1 < stages:
@@ -124,11 +127,10 @@ async def main() -> None:
             return table[stage]
 
         head = Head(rules.groups[index], 0, 0, b"", b"", (), Ledger(), 0, 0)
-        server = StageServer(
-            index, rules, worker_group, host, SampleAccounting(head, rules.micro_batch), replicas_of, config.events
-        )
+        accounting = SampleAccounting(head, rules.micro_batch)
+        server = StageServer(index, rules, worker_group, host, accounting, replicas_of)
         async with server.open():
-            dispatches = Dispatches(setting, server, config.events)
+            dispatches = Dispatches(setting, server)
             say(ready=True)
             while order := await hear():
                 if "micro_batches" in order:
@@ -137,10 +139,10 @@ async def main() -> None:
                     say(bytes_up=host.bytes_up)
 
 
-async def load(setting: Setting, worker_group: StageWorkerGroup) -> None:
+async def load(setting: Setting, worker_group: StageWorkerGroup, stages: int) -> None:
     """The weights that everybody starts from."""
-    model = setting.model(len(worker_group.spec.stages))
-    parts = split_flat(model, init_flat(model, SEED), worker_group.spec.stages)
+    model = setting.model(stages)
+    parts = split_flat(model, init_flat(model, SEED), spans_of(setting.cuts(stages)))
     worker_group.outer.copy_(parts[worker_group.spec.index])
     await worker_group.import_weights(epoch=0)
 

@@ -16,7 +16,7 @@ from peer.errors import BarnraiseError, DialError
 from peer.free_memory import free_memory_bytes
 from peer.net.address_book import is_circuit
 from peer.net.host import Host, open_host
-from peer.net.nat_traversal import probe
+from peer.net.nat.reachability import probe
 from swarm.client.session import DialBackConfig, RunClient, visit
 from swarm.membership.reachability import CONNECT_S, DIAL_BACK, DialBackReply, DialBackRequest
 from swarm.placement.stages import stage_costs, state_bytes

@@ -7,7 +7,7 @@ import math
 import torch
 
 from optim.algorithms.interface import Dense
-from peer.compute.inner_optimizer import InnerOptimizer
+from peer.compute.optimizer import InnerOptimizer
 from peer.model.layout import FlatLayout
 
 EPS = 1e-8

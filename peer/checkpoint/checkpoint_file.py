@@ -1,13 +1,12 @@
-"""One checkpoint: a folder of safetensors shards and a signed manifest of hashes, complete or not there at
-all.
+"""One checkpoint: a folder of safetensors shards and a signed manifest of hashes, either complete or absent.
 
     000007-round-00000012/
       model-00001-of-00001.safetensors       outer weights under their canonical names
       momentum-00001-of-00001.safetensors    outer momentum under the same names
       manifest.msgpack                       run, round, head, layout, chunk hashes; signed; written last
 
-The folder gets its name by one rename, after everything in it has reached the disk. So SIGKILL or a power cut
-at any moment leaves perhaps a `.tmp-` folder, never half a checkpoint.
+One rename gives the folder its name, after its content has reached the disk. So SIGKILL or a power cut may leave a
+`.tmp-` folder, but never half a checkpoint.
 """
 
 from __future__ import annotations
@@ -23,8 +22,9 @@ from torch import Tensor
 
 from peer import faults
 from peer.checkpoint.hash_tree import StateTree, hash_state
-from peer.checkpoint.safetensors_file import Shard, fsync, plan_shards, read_shard, write_shard
+from peer.checkpoint.safetensors_file import Shard, plan_shards, read_shard, write_shard
 from peer.errors import CheckpointError, ProtocolViolation
+from peer.files import fsync_path, read_bounded
 from peer.identity import Identity, Signed, open_body, sign_body
 from peer.model.layout import FlatLayout, TensorSlot
 
@@ -37,27 +37,32 @@ _FLOAT_BYTES: Final = 4
 
 
 class CheckpointManifest(msgspec.Struct, frozen=True):
-    """What is signed. `head` is the caller's and opaque here; `tree` hashes the `vectors`, theta first."""
+    """The signed description of a checkpoint."""
 
     run_id: str
     round: int
     head: bytes
+    """The caller's; opaque here."""
     layout: dict[str, TensorSlot]
     numel: int
     vectors: tuple[str, ...]
+    """The names of the flat vectors, theta first."""
     shards: tuple[Shard, ...]
     tree: StateTree
+    """The hash tree of the vectors."""
 
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:
-    """A verified checkpoint. `tensors`: "theta" and what else the run's method shares, flat fp32, shape (P,), in the
-    order in which `tree` hashes them; `tree.root` is the state hash."""
+    """A verified checkpoint."""
 
     round: int
     head: bytes
     tensors: dict[str, Tensor]
+    """"theta" and the other vectors of the run's method, flat fp32, shape (P,), in the order in which `tree` hashes
+    them."""
     tree: StateTree
+    """`tree.root` is the state hash."""
     layout: FlatLayout
     signer: str
     path: Path
@@ -79,7 +84,7 @@ def describe(
 def write_checkpoint(
     path: Path, identity: Identity, manifest: CheckpointManifest, tensors: Mapping[str, Tensor]
 ) -> None:
-    """Write the folder `path` atomically; OSError or SafetensorError may leave a `.tmp-` folder."""
+    """Write the folder `path` atomically. Raises OSError or SafetensorError, which may leave a `.tmp-` folder."""
     layout = FlatLayout(manifest.layout, manifest.numel)
     views = {vector: layout.views(tensors[vector]) for vector in manifest.vectors}
     building = path.with_name(TEMPORARY + path.name)
@@ -89,21 +94,21 @@ def write_checkpoint(
     faults.reach("during_checkpoint", manifest.round)
     signed = sign_body(identity, _KIND, manifest)
     (building / MANIFEST).write_bytes(msgspec.msgpack.encode(signed))
-    fsync(building / MANIFEST)
-    fsync(building)
+    fsync_path(building / MANIFEST)
+    fsync_path(building)
     building.rename(path)
-    fsync(path.parent)
+    fsync_path(path.parent)
 
 
 def load_checkpoint(path: Path, run_id: str | None = None) -> LoadedCheckpoint:
-    """Read and verify the checkpoint in folder `path`; CheckpointError says what is wrong with it.
+    """Read and verify the checkpoint in folder `path`. Raises CheckpointError.
 
-    `run_id` demands that run. Any valid signature is accepted: `LoadedCheckpoint.signer` says whose it is. Blocks for
+    `run_id` demands that run. Any valid signature is accepted; `LoadedCheckpoint.signer` names the signer. Blocks for
     about 0.5 s per GB: call it in a thread.
     """
     manifest, signer = _read_manifest(path / MANIFEST)
     if run_id is not None and manifest.run_id != run_id:
-        raise CheckpointError(f"{path} belongs to another run ({manifest.run_id}).")
+        raise CheckpointError(f"{path} belongs to another run ({manifest.run_id}): choose a checkpoint of run {run_id}")
     layout = FlatLayout(manifest.layout, manifest.numel)
     vectors = {vector: torch.empty(manifest.numel) for vector in manifest.vectors}
     views = {vector: layout.views(flat) for vector, flat in vectors.items()}
@@ -111,37 +116,37 @@ def load_checkpoint(path: Path, run_id: str | None = None) -> LoadedCheckpoint:
         read_shard(path, shard, views[shard.vector])
     tree = hash_state(list(vectors.values()))
     if tree.root != manifest.tree.root:
-        raise CheckpointError(f"{path} is corrupt: its contents do not have the hash in its manifest.")
+        raise CheckpointError(
+            f"{path} is corrupt (its contents differ from the hash in its manifest): use another checkpoint"
+        )
     if not all(torch.isfinite(flat.norm()) for flat in vectors.values()):
-        raise CheckpointError(f"{path} holds values that are not finite.")
+        raise CheckpointError(f"{path} holds values that are not finite: use another checkpoint")
     return LoadedCheckpoint(manifest.round, manifest.head, vectors, tree, layout, signer, path)
 
 
 def _read_manifest(file: Path) -> tuple[CheckpointManifest, str]:
     try:
-        if file.stat().st_size > _MANIFEST_BYTES_MAX:
-            raise CheckpointError(f"{file} is too large to be a manifest.")
-        signed = msgspec.msgpack.decode(file.read_bytes(), type=Signed)
+        signed = msgspec.msgpack.decode(read_bounded(file, _MANIFEST_BYTES_MAX), type=Signed)
         manifest = open_body(signed, _KIND, CheckpointManifest)
     except (OSError, msgspec.MsgspecError, ProtocolViolation) as error:
-        raise CheckpointError(f"{file} cannot be used ({error}).") from error
+        raise CheckpointError(f"{file} cannot be used ({error}): use another checkpoint") from error
     _check(manifest, file)
     return manifest, signed.signer
 
 
 def _check(manifest: CheckpointManifest, file: Path) -> None:
-    """The parameters must tile the vectors, and the shards must hold each of them once."""
+    """Check that the parameters cover the vectors without gaps, and that the shards hold each parameter once."""
     offset = 0
     for slot in manifest.layout.values():
         if slot.offset != offset or slot.numel < 0:
-            raise CheckpointError(f"{file} describes a layout with gaps.")
+            raise CheckpointError(f"{file} describes a layout with gaps: use another checkpoint")
         offset += slot.numel
     held = sorted((shard.vector, name) for shard in manifest.shards for name in shard.names)
     wanted = sorted((vector, name) for vector in manifest.vectors for name in manifest.layout)
     size = len(manifest.vectors) * manifest.numel * _FLOAT_BYTES
     if offset != manifest.numel or held != wanted or manifest.tree.size_bytes != size:
-        raise CheckpointError(f"{file} does not describe a whole state.")
+        raise CheckpointError(f"{file} does not describe a whole state: use another checkpoint")
     if "theta" not in manifest.vectors or len(manifest.vectors) > VECTORS_MAX:
-        raise CheckpointError(f"{file} holds no weights, or too many vectors.")
+        raise CheckpointError(f"{file} holds no weights, or too many vectors: use another checkpoint")
     if any(Path(shard.file).name != shard.file for shard in manifest.shards):
-        raise CheckpointError(f"{file} names a file outside its folder.")
+        raise CheckpointError(f"{file} names a file outside its folder: do not use this checkpoint")

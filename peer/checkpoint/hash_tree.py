@@ -1,9 +1,8 @@
-"""The hash tree of a flat state: what names it, and what lets strangers deliver it piece by piece.
+"""The hash tree of a flat state: it names the state, and lets untrusted peers deliver it chunk by chunk.
 
-The state is the bytes of its buffers one after the other (outer weights, then outer momentum), cut into
-chunks. The root, a hash over the chunk hashes and the size, is the *state hash* peers vote on. Whoever knows
-the root can check the list of chunk hashes, and whoever has that list can check each chunk alone, before
-writing it anywhere.
+The state is the bytes of its buffers one after the other (outer weights, then outer momentum), cut into chunks. The
+root, a hash over the chunk hashes and the size, is the *state hash* that peers vote on. The root is enough to check the
+list of chunk hashes, and the list to check each chunk before it is written.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from torch import Tensor
 
 HASH_BYTES: Final = 32
 MIN_CHUNK: Final = 64 << 10
-MAX_CHUNK: Final = 4 << 20  # large enough that per-call costs vanish, small enough to lose one to a bad donor
-_CHUNKS_WANTED: Final = 64  # a state below 256 MiB has smaller chunks, so that several donors share it as well
+MAX_CHUNK: Final = 4 << 20  # large against per-call costs, small enough that a bad chunk from a donor is cheap
+_CHUNKS_WANTED: Final = 64  # a state below 256 MiB has smaller chunks, so that several donors can share the work
 
 
 def chunk_size_for(size_bytes: int) -> int:
-    """The chunk size of a state of `size_bytes`: a power of two that everybody derives alike."""
+    """Return the chunk size of a state of `size_bytes`: a power of two that every peer derives alike."""
     size = MIN_CHUNK
     while size < MAX_CHUNK and size * _CHUNKS_WANTED < size_bytes:
         size *= 2
@@ -34,7 +33,7 @@ def chunk_size_for(size_bytes: int) -> int:
 
 
 class StateTree(msgspec.Struct, frozen=True, dict=True):
-    """The chunk hashes of one state; `hashes[i]` is the blake3 of bytes `span(i)`."""
+    """The chunk hashes of one state; `hashes[i]` is the blake3 of the bytes `span(i)`."""
 
     chunk_size: int
     size_bytes: int
@@ -49,7 +48,7 @@ class StateTree(msgspec.Struct, frozen=True, dict=True):
         ).digest()
 
     def span(self, index: int) -> tuple[int, int]:
-        """Half-open byte range of chunk `index`; the last one may be short."""
+        """Return the half-open byte range of chunk `index`; the last chunk may be short."""
         start = index * self.chunk_size
         return start, min(start + self.chunk_size, self.size_bytes)
 
@@ -60,9 +59,9 @@ class StateTree(msgspec.Struct, frozen=True, dict=True):
 
     @classmethod
     def of_hashes(cls, size_bytes: int, joined: bytes | memoryview) -> StateTree | None:
-        """The tree of a state of `size_bytes` from its joined chunk hashes; None if their number is wrong.
+        """Return the tree of a state of `size_bytes` from its joined chunk hashes; None if their number is wrong.
 
-        Compare its `root` with the one that is wanted before believing it.
+        The caller must compare the `root` with the wanted one.
         """
         if len(joined) != hash_list_bytes(size_bytes):
             return None
@@ -71,25 +70,25 @@ class StateTree(msgspec.Struct, frozen=True, dict=True):
 
 
 def hash_list_bytes(size_bytes: int) -> int:
-    """Size of the concatenated chunk hashes of a state of `size_bytes`."""
+    """Return the size of the joined chunk hashes of a state of `size_bytes`."""
     return -(-size_bytes // chunk_size_for(size_bytes)) * HASH_BYTES
 
 
 class StateBytes:
-    """Several contiguous CPU tensors seen as one run of bytes, without copying them."""
+    """Several contiguous CPU tensors as one sequence of bytes, without a copy."""
 
     def __init__(self, buffers: Sequence[Tensor]) -> None:
         self._views: list[tuple[int, memoryview]] = []
         self.size = 0
         for buffer in buffers:
             if not buffer.is_contiguous() or buffer.device.type != "cpu":
-                raise ValueError("a state is hashed and sent from contiguous CPU tensors")
+                raise ValueError("a buffer is not a contiguous CPU tensor: copy it first")
             view = memoryview(buffer.detach().numpy().view("u1").data)
             self._views.append((self.size, view))
             self.size += len(view)
 
     def pieces(self, start: int, end: int) -> list[memoryview]:
-        """Views that together are bytes [start, end): more than one where buffers meet."""
+        """Return views of the bytes [start, end): more than one if the range crosses buffers."""
         found = []
         for offset, view in self._views:
             piece = view[max(start - offset, 0) : max(end - offset, 0)]
@@ -98,7 +97,7 @@ class StateBytes:
         return found
 
     def copy(self, start: int, end: int) -> bytes:
-        """Bytes [start, end) as they are now."""
+        """Return a copy of the bytes [start, end)."""
         return b"".join(self.pieces(start, end))
 
 

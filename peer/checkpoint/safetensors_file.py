@@ -1,8 +1,7 @@
-"""Flat vectors as safetensors files: parameters under their canonical names, useful by themselves."""
+"""Flat vectors as safetensors files, with parameters under their canonical names."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -13,10 +12,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from peer.errors import CheckpointError
+from peer.files import fsync_path
 from peer.model.layout import FlatLayout
 
 SHARD_BYTES: Final = 1 << 30
-FILE_PREFIX: Final = {"theta": "model", "momentum": "momentum"}  # the names other software looks for
+FILE_PREFIX: Final = {"theta": "model", "momentum": "momentum"}  # names that other software expects
 _FLOAT_BYTES: Final = 4
 
 
@@ -29,7 +29,7 @@ class Shard(msgspec.Struct, frozen=True):
 
 
 def plan_shards(layout: FlatLayout, vectors: Sequence[str], shard_bytes: int = SHARD_BYTES) -> list[Shard]:
-    """Cut each vector into files of at most `shard_bytes` (a parameter above that gets a file of its own)."""
+    """Cut each vector into files of at most `shard_bytes` (a larger parameter gets its own file)."""
     shards = []
     for vector in vectors:
         groups = list(_groups(layout, shard_bytes))
@@ -54,32 +54,25 @@ def _groups(layout: FlatLayout, shard_bytes: int) -> Iterator[tuple[str, ...]]:
 
 
 def write_shard(directory: Path, shard: Shard, views: Mapping[str, Tensor]) -> None:
-    """Write one file and wait until the disk has it; OSError or SafetensorError if it cannot."""
+    """Write one file and wait until the disk has it. Raises OSError or SafetensorError."""
     path = directory / shard.file
     save_file({name: views[name] for name in shard.names}, path, metadata={"format": "pt"})
-    fsync(path)
+    fsync_path(path)
 
 
 def read_shard(directory: Path, shard: Shard, views: Mapping[str, Tensor]) -> None:
-    """Read one file into `views`; CheckpointError if it is missing, torn, or not what the manifest says."""
+    """Read one file into `views`. Raises CheckpointError if it is missing, torn, or different from its manifest."""
     path = directory / shard.file
     try:
         with safe_open(path, framework="pt") as file:
             if set(file.keys()) != set(shard.names):
-                raise CheckpointError(f"{path} holds other parameters than its manifest says.")
+                raise CheckpointError(f"{path} holds other parameters than its manifest says: use another checkpoint")
             for name in shard.names:
                 tensor = file.get_tensor(name)
                 if tensor.shape != views[name].shape or tensor.dtype != views[name].dtype:
-                    raise CheckpointError(f"{path}: {name} has not the shape and dtype its manifest says.")
+                    raise CheckpointError(
+                        f"{name} in {path} has another shape or dtype than in the manifest: use another"
+                    )
                 views[name].copy_(tensor)
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path} cannot be read ({error}).") from error
-
-
-def fsync(path: Path) -> None:
-    """Wait until the disk has a file's bytes, or a directory's entries."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+        raise CheckpointError(f"{path} cannot be read ({error}): use another checkpoint") from error

@@ -1,8 +1,7 @@
-"""The checkpoints of one peer: saved while training goes on, kept by a rule, loaded only if intact.
+"""The checkpoints of one peer: saved during training, kept by a retention rule, loaded only if intact.
 
-checkpoints/
-  000006-round-00000011/    one folder each (see `peer.checkpoint.checkpoint_file`); the first number is the order of
-  saving 000007-round-00000012/ .tmp-...                  being written or deleted; removed at the next start
+checkpoints/ 000006-round-00000011/    one checkpoint (`peer.checkpoint.checkpoint_file`); the first number is the order
+of saving 000007-round-00000012/ .tmp-...                  being written or deleted; removed at the next start
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ from peer.identity import Identity
 from peer.model.layout import FlatLayout
 
 _NAME: Final = re.compile(r"(\d{6,})-round-(\d{8,})")
-_HEADROOM: Final = 1.2  # free space wanted before a save, in sizes of the state
+_HEADROOM: Final = 1.2  # the free space needed for a save, in sizes of the state
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True)
 class CheckpointEntry:
-    """One checkpoint on disk. `sequence` grows with every save, whatever the round."""
+    """One checkpoint on disk. `sequence` grows with every save, independent of the round."""
 
     sequence: int
     round: int
@@ -53,8 +52,8 @@ class CheckpointEntry:
 class CheckpointStore:
     """The checkpoints of one peer in one run, in one folder.
 
-    A disk that refuses costs checkpoints, never training: `save` then answers False and an event says what to
-    do. Events: checkpoint_saved, _failed, _postponed (a save); _skipped (a load); _deleted.
+    A failing disk costs checkpoints, never training: `save` then returns False and an event names the remedy. Events:
+    checkpoint_saved, _failed, _postponed (a save); _skipped (a load); _deleted.
     """
 
     def __init__(
@@ -66,7 +65,7 @@ class CheckpointStore:
         keep_last: int = 2,
         keep_every: int = 0,
     ) -> None:
-        """Keep the newest `keep_last` and every one whose round is a multiple of `keep_every` (0: none)."""
+        """Keep the newest `keep_last`, and each whose round is a multiple of `keep_every` (0: none)."""
         self._directory = directory
         self._identity = identity
         self._run_id = run_id
@@ -78,9 +77,9 @@ class CheckpointStore:
         self._corrupt: set[int] = set()
 
     def prepare(self) -> None:
-        """Call once before the first save: make the folder, remove what a killed predecessor left half done.
+        """Create the folder and remove unfinished folders of a killed process. Call it once, before the first save.
 
-        ResourceError if the folder cannot be written.
+        Raises ResourceError if the folder cannot be written.
         """
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
@@ -91,7 +90,7 @@ class CheckpointStore:
             raise ResourceError(_sentence(error, self._directory)) from error
 
     def list(self) -> Sequence[CheckpointEntry]:
-        """Checkpoints that have a manifest, oldest first. Whether they are intact only loading tells."""
+        """Return the checkpoints that have a manifest, oldest first. Only loading shows whether they are intact."""
         if not self._directory.is_dir():
             return []
         found = []
@@ -104,9 +103,8 @@ class CheckpointStore:
     async def save(self, round: int, head: bytes, tensors: Mapping[str, Tensor], layout: FlatLayout) -> bool:
         """Write a checkpoint of `tensors` ("theta" and others, flat fp32, shape (P,)) as they are now.
 
-        They are copied before the first await, at memory speed; hashing and writing happen in a thread.
-        Returns whether a new checkpoint stands on disk. While an earlier save is still being written a new
-        one is postponed to a later round, not queued.
+        The tensors are copied before the first await, at memory speed; a thread hashes and writes. Returns whether a
+        new checkpoint is on disk. While an earlier save is being written, a new one is skipped, not queued.
         """
         if self._saving:
             reason = "the previous one is still being written"
@@ -123,9 +121,9 @@ class CheckpointStore:
             self._saving = False
 
     def load_latest(self) -> LoadedCheckpoint | None:
-        """The newest intact checkpoint of this run, or None. Blocks, about 0.5 s a GB: call it in a thread.
+        """Return the newest intact checkpoint of this run, or None. Blocks, about 0.5 s a GB: call it in a thread.
 
-        Signature, hashes and finiteness are checked; what fails is passed over with a checkpoint_skipped
+        Signature, hashes and finiteness are checked. A checkpoint that fails is skipped with a checkpoint_skipped
         event.
         """
         for entry in reversed(self.list()):
@@ -151,7 +149,7 @@ class CheckpointStore:
                 self._remove_temporary()
                 if _is_full(error) and self._delete_oldest("the disk is full"):
                     continue
-                reason = f"{_sentence(error, self._directory)} Training goes on without new checkpoints."
+                reason = f"{_sentence(error, self._directory)}; training continues without new checkpoints"
                 self._events.emit("checkpoint_failed", round=round, reason=reason)
                 return False
         self._retire()
@@ -160,7 +158,7 @@ class CheckpointStore:
         return True
 
     def _make_room(self, wanted_bytes: int) -> None:
-        """Delete old checkpoints, never the last intact one, until a new one fits; OSError if none can go."""
+        """Delete old checkpoints, never the last intact one, until a new one fits. Raises OSError if it cannot fit."""
         while (free := shutil.disk_usage(self._directory).free) < wanted_bytes:
             if not self._delete_oldest("the disk is nearly full"):
                 raise OSError(errno.ENOSPC, f"{free >> 20} MiB free, {(wanted_bytes >> 20) + 1} MiB needed")
@@ -172,7 +170,7 @@ class CheckpointStore:
         return False
 
     def _retire(self) -> None:
-        """Apply the retention rule; corrupt ones do not count among those to keep."""
+        """Apply the retention rule; corrupt checkpoints do not count among those to keep."""
         for entry in self._intact()[: -self._keep_last]:
             if self._keep_every == 0 or entry.round % self._keep_every != 0:
                 self._delete(entry, "newer ones exist")
@@ -181,10 +179,10 @@ class CheckpointStore:
         return [entry for entry in self.list() if entry.sequence not in self._corrupt]
 
     def _delete(self, entry: CheckpointEntry, reason: str) -> bool:
-        doomed = entry.path.with_name(TEMPORARY + entry.path.name)
+        trash = entry.path.with_name(TEMPORARY + entry.path.name)
         try:
-            entry.path.rename(doomed)  # gone at once, even if removing the files is interrupted
-            shutil.rmtree(doomed)
+            entry.path.rename(trash)  # takes effect even if removing the files is interrupted
+            shutil.rmtree(trash)
         except OSError as error:
             reason = f"an old checkpoint cannot be deleted: {_sentence(error, self._directory)}"
             self._events.emit("checkpoint_failed", round=entry.round, reason=reason)
@@ -204,10 +202,10 @@ def _is_full(error: OSError | SafetensorError) -> bool:
 
 
 def _sentence(error: OSError | SafetensorError, directory: Path) -> str:
-    """What is wrong with the folder, and the remedy."""
+    """Return what is wrong with the folder, and the remedy."""
     cause = error.strerror if isinstance(error, OSError) else str(error)
     if _is_full(error):
-        return f"The disk of {directory} is full ({cause}): free some space or choose another --home."
+        return f"the disk of {directory} is full ({cause}): free some space or choose another --home"
     if isinstance(error, OSError):
-        return f"The folder {directory} cannot be written ({cause}): choose a writable --home."
-    return f"The checkpoint cannot be written to {directory} ({cause}): check that disk."
+        return f"the folder {directory} cannot be written ({cause}): choose a writable --home"
+    return f"the checkpoint cannot be written to {directory} ({cause}): check that disk"

@@ -1,4 +1,4 @@
-"""Micro-batches between their forward and their backward: what is kept of them, and how much of it at most."""
+"""Micro-batches that are held between their forward and their backward, within limits."""
 
 from __future__ import annotations
 
@@ -15,16 +15,19 @@ from peer.ipc.stage_spec import MicroBatch, PassKey
 
 @dataclass
 class HeldMicroBatch:
-    """Input `x`, token ids (B, T) or hidden state (B, T, C), and on the last stage `targets` (B, T). `out` is the root
-    of the autograd graph, None where the forward pass is to be computed anew; `graph_bytes` is what the graph keeps.
-    `weights_epoch`: that of the weights it went forward with."""
+    """A micro-batch that awaits its backward."""
 
     micro_batch: MicroBatch
     weights_epoch: int
+    """The epoch of the weights that it went forward with."""
     x: Tensor
+    """Token ids (B, T) or the hidden state (B, T, C)."""
     targets: Tensor | None
+    """(B, T), on the last stage."""
     out: Tensor | None = None
+    """The root of the autograd graph; None if the backward repeats the forward."""
     graph_bytes: int = 0
+    """The memory that the graph keeps."""
 
     @property
     def size_bytes(self) -> int:
@@ -39,8 +42,8 @@ class HeldMicroBatch:
 
 @dataclass
 class ActivationStore:
-    """At most `held_max` micro-batches and `held_max_bytes`, by the key of their pass. Refuses what is too much, never
-    drops on its own account."""
+    """Holds at most `held_max` micro-batches and `held_max_bytes`, by the key of their pass. It refuses more, and never
+    drops what it holds."""
 
     held_max: int
     held_max_bytes: int
@@ -54,11 +57,11 @@ class ActivationStore:
         return len(self._held)
 
     def is_to_count(self, id: str) -> bool:
-        """Whether a pass of this micro-batch is held that is to be counted."""
+        """Whether a pass of this micro-batch is held that counts."""
         return any(held.micro_batch.id == id and held.micro_batch.count for held in self._held.values())
 
     def require_room(self, size_bytes: int) -> None:
-        """Raises StageRefused ("full") where another micro-batch of this size has no place."""
+        """Raise StageRefused ("full") if another micro-batch of this size does not fit."""
         if len(self._held) >= self.held_max:
             raise StageRefused(f"{self.held_max} micro-batches await their backward: finish or drop one", "full")
         if self.size_bytes + size_bytes > self.held_max_bytes:
@@ -69,17 +72,17 @@ class ActivationStore:
             )
 
     def add(self, held: HeldMicroBatch) -> None:
-        """Raises StageRefused ("full")."""
+        """Hold a micro-batch. Raises StageRefused ("full")."""
         self.require_room(held.size_bytes)
         self._held[held.micro_batch.key] = held
         self.size_bytes += held.size_bytes
 
     def find(self, micro_batch: MicroBatch) -> HeldMicroBatch:
-        """Raises StageRefused ("unknown", also for one to be counted whose forward was not; "epoch" where the forward
-        was of another)."""
+        """Return the held micro-batch. Raises StageRefused: "unknown", also for one that counts if its forward did not;
+        "epoch" if the forward was of another epoch."""
         held = self._held.get(micro_batch.key)
         if held is None or (micro_batch.count and not held.micro_batch.count):
-            kind = "to be counted " if micro_batch.count else ""
+            kind = "that counts " if micro_batch.count else ""
             raise StageRefused(f"no micro-batch {micro_batch.id!r} {kind}is held: send its forward again", "unknown")
         if held.micro_batch.epoch != micro_batch.epoch:
             raise StageRefused(
@@ -90,7 +93,7 @@ class ActivationStore:
         return held
 
     def remove(self, key: PassKey) -> bool:
-        """Whether there was one."""
+        """Drop a micro-batch; returns whether it was held."""
         held = self._held.pop(key, None)
         if held is None:
             return False
@@ -98,18 +101,18 @@ class ActivationStore:
         return True
 
     def forget_graph(self, held: HeldMicroBatch) -> None:
-        """Keep only its input."""
+        """Keep only the input of a micro-batch."""
         self.size_bytes -= held.size_bytes
         held.out = None
         self.size_bytes += held.size_bytes
 
     def forget_graphs(self) -> None:
-        """Of all: the weights they were computed with are gone."""
+        """Keep only the inputs: the weights of the graphs have changed."""
         for held in self._held.values():
             self.forget_graph(held)
 
     def remove_outside(self, epochs: Container[int | None]) -> tuple[str, ...]:
-        """Remove the micro-batches of other epochs; their ids."""
+        """Drop the micro-batches of other epochs and return their ids."""
         others = [key for key, held in self._held.items() if held.micro_batch.epoch not in epochs]
         for key in others:
             self.remove(key)
@@ -117,7 +120,7 @@ class ActivationStore:
 
 
 class GraphSize:
-    """`size_bytes` of what autograd saved within `measured`, each storage once, parameters left out."""
+    """Measures the bytes that autograd saves within `measured`: each storage once, without parameters."""
 
     def __init__(self, weights: Tensor) -> None:
         self._storages: dict[int, int] = {}
@@ -136,4 +139,4 @@ class GraphSize:
         storage = tensor.untyped_storage()
         if storage.data_ptr() != self._weights:
             self._storages[storage.data_ptr()] = storage.nbytes()
-        return tensor.detach()  # the tensor itself, where it is an output, would keep its own graph alive for ever
+        return tensor.detach()  # an output saved as it is would keep its own graph alive

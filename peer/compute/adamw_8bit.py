@@ -1,4 +1,4 @@
-"""AdamW with moments of a byte a value (arXiv 2110.02861), by bitsandbytes, which is imported only when asked for."""
+"""AdamW with moments of one byte a value (arXiv 2110.02861), by bitsandbytes, which is imported only on use."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import torch
 
-from peer.compute.inner_optimizer import InnerOptimizer, InnerSpec
+from peer.compute.optimizer import InnerOptimizer, InnerSpec
 from peer.errors import ConfigError
 from peer.model.layout import FlatLayout, TensorSlot
 
@@ -17,13 +17,16 @@ SMALL: Final = 4096  # a smaller parameter keeps fp32 moments, as in bitsandbyte
 
 
 class AdamW8bit(InnerOptimizer):
-    """2 bytes of state a value instead of 8. fp32 weights only. `state` is uint8: for each parameter in turn two fp32
-    vectors, its moments if it is small, else the scales of their blocks; then the codes of the large ones."""
+    """AdamW with 2 bytes of state a value instead of 8, for fp32 weights only.
+
+    `state` is uint8: first two fp32 vectors for each parameter (the moments of a small one, the scales of a large one's
+    blocks), then the codes of the large parameters.
+    """
 
     def __init__(self, spec: InnerSpec, layout: FlatLayout, like: torch.Tensor) -> None:
         super().__init__(spec, layout, like)
         if like.dtype != torch.float32:
-            raise ConfigError("adamw8bit works on fp32 weights only: choose adamw for others.")
+            raise ConfigError("adamw8bit works on fp32 weights only: choose adamw for other dtypes")
         self._functional: Any = _bitsandbytes().functional
         self._maps = [self._functional.create_dynamic_map(signed=signed).to(like.device) for signed in (True, False)]
         at, coded = 0, sum(2 * 4 * _floats(slot) for slot in layout.slots.values())
@@ -67,7 +70,7 @@ class AdamW8bit(InnerOptimizer):
         codes: tuple[torch.Tensor, ...],
         scales: tuple[torch.Tensor, ...],
     ) -> None:
-        """One parameter's step without decay, by the kernel."""
+        """Step one parameter without decay, by the kernel."""
         self._functional.optimizer_update_8bit_blockwise(
             "adam",
             gradient,
@@ -85,14 +88,14 @@ class AdamW8bit(InnerOptimizer):
 
 
 def _floats(slot: TensorSlot) -> int:
-    """fp32 values that one moment of a parameter takes."""
+    """Return the number of fp32 values that one moment of a parameter takes."""
     return slot.numel if slot.numel < SMALL else -(-slot.numel // BLOCK)
 
 
 def _bitsandbytes() -> Any:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it warns of every machine without a GPU
+            warnings.simplefilter("ignore")  # it warns on every machine without a GPU
             return importlib.import_module("bitsandbytes")
     except ImportError:
-        raise ConfigError('adamw8bit needs bitsandbytes: pip install "barnraise[gpu]".') from None
+        raise ConfigError('adamw8bit needs bitsandbytes: pip install "barnraise[gpu]"') from None

@@ -1,21 +1,22 @@
-"""AdamW by torch's own kernel: one pass over weights, gradient and moments."""
+"""AdamW by torch's fused kernel: one pass over weights, gradient and moments."""
 
 from __future__ import annotations
 
 import torch
 from torch.optim.adamw import adamw
 
-from peer.compute.inner_optimizer import AdamW, InnerSpec
+from peer.compute.inner_optimizer import AdamW
+from peer.compute.optimizer import InnerSpec
 from peer.model.layout import FlatLayout
 
 
 class FusedAdamW(AdamW):
-    """`AdamW` but for rounding, and several times faster; the roundings differ between devices, so it is for state
-    that no two peers must agree on."""
+    """`AdamW` except for rounding, and several times faster. The roundings differ between devices, so it is only for
+    state that peers need not agree on."""
 
     def __init__(self, spec: InnerSpec, layout: FlatLayout, like: torch.Tensor) -> None:
         super().__init__(spec, layout, like)
-        self._counts = torch.zeros(len(layout.slots), device=like.device)  # the kernel keeps one a parameter
+        self._counts = torch.zeros(len(layout.slots), device=like.device)  # the kernel keeps one count a parameter
         self._means = list(layout.views(self.mean).values())
         self._squares = list(layout.views(self.square).values())
         self._by_decay: dict[float, list[int]] = {}
@@ -23,8 +24,7 @@ class FusedAdamW(AdamW):
             self._by_decay.setdefault(self._decays(slot), []).append(index)
 
     def step(self, theta: torch.Tensor, gradient: torch.Tensor) -> None:
-        """The function and not torch.optim.AdamW, the class: building that would import torch._dynamo, 1.5 s and
-        100 MB for each worker, before its first step."""
+        # The class torch.optim.AdamW would import torch._dynamo: 1.5 s and 100 MB for each worker.
         self._counts.fill_(self.steps)
         counts = self._counts.unbind()
         weights, gradients = list(self.layout.views(theta).values()), list(self.layout.views(gradient).values())

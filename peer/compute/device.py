@@ -1,4 +1,4 @@
-"""What this machine computes on, and which of its abilities are worth using."""
+"""The device that this machine computes on, and its features worth using."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from peer.errors import ConfigError
 
 @dataclass(frozen=True)
 class Device:
-    """A resolved device: `bf16` says whether autocast pays off there, `compile` whether torch.compile can run."""
+    """A resolved device. `bf16`: autocast is faster there. `compile`: torch.compile can run."""
 
     torch: torch.device
     bf16: bool
@@ -23,7 +23,7 @@ class Device:
 
 
 def resolve_device(spec: str) -> Device:
-    """`auto`, `cpu`, `cuda`, `cuda:1` or `mps`. Raises ConfigError where the machine has no such device."""
+    """Resolve `auto`, `cpu`, `cuda`, `cuda:N` or `mps`. Raises ConfigError if the machine has no such device."""
     if spec == "auto":
         spec = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
@@ -47,18 +47,18 @@ def resolve_device(spec: str) -> Device:
 
 
 def uses_bf16(device: Device, config: InnerConfig) -> bool:
-    """Whether the forward pass autocasts: as configured, else where the device gains from it."""
+    """Whether the forward pass autocasts: as configured, else if the device gains from it."""
     return device.bf16 if config.dtype == "auto" else config.dtype == "bf16"
 
 
 def usable_cores() -> int:
-    """Cores this process may run on, which in a container are fewer than the machine has."""
+    """Return the cores that this process may run on: in a container fewer than the machine has."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def _cpu_has_bf16_units() -> bool:
-    """Without AMX a CPU multiplies bf16 slower than fp32."""
+    """Whether the CPU has AMX; without it bf16 products are slower than fp32."""
     probe = getattr(torch.cpu, "_is_amx_tile_supported", None)
     return bool(probe is not None and probe())

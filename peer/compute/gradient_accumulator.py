@@ -1,7 +1,7 @@
-"""The gradient that a stage gathers from its micro-batches, and which ones they were.
+"""The sum of the gradients of a stage's micro-batches.
 
-Gradients are those of the loss in nats summed over the tokens of a micro-batch, so that micro-batches of any size just
-add up; the mean over all tokens is taken once, at the end. P: parameters of the stage.
+Each gradient is that of the loss in nats summed over the tokens of a micro-batch, so that micro-batches of any size add
+up. The mean over all tokens is taken once, at the end. P: parameters of the stage.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from peer.model.layout import FlatLayout
 
 
 class GradientSum:
-    """`flat` (P fp32) of the micro-batches `counted`, id -> epoch in the order of their backwards; `tokens` in all."""
+    """The gradient sum `flat` (P fp32) of the micro-batches `counted` (id -> epoch, in the order of their backwards),
+    which have `tokens` tokens in all."""
 
     def __init__(self, layout: FlatLayout, names: Sequence[str], like: Tensor) -> None:
-        """`names`: of the parameters, in the order in which `add` gets their gradients."""
+        """`names` are those of the parameters, in the order in which `add` gets their gradients."""
         self.flat = torch.zeros_like(like)
         self.tokens = 0
         self.counted: dict[str, int] = {}
@@ -33,17 +34,17 @@ class GradientSum:
         self.tokens += tokens
 
     def mean(self, out: Tensor | None = None) -> Tensor:
-        """Over the tokens, (P,), also into `out`; zero where there are none."""
+        """Return the mean over the tokens, (P,), in `out` if given; zero if there are no tokens."""
         flat = self.flat if out is None else self.flat.to(out.device)
         return torch.div(flat, max(1, self.tokens), out=out)
 
     def forget(self, norm: float = 0.0) -> Taken:
-        """Begin anew; what was in it, `norm` being that of its mean."""
+        """Clear the sum and return its content; `norm` is that of the mean."""
         taken = self.taken(norm)
         self.flat.zero_()
         self.counted, self.tokens = {}, 0
         return taken
 
     def taken(self, norm: float) -> Taken:
-        """What is in it, `norm` being that of its mean."""
+        """Return the content of the sum; `norm` is that of the mean."""
         return Taken(tuple(self.counted), self.tokens, norm)

@@ -1,4 +1,4 @@
-"""The inner learning rate. By itself, so that who only looks on need not load torch."""
+"""The inner learning rate, in a module without torch so that a monitor can use it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from peer.config import InnerConfig
 
 
 def learning_rate(config: InnerConfig, step: int) -> float:
-    """The rate of the run's inner step `step` (from 0): linear warm-up, then cosine or constant."""
+    """Return the rate of the run's inner step `step` (from 0): linear warm-up, then cosine or constant."""
     if step < config.warmup_steps:
         return config.lr * (step + 1) / config.warmup_steps
     if config.schedule == "constant":

@@ -1,8 +1,8 @@
-"""One stage of the model: forward and backward of many micro-batches in flight, and steps of its weights.
+"""One stage of the model: forward and backward of many micro-batches in flight, and changes of its weights.
 
 Shapes: B sequences, T tokens, C hidden_size, P parameters of this stage (the length of its flat vectors).
 
-Every call checks its input first and either does all or raises StageRefused and changes nothing.
+Every call checks its input first. It either does its work or raises StageRefused and changes nothing.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from torch import Tensor
 
 from peer.compute.activation_store import ActivationStore, HeldMicroBatch
 from peer.compute.adamw_fused import FusedAdamW
+from peer.compute.build_optimizer import build_inner
 from peer.compute.device import Device
 from peer.compute.gradient_accumulator import GradientSum
-from peer.compute.inner_optimizer import InnerOptimizer, InnerSpec, build_inner
+from peer.compute.optimizer import InnerOptimizer, InnerSpec
 from peer.compute.stage_checks import check_gradient, check_input, require_finite
 from peer.compute.stage_forward_backward import ForwardBackward
 from peer.compute.train_loop import learning_rate
@@ -29,31 +30,31 @@ from peer.model.layout import FlatLayout
 
 @dataclass(frozen=True)
 class _Captured:
-    """The local weights as they were exported, and the ids whose gradients had gone into them."""
+    """The local weights at an export, and the ids whose gradients they contain."""
 
     local: Tensor
     learned: frozenset[str]
 
 
 class Stage:
-    """The blocks `spec.layers` of `model` on `device`, with `local` weights (flat, P fp32), the `gradient` gathered
-    for their next step, and an inner `optimizer`.
+    """The blocks `spec.span` of `model` on `device`, with `local` weights (flat, P fp32), the `gradient` for their next
+    step, and an inner `optimizer`.
 
-    Its weights have an `epoch`, a number the network gives: of target batches in synchronous mode, of outer commits in
-    DiLoCo mode (inner steps leave it alone); None until weights are imported. A micro-batch more than `spec.staleness`
-    epochs away from it, either way, is refused. One that went forward before the weights last changed, and is not
-    too old, has its forward computed anew in the backward: its gradient is that of the weights at that time.
+    The weights have an `epoch`, a number that the network gives: of target batches in synchronous mode, of outer
+    commits in DiLoCo mode, where inner steps leave it alone. It is None until weights are imported. A micro-batch more
+    than `spec.staleness` epochs away is refused. If the weights changed after a micro-batch went forward, its backward
+    repeats the forward: the gradient is that of the present weights.
 
-    With `spec.previous` the weights of the epoch before are kept. A micro-batch of that epoch that is not counted is
-    then computed with those, also where one went forward in that epoch and comes backward in this.
+    With `spec.previous` the weights of the epoch before are kept. A micro-batch of that epoch that does not count is
+    computed with them, also if its backward comes in the present epoch.
 
-    Not safe for threads. Raises ConfigError for a model that cannot be cut so.
+    Not thread-safe. Raises ConfigError for a model that cannot be split like this.
     """
 
     def __init__(self, model: ModelConfig, inner: InnerConfig, device: Device, spec: StageSpec) -> None:
         spec.check(model)
         self.model, self.inner, self.spec, self.device = model, inner, spec, device
-        self.layout = FlatLayout.of(model, spec.layers)
+        self.layout = FlatLayout.of(model, spec.span)
         self.local = torch.zeros(self.layout.numel, device=device.torch)
         build = FusedAdamW if inner.optimizer == "adamw" else build_inner
         self.optimizer: InnerOptimizer = build(InnerSpec.of(inner), self.layout, self.local)
@@ -69,14 +70,15 @@ class Stage:
         self.gradient = GradientSum(self.layout, self._present.names, self.local)
         self.compiled = self._present.compiled
         self._captured: _Captured | None = None
-        self._seen: dict[str, int] = {}  # id -> epoch of the micro-batches learned from since the weights were imported
+        self._seen: dict[str, int] = {}  # id -> epoch of the micro-batches counted since the weights were imported
 
     def forward(self, micro_batch: MicroBatch, x: Tensor, targets: Tensor | None = None, keep: bool = True) -> Tensor:
-        """The hidden state (B, T, C) for the next stage; of the last one each token's loss in nats, (B, T). fp32.
+        """Return the hidden state (B, T, C) for the next stage, or the last stage's loss of each token in nats, (B, T).
+        fp32.
 
-        `x`: token ids (B, T) int64 for the first stage, else the hidden state (B, T, C) fp32; copied. `targets` (B, T)
-        int64, the ids that follow, are for the last stage alone. `keep`: hold what the backward needs under the key of
-        the micro-batch; without it (evaluation) the key means nothing. Raises StageRefused.
+        `x` holds token ids (B, T) int64 for the first stage, else the hidden state (B, T, C) fp32; it is copied.
+        `targets` (B, T) int64, the ids that follow, are for the last stage only. `keep` holds what the backward needs
+        under the key of the micro-batch; without it (evaluation) the key has no meaning. Raises StageRefused.
         """
         epoch = self._check(micro_batch)
         check_input(self.spec, self.model, x, targets)
@@ -101,18 +103,18 @@ class Stage:
         return result
 
     def backward(self, micro_batch: MicroBatch, gradient: Tensor | None = None) -> Tensor | None:
-        """The gradient of the micro-batch's input (B, T, C), None on the first stage; let go of it, and, if it is to be
-        counted, add it to `gradient`.
+        """Return the gradient of the micro-batch's input (B, T, C), None on the first stage. Drop the micro-batch, and
+        add the gradients of its weights to the sum if it counts.
 
-        `gradient` (B, T, C) fp32 is that of what `forward` returned, None on the last stage. One whose forward was to
-        be counted may end uncounted, but not the other way round. Raises StageRefused; the micro-batch is then still
-        held, for a better gradient.
+        `gradient` (B, T, C) fp32 is that of the output of `forward`, None on the last stage. A micro-batch whose
+        forward counted may end without counting, but not the reverse. Raises StageRefused; the micro-batch is then
+        still held, for another gradient.
         """
         self._check(micro_batch)
         held = self.held.find(micro_batch)
         check_gradient(self.spec, self.model, held.shape, gradient)
         out = held.out
-        self.held.forget_graph(held)  # it serves once
+        self.held.forget_graph(held)  # a graph serves once
         compute = self._compute(held, micro_batch.count)
         of_input, of_weights = compute.gradients(held, out, gradient, of_weights=micro_batch.count)
         self.held.remove(micro_batch.key)
@@ -122,19 +124,19 @@ class Stage:
         return of_input
 
     def drop(self, key: PassKey) -> bool:
-        """Let go of a micro-batch that awaits its backward; whether there was one."""
+        """Drop a micro-batch that awaits its backward; returns whether it was held."""
         return self.held.remove(key)
 
     @torch.no_grad()
     def read_gradient(self, out: Tensor) -> Taken:
-        """Write the mean gradient over the tokens counted since the last taking into `out` (P,), zero if there were
-        none; more may be added. Raises StageRefused ("no_weights")."""
+        """Write the mean gradient over the tokens counted since it was last taken to `out` (P,), zero if there were
+        none. More may be added. Raises StageRefused ("no_weights")."""
         self._require_weights()
         return self.gradient.taken(float(self.gradient.mean(out).norm()))
 
     @torch.no_grad()
     def take_gradient(self, out: Tensor) -> Taken:
-        """As `read_gradient`, and begin anew."""
+        """As `read_gradient`, and clear the sum."""
         taken = self.read_gradient(out)
         self.gradient.forget()
         return taken
@@ -143,18 +145,18 @@ class Stage:
     def step(
         self, step: int, gradient: Tensor | None = None, norm: float | None = None, epoch: int | None = None
     ) -> Moved:
-        """One step of the inner optimizer at the learning rate of the run's inner step `step`.
+        """Make a step of the inner optimizer at the learning rate of the run's inner step `step`.
 
-        By `gradient` (P,), a mean that replicas agreed on, or (None) by this stage's own, which is taken. It is clipped
-        by `norm`, that of the whole model's gradient, or (None) by its own. `epoch` numbers the weights anew. Replicas
-        on unlike machines end with unlike last bits: where they must not, step outside and `import_weights`.
-        Raises StageRefused ("no_weights", "empty", "shape", "not_finite").
+        The step uses `gradient` (P,), or (None) this stage's own, which is taken. It is clipped by `norm`, that of the
+        whole model's gradient, or (None) by its own. `epoch` is the new epoch of the weights. The last bits differ
+        between machines; where they must not, step outside and use `import_weights`. Raises StageRefused ("no_weights",
+        "empty", "shape", "not_finite").
         """
         present = self._require_weights()
         own = gradient is None
         if gradient is None:
             if not self.gradient.tokens:
-                raise StageRefused("no micro-batch was counted since the last step: there is nothing to do", "empty")
+                raise StageRefused("no micro-batch was counted since the last step: send micro-batches first", "empty")
             gradient = self.gradient.mean()
         elif gradient.shape != self.local.shape:
             raise StageRefused(f"the gradient has shape {tuple(gradient.shape)}, not ({len(self.local)},)", "shape")
@@ -174,7 +176,7 @@ class Stage:
 
     @torch.no_grad()
     def export(self, out: Tensor, outer: Tensor | None = None, capture: bool = False) -> None:
-        """Write `outer` - local, or (None) the local weights, into `out`, all (P,) on the CPU. `capture`: remember the
+        """Write `outer` - local, or (None) the local weights, to `out`, all (P,) on the CPU. `capture` remembers the
         local weights for an import that rebases. Raises StageRefused ("no_weights")."""
         self._require_weights()
         if outer is None:
@@ -186,11 +188,12 @@ class Stage:
 
     @torch.no_grad()
     def import_weights(self, weights: Tensor, epoch: int, rebase: bool = False) -> Moved:
-        """Take `weights` (P,) over as those of `epoch`; the inner optimizer goes on. Raises StageRefused.
+        """Replace the local weights by `weights` (P,), those of `epoch`. The inner optimizer keeps its state. Raises
+        StageRefused.
 
-        `rebase`: with what was learned since the last capture on top, weights + (local - captured), and the gradient
-        gathered so far stays; the capture is used up. Without a capture it means nothing. An id whose gradient has gone
-        into weights that are no more, or into the capture, may count again: whether it was merged is not known here.
+        `rebase` adds what was learned since the last capture, weights + (local - captured), and keeps the gradient sum.
+        The capture is used up; without one `rebase` has no effect. An id whose gradient is in replaced weights, or in
+        the capture, may count again: this stage does not know whether it was merged.
         """
         if weights.shape != self.local.shape:
             raise StageRefused(f"the weights have shape {tuple(weights.shape)}, not ({len(self.local)},)", "shape")
@@ -207,27 +210,27 @@ class Stage:
         return self._moved(epoch, gradient_stays=captured is not None)
 
     def _keep_previous(self, epoch: int) -> None:
-        """The weights are about to become those of `epoch`."""
+        """Keep the weights if `epoch` is about to begin."""
         if self._previous is not None and self.epoch is not None and epoch > self.epoch:
             self._previous.flat.copy_(self.local)
             self._previous_epoch = self.epoch
 
     def _moved(self, epoch: int, taken: tuple[str, ...] = (), gradient_stays: bool = False) -> Moved:
-        """The weights are others now: graphs hold for them no more, and what is too far from `epoch` goes."""
+        """Note changed weights: drop all graphs, and what is too far from `epoch`."""
         self.epoch = epoch
         self.held.forget_graphs()
         near = self._near
         expired = self.held.remove_outside({*near, self._before})
         uncounted: tuple[str, ...] = ()
         if not gradient_stays and any(of not in near for of in self.gradient.counted.values()):
-            uncounted = self.gradient.forget().micro_batches  # they are one sum: none can be kept
+            uncounted = self.gradient.forget().micro_batches  # one sum: no part of it can be kept
         counted = self.gradient.counted
         self._seen = {id: of for id, of in self._seen.items() if of in near or id in counted}
         return Moved(epoch, taken, expired, uncounted)
 
     @property
     def _learned(self) -> frozenset[str]:
-        """The ids whose gradients have gone into the local weights."""
+        """The ids whose gradients are in the local weights."""
         return frozenset(self._seen.keys() - self.gradient.counted.keys())
 
     @property
@@ -238,22 +241,22 @@ class Stage:
 
     @property
     def _before(self) -> int | None:
-        """The epoch before the stage's own, where its weights are kept."""
+        """The epoch before the stage's own, if its weights are kept."""
         is_before = self._previous_epoch is not None and self._previous_epoch + 1 == self.epoch
         return self._previous_epoch if is_before else None
 
     def _may_keep_graph(self, held: HeldMicroBatch) -> bool:
-        """Whether its graph, which `held` is still without, has room in an empty store: else it never would."""
+        """Whether the graph of `held` would fit into an empty store; if not, it never fits."""
         return held.size_bytes + self._graph_bytes.get(held.x.shape, 0) <= self.spec.held_max_bytes
 
     def _compute(self, held: HeldMicroBatch, count: bool) -> ForwardBackward:
-        """With the weights it went forward with, if it does not count and they are those before the present ones."""
+        """Choose the weights: the previous ones for a micro-batch of their epoch that does not count."""
         if self._previous is not None and not count and held.weights_epoch == self._before:
             return self._previous
         return self._present
 
     def _check(self, micro_batch: MicroBatch) -> int:
-        """The epoch of the weights for its forward. Raises StageRefused."""
+        """Return the epoch of the weights for the forward. Raises StageRefused."""
         if micro_batch.stage != self.spec.index:
             raise StageRefused(f"this is stage {self.spec.index}, not {micro_batch.stage}: look it up again", "stage")
         epoch = self._require_weights()
@@ -261,23 +264,25 @@ class Stage:
             return micro_batch.epoch
         if micro_batch.epoch not in self._near:
             raise StageRefused(
-                f"micro-batch {micro_batch.id!r} is of epoch {micro_batch.epoch}, the stage in {epoch} and takes "
-                f"{self.spec.staleness} more or less: catch up first",
+                f"micro-batch {micro_batch.id!r} is of epoch {micro_batch.epoch}, the stage is in epoch {epoch} and "
+                f"takes {self.spec.staleness} more or less: catch up first",
                 "epoch",
             )
         return epoch
 
     def _check_new(self, micro_batch: MicroBatch) -> None:
-        """Raises StageRefused ("duplicate")."""
+        """Refuse a micro-batch that is held or was counted. Raises StageRefused ("duplicate")."""
         id = micro_batch.id
         if micro_batch.count and (id in self._seen or self.held.is_to_count(id)):
-            raise StageRefused(f"micro-batch {id!r} has been here: it counts once a stage", "duplicate")
+            raise StageRefused(f"micro-batch {id!r} was held or counted before: it counts once a stage", "duplicate")
         if micro_batch.key in self.held:
-            message = f"attempt {micro_batch.attempt} of micro-batch {id!r} awaits its backward: number this otherwise"
-            raise StageRefused(message, "duplicate")
+            raise StageRefused(
+                f"attempt {micro_batch.attempt} of micro-batch {id!r} awaits its backward: choose another attempt",
+                "duplicate",
+            )
 
     def _require_weights(self) -> int:
-        """Their epoch. Raises StageRefused ("no_weights")."""
+        """Return the epoch of the weights. Raises StageRefused ("no_weights")."""
         if self.epoch is None:
             raise StageRefused("the stage has no weights: import them first", "no_weights")
         return self.epoch

@@ -1,4 +1,4 @@
-"""What a stage may be given. Each check raises StageRefused, with the reason, before anything is computed.
+"""Checks of a stage's input. Each check raises StageRefused, with the reason, before anything is computed.
 
 Shapes: B sequences, T tokens, C hidden_size.
 """
@@ -16,14 +16,14 @@ from peer.errors import StageReason, StageRefused
 from peer.ipc.stage_spec import StageSpec
 
 NORM_MAX: Final = 1e18
-"""Of what comes in: far more than hidden states and their gradients have, even of models that have come to grief, and
-small enough that no product of the two overflows. Gradients of weights, which are large, then need no look at every
+"""The limit for the norm of an input: far above the norms of hidden states and their gradients, even in diverged
+models, and low enough that no product of the two overflows. So the large gradients of weights need no check of every
 value."""
 
 
 def check_input(spec: StageSpec, model: ModelConfig, x: Tensor, targets: Tensor | None) -> None:
-    """`x`: token ids (B, T) int64 on the first stage, else the hidden state (B, T, C) fp32; `targets` (B, T) int64 on
-    the last stage, else None."""
+    """Check `x`, token ids (B, T) int64 on the first stage, else the hidden state (B, T, C) fp32, and `targets`, (B, T)
+    int64 on the last stage, else None."""
     if spec.is_first:
         _require(x.dtype == torch.int64, f"token ids are int64, not {x.dtype}", "dtype")
         _require(x.dim() == 2, f"token ids have the shape (B, T), not {tuple(x.shape)}", "shape")
@@ -32,7 +32,7 @@ def check_input(spec: StageSpec, model: ModelConfig, x: Tensor, targets: Tensor 
         fits = x.dim() == 3 and x.shape[2] == model.hidden_size
         _require(fits, f"a hidden state has the shape (B, T, {model.hidden_size}), not {tuple(x.shape)}", "shape")
     check_size(spec, model, *x.shape[:2])
-    _require((targets is not None) == spec.is_last, "targets are for the last stage, and it needs them", "shape")
+    _require((targets is not None) == spec.is_last, "targets go to the last stage only, which needs them", "shape")
     if targets is not None:
         _require(targets.dtype == torch.int64, f"targets are int64, not {targets.dtype}", "dtype")
         _require(targets.shape == x.shape[:2], f"targets {tuple(targets.shape)} for {tuple(x.shape[:2])}", "shape")
@@ -44,14 +44,14 @@ def check_input(spec: StageSpec, model: ModelConfig, x: Tensor, targets: Tensor 
 
 
 def check_size(spec: StageSpec, model: ModelConfig, batch: int, length: int) -> None:
-    """Of a micro-batch: `batch` sequences of `length` tokens."""
+    """Check the size of a micro-batch: `batch` sequences of `length` tokens."""
     sized = batch > 0 and 0 < length <= model.max_seq_len and batch * length <= spec.max_tokens
     limits = f"{spec.max_tokens} tokens, of sequences up to {model.max_seq_len}"
     _require(sized, f"a micro-batch of {batch} x {length} tokens: a stage takes 1 to {limits}", "shape")
 
 
 def check_gradient(spec: StageSpec, model: ModelConfig, shape: torch.Size, gradient: Tensor | None) -> None:
-    """The gradient of what a micro-batch of `shape` (B, T) gave: (B, T, C) fp32, None on the last stage."""
+    """Check the gradient of the output for a micro-batch of `shape` (B, T): (B, T, C) fp32, None on the last stage."""
     if spec.is_last:
         _require(gradient is None, "the last stage's gradient begins with its loss: send none", "shape")
         return
@@ -64,15 +64,15 @@ def check_gradient(spec: StageSpec, model: ModelConfig, shape: torch.Size, gradi
 
 
 def require_finite(tensor: Tensor, name: str) -> float:
-    """Its norm, which is not finite where a value is not: one pass finds both."""
+    """Return the norm, which is not finite if a value is not: one pass finds both."""
     norm = float(tensor.norm())
-    _require(math.isfinite(norm), f"{name} holds NaN or Inf, or values as good as that", "not_finite")
+    _require(math.isfinite(norm), f"{name} holds NaN or Inf, or its norm overflows", "not_finite")
     return norm
 
 
 def _require_sane(tensor: Tensor, name: str) -> None:
     norm = require_finite(tensor, name)
-    _require(norm <= NORM_MAX, f"{name} has a norm of {norm:.1e}, as good as infinite", "not_finite")
+    _require(norm <= NORM_MAX, f"{name} has a norm of {norm:.1e}, above {NORM_MAX:.0e}", "not_finite")
 
 
 def _check_ids(model: ModelConfig, ids: Tensor) -> None:

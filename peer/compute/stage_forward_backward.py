@@ -23,10 +23,10 @@ from peer.model.decoder import Decoder
 
 
 class ForwardBackward:
-    """The blocks `spec.layers` of `model` with the weights `flat` (P fp32, on the device), which the caller may change
-    whenever no graph of theirs is left.
+    """The blocks `spec.span` of `model` with the weights `flat` (P fp32, on the device). The caller may change the
+    weights while no graph over them is held.
 
-    `graph_bytes` is what the graph of an input of each shape keeps, measured once; stages' computations share it.
+    `graph_bytes` maps the shape of an input to the memory that its graph keeps, measured once.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class ForwardBackward:
         flat: Tensor,
         graph_bytes: dict[torch.Size, int],
     ) -> None:
-        decoder = Decoder(model, flat, spec.layers)
+        decoder = Decoder(model, flat, spec.span)
         self.flat = flat
         self.parameters = [parameter for _, parameter in decoder.canonical_parameters()]
         self.names = [name for name, _ in decoder.canonical_parameters()]
@@ -50,7 +50,8 @@ class ForwardBackward:
         self._graph_bytes = graph_bytes
 
     def run(self, held: HeldMicroBatch, with_graph: bool) -> Tensor:
-        """The stage's output for the kept input: the hidden state (B, T, C), of the last stage the losses (B, T)."""
+        """Return the stage's output for the held input: the hidden state (B, T, C), of the last stage the losses (B,
+        T)."""
         size = GraphSize(self.flat)
         measured = size.measured() if with_graph and held.x.shape not in self._graph_bytes else nullcontext()
         if with_graph and not self._is_first:
@@ -69,15 +70,15 @@ class ForwardBackward:
     def gradients(
         self, held: HeldMicroBatch, out: Tensor | None, seed: Tensor | None, of_weights: bool
     ) -> tuple[Tensor | None, Sequence[Tensor]]:
-        """By the gradient `seed` of the output (None: ones): that of the input (B, T, C), None on the first stage, and
-        those of `parameters`, none unless `of_weights`. `out`: what `run` gave, whose graph is used up, or None to run
-        anew. Raises StageRefused ("not_finite")."""
+        """Return the gradient of the input (B, T, C), None on the first stage, and those of `parameters`, none unless
+        `of_weights`. `seed` is the gradient of the output (None: ones). `out` is what `run` returned, whose graph is
+        used up; None runs again. Raises StageRefused ("not_finite")."""
         inputs = [*([] if self._is_first else [held.x]), *(self.parameters if of_weights else [])]
         if not inputs:
             return None, ()
         out = self.run(held, with_graph=True) if out is None else out
         gradients = torch.autograd.grad(out, inputs, torch.ones_like(out) if seed is None else seed.to(out.device))
-        # What is not finite goes on backward through every norm before it: their few values tell of all.
+        # A value that is not finite spreads backward through every norm layer before it: their few values tell.
         telling = [one for one, of in zip(gradients, inputs, strict=True) if of is held.x or of.dim() == 1]
         if not math.isfinite(float(get_total_norm(telling))):
             raise StageRefused("the stage's gradients are not finite: send another gradient", "not_finite")

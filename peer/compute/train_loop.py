@@ -2,9 +2,9 @@
 
 Shapes: B sequences, T = seq_len tokens, P parameters of the model (the length of every flat vector).
 
-As a rule an inner run starts from the outer weights, but the inner optimizer's state stays where it is: it is never
-reset and never averaged (DiLoCo, 2311.08105). The learning rate follows the run's global inner step, so that a late
-joiner trains at the rate of everybody else.
+An inner run usually starts from the outer weights. The inner optimizer's state is never reset and never averaged
+(DiLoCo, 2311.08105). The learning rate follows the run's global inner step, so that a late joiner trains at the rate of
+all peers.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ import torch
 from torch import Tensor
 
 from peer.compute.adamw_fused import FusedAdamW
+from peer.compute.build_optimizer import build_inner
 from peer.compute.device import Device, uses_bf16
-from peer.compute.inner_optimizer import InnerOptimizer, InnerSpec, build_inner
 from peer.compute.lr_schedule import learning_rate
+from peer.compute.optimizer import InnerOptimizer, InnerSpec
 from peer.config import InnerConfig, ModelConfig
-from peer.ipc.messages import InnerProgress, InnerResult
+from peer.ipc.train_messages import InnerResult
 from peer.model.decoder import Decoder, next_token_loss
 from peer.model.layout import FlatLayout
 
@@ -34,20 +35,18 @@ __all__ = ["InnerConfig", "InnerTrainer", "learning_rate", "run_inner"]
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """Loss of the batch in nats a token; `skipped` where it or the gradient was not finite and nothing changed."""
+    """The loss of the batch in nats a token. `skipped`: the loss or the gradient was not finite, and nothing
+    changed."""
 
     loss: float
     skipped: bool
 
 
 class InnerTrainer:
-    """One device's model, its gradient (both one flat vector of P fp32 values, `local` and `gradient`) and its inner
-    `optimizer`. `micro_batch_size` bounds the sequences that are on the device at once.
-    """
+    """One device's model, its gradient (`local` and `gradient`, flat vectors of P fp32 values) and its inner
+    `optimizer`."""
 
-    def __init__(
-        self, model: ModelConfig, config: InnerConfig, device: Device, micro_batch_size: int | None = None
-    ) -> None:
+    def __init__(self, model: ModelConfig, config: InnerConfig, device: Device) -> None:
         self.config = config
         self.device = device
         layout = FlatLayout.of(model)
@@ -59,13 +58,12 @@ class InnerTrainer:
         self.model.bind_gradients(self.gradient)
         self.compiled = config.compile and device.compile
         self._forward: Callable[[Tensor], Tensor] = torch.compile(self.model) if self.compiled else self.model
-        self._micro_batch_size = micro_batch_size or config.batch_size
         self._bf16 = uses_bf16(device, config)
-        self._gradient_sum: Tensor | None = None  # (P,), each sequence's gradient; only where gradients are asked for
+        self._gradient_sum: Tensor | None = None  # (P,), allocated on first use
         self._sequences = 0
 
     def step(self, tokens: Tensor, step: int) -> StepOutcome:
-        """One step of the inner optimizer on tokens (B, T+1) at the run's inner step `step`."""
+        """Make a step of the inner optimizer on tokens (B, T+1) at the run's inner step `step`."""
         loss, norm = self._backward(tokens)
         if not (math.isfinite(loss) and math.isfinite(norm)):
             return StepOutcome(loss, skipped=True)
@@ -77,14 +75,14 @@ class InnerTrainer:
         return StepOutcome(loss, skipped=False)
 
     def begin_gradient(self) -> None:
-        """Forget what `add_gradient` gathered."""
+        """Clear the sum that `add_gradient` gathers."""
         if self._gradient_sum is None:
             self._gradient_sum = torch.zeros_like(self.local)
         self._gradient_sum.zero_()
         self._sequences = 0
 
     def add_gradient(self, tokens: Tensor) -> StepOutcome:
-        """Gather the gradient of tokens (B, T+1); weights and optimizer stay as they are."""
+        """Add the gradient of tokens (B, T+1) to the sum. Weights and optimizer stay as they are."""
         assert self._gradient_sum is not None
         loss, norm = self._backward(tokens)
         if not (math.isfinite(loss) and math.isfinite(norm)):
@@ -93,43 +91,36 @@ class InnerTrainer:
         self._sequences += len(tokens)
         return StepOutcome(loss, skipped=False)
 
-    def mean_gradient(self, place: slice, out: Tensor) -> None:
-        """Of the sequences gathered since `begin_gradient`, into `out`; zero where there were none."""
+    def mean_gradient(self, at: slice, out: Tensor) -> None:
+        """Write the mean over the sequences since `begin_gradient` to `out`; zero if there were none."""
         assert self._gradient_sum is not None
-        torch.div(self._gradient_sum[place].cpu(), max(1, self._sequences), out=out)
+        torch.div(self._gradient_sum[at].cpu(), max(1, self._sequences), out=out)
 
     @contextmanager
     def holding(self, weights: Tensor) -> Iterator[None]:
-        """`weights` (P,) in place of the local ones, which come back afterwards."""
+        """Hold `weights` (P,) inside the block, and the local weights again after it."""
         kept = self.local.clone()
         self.local.copy_(weights)
         yield
         self.local.copy_(kept)
 
-    def progress(self, step: int, outcome: StepOutcome, tokens_per_s: float, skipped: int) -> InnerProgress:
-        return InnerProgress(step, outcome.loss, learning_rate(self.config, step), tokens_per_s, skipped)
-
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Tensor], on_batch: Callable[[], None]) -> float:
-        """Mean loss of the local weights in nats a token over batches (B, T+1) of equal length."""
+        """Return the mean loss of the local weights in nats a token over batches (B, T+1) of equal length."""
         total, sequences = 0.0, 0
         for tokens in batches:
-            for part in tokens.to(self.device.torch).split(self._micro_batch_size):
-                total += float(self._loss(part, self.model)) * len(part)
-                sequences += len(part)
-                on_batch()
+            total += float(self._loss(tokens.to(self.device.torch), self.model)) * len(tokens)
+            sequences += len(tokens)
+            on_batch()
         return total / sequences
 
     def _backward(self, tokens: Tensor) -> tuple[float, float]:
-        """Mean loss of the batch, and the norm of its gradient, which is left in `gradient`."""
+        """Return the mean loss of the batch and the norm of its gradient, which is left in `gradient`."""
         tokens = tokens.to(self.device.torch)
         self.gradient.zero_()
-        loss = torch.zeros((), device=self.device.torch)
-        for part in tokens.split(self._micro_batch_size):
-            share = self._loss(part, self._forward) * (len(part) / len(tokens))
-            share.backward()
-            loss += share.detach()
-        return float(loss), float(self.gradient.norm())  # one pass finds the norm and any NaN or Inf
+        loss = self._loss(tokens, self._forward)
+        loss.backward()
+        return float(loss.detach()), float(self.gradient.norm())  # one pass finds the norm and any NaN or Inf
 
     def _loss(self, tokens: Tensor, forward: Callable[[Tensor], Tensor]) -> Tensor:
         with torch.autocast(self.device.torch.type, dtype=torch.bfloat16, enabled=self._bf16):
@@ -138,23 +129,25 @@ class InnerTrainer:
 
 @dataclass
 class InnerRun:
-    """The bounds of one inner run: which samples, from which step, until when. `stopped(steps made)` ends it early.
-    `product` "gradient": the steps gather the trainer's mean gradient and move nothing."""
+    """The samples and the bounds of one inner run."""
 
     numbers: Iterable[int]
     first_step: int
     deadline_s: float
     steps: int | None
     stopped: Callable[[int], bool]
+    """Called with the number of steps made; True ends the run."""
     product: Literal["delta", "gradient"] = "delta"
+    """With "gradient" the steps gather the trainer's mean gradient and move nothing."""
     on_step: Callable[[int, StepOutcome, InnerResult], None] = field(default=lambda step, outcome, so_far: None)
 
 
 def run_inner(trainer: InnerTrainer, batch: Callable[[list[int]], Tensor], run: InnerRun) -> InnerResult:
-    """Train `trainer` on the run's samples in order, batch_size a step, until they, the steps or the time run out.
+    """Train `trainer` on the run's samples in order, batch_size a step, until the samples, the steps or the time run
+    out.
 
-    `batch` turns sample numbers into tokens (B, T+1). It ends only between two steps, so the result counts exactly the
-    samples that were trained on; a last batch may be smaller than the others.
+    `batch` turns sample numbers into tokens (B, T+1). The run ends only between two steps, so the result counts exactly
+    the samples trained on. The last batch may be smaller than the others.
     """
     started = time.monotonic()
     numbers = iter(run.numbers)

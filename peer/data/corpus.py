@@ -1,9 +1,9 @@
-"""Training text as one endless, numbered stream of samples that peers share out by number.
+"""Training text as one endless stream of numbered samples.
 
-A corpus is a folder of text or the Python standard library of this machine. Files go to training or to the held-out
-text by a hash of their relative path, so every peer splits alike. Sample `i` is a window of seq_len + 1 tokens: epoch
-`i // windows`, and inside the epoch a keyed permutation of the windows. Peers that take disjoint ranges of numbers thus
-train on disjoint text, and no window repeats inside an epoch, whoever joins or leaves.
+A corpus is a folder of text or the Python standard library of this machine. A hash of its relative path assigns each
+file to the training or the held-out text, so every peer splits alike. Sample `i` is a window of seq_len + 1 tokens in
+epoch `i // windows`, chosen by a keyed permutation of the windows. So peers that take disjoint ranges of numbers train
+on disjoint text, and no window repeats inside an epoch.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _TEXT_SUFFIXES = {
 
 @dataclass(frozen=True)
 class Corpus:
-    """Token ids of the training and of the held-out text, 1-D; `digest` (32 bytes) is equal where both texts are."""
+    """The token ids of the training and the held-out text, 1-D. `digest` (32 bytes) is equal if both texts are."""
 
     train: Ids
     held_out: Ids
@@ -57,21 +57,22 @@ class Corpus:
 
     @property
     def windows(self) -> int:
-        """Samples in one epoch."""
+        """The number of samples in one epoch."""
         return (len(self.train) - 1) // self.seq_len
 
     @property
     def bytes_per_token(self) -> float:
-        """Of the held-out text; divides a loss in nats a token into nats a byte."""
+        """The ratio in the held-out text, which converts a loss in nats a token to nats a byte."""
         return self.held_out_bytes / len(self.held_out)
 
     def batch(self, numbers: list[int], seed: int) -> Tensor:
-        """The samples with these numbers, (B, seq_len + 1) int64."""
+        """Return the samples with these numbers, (B, seq_len + 1) int64."""
         rows = [self._window(number, seed) for number in numbers]
         return torch.from_numpy(np.stack(rows).astype(np.int64))
 
     def held_out_batches(self, batch_size: int, max_batches: int) -> Iterator[Tensor]:
-        """At most `max_batches` batches of windows spread evenly over the held-out text; the same on every call."""
+        """Yield at most `max_batches` batches of windows, spread evenly over the held-out text; the same on every
+        call."""
         windows = (len(self.held_out) - 1) // self.seq_len
         count = min(windows, batch_size * max_batches)
         starts = [index * windows // count * self.seq_len for index in range(count)]
@@ -86,23 +87,23 @@ class Corpus:
 
 
 def sample_numbers(ranges: Iterable[tuple[int, int]]) -> Iterator[int]:
-    """The numbers of half-open ranges, in order."""
+    """Yield the numbers of half-open ranges, in order."""
     for start, stop in ranges:
         yield from range(start, stop)
 
 
 def permute(index: int, size: int, key: str) -> int:
-    """Where `index` goes in a keyed permutation of range(size), in O(1) memory.
+    """Return the image of `index` in a keyed permutation of range(size), in O(1) memory.
 
-    A four-round Feistel network over the smallest even number of bits that holds `size`, walked until it lands inside
-    (Black and Rogaway, "Ciphers with arbitrary finite domains"): under four walks on average.
+    A four-round Feistel network over the smallest even number of bits that holds `size`, repeated until the result is
+    inside (Black and Rogaway, "Ciphers with arbitrary finite domains"): under four times on average.
     """
     half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
     mask = (1 << half_bits) - 1
     while True:
         left, right = index >> half_bits, index & mask
-        for turn in range(4):
-            word = hashlib.blake2b(f"{key}:{turn}:{right}".encode(), digest_size=8).digest()
+        for feistel_round in range(4):
+            word = hashlib.blake2b(f"{key}:{feistel_round}:{right}".encode(), digest_size=8).digest()
             left, right = right, left ^ (int.from_bytes(word, "big") & mask)
         index = (left << half_bits) | right
         if index < size:
@@ -110,11 +111,11 @@ def permute(index: int, size: int, key: str) -> int:
 
 
 def load_corpus(config: DataConfig, tokenizer: Tokenizer, cache: Path | None = None) -> Corpus:
-    """Read, split and tokenize. Raises ConfigError where there is too little text for one window.
+    """Read, split and tokenize the text. Raises ConfigError if there is too little text for one window.
 
-    `cache` is a folder that keeps the ids of a slow tokenizer, so that a worker started again is ready at once.
+    `cache` is a folder that keeps the ids of a slow tokenizer, so that a restarted worker is ready at once.
     """
-    root, suffixes, skipped = _place(config)
+    root, suffixes, skipped = _source(config)
     if not root.is_dir():
         raise ConfigError(f"data.path {str(root)!r} is not a folder: point it at a folder of text files")
     files, truncated = _read(root, suffixes, skipped, config.max_bytes)
@@ -130,19 +131,19 @@ def load_corpus(config: DataConfig, tokenizer: Tokenizer, cache: Path | None = N
     )
     if min(len(corpus.train), len(corpus.held_out)) <= config.seq_len:
         raise ConfigError(
-            f"{root} holds too little text: both its training and its held-out part need more than data.seq_len "
-            f"({config.seq_len}) tokens; add text or lower data.seq_len"
+            f"{root} holds too little text (its training and its held-out part need more than {config.seq_len} "
+            "tokens each): add text or lower data.seq_len"
         )
     return corpus
 
 
 def has_text(config: DataConfig) -> bool:
-    """Whether there is any text for `load_corpus` on this machine."""
-    return next(_find(*_place(config)), None) is not None
+    """Whether this machine has any text for `load_corpus`."""
+    return next(_find(*_source(config)), None) is not None
 
 
-def _place(config: DataConfig) -> tuple[Path, set[str], set[str]]:
-    """The folder, the endings of what counts as text in it, and the subfolders that are left out."""
+def _source(config: DataConfig) -> tuple[Path, set[str], set[str]]:
+    """Return the folder, the suffixes of text files, and the subfolders to skip."""
     if config.source == "stdlib":
         return Path(sysconfig.get_paths()["stdlib"]), {".py"}, _NOT_PROSE
     return Path(config.path), _TEXT_SUFFIXES, {"__pycache__"}
@@ -163,14 +164,15 @@ def _tokenize(text: bytes, tokenizer: Tokenizer, cache: Path | None) -> Ids:
 
 
 def _read(root: Path, suffixes: set[str], skipped: set[str], max_bytes: int) -> tuple[list[tuple[bytes, bytes]], bool]:
-    """(hash of the relative path, content) of each text file, in the order of paths; and whether the cap cut any."""
+    """Return (hash of the relative path, content) of each text file, in the order of paths, and whether the limit cut
+    any."""
     files: list[tuple[bytes, bytes]] = []
     room = max_bytes
     for relative, path in sorted(_find(root, suffixes, skipped)):
         try:
             content = path.read_bytes()
         except OSError:
-            continue  # unreadable or just deleted: the corpus is what this user can read
+            continue  # unreadable or just deleted: the corpus is the files that this user can read
         if len(content) > room:
             return files, True
         room -= len(content)
@@ -179,7 +181,7 @@ def _read(root: Path, suffixes: set[str], skipped: set[str], max_bytes: int) -> 
 
 
 def _find(root: Path, suffixes: set[str], skipped: set[str]) -> Iterator[tuple[str, Path]]:
-    """Each text file with its relative path, in no order."""
+    """Yield each text file with its relative path, in no order."""
     for folder, subfolders, names in os.walk(root):
         subfolders[:] = [name for name in subfolders if name not in skipped]
         for name in names:
@@ -189,8 +191,8 @@ def _find(root: Path, suffixes: set[str], skipped: set[str]) -> Iterator[tuple[s
 
 
 def _split(files: list[tuple[bytes, bytes]], validation_share: float) -> tuple[bytes, bytes]:
-    """Training and held-out text. A file is held out where its hash, read as a fraction, is below the share; if none
-    is, the one with the lowest hash; a single file is cut in two."""
+    """Return the training and the held-out text. A file is held out if its hash, read as a fraction, is below the
+    share; if none is, the file with the lowest hash. A single file is cut in two."""
     if len(files) == 1:
         content = files[0][1]
         cut = int(len(content) * (1 - validation_share))

@@ -19,9 +19,10 @@ _PIECE_CHARACTERS = 1 << 16
 
 
 class Tokenizer(Protocol):
-    """Ids lie in [0, vocab_size). `decode` never raises on ids in range: broken UTF-8 becomes U+FFFD.
+    """Converts text to ids in [0, vocab_size) and back. `decode` never raises on ids in range: invalid UTF-8 becomes
+    U+FFFD.
 
-    `fingerprint` is equal where the ids are; None where encoding is too cheap to be worth caching.
+    `fingerprint` is equal if the ids are; it is None if encoding is too cheap to be worth caching.
     """
 
     vocab_size: int
@@ -30,7 +31,7 @@ class Tokenizer(Protocol):
     def encode(self, text: str) -> list[int]: ...
 
     def encode_file(self, data: bytes) -> Ids:
-        """A whole file's ids as one compact array."""
+        """Return a whole file's ids as one compact array."""
         ...
 
     def decode(self, ids: list[int]) -> str: ...
@@ -41,7 +42,7 @@ class Tokenizer(Protocol):
 
 
 class ByteTokenizer:
-    """One id a byte, 0..255, no specials; the model's loss in nats a token is then nats a byte."""
+    """One id a byte, 0..255, no special tokens. The loss in nats a token equals the loss in nats a byte."""
 
     vocab_size = 256
     fingerprint: bytes | None = None
@@ -56,7 +57,7 @@ class ByteTokenizer:
         return bytes(ids).decode(errors="replace")
 
     def save(self, folder: Path) -> None:
-        """A byte-level BPE without merges, whose vocabulary is the printable stand-in of each byte."""
+        """Write a byte-level BPE without merges, whose vocabulary is the printable stand-in of each byte."""
         bpe = HubTokenizer(models.BPE(vocab={_stand_in(byte): byte for byte in range(256)}, merges=[]))
         bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         bpe.decoder = decoders.ByteLevel()
@@ -68,7 +69,7 @@ class FileTokenizer:
 
     def __init__(self, tokenizer: HubTokenizer) -> None:
         self._tokenizer = tokenizer
-        # ids may have gaps, so the size is that of the highest id and not the number of entries
+        # ids may have gaps, so the size follows from the highest id, not the number of entries
         self.vocab_size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
         self.fingerprint: bytes | None = hashlib.blake2b(tokenizer.to_str().encode(), digest_size=16).digest()
 
@@ -77,7 +78,7 @@ class FileTokenizer:
         return ids
 
     def encode_file(self, data: bytes) -> Ids:
-        """Cut at line ends into pieces: encoding them as a batch uses every core and lets other threads run."""
+        """Encode pieces cut at line ends: a batch uses every core and lets other threads run."""
         lines = data.decode(errors="replace").splitlines(keepends=True)
         pieces, piece, size = list[str](), list[str](), 0
         for line in lines:
@@ -99,7 +100,7 @@ class FileTokenizer:
 
 
 def load_tokenizer(spec: str) -> Tokenizer:
-    """`"bytes"`, or the path of a `tokenizer.json` or of a folder that holds one. Raises ConfigError."""
+    """Load `"bytes"`, or the path of a `tokenizer.json` or of a folder that holds one. Raises ConfigError."""
     if spec == BYTES:
         return ByteTokenizer()
     path = Path(spec)
@@ -114,11 +115,11 @@ def load_tokenizer(spec: str) -> Tokenizer:
 
 
 def read_tokenizer(content: bytes, name: str = "the run's tokenizer") -> Tokenizer:
-    """The content of a `tokenizer.json`; `name` is what messages call it. Raises ConfigError."""
+    """Read the content of a `tokenizer.json`; `name` is its name in errors. Raises ConfigError."""
     try:
         return FileTokenizer(HubTokenizer.from_buffer(content))
     except Exception as error:  # the Rust binding raises bare Exception for malformed content
-        raise ConfigError(f"{name} is not a tokenizer.json: {error}; fetch it again") from error
+        raise ConfigError(f"{name} is not a tokenizer.json ({error}): fetch it again") from error
 
 
 def _save_hub(tokenizer: HubTokenizer, folder: Path) -> None:
@@ -127,7 +128,8 @@ def _save_hub(tokenizer: HubTokenizer, folder: Path) -> None:
 
 
 def _stand_in(byte: int) -> str:
-    """GPT-2's printable character for a byte: itself where it is printable Latin-1, else one from U+0100 on."""
+    """Return GPT-2's printable character for a byte: the byte itself if it is printable Latin-1, else one from U+0100
+    on."""
     if 33 <= byte <= 126 or 161 <= byte <= 172 or 174 <= byte <= 255:
         return chr(byte)
     unprintable = [b for b in range(256) if not (33 <= b <= 126 or 161 <= b <= 172 or 174 <= b <= 255)]

@@ -1,29 +1,36 @@
-"""What the network process and a compute worker say to each other: typed messages in length-prefixed msgpack frames.
+"""The protocol between the network process and its compute workers: length-prefixed msgpack frames of typed messages.
 
-The two ends are one program on one machine, so a malformed frame is our own bug and may raise. Tensors never come
-this way: they lie in shared memory (`peer.ipc.shared_memory`).
+This module holds what every worker program shares: loading, the bases of commands and replies, and signs of life. The
+commands of a program are in `peer.ipc.train_messages` and `peer.ipc.stage_messages`. Both ends run the same code on one
+machine, so a malformed frame is a bug and may raise. Tensors lie in shared memory (`peer.ipc.shared_memory`).
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from typing import Any, TypeVar
 
 import msgspec
 
 from peer.config import DataConfig, InnerConfig, ModelConfig
-from peer.ipc.inner_orders import InnerRunOptions
-from peer.ipc.stage_messages import StageCommand, StageReply
+from peer.errors import StageReason
 from peer.ipc.stage_spec import StageSpec
 
 _LENGTH = struct.Struct(">I")
 _FRAME_MAX = 16 << 20
+_Body = TypeVar("_Body")
 
 
-class LoadModel(msgspec.Struct, frozen=True, tag="load"):
-    """First message to a worker: all it needs to know. `fds` are inherited descriptors. With a `stage` it computes that
-    one of a pipeline, and its vectors are as long as that stage's."""
+class LoadModel(msgspec.Struct, frozen=True, tag="load", kw_only=True):
+    """The first message to a worker: all it needs to know."""
 
+    program: str
+    """The name of what the worker runs (`peer.worker.programs`)."""
+    rank: int
+    """The worker's number in its group, from 0."""
+    world_size: int
+    """The number of workers in the group."""
     model: ModelConfig
     data: DataConfig
     inner: InnerConfig
@@ -31,121 +38,102 @@ class LoadModel(msgspec.Struct, frozen=True, tag="load"):
     directory: str
     device: str
     seed: int
-    micro_batch_size: int | None
     outer_fd: int
+    """Inherited descriptors of shared memory. All ranks map the same memory."""
     delta_fd: int
     inner_state_fd: int
     stage: StageSpec | None = None
+    """The stage to compute; the vectors are then as long as that stage's."""
     slots_fd: int = -1
 
 
-class RunInner(msgspec.Struct, frozen=True, tag="inner"):
-    """Train on the samples of `ranges` as `orders` say."""
+class Command(msgspec.Struct, frozen=True):
+    """The base of what a program can be asked. A worker answers each command with one `Reply`."""
 
     id: int
-    ranges: list[tuple[int, int]]
-    first_step: int
-    deadline_s: float
-    steps: int | None
-    orders: InnerRunOptions
-
-
-class RunEvaluate(msgspec.Struct, frozen=True, tag="evaluate"):
-    id: int
-    max_batches: int
-
-
-class RunSample(msgspec.Struct, frozen=True, tag="sample"):
-    id: int
-    prompt: str
-    max_new_tokens: int
-    temperature: float
-    seed: int
+    """Grows from command to command."""
 
 
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
-    """End command `id` at its next step, once it has made `after_steps`; means nothing once that command is done. Of
-    two for one command the smaller count holds."""
+    """Ends command `id` at its next step, once it has made `after_steps`. Of two stops the smaller count holds. A stop
+    of a finished command has no effect."""
 
     id: int
     after_steps: int = 0
 
 
-class InnerResult(msgspec.Struct, frozen=True):
-    """What one call of inner_steps did. `sequences` is how many samples of the ranges it consumed, from their start;
-    `loss` the mean over the steps in nats a token (NaN without a step); `skipped` counts steps with a NaN or Inf.
-    `seconds` went into the steps; `idle_s` is how long the worker had no command since its last inner_steps ended."""
+class Refusal(msgspec.Struct, frozen=True):
+    """A StageRefused on its way to the network process."""
 
-    steps: int
-    sequences: int
-    tokens: int
-    loss: float
-    seconds: float
-    skipped: int
-    idle_s: float = 0.0
+    message: str
+    reason: StageReason
+
+
+class Reply(msgspec.Struct, frozen=True, tag="reply"):
+    """The answer to command `id`."""
+
+    id: int
+    body: msgspec.Raw
+    """The encoded result, of the type that belongs to the command."""
+    error: Refusal | None = None
+    """Why the worker refused the command; `body` is then empty."""
+
+    def result(self, kind: type[_Body]) -> _Body:
+        """Decode the body."""
+        return msgspec.msgpack.decode(self.body, type=kind)
 
 
 class ModelLoaded(msgspec.Struct, frozen=True, tag="loaded"):
-    """The worker is ready. `windows` is the number of samples in one epoch of this machine's corpus; a stage's worker
-    reads none."""
+    """The worker is ready."""
 
     device: str
     bf16: bool
     compiled: bool
-    windows: int
-    corpus_digest: bytes
-    corpus_truncated: bool
+    windows: int = 0
+    """The number of samples in one epoch of this machine's corpus; 0 where the program reads no corpus."""
+    corpus_digest: bytes = b""
+    corpus_truncated: bool = False
 
 
 class Rejected(msgspec.Struct, frozen=True, tag="rejected"):
-    """The configuration cannot work here; `message` is fit for the user."""
+    """The configuration does not work on this machine. `message` can be shown to the user."""
 
     message: str
 
 
 class Beat(msgspec.Struct, frozen=True, tag="beat"):
-    """Sent every second. `ticks` grows with every step or token, so that a stuck worker is told from a busy one."""
+    """A sign of life, sent every second. `ticks` grows with every step, which tells a busy worker from a stuck one."""
 
     ticks: int
 
 
-class InnerProgress(msgspec.Struct, frozen=True, tag="progress"):
-    """At most two a second; `step` is the run's inner step, `skipped` counts since the command began."""
+class WorkerEvent(msgspec.Struct, frozen=True, tag="event"):
+    """An event for the peer's event log."""
 
-    step: int
-    loss: float
-    lr: float
-    tokens_per_s: float
-    skipped: int
+    name: str
+    fields: dict[str, str | int | float | bool | None]
 
 
-class InnerDone(msgspec.Struct, frozen=True, tag="inner_done"):
-    id: int
-    result: InnerResult
-
-
-class Evaluated(msgspec.Struct, frozen=True, tag="evaluated"):
-    id: int
-    nats_per_byte: float
-
-
-class Sampled(msgspec.Struct, frozen=True, tag="sampled"):
-    id: int
-    text: str
-
-
-Command = RunInner | RunEvaluate | RunSample
-ToWorker = LoadModel | Command | StageCommand | Stop
-Reply = InnerDone | Evaluated | Sampled | StageReply
-FromWorker = ModelLoaded | Rejected | Beat | InnerProgress | Reply
+ToWorker = LoadModel | Stop | Command
+FromWorker = ModelLoaded | Rejected | Beat | WorkerEvent | Reply
 
 _encoder = msgspec.msgpack.Encoder()
 
 
 def frame(message: ToWorker | FromWorker) -> bytes:
-    """The message as bytes for the socket."""
+    """Encode the message for the socket."""
     body = _encoder.encode(message)
     return _LENGTH.pack(len(body)) + body
+
+
+def reply_to(command: Command, body: Any) -> Reply:
+    """Build the reply that carries `body`, a struct, a number or None."""
+    return Reply(command.id, msgspec.Raw(_encoder.encode(body)))
+
+
+def refusal_of(command: Command, message: str, reason: StageReason) -> Reply:
+    """Build the reply that refuses the command."""
+    return Reply(command.id, msgspec.Raw(_encoder.encode(None)), Refusal(message, reason))
 
 
 class ControlFrames:
@@ -155,7 +143,7 @@ class ControlFrames:
         self._pending = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Add what was received; yields every body that is now complete."""
+        """Add received bytes; yield every body that is now complete."""
         self._pending += data
         while len(self._pending) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._pending)

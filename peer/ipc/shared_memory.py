@@ -1,6 +1,6 @@
 """Flat vectors that the network process and its compute workers both map.
 
-The memory has no name in any file system: a child gets it as an inherited descriptor. So nothing can be left behind in
+The memory has no name in any file system: a child process inherits its descriptor. So nothing is left behind in
 /dev/shm, not even by SIGKILL, and a container's small /dev/shm is no limit.
 """
 
@@ -19,9 +19,9 @@ from peer.errors import ResourceError
 
 
 class SharedBuffer:
-    """`numel` values, zero at first, in `tensor` (1-D). Pass `fd` to a child, which calls `attach`.
+    """`numel` values, zero at first, in `tensor` (1-D). A child process that inherits `fd` calls `attach`.
 
-    `close` gives the descriptor back; the memory itself lives as long as any process still holds the tensor.
+    `close` closes the descriptor. The memory lives as long as any process holds the tensor.
     """
 
     def __init__(self, fd: int, numel: int, dtype: torch.dtype = torch.float32) -> None:
@@ -31,7 +31,8 @@ class SharedBuffer:
 
     @classmethod
     def create(cls, directory: Path, numel: int, dtype: torch.dtype = torch.float32) -> SharedBuffer:
-        """`directory` holds the (at once unlinked) file where the system has no anonymous shared memory."""
+        """Create the memory. `directory` takes a file, unlinked at once, if the system has no anonymous shared memory.
+        Raises ResourceError."""
         size = numel * dtype.itemsize
         fd = -1
         try:
@@ -51,7 +52,7 @@ class SharedBuffer:
 
     @classmethod
     def attach(cls, fd: int, numel: int, dtype: torch.dtype = torch.float32) -> SharedBuffer:
-        """Map the memory behind an inherited descriptor; takes the descriptor over."""
+        """Map the memory behind an inherited descriptor, which the buffer then owns."""
         return cls(fd, numel, dtype)
 
     def close(self) -> None:

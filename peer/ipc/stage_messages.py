@@ -1,7 +1,7 @@
-"""What the network process and a stage's worker say to each other, beside `peer.ipc.messages`.
+"""Commands of the "stage" program, which holds one stage of a pipeline, and their results.
 
-Tensors lie in shared memory: micro-batches in numbered slots (`peer.ipc.stage_slots`), weights in `outer`, gradients
-and products in `delta`.
+Micro-batches lie in numbered slots of shared memory (`peer.ipc.stage_slots`), weights in `outer`, gradients and
+products in `delta`.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from typing import Literal
 
 import msgspec
 
-from peer.errors import StageReason
-from peer.ipc.stage_spec import MicroBatch, Moved, PassKey, Taken
+from peer.ipc.messages import Command
+from peer.ipc.stage_spec import MicroBatch, PassKey
 
 
-class RunForward(msgspec.Struct, frozen=True, tag="stage_forward"):
-    """Of `batch` sequences of `length` tokens in `slot`; the answer is written over them."""
+class RunForward(Command, frozen=True, tag="stage_forward"):
+    """Compute the `batch` sequences of `length` tokens in `slot`; the output is written over them. The result is a
+    MicroBatchDone."""
 
-    id: int
     micro_batch: MicroBatch
     slot: int
     batch: int
@@ -25,95 +25,61 @@ class RunForward(msgspec.Struct, frozen=True, tag="stage_forward"):
     keep: bool
 
 
-class RunBackward(msgspec.Struct, frozen=True, tag="stage_backward"):
-    """By the gradient in `slot`; that of the stage's input is written over it."""
+class RunBackward(Command, frozen=True, tag="stage_backward"):
+    """Propagate the gradient in `slot`; the gradient of the stage's input is written over it. The result is a
+    MicroBatchDone."""
 
-    id: int
     micro_batch: MicroBatch
     slot: int
     batch: int
     length: int
 
 
-class DropMicroBatch(msgspec.Struct, frozen=True, tag="stage_drop"):
-    """Let go of what is held of this pass, and refuse ("cancelled") what waits to be computed. Overtakes everything."""
+class DropMicroBatch(Command, frozen=True, tag="stage_drop"):
+    """Drop what is held of this pass, and refuse ("cancelled") its commands that wait. Overtakes all other commands.
+    The result tells whether anything was held or waiting."""
 
-    id: int
     key: PassKey
 
 
-class TakeGradient(msgspec.Struct, frozen=True, tag="stage_take"):
-    """The mean gradient into delta; and `forget` it."""
+class TakeGradient(Command, frozen=True, tag="stage_take"):
+    """Write the mean gradient to delta, and clear the sum if `clear` is set. The result is a Taken."""
 
-    id: int
-    forget: bool
+    clear: bool
 
 
-class RunStep(msgspec.Struct, frozen=True, tag="stage_step"):
-    """`merged`: by the gradient that lies in delta, not by the stage's own."""
+class RunStep(Command, frozen=True, tag="stage_step"):
+    """Make an inner step by the stage's own gradient. The result is a Moved."""
 
-    id: int
     step: int
-    merged: bool
-    norm: float | None
-    epoch: int | None
 
 
-class ImportWeights(msgspec.Struct, frozen=True, tag="stage_import"):
-    """From outer; `rebase`: with what was learned since the last capture on top."""
+class ImportWeights(Command, frozen=True, tag="stage_import"):
+    """Take the weights in outer as those of `epoch`. The result is a Moved."""
 
-    id: int
     epoch: int
     rebase: bool
+    """Add what was learned since the last capture."""
 
 
-class ExportProduct(msgspec.Struct, frozen=True, tag="stage_export"):
-    """Outer minus local, or the local weights, into delta; and the inner optimizer's state into its own place.
-    `capture`: remember the local weights for an import that rebases."""
+class ExportProduct(Command, frozen=True, tag="stage_export"):
+    """Write outer - local, or the local weights, to delta, and the inner optimizer's state to its buffer. The result is
+    None."""
 
-    id: int
     product: Literal["delta", "weights"]
     capture: bool
+    """Remember the local weights for an import that rebases."""
 
 
-class MicroBatchDone(msgspec.Struct, frozen=True, tag="stage_done"):
-    """`loss`: of the last stage's forward, the mean in nats a token. `seconds` the device took, without waiting.
-    `counted`: this was a backward, and its gradient is in the stage's."""
+class MicroBatchDone(msgspec.Struct, frozen=True):
+    """The result of a forward or a backward."""
 
-    id: int
     seconds: float
+    """The time that the device took, without waiting."""
     loss: float | None = None
+    """Of the last stage's forward: the mean in nats a token."""
     counted: bool = False
-
-
-class DropDone(msgspec.Struct, frozen=True, tag="stage_dropped"):
-    """`found`: whether there was anything of it, held or waiting."""
-
-    id: int
-    found: bool
-
-
-class TakeDone(msgspec.Struct, frozen=True, tag="stage_taken"):
-    id: int
-    taken: Taken
-
-
-class MoveDone(msgspec.Struct, frozen=True, tag="stage_moved"):
-    id: int
-    moved: Moved
-
-
-class ExportDone(msgspec.Struct, frozen=True, tag="stage_exported"):
-    id: int
-
-
-class Refusal(msgspec.Struct, frozen=True, tag="stage_refused"):
-    """A StageRefused on its way to the parent."""
-
-    id: int
-    message: str
-    reason: StageReason
+    """This was a backward, and its gradient is in the stage's sum."""
 
 
 StageCommand = RunForward | RunBackward | DropMicroBatch | TakeGradient | RunStep | ImportWeights | ExportProduct
-StageReply = MicroBatchDone | DropDone | TakeDone | MoveDone | ExportDone | Refusal

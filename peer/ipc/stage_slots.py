@@ -1,8 +1,8 @@
-"""Where micro-batches lie while they pass between the network process and its compute worker.
+"""Slots for micro-batches in memory that the network process shares with its worker.
 
-One region of shared memory, passed to the worker when it starts, cut into equal slots. A slot takes one micro-batch of
-up to `max_tokens` tokens; the worker reads its input there and writes its answer over it, so nothing of size goes
-through the control socket, and a slot is one back-pressure ticket.
+One region of shared memory is cut into equal slots. A slot takes one micro-batch of up to `max_tokens` tokens. The
+worker reads its input there and writes its output over it, so no tensor goes through the control socket. A slot is also
+one ticket of back-pressure.
 
 Shapes: B sequences, T tokens, C hidden_size.
 """
@@ -29,16 +29,16 @@ class SlotArea:
 
     @staticmethod
     def size_bytes(spec: StageSpec, hidden_size: int) -> int:
-        """Of the whole region."""
+        """Return the size of the whole region."""
         slot = 2 * _aligned(8 * spec.max_tokens) + _aligned(4 * spec.max_tokens * hidden_size)
         return spec.slots * slot
 
     def tokens(self, slot: int, batch: int, length: int) -> Tensor:
-        """(B, T) int64: what goes into the first stage."""
+        """(B, T) int64: the input of the first stage."""
         return self._view(slot, 0, torch.int64, (batch, length))
 
     def targets(self, slot: int, batch: int, length: int) -> Tensor:
-        """(B, T) int64: the ids that the last stage is to predict."""
+        """(B, T) int64: the ids that the last stage predicts."""
         return self._view(slot, self._ids_bytes, torch.int64, (batch, length))
 
     def hidden(self, slot: int, batch: int, length: int) -> Tensor:
@@ -46,7 +46,7 @@ class SlotArea:
         return self._view(slot, 2 * self._ids_bytes, torch.float32, (batch, length, self._hidden_size))
 
     def losses(self, slot: int, batch: int, length: int) -> Tensor:
-        """(B, T) fp32, in nats: what the last stage's forward answers; in the place of `hidden`."""
+        """(B, T) fp32, in nats: the output of the last stage's forward; at the place of `hidden`."""
         return self._view(slot, 2 * self._ids_bytes, torch.float32, (batch, length))
 
     def _view(self, slot: int, offset: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
@@ -55,14 +55,14 @@ class SlotArea:
 
 
 class MicroBatchSlot:
-    """A place in shared memory for one micro-batch (B, T); from `StageWorkerGroup.slot`, and not to be touched while a
-    call that got it runs. The views are those of `SlotArea`, which tells what lies where."""
+    """A slot of shared memory for one micro-batch (B, T), from `StageWorkerGroup.slot`. Do not touch it while a call
+    that got it runs. The views are those of `SlotArea`."""
 
     def __init__(self, area: SlotArea, number: int, free: Callable[[int], None]) -> None:
         self.number = number
         self._area = area
         self._free = free
-        self._users = 1  # who opened it, and every command that the worker may still be at
+        self._users = 1  # the opener, and every command that the worker may still run
 
     def tokens(self, batch: int, length: int) -> Tensor:
         return self._area.tokens(self.number, batch, length)

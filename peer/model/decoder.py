@@ -3,7 +3,7 @@
 Shapes: B sequences, T tokens, C hidden_size, H query heads, K key/value heads, D head_size, V vocab_size.
 
 Every parameter is a view into one flat fp32 vector (`FlatLayout`), and every gradient a view into a second one, so the
-outer loop adds, clips, hashes and ships whole vectors. Built with a range of layers, `Decoder` is one stage of the
+outer loop adds, clips, hashes and sends whole vectors. Built with a span of blocks, `Decoder` is one stage of the
 model: the first holds the embedding, the last the head.
 """
 
@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from peer.config import DataConfig, InnerConfig, ModelConfig, RopeScaling
+from peer.ipc.span import Span
 from peer.model.layout import FlatLayout, TensorSlot, init_flat
 
 __all__ = [
@@ -31,33 +32,34 @@ __all__ = [
 
 
 def rotary_frequencies(config: ModelConfig) -> Tensor:
-    """Radians a token for each pair of head dimensions, (D/2,) fp32: RoFormer (2104.09864), Llama 3's stretching."""
+    """Return the radians a token for each pair of head dimensions, (D/2,) fp32: RoFormer (2104.09864), Llama 3's
+    scaling."""
     dim = config.head_size
     frequencies = config.rope_theta ** -(torch.arange(0, dim, 2, dtype=torch.float32) / dim)
     scaling = config.rope_scaling
     if scaling is None:
         return frequencies
-    # Short waves stay, long ones are slowed by `factor`, those between are blended.
-    turns = scaling.original_max_seq_len * frequencies / (2 * math.pi)
-    blend = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    # Short wavelengths stay, long ones are slowed by `factor`, those between are blended.
+    cycles = scaling.original_max_seq_len * frequencies / (2 * math.pi)
+    blend = (cycles - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     blend = blend.clamp(0.0, 1.0)
     return blend * frequencies + (1 - blend) * frequencies / scaling.factor
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding, Hugging Face's pairing (i with i + D/2). x (B, H, T, D); cos, sin (T, D/2)."""
+    """Apply the rotary embedding with Hugging Face's pairing (i with i + D/2). x (B, H, T, D); cos, sin (T, D/2)."""
     low, high = x.chunk(2, dim=-1)
     return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1).type_as(x)
 
 
 class Linear(nn.Linear):
     def reset_parameters(self) -> None:
-        """Nothing: the start comes with the flat vector (and random numbers on meta cost a second of imports)."""
+        """Do nothing: the flat vector brings the values, and random numbers on meta cost a second of imports."""
 
 
 class Embedding(nn.Embedding):
     def reset_parameters(self) -> None:
-        """Nothing, as in Linear."""
+        """Do nothing, as in Linear."""
 
 
 class RMSNorm(nn.Module):
@@ -87,8 +89,8 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         batch, length, _ = x.shape
-        per_head = (batch, length, -1, self.head_size)  # -1, not H: a tensor-parallel rank holds fewer heads
-        q = self.q_norm(self.q_proj(x).view(per_head)).transpose(1, 2)  # (B, H, T, D): what the kernel wants
+        per_head = (batch, length, -1, self.head_size)
+        q = self.q_norm(self.q_proj(x).view(per_head)).transpose(1, 2)  # (B, H, T, D), as the kernel needs it
         k = self.k_norm(self.k_proj(x).view(per_head)).transpose(1, 2)  # (B, K, T, D)
         v = self.v_proj(x).view(per_head).transpose(1, 2)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
@@ -124,35 +126,35 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """The stage of the model that holds `layers` (None: all of it), its parameters views into `flat`.
+    """The blocks `span` of the model (None: all), with parameters that are views into `flat`.
 
-    `flat` is fp32, 1-D, as long as `FlatLayout.of(config, layers).numel`, on the device that is to compute. The first
-    stage takes token ids (B, T) int64, any other the hidden state (B, T, C); the last one returns logits (B, T, V),
-    any other the hidden state. A tied head needs the embedding, so a tied model cannot be cut: ValueError
-    (`peer.model.layout.untie` gives it a head of its own), nor can blocks that share their parameters be parted.
+    `flat` is fp32, 1-D, as long as `FlatLayout.of(config, span).numel`, on the device that computes. The first span
+    takes token ids (B, T) int64, any other the hidden state (B, T, C). The last span returns logits (B, T, V), any
+    other the hidden state. Raises ValueError for a part of a model with a tied head, which needs the embedding
+    (`peer.model.layout.untie` makes a separate head), and for a span that splits blocks with shared parameters.
     """
 
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, config: ModelConfig, flat: Tensor, layers: range | None = None) -> None:
+    def __init__(self, config: ModelConfig, flat: Tensor, span: Span | None = None) -> None:
         super().__init__()
-        layers = range(config.layers) if layers is None else layers
-        if not 0 <= layers.start < layers.stop <= config.layers or layers.step != 1:
-            raise ValueError(f"{layers} is not a contiguous slice of {config.layers} layers")
-        if layers.start % config.shared_blocks or layers.stop % config.shared_blocks:
-            raise ValueError(f"{layers} cuts through blocks that share their parameters by {config.shared_blocks}")
-        first, last = layers.start == 0, layers.stop == config.layers
+        span = Span.whole(config.layers) if span is None else span
+        if span.of != config.layers:
+            raise ValueError(f"the blocks {span} belong to another model than one of {config.layers} blocks")
+        if span.first % config.shared_blocks or span.end % config.shared_blocks:
+            raise ValueError(f"{span} splits blocks that share their parameters by {config.shared_blocks}")
+        first, last = span.is_first, span.is_last
         if config.tie_embeddings and not (first and last):
-            raise ValueError("a model with tied embeddings is one stage: set tie_embeddings = false to cut it")
+            raise ValueError("a model with tied embeddings is one stage: set tie_embeddings = false to split it")
         self.config = config
         with torch.device("meta"):  # shapes only: the storage is `flat`
             self.embed_tokens = Embedding(config.vocab_size, config.hidden_size) if first else None
-            self.layers = nn.ModuleDict({str(index): Block(config) for index in layers[:: config.shared_blocks]})
+            self.layers = nn.ModuleDict({str(index): Block(config) for index in span.blocks[:: config.shared_blocks]})
             self.norm = RMSNorm(config.hidden_size, config.norm_eps) if last else None
             untied = last and not config.tie_embeddings
             self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False) if untied else None
-        self.layout = FlatLayout.of(config, layers)
+        self.layout = FlatLayout.of(config, span)
         self.bind(flat)
         angles = torch.outer(torch.arange(config.max_seq_len, dtype=torch.float32), rotary_frequencies(config))
         self.register_buffer("cos", angles.cos().to(flat.device), persistent=False)
@@ -172,7 +174,7 @@ class Decoder(nn.Module):
             parameter.grad = views[name]
 
     def canonical_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """Parameters under their canonical names."""
+        """Return the parameters with their canonical names."""
         return [
             (name if name.startswith("lm_head") else f"model.{name}", parameter)
             for name, parameter in self.named_parameters()
@@ -181,7 +183,7 @@ class Decoder(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         length = x.shape[1]
         if length > self.config.max_seq_len:
-            raise ValueError(f"{length} tokens exceed max_seq_len ({self.config.max_seq_len})")
+            raise ValueError(f"{length} tokens exceed max_seq_len ({self.config.max_seq_len}): send fewer")
         if self.embed_tokens is not None:
             x = self.embed_tokens(x)  # (B, T) -> (B, T, C)
         cos, sin = self.cos[:length], self.sin[:length]
@@ -199,5 +201,5 @@ class Decoder(nn.Module):
 
 
 def next_token_loss(logits: Tensor, tokens: Tensor) -> Tensor:
-    """Mean negative log-likelihood in nats a token: logits (B, T, V) against tokens (B, T+1), of which the last T."""
+    """Return the mean negative log-likelihood in nats a token of logits (B, T, V) for the last T of tokens (B, T+1)."""
     return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())

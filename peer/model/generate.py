@@ -1,8 +1,6 @@
-"""Text from a model that this process holds whole: a look at what training has reached, not a server."""
+"""Samples of text from a whole model, to look at the progress of training."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import torch
 
@@ -18,11 +16,10 @@ def generate(
     max_new_tokens: int,
     temperature: float,
     seed: int,
-    on_token: Callable[[], None] = lambda: None,
 ) -> list[int]:
-    """The ids that follow `prompt` (not empty), drawn below `vocab_size`; temperature 0 takes the likeliest each time.
+    """Return the ids that follow `prompt` (not empty), drawn below `vocab_size`. Temperature 0 takes the likeliest id.
 
-    The context is the last max_seq_len tokens and is computed anew for every token.
+    The context is the last max_seq_len tokens; it is computed again for every token.
     """
     generator = torch.Generator().manual_seed(seed)
     ids = list(prompt)
@@ -34,5 +31,4 @@ def generate(
         else:
             chosen = logits.argmax()
         ids.append(int(chosen))
-        on_token()
     return ids[len(prompt) :]

@@ -1,7 +1,7 @@
 """Hugging Face checkpoints of the Llama family, in and out: config.json, safetensors, tokenizer.
 
-Reads Llama, Mistral, Qwen2 and Qwen3, whole or sharded; writes what `transformers.AutoModelForCausalLM` loads. Only
-safetensors: a pickled `pytorch_model.bin` is never opened.
+Reads Llama, Mistral, Qwen2 and Qwen3, whole or sharded. Writes files that `transformers.AutoModelForCausalLM` loads.
+Only safetensors are read: a pickled `pytorch_model.bin` is never opened.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _INDEX = "model.safetensors.index.json"
 
 
 def load_pretrained(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """The model's shape and its parameters by canonical name, in the checkpoint's dtype; `flatten` packs them.
+    """Return the model's shape and its parameters by canonical name, in the checkpoint's dtype; `flatten` packs them.
 
-    Raises ConfigError for a model outside the family, CheckpointError for files that are missing or do not fit.
+    Raises ConfigError for a model outside the family, CheckpointError for missing or unfit files.
     """
     config = model_config(_read_json(folder / "config.json"))
     tensors: dict[str, Tensor] = {}
@@ -42,18 +42,22 @@ def load_pretrained(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{path} cannot be read ({error}): download it again") from error
     wanted = FlatLayout.of(config).slots
-    # Old exports carry the rotary table, and some a tied head a second time: both follow from the rest.
+    # Old exports carry the rotary table, and some a copy of a tied head: both follow from the rest.
     surplus = [name for name in tensors if name not in wanted]
     for name in surplus:
         if not (name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tie_embeddings)):
-            raise CheckpointError(f"{folder} holds {name}, which its config.json has no place for: wrong config.json?")
+            raise CheckpointError(
+                f"{folder} holds {name}, which its config.json does not describe: use the config.json of these weights"
+            )
         del tensors[name]
     for name, slot in wanted.items():
         if name not in tensors:
             raise CheckpointError(f"{folder} lacks {name}: download it again, all shards included")
         if tuple(tensors[name].shape) != slot.shape:
             shape = tuple(tensors[name].shape)
-            raise CheckpointError(f"{name} in {folder} has shape {shape}, config.json asks for {slot.shape}")
+            raise CheckpointError(
+                f"{name} in {folder} has shape {shape}, not {slot.shape}: use the matching config.json"
+            )
     return config, tensors
 
 
@@ -67,10 +71,10 @@ def flatten(config: ModelConfig, tensors: Mapping[str, Tensor], out: Tensor | No
 
 
 def export_pretrained(folder: Path, config: ModelConfig, flat: Tensor, tokenizer: Tokenizer) -> None:
-    """Write config.json, model.safetensors (fp32) and the tokenizer into `folder`, which is made if it is missing.
+    """Write config.json, model.safetensors (fp32) and the tokenizer into `folder`, which is created if it is missing.
 
-    config.json comes last and the weights are renamed into place when complete: what is cut short is no checkpoint.
-    Raises ResourceError where the disk is full or read-only.
+    The weights are renamed into place when complete, and config.json comes last: an interrupted export is no
+    checkpoint. Raises ResourceError if the disk is full or read-only.
     """
     weights = _unshared(config, {name: view.detach() for name, view in FlatLayout.of(config).views(flat).items()})
     partial = folder / (_WEIGHTS + ".part")
@@ -91,7 +95,7 @@ def export_pretrained(folder: Path, config: ModelConfig, flat: Tensor, tokenizer
 
 
 def _unshared(config: ModelConfig, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Every block with parameters of its own: Hugging Face's families cannot say that blocks share them."""
+    """Copy shared parameters to every block: Hugging Face's families cannot express sharing."""
     for index in range(config.layers):
         at, own = (f"model.layers.{k}." for k in (index - index % config.shared_blocks, index))
         if at != own:
@@ -101,11 +105,11 @@ def _unshared(config: ModelConfig, weights: dict[str, Tensor]) -> dict[str, Tens
 
 
 def model_config(raw: Mapping[str, Any]) -> ModelConfig:
-    """ModelConfig of a Hugging Face config.json, of transformers 4 or 5. Raises ConfigError where we would compute
-    something else than its author did."""
+    """Return the ModelConfig of a Hugging Face config.json, of transformers 4 or 5. Raises ConfigError for a setting
+    that this decoder would compute differently."""
     family = raw.get("model_type")
     if family not in _FAMILIES:
-        raise ConfigError(f"model_type is {family!r}: only {', '.join(_FAMILIES)} can be loaded")
+        raise ConfigError(f"model_type is {family!r}: choose a model of {', '.join(_FAMILIES)}")
     for key, plain in (
         ("attention_bias", False),
         ("mlp_bias", False),
@@ -113,13 +117,13 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
         ("quantization_config", None),
     ):
         if raw.get(key, plain) != plain:
-            raise ConfigError(f"config.json sets {key} to {raw[key]!r}: only {plain!r} is supported")
+            raise ConfigError(f"config.json sets {key} to {raw[key]!r}: choose a model with {plain!r}")
     rope = {**(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}
     try:
         max_seq_len = raw["max_position_embeddings"]
         window = raw.get("sliding_window")
         if window is not None and (family == "mistral" or raw.get("use_sliding_window")):
-            max_seq_len = min(max_seq_len, window)  # up to there a sliding window sees what full attention sees
+            max_seq_len = min(max_seq_len, window)  # within the window, sliding and full attention are equal
         return ModelConfig(
             vocab_size=raw["vocab_size"],
             hidden_size=raw["hidden_size"],
@@ -139,11 +143,11 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
     except KeyError as error:
         raise ConfigError(f"config.json lacks {error.args[0]!r}: download it again") from error
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"config.json does not describe a model we can build: {error}") from error
+        raise ConfigError(f"config.json does not describe a supported model ({error}): choose another model") from error
 
 
 def hub_config(config: ModelConfig) -> dict[str, Any]:
-    """config.json for transformers 4 and 5 alike: the rotary settings stand under both versions' names."""
+    """Return a config.json for transformers 4 and 5: the rotary settings stand under both versions' names."""
     family = "qwen3" if config.qk_norm else "qwen2" if config.attention_bias else "llama"
     rope: dict[str, Any] = {"rope_type": "default"}
     if config.rope_scaling is not None:
@@ -183,7 +187,7 @@ def _rope_scaling(rope: Mapping[str, Any]) -> RopeScaling | None:
     if kind == "default":
         return None
     if kind != "llama3":
-        raise ConfigError(f"config.json asks for {kind!r} rotary scaling: only llama3's is supported")
+        raise ConfigError(f"config.json asks for {kind!r} rotary scaling: choose a model with llama3's, or without")
     return RopeScaling(
         factor=rope["factor"],
         low_freq_factor=rope["low_freq_factor"],
@@ -193,11 +197,11 @@ def _rope_scaling(rope: Mapping[str, Any]) -> RopeScaling | None:
 
 
 def _shards(folder: Path) -> list[Path]:
-    """The checkpoint's safetensors files: the one, or those the index names."""
+    """Return the checkpoint's safetensors files: the single one, or those in the index."""
     if (folder / _WEIGHTS).is_file():
         return [folder / _WEIGHTS]
     if not (folder / _INDEX).is_file():
-        raise CheckpointError(f"{folder} has no {_WEIGHTS}: only safetensors checkpoints are loaded, convert it first")
+        raise CheckpointError(f"{folder} has no {_WEIGHTS}: convert the checkpoint to safetensors first")
     names = sorted(set(_read_json(folder / _INDEX).get("weight_map", {}).values()))
     if any(Path(name).name != name for name in names):
         raise CheckpointError(f"{folder / _INDEX} names files outside its folder: do not use this checkpoint")
@@ -208,7 +212,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text())
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read ({error.strerror}): is this a checkpoint's folder?") from error
+        raise CheckpointError(f"{path} cannot be read ({error.strerror}): give the folder of a checkpoint") from error
     except ValueError as error:
         raise CheckpointError(f"{path} is not JSON ({error}): download it again") from error
     if not isinstance(content, dict):

@@ -1,7 +1,7 @@
-"""The canonical flat vector of a model: which parameter lies where, and how it starts.
+"""The canonical flat vector of a model: the place of each parameter, and its starting value.
 
-Everything peers exchange, hash and store is one flat fp32 vector. Its order is fixed here, by name, and belongs to the
-protocol: two programs that disagree about it cannot train together.
+Peers exchange, hash and store one flat fp32 vector. Its order, fixed here by name, belongs to the protocol: two
+programs that disagree about it cannot train together.
 """
 
 from __future__ import annotations
@@ -18,28 +18,29 @@ import torch
 from torch import Tensor
 
 from peer.config import ModelConfig
+from peer.ipc.span import Span
 
 
 class TensorSlot(NamedTuple):
-    """Where one parameter lies in the flat vector, in elements."""
+    """The place of one parameter in the flat vector, in elements."""
 
     offset: int
     shape: tuple[int, ...]
     numel: int
 
 
-def parameter_shapes(config: ModelConfig, layers: range | None = None) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Hugging Face names and shapes of the stage that holds `layers` (None: the whole model), in canonical order.
+def parameter_shapes(config: ModelConfig, span: Span | None = None) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield the Hugging Face names and shapes of the blocks `span` (None: the whole model), in canonical order.
 
-    The first stage holds the embedding, the last one the final norm and the head. A tied head is not a parameter, and
-    of blocks that share theirs only the first has any.
+    The first span holds the embedding, the last one the final norm and the head. A tied head is not a parameter. Of
+    blocks that share their parameters only the first has any.
     """
-    layers = range(config.layers) if layers is None else layers
+    span = Span.whole(config.layers) if span is None else span
     hidden, inter, dim = config.hidden_size, config.intermediate_size, config.head_size
     q_rows, kv_rows = config.heads * dim, config.kv_heads * dim
-    if layers.start == 0:
+    if span.is_first:
         yield "model.embed_tokens.weight", (config.vocab_size, hidden)
-    for index in layers:
+    for index in span.blocks:
         if index % config.shared_blocks:
             continue
         at = f"model.layers.{index}."
@@ -56,7 +57,7 @@ def parameter_shapes(config: ModelConfig, layers: range | None = None) -> Iterat
         yield at + "mlp.gate_proj.weight", (inter, hidden)
         yield at + "mlp.up_proj.weight", (inter, hidden)
         yield at + "mlp.down_proj.weight", (hidden, inter)
-    if layers.stop == config.layers:
+    if span.is_last:
         yield "model.norm.weight", (hidden,)
         if not config.tie_embeddings:
             yield "lm_head.weight", (config.vocab_size, hidden)
@@ -64,22 +65,23 @@ def parameter_shapes(config: ModelConfig, layers: range | None = None) -> Iterat
 
 @dataclass(frozen=True)
 class FlatLayout:
-    """Canonical name -> Slot, in order and without gaps; `numel` is the length of the flat vector."""
+    """Canonical name -> TensorSlot, in order and without gaps; `numel` is the length of the flat vector."""
 
     slots: Mapping[str, TensorSlot]
     numel: int
 
     @classmethod
-    def of(cls, config: ModelConfig, layers: range | None = None) -> FlatLayout:
+    def of(cls, config: ModelConfig, span: Span | None = None) -> FlatLayout:
+        """Build the layout of the blocks `span` (None: the whole model)."""
         slots: dict[str, TensorSlot] = {}
         offset = 0
-        for name, shape in parameter_shapes(config, layers):
+        for name, shape in parameter_shapes(config, span):
             slots[name] = TensorSlot(offset, shape, math.prod(shape))
             offset += slots[name].numel
         return cls(slots, offset)
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
-        """Each parameter as a view into `flat` (1-D, `numel` elements, any dtype and device)."""
+        """Return each parameter as a view into `flat` (1-D, `numel` elements, any dtype and device)."""
         if flat.shape != (self.numel,):
             raise ValueError(f"the flat vector has shape {tuple(flat.shape)}, the layout needs ({self.numel},)")
         return {
@@ -88,52 +90,55 @@ class FlatLayout:
 
     @cached_property
     def digest(self) -> bytes:
-        """32 bytes that are equal exactly when names, order and shapes are."""
+        """32 bytes, equal exactly when names, order and shapes are."""
         text = "".join(f"{name} {slot.shape}\n" for name, slot in self.slots.items())
         return hashlib.blake2b(text.encode(), digest_size=32).digest()
 
 
-def split_flat(config: ModelConfig, flat: Tensor, stages: Sequence[tuple[int, int]]) -> list[Tensor]:
-    """Each stage's flat vector, a view into the whole model's `flat` (1-D, any dtype).
+def split_flat(config: ModelConfig, flat: Tensor, stages: Sequence[Span]) -> list[Tensor]:
+    """Return each stage's flat vector, a view into the whole model's `flat` (1-D, any dtype).
 
-    `stages`: the blocks of each, (first, past the last), in order. The canonical order is that of the computation, so a
-    stage's vector is one stretch of the model's; nothing is copied, converted or reordered.
+    The canonical order is that of the computation, so a stage's vector is one contiguous part of the model's. Nothing
+    is copied, converted or reordered.
     """
-    lengths = [FlatLayout.of(config, range(*stage)).numel for stage in stages]
+    lengths = [FlatLayout.of(config, span).numel for span in stages]
     if flat.shape != (sum(lengths),):
         raise ValueError(f"the flat vector has shape {tuple(flat.shape)}, these stages need ({sum(lengths)},)")
     return list(flat.split(lengths))
 
 
-def join_flat(config: ModelConfig, parts: Sequence[Tensor], stages: Sequence[tuple[int, int]]) -> Tensor:
-    """The whole model's flat vector of its stages': the inverse of `split_flat`, to the bit."""
-    for part, stage in zip(parts, stages, strict=True):
-        numel = FlatLayout.of(config, range(*stage)).numel
+def join_flat(config: ModelConfig, parts: Sequence[Tensor], stages: Sequence[Span]) -> Tensor:
+    """Return the whole model's flat vector: the inverse of `split_flat`, to the bit."""
+    for part, span in zip(parts, stages, strict=True):
+        numel = FlatLayout.of(config, span).numel
         if part.shape != (numel,):
-            raise ValueError(f"the stage of blocks {stage} has shape {tuple(part.shape)}, its layout needs ({numel},)")
+            raise ValueError(f"the stage of blocks {span} has shape {tuple(part.shape)}, its layout needs ({numel},)")
     whole = torch.cat(list(parts))
     if whole.shape != (FlatLayout.of(config).numel,):
-        raise ValueError(f"the stages {list(stages)} are not the whole model of {config.layers} blocks")
+        raise ValueError(f"the stages {list(map(str, stages))} are not the whole model of {config.layers} blocks")
     return whole
 
 
 def untie(config: ModelConfig, flat: Tensor) -> tuple[ModelConfig, Tensor]:
-    """The same model with a head of its own, a copy of the embedding: what a pipeline needs, since there the embedding
-    lies on the first stage and the head on the last. It computes the same; from the first step on the two part."""
+    """Return the same model with a head of its own, a copy of the embedding.
+
+    A pipeline needs it: the embedding lies on the first stage and the head on the last. The model computes the same;
+    the two parameters diverge from the first step on.
+    """
     if not config.tie_embeddings:
         return config, flat
     embedding = FlatLayout.of(config).views(flat)["model.embed_tokens.weight"]
     return msgspec.structs.replace(config, tie_embeddings=False), torch.cat([flat, embedding.flatten()])
 
 
-def init_flat(config: ModelConfig, seed: int, out: Tensor | None = None, layers: range | None = None) -> Tensor:
-    """Starting weights as one flat fp32 CPU vector; the same bits on every machine, and a stage equals its slice.
+def init_flat(config: ModelConfig, seed: int, out: Tensor | None = None, span: Span | None = None) -> Tensor:
+    """Return starting weights as one flat fp32 CPU vector: the same bits on every machine; a stage equals its slice.
 
-    Norm gains are 1, biases 0, embeddings uniform with standard deviation 0.02 and matrices fan_in ** -0.5, those that
-    write to the residual stream divided by sqrt(2 * layers). Uniform and not normal: a normal sample goes through
-    log and cos, whose last bits differ between CPUs.
+    Norm gains are 1, biases 0. Embeddings are uniform with standard deviation 0.02. Matrices have fan_in ** -0.5,
+    divided by sqrt(2 * layers) where they write to the residual stream. The distribution is uniform because a normal
+    sample goes through log and cos, whose last bits differ between CPUs.
     """
-    layout = FlatLayout.of(config, layers)
+    layout = FlatLayout.of(config, span)
     flat = torch.empty(layout.numel) if out is None else out
     for name, view in layout.views(flat).items():
         if view.dim() == 1:

@@ -1,7 +1,6 @@
-"""Where peers were last known to listen: our own book, because the library's forgets after two minutes.
+"""The last known addresses of peers. The library's own book forgets them after two minutes.
 
-Addresses are multiaddrs without the trailing `/p2p/<id>` of the peer they belong to, freshest first, direct ones before
-those through a relay.
+Addresses are multiaddrs without the trailing `/p2p/<id>` of their peer: freshest first, direct before relayed.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ class _Stored(msgspec.Struct):
 
 
 class AddressBook:
-    """Addresses per peer, bounded: 4096 peers, the least recently touched forgotten first."""
+    """Addresses per peer, of at most 4096 peers. The least recently added is forgotten first."""
 
     def __init__(self, addresses_per_peer: int = 16) -> None:
         self._per_peer = addresses_per_peer
         self._book: OrderedDict[str, tuple[str, ...]] = OrderedDict()
 
     def add(self, peer_id: str, addrs: Iterable[str]) -> None:
-        """Learn addresses (with or without `/p2p/<id>`), the best first; what cannot be dialled is skipped."""
+        """Add addresses (with or without `/p2p/<id>`), the best first. Skips those that cannot be dialled."""
         if not is_peer_id(peer_id):
             return
         known = self._book.pop(peer_id, ())
@@ -59,7 +58,7 @@ class AddressBook:
             self._book.popitem(last=False)
 
     def get(self, peer_id: str) -> tuple[str, ...]:
-        """What is known, best first; empty if nothing is."""
+        """Return the known addresses, best first."""
         return self._book.get(peer_id, ())
 
     def forget(self, peer_id: str) -> None:
@@ -70,7 +69,7 @@ class AddressBook:
         return tuple(self._book)
 
     def save(self, path: Path) -> None:
-        """Write the book, atomically; ResourceError if the disk refuses."""
+        """Write the book atomically. Raises ResourceError."""
         data = msgspec.json.encode(_Stored({peer: list(addresses) for peer, addresses in self._book.items()}))
         temporary = ""
         try:
@@ -82,10 +81,10 @@ class AddressBook:
         except OSError as error:
             if temporary and os.path.exists(temporary):
                 os.unlink(temporary)
-            raise ResourceError(f"cannot save {path} ({error.strerror}): free some space or change --home.") from error
+            raise ResourceError(f"cannot save {path} ({error.strerror}): free some space or change --home") from error
 
     def load(self, path: Path) -> None:
-        """Learn what `save` wrote. A missing or torn file teaches nothing: it is a cache."""
+        """Add what `save` wrote. A missing or torn file adds nothing: it is a cache."""
         try:
             stored = msgspec.json.decode(path.read_bytes(), type=_Stored)
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
@@ -95,22 +94,22 @@ class AddressBook:
 
 
 def is_circuit(address: str) -> bool:
-    """Whether an address leads through a relay."""
+    """Return whether an address leads through a relay."""
     return _CIRCUIT in address
 
 
 def split_address(address: str) -> tuple[str, str]:
-    """A full address as (address, peer id); ConfigError if it does not end in `/p2p/<id>`."""
+    """Split a full address into (address, peer id). Raises ConfigError unless it ends in `/p2p/<id>`."""
     bare, separator, peer_id = address.strip().rpartition("/p2p/")
     if not separator or not is_peer_id(peer_id):
-        raise ConfigError(f"the address {address} names no peer: it must end in /p2p/<peer id>.")
+        raise ConfigError(f"the address {address} names no peer: end it in /p2p/<peer id>")
     if _bare(peer_id, bare) is None:
-        raise ConfigError(f"the address {address} cannot be dialled: use one like /ip4/203.0.113.7/tcp/4001/p2p/<id>.")
+        raise ConfigError(f"the address {address} cannot be dialled: use one like /ip4/203.0.113.7/tcp/4001/p2p/<id>")
     return bare, peer_id
 
 
 def _bare(peer_id: str, address: str) -> str | None:
-    """The dialable address without the peer's id, or None if there is nothing to dial."""
+    """Return the address without the peer's id, None if it cannot be dialled."""
     if len(address) > _ADDRESS_CHARS_MAX:
         return None
     address = address.strip().removesuffix(f"/p2p/{peer_id}")

@@ -1,10 +1,10 @@
-"""The bulk lane: big payloads between directly reachable peers over plain TLS 1.3, past the cost of Noise and Yamux.
+"""The bulk transport: big payloads between directly reachable peers by TLS 1.3, without the cost of Noise and Yamux.
 
-It trusts nothing of its own. Over the authenticated libp2p connection the caller asks for an offer: a port, the hash of
+Authentication comes from libp2p. Over the authenticated connection the caller asks for an offer: a port, the hash of
 the listener's certificate, and a token that opens one connection. The caller checks the hash before it sends the token,
-the listener takes the token for the peer it gave it to, so both sides know whom they talk to. All calls of one peer to
-another share a connection (`peer.net.bulk_link`); their frames, limits and deadlines are those of any call. Where the
-lane cannot be reached (NAT, firewall, a relayed peer) calls silently take libp2p streams.
+and the listener knows the peer to which it gave the token, so both sides are authenticated. All calls from one peer to
+another share a connection (`peer.net.bulk_link`), with the frames, limits and deadlines of any call. Where it cannot be
+made (NAT, firewall, a relayed peer), calls take libp2p streams.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import msgspec
 import trio
 
 from peer.errors import BarnraiseError, ConnectionLost
+from peer.net.backoff import Backoff
 from peer.net.bulk_link import BulkConnection, Serve
-from peer.net.cooldown import Cooldown
 from peer.net.libp2p_fixes.sockets import set_keepalive
 from peer.net.method import Call, Method
 from peer.net.rate_limit import Meter
@@ -34,58 +34,61 @@ _TOKENS_PER_PEER: Final = 16
 _HANDSHAKE_S: Final = 5.0
 _DIAL_S: Final = 3.0
 _HANDSHAKES_MAX: Final = 32
-_CONNECTIONS_PER_PEER: Final = 6  # one each way; new ones may come before we know that the last have ended
+_CONNECTIONS_PER_PEER: Final = 6  # one each way; new ones may arrive before we know that the last have ended
 _CONNECTIONS_MAX: Final = 512
 _IDLE_S: Final = 60.0
-_SERVER_IDLE_S: Final = 2 * _IDLE_S  # the caller closes first, so that it never takes a connection we are closing
+_SERVER_IDLE_S: Final = 2 * _IDLE_S  # the caller closes first, so that it never uses a connection that we are closing
 _RETRY_S: Final = 30.0
 
 Ask = Callable[[str], Awaitable["Offer"]]
 
 
 class OfferRequest(msgspec.Struct, frozen=True):
-    """Asks for one connection to the lane."""
+    """Asks for one connection."""
 
 
 class Offer(msgspec.Struct, frozen=True):
-    """Where and as whom the lane listens (port 0: not at all), and a token for one connection."""
+    """The listener of the bulk transport."""
 
     port: Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
+    """0: no connection is to be had."""
     fingerprint: bytes
+    """Hash of the listener's certificate."""
     token: bytes
+    """Opens one connection."""
 
 
 OFFER: Final = Method("net/bulk", OfferRequest, Offer, open=True, urgent=True)
 
 
 class BulkTransport:
-    """The listener of one host, and its connections to others'."""
+    """The listener of one host, and its connections to the listeners of others."""
 
     def __init__(self, nursery: trio.Nursery, ask: Ask, server: RpcServer, meter: Meter) -> None:
         self._nursery = nursery
         self._ask = ask
         self._server = server
         self._meter = meter
-        self._credentials = Certificate.generate()
+        self._certificate = Certificate.generate()
         self._client = client_context()
         self._port = 0
         self._tokens: dict[bytes, tuple[str, float]] = {}
         self._handshakes = 0
-        self._ours: dict[str, BulkConnection] = {}  # for calls that we begin
-        self._links: defaultdict[str, set[BulkConnection]] = defaultdict(
-            set
-        )  # all of them, theirs and those we leave, too
+        self._ours: dict[str, BulkConnection] = {}
+        """The connections for calls that we begin, by peer."""
+        self._links: defaultdict[str, set[BulkConnection]] = defaultdict(set)
+        """All connections by peer, also those that the peer made and those that we are leaving."""
         self._dials: dict[str, trio.Event] = {}
-        self._failed = Cooldown(_RETRY_S)
+        self._failed = Backoff(_RETRY_S, _RETRY_S, factor=1)
 
     async def listen(self, ip: str, port: int) -> None:
-        """Accept lane connections at `ip`; port 0 takes any free one. OSError if the port is taken."""
+        """Accept connections at `ip`; port 0 takes any free one. Raises OSError if the port is taken."""
         listeners = await trio.open_tcp_listeners(port, host=ip)
         self._port = listeners[0].socket.getsockname()[1]
         self._nursery.start_soon(trio.serve_listeners, self._accept, listeners)
 
     async def offer(self, call: Call[OfferRequest]) -> Offer:
-        """Answers `OFFER`."""
+        """Answer `OFFER`."""
         now = trio.current_time()
         self._tokens = {token: (peer, until) for token, (peer, until) in self._tokens.items() if until > now}
         mine = sum(peer == call.peer for peer, _ in self._tokens.values())
@@ -93,11 +96,11 @@ class BulkTransport:
             return Offer(0, b"", b"")
         token = secrets.token_bytes(_TOKEN_BYTES)
         self._tokens[token] = (call.peer, now + _TOKEN_S)
-        return Offer(self._port, self._credentials.fingerprint, token)
+        return Offer(self._port, self._certificate.fingerprint, token)
 
     async def channel(self, peer: str, ip: str) -> Channel | None:
-        """A channel to `peer`, which has the address `ip`; None where the lane is not to be had."""
-        if not self._is_open(peer) and peer not in self._failed:
+        """Open a channel to `peer`, which has the address `ip`. Returns None where that fails."""
+        if not self._is_open(peer) and not self._failed.paused(peer):
             if peer not in self._dials:
                 self._dials[peer] = trio.Event()
                 self._nursery.start_soon(self._connect, peer, ip)
@@ -105,13 +108,13 @@ class BulkTransport:
         return self._ours[peer].channel() if self._is_open(peer) else None
 
     def abort(self, peer: str) -> None:
-        """Drop every connection with a peer that no longer answers, and try the lane afresh when it is back."""
+        """Drop every connection with a peer that no longer answers. The next call dials again at once."""
         for link in self._links.get(peer, ()):
             link.close()
-        self._failed.end(peer)
+        self._failed.reset(peer)
 
     def leave(self, peer: str) -> None:
-        """A peer has gone: close our connection to it, with a call on it when that has ended. It closes its own."""
+        """Close our connection to a peer that is gone, once the calls on it have ended. It closes its own."""
         if peer in self._ours:
             self._ours[peer].leave()
 
@@ -120,7 +123,7 @@ class BulkTransport:
             self.abort(peer)
 
     async def run(self) -> None:
-        """Close connections that nobody has used for a while, until cancelled."""
+        """Close idle connections, until cancelled."""
         while True:
             await trio.sleep(_IDLE_S / 4)
             now = trio.current_time()
@@ -137,7 +140,7 @@ class BulkTransport:
             link = self._ours[peer] = self._link(peer, await self._dial(peer, ip), None)
             self._nursery.start_soon(self._read, link)
         except (OSError, BarnraiseError):
-            self._failed.begin(peer)
+            self._failed.failed(peer)
         finally:
             self._dials.pop(peer).set()
 
@@ -147,7 +150,7 @@ class BulkTransport:
         return link
 
     async def _read(self, link: BulkConnection) -> None:
-        """Until the connection ends."""
+        """Read a connection until it ends."""
         try:
             await link.run()
         finally:
@@ -161,20 +164,20 @@ class BulkTransport:
         with trio.move_on_after(_DIAL_S):
             offer = await self._ask(peer)
             if not offer.port:
-                raise ConnectionLost(f"{peer} has no bulk lane.")
+                raise ConnectionLost(f"{peer} has no bulk transport")
             stream = await trio.open_tcp_stream(ip, offer.port)
             set_keepalive(stream)
             tls = TlsSocket(stream, self._client, server_side=False)
             try:
                 await tls.handshake()
                 if not secrets.compare_digest(tls.peer_fingerprint, offer.fingerprint):
-                    raise ConnectionLost(f"somebody else answers for {peer} at {ip} port {offer.port}.")
+                    raise ConnectionLost(f"another peer answers for {peer} at {ip} port {offer.port}")
                 await tls.send(offer.token)
             except BaseException:
                 tls.close()
                 raise
             return tls
-        raise ConnectionLost(f"the bulk lane of {peer} did not answer within {_DIAL_S:g} s.")
+        raise ConnectionLost(f"the bulk transport of {peer} did not answer within {_DIAL_S:g} s")
 
     async def _accept(self, stream: trio.SocketStream) -> None:
         if self._handshakes >= _HANDSHAKES_MAX:
@@ -182,15 +185,15 @@ class BulkTransport:
             return
         try:
             set_keepalive(stream)
-            with closing(TlsSocket(stream, self._credentials.context, server_side=True)) as tls:
+            with closing(TlsSocket(stream, self._certificate.context, server_side=True)) as tls:
                 peer = await self._authenticate(tls)
                 if peer is not None:
                     await self._read(self._link(peer, tls, self._server.serve))
-        except OSError:  # gone before we looked at it
+        except OSError:  # it ended before we accepted it
             return
 
     async def _authenticate(self, tls: TlsSocket) -> str | None:
-        """The peer whose token comes first on this connection, or None."""
+        """Return the peer whose token opens this connection, None if there is none."""
         token = memoryview(bytearray(_TOKEN_BYTES))
         got = 0
         self._handshakes += 1
@@ -205,6 +208,6 @@ class BulkTransport:
             self._handshakes -= 1
         peer, until = self._tokens.pop(bytes(token), ("", 0.0))
         known = got == _TOKEN_BYTES and trio.current_time() < until
-        everybodys = sum(len(links) for links in self._links.values())
-        crowded = len(self._links.get(peer, ())) >= _CONNECTIONS_PER_PEER or everybodys >= _CONNECTIONS_MAX
+        total = sum(len(links) for links in self._links.values())
+        crowded = len(self._links.get(peer, ())) >= _CONNECTIONS_PER_PEER or total >= _CONNECTIONS_MAX
         return peer if known and not crowded else None

@@ -1,15 +1,15 @@
 """Many calls over one TLS connection, payload after payload.
 
-A connection for each call lies idle while its call waits, and is cold when the answer comes: its congestion window has
-to grow anew (RFC 5681, 4.1), and those of other calls take the link from it meanwhile. Here all calls to a peer share
-one, a payload at a time, so that it never cools while there is work, and every payload arrives as early as it can.
+With one connection a call, the connection is idle while its call waits and slow when the answer comes: its congestion
+window must grow again (RFC 5681, 4.1) while other calls take the link. Here all calls to a peer share one connection,
+one payload at a time. It stays warm while there is work, and every payload arrives as early as it can.
 
     piece     u64 call | u8 kind (0 data, 1 the call's first data, 2 the call is given up) | u32 size | bytes
 
-Small pieces are read at once, up to 64 KiB a call. A big one stays on the connection until its call takes it, straight
-into the buffer it will be kept in, and so do all behind it: payloads take no memory that their calls have not claimed.
-A payload goes in one turn, so none that is half read waits behind it; a call that takes nothing of what is there for
-`STANDSTILL_S`, as there is no memory, is given up, so that it holds up the others no longer.
+Small pieces are read at once, up to 64 KiB a call. A big piece stays on the connection until its call reads it,
+straight into its final buffer. All pieces behind it wait, so payloads take no memory that their calls have not claimed.
+A payload is sent without interruption, so no half-read one waits behind another. A call that reads nothing for
+`STANDSTILL_S`, because there is no memory for it, is given up, so that it no longer delays the others.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from peer.net.tls import TlsSocket
 from peer.net.wire import SMALL_BYTES, Buffer, Channel
 
 CALLS_MAX: Final = 256  # under way on one connection: more than a host allows a peer
-STANDSTILL_S: Final = 15.0  # before the kernel gives up a connection on which the other side cannot send
-GIVE_UP_S: Final = 120.0  # without a byte sent, where there are calls to be given up: the other side reads nothing
-PIECE_BYTES: Final = 512 << 10  # what is begun is sent to its end, whatever becomes of its call
+STANDSTILL_S: Final = 15.0  # shorter than the kernel's timeout for a connection on which the other side cannot send
+GIVE_UP_S: Final = 120.0  # without a byte sent while calls are to be given up: the other side reads nothing
+PIECE_BYTES: Final = 512 << 10  # a piece that is begun is sent to its end, also if its call ends meanwhile
 _PREFIX: Final = struct.Struct("!QBI")
 _DATA, _FIRST, _GIVEN_UP = 0, 1, 2
-_HEAD_BYTES: Final = (1 << 14) - _PREFIX.size  # leave with the prefix, in one TLS record
+_HEAD_BYTES: Final = (1 << 14) - _PREFIX.size  # sent with the prefix in one TLS record
 
 Serve = Callable[[Channel], Awaitable[bool]]
 Strike = Callable[[str, str], None]
 
 
 class BulkStream(Channel):
-    """One call over a link."""
+    """One call over a connection."""
 
     bulk = True
 
@@ -51,16 +51,16 @@ class BulkStream(Channel):
         self._number = number
         self._begun = begun
         self._inbox = bytearray()
-        self._on_link = 0  # bytes of the piece that the connection stands at
+        self._on_link = 0  # unread bytes of the connection's current piece, if it is ours
         self._is_taking = False
-        self._over = False  # for one side or both
+        self._over = False  # one side or both have ended the call
         self._changed = trio.lowlevel.ParkingLot()
 
     async def send(self, data: Buffer) -> None:
         view = memoryview(data).cast("B")
         for start in range(0, len(view), PIECE_BYTES):
             if self._over:
-                raise ConnectionLost(f"{self.peer} ended the call.")
+                raise ConnectionLost(f"{self.peer} ended the call")
             kind, self._begun = _DATA if self._begun else _FIRST, True
             await self._link.write(self._number, kind, view[start : start + PIECE_BYTES])
 
@@ -94,8 +94,8 @@ class BulkStream(Channel):
         self._end()
 
     async def take(self, size: int) -> int:
-        """Called by the link that stands at a piece of `size` bytes: returns when that is taken or the call is over,
-        and how much is left of it."""
+        """Take a piece of `size` bytes, which the connection has reached. Returns the bytes that are left of it, once
+        it is read or the call is over."""
         if self._over:
             return size
         if len(self._inbox) + size <= SMALL_BYTES:
@@ -108,14 +108,14 @@ class BulkStream(Channel):
             with trio.move_on_after(STANDSTILL_S / 2) as timeout:
                 await self._changed.park()
             looks += timeout.cancelled_caught and not self._is_taking
-            if looks == 2:  # once may be our own standstill
+            if looks == 2:  # one timeout may come from our own standstill
                 self._link.give_up(self._number)
                 self.lost()
         left, self._on_link = self._on_link, 0
         return left
 
     async def _put_in_inbox(self, size: int) -> None:
-        """As it comes: there is a deadline for headers."""
+        """Read a small piece as it arrives: there is a deadline for headers."""
         piece = memoryview(bytearray(size))
         while size:
             count = await self._link.read(piece[:size])
@@ -124,7 +124,7 @@ class BulkStream(Channel):
             self._changed.unpark_all()
 
     def lost(self) -> None:
-        """Called by the link: the other side has given the call up, or the connection has ended."""
+        """End the call: the other side has given it up, or the connection has ended."""
         self._over = True
         self._changed.unpark_all()
 
@@ -135,20 +135,21 @@ class BulkStream(Channel):
     async def _arrived(self) -> None:
         while not self._inbox and not self._on_link:
             if self._over:
-                raise ConnectionLost(f"{self.peer} ended the call.")
+                raise ConnectionLost(f"{self.peer} ended the call")
             await self._changed.park()
 
 
 class BulkConnection:
-    """The calls over one connection with `peer`: ours, begun with `channel`, or what the other side asks of `serve`.
-    `strike` is told of who breaks the rules, and how."""
+    """The calls over one connection with `peer`: ours, begun by `channel`, or the other side's, answered by `serve`.
+
+    `strike` is called with a peer that breaks the protocol, and how it did."""
 
     def __init__(
         self, nursery: trio.Nursery, peer: str, tls: TlsSocket, meter: Meter, strike: Strike, serve: Serve | None
     ) -> None:
         self.peer: Final = peer
         self.turn: Final = trio.Lock()
-        """To send much."""
+        """Held to send a big payload."""
         self.idle_since: float | None = trio.current_time()
         """None while a call is under way."""
         self._nursery = nursery
@@ -159,7 +160,7 @@ class BulkConnection:
         self._calls: dict[int, BulkStream] = {}
         self._numbers = count()
         self._giving_up = 0
-        self._writing = trio.Semaphore(1)  # of a piece; another task than the one that began it may end it
+        self._writing = trio.Semaphore(1)  # held for one piece; another task may complete a piece and release it
         self._fewer = trio.lowlevel.ParkingLot()
         self._leaving = self._ended = False
 
@@ -169,11 +170,11 @@ class BulkConnection:
         return not self._leaving and not self._ended
 
     def channel(self) -> BulkStream | None:
-        """For a call of ours; None if too many are under way."""
+        """Open a channel for a call of ours. Returns None if too many are under way."""
         return self._add(next(self._numbers), begun=False) if len(self._calls) < CALLS_MAX else None
 
     async def run(self) -> None:
-        """Read until the connection ends; so do its calls then."""
+        """Read until the connection ends, then end its calls."""
         prefix = memoryview(bytearray(_PREFIX.size))
         try:
             while True:
@@ -200,7 +201,7 @@ class BulkConnection:
             self.close()
 
     def forget(self, number: int) -> None:
-        """A call is over on our side; what still comes for it is thrown away."""
+        """Drop a call that is over on our side. What still arrives for it is thrown away."""
         if self._calls.pop(number, None) is not None:
             self._fewer.unpark_all()
             if not self._calls:
@@ -215,7 +216,7 @@ class BulkConnection:
             self._nursery.start_soon(self._give_up, number)
 
     async def write(self, number: int, kind: int, data: memoryview) -> None:
-        """Send one piece. Cancelled in the middle of it, the rest is still sent: the next one comes behind it."""
+        """Send one piece. If cancelled in the middle, the rest is still sent, because other pieces follow."""
         await self._writing.acquire()
         head = _PREFIX.pack(number, kind, len(data)) + data[:_HEAD_BYTES]
         parts = deque(part for part in (memoryview(head), data[_HEAD_BYTES:]) if part)
@@ -228,14 +229,16 @@ class BulkConnection:
                 self._nursery.start_soon(self._send_rest, deque(memoryview(bytes(part)) for part in parts))
             raise
         except ConnectionLost:
-            self.close()  # something of the piece may have gone
+            self.close()  # a part of the piece may have been sent
             self._writing.release()
             raise
         self._writing.release()
         await trio.lowlevel.checkpoint()
 
     async def read(self, view: memoryview) -> int:
-        """What has come of the bytes that fill `view`, at least one. ConnectionLost for all if the connection ends."""
+        """Fill `view` from the front with what has arrived, at least one byte, and return the count.
+
+        If the connection has ended, ends all its calls and raises ConnectionLost."""
         try:
             return await self._tls.receive_into(view, expected=len(view))
         except ConnectionLost:
@@ -250,9 +253,9 @@ class BulkConnection:
     async def _read_piece(self, number: int, kind: int, size: int) -> None:
         call = self._calls.get(number)
         if size > PIECE_BYTES or kind > _GIVEN_UP:
-            raise ProtocolViolation(f"a piece of kind {kind} and {size} bytes on the lane")
+            raise ProtocolViolation(f"a bulk piece of kind {kind} and {size} bytes")
         if kind == _FIRST and (call is not None or self._serve is None):
-            raise ProtocolViolation("a call on the lane that was begun before, or may not be")
+            raise ProtocolViolation("a bulk call that was begun before, or may not be begun here")
         if kind == _FIRST:
             call = await self._begin(number)
         if kind == _GIVEN_UP and call is not None:
@@ -261,7 +264,7 @@ class BulkConnection:
         await self._throw_away(left)
 
     async def _throw_away(self, size: int) -> None:
-        """Counted, and no faster than we would read it."""
+        """Read and drop bytes, counted and under the download cap."""
         scratch = memoryview(bytearray(min(size, self._meter.download.piece_bytes(SMALL_BYTES))))
         while size:
             count = await self.read(scratch[:size])
@@ -270,7 +273,7 @@ class BulkConnection:
             await self._meter.download.take(count)
 
     async def _begin(self, number: int) -> BulkStream:
-        """Serve a call of the other side's."""
+        """Answer a call of the other side."""
         assert self._serve is not None
         while len(self._calls) + self._giving_up >= CALLS_MAX:
             await self._fewer.park()

@@ -1,7 +1,7 @@
-"""The connections of one host: one for control and, on demand, one for bulk to each peer we call.
+"""The connections of one host: to each peer that it calls one for control and, on demand, one for bulk.
 
-Control calls share the oldest direct connection. Bulk calls have one of their own, so that a 100 MB payload never
-stands in front of a heartbeat (measured on a 20 Mbit/s link: 7 ms instead of 53).
+Control calls share the oldest direct connection. Bulk calls have their own, so that a heartbeat never waits for a
+100 MB payload (measured on a 20 Mbit/s link: 7 ms instead of 53).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from multiaddr import Multiaddr
 
 from peer.errors import ConnectionLost, DialError
 from peer.net.address_book import AddressBook, is_circuit
+from peer.net.backoff import Backoff
 from peer.net.bulk import BulkTransport
-from peer.net.cooldown import Cooldown
 from peer.net.dialing import Connection, Dial, race
 from peer.net.libp2p_fixes import abort_connection
 from peer.net.libp2p_fixes.peer_cleanup import OnConnections
 from peer.net.limits import NetLimits
-from peer.net.nat_traversal import Traversal
+from peer.net.nat.traversal import Traversal
 from peer.net.stream_channel import LOST, StreamChannel
 from peer.net.wire import Channel
 
@@ -32,7 +32,7 @@ _DIRECT_FIRST_S: Final = 1.5  # head start of direct addresses over relayed ones
 
 
 class Connections:
-    """Dials, keeps and chooses connections; `rpc` takes its channels from here."""
+    """Dials, keeps and chooses connections. `rpc` gets its channels here."""
 
     def __init__(self, host: Any, book: AddressBook, limits: NetLimits, nursery: trio.Nursery) -> None:
         self._network = host.get_network()
@@ -40,15 +40,15 @@ class Connections:
         self._limits = limits
         self._nursery = nursery
         self.bulk: BulkTransport | None = None
-        """The TLS lane for bulk, where this host has one."""
+        """The TLS transport for payloads, if this host has one."""
         self.traversal: Traversal | None = None
-        """The way to addresses behind a relay."""
+        """Dials addresses behind a relay."""
         self.on_dialled: Callable[[str], None] = lambda peer: None
-        """Told of every peer that we have just connected to."""
+        """Called with every peer that we have just connected to."""
         self._dials: dict[tuple[str, tuple[str, ...]], Dial] = {}
         self._bulk: dict[str, Connection] = {}
         self._bulk_dials: dict[str, trio.Lock] = {}
-        self._bulk_refused = Cooldown(_BULK_RETRY_S)
+        self._bulk_refused = Backoff(_BULK_RETRY_S, _BULK_RETRY_S, factor=1)
         self._network.register_notifee(OnConnections(lambda peer: None, self._on_gone))
 
     @property
@@ -57,18 +57,18 @@ class Connections:
         return frozenset(str(peer) for peer in list(self._network.connections) if self.live(str(peer)))
 
     def live(self, peer: str) -> list[Connection]:
-        """Live connections to `peer`, the one for control first, the one for bulk last."""
+        """Return the live connections to `peer`, the one for control first, the one for bulk last."""
         bulk = self._bulk.get(peer)
         alive = [c for c in self._network.get_connections(_libp2p_id(peer)) if not c.is_closed]
         return sorted(alive, key=lambda c: (c is bulk, _is_relayed(c)))
 
     def remote_ip(self, peer: str) -> str | None:
-        """The address at the other end of a direct connection to `peer`."""
+        """Return the IP address at the other end of a direct connection to `peer`, None if there is none."""
         ips = (_remote_ip(connection) for connection in self.live(peer))
         return next((ip for ip in ips if ip is not None), None)
 
     async def open(self, peer: str, bulk: bool) -> Channel:
-        """A fresh stream to `peer`, dialled if need be; DialError or ConnectionLost."""
+        """Open a new stream to `peer`, dialling if need be. Raises DialError or ConnectionLost."""
         channel = await self._open_bulk(peer) if bulk else None
         if channel is not None:
             return channel
@@ -78,18 +78,18 @@ class Connections:
                 return channel
         channel = await self._open_on(await self.connect(peer), peer)
         if channel is None:
-            raise ConnectionLost(f"the connection to {peer} ended as soon as it was made.")
+            raise ConnectionLost(f"the connection to {peer} ended as soon as it was made")
         return channel
 
     async def connect(self, peer: str) -> Connection:
-        """A live connection to `peer`. All who ask at the same time share one dial."""
+        """Return a live connection to `peer`, dialling if need be. Simultaneous callers share one dial."""
         alive = self.live(peer)
         if alive:
             return alive[0]
         return await self.dial(peer, self._book.get(peer))
 
     async def dial(self, peer: str, addresses: tuple[str, ...]) -> Connection:
-        """A new connection by these addresses, or the one that a dial of the same already under way makes."""
+        """Return a new connection by these addresses, or that of a dial of the same under way. Raises DialError."""
         dial = self._dials.get((peer, addresses))
         if dial is None:
             dial = self._dials[peer, addresses] = Dial()
@@ -109,7 +109,7 @@ class Connections:
                 await abort_connection(connection)
 
     async def abort(self, peer: str) -> None:
-        """Drop every connection to a peer that no longer answers, so that what waits on it fails now."""
+        """Drop every connection to a peer that no longer answers, so that calls waiting on it fail now."""
         self._forget_bulk(peer)
         for connection in self.live(peer):
             await abort_connection(connection)
@@ -120,7 +120,7 @@ class Connections:
             self.bulk.abort(peer)
 
     def _on_gone(self, peer_id: ID) -> None:
-        """The last connection to a peer has ended: keep nothing of it."""
+        """Forget a peer whose last connection has ended."""
         peer = str(peer_id)
         self._bulk.pop(peer, None)
         dialling = self._bulk_dials.get(peer)
@@ -132,11 +132,11 @@ class Connections:
             self.traversal.forget(peer_id)
 
     async def _open_bulk(self, peer: str) -> Channel | None:
-        """A channel that shares no connection with control calls: the TLS lane, else a second libp2p connection."""
+        """Open a channel that shares no connection with control calls: by TLS, else by a second libp2p connection."""
         control = await self.connect(peer)
         ip = _remote_ip(control)
         if ip is None or not self._listens_at(peer, ip):
-            return None  # behind NAT: to dial it would be in vain, and take seconds to show it
+            return None  # behind NAT: a dial would fail, after seconds
         if self.bulk is not None:
             channel = await self.bulk.channel(peer, ip)
             if channel is not None:
@@ -145,7 +145,7 @@ class Connections:
         return None if connection is None else await self._open_on(connection, peer)
 
     def _listens_at(self, peer: str, ip: str) -> bool:
-        """Whether a peer announces the IP address at which we see it (or a name, which may stand for it)."""
+        """Return whether a peer announces the IP address at which we see it (or a name, which may stand for it)."""
         hosts = (address.split("/")[1:3] for address in self._book.get(peer) if not is_circuit(address))
         return any(host == ip or family.startswith("dns") for family, host in hosts)
 
@@ -169,7 +169,7 @@ class Connections:
             if not is_circuit(address):
                 return await self._network.dial_addr(Multiaddr(address), peer_id)
             if self.traversal is None:
-                raise DialError(f"this host uses no relays, so it cannot reach {peer}.", "unreachable")
+                raise DialError(f"this host uses no relays, so it cannot reach {peer}", "unreachable")
             if direct:
                 await trio.sleep(_DIRECT_FIRST_S)
             return await self.traversal.dial(address, peer)
@@ -184,24 +184,24 @@ class Connections:
         )
 
     async def _bulk_connection(self, peer: str) -> Connection | None:
-        """The libp2p connection kept for bulk, made on first use; None where the peer cannot be dialled directly."""
+        """Return the libp2p connection for bulk, made on first use, None if the peer cannot be dialled directly."""
         async with self._bulk_dials.setdefault(peer, trio.Lock()):
             connection = self._bulk.get(peer)
             if connection is not None and not connection.is_closed:
                 return connection
             self._bulk.pop(peer, None)
-            if peer in self._bulk_refused:
+            if self._bulk_refused.paused(peer):
                 return None
             try:
                 direct = tuple(address for address in self._book.get(peer) if not is_circuit(address))
                 connection = self._bulk[peer] = await self._race(peer, direct)
             except DialError:
-                self._bulk_refused.begin(peer)
+                self._bulk_refused.failed(peer)
                 return None
             return connection
 
     async def _open_on(self, connection: Connection, peer: str) -> StreamChannel | None:
-        """A stream on this connection, or None if the connection is dead."""
+        """Open a stream on this connection. Returns None if the connection is dead."""
         try:
             stream = await connection.new_stream()
         except LOST:
@@ -215,7 +215,7 @@ def _libp2p_id(peer: str) -> ID:
 
 
 def _remote_ip(connection: Connection) -> str | None:
-    """The address at the other end of a direct connection."""
+    """Return the IP address at the other end of a direct connection."""
     if _is_relayed(connection):
         return None
     for address in connection.get_transport_addresses():

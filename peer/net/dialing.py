@@ -1,7 +1,7 @@
-"""Reaching a peer: every known address, staggered, each under its own deadline, and a reason a user understands.
+"""Dialling a peer at all its known addresses, staggered, each with its own deadline.
 
 The library tries one address per transport, remembers failures for a minute, and mixes all causes in one exception.
-Here the addresses race in the manner of RFC 8305, and the failure says which address failed and why.
+Here the addresses race as in RFC 8305, and the error says which address failed and why.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Connection = Any
 _TELLING: Final[tuple[DialReason, ...]] = ("wrong_peer", "refused", "timeout", "unreachable")
 _SENTENCES: Final[dict[DialReason, str]] = {
     "wrong_peer": "another peer answers there: the address is out of date, ask for a new invite",
-    "refused": "nothing listens there, or it hangs up: is that peer running, and is its port forwarded?",
-    "timeout": "no answer in time: is that peer up, and does a firewall drop the packets?",
+    "refused": "nothing listens there, or it hangs up: check that the peer is running and its port is forwarded",
+    "timeout": "no answer in time: check that the peer is up and that no firewall drops the packets",
     "unreachable": "there is no route to it: check this machine's network and the address",
 }
 _UNREACHABLE_ERRNOS: Final = frozenset(
@@ -35,7 +35,7 @@ _UNREACHABLE_ERRNOS: Final = frozenset(
 
 @dataclass
 class Dial:
-    """One attempt to reach a peer, shared by everyone who wants it."""
+    """One attempt to reach a peer, shared by all callers."""
 
     done: trio.Event = field(default_factory=trio.Event)
     connection: Connection | None = None
@@ -51,13 +51,13 @@ async def race(
     stagger_s: float,
     discard: Callable[[Connection], None],
 ) -> Connection:
-    """The first connection that `attempt` makes to any address; DialError if none does.
+    """Return the first connection that `attempt` makes to any address. Raises DialError if it makes none.
 
-    The next address starts when the previous one failed or `stagger_s` has passed. A connection that comes second is
-    handed to `discard`.
+    The next address starts when the previous one has failed or `stagger_s` has passed. `discard` gets a connection that
+    comes second.
     """
     if not addresses:
-        raise DialError(f"no address of {peer} is known: wait until it announces itself.", "unreachable")
+        raise DialError(f"no address of {peer} is known: wait until it announces itself", "unreachable")
     failures: dict[str, DialReason] = {}
     told: dict[DialReason, str] = {}
     winner: Connection | None = None
@@ -69,7 +69,7 @@ async def race(
             with trio.move_on_after(timeout_s) as scope:
                 try:
                     connection = await attempt(address)
-                except DialError as error:  # which says it better than we could
+                except DialError as error:  # its message is more precise than ours
                     failures[address] = error.reason
                     told.setdefault(error.reason, str(error))
                 except LOST as error:
@@ -95,9 +95,9 @@ async def race(
 
 
 def classify(error: BaseException) -> DialReason:
-    """Why a dial failed, from the exceptions chained below the library's."""
+    """Return why a dial failed, from the exceptions chained below the library's."""
     reasons = {reason for cause in _causes(error) if (reason := _reason(cause)) is not None}
-    return next((reason for reason in _TELLING if reason in reasons), "refused")  # it spoke to us, then hung up
+    return next((reason for reason in _TELLING if reason in reasons), "refused")  # the peer answered, then hung up
 
 
 def _reason(error: BaseException) -> DialReason | None:
@@ -127,4 +127,4 @@ def _dial_error(peer: str, failures: dict[str, DialReason], told: dict[DialReaso
     if worst in told:
         return DialError(told[worst], worst)
     places = ", ".join(address for address, reason in failures.items() if reason == worst)
-    return DialError(f"cannot reach {peer} at {places}: {_SENTENCES[worst]}.", worst)
+    return DialError(f"cannot reach {peer} at {places}: {_SENTENCES[worst]}", worst)

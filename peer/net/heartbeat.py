@@ -1,11 +1,10 @@
-"""Which watched peers are dead or frozen.
+"""Heartbeat: finds watched peers that are dead or frozen.
 
-Each watched peer is pinged every couple of seconds, and any byte from it counts as a sign of life. It is suspect at
-once when its connection is lost and a redial fails, or after `suspect_after_s` of silence; its connections are then
-dropped, so that whatever is stuck on them ends. It recovers when it answers again.
+Each watched peer is pinged every few seconds, and any byte from it counts as a sign of life. A peer becomes suspect
+at once when its connection is lost and a redial fails, or after `suspect_after_s` of silence. Its connections are then
+dropped, so that calls stuck on them end. It recovers when it answers again.
 
-A peer is never blamed for our own slowness: time in which our event loop did not run (we were stopped, or starved of
-CPU) does not count as its silence.
+Time in which our own event loop did not run (stopped, or starved of CPU) does not count as a peer's silence.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class Ping(msgspec.Struct, frozen=True):
 
 
 class Pong(msgspec.Struct, frozen=True):
-    """One."""
+    """The sign of life."""
 
 
 PING: Final = Method("net/ping", Ping, Pong, open=True, urgent=True)
@@ -42,7 +41,7 @@ _CLOCK: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # ru
 
 
 class LagMeter:
-    """How much our own event loop has stood still, as it does when we are stopped, starved, or the machine sleeps."""
+    """How long our own event loop has stood still: stopped, starved, or the machine asleep."""
 
     def __init__(self) -> None:
         self._lost = 0.0
@@ -51,13 +50,12 @@ class LagMeter:
 
     @property
     def lost_s(self) -> float:
-        """Seconds by which a regular tick came late, ever growing; with the delay of one that is overdue right now."""
+        """Seconds by which regular ticks came late, since the start. Includes a tick that is overdue now."""
         return self._lost + self._late_s
 
     @property
     def stood_still_until(self) -> float:
-        """When it last stood still for half a second or more, in trio's time: now, if the tick is overdue by as much
-        right now."""
+        """When the loop last stood still for half a second or more, in trio's time. That may be now."""
         return trio.current_time() if self._late_s >= _STANDSTILL_S else self._stood_still_until
 
     @property
@@ -77,7 +75,7 @@ def _clock() -> float:
 
 
 class Heartbeat:
-    """Watches a set of peers that may change at any time."""
+    """Watches a set of peers, which may change at any time."""
 
     def __init__(self, rpc: Rpc, connections: Connections, meter: Meter, limits: NetLimits, events: EventLog) -> None:
         self._rpc = rpc
@@ -107,7 +105,7 @@ class Heartbeat:
             await self._changed.wait()
 
     def watch(self, peers: frozenset[str]) -> None:
-        """Watch exactly `peers`; a peer that is watched on keeps its state."""
+        """Watch exactly `peers`. A peer that was watched before keeps its state."""
         for peer in set(self._watched) - peers:
             self._watched.pop(peer).cancel()
             self._suspects.discard(peer)
@@ -136,7 +134,7 @@ class Heartbeat:
                 await trio.sleep_until(began + self._limits.ping_interval_s)
 
     async def _answers(self, peer: str) -> bool:
-        """Whether `peer` gives a sign of life within its time."""
+        """Return whether `peer` gives a sign of life in time."""
         limits = self._limits
         quiet_s = _REDIAL_S if peer in self._suspects else limits.suspect_after_s - limits.ping_interval_s / 2
         while True:
@@ -150,12 +148,12 @@ class Heartbeat:
                 if not self._slept_since(lost):
                     return False
             except (RemoteError, ProtocolViolation):
-                return True  # it answered, if badly (it may be too busy); a strike is recorded where it was found
+                return True  # it answered, if badly (it may be too busy); rpc has recorded a violation
             except NetworkError:
                 return await self._redials(peer)
 
     async def _redials(self, peer: str) -> bool:
-        """After a lost connection: whether a fresh one answers. At once, for a dead process refuses at once."""
+        """Return whether `peer` answers on a new connection after the last was lost. A dead process refuses at once."""
         while True:
             lost = self._lag.lost_s
             try:
@@ -170,7 +168,7 @@ class Heartbeat:
                 return False
 
     def _slept_since(self, lost_s: float) -> bool:
-        """Whether we, not the peer, let a deadline pass that began when our loop had lost `lost_s`."""
+        """Return whether our own loop missed a deadline that began when the loop had lost `lost_s`."""
         return self._lag.lost_s - lost_s >= self._limits.ping_interval_s / 2
 
     async def _suspect(self, peer: str) -> None:

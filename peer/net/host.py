@@ -1,16 +1,14 @@
-"""One peer's place on the network: identity, listening socket, connections, calls, heartbeat.
+"""One peer's presence on the network: identity, listening socket, connections, calls, heartbeat.
 
     async with open_host(HostConfig(identity=identity, events=events)) as host:
         peer = await host.connect_address("/ip4/203.0.113.7/tcp/4001/p2p/12D3Koo...", timeout_s=10)
         reply = await host.rpc.call(peer, method, body, payload, timeout_s=30)
 
-TCP + Noise + Yamux only, every hole of the library mended (`peer.net.libp2p_fixes`).
+TCP, Noise and Yamux only, with the library's holes fixed (`peer.net.libp2p_fixes`).
 """
 
 from __future__ import annotations
 
-import errno
-import socket
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -21,10 +19,8 @@ import trio
 from libp2p import new_host
 from libp2p.custom_types import TProtocol
 from libp2p.network.config import ConnectionConfig, RetryConfig
-from libp2p.utils.address_validation import get_available_interfaces
-from multiaddr import Multiaddr
 
-from peer.errors import BarnraiseError, ConfigError, DialError, ResourceError
+from peer.errors import BarnraiseError, DialError, ResourceError
 from peer.events import EventLog
 from peer.identity import Identity
 from peer.net.address_book import AddressBook, is_circuit, split_address
@@ -33,8 +29,10 @@ from peer.net.connections import Connections
 from peer.net.heartbeat import Heartbeat
 from peer.net.libp2p_fixes import apply_fixes, harden
 from peer.net.limits import NetLimits
+from peer.net.listen_address import announced_address, check_port_free, expand_wildcard, listen_address
 from peer.net.method import Call, Method
-from peer.net.nat_traversal import Path, Traversal
+from peer.net.nat.hole_punch import Path
+from peer.net.nat.traversal import Traversal
 from peer.net.rate_limit import Meter, TokenBucket, Traffic
 from peer.net.rpc import Rpc
 from peer.net.stream_channel import PROTOCOL, StreamChannel
@@ -44,7 +42,7 @@ _GOODBYE_S: Final = 1.0
 
 
 class Addresses(msgspec.Struct, frozen=True):
-    """Where a peer listens, told to whoever connects to it."""
+    """The addresses of a peer, exchanged on every new connection."""
 
     addresses: list[str]
 
@@ -54,21 +52,22 @@ HELLO: Final = Method("net/hello", Addresses, Addresses, open=True, urgent=True)
 
 @dataclass(frozen=True, kw_only=True)
 class HostConfig:
-    """`announce` replaces the addresses derived from `listen`; caps are bytes per second, None for no cap.
-
-    `bulk_port` is where the TLS lane for payloads listens beside the first address of `listen`: 0 for any free port,
-    None for no listener. A peer behind a firewall names a port that it has opened; else payloads take libp2p streams.
-    `relays` are full addresses of public relays at which to hold a place, for peers that nobody can dial.
-    """
+    """What a host needs to run."""
 
     identity: Identity
     events: EventLog
     listen: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/0",)
     announce: tuple[str, ...] = ()
+    """Addresses to announce in place of those derived from `listen`."""
     upload_bytes_per_s: float | None = None
+    """None for no cap, here and below."""
     download_bytes_per_s: float | None = None
     bulk_port: int | None = 0
+    """The port of the bulk transport at the first address of `listen`: 0 for any free one, None for no listener.
+
+    Behind a firewall it should be an open port; if it cannot be reached, payloads take libp2p streams."""
     relays: tuple[str, ...] = ()
+    """Full addresses of public relays at which to hold a reservation, for a peer that cannot be dialled."""
     limits: NetLimits = field(default_factory=NetLimits)
 
 
@@ -80,7 +79,7 @@ class Host:
         self.identity: Final = config.identity
         self.events: Final = config.events
         self.libp2p: Final = libp2p_host
-        """The py-libp2p host underneath, for routing and relays."""
+        """The underlying py-libp2p host."""
         self._config = config
         self._nursery = nursery
         self._meter = Meter(TokenBucket(config.upload_bytes_per_s), TokenBucket(config.download_bytes_per_s))
@@ -102,7 +101,7 @@ class Host:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Full multiaddrs under which others can dial us, those through a relay last."""
+        """Full multiaddrs at which other peers can dial us, those through a relay last."""
         announced = (*(self._config.announce or self._listening()), *self.traversal.addresses)
         return tuple(f"{address.removesuffix(f'/p2p/{self.peer_id}')}/p2p/{self.peer_id}" for address in announced)
 
@@ -118,7 +117,7 @@ class Host:
 
     @property
     def bulk_bytes_up(self) -> int:
-        """What of `bytes_up` went over the connections for payloads: exchanges and state transfers."""
+        """The part of `bytes_up` that went over connections for payloads: exchanges and state transfers."""
         return self._meter.bulk_bytes_up
 
     @property
@@ -130,20 +129,20 @@ class Host:
         return self._meter.by_peer
 
     def measured_bandwidth(self, peer_id: str) -> float | None:
-        """Smoothed bytes/s of bulk transfers with that peer; None before the first."""
+        """Return the smoothed bytes/s of bulk transfers with a peer, None before the first."""
         traffic = self._meter.by_peer.get(peer_id)
         return None if traffic is None else traffic.bandwidth
 
     def remote_ip(self, peer_id: str) -> str | None:
-        """The IP address at which we see a connected peer; None if it is not connected, or only through a relay."""
+        """Return the IP address at which we see a peer, None if it is not connected or only through a relay."""
         return self._connections.remote_ip(peer_id)
 
     def path(self, peer_id: str) -> Path | None:
-        """How a connected peer is reached: direct, hole-punched or relayed; None if it is not connected."""
+        """Return how a peer is reached: direct, hole-punched or relayed; None if it is not connected."""
         return self.traversal.path(peer_id)
 
     async def connect(self, peer_id: str, *, timeout_s: float) -> None:
-        """Be connected to a peer whose addresses are in the book; DialError says why not."""
+        """Connect to a peer whose addresses are in the book, unless connected. Raises DialError."""
         if peer_id == self.peer_id:
             return
         with trio.move_on_after(timeout_s):
@@ -152,7 +151,7 @@ class Host:
         raise _too_slow(peer_id, timeout_s)
 
     async def connect_address(self, address: str, *, timeout_s: float) -> str:
-        """Connect to the peer at one full multiaddr, learn its addresses, and return its id."""
+        """Connect to the peer at a full multiaddr, learn its addresses, and return its id. Raises DialError."""
         bare, peer_id = split_address(address)
         if peer_id == self.peer_id:
             return peer_id
@@ -160,7 +159,7 @@ class Host:
             if not self._connections.live(peer_id):
                 await self._connections.dial(peer_id, (bare,))
             self.book.add(peer_id, (bare,))
-            await self._say_hello(peer_id)  # or wait for the one that the dial has started
+            await self._say_hello(peer_id)  # or wait for the hello that the dial has started
             return peer_id
         raise _too_slow(address, timeout_s)
 
@@ -168,34 +167,35 @@ class Host:
         await self._connections.disconnect(peer_id)
 
     def watch(self, peers: Iterable[str], cause: str = "") -> None:
-        """Heartbeat these peers from now on, and those watched for other causes; no others."""
+        """Replace the peers watched for `cause`. The heartbeat watches the peers of all causes."""
         self._watched[cause] = frozenset(peers) - {self.peer_id}
         self._heartbeat.watch(frozenset().union(*self._watched.values()))
 
     @property
     def suspects(self) -> frozenset[str]:
-        """Watched peers that are dead or frozen right now."""
+        """Watched peers that are dead or frozen."""
         return self._heartbeat.suspects
 
     async def wait_suspect(self, peer_id: str) -> None:
-        """Return when that peer, once watched, is suspect."""
+        """Return once a watched peer is suspect."""
         await self._heartbeat.wait_suspect(peer_id)
 
     @property
     def stood_still_until(self) -> float:
-        """When our own event loop last stood still for half a second or more, in trio's time; -inf: never. Others may
-        have given us up meanwhile, and their saying so may be on its way."""
+        """When our own event loop last stood still for half a second or more, in trio's time; -inf if never.
+
+        Other peers may have given us up meanwhile, and their message about it may be on its way."""
         return self._heartbeat.stood_still_until
 
     async def run(self) -> None:
-        """What the host does by itself, until cancelled."""
+        """Run the background tasks of the host, until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._heartbeat.run)
             nursery.start_soon(self._bulk.run)
             nursery.start_soon(self.traversal.run)
 
     async def listen_bulk(self) -> None:
-        """Open the bulk lane; ResourceError if its port is taken."""
+        """Open the port of the bulk transport. Raises ResourceError if it is taken."""
         port = self._config.bulk_port
         if port is None or not self._config.listen:
             return
@@ -203,10 +203,10 @@ class Host:
             await self._bulk.listen(self._config.listen[0].split("/")[2], port)
         except OSError as error:
             problem = f"the bulk port {port} cannot be opened ({error.strerror})"
-            raise ResourceError(f"{problem}: choose another, or 0 for any free one.") from error
+            raise ResourceError(f"{problem}: choose another, or 0 for any free one") from error
 
     async def close(self) -> None:
-        """Say goodbye to everyone, quickly."""
+        """Close every connection."""
         self.traversal.stop()
         self._bulk.close()
         async with trio.open_nursery() as nursery:
@@ -229,7 +229,7 @@ class Host:
         return tuple(address for address in self.book.get(peer_id) if not is_circuit(address))
 
     async def _say_hello(self, peer_id: str) -> None:
-        """Exchange addresses, so that each side can dial the other; one exchange at a time."""
+        """Exchange addresses, so that each side can dial the other. One exchange at a time with each peer."""
         if self.traversal.is_relay(peer_id):
             return
         under_way = self._greeting.get(peer_id)
@@ -241,31 +241,31 @@ class Host:
             reply = await self.rpc.call(peer_id, HELLO, Addresses(list(self.addresses)), timeout_s=_HELLO_S)
             self.book.add(peer_id, reply.body.addresses[: self._config.limits.addresses_per_peer])
         except BarnraiseError:
-            return  # it will learn our addresses when it asks
+            return  # the peer will learn our addresses when it asks
         finally:
             del self._greeting[peer_id]
             done.set()
 
     def _listening(self) -> list[str]:
-        """Where the sockets really are: every interface for a wildcard, the real port for port 0."""
+        """Return the bound addresses: every interface for a wildcard, the actual port for port 0."""
         found: list[str] = []
         for listener in self.libp2p.get_network().listeners.values():
-            with suppress(OSError):  # it is just being closed
-                found.extend(bound for address in listener.get_addrs() for bound in _expand(str(address)))
+            with suppress(OSError):  # the listener is closing
+                found.extend(bound for address in listener.get_addrs() for bound in expand_wildcard(str(address)))
         return list(dict.fromkeys(found))
 
 
 @asynccontextmanager
 async def open_host(config: HostConfig) -> AsyncIterator[Host]:
-    """A host that listens and answers inside the block, and has closed its sockets after it.
+    """Run a host that listens and answers inside the block.
 
     Raises ConfigError for a bad address and ResourceError for a port that is taken.
     """
     apply_fixes()
-    listen = [_listen_address(address) for address in config.listen]
-    announce = [_announced_address(address, config.identity.peer_id) for address in config.announce]
+    listen = [listen_address(address) for address in config.listen]
+    announce = [announced_address(address, config.identity.peer_id) for address in config.announce]
     for relay in config.relays:
-        split_address(relay)  # here, where no nursery wraps what it raises
+        split_address(relay)  # checked here, where no nursery wraps the error
     limits = config.limits
     libp2p_host = new_host(
         key_pair=config.identity.key_pair,
@@ -281,9 +281,9 @@ async def open_host(config: HostConfig) -> AsyncIterator[Host]:
     )
     network: Any = libp2p_host.get_network()
     network.retry_config = RetryConfig(max_retries=0)
-    network.auto_connector.maybe_connect = _dial_nobody
+    network.auto_connector.maybe_connect = _dial_no_peer
     for address in config.listen:
-        _check_port_free(address)
+        check_port_free(address)
     harden(libp2p_host)
     failure: Exception | None = None
     async with trio.open_nursery() as nursery:
@@ -291,13 +291,13 @@ async def open_host(config: HostConfig) -> AsyncIterator[Host]:
         async with libp2p_host.run(listen_addrs=listen):
             missing = [str(address) for address in listen if str(address) not in network.listeners]
             if missing:
-                failure = ResourceError(f"cannot listen on {missing[0]}: choose this machine's address with --listen.")
+                failure = ResourceError(f"cannot listen on {missing[0]}: choose this machine's address with --listen")
             else:
                 nursery.start_soon(host.run)
                 try:
                     await host.listen_bulk()
                     yield host
-                except Exception as error:  # noqa: BLE001 - raised again below, outside the nurseries that would wrap it
+                except Exception as error:  # noqa: BLE001 - raised below, outside the nurseries, which would wrap it
                     failure = error
                 finally:
                     with trio.CancelScope(shield=True), trio.move_on_after(_GOODBYE_S):
@@ -308,60 +308,9 @@ async def open_host(config: HostConfig) -> AsyncIterator[Host]:
         raise failure
 
 
-async def _dial_nobody() -> None:
-    """In place of the library's own dialling of up to half of `max_connections`: whom we know is our decision."""
-
-
-def _listen_address(address: str) -> Multiaddr:
-    example = "/ip4/0.0.0.0/tcp/4001"
-    parsed, names = _parse_address("--listen", address, example)
-    if len(names) != 2 or names[0] not in ("ip4", "ip6") or names[1] != "tcp":
-        raise ConfigError(f"--listen {address} is not TCP over IP: use one like {example}.")
-    return parsed
-
-
-def _announced_address(address: str, peer_id: str) -> Multiaddr:
-    """A name may stand for the IP address, and our own peer id at the end."""
-    example = "/ip4/203.0.113.7/tcp/4001"
-    parsed, names = _parse_address("--announce", address, example)
-    place = names[:-1] if address.endswith(f"/p2p/{peer_id}") else names
-    if len(place) != 2 or place[0] not in ("ip4", "ip6", "dns", "dns4", "dns6") or place[1] != "tcp":
-        raise ConfigError(f"--announce {address} is no TCP address of this peer: use one like {example}.")
-    if parsed.value_for_protocol("tcp") == "0" or parsed.value_for_protocol(place[0]) in ("0.0.0.0", "::"):
-        raise ConfigError(f"--announce {address} is no place that others can dial: use one like {example}.")
-    return parsed
-
-
-def _parse_address(option: str, address: str, example: str) -> tuple[Multiaddr, list[str]]:
-    """With the names of its protocols."""
-    try:
-        parsed = Multiaddr(address)
-        return parsed, [protocol.name for protocol in parsed.protocols()]
-    except (ValueError, KeyError) as error:
-        raise ConfigError(f"{option} {address} is no multiaddr: use one like {example}.") from error
-
-
-def _check_port_free(address: str) -> None:
-    """ResourceError if somebody listens there: the library binds with SO_REUSEPORT, which silently shares a port."""
-    _, family, ip, _, port = address.split("/")
-    with socket.socket(socket.AF_INET6 if family == "ip6" else socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((ip, int(port)))
-        except OSError as error:
-            problem = f"port {port} is in use" if error.errno == errno.EADDRINUSE else f"cannot listen on {address}"
-            raise ResourceError(f"{problem} ({error.strerror}): choose another with --listen.") from error
-
-
-def _expand(address: str) -> list[str]:
-    _, family, ip, _, port = address.split("/")
-    if ip not in ("0.0.0.0", "::"):
-        return [address]
-    candidates = [str(interface) for interface in get_available_interfaces(int(port))]
-    same = [a for a in candidates if a.startswith(f"/{family}/") and not a.startswith("/ip6/fe80")]
-    outside = [a for a in same if not a.startswith(("/ip4/127.", "/ip6/::1/"))]
-    return outside or same
+async def _dial_no_peer() -> None:
+    """Replace the library's own dialling of up to half of `max_connections`: we choose the peers to dial."""
 
 
 def _too_slow(target: str, timeout_s: float) -> DialError:
-    return DialError(f"{target} could not be reached within {timeout_s:g} s: is that peer running?", "timeout")
+    return DialError(f"{target} could not be reached within {timeout_s:g} s: check that the peer is running", "timeout")

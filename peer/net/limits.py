@@ -1,4 +1,4 @@
-"""The caps of one peer's network half: how much a stranger may take, and how long we wait for one."""
+"""Caps of the network process: what other peers may take of it, and how long it waits for them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class NetLimits:
     header_bytes: int = 1 << 20
     """Largest typed header (method name and body) of a call or reply."""
     calls_out_per_peer: int = 64
-    """Calls we keep open to one peer; further ones wait their turn inside their own deadline."""
+    """Calls we keep open to one peer. Further ones wait within their own deadline."""
     calls_in_per_peer: int = 160
     """Calls one peer may keep open to us. Above `calls_out_per_peer`: a slot is free only after its reply has left."""
     calls_in_total: int = 1024
@@ -35,17 +35,17 @@ class NetLimits:
     """Pause before the next address is tried beside those still pending (RFC 8305)."""
     ping_interval_s: float = 2.0
     suspect_after_s: float = 6.0
-    """Silence after which a watched peer is held dead or frozen."""
+    """Silence after which a watched peer counts as dead or frozen."""
     connections: int = 300
     connections_per_peer: int = 8
     addresses_per_peer: int = 16
 
 
 class ByteBudget:
-    """A fair semaphore over bytes: claims wait in the order they came until they fit.
+    """A fair semaphore over bytes: claims wait in the order of their arrival until they fit.
 
     A claim above the whole budget is cut to it, so that a big payload passes alone instead of never. One key (a peer)
-    holds at most half, so that no stranger starves the rest.
+    holds at most half, so that no peer starves the others.
     """
 
     def __init__(self, total_bytes: int) -> None:
@@ -89,7 +89,7 @@ class ByteBudget:
             held = self._held.get(key, 0)
             over_share = held > 0 and held + size > self._total // 2
             if over_share:
-                blocked.append((key, size, admitted))  # only this peer waits for itself
+                blocked.append((key, size, admitted))  # this peer waits for its own claims, the others do not
                 continue
             if size > self._free:
                 blocked.append((key, size, admitted))

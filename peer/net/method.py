@@ -1,4 +1,4 @@
-"""What a call is: its method, its request as the handler sees it, its reply as the caller sees it."""
+"""The parts of a call: its method, the request as the handler sees it, the reply as the caller sees it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ Rep = TypeVar("Rep", bound=msgspec.Struct)
 
 @dataclass(frozen=True)
 class Method(Generic[Req, Rep]):
-    """A name with typed bodies and payload limits in bytes. `open`: also for peers the gate has not admitted. `urgent`:
-    it does not wait while all the calls that we keep open to that peer are taken: they may need it."""
+    """A name with typed bodies and payload limits in bytes."""
 
     name: str
     request: type[Req]
@@ -25,12 +24,14 @@ class Method(Generic[Req, Rep]):
     request_payload_max: int = 0
     reply_payload_max: int = 0
     open: bool = False
+    """Whether peers may call it that the gate has not admitted."""
     urgent: bool = False
+    """Whether it may exceed the number of calls open to one peer: those calls may depend on it."""
 
 
 @dataclass(frozen=True)
 class Call(Generic[Req]):
-    """One inbound call. `peer` is authenticated; `payload` is ours to keep."""
+    """One inbound call. `peer` is authenticated; the handler may keep `payload`."""
 
     peer: str
     body: Req
@@ -39,7 +40,7 @@ class Call(Generic[Req]):
 
 @dataclass(frozen=True)
 class Reply(Generic[Rep]):
-    """What a handler answered."""
+    """A handler's answer."""
 
     body: Rep
     payload: memoryview
@@ -49,5 +50,5 @@ Handler = Callable[[Call[Req]], Awaitable[Rep | tuple[Rep, Buffer]]]
 Gate = Callable[[str, Method[Any, Any]], None]
 
 
-def admit_everybody(peer: str, method: Method[Any, Any]) -> None:
-    """The gate of a host that belongs to no run."""
+def admit_all(peer: str, method: Method[Any, Any]) -> None:
+    """Admit every peer: the gate of a host that belongs to no run."""

@@ -17,8 +17,8 @@ _BULK_BYTES = 256 << 10  # below this a transfer measures latency, not bandwidth
 class TokenBucket:
     """At most `rate` bytes/s on average, in bursts of a quarter second; None means no cap.
 
-    Takers are served in order. `charge` takes without waiting, so that small control frames never stand behind bulk
-    data and still count against the cap.
+    Callers of `take` are served in order. `charge` takes without waiting, so that small control frames never wait for
+    bulk data and still count against the cap.
     """
 
     def __init__(self, rate_bytes_per_s: float | None, clock: Callable[[], float] = trio.current_time) -> None:
@@ -29,13 +29,13 @@ class TokenBucket:
         self._turn = trio.Lock()
 
     def piece_bytes(self, preferred: int) -> int:
-        """The largest piece to take at once so that a slow link still flows evenly."""
+        """Return the largest piece to take at once so that a slow link still flows evenly."""
         if self._rate is None:
             return preferred
         return max(1024, min(preferred, int(self._rate * _BURST_S)))
 
     def charge(self, size_bytes: int) -> None:
-        """Take now, going into debt if need be."""
+        """Take without waiting; the bucket may go into debt."""
         if self._rate is not None:
             self._refill(self._rate)
             self._tokens -= size_bytes
@@ -60,12 +60,12 @@ class TokenBucket:
 
 @dataclass
 class Traffic:
-    """What has passed to and from one peer, framing included."""
+    """Bytes to and from one peer, framing included."""
 
     bytes_up: int = 0
     bytes_down: int = 0
     heard_at: float = float("-inf")
-    """trio time of the last byte from this peer: any byte is a sign of life."""
+    """trio's time at the last byte from this peer."""
     bandwidth: float | None = None
 
 
@@ -81,7 +81,7 @@ class Meter:
     bytes_down: int = 0
 
     def traffic(self, peer: str) -> Traffic:
-        """The counters of one peer; of strangers by the thousand, the longest silent is forgotten."""
+        """Return the counters of one peer. Above 4096 peers, those of the longest silent one are dropped."""
         known = self.by_peer.get(peer)
         if known is None:
             if len(self.by_peer) >= _PEERS_MAX:
@@ -103,7 +103,7 @@ class Meter:
     def transferred(self, peer: str, size_bytes: int, seconds: float) -> None:
         """Fold one payload's speed into the peer's smoothed bandwidth (bytes/s).
 
-        Seconds a byte are what is averaged: a payload that lay in a buffer already seems fast beyond all measure.
+        Averages seconds a byte, because a payload that was buffered already seems infinitely fast.
         """
         if size_bytes < _BULK_BYTES:
             return

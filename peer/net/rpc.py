@@ -41,19 +41,21 @@ __all__ = ["Buffer", "Call", "Gate", "Handler", "Method", "Reply", "Rpc"]
 _EARLY_REPLY_BYTES: Final = 4 * SMALL_BYTES  # bigger requests watch for a refusal while they are being sent
 
 
-class BulkLinks(Protocol):
-    """Where channels come from: the host's connections."""
+class ChannelSource(Protocol):
+    """The source of channels: the host's connections."""
 
     async def open(self, peer: str, bulk: bool) -> Channel:
-        """A fresh channel to `peer`, dialling if need be; DialError or ConnectionLost."""
+        """Open a new channel to `peer`, dialling if need be. Raises DialError or ConnectionLost."""
 
 
 class Rpc:
-    """Serves our methods to other peers and calls theirs."""
+    """Answers calls of other peers and makes calls to them."""
 
-    def __init__(self, peer_id: str, links: BulkLinks, limits: NetLimits, meter: Meter, events: EventLog) -> None:
+    def __init__(
+        self, peer_id: str, channels: ChannelSource, limits: NetLimits, meter: Meter, events: EventLog
+    ) -> None:
         self._peer_id = peer_id
-        self._links = links
+        self._channels = channels
         self._limits = limits
         self._meter = meter
         self.server: Final = RpcServer(limits, meter, events)
@@ -63,7 +65,7 @@ class Rpc:
 
     @property
     def gate(self) -> Gate:
-        """Decides who may call what: raises NotAdmitted. Methods marked `open` and our own calls pass it by."""
+        """Decides which peer may call which method: raises NotAdmitted. Methods marked `open` bypass it."""
         return self.server.gate
 
     @gate.setter
@@ -71,12 +73,14 @@ class Rpc:
         self.server.gate = gate
 
     def register(self, method: Method[Req, Rep], handler: Handler[Req, Rep]) -> None:
-        """Answer calls of `method` with `handler`, from now on."""
+        """Answer calls of `method` with `handler` from now on."""
         self.server.add(method, handler)
 
     def scope(self) -> AbstractContextManager[None]:
-        """Whatever is served inside the block is withdrawn at its end: handlers at work are cancelled, and callers get
-        RemoteError (code UnknownMethod), as from a peer that never served it."""
+        """Withdraw at the end of the block the methods that were registered in it.
+
+        Their running handlers are cancelled, and callers get RemoteError (code UnknownMethod).
+        """
         return self.server.scope()
 
     async def call(
@@ -91,9 +95,10 @@ class Rpc:
     ) -> Reply[Rep]:
         """Call `method` at `peer` and wait for the answer, `timeout_s` seconds at most.
 
-        `bulk` sends over a connection for payloads, so that big payloads never delay control calls. Raises DialError,
-        ConnectionLost, DeadlineExceeded, RemoteError (what the handler raised), TooLarge (`body`) or ProtocolViolation
-        (a bad reply).
+        `bulk` sends over a connection for payloads, so that big payloads never delay control calls.
+
+        Raises DialError, ConnectionLost, DeadlineExceeded, RemoteError (what the handler raised), TooLarge (`body`) or
+        ProtocolViolation (a bad reply).
         """
         view = flat(payload)
         if view.nbytes > method.request_payload_max:
@@ -112,15 +117,15 @@ class Rpc:
                     raise
             await self.introduce(peer, deadline - trio.current_time())
             return await self._call_peer(peer, method, body, view, bulk, deadline)
-        raise DeadlineExceeded(f"{peer} did not answer {method.name} within {timeout_s:g} s.")
+        raise DeadlineExceeded(f"{peer} did not answer {method.name} within {timeout_s:g} s")
 
     async def _call_peer(
         self, peer: str, method: Method[Req, Rep], body: Req, payload: memoryview, bulk: bool, deadline: float
     ) -> Reply[Rep]:
-        if not is_peer_id(peer):  # from a head or a record that somebody made up
-            raise DialError(f"{peer!r} is no peer id.", "unreachable")
+        if not is_peer_id(peer):  # from a forged head or record
+            raise DialError(f"{peer!r} is no peer id", "unreachable")
         async with nullcontext() if method.urgent else self._slot(peer):
-            channel = await self._links.open(peer, bulk)
+            channel = await self._channels.open(peer, bulk)
             return await self._exchange(channel, method, body, payload, deadline)
 
     async def _call_self(self, method: Method[Req, Rep], body: Req, payload: memoryview) -> Reply[Rep]:
@@ -145,12 +150,12 @@ class Rpc:
             if header.payload_bytes > method.reply_payload_max:
                 raise ProtocolViolation(
                     f"{channel.peer} answered {method.name} with {header.payload_bytes} bytes,"
-                    f" over the limit of {method.reply_payload_max}."
+                    f" over the limit of {method.reply_payload_max}"
                 )
             try:
                 answer = msgspec.msgpack.decode(header.body, type=method.reply)
             except MALFORMED as error:
-                raise ProtocolViolation(f"{channel.peer} answered {method.name} with garbage: {error}.") from error
+                raise ProtocolViolation(f"{channel.peer} answered {method.name} with garbage: {error}") from error
             reply = Reply(answer, await frames.receive_payload(header.payload_bytes))
             in_order = sent_all
             return reply
@@ -179,10 +184,10 @@ class Rpc:
 
 
 async def _request(frames: Frames, header: RequestHeader, payload: memoryview) -> tuple[ReplyHeader, bool]:
-    """Send a request and read the reply's header; also whether the request was sent to its end.
+    """Send a request and read the reply's header. Returns also whether the request was sent to its end.
 
-    A peer may refuse a big payload before it has read it, so the reply is awaited while the payload is being sent. A
-    reply that is no refusal means that all of it was read: our own task may yet have to notice that it has sent it.
+    A peer may refuse a big payload before it has read it, so the reply is awaited while the payload is sent. A reply
+    that is no refusal means that the peer has read all of it, even if our sending task has not ended yet.
     """
     if payload.nbytes <= _EARLY_REPLY_BYTES:
         await frames.send(header, payload)

@@ -1,7 +1,7 @@
 """The inbound half of rpc: checks a request step by step, runs its handler, answers.
 
-Nothing a peer sends ends our process: a violation is a `peer_penalized` event, a reset stream, and nothing more. A
-handler runs under its caller's deadline and is cancelled when the caller goes away.
+Nothing that a peer sends ends our process: a violation costs it a `peer_penalized` event and a reset stream. A handler
+runs under its caller's deadline and is cancelled when the caller goes away.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from peer.decoding import MALFORMED
 from peer.errors import BarnraiseError, ConnectionLost, NotAdmitted, ProtocolViolation, TooLarge
 from peer.events import EventLog
 from peer.net.limits import ByteBudget, NetLimits
-from peer.net.method import Call, Gate, Handler, Method, admit_everybody
+from peer.net.method import Call, Gate, Handler, Method, admit_all
 from peer.net.rate_limit import Meter
 from peer.net.wire import Buffer, Channel, Frames, ReplyHeader, RequestHeader
 
@@ -35,7 +35,7 @@ _NO_BODY: Final = msgspec.Raw(b"\xc0")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a handler: an error code and message, or a body and payload."""
+    """The result of a handler: an error code and message, or a body and payload."""
 
     code: str
     message: str
@@ -45,11 +45,12 @@ class Outcome:
 
 @dataclass(eq=False)
 class RegisteredMethod:
-    """A method and who answers it; `running`: the handlers at work."""
+    """A method and its handler."""
 
     method: Method[Any, Any]
     handler: Handler[Any, Any]
     running: set[trio.CancelScope] = field(default_factory=set)
+    """The scopes of its running handlers."""
     withdrawn: bool = False
 
     def withdraw(self) -> None:
@@ -59,10 +60,10 @@ class RegisteredMethod:
 
 
 class RpcServer:
-    """The methods this host serves and everything that bounds them."""
+    """The methods registered at this host, and the bounds of calls to them."""
 
     def __init__(self, limits: NetLimits, meter: Meter, events: EventLog) -> None:
-        self.gate: Gate = admit_everybody
+        self.gate: Gate = admit_all
         self._limits = limits
         self._meter = meter
         self._events = events
@@ -72,12 +73,12 @@ class RpcServer:
 
     def add(self, method: Method[Any, Any], handler: Handler[Any, Any]) -> None:
         if method.name in self._methods:
-            raise ValueError(f"{method.name} is served already")
+            raise ValueError(f"{method.name} is registered already")
         self._methods[method.name] = RegisteredMethod(method, handler)
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """What is added inside the block is withdrawn at its end; handlers at work then are cancelled."""
+        """Withdraw at the end of the block the methods that were registered in it, and cancel their handlers."""
         before = set(self._methods)
         try:
             yield
@@ -90,13 +91,13 @@ class RpcServer:
         self._events.emit("peer_penalized", peer=peer, reason=reason)
 
     async def serve(self, channel: Channel) -> bool:
-        """Answer one call on `channel`; whether the channel ended in order (and was finished)."""
+        """Answer one call on `channel`. Returns whether the channel ended in order (and was finished)."""
         peer = channel.peer
         frames = Frames(channel, self._meter, self._limits.header_bytes)
         self._calls[peer] += 1
         try:
             if self._calls[peer] > self._limits.calls_in_per_peer or self._calls.total() > self._limits.calls_in_total:
-                await self._refuse(frames, BUSY, "too many calls at once; try again in a moment")
+                await self._refuse(frames, BUSY, "too many calls at once: try again in a moment")
                 answered = False
             else:
                 answered = await self._answer(peer, frames)
@@ -120,7 +121,7 @@ class RpcServer:
             header = await frames.receive_header(RequestHeader)
         if timeout.cancelled_caught:
             return False
-        if header.method not in self._methods:  # no offence: we may only just be starting
+        if header.method not in self._methods:  # no violation: we may just be starting
             await self._refuse(frames, UNKNOWN_METHOD, f"this peer does not serve {header.method[:64]}")
             return False
         served = self._methods[header.method]
@@ -148,7 +149,7 @@ class RpcServer:
         return answered
 
     async def _run_watched(self, frames: Frames, served: RegisteredMethod, call: Call[Any]) -> Outcome | None:
-        """The handler's outcome, or None if the caller went away first (which cancels the handler)."""
+        """Return the handler's outcome, or None if the caller went away first, which cancels the handler."""
         outcomes: list[Outcome] = []
         violations: list[ProtocolViolation] = []
         async with trio.open_nursery() as nursery:
@@ -168,13 +169,13 @@ class RpcServer:
         return outcomes[0] if outcomes else None
 
     async def run_local(self, method: Method[Any, Any], call: Call[Any]) -> Outcome:
-        """A call to ourselves: no gate, no frames."""
+        """Run a call to ourselves: no gate, no frames."""
         if method.name not in self._methods:
             return Outcome(UNKNOWN_METHOD, f"this peer does not serve {method.name}", None, _NOTHING)
         return await self.run(self._methods[method.name], call)
 
     async def run(self, served: RegisteredMethod, call: Call[Any]) -> Outcome:
-        """Run a handler, unless it is withdrawn meanwhile."""
+        """Run a handler, unless its method is withdrawn meanwhile."""
         method = served.method
         outcome = Outcome(UNKNOWN_METHOD, f"this peer serves {method.name} no longer", None, _NOTHING)
         if served.withdrawn:  # while its payload arrived
@@ -188,7 +189,7 @@ class RpcServer:
         return outcome
 
     async def _handle(self, method: Method[Any, Any], handler: Handler[Any, Any], call: Call[Any]) -> Outcome:
-        """What the handler answers or raises, as an outcome. This is the rpc edge."""
+        """Return what the handler answers or raises as an outcome. This is the rpc edge."""
         try:
             answer = await handler(call)
         except ProtocolViolation as error:
@@ -206,7 +207,7 @@ class RpcServer:
 
     def _bug(self, method: Method[Any, Any], error: str, trace: str) -> Outcome:
         self._events.emit("bug", where=method.name, error=error, trace=trace)
-        return Outcome(INTERNAL, f"a bug in {method.name}; that peer's events have the details.", None, _NOTHING)
+        return Outcome(INTERNAL, f"a bug in {method.name}; that peer's events have the details", None, _NOTHING)
 
     async def _refuse(self, frames: Frames, code: str, message: str) -> None:
         """Answer before the payload is read: the caller stops sending when it sees the reply."""
@@ -217,7 +218,7 @@ class RpcServer:
 
 
 async def _as_scripted(method: Method[Any, Any], outcome: Outcome) -> Outcome:
-    """What a test's script makes of an answer."""
+    """Return the answer, changed as a scripted fault says."""
     match faults.reach(f"{faults.ANSWER}{method.name}"):
         case "drop":
             await trio.sleep_forever()
@@ -227,7 +228,7 @@ async def _as_scripted(method: Method[Any, Any], outcome: Outcome) -> Outcome:
 
 
 def flat(payload: Buffer) -> memoryview:
-    """A view of the payload's bytes, whatever its shape (tensors come as typed memoryviews)."""
+    """Return a flat view of the payload's bytes (tensors come as typed memoryviews)."""
     return memoryview(payload).cast("B")
 
 

@@ -1,4 +1,4 @@
-"""A call's byte stream over py-libp2p: one Yamux stream each, protocol negotiated without waiting."""
+"""A call's byte stream over py-libp2p: one Yamux stream a call, without waiting for the protocol negotiation."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def _line(text: str) -> bytes:
     return bytes([len(text) + 1]) + text.encode() + b"\n"
 
 
-# multistream-select 1.0: both sides say these two lines. We do not wait for the other's before we go on (as go-libp2p's
-# lazy negotiation), which makes a call one round trip instead of three.
+# multistream-select 1.0: both sides send these two lines. We do not wait for the other's (as in go-libp2p's lazy
+# negotiation), so a call takes one round trip instead of three.
 _GREETING: Final = _line("/multistream/1.0.0") + _line(PROTOCOL)
 
 
 class StreamChannel(Channel):
-    """One libp2p stream. `dialled`: we opened it, so we owe the greeting and expect its echo."""
+    """One libp2p stream. `dialled`: we opened it, so we send the greeting and expect its echo."""
 
     def __init__(self, peer: str, stream: Any, nursery: trio.Nursery, dialled: bool) -> None:
         self.peer = peer
@@ -42,7 +42,7 @@ class StreamChannel(Channel):
         try:
             await self._stream.write(data)
         except LOST as error:
-            raise ConnectionLost(f"the connection to {self.peer} ended while sending.") from error
+            raise ConnectionLost(f"the connection to {self.peer} ended while sending") from error
 
     async def receive(self, max_bytes: int) -> Buffer:
         if self._expects_greeting:
@@ -58,7 +58,7 @@ class StreamChannel(Channel):
         try:
             count: int = await self._stream.muxed_stream.read_into(view)
         except LOST as error:
-            raise ConnectionLost(f"the connection to {self.peer} ended while receiving.") from error
+            raise ConnectionLost(f"the connection to {self.peer} ended while receiving") from error
         return count
 
     async def _receive_greeting(self) -> bytes:
@@ -66,16 +66,16 @@ class StreamChannel(Channel):
         while len(got) < len(_GREETING):
             got += await self._read(4096)
             if not _GREETING.startswith(got[: len(_GREETING)]):
-                raise ConnectionLost(f"{self.peer} does not speak {PROTOCOL}: it is no Barnraise peer.")
+                raise ConnectionLost(f"{self.peer} does not speak {PROTOCOL}: it is no Barnraise peer")
         return got[len(_GREETING) :]
 
     async def _read(self, max_bytes: int) -> bytes:
         try:
             data: bytes = await self._stream.read(max_bytes)
         except LOST as error:
-            raise ConnectionLost(f"the connection to {self.peer} ended while receiving.") from error
+            raise ConnectionLost(f"the connection to {self.peer} ended while receiving") from error
         if not data:
-            raise ConnectionLost(f"the connection to {self.peer} ended while receiving.")
+            raise ConnectionLost(f"the connection to {self.peer} ended while receiving")
         return data
 
     def finish(self) -> None:
@@ -86,7 +86,7 @@ class StreamChannel(Channel):
 
     async def _close(self) -> None:
         with suppress(*LOST):
-            await self._stream.close()  # and if the other side does not close soon, our Yamux resets the stream
+            await self._stream.close()  # if the other side does not close soon, our Yamux resets the stream
 
     async def _reset(self) -> None:
         with suppress(*LOST):

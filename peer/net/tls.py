@@ -1,7 +1,7 @@
-"""A TLS 1.3 socket for trio that reads and writes caller's buffers directly, and the certificate of one host.
+"""A TLS 1.3 socket for trio that reads and writes the caller's buffers directly, and the certificate of one host.
 
 trio's SSLStream passes every byte through two extra buffers in 16 KiB steps. Here OpenSSL works on the socket itself,
-so a payload is decrypted straight into the buffer that the caller will keep.
+so a payload is decrypted straight into its final buffer.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from cryptography.x509.oid import NameOID
 
 from peer.errors import ConnectionLost
 
-_WRITE_BYTES: Final = 1 << 14  # a record of TLS; OpenSSL says nothing of a write until all of it is done
-_TURN_BYTES: Final = 1 << 20  # at most this much is decrypted before other tasks get their turn
-_UNSENT_BYTES: Final = 1 << 19  # at most this much waits in the kernel: whoever has written has sent, or nearly so
-_WAKE_BYTES: Final = 1 << 17  # of a payload arrive before its reader is woken; a slow link brings 10 KB at a time
-_WAKE_S: Final = 0.5  # or what there is then: every byte is a sign of life
-_RECORD_BYTES: Final = 1 << 14  # of TLS, of which OpenSSL may hold a part
+_WRITE_BYTES: Final = 1 << 14  # one TLS record; OpenSSL reports a write only when all of it is done
+_TURN_BYTES: Final = 1 << 20  # decrypted at most before other tasks may run
+_UNSENT_BYTES: Final = 1 << 19  # waits in the kernel at most, so that data written is nearly sent
+_WAKE_BYTES: Final = 1 << 17  # of a payload arrive before its reader is woken; a slow link delivers 10 KB at a time
+_WAKE_S: Final = 0.5  # the reader is woken then in any case: every byte is a sign of life
+_RECORD_BYTES: Final = 1 << 14  # one TLS record, of which OpenSSL may hold a part
 _ENDED: Final = (ssl.SSLError, OSError, trio.ClosedResourceError)
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """A throwaway self-signed certificate: peers learn its hash over libp2p, which has authenticated us already."""
+    """A self-signed certificate for one process. Peers learn its hash over libp2p, which has authenticated us."""
 
     context: ssl.SSLContext
     fingerprint: bytes
 
     @classmethod
     def generate(cls) -> Certificate:
-        """A fresh key and certificate for the lifetime of this process (about a millisecond)."""
+        """Make a new key and certificate (about a millisecond)."""
         key = ec.generate_private_key(ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "barnraise")])
         now = datetime.datetime.now(datetime.timezone.utc)
@@ -68,7 +68,7 @@ class Certificate:
 
 
 def client_context() -> ssl.SSLContext:
-    """TLS 1.3 without authorities: the caller compares `TlsSocket.peer_fingerprint`."""
+    """Return a TLS 1.3 context without authorities: the caller checks `TlsSocket.peer_fingerprint`."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
@@ -77,8 +77,9 @@ def client_context() -> ssl.SSLContext:
 
 
 class TlsSocket:
-    """One TLS connection. At most one task reads and one writes; any of them may be cancelled. Every method raises
-    ConnectionLost when the connection has ended."""
+    """One TLS connection. At most one task reads and one writes; both may be cancelled.
+
+    Every method raises ConnectionLost when the connection has ended."""
 
     def __init__(self, stream: trio.SocketStream, context: ssl.SSLContext, *, server_side: bool) -> None:
         raw = socket.socket(fileno=os.dup(stream.socket.fileno()))
@@ -109,29 +110,30 @@ class TlsSocket:
         return hashlib.sha256(self._socket.getpeercert(binary_form=True) or b"").digest()
 
     async def send(self, data: bytes | bytearray | memoryview) -> None:
-        """Write everything. After it was cancelled only `close` is left."""
+        """Write everything. After a cancellation only `close` may follow."""
         view = memoryview(data).cast("B")
         while view:
             view = view[await self.send_some(view) :]
         await trio.lowlevel.checkpoint()
 
     async def send_some(self, view: memoryview) -> int:
-        """Write the beginning of `view`; how many bytes. After it was cancelled or has raised, the next bytes must be
-        the same ones, wherever they lie then."""
+        """Write the beginning of `view` and return the count.
+
+        After a cancellation or an error the next call must write the same bytes, from any buffer."""
         while True:
             try:
                 return self._socket.send(view[:_WRITE_BYTES])
             except ssl.SSLWantWriteError:
                 await self._writable()
-            except ssl.SSLWantReadError as error:  # it changes keys in the middle, which no peer of ours does
-                raise ConnectionLost("the other side asked for a new handshake.") from error
+            except ssl.SSLWantReadError as error:  # a change of keys, which no honest peer asks for
+                raise ConnectionLost("the other side asked for a new handshake") from error
             except _ENDED as error:
-                raise ConnectionLost("the connection ended while sending.") from error
+                raise ConnectionLost("the connection ended while sending") from error
 
     async def receive_into(self, view: memoryview, expected: int = 1) -> int:
-        """Fill `view` from the front with what has arrived, at least one byte; how many.
+        """Fill `view` from the front with what has arrived, at least one byte, and return the count.
 
-        `expected`: so many bytes are on their way; it may wait a moment for more of them than one."""
+        May wait a moment for more bytes if `expected` says that many are on their way."""
         view = view[:_TURN_BYTES]
         await trio.lowlevel.checkpoint()
         while True:
@@ -163,19 +165,19 @@ class TlsSocket:
                 break
             except _ENDED as error:
                 if count:
-                    break  # hand over what came before the end
-                raise ConnectionLost("the connection ended while receiving.") from error
+                    break  # return what arrived before the end
+                raise ConnectionLost("the connection ended while receiving") from error
             if not got:
                 if count:
                     break
-                raise ConnectionLost("the connection ended while receiving.")
+                raise ConnectionLost("the connection ended while receiving")
             count += got
         return count
 
     def _wake_at(self, size_bytes: int) -> None:
         if size_bytes != self._wake_bytes:
             self._wake_bytes = size_bytes
-            with suppress(OSError):  # a system that has no such thing wakes us for every byte
+            with suppress(OSError):  # a system without this option wakes us for every byte
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size_bytes)
 
     async def _readable(self) -> None:
@@ -186,8 +188,8 @@ class TlsSocket:
 
     async def _wait(self, ready: Callable[[int], Awaitable[None]]) -> None:
         if self._closed:
-            raise ConnectionLost("the connection was closed.")
+            raise ConnectionLost("the connection was closed")
         try:
             await ready(self._socket.fileno())
-        except (*_ENDED, trio.BusyResourceError) as error:  # busy: it wants of us what no honest peer wants
-            raise ConnectionLost("the connection was closed.") from error
+        except (*_ENDED, trio.BusyResourceError) as error:  # busy: a key change that no honest peer asks for
+            raise ConnectionLost("the connection was closed") from error

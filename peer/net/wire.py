@@ -1,10 +1,10 @@
-"""Frames of one call: a length-prefixed msgpack header, then raw payload bytes; the answer is the same shape back.
+"""Frames of one call: a length-prefixed msgpack header, then raw payload bytes. The answer has the same shape.
 
     request   u32 size | [method, payload size, deadline in ms, body] | payload
     reply     u32 size | [error code or "", message, payload size, body] | payload
 
-Sizes are checked before anything is read or allocated, a payload lands in one preallocated buffer, and big payloads
-leave in pieces of 1 MiB (the size at which py-libp2p costs least). Deadlines are the caller's: every await here can be
+Sizes are checked before anything is read or allocated. A payload is read into one preallocated buffer. Big payloads are
+sent in pieces of 1 MiB (the size at which py-libp2p costs least). Deadlines are the caller's: every await can be
 cancelled.
 """
 
@@ -34,26 +34,27 @@ Header = TypeVar("Header", "RequestHeader", "ReplyHeader")
 
 
 class RequestHeader(msgspec.Struct, frozen=True, array_like=True):
-    """First frame of a call. `timeout_ms` is what is left of the caller's deadline: clocks are never compared."""
+    """First frame of a call."""
 
     method: str
     payload_bytes: int
     timeout_ms: int
+    """What is left of the caller's deadline: clocks are never compared."""
     body: msgspec.Raw
 
 
 class ReplyHeader(msgspec.Struct, frozen=True, array_like=True):
-    """First frame of an answer; `code` is "" for success, else the name of the error."""
+    """First frame of an answer."""
 
     code: str
+    """Empty for success, else the name of the error."""
     message: str
     payload_bytes: int
     body: msgspec.Raw
 
 
 def allocate(size_bytes: int) -> memoryview:
-    """A writable buffer of zeros. Big ones cost no memory before bytes arrive, and few page faults then (whole huge
-    pages).
+    """Return a writable buffer of zeros. A big one takes no memory before bytes arrive, and uses huge pages.
 
     Measured: filling 1 GB takes 0.60 s of CPU in bytearrays of 100 MB, 0.15 s in these.
     """
@@ -70,36 +71,39 @@ def allocate(size_bytes: int) -> memoryview:
 class Channel(ABC):
     """The two-way byte stream of one call with an authenticated peer.
 
-    Exactly one of `finish` and `abandon` ends it; neither blocks. `bulk`: a connection for payloads.
+    Exactly one of `finish` and `abandon` ends it; neither blocks.
     """
 
     peer: str
     bulk: ClassVar[bool] = False
+    """Whether it belongs to a connection for payloads."""
 
     @abstractmethod
     async def send(self, data: Buffer) -> None:
-        """Write everything; ConnectionLost if the stream or its connection has ended."""
+        """Write everything. Raises ConnectionLost if the stream or its connection has ended."""
 
     def turn(self) -> AbstractAsyncContextManager[None]:
-        """Inside the block it is this channel's turn to send much."""
+        """Hold the right to send a big payload inside the block."""
         return nullcontext()
 
     @abstractmethod
     async def receive(self, max_bytes: int) -> Buffer:
-        """1 to `max_bytes` bytes; ConnectionLost at the end of the stream (a reset looks the same)."""
+        """Return 1 to `max_bytes` bytes. Raises ConnectionLost at the end of the stream (a reset looks the same)."""
 
     @abstractmethod
     async def receive_into(self, view: memoryview) -> int:
-        """Fill `view`, which is to be filled in the end, from the front with at least 1 byte; how many. ConnectionLost
-        as for `receive`."""
+        """Fill `view` from the front and return the count, at least 1. The caller goes on until `view` is full.
+
+        Raises as `receive`.
+        """
 
     @abstractmethod
     def finish(self) -> None:
-        """Both sides have said all they had to say."""
+        """End a call that both sides have completed."""
 
     @abstractmethod
     def abandon(self) -> None:
-        """Give the call up: the other side sees the stream end."""
+        """Give up the call: the other side sees the stream end."""
 
 
 class Frames:
@@ -110,14 +114,14 @@ class Frames:
         self._peer = channel.peer
         self._meter = meter
         self._header_max_bytes = header_max_bytes
-        self._ahead = bytearray()  # read beyond what was asked for: a header's first read takes what is there
+        self._ahead = bytearray()  # bytes read beyond a header: its first read takes what is there
 
     async def send(self, header: RequestHeader | ReplyHeader, payload: memoryview) -> None:
-        """Write one header and its payload (`payload` is a flat byte view). TooLarge before anything is sent."""
+        """Write one header and its payload, a flat byte view. Raises TooLarge before anything is sent."""
         encoded = msgspec.msgpack.encode(header)
         frame = _SIZE.pack(len(encoded)) + encoded
         if len(frame) > self._header_max_bytes:
-            raise TooLarge(f"a header of {len(frame)} bytes is over the limit of {self._header_max_bytes}.")
+            raise TooLarge(f"a header of {len(frame)} bytes is over the limit of {self._header_max_bytes}")
         self._meter.upload.charge(len(frame))
         if len(frame) + payload.nbytes <= SMALL_BYTES:
             self._meter.upload.charge(payload.nbytes)
@@ -127,7 +131,7 @@ class Frames:
             return
         async with self._channel.turn():
             began = time.perf_counter()
-            await self._channel.send(frame)  # only now: whoever has the header waits for the rest of it
+            await self._channel.send(frame)  # only now: a peer that has the header waits for the payload
             self._meter.sent(self._peer, len(frame), self._channel.bulk)
             await self._send_pieces(payload)
             seconds = time.perf_counter() - began
@@ -142,7 +146,7 @@ class Frames:
             self._meter.sent(self._peer, piece.nbytes, self._channel.bulk)
 
     async def receive_header(self, type_: type[Header]) -> Header:
-        """Read and check one header; ProtocolViolation if it is oversize or not what it should be."""
+        """Read and check one header. Raises ProtocolViolation if it is oversize or malformed."""
         await self._read_ahead(_SIZE.size)
         (size,) = _SIZE.unpack_from(self._ahead)
         if size > self._header_max_bytes:
@@ -159,9 +163,9 @@ class Frames:
         return header
 
     async def receive_payload(self, size_bytes: int, idle_s: float | None = None) -> memoryview:
-        """Exactly `size_bytes` bytes in one buffer; ConnectionLost after a pause of more than `idle_s`.
+        """Return exactly `size_bytes` bytes in one buffer. The caller has checked the size.
 
-        The caller has checked the size.
+        Raises ConnectionLost after a pause of more than `idle_s`.
         """
         view = allocate(size_bytes)
         ready = min(len(self._ahead), size_bytes)
@@ -183,7 +187,7 @@ class Frames:
         return view
 
     async def ended(self) -> None:
-        """Return when the other side ends the channel; ProtocolViolation if it sends something instead."""
+        """Return when the other side ends the channel. Raises ProtocolViolation if it sends more bytes."""
         if not self._ahead:
             try:
                 self._ahead += await self._channel.receive(1)
@@ -192,7 +196,7 @@ class Frames:
         raise ProtocolViolation("bytes after the end of a request")
 
     async def discard(self) -> None:
-        """Throw away what still arrives until the other side ends the channel."""
+        """Read and drop bytes until the other side ends the channel."""
         self._ahead.clear()
         try:
             while True:

@@ -1,58 +1,57 @@
-"""The parent's side of compute: starts the worker, gives it commands, and replaces it when it dies.
+"""The network process's handle on the "train" program.
 
-The worker is a child process with a control socket and shared memory. Weights and pseudo-gradients lie in buffers that
-the network process owns, so they outlive any worker. A worker that crashes, hangs or is killed costs the command that
-was running (WorkerError) and nothing else: another one is started at once, and the next command waits for it.
+Weights and pseudo-gradients lie in buffers that the network process owns, so they outlive the workers. A worker that
+crashes, hangs or is killed fails the command in flight with a WorkerError and costs nothing else: the group is replaced
+at once, and the next command waits for it.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import TypeVar
 
 import trio
 
-from peer.errors import WorkerError
-from peer.ipc import messages as control
-from peer.ipc.inner_orders import InnerRunOptions
-from peer.ipc.messages import InnerResult
-from peer.model.layout import FlatLayout
-from peer.worker.supervisor import Pending, Supervisor, WorkerBuffers, WorkerConfig
+from peer.ipc.inner_options import InnerRunOptions
+from peer.ipc.messages import Command, Stop
+from peer.ipc.train_messages import InnerResult, RunEvaluate, RunInner
+from peer.worker.commands import WorkerCommands
+from peer.worker.config import WorkerBuffers, WorkerConfig
 
 __all__ = ["InnerResult", "InnerRunOptions", "WorkerConfig", "WorkerGroup", "open_worker_group"]
 
+_Body = TypeVar("_Body")
 
-class WorkerGroup:
-    """Commands to the worker; from `open_worker_group`. One command runs at a time, in the order of the calls.
 
-    `outer` and `delta` are flat fp32 vectors in the canonical order of `layout`. The caller writes `outer` (never
-    while a command runs that reads it) and reads `delta` after `inner_steps`. `inner_state` holds the inner optimizer's
-    state as of the last `inner_steps` (uint8, `peer.compute.inner_optimizer.state_bytes`); a worker that is started
-    anew takes it up.
+@dataclass
+class _Run:
+    """An inner run that was called and has not returned."""
+
+    stop: Stop | None = None
+    sent: bool = False
+
+    def begin(self) -> Stop | None:
+        """Note that the command is being sent; returns the stop to send before it."""
+        self.sent = True
+        return self.stop
+
+
+class WorkerGroup(WorkerCommands):
+    """Commands to a group that trains a whole model; from `open_worker_group`. One command runs at a time, in the order
+    of the calls.
+
+    The caller writes `outer`, never while a command runs that reads it, and reads `delta` after `inner_steps`.
+    `inner_state` is the state after the last `inner_steps`; a new worker begins with it.
     """
 
+    program = "train"
+
     def __init__(self, config: WorkerConfig, buffers: WorkerBuffers) -> None:
-        self.config = config
-        self.layout = FlatLayout.of(config.model)
-        self.outer = buffers.outer.tensor
-        self.delta = buffers.delta.tensor
-        self.inner_state = buffers.inner_state.tensor
-        self._ids = itertools.count()
-        self._pending: dict[int, Pending] = {}  # in the order of the calls
-        self._supervisor = Supervisor(config, buffers, self._pending)
+        super().__init__(config, buffers)
+        self._runs: dict[int, _Run] = {}  # by command id, in the order of the calls
         self._sending = trio.Lock()
         self._stop_wanted = trio.Event()
-
-    @property
-    def loaded(self) -> control.ModelLoaded | None:
-        """What the worker said of itself when it had loaded."""
-        return self._supervisor.loaded
-
-    @property
-    def worker_pid(self) -> int | None:
-        """The live worker's process id; None while one is being started."""
-        return None if self._supervisor.child is None else self._supervisor.child.pid
 
     async def inner_steps(
         self,
@@ -61,97 +60,65 @@ class WorkerGroup:
         deadline_s: float,
         steps: int | None = None,
         *,
-        orders: InnerRunOptions = InnerRunOptions(),  # noqa: B008  frozen
+        options: InnerRunOptions = InnerRunOptions(),  # noqa: B008  frozen
     ) -> InnerResult:
-        """Train on the samples of the half-open ranges, in order: as a rule from `outer` on, leaving outer - local in
-        `delta`; `orders` say otherwise.
+        """Train on the samples of the half-open ranges, in order: from `outer`, leaving outer - local in `delta`,
+        unless `options` say otherwise.
 
-        Ends at the step boundary after `deadline_s` seconds, `steps` steps, the last sample or `stop_inner`, whichever
-        is first. `first_step` is the run's inner step, which sets the learning rate. `sequences` of the result counts
-        the samples consumed. Cancelled, it has the worker stop at its next step. Raises WorkerError, and ValueError
-        for orders that do not fit the model.
+        The run ends at the first step boundary after `deadline_s` seconds, `steps` steps, the last sample or
+        `stop_inner`. `first_step` is the run's inner step, which sets the learning rate. If the call is cancelled, the
+        worker stops at its next step. Raises WorkerError, and ValueError for options that do not fit the model.
 
-        A run with begin="local" and capture=() is a tail: training that goes on while an exchange is in flight. While
-        it runs, `delta` and `outer` may be read, and `outer` written: it touches neither, save for `mix` before its
-        first step, and for a worker that was just started anew, which begins from `outer` as it finds it.
+        A run with begin="local" and capture=() is a tail: training during an exchange. While it runs, `delta` and
+        `outer` may be read, and `outer` written. It reads `outer` only for `mix` before its first step, or where a new
+        worker begins from it.
         """
-        orders.check(self.layout.numel)
-        reply = await self._ask(lambda id: control.RunInner(id, ranges, first_step, deadline_s, steps, orders), True)
-        assert isinstance(reply, control.InnerDone)
-        return reply.result
+        options.check(self.layout.numel)
+        command = RunInner(next(self._ids), ranges, first_step, deadline_s, steps, options)
+        run = self._runs[command.id] = _Run()
+        try:
+            return await self._ask_in_order(command, InnerResult, run)
+        finally:
+            del self._runs[command.id]
 
     def stop_inner(self, after_steps: int = 0) -> None:
-        """Have the running `inner_steps` (of several, the one called first) return after its current step, but not
-        before it has made `after_steps` steps; of several stops the earliest holds. Without one, do nothing."""
-        for id, pending in self._pending.items():
-            if pending.inner:
-                if pending.stop is None or after_steps < pending.stop.after_steps:
-                    pending.stop = control.Stop(id, after_steps)
-                    self._stop_wanted.set()
-                return
+        """Let the running `inner_steps` (of several, the first called) return after its current step, but not before it
+        has made `after_steps` steps. Of several stops the earliest holds. Without a run, do nothing."""
+        for id, run in self._runs.items():
+            if run.stop is None or after_steps < run.stop.after_steps:
+                run.stop = Stop(id, after_steps)
+                self._stop_wanted.set()
+            return
 
     async def evaluate(self, max_batches: int = 8) -> float:
-        """Loss of `outer` on the held-out text in nats a byte, over at most `max_batches` batches. The worker's local
-        weights stay as they are. WorkerError."""
-        reply = await self._ask(lambda id: control.RunEvaluate(id, max_batches))
-        assert isinstance(reply, control.Evaluated)
-        return reply.nats_per_byte
+        """Return the loss of `outer` on the held-out text in nats a byte, over at most `max_batches` batches. The
+        worker's local weights stay as they are. Raises WorkerError."""
+        return await self._ask_in_order(RunEvaluate(next(self._ids), max_batches), float, _Run())
 
-    async def sample(self, prompt: str, max_new_tokens: int, temperature: float = 0.8, seed: int = 0) -> str:
-        """What the weights in `outer` continue the prompt with. The worker's local weights stay as they are.
-        WorkerError."""
-        reply = await self._ask(lambda id: control.RunSample(id, prompt, max_new_tokens, temperature, seed))
-        assert isinstance(reply, control.Sampled)
-        return reply.text
-
-    async def _ask(self, build: Callable[[int], control.Command], inner: bool = False) -> control.Reply:
-        id = next(self._ids)
-        pending = self._pending[id] = Pending(inner)
+    async def _ask_in_order(self, command: Command, kind: type[_Body], run: _Run) -> _Body:
+        async with self._sending:  # first come, first served, also while a group is being started
+            pending = await self._supervisor.send(command, after=run.begin)
         try:
-            async with self._sending:  # first come, first served, also by a worker that was awaited
-                child = await self._supervisor.ready()
-                pending.sent = True
-                if pending.stop is not None:  # asked for already: behind the command it could come too late
-                    await child.send(pending.stop)
-                await child.send(build(id))
             await pending.done.wait()
-        finally:
-            del self._pending[id]
-            if pending.sent and not pending.done.is_set():  # cancelled: free the worker for the next command
-                with trio.CancelScope(shield=True):  # no deadline: untold, the worker would train on
-                    await child.send(control.Stop(id))
-        if isinstance(pending.result, WorkerError):
-            raise pending.result
-        assert pending.result is not None
-        return pending.result
+        except trio.Cancelled:
+            await self.cancel(command.id)  # frees the worker for the next command
+            raise
+        return pending.results(kind)[0]
+
+    async def _run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._forward_stops)
+            await super()._run()
 
     async def _forward_stops(self) -> None:
         while True:
             await self._stop_wanted.wait()
             self._stop_wanted = trio.Event()
-            for pending in tuple(self._pending.values()):
-                if pending.sent and pending.stop is not None and self._supervisor.child is not None:
-                    await self._supervisor.child.send(pending.stop)
+            for run in tuple(self._runs.values()):
+                if run.sent and run.stop is not None:
+                    await self._supervisor.tell(run.stop)
 
 
-@asynccontextmanager
-async def open_worker_group(config: WorkerConfig) -> AsyncIterator[WorkerGroup]:
-    """Start the worker and keep one running for as long as the block lasts.
-
-    Raises ConfigError where the configuration cannot work on this machine, WorkerError where the worker dies while it
-    loads, ResourceError where there is no memory for the buffers.
-    """
-    config.directory.mkdir(parents=True, exist_ok=True)
-    with WorkerBuffers.open(config) as buffers:
-        worker_group = WorkerGroup(config, buffers)
-        try:
-            await worker_group._supervisor.start()
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(worker_group._supervisor.run)
-                nursery.start_soon(worker_group._forward_stops)
-                try:
-                    yield worker_group
-                finally:
-                    nursery.cancel_scope.cancel()
-        finally:
-            await worker_group._supervisor.close()
+def open_worker_group(config: WorkerConfig) -> AbstractAsyncContextManager[WorkerGroup]:
+    """Open a group that trains the whole model; see `WorkerCommands.open`."""
+    return WorkerGroup.open(config)

@@ -8,73 +8,101 @@ import select
 import socket
 import threading
 import time
+from typing import Any
 
 import msgspec
 
-from peer.ipc import messages as control
-from peer.ipc.stage_messages import StageCommand
+from peer.errors import StageReason
+from peer.ipc.messages import (
+    Beat,
+    Command,
+    ControlFrames,
+    FromWorker,
+    LoadModel,
+    Stop,
+    WorkerEvent,
+    frame,
+    refusal_of,
+    reply_to,
+)
 
 _BEAT_S = 1.0
 
 
 class ControlLink:
-    """Commands wait in `commands`; stops are noted as they come, even for commands that have not begun."""
+    """Queues incoming commands in `commands` and sends messages. Stops are noted on arrival, also for commands that
+    have not begun."""
 
     def __init__(self, sock: socket.socket) -> None:
-        self.commands: queue.SimpleQueue[control.Command | StageCommand] = queue.SimpleQueue()
+        self.commands: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.ticks = 0
         self._socket = sock
         self._sending = threading.Lock()
-        self._stops: dict[int, int] = {}  # command id -> steps it makes at least; both threads write, entry by entry
-        self._decoder = msgspec.msgpack.Decoder(control.ToWorker)
-        self._frames = control.ControlFrames()
+        self._stops: dict[int, int] = {}  # command id -> the steps it makes at least; both threads write single entries
+        self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(LoadModel)
+        self._frames = ControlFrames()
 
-    def receive_load(self) -> control.LoadModel:
+    def receive_load(self) -> LoadModel:
         """Wait for the first message."""
         bodies: list[bytes] = []
         while not bodies:
             bodies = self._receive()
-        message = self._decoder.decode(bodies[0])  # the parent says nothing more before the answer
-        assert isinstance(message, control.LoadModel)
+        message = self._decoder.decode(bodies[0])  # the parent sends no more before the answer
+        assert isinstance(message, LoadModel)
         return message
 
+    def takes(self, commands: Any) -> None:
+        """Set the type, or union of types, of the commands to come."""
+        self._decoder = msgspec.msgpack.Decoder(Stop | commands)
+
     def listen(self) -> None:
-        """Thread main: queue commands and send a beat every second, until the parent is gone."""
+        """Queue commands and send a beat every second, until the parent is gone. Runs in its own thread."""
         next_beat = time.monotonic()
         while True:
             wait_s = max(0.0, next_beat - time.monotonic())
             readable, _, _ = select.select([self._socket], [], [], wait_s)
             if readable:
                 messages = [self._decoder.decode(body) for body in self._receive()]
-                # stops first: this thread may stand still between two, and the command would make more steps meanwhile
-                for message in sorted(messages, key=lambda message: not isinstance(message, control.Stop)):
+                # Stops first: this thread may pause between two messages, and the command would make steps meanwhile.
+                for message in sorted(messages, key=lambda message: not isinstance(message, Stop)):
                     self._take(message)
             if time.monotonic() >= next_beat:
-                self.send(control.Beat(self.ticks))
+                self.send(Beat(self.ticks))
                 next_beat = time.monotonic() + _BEAT_S
 
     def is_stopped(self, command_id: int, steps: int) -> bool:
-        """Whether a command that has made `steps` steps is to end now."""
+        """Whether a command that has made `steps` steps must end now."""
         after_steps = self._stops.get(command_id)
         return after_steps is not None and steps >= after_steps
 
     def forget_stops(self, before_id: int) -> None:
-        """Of commands that are done: ids grow, and commands run in order."""
+        """Forget the stops of finished commands: ids grow, and the commands run in order."""
         for old in [id for id in tuple(self._stops) if id < before_id]:
             del self._stops[old]
 
-    def send(self, message: control.FromWorker) -> None:
+    def reply(self, command: Command, body: Any = None) -> None:
+        """Answer the command with its result."""
+        self.send(reply_to(command, body))
+
+    def refuse(self, command: Command, message: str, reason: StageReason) -> None:
+        """Answer the command with a refusal."""
+        self.send(refusal_of(command, message, reason))
+
+    def emit(self, name: str, /, **fields: str | int | float | bool | None) -> None:
+        """Have the network process emit an event."""
+        self.send(WorkerEvent(name, fields))
+
+    def send(self, message: FromWorker) -> None:
         with self._sending:
             try:
-                self._socket.sendall(control.frame(message))
+                self._socket.sendall(frame(message))
             except OSError:
                 os._exit(0)  # the parent is gone
 
-    def _take(self, message: control.ToWorker) -> None:
-        if isinstance(message, control.Stop):
+    def _take(self, message: Stop | Command) -> None:
+        if isinstance(message, Stop):
             self._stops[message.id] = min(message.after_steps, self._stops.get(message.id, message.after_steps))
         else:
-            assert not isinstance(message, control.LoadModel)
             self.commands.put(message)
 
     def _receive(self) -> list[bytes]:
@@ -83,5 +111,5 @@ class ControlLink:
         except OSError:
             data = b""
         if not data:
-            os._exit(0)  # the parent is gone: no clean-up of ours may keep an orphan alive
+            os._exit(0)  # the parent is gone: no clean-up may keep an orphan alive
         return list(self._frames.feed(data))

@@ -1,4 +1,4 @@
-"""One compute worker as its parent sees it: start, messages, death and post-mortem."""
+"""One worker process as its parent sees it: start, messages, end and exit diagnosis."""
 
 from __future__ import annotations
 
@@ -15,35 +15,37 @@ import msgspec
 import trio
 
 from peer.errors import WorkerError
-from peer.ipc import messages as control
+from peer.ipc.messages import Beat, ControlFrames, FromWorker, LoadModel, ModelLoaded, Rejected, ToWorker, frame
 
 _LOG_MAX_BYTES = 1 << 20
 _LOG_TAIL_BYTES = 4096
-# Activations have the same sizes again and again. Given back to the kernel after each micro-batch they return page by
-# page of zeros, a tenth of a CPU stage's time: so glibc keeps what it has, in huge pages where the kernel allows them.
+_MODULE = "peer.worker.main"
+# Activations have the same sizes again and again. Memory returned to the kernel after each micro-batch comes back page
+# by page of zeros, a tenth of a CPU stage's time. So glibc keeps its memory, in huge pages where the kernel allows
+# them.
 _MALLOC = "glibc.malloc.hugetlb=1:glibc.malloc.trim_threshold=1099511627776:glibc.malloc.mmap_threshold=33554432"
 
 
 class WorkerProcess:
-    """A live worker process, the leader of a session of its own. Its stderr goes to `log`."""
+    """A live worker process, the leader of its own session. Its stderr goes to `log`."""
 
     def __init__(self, process: subprocess.Popen[bytes], stream: trio.SocketStream, log: Path) -> None:
         self.pid = process.pid
         self._process = process
         self._stream = stream
         self._log = log
-        self._frames = control.ControlFrames()
+        self._frames = ControlFrames()
         self._bodies: deque[bytes] = deque()
-        self._decoder: msgspec.msgpack.Decoder[control.FromWorker] = msgspec.msgpack.Decoder(control.FromWorker)
+        self._decoder: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
         self._sending = trio.Lock()
         self._destroyed = False
 
     @classmethod
     def start(cls, log: Path, threads: int, fds: tuple[int, ...]) -> WorkerProcess:
-        """Start `python -m peer.worker.main` with `fds` inherited.
+        """Start `python -m peer.worker.main` with `fds` inherited. Call it from the thread that runs trio.
 
-        Not through trio's open_process: that forks in a short-lived thread, and the kernel's parent-death signal
-        means the thread. Call it from the thread that runs trio.
+        trio's open_process does not fit: it forks in a short-lived thread, and the kernel's parent-death signal refers
+        to that thread.
         """
         ours, theirs = socket.socketpair()
         house = str(Path(__file__).resolve().parents[2])
@@ -51,32 +53,32 @@ class WorkerProcess:
         environment = {
             **os.environ,
             "PYTHONPATH": house + (os.pathsep + inherited if inherited else ""),
-            "PYTHONSAFEPATH": "1",  # a `torch.py` in the user's folder is not ours to import
+            "PYTHONSAFEPATH": "1",  # a `torch.py` in the user's folder must not be imported
             "OMP_NUM_THREADS": str(threads),
             "TOKENIZERS_PARALLELISM": "true",
-            "GLIBC_TUNABLES": _MALLOC + (":" + tuned if tuned else ""),  # the last word counts: the user's
+            "GLIBC_TUNABLES": _MALLOC + (":" + tuned if tuned else ""),  # the last setting wins: the user's
         }
         grown = log.exists() and log.stat().st_size > _LOG_MAX_BYTES
         with theirs, log.open("wb" if grown else "ab") as stderr:
             process = subprocess.Popen(
-                [sys.executable, "-m", "peer.worker.main", str(theirs.fileno()), str(os.getpid())],
+                [sys.executable, "-m", _MODULE, str(theirs.fileno()), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=stderr,
                 stderr=stderr,
                 pass_fds=(theirs.fileno(), *fds),
-                start_new_session=True,  # Ctrl-C is for the parent, and killpg takes the compiler's children too
+                start_new_session=True,  # Ctrl-C reaches only the parent, and killpg also ends the compiler's children
                 env=environment,
             )
         return cls(process, trio.SocketStream(trio.socket.from_stdlib_socket(ours)), log)
 
-    async def send(self, message: control.ToWorker) -> None:
-        """Send one message; to a dead worker it goes nowhere, and `receive` tells."""
+    async def send(self, *messages: ToWorker) -> None:
+        """Send messages at once. A dead worker gets nothing, and `receive` reports its death."""
         async with self._sending:
             with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-                await self._stream.send_all(control.frame(message))
+                await self._stream.send_all(b"".join(map(frame, messages)))
 
-    async def receive(self) -> control.FromWorker | None:
-        """The next message, or None once the worker has closed its end, which it does by dying."""
+    async def receive(self) -> FromWorker | None:
+        """Return the next message, or None once the worker has closed its end, which it does by dying."""
         while not self._bodies:
             try:
                 data = await self._stream.receive_some()
@@ -88,8 +90,8 @@ class WorkerProcess:
         return self._decoder.decode(self._bodies.popleft())
 
     async def destroy(self) -> None:
-        """Kill the worker and its children, reap it and close the socket. Cannot be cancelled; twice is once."""
-        if self._destroyed:  # by now its process id may belong to somebody else
+        """Kill the worker and its children, reap it and close the socket. Cannot be cancelled; idempotent."""
+        if self._destroyed:  # the process id may have been reused
             return
         self._destroyed = True
         with trio.CancelScope(shield=True):
@@ -99,9 +101,9 @@ class WorkerProcess:
             await self._stream.aclose()
 
     async def exit_diagnosis(self) -> str:
-        """Kill what is left of it and say in one sentence how it ended."""
+        """Kill what is left of the worker and return in one sentence how it ended."""
         with trio.CancelScope(shield=True):
-            try:  # it closed its socket: let it finish dying of its own cause
+            try:  # it closed its socket: let it die of its own cause
                 code: int | None = await trio.to_thread.run_sync(self._process.wait, 1.0)
             except subprocess.TimeoutExpired:
                 code = None
@@ -110,30 +112,28 @@ class WorkerProcess:
             return "it closed its control socket and stayed"
         if code < 0:
             name = signal.Signals(-code).name
-            hint = " (out of memory? lower batch_size or seq_len)" if name == "SIGKILL" else ""
+            hint = " (if memory ran out, lower batch_size or seq_len)" if name == "SIGKILL" else ""
             return f"it was killed by {name}{hint}"
         return f"it exited with code {code}: {self._last_words()}"
 
     def _last_words(self) -> str:
-        """The last line of its log: for a Python error, the error."""
+        """Return the last line of the log: for a Python error, the error."""
         with self._log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_TAIL_BYTES))
             lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
         return lines[-1].strip() if lines else f"see {self._log}"
 
 
-async def handshake(
-    child: WorkerProcess, load: control.LoadModel, timeout_s: float
-) -> control.ModelLoaded | control.Rejected:
-    """Send the configuration and wait until the worker is ready. Raises WorkerError; the child is then gone."""
-    await child.send(load)
-    message: control.FromWorker | None = control.Beat(0)
+async def handshake(worker: WorkerProcess, load: LoadModel, timeout_s: float) -> ModelLoaded | Rejected:
+    """Send the configuration and wait until the worker is ready. Raises WorkerError; the worker is then gone."""
+    await worker.send(load)
+    message: FromWorker | None = Beat(0)
     with trio.CancelScope(deadline=trio.current_time() + timeout_s) as timeout:
-        while isinstance(message, control.Beat):
-            message = await child.receive()
+        while isinstance(message, Beat):
+            message = await worker.receive()
     if timeout.cancelled_caught:
-        await child.destroy()
+        await worker.destroy()
         raise WorkerError(f"the compute worker was not ready after {timeout_s:.0f} s: raise load_timeout_s")
-    if isinstance(message, control.ModelLoaded | control.Rejected):
+    if isinstance(message, ModelLoaded | Rejected):
         return message
-    raise WorkerError(f"the compute worker died while loading: {await child.exit_diagnosis()}")
+    raise WorkerError(f"the compute worker died while loading: {await worker.exit_diagnosis()}")

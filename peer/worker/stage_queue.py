@@ -1,8 +1,8 @@
-"""In which order a stage's worker runs what it was asked.
+"""The order in which a stage's worker runs its commands.
 
-A backward goes before every forward: it frees memory, and somebody upstream waits for it. What changes or takes the
-state of the whole stage keeps its place: all that was asked before it runs before it, all that was asked after, after.
-Only a step by the stage's own gradient goes first: it is asked for when enough is counted, and more would come in.
+A backward runs before every forward: it frees memory, and the stage upstream waits for it. A command that changes or
+reads the state of the whole stage keeps its place among all others. Only an inner step overtakes: it is asked for when
+enough gradients are counted, and more would join them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TypeGuard
 from peer.ipc.stage_messages import RunBackward, RunForward, RunStep, StageCommand
 from peer.ipc.stage_spec import PassKey
 
-_Entry = tuple[int, int, int, StageCommand]  # section, rank, number: no two are alike, so commands are never compared
+_Entry = tuple[int, int, int, StageCommand]  # section, rank, number: unique, so commands are never compared
 
 
 def _belongs(command: StageCommand, key: PassKey) -> TypeGuard[RunForward | RunBackward]:
@@ -23,15 +23,17 @@ def _belongs(command: StageCommand, key: PassKey) -> TypeGuard[RunForward | RunB
 
 
 def _rank(command: StageCommand) -> int | None:
-    """The lowest goes first; None: it keeps its place."""
+    """Return the rank of the command, lowest first; None if it keeps its place."""
     if isinstance(command, RunForward):
         return 1
     if isinstance(command, RunBackward):
         return 0
-    return -1 if isinstance(command, RunStep) and not command.merged else None
+    return -1 if isinstance(command, RunStep) else None
 
 
 class StageQueue:
+    """Commands that wait, in the order of execution."""
+
     def __init__(self) -> None:
         self._heap: list[_Entry] = []
         self._section = 0
@@ -42,25 +44,25 @@ class StageQueue:
 
     def push(self, command: StageCommand) -> None:
         rank = _rank(command)
-        self._section += rank is None  # such a command has a section of its own
+        self._section += rank is None  # a command without a rank forms its own section
         self._number += 1
         heapq.heappush(self._heap, (self._section, rank or 0, self._number, command))
         self._section += rank is None
 
     def pop(self) -> StageCommand:
-        """The next command; IndexError if there is none."""
+        """Remove and return the next command. Raises IndexError if there is none."""
         return heapq.heappop(self._heap)[-1]
 
     def withdraw(self, key: PassKey) -> list[RunForward | RunBackward]:
-        """Take out what waits for this pass of a micro-batch; not a forward that keeps nothing."""
+        """Remove and return the commands of this pass of a micro-batch, but not a forward that keeps nothing."""
         found: list[RunForward | RunBackward] = []
-        kept: list[_Entry] = []
+        others: list[_Entry] = []
         for entry in self._heap:
             command = entry[-1]
             if _belongs(command, key):
                 found.append(command)
             else:
-                kept.append(entry)
-        heapq.heapify(kept)
-        self._heap = kept
+                others.append(entry)
+        heapq.heapify(others)
+        self._heap = others
         return found

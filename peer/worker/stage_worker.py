@@ -1,39 +1,36 @@
-"""The compute worker of one stage of a pipeline; `peer.worker.main` runs it where its configuration names a stage.
+"""The "stage" program of a worker: one stage of a pipeline.
 
-Commands arrive while others run, so the device never waits for the parent between two micro-batches.
+Commands arrive while others run, so the device never waits for the network process between two micro-batches.
 """
 
 from __future__ import annotations
 
 import queue
 import time
+from typing import Any, ClassVar
 
 import torch
 
+from peer.compute.build_optimizer import state_bytes
 from peer.compute.device import resolve_device, uses_bf16
-from peer.compute.inner_optimizer import InnerSpec, state_bytes
+from peer.compute.optimizer import InnerSpec
 from peer.compute.stage import Stage
 from peer.errors import ConfigError, StageRefused
-from peer.ipc import messages as control
+from peer.ipc.messages import LoadModel, ModelLoaded
 from peer.ipc.shared_memory import SharedBuffer
 from peer.ipc.stage_messages import (
-    DropDone,
     DropMicroBatch,
-    ExportDone,
     ExportProduct,
     ImportWeights,
     MicroBatchDone,
-    MoveDone,
-    Refusal,
     RunBackward,
     RunForward,
     RunStep,
     StageCommand,
-    StageReply,
-    TakeDone,
     TakeGradient,
 )
 from peer.ipc.stage_slots import SlotArea
+from peer.ipc.stage_spec import Moved, Taken
 from peer.worker.control_link import ControlLink
 from peer.worker.stage_queue import StageQueue
 
@@ -41,10 +38,12 @@ from peer.worker.stage_queue import StageQueue
 class StageWorker:
     """Loads once, then runs commands, backward first. It has no weights until it is told to import them."""
 
-    def __init__(self, link: ControlLink, load: control.LoadModel) -> None:
+    commands: ClassVar[Any] = StageCommand
+
+    def __init__(self, link: ControlLink, load: LoadModel) -> None:
         spec = load.stage
         if spec is None:
-            raise ConfigError("a stage's worker needs a stage")
+            raise ConfigError('the program "stage" got no stage: set WorkerConfig.stage')
         self._link = link
         self._queue = StageQueue()
         device = resolve_device(load.device)
@@ -52,47 +51,38 @@ class StageWorker:
         numel = stage.layout.numel
         self._outer = SharedBuffer.attach(load.outer_fd, numel).tensor
         self._delta = SharedBuffer.attach(load.delta_fd, numel).tensor
-        kept = state_bytes(InnerSpec.of(load.inner), stage.layout)
-        self._inner_state = SharedBuffer.attach(load.inner_state_fd, kept, torch.uint8).tensor
+        state_size = state_bytes(InnerSpec.of(load.inner), stage.layout)
+        self._inner_state = SharedBuffer.attach(load.inner_state_fd, state_size, torch.uint8).tensor
         stage.optimizer.load(self._inner_state)
         hidden_size = load.model.hidden_size
         slots = SharedBuffer.attach(load.slots_fd, SlotArea.size_bytes(spec, hidden_size), torch.uint8)
         self._slots = SlotArea(spec, hidden_size, slots.tensor)
-        link.send(
-            control.ModelLoaded(
-                device=device.name,
-                bf16=uses_bf16(device, load.inner),
-                compiled=stage.compiled,
-                windows=0,
-                corpus_digest=b"",
-                corpus_truncated=False,
-            )
-        )
+        link.send(ModelLoaded(device=device.name, bf16=uses_bf16(device, load.inner), compiled=stage.compiled))
 
     def run(self) -> None:
-        """Serve commands for ever; the listener ends the process."""
+        """Serve commands without end; the control link ends the process."""
         while True:
             self._listen()
             if not len(self._queue):
-                continue  # what came was a drop
+                continue  # only drops came
             command = self._queue.pop()
             self._link.ticks += 1
             try:
-                reply = self._serve(command)
+                body = self._serve(command)
             except StageRefused as refused:
-                reply = Refusal(command.id, str(refused), refused.reason)
-            self._link.send(reply)
+                self._link.refuse(command, str(refused), refused.reason)
+            else:
+                self._link.reply(command, body)
 
     def _listen(self) -> None:
-        """Move all that has come into the queue; wait only where there is nothing else to do."""
+        """Move all commands that have come into the queue; wait only if the queue is empty."""
         wait = not len(self._queue)
         while True:
             try:
-                command = self._link.commands.get(block=wait)
+                command: StageCommand = self._link.commands.get(block=wait)
             except queue.Empty:
                 return
             wait = False
-            assert isinstance(command, StageCommand)
             if isinstance(command, DropMicroBatch):
                 self._drop(command)
             else:
@@ -102,29 +92,28 @@ class StageWorker:
         withdrawn = self._queue.withdraw(command.key)
         for waiting in withdrawn:
             message = f"micro-batch {command.key[0]!r} was dropped before its turn"
-            self._link.send(Refusal(waiting.id, message, "cancelled"))
+            self._link.refuse(waiting, message, "cancelled")
         held = self._stage.drop(command.key)
-        self._link.send(DropDone(command.id, held or bool(withdrawn)))
+        self._link.reply(command, held or bool(withdrawn))
 
-    def _serve(self, command: StageCommand) -> StageReply:
-        """Raises StageRefused."""
+    def _serve(self, command: StageCommand) -> MicroBatchDone | Taken | Moved | None:
+        """Run one command and return its result. Raises StageRefused."""
         stage = self._stage
         if isinstance(command, RunForward):
             return self._forward(command)
         if isinstance(command, RunBackward):
             return self._backward(command)
         if isinstance(command, TakeGradient):
-            take = stage.take_gradient if command.forget else stage.read_gradient
-            return TakeDone(command.id, take(self._delta))
+            take = stage.take_gradient if command.clear else stage.read_gradient
+            return take(self._delta)
         if isinstance(command, RunStep):
-            gradient = self._delta if command.merged else None
-            return MoveDone(command.id, stage.step(command.step, gradient, command.norm, command.epoch))
+            return stage.step(command.step)
         if isinstance(command, ImportWeights):
-            return MoveDone(command.id, stage.import_weights(self._outer, command.epoch, command.rebase))
+            return stage.import_weights(self._outer, command.epoch, command.rebase)
         assert isinstance(command, ExportProduct)
         stage.export(self._delta, self._outer if command.product == "delta" else None, command.capture)
         stage.optimizer.save(self._inner_state)
-        return ExportDone(command.id)
+        return None
 
     def _forward(self, command: RunForward) -> MicroBatchDone:
         started = time.monotonic()
@@ -134,15 +123,15 @@ class StageWorker:
         out = self._stage.forward(command.micro_batch, x, targets, command.keep)
         if not spec.is_last:
             self._slots.hidden(*at).copy_(out)
-            return MicroBatchDone(command.id, time.monotonic() - started)
+            return MicroBatchDone(time.monotonic() - started)
         losses = self._slots.losses(*at)
         losses.copy_(out)
-        return MicroBatchDone(command.id, time.monotonic() - started, float(losses.mean()))
+        return MicroBatchDone(time.monotonic() - started, float(losses.mean()))
 
     def _backward(self, command: RunBackward) -> MicroBatchDone:
         started = time.monotonic()
-        place = self._slots.hidden(command.slot, command.batch, command.length)
-        gradient = self._stage.backward(command.micro_batch, None if self._stage.spec.is_last else place)
+        region = self._slots.hidden(command.slot, command.batch, command.length)
+        gradient = self._stage.backward(command.micro_batch, None if self._stage.spec.is_last else region)
         if gradient is not None:
-            place.copy_(gradient)
-        return MicroBatchDone(command.id, time.monotonic() - started, counted=command.micro_batch.count)
+            region.copy_(gradient)
+        return MicroBatchDone(time.monotonic() - started, counted=command.micro_batch.count)

@@ -1,168 +1,207 @@
-"""One compute worker kept alive: started, listened to, buried when it dies or hangs, and started again."""
+"""Supervision of a group of worker processes: start, dispatch of commands and replies, and replacement.
+
+One rank that dies or hangs ends the whole group, and all ranks are started again. That costs the commands in flight,
+which fail with a WorkerError.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import TypeVar
 
-import torch
 import trio
 
 from peer.compute.device import usable_cores
-from peer.compute.inner_optimizer import InnerSpec, state_bytes
-from peer.config import DataConfig, InnerConfig, ModelConfig
-from peer.data.tokenizer import BYTES
-from peer.errors import ConfigError, WorkerError
-from peer.events import EventLog
-from peer.ipc import messages as control
-from peer.ipc.shared_memory import SharedBuffer
-from peer.ipc.stage_slots import SlotArea
-from peer.ipc.stage_spec import StageSpec
-from peer.model.layout import FlatLayout
+from peer.errors import ConfigError, StageRefused, WorkerError
+from peer.ipc.messages import Beat, Command, LoadModel, ModelLoaded, Reply, Stop, WorkerEvent
+from peer.worker.config import WorkerBuffers, WorkerConfig
 from peer.worker.process import WorkerProcess, handshake
 
 _BACKOFF_MAX_S = 30.0
 _LISTEN_S = 1.0
-_STARTS_MAX = 5  # that fail in a row, where others wait for a stage's work: some 8 s, and what the starts take
-
-
-@dataclass(frozen=True)
-class WorkerConfig:
-    """What to compute and on what. `directory` takes worker.log and cached token ids.
-
-    `threads` is per worker (None: every core this process may use), `micro_batch_size` the sequences that fit on the
-    device at once (None: the whole batch). A worker silent for `silence_s` is hung (stopped, or swapped to death), and
-    so is one that makes no step for `stall_s` while it has a command. `stage`: of a pipeline, to compute that one.
-    """
-
-    model: ModelConfig
-    data: DataConfig
-    inner: InnerConfig
-    directory: Path
-    events: EventLog
-    tokenizer: str = BYTES
-    device: str = "auto"
-    seed: int = 0
-    threads: int | None = None
-    micro_batch_size: int | None = None
-    silence_s: float = 15.0
-    stall_s: float = 300.0
-    load_timeout_s: float = 600.0
-    stage: StageSpec | None = None
-
-    @property
-    def layout(self) -> FlatLayout:
-        """Of what the worker computes: the whole model, or its stage."""
-        return FlatLayout.of(self.model, None if self.stage is None else self.stage.layers)
-
-
-@dataclass(frozen=True)
-class WorkerBuffers:
-    """The memory that the network process and its worker share; `slots` only where it computes a stage."""
-
-    outer: SharedBuffer
-    delta: SharedBuffer
-    inner_state: SharedBuffer
-    slots: SharedBuffer | None = None
-
-    @property
-    def fds(self) -> tuple[int, ...]:
-        """What the worker inherits."""
-        buffers = (self.outer, self.delta, self.inner_state, self.slots)
-        return tuple(buffer.fd for buffer in buffers if buffer is not None)
-
-    @classmethod
-    @contextmanager
-    def open(cls, config: WorkerConfig) -> Iterator[WorkerBuffers]:
-        """Of the sizes `config` needs. The memory lives on while anybody holds one of the tensors."""
-        layout = config.layout
-        kept = state_bytes(InnerSpec.of(config.inner), layout)
-        with ExitStack() as stack:
-
-            def create(numel: int, dtype: torch.dtype) -> SharedBuffer:
-                return stack.enter_context(closing(SharedBuffer.create(config.directory, numel, dtype)))
-
-            weights = layout.numel, torch.float32
-            slots = None
-            if config.stage is not None:
-                slots = create(SlotArea.size_bytes(config.stage, config.model.hidden_size), torch.uint8)
-            yield cls(create(*weights), create(*weights), create(kept, torch.uint8), slots)
+_Body = TypeVar("_Body")
 
 
 @dataclass
 class Pending:
-    """A command without a reply; `result` is the reply, or the error that stands for it. `sent`: the worker may have
-    it; `stop`: what was asked of an inner run meanwhile."""
+    """A command that was sent to workers and awaits their replies."""
 
-    inner: bool
-    sent: bool = False
+    waiting: set[int]
+    """The ranks that have not replied."""
+    on_settled: Callable[[], None] | None = None
+    """Called once, when all ranks have replied or the group is lost."""
     done: trio.Event = field(default_factory=trio.Event)
-    result: control.Reply | WorkerError | None = None
-    stop: control.Stop | None = None
+    replies: dict[int, Reply] = field(default_factory=dict)
+    error: WorkerError | None = None
 
-    def settle(self, result: control.Reply | WorkerError) -> None:
-        self.result = result
+    def take(self, rank: int, reply: Reply) -> None:
+        """Note a reply; the last one settles the command."""
+        self.replies[rank] = reply
+        self.waiting.discard(rank)
+        if not self.waiting:
+            self._settle()
+
+    def fail(self, error: WorkerError) -> None:
+        """Settle the command with an error."""
+        self.error = error
+        self._settle()
+
+    def results(self, kind: type[_Body]) -> list[_Body]:
+        """Return the result of each rank, in order of ranks. Raises WorkerError, StageRefused."""
+        if self.error is not None:
+            raise self.error
+        replies = [self.replies[rank] for rank in sorted(self.replies)]
+        for reply in replies:
+            if reply.error is not None:
+                raise StageRefused(reply.error.message, reply.error.reason)
+        return [reply.result(kind) for reply in replies]
+
+    def _settle(self) -> None:
         self.done.set()
+        if self.on_settled is not None:
+            self.on_settled()
 
 
 class Supervisor:
-    """Keeps one worker running, and settles the commands in `pending` (by id) with its replies or with its loss."""
+    """Keeps the workers of one group running, and settles commands with their replies or with their loss."""
 
-    def __init__(self, config: WorkerConfig, buffers: WorkerBuffers, pending: Mapping[int, Pending]) -> None:
-        self.loaded: control.ModelLoaded | None = None
-        self.child: WorkerProcess | None = None
-        self.lost = 0  # workers
+    def __init__(self, config: WorkerConfig, program: str, buffers: WorkerBuffers, starts_max: int | None) -> None:
+        """`starts_max`: the failed starts in a row after which `run` gives up; None: never."""
+        self.loaded: ModelLoaded | None = None
+        self.workers: tuple[WorkerProcess, ...] = ()  # by rank; empty while a group is being started
+        self.generation = 0  # the number of groups lost
         self._config = config
+        self._program = program
         self._buffers = buffers
-        self._pending = pending
-        self._spawned = trio.Event()  # set and replaced after each attempt to start a worker
-        self._spawn_error: WorkerError | None = None
+        self._starts_max = starts_max
+        self._pending: dict[int, Pending] = {}  # by command id
+        self._started = trio.Event()  # set and replaced after each attempt to start the group
+        self._start_error: WorkerError | None = None
+        self._closed = False
 
     async def start(self) -> None:
-        """The first worker. Raises WorkerError or ConfigError."""
-        self.child = await self._spawn()
+        """Start the first group. Raises WorkerError or ConfigError."""
+        self.workers = await self._start_group()
 
-    async def ready(self) -> WorkerProcess:
-        """The worker, once there is one. Raises WorkerError where the next attempt to start it fails."""
-        while self.child is None:
-            await self._spawned.wait()
-            if self._spawn_error is not None:
-                raise self._spawn_error
-        return self.child
+    async def ready(self) -> tuple[WorkerProcess, ...]:
+        """Wait for the workers and return them. Raises WorkerError if the next start fails."""
+        while not (self.workers or self._closed):
+            await self._started.wait()
+            if self._start_error is not None:
+                raise self._start_error
+        if self._closed:
+            raise _closing()
+        return self.workers
+
+    async def send(
+        self,
+        command: Command,
+        rank: int | None = None,
+        *,
+        after: Callable[[], Stop | None] = lambda: None,
+        on_settled: Callable[[], None] | None = None,
+    ) -> Pending:
+        """Send the command to one rank, or to all (None), once there are workers. `after` may give a stop to send
+        before the command. Raises WorkerError."""
+        workers = await self.ready()
+        ranks = range(len(workers)) if rank is None else (rank,)
+        pending = self._pending[command.id] = Pending(set(ranks), on_settled)  # from here on a lost group settles it
+        stop = after()
+        messages = (command,) if stop is None else (stop, command)
+        with trio.CancelScope(shield=True):  # half a message would break the protocol
+            for number in ranks:
+                await workers[number].send(*messages)
+        return pending
+
+    async def tell(self, message: Stop | Command) -> None:
+        """Send a message to the live workers, without waiting for replies. Cannot be cancelled."""
+        with trio.CancelScope(shield=True):
+            for worker in self.workers:
+                await worker.send(message)
 
     async def close(self) -> None:
-        if self.child is not None:
-            await self.child.destroy()
+        """Kill the workers."""
+        await self._destroy(self.workers)
 
     async def run(self) -> None:
-        """Serve the worker until it dies, bury it, start the next; for ever. Where it computes a stage WorkerError once
-        it cannot be started any more: of a peer that lives all others in a pipeline expect its part, and where it has
-        gone they do without."""
-        while True:
-            assert self.child is not None
-            child, cause = self.child, await self._serve(self.child)
-            self.child, self._spawned = None, trio.Event()
-            self.lost += 1
-            self._config.events.emit("worker_died", pid=child.pid, cause=cause)
-            error = WorkerError(f"the compute worker was lost: {cause}; a new one is starting")
-            for pending in tuple(self._pending.values()):  # settling may remove it
-                if pending.sent:
-                    pending.settle(error)
-            await self._respawn()
+        """Serve the group until a rank dies, replace the group, and repeat. Raises WorkerError after `starts_max`
+        failed starts in a row."""
+        try:
+            while True:
+                worker, cause = await self._serve(self.workers)
+                self.workers, self._started = (), trio.Event()
+                self.generation += 1
+                self._config.events.emit("worker_died", pid=worker.pid, cause=cause)
+                self._fail_all(WorkerError(f"the compute worker was lost: {cause}; a new one is starting"))
+                await self._restart()
+        finally:  # a caller shielded from the cancellation would wait without end
+            self._closed = True
+            self._started.set()
+            self._fail_all(_closing())
 
-    async def _spawn(self) -> WorkerProcess:
-        """Start a worker and wait until it has loaded. Raises WorkerError or ConfigError."""
-        config = self._config
+    def _fail_all(self, error: WorkerError) -> None:
+        pending, self._pending = self._pending, {}
+        for command in pending.values():
+            command.fail(error)
+
+    async def _start_group(self) -> tuple[WorkerProcess, ...]:
+        """Start all ranks and wait until each has loaded. Raises WorkerError or ConfigError."""
+        config, size = self._config, self._config.world_size
         started = trio.current_time()
-        buffers = self._buffers
-        child = WorkerProcess.start(
-            config.directory / "worker.log",
-            config.threads or usable_cores(),
-            buffers.fds,
-        )
-        load = control.LoadModel(
+        threads = config.threads or max(1, usable_cores() // size)
+        workers: list[WorkerProcess] = []
+        try:
+            for rank in range(size):
+                log = config.directory / ("worker.log" if rank == 0 else f"worker-{rank}.log")
+                workers.append(WorkerProcess.start(log, threads, self._buffers.fds))
+            answers = await self._load(workers)
+        except BaseException:
+            await self._destroy(workers)
+            raise
+        self.loaded = answers[0]
+        for worker, answer in zip(workers, answers, strict=True):
+            config.events.emit(
+                "worker_ready",
+                pid=worker.pid,
+                device=answer.device,
+                bf16=answer.bf16,
+                compiled=answer.compiled,
+                corpus_truncated=answer.corpus_truncated,
+                seconds=round(trio.current_time() - started, 3),
+            )
+        return tuple(workers)
+
+    async def _load(self, workers: list[WorkerProcess]) -> list[ModelLoaded]:
+        """Send each rank its first message and wait for the answers. Raises WorkerError or ConfigError."""
+        answers: dict[int, ModelLoaded] = {}
+        errors: list[WorkerError | ConfigError] = []
+
+        async def load(rank: int) -> None:
+            try:
+                answer = await handshake(workers[rank], self._load_message(rank), self._config.load_timeout_s)
+            except WorkerError as error:
+                errors.append(error)
+            else:
+                if isinstance(answer, ModelLoaded):
+                    answers[rank] = answer
+                    return
+                errors.append(ConfigError(answer.message))
+            nursery.cancel_scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            for rank in range(len(workers)):
+                nursery.start_soon(load, rank)
+        if errors:
+            raise errors[0]
+        return [answers[rank] for rank in range(len(workers))]
+
+    def _load_message(self, rank: int) -> LoadModel:
+        config, buffers = self._config, self._buffers
+        return LoadModel(
+            program=self._program,
+            rank=rank,
+            world_size=config.world_size,
             model=config.model,
             data=config.data,
             inner=config.inner,
@@ -170,83 +209,88 @@ class Supervisor:
             directory=str(config.directory),
             device=config.device,
             seed=config.seed,
-            micro_batch_size=config.micro_batch_size,
             outer_fd=buffers.outer.fd,
             delta_fd=buffers.delta.fd,
             inner_state_fd=buffers.inner_state.fd,
             stage=config.stage,
             slots_fd=-1 if buffers.slots is None else buffers.slots.fd,
         )
-        try:
-            answer = await handshake(child, load, config.load_timeout_s)
-        except BaseException:
-            await child.destroy()
-            raise
-        if isinstance(answer, control.Rejected):
-            await child.destroy()
-            raise ConfigError(answer.message)
-        self.loaded = answer
-        config.events.emit(
-            "worker_ready",
-            pid=child.pid,
-            device=answer.device,
-            bf16=answer.bf16,
-            compiled=answer.compiled,
-            corpus_truncated=answer.corpus_truncated,
-            seconds=round(trio.current_time() - started, 3),
-        )
-        return child
 
-    async def _respawn(self) -> None:
+    async def _restart(self) -> None:
         backoff_s, failed = 0.5, 0
-        while self.child is None:
+        while not self.workers:
             try:
-                self.child, self._spawn_error = await self._spawn(), None
+                self.workers, self._start_error = await self._start_group(), None
             except (WorkerError, ConfigError) as error:
-                self._spawn_error = WorkerError(str(error))
+                self._start_error = WorkerError(str(error))
                 self._config.events.emit("worker_failed", cause=str(error), retry_s=backoff_s)
                 failed += 1
-            self._spawned.set()
-            if self._spawn_error is not None and self._config.stage is not None and failed >= _STARTS_MAX:
+            self._started.set()
+            if self._start_error is not None and self._starts_max is not None and failed >= self._starts_max:
                 raise WorkerError(
-                    f"the compute worker could not be started again, {failed} times in a row: {self._spawn_error} "
-                    "Mend that and join again with the same --home; others take over meanwhile."
+                    f"the compute worker failed to start {failed} times in a row ({self._start_error}): repair the "
+                    "cause and join again with the same --home; other peers take over meanwhile"
                 )
-            if self.child is None:
+            if not self.workers:
                 await trio.sleep(backoff_s)
                 backoff_s = min(2 * backoff_s, _BACKOFF_MAX_S)
-                self._spawned = trio.Event()
+                self._started = trio.Event()
 
-    async def _serve(self, child: WorkerProcess) -> str:
-        """Dispatch what the worker says until it dies or hangs; returns the cause as a sentence without subject."""
+    async def _serve(self, workers: tuple[WorkerProcess, ...]) -> tuple[WorkerProcess, str]:
+        """Dispatch messages until a rank dies or hangs, then kill the others. Returns the first to go, and the cause as
+        a sentence about "it"."""
+        ended: list[tuple[WorkerProcess, str]] = []
+
+        async def listen(rank: int, worker: WorkerProcess) -> None:
+            ended.append((worker, await self._listen(rank, worker)))
+            nursery.cancel_scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            for rank, worker in enumerate(workers):
+                nursery.start_soon(listen, rank, worker)
+        await self._destroy(workers)
+        return ended[0]
+
+    async def _listen(self, rank: int, worker: WorkerProcess) -> str:
+        """Dispatch the messages of one rank until it dies or hangs; returns the cause."""
+        config = self._config
         ticks, moved_at = -1, trio.current_time()
         while True:
-            quiet_s = 0.0  # counted in short waits: time in which we were frozen ourselves is not its silence
-            while quiet_s < self._config.silence_s:
+            quiet_s = 0.0  # counted in short waits: a time in which this process was frozen is not the worker's silence
+            while quiet_s < config.silence_s:
                 with trio.move_on_after(_LISTEN_S) as timeout:
-                    message = await child.receive()
+                    message = await worker.receive()
                 if not timeout.cancelled_caught:
                     break
                 quiet_s += _LISTEN_S
             else:
-                await child.destroy()
-                return f"it was silent for {self._config.silence_s:g} s and was killed"
+                await worker.destroy()
+                return f"it was silent for {config.silence_s:g} s and was killed"
             if message is None:
-                return await child.exit_diagnosis()
-            if isinstance(message, control.InnerProgress):
-                self._config.events.emit(
-                    "inner_step",
-                    step=message.step,
-                    loss=round(message.loss, 4),
-                    lr=message.lr,
-                    tokens_per_s=round(message.tokens_per_s, 1),
-                    skipped=message.skipped,
-                )
-            elif isinstance(message, control.Beat):
-                if message.ticks != ticks or not any(pending.sent for pending in self._pending.values()):
+                return await worker.exit_diagnosis()
+            if isinstance(message, WorkerEvent):
+                config.events.emit(message.name, **message.fields)
+            elif isinstance(message, Beat):
+                if message.ticks != ticks or not any(rank in command.waiting for command in self._pending.values()):
                     ticks, moved_at = message.ticks, trio.current_time()
-                elif trio.current_time() - moved_at > self._config.stall_s:
-                    await child.destroy()
-                    return f"it made no step for {self._config.stall_s:g} s and was killed (raise stall_s?)"
-            elif isinstance(message, control.Reply) and message.id in self._pending:
-                self._pending[message.id].settle(message)
+                elif trio.current_time() - moved_at > config.stall_s:
+                    await worker.destroy()
+                    return f"it made no step for {config.stall_s:g} s and was killed (raise stall_s if steps are slow)"
+            elif isinstance(message, Reply):
+                self._settle(rank, message)
+
+    def _settle(self, rank: int, reply: Reply) -> None:
+        pending = self._pending.get(reply.id)
+        if pending is not None:
+            if pending.waiting == {rank}:
+                del self._pending[reply.id]
+            pending.take(rank, reply)
+
+    @staticmethod
+    async def _destroy(workers: Iterable[WorkerProcess]) -> None:
+        for worker in workers:
+            await worker.destroy()
+
+
+def _closing() -> WorkerError:
+    return WorkerError("the worker group is being closed: send no more commands")

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from optim.config import GossipConfig
 from peer.errors import NetworkError
+from peer.ipc.span import spans_of
 from peer.model.layout import join_flat
 from swarm.client.session import RunClient, visit
 from swarm.gossip.pairing import PeerView
@@ -111,7 +112,7 @@ class _HeadDownload:
             if stage not in self._parts:
                 raise self._failures[stage]
         parts = [self._parts[stage] for stage in range(manifest.stages)]
-        theta = join_flat(manifest.model, [part.theta for part in parts], manifest.cuts)
+        theta = join_flat(manifest.model, [part.theta for part in parts], spans_of(manifest.cuts))
         donors = frozenset[str]().union(*(part.donors for part in parts))
         return Download(manifest, self._client.tokenizer, tuple(part.head for part in parts), theta, len(donors))
 

@@ -15,7 +15,7 @@ from typing import Final
 
 import trio
 
-from dht.node import Node, open_node
+from dht.node import Node, NodeConfig, open_node
 from peer.errors import ConfigError, ResourceError
 from peer.events import EventLog
 from peer.identity import Identity
@@ -124,9 +124,8 @@ async def visit(
             signed, tokenizer = await fetch_run_files(host, invite, own.path)
             manifest = open_manifest(signed, invite.run_id)
             Gate(host.rpc, manifest, invite.token)
-            async with open_node(
-                host, invite.addresses, [MEMBERS], own.addresses, manifest.run_id, required=True
-            ) as node:
+            config = NodeConfig(manifest.run_id, invite.addresses, own.addresses, required=True)
+            async with open_node(host, config, [MEMBERS]) as node:
                 yield RunClient(host, node, manifest, tokenizer)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import trio
 
-from dht.node import open_node
+from dht.node import NodeConfig, open_node
 from peer.errors import ConfigError
 from peer.events import EventLog
 from peer.identity import Identity
@@ -81,7 +81,8 @@ async def run_coordinator(config: CoordinatorConfig, ready: Callable[[Invite], N
             serve_run_files(host.rpc, run_files, tokenizer)
             serve_dial_back(host)
             serve_snapshots(host.rpc, [_snapshots(state) for state in states])
-            async with open_node(host, config.bootstrap, [MEMBERS], home.addresses, manifest.run_id) as node:
+            node_config = NodeConfig(manifest.run_id, config.bootstrap, home.addresses)
+            async with open_node(host, node_config, [MEMBERS]) as node:
                 addresses = (*host.addresses, *config.bootstrap)[:ADDRESSES_MAX]
                 coordinator = _Coordinator(config, manifest, host, home)
                 membership = Membership(node, host, manifest.run_id, coordinator.member_record, events)

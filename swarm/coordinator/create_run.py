@@ -20,6 +20,7 @@ from peer.config import ModelConfig
 from peer.errors import CheckpointError, ConfigError
 from peer.events import EventLog
 from peer.identity import Identity, Signed
+from peer.ipc.span import spans_of
 from peer.model.huggingface import flatten, load_pretrained
 from peer.model.layout import FlatLayout, init_flat, split_flat, untie
 from swarm.placement.stages import cut, layout_of, open_store
@@ -61,8 +62,9 @@ def found(path: Path, run: RunConfig, identity: Identity, events: EventLog) -> F
         raise ConfigError(f"RUN.toml does not fit the model: {error}.") from error
     cuts = cut(run.pipeline.stages, model, run.outer, run.codec, run.inner, run.data.seq_len)
     states = []
-    for blocks, part in zip(cuts, split_flat(model, theta, cuts), strict=True):
-        layout = FlatLayout.of(model, range(*blocks))
+    spans = spans_of(cuts)
+    for span, part in zip(spans, split_flat(model, theta, spans), strict=True):
+        layout = FlatLayout.of(model, span)
         shared = shared_vectors(run.outer, run.codec, layout, run.inner)
         tensors = {"theta": part, **{name: torch.zeros_like(part) for name in shared}}
         _check_slices(run, layout, list(tensors.values()))

@@ -14,10 +14,10 @@ import msgspec
 
 from peer.decoding import MALFORMED
 from peer.errors import CheckpointError
+from peer.files import write_atomically
 from peer.identity import Signed
 from swarm.protocol.head import MEMBERS_MAX, Hash, Head, Name
 from swarm.run.home import Home
-from swarm.run.manifest_transfer import write_atomically
 
 HEADS_MAX: Final = 1024
 FILE_BYTES_MAX: Final = 8 << 20  # a head of 4096 members, as many names and all hashes are less than one

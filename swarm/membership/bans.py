@@ -12,12 +12,12 @@ import trio
 
 from peer.errors import BarnraiseError, CheckpointError, ConfigError, ProtocolViolation
 from peer.events import EventLog
+from peer.files import write_atomically
 from peer.identity import Identity, Signed, is_peer_id
 from swarm.membership.membership import MemberRecord
 from swarm.run.credentials import BanList, open_bans, sign_bans
 from swarm.run.gate import Gate
 from swarm.run.manifest import Manifest
-from swarm.run.manifest_transfer import write_atomically
 
 SPREAD_EVERY_S: Final = 2.5
 TELL_S: Final = 5.0

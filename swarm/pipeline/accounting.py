@@ -1,8 +1,8 @@
 """Which micro-batches one replica may count, and which it has counted. Pure: no clock, no I/O.
 
-A micro-batch counts in a group at most once for ever. What the group has merged is no longer free in the ledger of its
-head; what this replica has counted and not yet merged is kept here. The decision falls at the backward (`begin`), not
-at the forward: of two copies that are under way at one replica the first to come back counts, the other passes through.
+A micro-batch counts at most once in a group. What the group has merged is no longer free in the ledger of its head;
+what this replica has counted and not yet merged is kept here. The decision is made at the backward (`begin`), not at
+the forward: of two copies in flight at one replica the first to come back counts, and the other passes through.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ _ENDLESS: Final = 1 << 62
 
 
 class SampleAccounting:
-    """Of one replica in one group, from `head` on. Spans are `micro_batch` samples long and aligned to that.
+    """The accounting of one replica in one group, from `head` on. Its samples come in ranges of `micro_batch`, aligned
+    to that.
 
     `round_samples`: in a synchronous run, the size of a round's batch: the samples from the ledger's cursor on that
     count before the next commit. `me`: this peer's id, whose promised samples are free for it.
@@ -41,82 +42,88 @@ class SampleAccounting:
 
     @property
     def counted(self) -> tuple[Range, ...]:
-        """All that was counted and is not merged, in order."""
+        """Everything counted and not merged, in order."""
         return self._ranges(self._captured | self._since)
 
     def in_batch(self, ranges: Iterable[Range], epoch: int) -> bool:
-        """Whether `ranges` lie in the batch of `epoch`, the present one or the one before. Synchronous runs only."""
+        """Return whether `ranges` lie in the batch of `epoch`, the present one or the one before. Synchronous runs
+        only."""
         behind = self.epoch - epoch
         if self.round_samples is None or not 0 <= behind <= STALENESS:
             return False
         first = self._cursor - behind * self.round_samples
         return contains([(first, first + self.round_samples)], ranges)
 
-    def verdict(self, span: Range, epoch: int) -> Verdict:
-        """What is to become of a micro-batch that was issued in `epoch`.
+    def verdict(self, samples: Range, epoch: int) -> Verdict:
+        """Decide about a micro-batch that was dispatched in `epoch`: count it, or only pass it through, or hold it
+        until the group has reached the epoch ("early"), or refuse it ("stale").
 
-        Synchronous: one of the epoch before passes through, with the weights of that epoch. Else weights may be
-        `STALENESS` epochs apart either way. "early": keep it until the group has come so far. "stale": refuse it.
+        Synchronous: one of the epoch before passes through, with the weights of that epoch. Otherwise weights may be
+        `STALENESS` epochs apart either way.
         """
         ahead = epoch - self.epoch
         if ahead > (0 if self.synchronous else STALENESS):
             return "early"
         if ahead < -STALENESS:
             return "stale"
-        return "count" if self.may_count(span, epoch) else "through"
+        return "count" if self.may_count(samples, epoch) else "through"
 
-    def may_count(self, span: Range, epoch: int) -> bool:
+    def may_count(self, samples: Range, epoch: int) -> bool:
         near = epoch == self.epoch if self.synchronous else abs(epoch - self.epoch) <= STALENESS
-        return near and not self.has(span) and span[0] not in self._at and contains(self._free, [span])
+        return near and not self.has(samples) and samples[0] not in self._at and contains(self._free, [samples])
 
-    def has(self, span: Range) -> bool:
-        """Whether it was counted and is not merged yet."""
-        return span[0] in self._captured or span[0] in self._since
+    def has(self, samples: Range) -> bool:
+        """Return whether it was counted and is not merged yet."""
+        return samples[0] in self._captured or samples[0] in self._since
 
-    def is_at(self, span: Range) -> bool:
-        """Whether it is in its backward, to be counted."""
-        return span[0] in self._at
+    def is_at(self, samples: Range) -> bool:
+        """Return whether it is in its backward, to be counted."""
+        return samples[0] in self._at
 
-    def begin(self, span: Range, epoch: int) -> bool:
-        """Whether the backward that begins now counts. If so, `done` or `undo` must follow."""
-        if not self.may_count(span, epoch):
+    def begin(self, samples: Range, epoch: int) -> bool:
+        """Begin a backward; return whether it counts. If so, `done` or `undo` must follow."""
+        if not self.may_count(samples, epoch):
             return False
-        self._at.add(span[0])
+        self._at.add(samples[0])
         return True
 
-    def done(self, span: Range) -> None:
-        """The worker has added its gradient. Ignored if all was forgotten since."""
-        if span[0] in self._at:
-            self._at.remove(span[0])
-            self._since.add(span[0])
+    def done(self, samples: Range) -> None:
+        """Note that the worker has added its gradient. Ignored if everything was forgotten since."""
+        if samples[0] in self._at:
+            self._at.remove(samples[0])
+            self._since.add(samples[0])
 
-    def undo(self, span: Range) -> None:
-        """The worker has not."""
-        self._at.discard(span[0])
+    def undo(self, samples: Range) -> None:
+        """Note that the worker has not added it."""
+        self._at.discard(samples[0])
 
     def capture(self, ranges: Iterable[Range] | None = None) -> tuple[Range, ...]:
-        """All that was counted so far goes into a contribution, or (given `ranges`) what the worker says is in it; all
-        that is captured now. What is captured twice is in both."""
-        firsts = {first for first, _ in spans_of(ranges, self.micro_batch)} if ranges is not None else set(self._since)
+        """Move what was counted so far, or the `ranges` that the worker says, into a contribution. Return everything
+        that is captured now. What is captured twice is in both contributions."""
+        firsts = (
+            {first for first, _ in micro_batches_of(ranges, self.micro_batch)}
+            if ranges is not None
+            else set(self._since)
+        )
         self._captured |= firsts
         self._since -= firsts
-        self._at -= firsts  # counted there, and its word on the way
+        self._at -= firsts  # counted in the worker, whose answer is on its way
         return self._ranges(self._captured)
 
     def reset(self, head: Head) -> tuple[Range, ...]:
-        """The group has committed `head`: what was captured is merged, or free again. What was counted since stays
-        counted (in a synchronous run all is forgotten: its weights are gone); returned are those spans of it that
-        somebody else has got merged, so that a contribution with them would count twice."""
+        """Move to `head`, which the group has committed: what was captured is merged, or free again. What was counted
+        since stays counted; in a synchronous run it is forgotten, as its weights are gone. Return the part of it that
+        others have merged, so that a contribution with it would count twice."""
         self.epoch, self._cursor = head.round, head.ledger.cursor
         self._free = self._free_in(head.ledger)
         self._captured = set()
         if self.synchronous:
             self._since = set()
-        return self._ranges(first for first in self._since if not contains(self._free, [self._span(first)]))
+        return self._ranges(first for first in self._since if not contains(self._free, [self._micro_batch_at(first)]))
 
     def forget(self) -> tuple[Range, ...]:
-        """The gradients are lost, with the worker or because the state was replaced: nothing is counted any more. What
-        had been."""
+        """Forget everything counted, and return it: the gradients are lost, with the worker or because the state was
+        replaced."""
         lost = self.counted
         self._captured, self._since, self._at = set(), set(), set()
         return lost
@@ -126,7 +133,7 @@ class SampleAccounting:
             return [(ledger.cursor, ledger.cursor + self.round_samples)]
         return [*ledger.returned, *ledger.promise(self._me), (ledger.cursor, _ENDLESS)]
 
-    def _span(self, first: int) -> Range:
+    def _micro_batch_at(self, first: int) -> Range:
         return (first, first + self.micro_batch)
 
     def _ranges(self, firsts: Iterable[int]) -> tuple[Range, ...]:
@@ -135,15 +142,15 @@ class SampleAccounting:
             if merged and merged[-1][1] == first:
                 merged[-1] = (merged[-1][0], first + self.micro_batch)
             else:
-                merged.append(self._span(first))
+                merged.append(self._micro_batch_at(first))
         return tuple(merged)
 
 
-def spans_of(ranges: Iterable[Range], micro_batch: int) -> list[Range]:
-    """The micro-batches that make up `ranges`, in order. ValueError unless they are made of whole ones."""
-    spans: list[Range] = []
+def micro_batches_of(ranges: Iterable[Range], micro_batch: int) -> list[Range]:
+    """Return the micro-batches of `ranges`, in order. ValueError unless they are made of whole ones."""
+    found: list[Range] = []
     for first, last in ranges:
         if first % micro_batch or last % micro_batch or last <= first:
-            raise ValueError(f"samples {first} to {last} are no whole micro-batches of {micro_batch}")
-        spans.extend((at, at + micro_batch) for at in range(first, last, micro_batch))
-    return spans
+            raise ValueError(f"samples {first} to {last} are no whole micro-batches of {micro_batch}: align them")
+        found.extend((at, at + micro_batch) for at in range(first, last, micro_batch))
+    return found

@@ -1,9 +1,8 @@
 """Hidden states and their gradients as bytes.
 
-int8 and int4 are blockwise with one scale a block (`optim.codecs.blockwise`), so outliers of one block cost no other
-block precision; "none" is fp32 as it is. Sizes are exact, and decoding refuses whatever is malformed or not finite.
-Hidden states have outliers in a few channels of every token, so int8's blocks are shorter here than for updates: of one
-token's channels, and not of all.
+int8 and int4 are blockwise with one scale a block (`optim.codecs.blockwise`), so an outlier costs only its own block
+precision; "none" is plain fp32. Sizes are exact; decoding refuses malformed data and values that are not finite. Hidden
+states have outliers in a few channels of every token, so int8's blocks are shorter here than for updates.
 
 Shapes: n values, in the order of (B, T, C).
 """
@@ -27,7 +26,7 @@ _INLINE_VALUES: Final = 1 << 14  # below it a thread costs more than the coding 
 
 
 class FineInt8(Int8):
-    """Row: 256 values and their scale."""
+    """int8 in rows of 256 values and their scale."""
 
     name = "int8 of 256"
     bits_per_value = 8 + 32 / 256
@@ -35,8 +34,10 @@ class FineInt8(Int8):
 
 
 class ActivationCode:
-    """Coding runs in threads, off the network's loop; they are waited for also when the caller is cancelled, as they
-    read and write memory that is used again afterwards."""
+    """Codes hidden states as the run's settings say.
+
+    Coding runs in threads, off the network's loop. A thread is waited for even when the caller is cancelled: it reads
+    and writes memory that is used again afterwards."""
 
     def __init__(self, activations: Activations) -> None:
         self.codec: Final[Codec] = _CODECS[activations]
@@ -45,8 +46,8 @@ class ActivationCode:
         return self.codec.encoded_size(values)
 
     async def encode(self, x: Tensor, out: Tensor) -> None:
-        """`x` fp32 contiguous, any shape, into `out`, flat uint8 of `size_bytes(n)`. Raises ProtocolViolation where a
-        value is not finite, or too large for the code."""
+        """Encode `x`, fp32 contiguous of any shape, into `out`, flat uint8 of `size_bytes(n)`. Raises ProtocolViolation
+        where a value is not finite, or too large for the code."""
         flat = x.view(-1)
         if flat.numel() <= _INLINE_VALUES:
             self.codec.encode(flat, out)
@@ -54,7 +55,7 @@ class ActivationCode:
             await trio.to_thread.run_sync(self.codec.encode, flat, out)
 
     async def decode(self, data: memoryview, out: Tensor) -> None:
-        """Exactly `size_bytes(n)` bytes into `out`, fp32 contiguous. Raises ProtocolViolation, and `out` may then be
+        """Decode exactly `size_bytes(n)` bytes into `out`, fp32 contiguous. Raises ProtocolViolation; `out` may then be
         partly written."""
         flat = out.view(-1)
         if flat.numel() <= _INLINE_VALUES:
@@ -69,10 +70,10 @@ _CODECS: Final[Mapping[Activations, Codec]] = MappingProxyType(
 
 
 def new_payload(size_bytes: int) -> Tensor:
-    """Uninitialised flat uint8: a payload about to be written."""
+    """Return uninitialised flat uint8, to be written."""
     return torch.empty(size_bytes, dtype=torch.uint8)
 
 
 def view_of(payload: Tensor) -> memoryview:
-    """Its bytes, not copied."""
+    """Return the bytes of `payload` without a copy."""
     return payload.numpy().data

@@ -1,4 +1,4 @@
-"""What a run's manifest fixes about its micro-batches, and what a peer knows of another's load."""
+"""The micro-batch settings that follow from a run's manifest, and the load that a replica reports."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ STALENESS: Final = 1  # epochs that the weights of two stages may be apart
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineSettings:
-    """`groups[s]`: the id of stage s's group. A micro-batch is `micro_batch` sequences of `seq_len` tokens, its hidden
-    state (micro_batch, seq_len, hidden_size), coded as `activations`.
-
-    `synchronous`: weights change at commits only and a round's batch is `round_samples` samples; else replicas make
-    steps of their own between commits, and `round_samples` is 0.
-
-    `hold_s`: how long a replica keeps a call whose epoch it has not reached. `places`: how many micro-batches it has
-    under way at once. `window_max`: how many an issuer has.
-    """
+    """What all replicas of a pipeline share, derived from the manifest."""
 
     run_id: str
     groups: tuple[str, ...]
+    """The group id of each stage."""
     micro_batch: int
+    """Sequences in a micro-batch. Its hidden state is (micro_batch, seq_len, hidden_size)."""
     seq_len: int
     hidden_size: int
     vocab_size: int
     activations: Activations = "int8"
+    """The code of hidden states and their gradients on the wire."""
     synchronous: bool = False
+    """Weights change at commits only. Otherwise replicas make inner steps between commits."""
     round_samples: int = 0
+    """Samples in the batch of a synchronous round; 0 where rounds are not synchronous."""
     hold_s: float = 20.0
-    places: int = 48
+    """How long a replica holds a call of an epoch that it has not reached."""
+    max_concurrent: int = 48
+    """Micro-batches that a replica handles at once."""
     window_max: int = 32
+    """Micro-batches that a replica of stage 0 has in flight."""
 
     @property
     def stages(self) -> int:
@@ -40,15 +40,17 @@ class PipelineSettings:
 
     @property
     def tokens(self) -> int:
-        """Of one micro-batch."""
+        """Tokens in a micro-batch."""
         return self.micro_batch * self.seq_len
 
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What a replica's record says: micro-batches that wait there, its seconds for one, and `at`, when it was written
-    (its own clock; only compared with other records of the same peer)."""
+    """The load in a replica's record."""
 
     queue: float = 0.0
+    """Micro-batches that wait."""
     service_s: float = 0.0
+    """Seconds of device and coding for one micro-batch."""
     at: float = 0.0
+    """When the record was written, by its author's clock. Comparable with other records of the same peer only."""

@@ -1,8 +1,8 @@
-"""Token ids from feeders: machines that have text and no accelerator. Whoever issues micro-batches asks them first and
-reads its own corpus where none answers.
+"""Token ids from feeders: machines that have text and no accelerator. A stage-0 replica asks them first, and reads its
+own corpus where none answers.
 
-What a feeder sends cannot be checked against the text without having it; that ids lie in the vocabulary can, and a
-feeder that breaks it is struck and asked no more.
+What a feeder sends cannot be checked without the text, except that ids lie in the vocabulary. A feeder that sends other
+ids is penalized and not asked again.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from swarm.protocol.ledger import Range
 from swarm.protocol.messages import Done
 
 FEED_S: Final = 5.0
-SULK_S: Final = 10.0  # a feeder that failed is not asked for so long
+COOLDOWN_S: Final = 10.0  # for which a feeder that failed is not asked
 PROGRESS_S: Final = 2.5
 ASKERS_MAX: Final = 256
 
 ReadTokens = Callable[[Sequence[Range]], Tensor]
-"""The samples of these ranges from the local corpus, (n, T + 1) int64. Called in a thread."""
+"""Reads the samples of these ranges from the local corpus, (n, T + 1) int64. Called in a thread."""
 TokenSource = Callable[[Sequence[Range]], Awaitable[Tensor]]
 
 
 class FeederStats:
-    """What a feeder has read for others. Event `text_fed`: how many micro-batches, and for which peers; at once, with
-    each new peer, and now and then."""
+    """Counts what a feeder has read for others. Event `text_fed`: how many micro-batches, and for which peers; sent at
+    the start, with each new peer, and every `PROGRESS_S` at most."""
 
-    def __init__(self, rules: PipelineSettings, events: EventLog) -> None:
-        self._micro_batch, self._events = rules.micro_batch, events
+    def __init__(self, settings: PipelineSettings, events: EventLog) -> None:
+        self._micro_batch, self._events = settings.micro_batch, events
         self._samples = 0
         self._askers: dict[str, None] = {}  # in the order in which they came
         self._told_at = -math.inf
         self.tell()
 
     def note(self, peer: str, samples: int) -> None:
-        """So many were read for that peer."""
+        """Count samples that were read for `peer`."""
         self._samples += samples
         is_new = peer not in self._askers and len(self._askers) < ASKERS_MAX
         if is_new:
@@ -58,76 +58,75 @@ class FeederStats:
             self.tell()
 
     def tell(self) -> None:
-        """Say it now."""
+        """Send the event now."""
         self._told_at = trio.current_time()
         self._events.emit("text_fed", micro_batches=self._samples // self._micro_batch, peers=list(self._askers))
 
 
 def serve_tokens(
     rpc: Rpc,
-    rules: PipelineSettings,
+    settings: PipelineSettings,
     read: ReadTokens,
     note: Callable[[str, int], None] = lambda peer, samples: None,
 ) -> None:
-    """Answer TOKENS from `read`, from now on; `note` hears for which peer, and how many samples."""
-
-    most = feed_samples_max(rules)
+    """Register the handler of TOKENS, which reads with `read`. `note(peer, samples)` is called for each answer."""
+    most = feed_samples_max(settings)
 
     async def on_tokens(call: Call[AskTokens]) -> tuple[Done, memoryview]:
-        sizes = [last - first for first, last in call.body.spans]
+        sizes = [last - first for first, last in call.body.ranges]
         samples = sum(sizes)
-        if call.body.run_id != rules.run_id or min(sizes, default=0) <= 0 or samples > most:
+        if call.body.run_id != settings.run_id or min(sizes, default=0) <= 0 or samples > most:
             raise ProtocolViolation(f"{samples} samples at once: ask for 1 to {most} of this run")
-        tokens = await trio.to_thread.run_sync(read, call.body.spans)
+        tokens = await trio.to_thread.run_sync(read, call.body.ranges)
         note(call.peer, samples)
         return Done(), tokens.numpy().astype("<u4").data
 
-    rpc.register(PipelineCalls.of(rules).tokens, on_tokens)
+    rpc.register(PipelineCalls.of(settings).tokens, on_tokens)
 
 
 class RemoteTokens:
-    """A TokenSource: each call goes to the next of `feeders()` in turn; `local` serves where that one fails."""
+    """A TokenSource that asks the `feeders()` in rotation, one for each call; `local` serves where it fails."""
 
     def __init__(
-        self, host: Host, rules: PipelineSettings, feeders: Callable[[], Sequence[str]], local: ReadTokens
+        self, host: Host, settings: PipelineSettings, feeders: Callable[[], Sequence[str]], local: ReadTokens
     ) -> None:
-        self._host, self._rules, self._feeders, self._local = host, rules, feeders, local
-        self._method = PipelineCalls.of(rules).tokens
-        self._turn = count()
-        self._sulking: dict[str, float] = {}  # until when
-        self._struck: set[str] = set()
+        self._host, self._settings, self._feeders, self._local = host, settings, feeders, local
+        self._method = PipelineCalls.of(settings).tokens
+        self._numbers = count()
+        self._cooling: dict[str, float] = {}  # until when, in trio's time
+        self._refused: set[str] = set()
 
-    async def __call__(self, spans: Sequence[Range]) -> Tensor:
-        """(n, T + 1) int64, in the order of `spans`."""
+    async def __call__(self, ranges: Sequence[Range]) -> Tensor:
+        """Return (n, T + 1) int64, in the order of `ranges`."""
         feeder = self._next()
         if feeder is not None:
-            tokens = await self._ask(feeder, spans)
+            tokens = await self._ask(feeder, ranges)
             if tokens is not None:
                 return tokens
-        return await trio.to_thread.run_sync(self._local, spans)
+        return await trio.to_thread.run_sync(self._local, ranges)
 
     def _next(self) -> str | None:
         now = trio.current_time()
         fit = [
             peer
             for peer in sorted(self._feeders())
-            if peer not in self._struck and self._sulking.get(peer, 0.0) <= now and peer != self._host.peer_id
+            if peer not in self._refused and self._cooling.get(peer, 0.0) <= now and peer != self._host.peer_id
         ]
-        return fit[next(self._turn) % len(fit)] if fit else None
+        return fit[next(self._numbers) % len(fit)] if fit else None
 
-    async def _ask(self, feeder: str, spans: Sequence[Range]) -> Tensor | None:
-        request = AskTokens(self._rules.run_id, tuple(spans))
+    async def _ask(self, feeder: str, ranges: Sequence[Range]) -> Tensor | None:
+        request = AskTokens(self._settings.run_id, tuple(ranges))
         try:
             reply = await self._host.rpc.call(feeder, self._method, request, timeout_s=FEED_S)
         except (NetworkError, ProtocolViolation):
-            self._sulking[feeder] = trio.current_time() + SULK_S
+            self._cooling[feeder] = trio.current_time() + COOLDOWN_S
             return None
-        samples, width = sum(last - first for first, last in spans), self._rules.seq_len + 1
+        samples, width = sum(last - first for first, last in ranges), self._settings.seq_len + 1
         wrong = len(reply.payload) != TOKEN_BYTES * samples * width
         ids = np.empty(0, np.uint32) if wrong else np.frombuffer(reply.payload, "<u4")
-        if wrong or int(ids.max()) >= self._rules.vocab_size:
+        if wrong or int(ids.max()) >= self._settings.vocab_size:
             problem = f"{len(reply.payload)} bytes" if wrong else f"id {ids.max()}"
             self._host.rpc.server.strike(feeder, f"{self._method.name}: {problem} for {samples} samples")
-            self._struck.add(feeder)
+            self._refused.add(feeder)
             return None
         return torch.from_numpy(ids.reshape(samples, width).astype(np.int64))

@@ -1,41 +1,95 @@
-"""What is asked about a micro-batch that might be counted twice: who has it already, and does its sender still wait?
+"""Checks before a micro-batch is counted that may be a duplicate: which replica has counted it already, and does the
+sender still wait for it?
 
-Both only where there is doubt: a micro-batch in time costs no question.
+A micro-batch that comes through in time costs no question.
 """
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Final
 
 import trio
 
-from peer.errors import NetworkError, ProtocolViolation
+from peer.errors import NetworkError, ProtocolViolation, StageRefused
 from peer.net.host import Host
 from swarm.pipeline.messages import IS_COUNTED, STILL_WAITING, IsCountedQuery, StillWaitingQuery
 from swarm.protocol.ledger import Range
 
 IS_COUNTED_S: Final = 0.5
 STILL_WAITING_S: Final = 2.0
+SURE_S: Final = 4.0  # a micro-batch is wanted for so long after it came: the heartbeat gives a frozen peer up after 5 s
+SURE_SHARE: Final = 0.5  # the same as a share of the caller's time
+BACKLOG_S: Final = 2.0  # a call read so soon after a standstill of our loop may have waited in a buffer
+CHECKS_MAX: Final = 3
+SUSPICIONS_PER_PEER: Final = 2  # a retry asks when it begins and before it is counted; further questions are ignored
 
 Confirm = Callable[[], Awaitable[bool]]
-"""Whether a micro-batch is still to be counted here, as far as whoever brought it knows, and whoever that had it from.
-StageRefused ("cancelled") where nobody waits for its answer. At stage 0: whether no other replica of it has counted it;
-one that is only to pass through there has nothing to confirm, and is awaited for as long as its call is open."""
+"""Asks whether a micro-batch is still to be counted here. A later stage asks the sender, and through it all senders
+before it: StageRefused ("cancelled") if one of them has stopped waiting. Stage 0 asks its other replicas: False if one
+of them has counted the micro-batch."""
 
 
-async def who_has(host: Host, group: str, span: Range, peers: Iterable[str], timeout_s: float) -> str | None:
-    """The first of the live `peers` to say that it has counted `span`; None if none does in time."""
+@dataclass(eq=False)
+class DuplicateCheck:
+    """Decides before the backward of one micro-batch whether it is still to be counted.
+
+    The sender may have given it up: this process stood still, was cut off, or took long. Another peer may have asked
+    for its holder in order to send it elsewhere. In these cases `confirm` is called; without a `confirm` nothing is
+    asked.
+    """
+
+    confirm: Confirm | None = None
+    until: float = math.inf
+    """When the caller gives up, in trio's time."""
+    began: float = field(default_factory=trio.current_time)
+    maybe_duplicate: bool = False
+    """There is a reason to ask."""
+    _wanted_at: float = field(default_factory=trio.current_time)  # when it was last wanted for sure
+    _suspicions: Counter[str] = field(default_factory=Counter)  # by the peer that raised them
+
+    def suspect(self, asker: str) -> None:
+        """Note that `asker` looks for the micro-batch's holder, and may send it elsewhere."""
+        if self._suspicions[asker] < SUSPICIONS_PER_PEER:
+            self._suspicions[asker] += 1
+            self.maybe_duplicate = True
+
+    async def is_wanted(self, stood_still_until: Callable[[], float]) -> bool:
+        """Return whether the micro-batch is still to be counted. There is no checkpoint between a True and the return,
+        so the caller can act on it at once. Raises StageRefused ("cancelled")."""
+        checks = 0
+        while self.confirm is not None and self._is_due(stood_still_until()):
+            if checks == CHECKS_MAX:
+                raise StageRefused("it is unclear whether this micro-batch is still wanted: send it again", "cancelled")
+            checks += 1
+            asked = trio.current_time()
+            self.maybe_duplicate = False
+            if not await self.confirm():
+                return False
+            self._wanted_at = asked
+        return True
+
+    def _is_due(self, stood_still_until: float) -> bool:
+        sure_s = min(SURE_S, SURE_SHARE * (self.until - self.began))
+        late = trio.current_time() - self._wanted_at > sure_s and not math.isinf(self.until)
+        return self.maybe_duplicate or late or stood_still_until > self._wanted_at
+
+
+async def find_holder(host: Host, group: str, samples: Range, peers: Iterable[str], timeout_s: float) -> str | None:
+    """Return the first of the live `peers` that says it has counted `samples`, or None if none does in time."""
     holder: str | None = None
     async with trio.open_nursery() as nursery:
 
         async def ask(peer: str) -> None:
             nonlocal holder
             try:
-                seen = await host.rpc.call(peer, IS_COUNTED, IsCountedQuery(group, (span,)), timeout_s=timeout_s)
+                reply = await host.rpc.call(peer, IS_COUNTED, IsCountedQuery(group, (samples,)), timeout_s=timeout_s)
             except (NetworkError, ProtocolViolation):
                 return
-            if seen.body.counted == (True,):
+            if reply.body.counted == (True,):
                 holder = peer
                 nursery.cancel_scope.cancel()
 
@@ -44,10 +98,10 @@ async def who_has(host: Host, group: str, span: Range, peers: Iterable[str], tim
     return holder
 
 
-async def is_awaited(host: Host, peer: str, span: Range, ticket: int) -> bool:
-    """Whether `peer` says that it still waits for its call `ticket` to us; no word is a no."""
+async def still_waits(host: Host, peer: str, samples: Range, ticket: int) -> bool:
+    """Return whether `peer` says that it still waits for its call `ticket` to us; no answer is a no."""
     try:
-        reply = await host.rpc.call(peer, STILL_WAITING, StillWaitingQuery(span, ticket), timeout_s=STILL_WAITING_S)
+        reply = await host.rpc.call(peer, STILL_WAITING, StillWaitingQuery(samples, ticket), timeout_s=STILL_WAITING_S)
     except (NetworkError, ProtocolViolation):
         return False
     return reply.body.still

@@ -1,8 +1,8 @@
-"""Where the stage before hands in micro-batches: checks, admission, and the answer.
+"""The handler of FORWARD: checks, admission, and the answer.
 
-Wrong input is refused with its cause, and who sent it is struck if it cannot have been an honest mistake: sizes and
-token ids that the run's rules forbid, bytes that do not decode to finite values. To be in another group or epoch is no
-offence.
+Wrong input is refused with its cause. The sender is penalized if its input cannot be an honest mistake: sizes and token
+ids that the settings forbid, bytes that do not decode to finite values. To be in another group or epoch is no
+violation.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ from peer.net.method import Call
 from peer.net.wire import Buffer
 from swarm.pipeline.accounting import Verdict
 from swarm.pipeline.config import PipelineSettings
-from swarm.pipeline.duplicate_checks import is_awaited
+from swarm.pipeline.duplicate_checks import DuplicateCheck, still_waits
 from swarm.pipeline.messages import REASON_MAX, RETRIED_MAX, Cause, ForwardReply, ForwardRequest
 from swarm.pipeline.micro_batch import MicroBatchResult, MicroBatchRunner, MicroBatchTask
-from swarm.pipeline.sender import Undelivered
 
-HOLD_SHARE: Final = 0.5  # of the caller's time: it must be able to hear "later" and come again
-WORKER_S: Final = 1.0  # when to come again while the worker is starting
+HOLD_SHARE: Final = 0.5  # of the caller's time: it must be able to hear "later" and call again
+WORKER_S: Final = 1.0  # after which to call again while the worker is starting
 _CLOSE_S: Final = 5.0
 _NOTHING: Final = b""
 
@@ -35,26 +34,36 @@ Answer = tuple[ForwardReply, Buffer]
 
 
 class ForwardHandler:
-    """Serves PASS for the stage of `work`. `before()`: the replicas of the stage before it."""
+    """Serves FORWARD for the stage of `runner`. `senders()`: the replicas of the stage before it.
+
+    Calls of an epoch that the group has not reached are held. The calls in progress are bounded, so that a slow replica
+    answers "busy" instead of hoarding micro-batches.
+    """
 
     def __init__(
-        self, host: Host, rules: PipelineSettings, work: MicroBatchRunner, before: Callable[[], Container[str]]
+        self,
+        host: Host,
+        settings: PipelineSettings,
+        runner: MicroBatchRunner,
+        senders: Callable[[], Container[str]],
+        on_later_epoch: Callable[[int], None],
     ) -> None:
         self.later_epoch = 0
-        self.on_later: Callable[[int], None] = lambda epoch: None
-        self._host, self._rules, self._work, self._before = host, rules, work, before
-        self._group = rules.groups[work.stage]
+        """The latest epoch of which the stage before has sent a micro-batch. Above ours: it has committed since."""
+        self._host, self._settings, self._runner, self._senders = host, settings, runner, senders
+        self._on_later_epoch = on_later_epoch
+        self._group = settings.groups[runner.stage]
         self._under_way: set[trio.CancelScope] = set()
         self._held = 0
         self._closing = False
         self._changed = trio.Event()  # set and replaced when the epoch moves, or a call ends
 
     def moved(self) -> None:
-        """The epoch has changed: held calls look again."""
+        """Let held calls look again: the epoch has changed."""
         self._change()
 
     async def close(self) -> None:
-        """Answer "elsewhere" from now on, and wait until nothing is under way."""
+        """Answer "elsewhere" from now on, and wait until no call is in progress."""
         self._closing = True
         with trio.move_on_after(_CLOSE_S) as timeout:
             timeout.shield = True
@@ -64,7 +73,7 @@ class ForwardHandler:
                 await self._changed.wait()
 
     async def serve(self, call: Call[ForwardRequest]) -> Answer:
-        """The handler of PASS."""
+        """Answer one FORWARD."""
         request = call.body
         if request.group != self._group or self._closing:
             return _elsewhere()
@@ -84,85 +93,82 @@ class ForwardHandler:
         not_now = await self._wait_for_epoch(peer, request, task)
         if not_now is not None:
             return not_now
-        compute = self._work.compute
-        if len(self._under_way) - self._held > self._rules.places or compute.waiting >= compute.worker_group.spec.slots:
+        compute, concurrent = self._runner.compute, len(self._under_way) - self._held
+        if concurrent > self._settings.max_concurrent or compute.waiting >= compute.worker_group.spec.slots:
             wait_s = compute.waiting * compute.service_s
             return ForwardReply("busy", "full", "the queue is full", retry_after_s=wait_s), _NOTHING
         try:
-            returned = await (self._work.evaluate(task) if request.evaluate else self._work.run(task))
+            result = await (self._runner.evaluate(task) if request.evaluate else self._runner.run(task))
         except ProtocolViolation as error:
             return self._refuse(peer, "value", error)
         except StageRefused as refused:
             return self._stage_refused(refused)
         except WorkerError as error:
             return ForwardReply("later", "worker", _said(error), WORKER_S, begun=True), _NOTHING
-        return await self._answer(returned, task)
+        return await self._answer(result, task)
 
-    async def _answer(self, returned: MicroBatchResult | Undelivered, task: MicroBatchTask) -> Answer:
-        if isinstance(returned, Undelivered):
-            retried = min(max(0, returned.tries - 1), RETRIED_MAX)
-            passed = ForwardReply(
-                returned.outcome, returned.cause, returned.reason, begun=returned.begun, retried=retried
-            )
-            return passed, _NOTHING
-        script = faults.reach("pipeline_answer", self._work.begun)
+    async def _answer(self, result: MicroBatchResult, task: MicroBatchTask) -> Answer:
+        retried = min(result.retried, RETRIED_MAX)
+        if not result.done:
+            reply = ForwardReply(result.outcome, result.cause, result.reason, begun=result.begun, retried=retried)
+            return reply, _NOTHING
+        script = faults.reach("pipeline_answer", self._runner.begun)
         if script == "drop":
             await trio.sleep_forever()
-        gradient = returned.gradient if script != "garble" else b"\xff" * len(returned.gradient)
-        times = task.times
-        passed = ForwardReply(
+        gradient = result.gradient if script != "garble" else b"\xff" * len(result.gradient)
+        reply = ForwardReply(
             "done",
-            loss=returned.loss,
-            queued_s=times.queued_s,
-            downstream_s=returned.downstream_s,
-            waited_s=times.queued_s + returned.waited_s,
-            retried=returned.retried,
+            loss=result.loss,
+            queued_s=task.times.queued_s,
+            downstream_s=result.downstream_s,
+            waited_s=result.waited_s,
+            retried=retried,
         )
-        return passed, gradient
+        return reply, gradient
 
     def _check_shape(self, request: ForwardRequest, payload_bytes: int) -> None:
-        """Raises ProtocolViolation where the rules do not allow it."""
-        rules, compute = self._rules, self._work.compute
-        first, last = request.span
-        full = request.batch == rules.micro_batch and first % rules.micro_batch == 0
-        if last - first != request.batch or request.batch > rules.micro_batch or not (full or request.evaluate):
-            raise ProtocolViolation(f"samples {first} to {last} in {request.batch} sequences are no micro-batch")
-        if request.length != rules.seq_len:
-            raise ProtocolViolation(f"sequences of {request.length} tokens instead of {rules.seq_len}")
+        """Raises ProtocolViolation where the settings do not allow the request's sizes."""
+        settings, compute = self._settings, self._runner.compute
+        first, end = request.samples
+        full = request.batch == settings.micro_batch and first % settings.micro_batch == 0
+        if end - first != request.batch or request.batch > settings.micro_batch or not (full or request.evaluate):
+            raise ProtocolViolation(f"samples {first} to {end} in {request.batch} sequences are no micro-batch")
+        if request.length != settings.seq_len:
+            raise ProtocolViolation(f"sequences of {request.length} tokens instead of {settings.seq_len}")
         wanted = compute.payload_bytes(compute.size(request.batch, request.length))
         if payload_bytes != wanted:
             raise ProtocolViolation(f"a micro-batch of {payload_bytes} bytes instead of {wanted}")
 
     def _task(self, peer: str, request: ForwardRequest, payload: memoryview) -> MicroBatchTask:
         """Raises ProtocolViolation for token ids outside the vocabulary."""
-        compute = self._work.compute
+        compute, until = self._runner.compute, trio.current_effective_deadline()
         size = compute.size(request.batch, request.length)
         return MicroBatchTask(
-            span=request.span,
+            samples=request.samples,
             epoch=request.epoch,
             size=size,
             tokens=compute.read_tokens(payload, size),
             coded=payload[size.token_bytes :],
             again=request.again,
-            until=trio.current_effective_deadline(),
-            confirm=partial(self._is_awaited, peer, request),
+            until=until,
+            check=DuplicateCheck(partial(self._confirm, peer, request), until),
         )
 
-    async def _is_awaited(self, peer: str, request: ForwardRequest) -> bool:
-        """True; StageRefused if `peer` does not say that it still waits for the answer."""
-        if await is_awaited(self._host, peer, request.span, request.ticket):
+    async def _confirm(self, peer: str, request: ForwardRequest) -> bool:
+        """Return True; StageRefused if `peer` does not say that it still waits for the answer."""
+        if await still_waits(self._host, peer, request.samples, request.ticket):
             return True
         raise StageRefused(f"{peer} does not say that it still waits for this micro-batch: send it again", "cancelled")
 
     async def _wait_for_epoch(self, peer: str, request: ForwardRequest, task: MicroBatchTask) -> Answer | None:
-        """Hold a call that has come too early; None when its epoch is here."""
-        counting, rules = self._work.counting, self._rules
+        """Hold a call that has come too early. None when the group has reached its epoch, else the answer."""
+        accounting, settings = self._runner.accounting, self._settings
         started = trio.current_time()
-        hold_until = min(started + rules.hold_s, started + HOLD_SHARE * (task.until - started))
+        hold_until = min(started + settings.hold_s, started + HOLD_SHARE * (task.until - started))
         while (verdict := self._verdict(peer, request)) == "early":
             left_s = hold_until - trio.current_time()
-            if left_s <= 0 or self._held >= rules.places:
-                reason = f"this stage is in epoch {counting.epoch}, not yet in {request.epoch}"
+            if left_s <= 0 or self._held >= settings.max_concurrent:
+                reason = f"this stage is in epoch {accounting.epoch}, not yet in {request.epoch}"
                 return ForwardReply("later", "early", reason, retry_after_s=WORKER_S), _NOTHING
             self._held += 1
             try:
@@ -173,36 +179,36 @@ class ForwardHandler:
         task.times.queued_s += trio.current_time() - started
         task.counts = verdict == "count"
         if verdict == "stale":
-            reason = f"this stage is in epoch {counting.epoch}, and {request.epoch} is too old"
+            reason = f"this stage is in epoch {accounting.epoch}, and {request.epoch} is too old"
             return ForwardReply("refused", "stale", reason), _NOTHING
         return None
 
     def _verdict(self, peer: str, request: ForwardRequest) -> Verdict:
-        """Notes where a replica of the stage before is in a later epoch: the next one, for all that we believe it."""
-        counting = self._work.counting
-        later = min(request.epoch, counting.epoch + 1)
-        if later > max(self.later_epoch, counting.epoch) and peer in self._before():
+        """Also note that a replica of the stage before is in a later epoch; at most the next one is believed."""
+        accounting = self._runner.accounting
+        later = min(request.epoch, accounting.epoch + 1)
+        if later > max(self.later_epoch, accounting.epoch) and peer in self._senders():
             self.later_epoch = later
-            self.on_later(later)
-        return counting.verdict(request.span, request.epoch)
+            self._on_later_epoch(later)
+        return accounting.verdict(request.samples, request.epoch)
 
     def _stage_refused(self, refused: StageRefused) -> Answer:
-        """Nothing was counted here; later stages may have."""
-        begun = self._work.sender is not None
+        """Nothing was counted here; later stages may have counted it."""
+        begun = self._runner.sender is not None
         if refused.reason == "full":
-            return ForwardReply("busy", "full", _said(refused), self._work.compute.service_s, begun), _NOTHING
-        if refused.reason in ("epoch", "no_weights", "unknown", "cancelled"):  # weights are just being changed
+            return ForwardReply("busy", "full", _said(refused), self._runner.compute.service_s, begun), _NOTHING
+        if refused.reason in ("epoch", "no_weights", "unknown", "cancelled"):  # the weights are being changed
             return ForwardReply("later", "worker", _said(refused), WORKER_S, begun), _NOTHING
         cause: Cause = "not_finite" if refused.reason == "not_finite" else "value"
         return ForwardReply("refused", cause, _said(refused), begun=begun), _NOTHING
 
     def _refuse(self, peer: str, cause: Cause, error: ProtocolViolation) -> Answer:
-        self._host.rpc.server.strike(peer, f"pipeline.pass: {error}")
+        self._host.rpc.server.strike(peer, f"pipeline.forward: {error}")
         return ForwardReply("refused", cause, _said(error)), _NOTHING
 
     @contextmanager
     def _scope(self) -> Iterator[trio.CancelScope]:
-        """What `close` ends."""
+        """Open the scope of a call, which `close` cancels."""
         with trio.CancelScope() as scope:
             self._under_way.add(scope)
             try:

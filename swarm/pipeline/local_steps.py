@@ -1,16 +1,18 @@
 """Local steps (DiLoCo, SparseLoCo): a replica makes an inner step whenever it has counted a batch, and the group merges
 what the replicas have learned (arXiv 2311.08105, a stage at a time).
 
-Stage 0 issues the samples of its assignment and is done when all have come back. The others are done when a micro-batch
-of the next epoch comes by: the stages before them have committed. They go on learning while the exchange runs; a commit
-puts that on top of the new weights. Once the first stage has finished the run nothing comes any more: what a later one
-has counted by then may be in its round before the last, or lost, and then the rounds that it lacks have nothing to
-merge.
+Stage 0 dispatches the samples of its assignment; its round ends when all have come back. A later stage's round ends
+when a micro-batch of the next epoch comes: the stages before it have committed. Replicas go on learning while the
+exchange runs, and a commit puts that on top of the new weights.
+
+When stage 0 has finished the run, no micro-batch comes any more. What a later stage has counted by then may be in its
+round before the last, or lost; the rounds that it lacks then have nothing to merge.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Final
 
 import trio
@@ -18,55 +20,70 @@ import trio
 from peer.compute.train_loop import learning_rate
 from peer.errors import StageRefused
 from swarm.pipeline.config import STALENESS
-from swarm.pipeline.stage_trainer import WATCH_S, Adoption, StageTrainer, StageTrainerContext
-from swarm.protocol.ledger import Range, contains, count, union, without
+from swarm.pipeline.source import MicroBatchSource
+from swarm.pipeline.stage_server import StageServer
+from swarm.pipeline.stage_trainer import HeldOut, StageTrainer
+from swarm.pipeline.weight_sync import WATCH_S, Adoption
+from swarm.protocol.ledger import Range, contains, count, without
+from swarm.protocol.round_schedule import RoundSchedule
 from swarm.rounds.trainer import TrainRequest, TrainResult
 
-GRACE_S: Final = 4.0  # for micro-batches under way, when the round is to be wrapped up
+GRACE_S: Final = 4.0  # for micro-batches in flight at the end of a round
 
 
 class LocalSteps(StageTrainer):
-    """Implements `swarm.rounds.trainer.Trainer`. Event `inner_step` at every step."""
+    """The trainer of a run whose replicas make inner steps. Event `inner_step` at every step.
 
-    def __init__(self, context: StageTrainerContext) -> None:
-        super().__init__(context)
+    `rounds`: how many the run has; 0 if it has no end. `first_round()`: the round that the replicas of stage 0 say they
+    have committed, None if none says so. At the end of the run no micro-batch tells a later stage that a round is over.
+    """
+
+    def __init__(
+        self,
+        server: StageServer,
+        schedule: RoundSchedule,
+        source: MicroBatchSource | None = None,
+        held_out: HeldOut | None = None,
+        first_round: Callable[[], int | None] = lambda: None,
+        rounds: int = 0,
+    ) -> None:
+        super().__init__(server, schedule, source, held_out)
+        self._first_round, self._rounds = first_round, rounds
         self._pending: dict[int, tuple[int, float]] = {}  # counted and not in a step: first sample -> tokens, loss
         self._stepped: set[int] = set()  # in steps since the last commit
-        self._steps = 0  # as many
+        self._steps = 0  # since the last commit
         self._losses: list[float] = []  # of the steps since the last capture
         self._captured: set[int] = set()
         self._captured_steps = 0
         self._captured_in = -1  # the generation of the worker that remembers the capture
         self._stepped_at = trio.current_time()
-        self._ends = math.inf  # of the round's compute, if there is anything to hand in
-        self._first_round = 0  # what the first stage has committed, as far as we heard
+        self._ends = math.inf  # of the round's compute, if there is anything to submit
+        self._first_committed = 0  # by stage 0, as far as we heard
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
-            if self._context.source is None:
+            if self._source is None:
                 nursery.start_soon(self._follow_first_stage)
             await super().run()
 
     async def _follow_first_stage(self) -> None:
-        """What it said last is remembered: records are short-lived, and whoever has committed the last round may be
-        gone by the time that we need to know."""
+        """Remember what stage 0 said last: records are short-lived, and its replicas may leave after the last round
+        before we need to know."""
         while True:
-            said = self._context.first_round()
-            if said is not None and said != self._first_round:
-                self._first_round = said
+            said = self._first_round()
+            if said is not None and said != self._first_committed:
+                self._first_committed = said
                 self._changed.notify()
             await trio.sleep(WATCH_S)
 
     def has_run_dry(self, round: int) -> bool:
-        """Only a round that the first stage may have left behind while it was in reach: nobody's word makes us give up
-        more of the run than that."""
-        rounds = self._context.rounds
-        return self._context.source is None and 0 < rounds <= min(self._first_round, round + STALENESS)
+        """Only in the last rounds, within `STALENESS` of the end: no record can make us give up more of the run."""
+        return self._source is None and 0 < self._rounds <= min(self._first_committed, round + STALENESS)
 
     async def _train(self, request: TrainRequest) -> TrainResult:
         began, made = trio.current_time(), self._steps
         self._ends = began + request.deadline_s
-        if self._context.source is not None:
+        if self._source is not None:
             await self._validate_if_due()
             began = trio.current_time()
             await self._dispatch_until_over(request)
@@ -74,9 +91,9 @@ class LocalSteps(StageTrainer):
             while not self._is_over(request):
                 await self._changed.until(lambda: self._is_over(request), WATCH_S)
         async with self._alone():
-            work = await self._capture(request)
+            result = await self._capture(request)
         self._note_speed(self._steps - made, trio.current_time() - began)
-        return work
+        return result
 
     def _is_over(self, request: TrainRequest) -> bool:
         assert self.head is not None
@@ -86,12 +103,12 @@ class LocalSteps(StageTrainer):
             return self.has_run_dry(self.head.round + 1)
         if trio.current_time() > self._ends:
             return True
-        later = max(self._server.later_epoch, self._first_round)
-        return self._context.source is None and later > self.head.round
+        later = max(self._server.later_epoch, self._first_committed)
+        return self._source is None and later > self.head.round
 
     async def _dispatch_until_over(self, request: TrainRequest) -> None:
-        """Those under way when the round is over get a moment; what has not come back then is given up, for it might be
-        assigned to somebody else."""
+        """Give micro-batches in flight at the end of the round a moment. Give up those that have not come back then:
+        they may be assigned to another replica."""
         done = trio.Event()
 
         async def stop() -> None:
@@ -110,21 +127,21 @@ class LocalSteps(StageTrainer):
     # -- steps -------------------------------------------------------------------------------------------------------
 
     def _may_step(self) -> bool:
-        return len(self._pending) * self._counting.micro_batch >= self._context.schedule.batch_size
+        return len(self._pending) * self._accounting.micro_batch >= self._schedule.batch_size
 
     async def _step(self) -> None:
-        schedule, head = self._context.schedule, self.head
+        schedule, head = self._schedule, self.head
         assert head is not None
-        # However many steps this stage's replicas make in a round, its schedule keeps pace with the other stages'.
+        # However many steps this stage's replicas make in a round, its learning rate follows the other stages'.
         number = max(head.inner_step, 0) + min(self._steps, schedule.steps(head) - 1)
-        noted = set(self._pending)  # in the worker's sum; if they are in no step, they were thrown away meanwhile
+        noted = set(self._pending)  # in the worker's sum; if in no step, they were thrown away meanwhile
         try:
             moved = await self._worker_group.step(number)
         except StageRefused as refused:
             if refused.reason == "empty":
-                self._pending.clear()  # they are gone, with whatever came between
+                self._pending.clear()  # thrown away meanwhile
             elif refused.reason == "not_finite":
-                await self._begin_anew()
+                await self._start_over()
             else:
                 raise
             return
@@ -149,18 +166,18 @@ class LocalSteps(StageTrainer):
         self._stepped_at = now
 
     async def _capture(self, request: TrainRequest) -> TrainResult:
-        """Everything since the last commit; what was counted and not stepped on makes one last, smaller step."""
+        """Capture everything since the last commit. What was counted and is in no step makes a last, smaller step."""
         generation, head = self._worker_group.generation, self.head
         assert head is not None
         if self._pending:
             await self._step()
-        counted = union((first, first + self._counting.micro_batch) for first in self._stepped)
+        counted = self._ranges(self._stepped)
         if not self._fits(counted, request) or not head.ledger.is_free(counted):
-            self._say_lost("counted out of turn", counted)
-            await self._begin_anew()
+            self._tell_lost("not assigned", counted)
+            await self._start_over()
             counted = ()
         await self._worker_group.export("delta", capture=True)
-        self._counting.capture(counted)
+        self._accounting.capture(counted)
         self._captured, self._captured_steps, self._captured_in = set(self._stepped), self._steps, generation
         if self._losses:
             self.loss = math.fsum(self._losses) / len(self._losses)
@@ -171,25 +188,25 @@ class LocalSteps(StageTrainer):
 
     def _may_go_on(self, request: TrainRequest) -> bool:
         captured_is_lost = bool(self._captured) and self._captured_in != self._worker_group.generation
-        return not captured_is_lost and self._fits(self._counting.counted, request)
+        return not captured_is_lost and self._fits(self._accounting.counted, request)
 
     def _fits(self, counted: tuple[Range, ...], request: TrainRequest) -> bool:
-        """Stage 0 counts what it is assigned, and nothing else: somebody else may be assigned it."""
-        return self._context.schedule.stage > 0 or contains(request.assignment.ranges, counted)
+        """Return whether stage 0 has counted only what it is assigned: anything else may be assigned to another."""
+        return self._schedule.stage > 0 or contains(request.assignment.ranges, counted)
 
-    def _note_counted(self, span: Range, tokens: int, loss: float) -> None:
-        if span[0] not in self._stepped:  # the step may be heard of first
-            self._pending[span[0]] = (tokens, loss)
+    def counted(self, samples: Range, tokens: int, loss: float) -> None:
+        if samples[0] not in self._stepped:  # the step's answer may come first
+            self._pending[samples[0]] = (tokens, loss)
             if self._may_step():
                 self._changed.notify()
 
-    def _note_lost(self) -> None:
-        """A contribution that is handed in stays what it is: until it is settled its samples must not count again."""
+    def worker_lost(self) -> None:
+        """A submitted contribution stays as it is: until it is settled its samples must not count again."""
         self._pending.clear()
         self._stepped.clear()
         self._steps = 0
         self._captured_in = -1
-        self._counting.capture((first, first + self._counting.micro_batch) for first in self._captured)
+        self._accounting.capture(self._ranges(self._captured))
         self._changed.notify()
 
     def _clear(self) -> None:
@@ -205,12 +222,10 @@ class LocalSteps(StageTrainer):
 
     def _settle(self) -> None:
         assert self.head is not None
-        submitted = union((first, first + self._counting.micro_batch) for first in self._captured)
+        submitted = self._ranges(self._captured)
         unmerged = without(submitted, without(submitted, self.head.ledger.free))
-        if (
-            unmerged and self._context.schedule.stage > 0
-        ):  # the first stage issues them again, and they pass through here
-            self._say_lost("not merged", unmerged)
+        if unmerged and self._schedule.stage > 0:  # stage 0 dispatches its own again, and they come through here
+            self._tell_lost("not merged", unmerged)
         self._stepped -= self._captured
         self._steps = max(0, self._steps - self._captured_steps)
         self._captured, self._captured_steps, self._captured_in = set(), 0, -1

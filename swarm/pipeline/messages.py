@@ -1,13 +1,13 @@
-"""What the peers of a pipeline say to each other about micro-batches.
+"""The calls between the peers of a pipeline.
 
-    PASS     stage s -> s+1    a hidden state forward; its gradient is the answer
-    SEEN     stage s -> s+1    who has counted these already? (before a retry)
-    AWAITED  stage s+1 -> s    do you still wait for this call of yours? (before counting, when in doubt)
-    COUNTED  within a group    what has this replica counted in this epoch? (its leader oversees, and asks stage 0 too)
-    REISSUE  any -> stage 0    issue these once more
-    TOKENS   stage 0 -> feeder the token ids of these samples
+    FORWARD        stage s -> s+1     a hidden state; the answer is its gradient
+    IS_COUNTED     stage s -> s+1     which of these have you counted? (before a retry; also within stage 0)
+    STILL_WAITING  stage s+1 -> s     do you still wait for this FORWARD? (before counting what may be a duplicate)
+    COUNTED        within a group     what have you counted in this epoch? (its leader asks; stage 0 is asked, too)
+    REDISPATCH     any -> stage 0     dispatch these micro-batches again
+    TOKENS         stage 0 -> feeder  the token ids of these samples
 
-Payload limits follow from the run's rules, so methods are made for them (`PipelineCalls`).
+Payload limits follow from the run's settings, so `PipelineCalls` makes two of the methods for each run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from swarm.protocol.head import Name
 from swarm.protocol.messages import Done
 from swarm.protocol.plan import RANGES_MAX
 
-SPANS_MAX: Final = 4096
+SAMPLE_RANGES_MAX: Final = 4096
 TOKEN_BYTES: Final = 4
 FEED_SAMPLES_MAX: Final = 64  # in one TOKENS call, unless a micro-batch is larger
 REASON_MAX: Final = 400  # characters
@@ -33,77 +33,80 @@ LOSS_MAX: Final = 1e12  # nats
 SECONDS_MAX: Final = 1e9
 
 Sample = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
-Span = tuple[Sample, Sample]
-Spans = Annotated[tuple[Span, ...], msgspec.Meta(max_length=SPANS_MAX)]
+SampleRange = tuple[Sample, Sample]
+"""Half-open: the first sample, and the one after the last."""
+SampleRanges = Annotated[tuple[SampleRange, ...], msgspec.Meta(max_length=SAMPLE_RANGES_MAX)]
 Epoch = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
-Size = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+Dimension = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
 Ticket = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 
 ForwardOutcome = Literal["done", "busy", "later", "elsewhere", "refused"]
+"""busy: the replica, or every replica further on, is full. later: the replica has not reached the epoch, or its worker
+is starting. elsewhere: the replica is not in that group. refused: the input is wrong."""
 Cause = Literal["", "stale", "shape", "value", "not_finite", "full", "early", "onward", "worker", "closing"]
 
 
 class ForwardRequest(msgspec.Struct, frozen=True):
-    """The payload is token ids, uint32 (batch, length + 1), then the coded hidden state (batch, length, C).
-
-    `group`: of the stage that is called. `epoch`: the issuer's when it issued it. `again`: it may have been counted
-    before, so ask who has it. `evaluate`: only the loss is wanted; nothing is counted, the answer has no payload.
-    `ticket`: the caller's number for this call (see `StillWaitingQuery`).
-    """
+    """The payload is token ids, uint32 (batch, length + 1), then the coded hidden state (batch, length, C)."""
 
     group: Name
-    span: Span
+    """Group of the called replica."""
+    samples: SampleRange
     epoch: Epoch
-    batch: Size
-    length: Size
+    """Epoch of the stage-0 replica at the dispatch."""
+    batch: Dimension
+    length: Dimension
     again: bool = False
+    """The micro-batch may have been counted before: look for its holder first."""
     evaluate: bool = False
+    """Only the loss is wanted. Nothing is counted, and the answer has no payload."""
     ticket: Ticket = 0
+    """The caller's number for this call; see `StillWaitingQuery`."""
 
 
 class ForwardReply(msgspec.Struct, frozen=True):
-    """The payload is the coded gradient of the hidden state, if `outcome` is "done" and it was no evaluation.
-
-    busy: no place now, or nobody further on had one in time. later: the replica has not reached that epoch, or its
-    worker is starting. elsewhere: it is not in that group (any more). refused: the input is wrong; `cause` says what.
-    `begun`: later stages were asked and may have counted it: what follows is a retry. `loss` in nats, summed over the
-    tokens. Seconds: `queued_s` of waiting here, `downstream_s` of all that the later stages took,
-    `waited_s` of waiting here and in all later stages. `retried`: calls that were made once more from here on.
-    ValueError where a number cannot be true.
-    """
+    """The answer to FORWARD. The payload is the coded gradient of the hidden state, unless `outcome` is another than
+    "done" or the call was an evaluation. ValueError where a number is out of bounds."""
 
     outcome: ForwardOutcome
     cause: Cause = ""
     reason: Annotated[str, msgspec.Meta(max_length=REASON_MAX)] = ""
+    """The cause in words."""
     retry_after_s: float = 0.0
     begun: bool = False
+    """Later stages were called and may have counted the micro-batch: what follows is a retry."""
     loss: float = 0.0
+    """Nats, summed over the tokens."""
     queued_s: float = 0.0
+    """Waiting at this replica."""
     downstream_s: float = 0.0
+    """Everything at later stages."""
     waited_s: float = 0.0
+    """Waiting at this replica and at all later stages."""
     retried: Annotated[int, msgspec.Meta(ge=0, le=RETRIED_MAX)] = 0
+    """Calls repeated from this replica on."""
 
     def __post_init__(self) -> None:
         seconds = (self.retry_after_s, self.queued_s, self.downstream_s, self.waited_s)
         if not abs(self.loss) <= LOSS_MAX or not all(0 <= x <= SECONDS_MAX for x in seconds):  # NaN is neither
-            raise ValueError(f"a loss of {self.loss} nats, times of {seconds} seconds")
+            raise ValueError(f"a loss of {self.loss} nats, times of {seconds} seconds: send finite, bounded numbers")
 
 
 class IsCountedQuery(msgspec.Struct, frozen=True):
-    """Which of these has the replica counted, or is at its backward, in work of `group` that is not merged yet?"""
+    """Asks which of these the replica has counted for `group`, or has in their backward, and not merged yet."""
 
     group: Name
-    spans: Spans
+    ranges: SampleRanges
 
 
 class IsCountedReply(msgspec.Struct, frozen=True):
-    counted: Annotated[tuple[bool, ...], msgspec.Meta(max_length=SPANS_MAX)]
+    counted: Annotated[tuple[bool, ...], msgspec.Meta(max_length=SAMPLE_RANGES_MAX)]
 
 
 class StillWaitingQuery(msgspec.Struct, frozen=True):
-    """Does the peer that is asked still wait for the PASS that it sent to the one who asks, under this ticket?"""
+    """Asks whether the called peer still waits for the FORWARD that it sent to the caller under this ticket."""
 
-    span: Span
+    samples: SampleRange
     ticket: Ticket
 
 
@@ -117,26 +120,28 @@ class AskCounted(msgspec.Struct, frozen=True):
 
 
 class Counted(msgspec.Struct, frozen=True):
-    """`spans`: as many as a batch may have; empty where the replica is in another epoch. `dispatching`, on stage 0:
-    what it is about to take through all stages, or is at already, of whatever epoch."""
+    """What a replica has counted, and on stage 0 what it is dispatching."""
 
-    spans: Annotated[tuple[Span, ...], msgspec.Meta(max_length=RANGES_MAX)]
-    dispatching: Spans = ()
+    ranges: Annotated[tuple[SampleRange, ...], msgspec.Meta(max_length=RANGES_MAX)]
+    """Empty where the replica is in another epoch."""
+    dispatching: SampleRanges = ()
+    """In flight or planned, of any epoch."""
 
 
 class Redispatch(msgspec.Struct, frozen=True):
-    """In a synchronous run. `spans`: of the batch of `epoch`, the replica's or the one before; others are ignored."""
+    """Asks a stage-0 replica of a synchronous run to dispatch again."""
 
     group: Name
     epoch: Epoch
-    spans: Spans
+    ranges: SampleRanges
+    """In the batch of `epoch`, which is the replica's or the one before; others are ignored."""
 
 
 class AskTokens(msgspec.Struct, frozen=True):
-    """The payload of the answer is uint32 (samples, T + 1)."""
+    """Asks a feeder for token ids. The payload of the answer is uint32 (samples, T + 1)."""
 
     run_id: Name
-    spans: Spans
+    ranges: SampleRanges
 
 
 IS_COUNTED: Final = Method("pipeline.is_counted", IsCountedQuery, IsCountedReply)
@@ -147,27 +152,27 @@ REDISPATCH: Final = Method("pipeline.redispatch", Redispatch, Done)
 
 @dataclass(frozen=True)
 class PipelineCalls:
-    """The methods whose payload limits are the run's."""
+    """The methods whose payload limits depend on the run."""
 
     forward: Method[ForwardRequest, ForwardReply]
     tokens: Method[AskTokens, Done]
 
     @staticmethod
-    def of(rules: PipelineSettings) -> PipelineCalls:
-        hidden = ActivationCode(rules.activations).size_bytes(rules.tokens * rules.hidden_size)
-        row = TOKEN_BYTES * (rules.seq_len + 1)
+    def of(settings: PipelineSettings) -> PipelineCalls:
+        hidden = ActivationCode(settings.activations).size_bytes(settings.tokens * settings.hidden_size)
+        row = TOKEN_BYTES * (settings.seq_len + 1)
         return PipelineCalls(
             Method(
                 "pipeline.forward",
                 ForwardRequest,
                 ForwardReply,
-                request_payload_max=rules.micro_batch * row + hidden,
+                request_payload_max=settings.micro_batch * row + hidden,
                 reply_payload_max=hidden,
             ),
-            Method("pipeline.tokens", AskTokens, Done, reply_payload_max=feed_samples_max(rules) * row),
+            Method("pipeline.tokens", AskTokens, Done, reply_payload_max=feed_samples_max(settings) * row),
         )
 
 
-def feed_samples_max(rules: PipelineSettings) -> int:
-    """In one TOKENS call: whole micro-batches are asked for, whose ids a PASS holds, too."""
-    return max(FEED_SAMPLES_MAX, rules.micro_batch)
+def feed_samples_max(settings: PipelineSettings) -> int:
+    """Return how many samples one TOKENS call may ask for: at least a whole micro-batch."""
+    return max(FEED_SAMPLES_MAX, settings.micro_batch)

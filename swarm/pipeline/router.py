@@ -1,13 +1,13 @@
-"""Which replica of the next stage gets the next micro-batch: interleaved weighted round-robin over virtual runtimes.
+"""Which replica of the next stage gets the next micro-batch: weighted fair queueing over virtual runtimes.
 
 SWARM parallelism (arXiv 2301.11913, algorithm 1): every replica has a virtual runtime; the smallest is chosen, and the
 choice advances it by the time this micro-batch is expected to take there. Shares come out inversely proportional to
-expected times, interleaved rather than in bursts. What differs from the paper's code: a failure or timeout counts as
-slow at once and is forgiven by probing, an answer that is overdue is held against a replica before its deadline, a
-published queue counts, and nobody starts with a flood.
+expected times, interleaved rather than in bursts. Differences from the paper's code: a failure or timeout makes a
+replica slow at once, and probing clears it; an overdue answer counts against a replica before its deadline; a published
+queue counts; a new replica does not start with a flood.
 
-Pure: no clock, no I/O. The sender passes its own monotonic `now_s`. One `ReplicaRouter` for each next stage a sender
-feeds.
+Pure: no clock, no I/O. The sender passes its own monotonic `now_s`. A sender has one `ReplicaRouter`, for the next
+stage.
 """
 
 from __future__ import annotations
@@ -27,27 +27,29 @@ CLAIM_MAX: Final = 4.0  # a replica that we have not measured counts as at most 
 
 @dataclass(frozen=True)
 class RouterConfig:
-    """`smoothing`: weight of the newest measurement. `slow_down`: what a failure multiplies expected times by (each
-    success halves it back). A failed replica gets one probe after `probe_s`, doubled at each further failure up to
-    `probe_max_s`. `enter_s`: senders first try a new replica within so many seconds, spread at random. `overdue`: an
-    answer outstanding for so many times the usual makes its replica a second choice. Deadlines lie between
-    `deadline_min_s` and `deadline_max_s`; while nothing was measured they are `deadline_first_s`."""
+    """The constants of the router."""
 
     smoothing: float = 0.2
+    """Weight of the newest measurement."""
     slow_down: float = 4.0
+    """Factor of a failure on expected times; each success halves it back."""
     slow_down_max: float = 64.0
     probe_s: float = 1.0
+    """After a failure, until the replica gets one probe; doubled at each further failure up to `probe_max_s`."""
     probe_max_s: float = 60.0
     enter_s: float = 2.0
+    """Senders first try a new replica within so many seconds, spread at random."""
     overdue: float = 2.5
+    """An answer outstanding for so many times the usual makes its replica a second choice."""
     deadline_first_s: float = 30.0
+    """The deadline while nothing was measured."""
     deadline_min_s: float = 0.5
     deadline_max_s: float = 120.0
 
 
 @dataclass
 class _Replica:
-    """What this sender knows of one replica. Times in seconds; `own_s` and `answer_s` are a unit of work's."""
+    """What this sender knows of one replica. Times in seconds; `own_s` and `answer_s` are for a unit of work."""
 
     name: str
     runtime: float  # virtual; the one that is valid in the heap
@@ -77,7 +79,7 @@ class ReplicaRouter:
     def replicas(self) -> tuple[str, ...]:
         return tuple(self._replicas)
 
-    # Who there is
+    # The replicas
 
     def update(self, replicas: Iterable[str], now_s: float) -> None:
         """Replace the set of live replicas. A new one soon gets one probing micro-batch; one that left is forgotten."""
@@ -94,10 +96,11 @@ class ReplicaRouter:
                 self._push(known)
 
     def published(self, replica: str, queue: float, service_s: float, link_s: float) -> None:
-        """A replica's record, once each time it is read: micro-batches waiting there, its seconds a unit of work;
-        `link_s` is our own estimate. Nonsense is ignored; what it says of its speed serves only until we have measured
-        it. The queue is one sample of how long we would wait: taken at its word, a record seconds old makes all senders
-        turn to the same replica at once (in the simulator, 72 instead of 91 percent of the ideal throughput)."""
+        """Note a replica's record, once each time it is read: micro-batches waiting there, its seconds for a unit of
+        work; `link_s` is our own estimate. Values that cannot be are ignored. A stated speed counts only until we have
+        measured it. The queue is one sample of how long we would wait. If it were taken as it is, a record seconds old
+        would send all senders to the same replica at once (in the simulator, 72 instead of 91 percent of the ideal
+        throughput)."""
         known = self._replicas.get(replica)
         if known is None or not all(math.isfinite(x) and x >= 0 for x in (queue, service_s, link_s)):
             return
@@ -107,8 +110,8 @@ class ReplicaRouter:
     # What happened to a micro-batch
 
     def choose(self, now_s: float, work: float = 1.0, exclude: Collection[str] = ()) -> str | None:
-        """The replica for the next micro-batch of `work` units, outside `exclude` (those that it already failed on).
-        None only if no replica is left. Call `sent` if it is really sent there."""
+        """Return the replica for the next micro-batch of `work` units, outside `exclude` (where it failed already);
+        None only if no replica is left. Call `sent` if the micro-batch is really sent there."""
         chosen = self._first_choice(now_s, exclude) or self._second_choice(now_s, exclude)
         if chosen is None:
             return None
@@ -117,15 +120,15 @@ class ReplicaRouter:
         return chosen.name
 
     def sent(self, replica: str, micro_batch: object, now_s: float, work: float = 1.0) -> None:
-        """`micro_batch`: any id that names this call until it ends."""
+        """Note a call; `micro_batch` is any id that names it until it ends."""
         if known := self._replicas.get(replica):
             known.sent[micro_batch] = (now_s, work)
 
     def succeeded(
         self, replica: str, micro_batch: object, now_s: float, downstream_s: float = 0.0, queued_s: float = 0.0
     ) -> None:
-        """It answered. Of the time since `sent`, it says it spent `queued_s` waiting for its device and `downstream_s`
-        on the next stages; what a replica says of itself is only believed as far as our own clock allows."""
+        """Note an answer. Of the time since `sent`, the replica says it spent `queued_s` waiting for its device and
+        `downstream_s` on the next stages. It is believed only as far as our own clock allows."""
         known = self._replicas.get(replica)
         if known is None or (outstanding := known.sent.pop(micro_batch, None)) is None:
             return
@@ -152,13 +155,13 @@ class ReplicaRouter:
             self._push(known)
 
     def failed(self, replica: str, micro_batch: object, now_s: float) -> None:
-        """It failed, or did not answer within its deadline: slow from now on, and one probe after a back-off."""
+        """Note a failure or a missed deadline: the replica is slow from now on, and gets one probe after a back-off."""
         known = self._replicas.get(replica)
         if known is None or known.sent.pop(micro_batch, None) is None:
             return
         config = self.config
         if known.probing and now_s < known.probe_at_s:
-            return  # what was in flight at the first failure fails with it; that is one failure, not many
+            return  # calls in flight at the first failure fail with it; that is one failure, not many
         known.failures += 1
         known.penalty = min(config.slow_down_max, known.penalty * config.slow_down)
         known.probing = True
@@ -166,29 +169,31 @@ class ReplicaRouter:
         known.probe_at_s = now_s + backoff_s * self._random.uniform(0.75, 1.25)
 
     def declined(self, replica: str, micro_batch: object, now_s: float) -> None:
-        """Its bounded queue was full: back-pressure, no failure. It is let alone for about one micro-batch's time."""
+        """Note a full queue: back-pressure, no failure. The replica gets nothing for about one micro-batch's time."""
         known = self._replicas.get(replica)
         if known is not None and (outstanding := known.sent.pop(micro_batch, None)) is not None:
             known.probe_at_s = max(known.probe_at_s, now_s + (known.own_s or TINY_S) * outstanding[1])
 
     def cancelled(self, replica: str, micro_batch: object) -> None:
-        """The sender gave the call up for reasons of its own; nothing is learnt about the replica."""
+        """Note a call that the sender gave up for reasons of its own; it tells nothing about the replica."""
         if known := self._replicas.get(replica):
             known.sent.pop(micro_batch, None)
 
     # What to expect
 
     def pause_s(self, now_s: float) -> float:
-        """After `declined`: how long until somebody may be fit again; 0 if somebody is. Choosing earlier would only
-        knock at full queues."""
+        """Return, after `declined`, how long until a replica may be fit again; 0 if one is. Choosing earlier would only
+        meet full queues."""
         if any(self._fit(known, now_s) for known in self._replicas.values()):
             return 0.0
         due = [r.probe_at_s - now_s for r in self._replicas.values() if r.probe_at_s > now_s]
         return min(due, default=0.0)
 
     def deadline_s(self, replica: str, work: float = 1.0) -> float:
-        """How long to wait for an answer: from the mean and mean deviation of measured ones (as RFC 6298 does for TCP,
-        more patiently), doubled for each failure in a row. An unmeasured replica gets twice the longest of others."""
+        """Return how long to wait for an answer: from the mean and mean deviation of measured ones (as RFC 6298 for
+        TCP, with a longer margin), doubled for each failure in a row. An unmeasured replica gets twice the longest of
+        others.
+        """
         config = self.config
         known = self._replicas.get(replica)
         usual = [_timeout_s(r) * work for r in self._replicas.values() if r.answer_s is not None]
@@ -200,7 +205,7 @@ class ReplicaRouter:
         return min(config.deadline_max_s, max(config.deadline_min_s, wait_s))
 
     def expected_s(self, replica: str, work: float = 1.0) -> float:
-        """What the next micro-batch should take there: link, queue and compute, times its penalty."""
+        """Return the expected time of the next micro-batch there: link, queue and compute, times the penalty."""
         return self._expected_s(self._replicas[replica], work)
 
     def in_flight(self, replica: str) -> int:
@@ -222,14 +227,14 @@ class ReplicaRouter:
         return known.penalty * (own_s * work + known.wait_s)
 
     def _first_choice(self, now_s: float, exclude: Collection[str]) -> _Replica | None:
-        """The smallest virtual runtime among those that are fit to be chosen: the heap's first, nearly always."""
+        """Return the fit replica with the smallest virtual runtime: nearly always the heap's first."""
         skipped = []
         chosen = None
         while self._heap:
             entry = heapq.heappop(self._heap)
             known = self._replicas.get(entry[2])
             if known is None or known.runtime != entry[0]:
-                continue  # stale: it has left, or moved on
+                continue  # stale: the replica has left, or has a new runtime
             if known.name not in exclude and self._fit(known, now_s):
                 chosen = known
                 break
@@ -247,7 +252,7 @@ class ReplicaRouter:
         return now_s - since_s <= work * (self.config.overdue * known.answer_s + 2 * known.answer_deviation_s)
 
     def _second_choice(self, now_s: float, exclude: Collection[str]) -> _Replica | None:
-        """Nobody is fit: rather one that is overdue than one that just failed."""
+        """Return the best of the unfit: an overdue replica is better than one that just failed."""
 
         def reluctance(known: _Replica) -> tuple[float, float, str]:
             back_off_s = max(0.0, known.probe_at_s - now_s)
@@ -255,9 +260,9 @@ class ReplicaRouter:
 
         return min((r for r in self._replicas.values() if r.name not in exclude), key=reluctance, default=None)
 
-    def _floor(self, newcomer: _Replica | None = None) -> float:
-        """Where a newcomer enters: the smallest runtime of those that are really in use."""
-        used = [r.runtime for r in self._replicas.values() if r is not newcomer and not r.probing]
+    def _floor(self, entering: _Replica | None = None) -> float:
+        """Return the runtime at which a replica enters: the smallest of those in use."""
+        used = [r.runtime for r in self._replicas.values() if r is not entering and not r.probing]
         return min(used, default=0.0)
 
     def _push(self, known: _Replica) -> None:
@@ -274,5 +279,5 @@ def _blend(old: float | None, new: float, alpha: float) -> float:
 
 
 def _between(value: float, most: float) -> float:
-    """`value` within 0..most; 0 if it is no number."""
+    """Return `value` clipped to 0..most; 0 if it is not finite."""
     return min(max(value, 0.0), most) if math.isfinite(value) else 0.0

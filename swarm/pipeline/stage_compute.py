@@ -1,8 +1,8 @@
 """Micro-batches between the network and the stage's worker: slots, codes, and measured times.
 
 Shapes: B sequences, T tokens, C hidden_size. Payloads are those of `swarm.pipeline.messages.ForwardRequest`: token
-ids, then the coded hidden state. Both codings work on the worker's own memory: a hidden state is never copied on this
-side.
+ids, then the coded hidden state. Coding works on the worker's shared memory, so this process never copies a hidden
+state.
 """
 
 from __future__ import annotations
@@ -25,22 +25,24 @@ from swarm.pipeline.config import PipelineSettings
 from swarm.pipeline.messages import TOKEN_BYTES
 from swarm.protocol.ledger import Range
 
-_KEPT_FOR_BACKWARDS: Final = 2  # slots that no forward may take: backwards would wait behind forwards for a place
+_KEPT_FOR_BACKWARDS: Final = 2  # slots that no forward may take: backwards would wait behind forwards
 SMOOTHING: Final = 0.1
-COLD: Final = 4  # micro-batches that say nothing of what the later ones take: caches, threads and allocators warm up
+COLD: Final = 4  # micro-batches whose times are ignored: caches, threads and allocators warm up
 
 
 @dataclass
 class Timings:
-    """Of one micro-batch at this stage, in seconds: on the device and in coding, and waiting for either."""
+    """The times of one micro-batch at this stage."""
 
     own_s: float = 0.0
+    """On the device and in coding."""
     queued_s: float = 0.0
+    """Waiting for either."""
 
 
 @dataclass(frozen=True)
 class BatchSize:
-    """(B, T) of a micro-batch, and C."""
+    """The shape (B, T, C) of a micro-batch."""
 
     batch: int
     length: int
@@ -60,33 +62,33 @@ class BatchSize:
 
 
 class StageCompute:
-    """Forward and backward of `worker_group`'s stage, for a station. Everything raises StageRefused and WorkerError as
-    the gang does, and ProtocolViolation for payloads that do not decode."""
+    """Forward and backward of the stage of `worker_group`. The methods raise StageRefused and WorkerError as the worker
+    group does, and ProtocolViolation for payloads that do not decode."""
 
-    def __init__(self, worker_group: StageWorkerGroup, rules: PipelineSettings) -> None:
+    def __init__(self, worker_group: StageWorkerGroup, settings: PipelineSettings) -> None:
         self.worker_group: Final = worker_group
-        self._rules = rules
-        self._code = ActivationCode(rules.activations)
+        self._settings = settings
+        self._code = ActivationCode(settings.activations)
         self._attempts = count()
         self._forwards = trio.CapacityLimiter(max(1, worker_group.spec.slots - _KEPT_FOR_BACKWARDS))
         self._served = 0
         self.service_s = 0.0
-        """What a micro-batch takes of this stage's device and coding, smoothed; 0 until known."""
+        """Seconds of device and coding for a micro-batch, smoothed; 0 until measured."""
 
     @property
     def waiting(self) -> int:
-        """Micro-batches that wait for their forward."""
+        """How many micro-batches wait for their forward."""
         return self._forwards.statistics().tasks_waiting
 
-    def name(self, span: Range, epoch: int, counts: bool) -> MicroBatch:
-        """A fresh pass of it through this stage."""
-        return MicroBatch(str(span[0]), self.worker_group.spec.index, epoch, counts, next(self._attempts))
+    def name(self, samples: Range, epoch: int, counts: bool) -> MicroBatch:
+        """Return the worker's name for a new pass of the micro-batch through this stage."""
+        return MicroBatch(str(samples[0]), self.worker_group.spec.index, epoch, counts, next(self._attempts))
 
     def size(self, batch: int, length: int) -> BatchSize:
-        return BatchSize(batch, length, self._rules.hidden_size)
+        return BatchSize(batch, length, self._settings.hidden_size)
 
     def payload_bytes(self, size: BatchSize) -> int:
-        """Of token ids and hidden state."""
+        """Return the bytes of token ids and coded hidden state."""
         return size.token_bytes + self._code.size_bytes(size.values)
 
     def gradient_bytes(self, size: BatchSize) -> int:
@@ -94,7 +96,7 @@ class StageCompute:
 
     @asynccontextmanager
     async def forward_slot(self, times: Timings) -> AsyncIterator[MicroBatchSlot]:
-        """A slot for a forward, in the order of asking."""
+        """Open a slot for a forward, first come, first served."""
         asked = trio.current_time()
         async with self._forwards, self.worker_group.slot() as slot:
             times.queued_s += trio.current_time() - asked
@@ -116,12 +118,13 @@ class StageCompute:
     async def forward(
         self, slot: MicroBatchSlot, of: MicroBatch, size: BatchSize, times: Timings, keep: bool = True
     ) -> float:
-        """The loss in nats summed over the tokens, if this is the last stage; else 0, and the slot has the output."""
+        """Return the loss in nats summed over the tokens on the last stage; on others 0, and the slot has the
+        output."""
         done = await self._timed(self.worker_group.forward(of, slot, *size.at, keep), times)
         return 0.0 if done.loss is None else done.loss * size.batch * size.length
 
     async def take_out(self, slot: MicroBatchSlot, size: BatchSize, tokens: Tensor, times: Timings) -> memoryview:
-        """The payload for the next stage."""
+        """Return the payload for the next stage."""
         started = trio.current_time()
         payload = new_payload(self.payload_bytes(size))
         payload.numpy()[: size.token_bytes] = np.frombuffer(tokens.numpy().astype("<u4").data.cast("B"), np.uint8)
@@ -131,6 +134,7 @@ class StageCompute:
 
     @asynccontextmanager
     async def backward_slot(self, times: Timings) -> AsyncIterator[MicroBatchSlot]:
+        """Open a slot for a backward."""
         asked = trio.current_time()
         async with self.worker_group.slot() as slot:
             times.queued_s += trio.current_time() - asked
@@ -143,11 +147,12 @@ class StageCompute:
         times.own_s += trio.current_time() - started
 
     async def backward(self, slot: MicroBatchSlot, of: MicroBatch, size: BatchSize, times: Timings) -> MicroBatchDone:
-        """By the gradient in the slot (on the last stage there is none); it then has the gradient of the input."""
+        """Run the backward from the gradient in the slot (the last stage has none) to the gradient of the input
+        there."""
         return await self._timed(self.worker_group.backward(of, slot, *size.at), times)
 
     async def gradient_out(self, slot: MicroBatchSlot, size: BatchSize, times: Timings) -> memoryview:
-        """The coded gradient of the input; empty on the first stage."""
+        """Return the coded gradient of the input; empty on the first stage."""
         if self.worker_group.spec.is_first:
             return memoryview(b"")
         started = trio.current_time()
@@ -157,22 +162,22 @@ class StageCompute:
         return view_of(payload)
 
     def served(self, times: Timings) -> None:
-        """A micro-batch went through."""
+        """Note the times of a micro-batch that went through."""
         self._served += 1
         if self._served > COLD:
             self.service_s += (times.own_s - self.service_s) * max(SMOOTHING, 1 / (self._served - COLD))
 
     def read_tokens(self, payload: memoryview, size: BatchSize) -> Tensor:
-        """(B, T + 1) int64. Raises ProtocolViolation for ids outside the vocabulary."""
+        """Return (B, T + 1) int64. Raises ProtocolViolation for ids outside the vocabulary."""
         ids = np.frombuffer(payload[: size.token_bytes], "<u4").reshape(size.batch, size.length + 1)
-        if int(ids.max()) >= self._rules.vocab_size:
-            raise ProtocolViolation(f"a token id of {ids.max()}, and the vocabulary has {self._rules.vocab_size}")
+        if int(ids.max()) >= self._settings.vocab_size:
+            raise ProtocolViolation(f"token id {ids.max()} in a vocabulary of {self._settings.vocab_size}")
         return torch.from_numpy(ids.astype(np.int64))
 
     async def _encode(self, x: Tensor, out: Tensor) -> None:
         try:
             await self._code.encode(x, out)
-        except ProtocolViolation as error:  # ours, and nobody's offence
+        except ProtocolViolation as error:  # our own value, so no violation of a peer
             raise StageRefused(str(error), "not_finite") from error
 
     async def _timed(self, call: Awaitable[MicroBatchDone], times: Timings) -> MicroBatchDone:

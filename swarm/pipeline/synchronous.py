@@ -1,8 +1,8 @@
 """Synchronous batches (SWARM, arXiv 2301.11913; DeDLOC, 2106.10207): the replicas of a stage together count every
 sample of a round's batch exactly once; weights change at commits only.
 
-Which replica counts a sample is the wiring's affair, so nobody knows by itself when the batch is whole: the group's
-leader asks the members what they have, has issued again what is missing, and says when it is enough.
+The router decides which replica counts a sample, so no replica knows when the batch is complete. The group's leader
+asks the members what they have counted, has missing micro-batches dispatched again, and ends the round.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ import torch
 import trio
 
 from peer.errors import BarnraiseError, RemoteError
-from peer.events import EventLog
-from peer.net.host import Host
 from peer.net.rpc_server import BUSY
-from swarm.pipeline.config import PipelineSettings
-from swarm.pipeline.messages import COUNTED, REDISPATCH, SPANS_MAX, AskCounted, Redispatch
+from swarm.pipeline.messages import COUNTED, REDISPATCH, SAMPLE_RANGES_MAX, AskCounted, Redispatch
+from swarm.pipeline.source import MicroBatchSource
 from swarm.pipeline.stage_server import StageServer
-from swarm.pipeline.stage_trainer import Adoption, StageTrainer, StageTrainerContext
+from swarm.pipeline.stage_trainer import HeldOut, StageTrainer
+from swarm.pipeline.weight_sync import Adoption
 from swarm.protocol.head import Head
 from swarm.protocol.ledger import Range, contains, count, union
 from swarm.protocol.round_schedule import RoundSchedule
@@ -29,69 +28,66 @@ from swarm.rounds.trainer import Claims, TrainRequest, TrainResult
 
 POLL_S: Final = 0.2
 ANSWER_S: Final = 1.0  # a member that takes longer is asked again
-STALL_S: Final = 2.0  # without any growth, what is missing is issued again
-STALL_FIRST_S: Final = 10.0  # the same while it is not known how long a micro-batch takes
-STALL_ANSWERS: Final = 4.0
+STALL_S: Final = 2.0  # without any growth, after which missing micro-batches are dispatched again
+STALL_FIRST_S: Final = 10.0  # the same while the latency of a micro-batch is unknown
+STALL_ANSWERS: Final = 4.0  # the same in latencies
 
 
 class BatchTracker:
-    """Sees to it that a round's batch is counted. `issuers()`: the live replicas of stage 0; `dispatch_here` issues at
-    this peer, if it is one."""
+    """Tracks at a group's leader that a round's batch gets complete. `sources()`: the live replicas of stage 0;
+    `source`: that of this peer, if it is one of them."""
 
     def __init__(
         self,
-        host: Host,
-        rules: PipelineSettings,
+        server: StageServer,
         schedule: RoundSchedule,
-        issuers: Callable[[], Sequence[str]],
-        dispatch_here: Callable[[Sequence[Range], int], None] | None,
-        events: EventLog,
+        sources: Callable[[], Sequence[str]],
+        source: MicroBatchSource | None,
     ) -> None:
-        self._host, self._rules, self._schedule = host, rules, schedule
-        self._issuers, self._dispatch_here = issuers, dispatch_here
-        self._events = events
-        self._turn = 0
-        self._seen = -1  # the round that was gathered for last, whatever term that was in
+        self._server, self._schedule, self._sources, self._source = server, schedule, sources, source
+        self._host, self._settings = server.host, server.settings
+        self._next_source = 0
+        self._gathered = -1  # the last round that was gathered for, in any term
 
-    async def gather(self, head: Head, members: Sequence[str], server: StageServer, resumed: bool = False) -> Claims:
-        """Until the members, of whom we with our `server` are one, have counted the whole batch of the round after
-        `head`: also where only the next plan can merge it, for it leaves out somebody who has counted a part. Returns
-        what each says it has. `resumed`: others had begun with that round, and are gone."""
+    async def gather(self, head: Head, members: Sequence[str], resumed: bool = False) -> Claims:
+        """Wait until the members, this peer among them, have counted the whole batch of the round after `head`; return
+        what each says it has. Members without a part in the plan count, too: then only the next plan can merge the
+        batch. `resumed`: a leader that is gone had begun with that round."""
         batch = self._schedule.batch(head)
         assert batch is not None
-        wanted = set(range(*batch, self._rules.micro_batch))
-        have: dict[str, set[int]] = {}  # first samples of what each has counted
+        wanted = set(range(*batch, self._settings.micro_batch))
+        have: dict[str, set[int]] = {}  # first samples that each has counted
         counted: set[int] = set()
-        again, self._seen = resumed or self._seen == head.round + 1, head.round + 1
-        grown_at = -math.inf if again else trio.current_time()  # what nobody is at now is lost
+        again, self._gathered = resumed or self._gathered == head.round + 1, head.round + 1
+        grown_at = -math.inf if again else trio.current_time()  # again: what is not in flight now is lost
         while True:
             suspects = self._host.suspects
             have = {peer: firsts for peer, firsts in have.items() if peer not in suspects}
-            have[self._host.peer_id] = self._firsts(server.counting.counted, batch)
+            have[self._host.peer_id] = self._firsts(self._server.accounting.counted, batch)
             others = [m for m in members if m != self._host.peer_id and m not in suspects]
             await self._poll(head, others, have, batch)
             now, before, counted = trio.current_time(), counted, set().union(*have.values())
             if counted == wanted:
-                size = self._rules.micro_batch
+                size = self._settings.micro_batch
                 return {peer: union((first, first + size) for first in firsts) for peer, firsts in have.items()}
-            await self._redispatch(head, before - counted, server, "counted by a peer or a worker that is gone")
+            await self._redispatch(head, before - counted, "counted by a peer or a worker that is gone")
             if not counted <= before and before:
                 grown_at = now
-            usual_s = server.answer_s
+            usual_s = self._server.answer_s
             stall_s = max(STALL_S, STALL_ANSWERS * usual_s) if usual_s else STALL_FIRST_S
             if now - grown_at > stall_s:
                 grown_at = now
-                await self._redispatch(head, wanted - counted, server, "missing")
+                await self._redispatch(head, wanted - counted, "missing")
             await trio.sleep(POLL_S)
 
     async def _poll(self, head: Head, members: Sequence[str], have: dict[str, set[int]], batch: Range) -> None:
-        """What each has; of those who do not answer, what they had."""
+        """Ask what each member has; without an answer `have` keeps what it had."""
         ask = AskCounted(head.run_id, head.round)
 
         async def poll(peer: str) -> None:
             try:
                 reply = await self._host.rpc.call(peer, COUNTED, ask, timeout_s=ANSWER_S)
-                have[peer] = self._firsts(reply.body.spans, batch)
+                have[peer] = self._firsts(reply.body.ranges, batch)
             except RemoteError as error:
                 if error.code != BUSY:
                     have.pop(peer, None)  # it has left for another stage, with all that it had
@@ -102,13 +98,13 @@ class BatchTracker:
             for peer in members:
                 nursery.start_soon(poll, peer)
 
-    async def _dispatching(self, head: Head, issuers: Sequence[str], server: StageServer) -> set[int]:
-        """What replicas of stage 0 are at: it will come, or hangs like all else, and another copy would be counted
-        twice."""
+    async def _dispatching(self, head: Head, sources: Sequence[str]) -> set[int]:
+        """Return what the replicas of stage 0 have in flight. It will come, or is stuck like all else; another copy
+        would be counted twice."""
         batch = self._schedule.batch(head)
         assert batch is not None
-        found = self._firsts(server.dispatching(), batch)
-        ask = AskCounted(self._rules.groups[0], head.round)
+        found = self._firsts(self._source.dispatching, batch) if self._source is not None else set()
+        ask = AskCounted(self._settings.groups[0], head.round)
 
         async def poll(peer: str) -> None:
             try:
@@ -118,72 +114,78 @@ class BatchTracker:
                 return
 
         async with trio.open_nursery() as nursery:
-            for peer in issuers:
+            for peer in sources:
                 if peer != self._host.peer_id:
                     nursery.start_soon(poll, peer)
         return found
 
     def _firsts(self, ranges: Iterable[Range], batch: Range) -> set[int]:
-        """The micro-batches of the batch that lie in `ranges`, which a peer may have made up."""
-        size = self._rules.micro_batch
+        """Return the first samples of the batch's micro-batches in `ranges`, which a peer may have made up."""
+        size = self._settings.micro_batch
         firsts: set[int] = set()
-        for first, last in union(ranges):
+        for first, end in union(ranges):
             begin = max(first, batch[0])
-            firsts.update(range(begin + -begin % size, min(last, batch[1]) - size + 1, size))
+            firsts.update(range(begin + -begin % size, min(end, batch[1]) - size + 1, size))
         return firsts
 
-    async def _redispatch(self, head: Head, firsts: set[int], server: StageServer, reason: str) -> None:
-        """By the live replicas of stage 0, in turn."""
+    async def _redispatch(self, head: Head, firsts: set[int], reason: str) -> None:
+        """Have these dispatched again by the live replicas of stage 0, in rotation."""
         if not firsts:
             return
-        here = {self._host.peer_id} if self._dispatch_here is not None else set()
-        issuers = sorted({*self._issuers(), *here} - set(self._host.suspects))
-        size = self._rules.micro_batch
-        firsts = firsts - await self._dispatching(head, issuers, server)
-        spans = [(first, first + size) for first in sorted(firsts)]
-        if not spans or not issuers:
+        here = {self._host.peer_id} if self._source is not None else set()
+        sources = sorted({*self._sources(), *here} - set(self._host.suspects))
+        size = self._settings.micro_batch
+        firsts = firsts - await self._dispatching(head, sources)
+        ranges = [(first, first + size) for first in sorted(firsts)]
+        if not ranges or not sources:
             return
-        self._events.emit("pipeline_redispatched", samples=count(spans), round=head.round + 1, reason=reason)
-        self._turn += 1
-        for k, peer in enumerate(issuers):
-            mine = tuple(spans[(k + self._turn) % len(issuers) :: len(issuers)][:SPANS_MAX])
-            if not mine:
+        self._host.events.emit("pipeline_redispatched", samples=count(ranges), round=head.round + 1, reason=reason)
+        self._next_source += 1
+        for k, peer in enumerate(sources):
+            part = tuple(ranges[(k + self._next_source) % len(sources) :: len(sources)][:SAMPLE_RANGES_MAX])
+            if not part:
                 continue
-            if peer == self._host.peer_id and self._dispatch_here is not None:
-                self._dispatch_here(mine, head.round)
+            if peer == self._host.peer_id and self._source is not None:
+                self._source.redispatch(part, head.round)
                 continue
             try:
-                request = Redispatch(self._rules.groups[0], head.round, mine)
+                request = Redispatch(self._settings.groups[0], head.round, part)
                 await self._host.rpc.call(peer, REDISPATCH, request, timeout_s=ANSWER_S)
             except BarnraiseError as error:
-                self._events.emit("redispatch_unanswered", peer=peer, reason=str(error))
+                self._host.events.emit("redispatch_unanswered", peer=peer, reason=str(error))
 
 
 class Synchronous(StageTrainer):
-    """Implements `swarm.rounds.trainer.Trainer`. A round has no deadline of its own: a part of the batch is of no
-    use."""
+    """The trainer of a synchronous run. A round has no deadline of its own: a part of the batch is of no use."""
 
-    def __init__(self, context: StageTrainerContext, tracker: BatchTracker) -> None:
-        super().__init__(context)
+    def __init__(
+        self,
+        server: StageServer,
+        schedule: RoundSchedule,
+        tracker: BatchTracker,
+        source: MicroBatchSource | None = None,
+        held_out: HeldOut | None = None,
+    ) -> None:
+        super().__init__(server, schedule, source, held_out)
         self._tracker = tracker
         self._losses: dict[int, tuple[int, float]] = {}  # of what was counted: first sample -> tokens, loss
-        self._before: torch.Tensor | None = None  # the weights of the epoch before that of `head`, if we know them
-        self._resumes = False  # a round that the group had begun with before it was regrouped
+        self._previous: torch.Tensor | None = None  # the weights of the epoch before that of `head`, if we have them
+        self._resumes = False  # the group had begun with this round before a regroup
 
     async def gather(self, members: Sequence[str]) -> Claims:
         await self._changed.until(lambda: self.head is not None and self._adoption is None, math.inf)
         head = self.head
         assert head is not None
-        # The first stage issues its round anew, whoever was lost.
-        return await self._tracker.gather(head, members, self._server, self._resumes and self._context.source is None)
+        # Stage 0 dispatches its whole round again, whichever member was lost.
+        return await self._tracker.gather(head, members, self._resumes and self._source is None)
 
     async def _train(self, request: TrainRequest) -> TrainResult:
         await self._validate_if_due()
         async with trio.open_nursery() as nursery:
-            if self._context.source is not None:
+            if self._source is not None:
                 nursery.start_soon(self._dispatch_timed, request)
             await self._changed.until(lambda: self._cut_short, math.inf)
-            nursery.cancel_scope.cancel()  # what is still under way is counted by somebody
+            nursery.cancel_scope.cancel()  # what is still in flight is counted by another replica
         async with self._alone():
             return await self._capture()
 
@@ -193,25 +195,21 @@ class Synchronous(StageTrainer):
         self._note_speed(request.assignment.steps, trio.current_time() - began)
 
     async def _capture(self) -> TrainResult:
-        """All that was counted since the last commit, in whatever plan; the worker goes on adding to it."""
+        """Capture all that was counted since the last commit, in any plan; the worker goes on adding to it."""
         head = self.head
         assert head is not None
         taken = await self._worker_group.read_gradient()
-        counted = self._ranges(taken.micro_batches)
-        batch = self._context.schedule.batch(head)
+        counted = self._ranges(map(int, taken.micro_batches))
+        batch = self._schedule.batch(head)
         assert batch is not None
         if not contains([batch], counted):
-            self._say_lost("counted out of turn", counted)
-            await self._begin_anew()
+            self._tell_lost("not assigned", counted)
+            await self._start_over()
             return TrainResult(0, 0, 0.0, self._worker_group.delta)
-        self._counting.capture(counted)
-        self.loss = self._mean_loss(self._losses) or self.loss
+        self._accounting.capture(counted)
+        self.loss = _mean_loss(self._losses) or self.loss
         steps = len(taken.micro_batches)
         return TrainResult(steps, count(counted), self.loss or 0.0, self._worker_group.delta, counted)
-
-    def _mean_loss(self, losses: Mapping[int, tuple[int, float]]) -> float | None:
-        tokens = sum(tokens for tokens, _ in losses.values())
-        return math.fsum(loss for _, loss in losses.values()) / tokens if tokens else None
 
     def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None, head: Head) -> None:
         # At once, for the round that begins with this head asks; and its weights may well be those that are here.
@@ -225,10 +223,10 @@ class Synchronous(StageTrainer):
     def _may_go_on(self, request: TrainRequest) -> bool:
         return True
 
-    def _note_counted(self, span: Range, tokens: int, loss: float) -> None:
-        self._losses[span[0]] = (tokens, loss)
+    def counted(self, samples: Range, tokens: int, loss: float) -> None:
+        self._losses[samples[0]] = (tokens, loss)
 
-    def _note_lost(self) -> None:
+    def worker_lost(self) -> None:
         self._losses.clear()
         self._changed.notify()
 
@@ -248,23 +246,28 @@ class Synchronous(StageTrainer):
         await super()._import(adoption)
 
     def _remember(self, adoption: Adoption) -> None:
-        """Stages are an epoch apart at times, and the worker that keeps the weights of the epoch before may be lost.
-        Where nobody is left who has them, the present ones must do: without any, the stages behind would wait for
-        ever."""
+        """Keep the weights of the epoch before here as well: stages are an epoch apart at times, and the worker that
+        keeps them may be lost. Where no replica has them any more, use the present ones: without any, stages that
+        are an epoch behind would wait without end."""
         head = adoption.head
         if adoption.orphaned:
-            self._before = adoption.theta
+            self._previous = adoption.theta
         elif self.head is not None and head.round == self.head.round + 1:
-            self._before = self._worker_group.outer.clone()
-        elif head != self.head:  # else it is the same once more, after a failure
-            self._before = None
+            self._previous = self._worker_group.outer.clone()
+        elif head != self.head:  # an equal head is the same import again, after a failure
+            self._previous = None
 
     async def _load(self, head: Head) -> None:
-        if self._before is not None:
+        if self._previous is not None:
             theta = self._worker_group.outer.clone()
             try:
-                self._worker_group.outer.copy_(self._before)
+                self._worker_group.outer.copy_(self._previous)
                 await self._worker_group.import_weights(head.round - 1)
             finally:
                 self._worker_group.outer.copy_(theta)
         await super()._load(head)
+
+
+def _mean_loss(losses: Mapping[int, tuple[int, float]]) -> float | None:
+    tokens = sum(tokens for tokens, _ in losses.values())
+    return math.fsum(loss for _, loss in losses.values()) / tokens if tokens else None

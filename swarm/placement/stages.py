@@ -13,6 +13,7 @@ from peer.checkpoint.store import CheckpointStore
 from peer.config import InnerConfig, ModelConfig
 from peer.events import EventLog
 from peer.identity import Identity
+from peer.ipc.span import Span, spans_of
 from peer.model.layout import FlatLayout
 from swarm.placement.load import StageCost
 from swarm.placement.partition import PartCost, split_layers
@@ -27,7 +28,7 @@ GRADIENT_WORK: Final = 2.0  # of the forward pass's
 
 def layout_of(manifest: Manifest, stage: int = 0) -> FlatLayout:
     """The flat vector of a stage."""
-    return FlatLayout.of(manifest.model, range(*manifest.cuts[stage]))
+    return FlatLayout.of(manifest.model, spans_of(manifest.cuts)[stage])
 
 
 def vectors_of(manifest: Manifest, stage: int = 0) -> tuple[str, ...]:
@@ -90,7 +91,8 @@ class _PartCosts:
     def group(self) -> PartCost:
         """Blocks that share their parameters; one block, where they do not."""
         matrices = norms = 0
-        for name, slot in FlatLayout.of(self._model, range(self._model.shared_blocks)).slots.items():
+        span = Span(0, self._model.shared_blocks, self._model.layers)
+        for name, slot in FlatLayout.of(self._model, span).slots.items():
             if name.startswith("model.layers."):
                 matrices += slot.numel * (len(slot.shape) == 2)
                 norms += slot.numel * (len(slot.shape) == 1)

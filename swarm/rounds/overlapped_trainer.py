@@ -24,8 +24,8 @@ from optim.strategies.eager import EagerOffset
 from optim.strategies.interface import OuterStrategy
 from peer.errors import WorkerError
 from peer.events import EventLog
-from peer.ipc.inner_orders import InnerRunOptions, Span
-from peer.ipc.messages import InnerResult
+from peer.ipc.inner_options import ElementRange, InnerRunOptions
+from peer.ipc.train_messages import InnerResult
 from peer.worker.client import WorkerGroup
 from swarm.protocol.head import Head
 from swarm.protocol.ledger import Range, tail_of
@@ -133,7 +133,7 @@ class OverlapTrainer(WorkerTrainer):
     async def _inner(
         self, ranges: Sequence[Range], first_step: int, deadline_s: float, steps: int | None, orders: InnerRunOptions
     ) -> InnerResult:
-        result = await self._worker_group.inner_steps(list(ranges), first_step, deadline_s, steps, orders=orders)
+        result = await self._worker_group.inner_steps(list(ranges), first_step, deadline_s, steps, options=orders)
         self._note(result)
         return result
 
@@ -162,7 +162,7 @@ class TakesFragments:
         self.at_least = tau
         self._worker_group = worker_group
         self._mix = mix
-        self._changed: tuple[Span, ...] = ()
+        self._changed: tuple[ElementRange, ...] = ()
 
     def begin(self, fresh: bool) -> InnerRunOptions:
         changed, self._changed = self._changed, ()

@@ -12,8 +12,8 @@ import trio
 from optim.strategies.interface import Product
 from peer.errors import WorkerError
 from peer.events import EventLog
-from peer.ipc.inner_orders import InnerRunOptions, Span
-from peer.ipc.messages import InnerResult
+from peer.ipc.inner_options import ElementRange, InnerRunOptions
+from peer.ipc.train_messages import InnerResult
 from peer.worker.client import WorkerGroup
 from swarm.protocol.head import Head
 from swarm.rounds.trainer import TrainRequest, TrainResult
@@ -50,7 +50,7 @@ class WorkerTrainer:
         orders = InnerRunOptions(product=self._product, capture=spans_of(request.places))
         ranges, steps = list(request.assignment.ranges), 0 if self._cut_short else request.assignment.steps
         result = await self._worker_group.inner_steps(
-            ranges, request.round_info.step, request.deadline_s, steps, orders=orders
+            ranges, request.round_info.step, request.deadline_s, steps, options=orders
         )
         self._note(result)
         self._say_trained(request, result)
@@ -111,5 +111,5 @@ class WorkerTrainer:
             self.loss = result.loss
 
 
-def spans_of(places: tuple[slice, ...]) -> tuple[Span, ...]:
+def spans_of(places: tuple[slice, ...]) -> tuple[ElementRange, ...]:
     return tuple((int(place.start), int(place.stop)) for place in places)

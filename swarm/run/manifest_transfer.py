@@ -6,8 +6,6 @@ hash in the manifest.
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +13,7 @@ import msgspec
 from blake3 import blake3
 
 from peer.errors import CheckpointError, NotAdmitted, ProtocolViolation, ResourceError
+from peer.files import write_atomically
 from peer.identity import Signed
 from peer.net.rpc import Call, Method, Rpc
 from swarm.run.manifest import MANIFEST_BYTES_MAX, TOKENIZER_BYTES_MAX, CommonManifest, open_any_manifest
@@ -116,24 +115,3 @@ def load_run_files(home: Path) -> tuple[Signed, bytes] | None:
             f"{path} or the tokenizer beside it is damaged ({error}): delete both and join again"
         ) from error
     return signed, tokenizer
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace `path` by a complete file or leave it as it was; ResourceError names the remedy."""
-    temporary = ""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(fd, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        temporary = ""
-    except OSError as error:
-        raise ResourceError(
-            f"cannot write {path} ({error.strerror}): free some space or choose another --home."
-        ) from error
-    finally:
-        if temporary:
-            os.unlink(temporary)

@@ -12,6 +12,7 @@ import trio
 from torch import Tensor
 
 from optim.config import AllReduceConfig
+from peer.ipc.span import spans_of
 from peer.ipc.stage_spec import StageSpec
 from peer.worker.client import open_worker_group
 from peer.worker.stage_client import open_stage_worker_group
@@ -22,7 +23,7 @@ from swarm.pipeline.data_feed import RemoteTokens
 from swarm.pipeline.local_steps import LocalSteps
 from swarm.pipeline.source import MicroBatchSource
 from swarm.pipeline.stage_server import StageServer
-from swarm.pipeline.stage_trainer import HeldOut, StageTrainer, StageTrainerContext
+from swarm.pipeline.stage_trainer import HeldOut, StageTrainer
 from swarm.pipeline.synchronous import BatchTracker, Synchronous
 from swarm.placement.stage_choice import at_work, replicas_of
 from swarm.protocol.round_schedule import RoundSchedule
@@ -75,7 +76,7 @@ async def fitted(context: PeerContext, stage: int, kept: LocalCheckpoint, known:
 async def _fitted_with_stage(
     context: PeerContext, stage: int, kept: LocalCheckpoint, known: MemberView
 ) -> AsyncIterator[Fitting]:
-    host, events = context.host, context.host.events
+    host = context.host
     rules, schedule = rules_of(context.manifest), schedule_of(context.manifest, stage)
 
     def replicas(of: int) -> dict[str, LoadReport]:
@@ -84,27 +85,23 @@ async def _fitted_with_stage(
     corpus = await open_corpus(context) if stage == 0 else None
     async with open_stage_worker_group(context.worker_group(spec_of(context.manifest, stage))) as worker_group:
         samples = rules.round_samples if rules.synchronous else None
-        counting = SampleAccounting(kept.head, rules.micro_batch, samples, host.peer_id)
-        server = StageServer(stage, rules, worker_group, host, counting, replicas, events)
+        accounting = SampleAccounting(kept.head, rules.micro_batch, samples, host.peer_id)
+        server = StageServer(stage, rules, worker_group, host, accounting, replicas)
         source, held_out = None, None
         if corpus is not None:
-            source = MicroBatchSource(server, RemoteTokens(host, rules, lambda: feeders(known()), corpus.read), events)
+            source = MicroBatchSource(server, RemoteTokens(host, rules, lambda: feeders(known()), corpus.read))
             held_out = _held_out(corpus, rules.micro_batch)
 
         def committed() -> int | None:
             return first_round(known(), time.time())
 
-        rounds = context.manifest.run.rounds
-        stage_context = StageTrainerContext(worker_group, server, schedule, events, source, held_out, committed, rounds)
         trainer: StageTrainer
         if rules.synchronous:
-            dispatch_here = None if source is None else source.redispatch
-            trainer = Synchronous(
-                stage_context, BatchTracker(host, rules, schedule, lambda: list(replicas(0)), dispatch_here, events)
-            )
+            tracker = BatchTracker(server, schedule, lambda: list(replicas(0)), source)
+            trainer = Synchronous(server, schedule, tracker, source, held_out)
         else:
-            trainer = LocalSteps(stage_context)
-        async with server.open():
+            trainer = LocalSteps(server, schedule, source, held_out, committed, context.manifest.run.rounds)
+        async with server.open(trainer):
             yield trainer, server
 
 
@@ -128,7 +125,7 @@ def spec_of(manifest: Manifest, stage: int) -> StageSpec:
     """What the worker of a stage is told."""
     synchronous = manifest.synchronous
     return StageSpec(
-        stages=manifest.cuts,
+        span=spans_of(manifest.cuts)[stage],
         index=stage,
         max_tokens=manifest.micro_batch * manifest.data.seq_len,
         recompute=manifest.pipeline.recompute,

@@ -13,14 +13,15 @@ from optim.strategies.registry import build_strategy
 from peer.checkpoint.store import CheckpointStore
 from peer.decoding import MALFORMED
 from peer.errors import BarnraiseError, ProtocolViolation
+from peer.files import write_atomically
 from peer.identity import Signed
+from peer.ipc.span import spans_of
 from peer.model.layout import FlatLayout, init_flat
 from swarm.placement.stages import layout_of, open_store
 from swarm.protocol.head import Head
 from swarm.protocol.quorum import open_regroup
 from swarm.run.home import Home
 from swarm.run.manifest import Manifest
-from swarm.run.manifest_transfer import write_atomically
 from swarm.state.outer_state import OuterState
 from swarm.training.context import PeerContext
 
@@ -121,7 +122,7 @@ def _initial(
         if head.state_hash == loaded.tree.root:
             return OuterState(list(loaded.tensors.values()), strategy), head
     first = manifest.first_head(stage)
-    theta = init_flat(manifest.model, manifest.run.seed, layers=range(*manifest.cuts[stage]))
+    theta = init_flat(manifest.model, manifest.run.seed, span=spans_of(manifest.cuts)[stage])
     state = OuterState([theta, *(torch.zeros_like(theta) for _ in strategy.shared)], strategy)
     if state.tree.root == first.state_hash:
         return state, first

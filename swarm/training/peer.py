@@ -5,10 +5,11 @@ home lock -> identity -> host -> charter -> gate -> DHT node -> a seat in a grou
 
 from __future__ import annotations
 
-from dht.node import open_node
+from dht.node import NodeConfig, open_node
 from optim.config import GossipConfig
 from peer.errors import ConfigError
 from peer.events import EventLog
+from peer.files import write_atomically
 from peer.identity import Identity
 from peer.net.host import HostConfig, open_host
 from peer.worker.client import open_worker_group
@@ -20,7 +21,7 @@ from swarm.run.bootstrap import fetch_run_files
 from swarm.run.gate import Gate
 from swarm.run.home import Home
 from swarm.run.manifest import Manifest, open_manifest
-from swarm.run.manifest_transfer import serve_run_files, write_atomically
+from swarm.run.manifest_transfer import serve_run_files
 from swarm.training.context import JoinConfig, PeerContext
 from swarm.training.lifecycle import PeerLifecycle
 
@@ -55,7 +56,8 @@ async def run_participant(config: JoinConfig) -> None:
             gate = Gate(host.rpc, manifest, config.invite.token)
             serve_run_files(host.rpc, run_files, tokenizer)
             serve_dial_back(host)
-            async with open_node(host, config.invite.addresses, [MEMBERS], home.addresses, manifest.run_id) as node:
+            node_config = NodeConfig(manifest.run_id, config.invite.addresses, home.addresses)
+            async with open_node(host, node_config, [MEMBERS]) as node:
                 context = PeerContext(config, home, manifest, host, gate, node)
                 if isinstance(manifest.outer, GossipConfig):
                     async with open_worker_group(context.worker_group()) as worker_group:

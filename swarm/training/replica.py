@@ -20,10 +20,9 @@ import trio
 
 from swarm.membership.membership import MemberRecord, MemberView
 from swarm.pipeline.config import LoadReport
-from swarm.pipeline.stage_server import StageServer
 from swarm.placement.stages import state_bytes
 from swarm.protocol.head import Head, Member
-from swarm.protocol.ledger import Range, count
+from swarm.protocol.ledger import count
 from swarm.protocol.messages import SLICE_BYTES_MAX
 from swarm.protocol.quorum import HeadCandidate
 from swarm.protocol.timeouts import AdaptiveTimeouts
@@ -79,10 +78,6 @@ class StageReplica:
         self._adopted = kept.head.state_hash
         self._tasks: trio.Nursery | None = None
         self._finished = False
-        self.passed = 0
-        """Micro-batches that were counted at this seat."""
-        if self._server is not None:
-            self._count_at(self._server)
         trainer.adopt(kept.state.theta, None, kept.head)
         me = Member(host.peer_id, secrets.token_hex(8))
         snapshots.publish(kept.state.tree, kept.state.tensors, msgspec.msgpack.encode(kept.head))
@@ -128,6 +123,11 @@ class StageReplica:
         of_pipeline = self._server is not None and self.stage == 0
         return of_pipeline and 0 < rounds <= head.round and self._measures(head) and not self._finished
 
+    @property
+    def passed(self) -> int:
+        """Micro-batches counted by this replica."""
+        return self._server.passed if self._server is not None else 0
+
     def load(self) -> LoadReport:
         """How busy this replica of a stage is."""
         return self._server.load() if self._server is not None else LoadReport()
@@ -136,7 +136,7 @@ class StageReplica:
         """This peer leaves for another stage. What it has counted since the last commit goes with it: the first stage
         issues its own again, and so does a synchronous round."""
         if self._server is not None and self.stage > 0 and not self._manifest.synchronous:
-            counted = count(self._server.counting.counted)
+            counted = count(self._server.accounting.counted)
             if counted:
                 self._round_context.events.emit("pipeline_lost", samples=counted, reason="left the stage")
 
@@ -216,15 +216,6 @@ class StageReplica:
             "stage": self.stage,
             "counted": [",".join(f"{first}-{end}" for first, end in ranges) for ranges in counted],
         }
-
-    def _count_at(self, server: StageServer) -> None:
-        tell = server.on_counted
-
-        def counted(span: Range, tokens: int, loss: float) -> None:
-            self.passed += 1
-            tell(span, tokens, loss)
-
-        server.on_counted = counted
 
     def _group(self) -> dict[str, MemberRecord]:
         """Who may know of the group's heads: its other members, joiners, and the authority."""

@@ -16,6 +16,7 @@ from blake3 import blake3
 
 from peer.checkpoint.checkpoint_file import LoadedCheckpoint
 from peer.errors import BarnraiseError
+from peer.files import write_atomically
 from peer.identity import Signed
 from peer.net.rpc import Call, Method
 from swarm.membership.membership import MemberRecord, MemberView
@@ -23,7 +24,6 @@ from swarm.placement.stages import layout_of, open_store, state_bytes, vectors_o
 from swarm.protocol.head import Head, Member
 from swarm.protocol.messages import SLICE_BYTES_MAX
 from swarm.protocol.quorum import Viewpoint, ask_head_reports, weigh
-from swarm.run.manifest_transfer import write_atomically
 from swarm.state.fetch import Fetched, fetch_state
 from swarm.state.snapshots import SnapshotStore
 from swarm.training.checkpoints import regroup_of

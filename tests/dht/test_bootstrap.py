@@ -1,4 +1,4 @@
-"""Getting in, staying in, finding back."""
+"""Joining, staying connected, rejoining."""
 
 import socket
 from collections.abc import Awaitable, Callable
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from dht.node import open_node
+from dht.node import NodeConfig, open_node
 from peer.errors import DialError
 from peer.identity import Identity
 from tests.dht.support.local_swarm import BRISK, CARDS, RUN, Card, Facts, bare_host, local_swarm
@@ -41,7 +41,8 @@ async def test_failures_are_told_apart_by_address_in_one_event_and_in_the_error(
 
             monkeypatch.setattr(host, "connect_address", tired_of_the_mute_one)
             with pytest.raises(DialError) as raised:
-                async with open_node(host, list(addresses.values()), [CARDS], None, RUN, required=True, tuning=BRISK):
+                config = NodeConfig(RUN, list(addresses.values()), required=True, tuning=BRISK)
+                async with open_node(host, config, [CARDS]):
                     pass
         assert raised.value.reason == "wrong_peer"
         (event,) = facts.all("dht_bootstrap_failed")
@@ -53,7 +54,7 @@ async def test_failures_are_told_apart_by_address_in_one_event_and_in_the_error(
             assert any(line.startswith(f"{where}: {reason}") for line in told)
 
 
-async def test_without_required_it_starts_alone_and_joins_when_the_bootstrap_comes_up() -> None:
+async def test_a_node_starts_alone_and_joins_when_its_bootstrap_is_up() -> None:
     port, identity = free_port(), Identity.generate()
     async with local_swarm() as swarm:
         early = await swarm.add([address(port, identity.peer_id)])
@@ -65,7 +66,7 @@ async def test_without_required_it_starts_alone_and_joins_when_the_bootstrap_com
         assert await early.node.put(CARDS, "key", Card(2), ttl_s=9) == 2
 
 
-async def test_one_good_bootstrap_of_several_is_enough_and_does_not_wait_for_the_others() -> None:
+async def test_one_good_bootstrap_of_several_is_enough() -> None:
     async with local_swarm() as swarm:
         good = await swarm.add()
         with socket.socket() as mute:
@@ -73,7 +74,7 @@ async def test_one_good_bootstrap_of_several_is_enough_and_does_not_wait_for_the
             mute.listen(8)
             joiner = await swarm.add([address(mute.getsockname()[1]), good.address])
         assert good.id in joiner.node.peers
-        assert not joiner.facts.all("dht_bootstrap_failed")  # as it would be if the mute one had been waited for
+        assert not joiner.facts.all("dht_bootstrap_failed")  # it did not wait for the mute one
 
 
 async def test_rejoins_from_the_cache_when_every_bootstrap_is_gone(tmp_path: Path) -> None:
@@ -90,7 +91,7 @@ async def test_rejoins_from_the_cache_when_every_bootstrap_is_gone(tmp_path: Pat
         assert await second_life.node.put(CARDS, "key", Card(1), ttl_s=9) == 2
 
 
-async def test_a_cache_of_dead_peers_is_no_error_unless_somebody_is_required(tmp_path: Path) -> None:
+async def test_a_cache_of_dead_peers_is_an_error_only_if_required(tmp_path: Path) -> None:
     cache = tmp_path / "peers.json"
     async with local_swarm() as swarm:
         await swarm.add()
@@ -101,12 +102,12 @@ async def test_a_cache_of_dead_peers_is_no_error_unless_somebody_is_required(tmp
         assert alone.node.peers == frozenset()
         async with bare_host() as host:
             with pytest.raises(DialError, match="fresh invite"):
-                async with open_node(host, [], [CARDS], cache, RUN, required=True, tuning=BRISK):
+                async with open_node(host, NodeConfig(RUN, [], cache, required=True, tuning=BRISK), [CARDS]):
                     pass
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b'{"addresses": {"nobody": ["nowhere"]}}'])
-async def test_a_damaged_cache_teaches_nothing_and_is_mended(tmp_path: Path, content: bytes) -> None:
+async def test_a_damaged_cache_adds_nothing_and_is_replaced(tmp_path: Path, content: bytes) -> None:
     cache = tmp_path / "peers.json"
     cache.write_bytes(content)
     async with local_swarm() as swarm:
@@ -116,7 +117,7 @@ async def test_a_damaged_cache_teaches_nothing_and_is_mended(tmp_path: Path, con
         assert other.id in cache.read_text()
 
 
-async def test_an_unwritable_cache_is_an_event_not_an_end(tmp_path: Path) -> None:
+async def test_an_unwritable_cache_is_an_event(tmp_path: Path) -> None:
     blocked = tmp_path / "a file"
     blocked.write_text("not a folder")
     async with local_swarm() as swarm:
@@ -143,12 +144,12 @@ async def test_two_networks_that_never_met_become_one(monkeypatch: pytest.Monkey
 
         monkeypatch.setattr(between.host, "connect_address", connect_when_complete)
         with trio.fail_after(60):
-            await turned_away.wait()  # so that no earlier try is under way
+            await turned_away.wait()  # so that no earlier attempt is under way
         right = [await swarm.add([], identity=identity, listen=f"/ip4/127.0.0.1/tcp/{port}")]
         right.append(await swarm.add([right[0].address]))
         await right[0].facts.wait("dht_peer_found", peer=right[1].id)
 
-        for member in (*left, *right):  # whose own lookups might join the two before anybody compares them
+        for member in (*left, *right):  # their own lookups might join the two networks first
 
             async def refresh(really: Callable[[], Awaitable[None]] = member.node._router.refresh) -> None:
                 await met.wait()

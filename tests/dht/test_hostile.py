@@ -1,4 +1,4 @@
-"""Hostile peers: what they send to a store, what they serve to a reader, what they name in lookups."""
+"""Hostile peers: bad records sent to a store, served to a reader, and invented peers in lookups."""
 
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -60,7 +60,7 @@ async def deliver(attacker: Host, victim: Member, signed: Signed, namespace: str
         ({"schema": "mine", "key": HONEST.peer_id}, "WrongSigner"),
     ],
 )
-async def test_a_store_refuses_a_signed_lie_by_its_name(changes: dict[str, object], code: str) -> None:
+async def test_a_store_refuses_a_false_claim_by_its_name(changes: dict[str, object], code: str) -> None:
     async with local_swarm() as swarm, bare_host() as attacker:
         victim = await swarm.add(schemas=[CARDS, MINE])
         with pytest.raises(RemoteError) as refused:
@@ -132,8 +132,8 @@ async def test_a_flood_stays_bounded_and_honest_records_live_on() -> None:
 async def evil_store(
     served: Sequence[HeldRecord] | bytes, named: Sequence[Contact] = (), newest_us: Callable[[], int] | None = None
 ) -> AsyncIterator[Host]:
-    """A host that speaks the protocol, and answers every fetch and find with the same things. It keeps all it is given,
-    or, with `newest_us`, claims to hold something newer."""
+    """A host that answers every fetch and find with the same things. It keeps every record, or, with `newest_us`,
+    claims to hold a newer one."""
     payload = served if isinstance(served, bytes) else msgspec.msgpack.encode(list(served))
 
     async def find(call: Call[FindRequest]) -> FindReply:
@@ -174,7 +174,7 @@ LIES: dict[str, list[HeldRecord] | bytes] = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-async def test_a_reader_believes_no_store_and_bans_a_liar(lie: str) -> None:
+async def test_a_reader_bans_a_store_with_bad_records(lie: str) -> None:
     async with local_swarm() as swarm, evil_store(LIES[lie]) as evil:
         reader, honest = await swarm.grow(2)
         await honest.node.put(CARDS, "key", Card(1), ttl_s=30)
@@ -188,8 +188,8 @@ async def test_a_reader_believes_no_store_and_bans_a_liar(lie: str) -> None:
 
 
 @pytest.mark.parametrize("ahead_s", [7.9, 19.0, 3600.0, None])
-async def test_no_store_can_make_a_writer_issue_what_the_others_refuse(ahead_s: float | None) -> None:
-    """It says to hold a newer record: of so many seconds from now, or (None) of a time that msgpack cannot write."""
+async def test_a_store_cannot_make_a_writer_issue_records_that_others_refuse(ahead_s: float | None) -> None:
+    """A store claims a newer record: from so many seconds ahead, or (None) of a time that msgpack cannot write."""
 
     def newest_us() -> int:
         return (1 << 64) - 1 if ahead_s is None else int((time.time() + ahead_s) * 1e6)
@@ -204,14 +204,14 @@ async def test_no_store_can_make_a_writer_issue_what_the_others_refuse(ahead_s: 
 
 
 @pytest.mark.parametrize("clock_s", [-1.0, 1e12, float("nan"), float("inf")])
-def test_a_reply_shows_a_time_that_can_be_one(clock_s: float) -> None:
+def test_replies_bound_their_clock(clock_s: float) -> None:
     for reply in (FindReply((), True, clock_s), StoreReply(True, 0, clock_s), FetchReply(clock_s)):
         encoded = msgspec.msgpack.encode(reply)
         with pytest.raises(msgspec.ValidationError):
             msgspec.msgpack.decode(encoded, type=type(reply))
 
 
-async def test_no_store_can_bring_back_a_record_that_the_reader_saw_replaced() -> None:
+async def test_a_store_cannot_bring_back_a_replaced_record() -> None:
     old = sign_body(HONEST, KIND, body(ttl_ms=30_000))
     newer = {"issued_us": body().issued_us + 1, "value": msgspec.msgpack.encode(Card(2))}
     new = sign_body(HONEST, KIND, body(ttl_ms=30_000, **newer))
@@ -225,7 +225,7 @@ async def test_no_store_can_bring_back_a_record_that_the_reader_saw_replaced() -
             assert await reader.node.get(CARDS, "key") == {}
 
 
-async def test_an_expired_record_is_not_believed_and_a_life_is_not_prolonged() -> None:
+async def test_a_store_cannot_prolong_a_record() -> None:
     expired = sign_body(HONEST, KIND, body(issued_us=int((time.time() - 60) * 1e6)))
     async with local_swarm() as swarm, evil_store(held(expired)) as evil:
         reader = await swarm.add()
@@ -239,20 +239,20 @@ async def test_an_expired_record_is_not_believed_and_a_life_is_not_prolonged() -
         assert entry.expires_at <= time.time() + 9.0
 
 
-async def test_invented_peers_cost_little_time_and_no_place() -> None:
-    """Names nobody has, at an address that swallows packets' worth of patience: a socket that accepts and is mute."""
+async def test_invented_peers_cost_little_time_and_enter_no_table() -> None:
+    """The invented peers have the address of a socket that accepts and stays silent."""
     async with local_swarm() as swarm:
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
         port = listeners[0].socket.getsockname()[1]
         invented = [Contact(Identity.generate().peer_id, (f"/ip4/127.0.0.1/tcp/{port}",)) for _ in range(16)]
         async with evil_store([], named=invented) as evil:
-            # However long this process stands still, a probe finds the honest one alive.
+            # A probe finds the honest one alive, even if this process stands still.
             reader, honest = await swarm.grow(2, replace(HASTY, probe_timeout_s=40.0))
             with trio.fail_after(60):
                 while await honest.node.put(CARDS, "key", Card(1), ttl_s=600) < 2:
                     pass
             await join_by(evil, reader)
-            with trio.fail_after(60):  # less than it takes to wait for each of the 16 in turn, three times
+            with trio.fail_after(60):  # less than waiting for the 16 one after another, three times
                 for key in ("key", "cold key", "colder key"):
                     entries = await reader.node.get(CARDS, key)
                     assert entries.keys() == ({honest.id} if key == "key" else set())

@@ -31,7 +31,7 @@ def test_points_survive_the_wire(point: int) -> None:
 
 
 @given(st.tuples(names, names, names), st.tuples(names, names, names))
-def test_record_keys_meet_only_for_the_same_triple(a: tuple[str, str, str], b: tuple[str, str, str]) -> None:
+def test_record_keys_are_equal_only_for_the_same_triple(a: tuple[str, str, str], b: tuple[str, str, str]) -> None:
     assert (record_key(*a) == record_key(*b)) == (a == b)
 
 

@@ -13,7 +13,7 @@ WIDTH = 8
 
 
 class Network:
-    """Nodes that have joined one after another, each by one lookup of itself, as real ones do."""
+    """Nodes that have joined one after another, each by a lookup of itself, as real ones do."""
 
     def __init__(self, size: int, seed: int) -> None:
         self.random = random.Random(seed)
@@ -69,14 +69,14 @@ def test_finds_the_nearest_alive_with_a_third_dead(seed: int) -> None:
     assert not set(found) & network.dead
 
 
-def test_nobody_known_is_a_finished_lookup() -> None:
+def test_a_lookup_without_peers_is_finished() -> None:
     lookup = Lookup(0, WIDTH, 3, [])
     assert lookup.finished
     assert lookup.take() == []
     assert lookup.result() == []
 
 
-def test_hostile_answers_cannot_make_it_endless() -> None:
+def test_hostile_answers_cannot_make_a_lookup_endless() -> None:
     target = 0
     invented = sorted((f"invented-{number}" for number in range(5000)), key=node_key)  # nearest to 0 first
     lookup = Lookup(target, WIDTH, 3, ["liar"])
@@ -88,7 +88,7 @@ def test_hostile_answers_cannot_make_it_endless() -> None:
     assert asked == QUERIES_MAX
 
 
-def test_a_failed_peer_does_not_come_back_by_hearsay() -> None:
+def test_a_failed_peer_is_not_asked_again() -> None:
     lookup = Lookup(0, WIDTH, 3, ["a", "b"])
     assert set(lookup.take()) == {"a", "b"}
     lookup.failed("a")
@@ -97,7 +97,7 @@ def test_a_failed_peer_does_not_come_back_by_hearsay() -> None:
     assert lookup.result() == ["b"]
 
 
-def test_silence_lets_it_ask_more_peers_at_once() -> None:
+def test_silence_raises_the_number_of_queries() -> None:
     lookup = Lookup(0, WIDTH, 2, [f"peer-{number}" for number in range(6)])
     first = lookup.take()
     assert len(first) == 2

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import trio
 
-from dht.node import DEFAULT_TUNING, Schema, open_node
+from dht.node import DEFAULT_TUNING, NodeConfig, Schema, open_node
 from dht.protocol import FIND, LEAVE, STORE, FindReply, FindRequest, LeaveReply, LeaveRequest
 from dht.records import OversizeRecord, WrongSchema, WrongSigner
 from peer.errors import DialError
@@ -53,7 +53,7 @@ async def test_records_of_all_are_seen_by_all_in_a_swarm_larger_than_k() -> None
         assert len(holding) == DEFAULT_TUNING.stores
 
 
-async def test_who_leaves_in_order_is_gone_at_once_with_its_records() -> None:
+async def test_a_goodbye_removes_a_node_and_its_records_at_once() -> None:
     async with local_swarm() as swarm:
         stays, leaves = await swarm.grow(2)
         await leaves.node.put(CARDS, "key", Card(1), ttl_s=30)
@@ -62,18 +62,20 @@ async def test_who_leaves_in_order_is_gone_at_once_with_its_records() -> None:
         await stays.facts.wait("dht_peer_left", peer=leaves.id)
         assert await stays.node.get(CARDS, "key") == {}
         assert stays.node.peers == frozenset()
-        assert not stays.node.split_suspected
+        assert not stays.node._router.split.suspected
 
 
-async def test_who_says_goodbye_asks_nobody_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_node_asks_no_peer_after_its_goodbye(monkeypatch: pytest.MonkeyPatch) -> None:
     async with local_swarm() as swarm:
         stays = await swarm.add()
-        leaves = await swarm.add(tuning=replace(BRISK, leave_timeout_s=2.0))  # time for several of its regular calls
+        leaves = await swarm.add(
+            tuning=replace(BRISK, leave_timeout_s=2.0)
+        )  # long enough for several of its regular calls
         said: list[str] = []
         call = leaves.host.rpc.call
 
         async def noted(peer: str, method: Method[Any, Any], *rest: Any, **options: Any) -> Any:
-            await trio.lowlevel.checkpoint()  # no call of who has been cancelled
+            await trio.lowlevel.checkpoint()  # let cancelled calls end
             said.append(method.name)
             return await call(peer, method, *rest, **options)
 
@@ -109,7 +111,7 @@ async def test_a_record_from_before_the_goodbye_is_not_kept(monkeypatch: pytest.
         assert await leaves.node.put(CARDS, "key", Card(3), ttl_s=600) == 2, "it is back"
 
 
-async def test_a_call_from_before_the_goodbye_does_not_bring_the_leaver_back(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_call_from_before_the_goodbye_does_not_bring_the_node_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dht.router.GOODBYE_S", 600.0)
     async with local_swarm() as swarm, bare_host() as leaves:
         stays = await swarm.add()
@@ -125,9 +127,9 @@ async def test_a_call_from_before_the_goodbye_does_not_bring_the_leaver_back(mon
         await leaves.connect_address(stays.address, timeout_s=60)
         await ask()
         await stays.facts.wait("dht_peer_found", peer=leaves.peer_id)
-        await stays.node._router.ask_nearest(leaves.peer_id, 0, 60)  # which it answers after its goodbye
+        await stays.node._router.ask_nearest(leaves.peer_id, 0, 60)  # answered after its goodbye
         assert stays.node.peers == frozenset()
-        await ask()  # as if on its way since before the goodbye
+        await ask()  # as if sent before the goodbye
         assert stays.node.peers == frozenset()
         assert len(stays.facts.all("dht_peer_found")) == 1
         monkeypatch.setattr("dht.router.GOODBYE_S", 0.0)
@@ -138,12 +140,12 @@ async def test_a_call_from_before_the_goodbye_does_not_bring_the_leaver_back(mon
 async def test_a_restart_with_a_slower_clock_overtakes_its_old_record() -> None:
     identity = Identity.generate()
     async with local_swarm() as swarm:
-        keeper = await swarm.add()
+        store = await swarm.add()
         before = await swarm.add(identity=identity)
         assert await before.node.put(CARDS, "key", Card(1), ttl_s=30) == 2
         after = await swarm.add(identity=identity, wall=lambda: time.time() - 5.0)
         assert await after.node.put(CARDS, "key", Card(2), ttl_s=30) == 2
-        assert (await keeper.node.get(CARDS, "key"))[identity.peer_id].value == Card(2)
+        assert (await store.node.get(CARDS, "key"))[identity.peer_id].value == Card(2)
 
 
 async def test_a_node_with_a_wrong_clock_takes_part_and_is_told() -> None:
@@ -160,7 +162,7 @@ async def test_a_node_with_a_wrong_clock_takes_part_and_is_told() -> None:
             assert entries.keys() == {wrong.id, right[0].id}
 
 
-async def test_of_two_clocks_nobody_knows_which_is_wrong_so_records_are_refused_aloud() -> None:
+async def test_of_two_clocks_none_is_corrected_and_records_are_refused() -> None:
     async with local_swarm() as swarm:
         await swarm.add()
         slow = await swarm.add(wall=lambda: time.time() - 3600.0)
@@ -175,17 +177,17 @@ async def test_runs_do_not_mix() -> None:
         ours = await swarm.add()
         async with bare_host() as host:
             with pytest.raises(DialError, match="belongs to run"):
-                async with open_node(host, [ours.address], [CARDS], None, "another run", required=True):
+                async with open_node(host, NodeConfig("another run", [ours.address], required=True), [CARDS]):
                     pass
         assert ours.node.peers == frozenset()
 
 
-async def test_the_owner_learns_what_no_store_would_take() -> None:
+async def test_a_writer_gets_the_error_that_every_store_would_raise() -> None:
     mine = Schema("mine", Card, ttl_max_s=30.0, size_max=100, signer=lambda key, peer: key == peer)
     async with local_swarm() as swarm:
         member = await swarm.add(schemas=[mine])
         with pytest.raises(WrongSigner):
-            await member.node.put(mine, "somebody else", Card(1), ttl_s=9)
+            await member.node.put(mine, "another peer", Card(1), ttl_s=9)
         with pytest.raises(OversizeRecord):
             await member.node.put(mine, member.id, Card(1, "x" * 200), ttl_s=9)
         with pytest.raises(WrongSchema):
@@ -195,7 +197,7 @@ async def test_the_owner_learns_what_no_store_would_take() -> None:
         assert await member.node.put(mine, member.id, Card(1), ttl_s=9) == 1
 
 
-async def test_records_read_long_ago_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_expired_records_are_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dht.reader.SWEEP_S", 0.0)
     ahead_s = 0.0
     async with local_swarm() as swarm:

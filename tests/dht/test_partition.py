@@ -22,7 +22,7 @@ def test_the_only_other_peer_lost_is_suspicious() -> None:
     assert watch.judge(alive=0, now=0.0) == "suspected"
 
 
-def test_peers_lost_long_ago_are_dead() -> None:
+def test_peers_lost_long_ago_are_forgotten() -> None:
     watch = SplitWatch(window_s=60.0)
     watch.peer_lost("a", 0.0)
     assert watch.judge(alive=0, now=0.0) == "suspected"
@@ -30,7 +30,7 @@ def test_peers_lost_long_ago_are_dead() -> None:
     assert watch.lost == ()
 
 
-def test_the_list_of_the_lost_is_bounded() -> None:
+def test_the_list_of_lost_peers_is_bounded() -> None:
     watch = SplitWatch()
     for number in range(LOST_MAX + 10):
         watch.peer_lost(f"peer-{number}", float(number))
@@ -38,7 +38,7 @@ def test_the_list_of_the_lost_is_bounded() -> None:
     assert watch.lost[0] == f"peer-{LOST_MAX + 9}"
 
 
-def test_views() -> None:
+def test_disjoint_views() -> None:
     assert views_disjoint({"a"}, {"b"}, knew_us=False)
     assert not views_disjoint({"a"}, {"a", "b"}, knew_us=False)
     assert not views_disjoint({"a"}, {"b"}, knew_us=True)

@@ -19,7 +19,7 @@ from dht.records import (
     check_age,
     check_delivery,
     open_record,
-    seal,
+    sign_record,
 )
 from peer.errors import ProtocolViolation
 from peer.identity import Identity, Signed, sign_body
@@ -41,7 +41,7 @@ SCHEMAS = {schema.name: schema for schema in (CARDS, ORDERS)}
 
 
 def card(number: int = 1, text: str = "") -> Signed:
-    return seal(ALICE, RUN, CARDS, "key", Card(number, text), ttl_s=9.0, issued_us=NOW_US)
+    return sign_record(ALICE, RUN, CARDS, "key", Card(number, text), ttl_s=9.0, issued_us=NOW_US)
 
 
 def opened(signed: Signed) -> Record:
@@ -56,8 +56,8 @@ def signed_by(identity: Identity, **changes: object) -> Signed:
 
 
 @given(st.integers(-(2**63), 2**63 - 1), st.text(max_size=20), st.floats(0.1, 30.0))
-def test_what_is_sealed_opens(number: int, text: str, ttl_s: float) -> None:
-    signed = seal(ALICE, RUN, CARDS, "key", Card(number, text), ttl_s=ttl_s, issued_us=NOW_US)
+def test_a_signed_record_opens(number: int, text: str, ttl_s: float) -> None:
+    signed = sign_record(ALICE, RUN, CARDS, "key", Card(number, text), ttl_s=ttl_s, issued_us=NOW_US)
     record = opened(signed)
     assert record.value == Card(number, text)
     assert record.signer == ALICE.peer_id
@@ -94,7 +94,7 @@ def test_a_signed_value_of_another_type_is_a_wrong_schema(value: bytes) -> None:
             opened(signed_by(ALICE, value=value))
 
 
-def test_another_signer_is_forged() -> None:
+def test_a_record_with_another_signer_is_forged() -> None:
     with pytest.raises(ForgedRecord):
         opened(msgspec.structs.replace(card(), signer=MALLORY.peer_id))
 
@@ -127,17 +127,17 @@ def test_a_signature_for_another_purpose_does_not_pass() -> None:
         opened(sign_body(ALICE, "manifest", body))
 
 
-def test_the_owner_is_told_before_anything_is_sent() -> None:
+def test_a_writer_gets_the_error_before_anything_is_sent() -> None:
     with pytest.raises(OversizeRecord):
         card(text="x" * 300)
     with pytest.raises(WrongSigner):
-        seal(MALLORY, RUN, ORDERS, "key", Card(1), ttl_s=9.0, issued_us=NOW_US)
+        sign_record(MALLORY, RUN, ORDERS, "key", Card(1), ttl_s=9.0, issued_us=NOW_US)
     with pytest.raises(WrongSchema):
-        seal(ALICE, RUN, CARDS, "key", Card(1), ttl_s=31.0, issued_us=NOW_US)
+        sign_record(ALICE, RUN, CARDS, "key", Card(1), ttl_s=31.0, issued_us=NOW_US)
 
 
 @given(st.floats(-100, 100))
-def test_a_store_takes_what_was_just_signed_give_or_take_the_tolerance(age_s: float) -> None:
+def test_a_store_accepts_a_new_record_within_the_tolerance(age_s: float) -> None:
     record, now = opened(card()), NOW_US / 1e6 + age_s
     if age_s > CLOCK_TOLERANCE_S + 1e-3:
         with pytest.raises(ExpiredRecord):
@@ -149,7 +149,7 @@ def test_a_store_takes_what_was_just_signed_give_or_take_the_tolerance(age_s: fl
         check_delivery(record, now)
 
 
-def test_a_reader_takes_a_record_until_its_time_to_live_and_the_tolerance_are_over() -> None:
+def test_a_reader_accepts_a_record_until_it_expires() -> None:
     record = opened(card())
     check_age(record, NOW_US / 1e6 + 9.0 + CLOCK_TOLERANCE_S - 0.1)
     with pytest.raises(ExpiredRecord):

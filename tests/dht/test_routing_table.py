@@ -45,7 +45,7 @@ def far_peers(count: int) -> list[str]:
     return [next(far) for _ in range(count)]
 
 
-def test_newcomers_do_not_push_old_members_out_but_replace_dead_ones() -> None:
+def test_new_peers_replace_only_dead_ones() -> None:
     table = RoutingTable(OWN)
     crowd = far_peers(BUCKET_SIZE + SPARES_PER_BUCKET + 5)
     members, newcomers = crowd[:BUCKET_SIZE], crowd[BUCKET_SIZE:]
@@ -56,7 +56,7 @@ def test_newcomers_do_not_push_old_members_out_but_replace_dead_ones() -> None:
     assert set(table) == set(members) - {members[3]} | {newcomers[-1]}  # the freshest spare
 
 
-def test_silent_peers_are_told_longest_silent_first() -> None:
+def test_silent_peers_come_longest_silent_first() -> None:
     table = RoutingTable(OWN)
     for now, peer in enumerate(["a", "b", "c"]):
         table.heard(peer, float(now))

@@ -12,7 +12,7 @@ from peer.identity import Signed
 
 
 def record(signer: str, key: str, issued_us: int, size: int = 100, ttl_ms: int = 9000) -> Record:
-    """A record as `open_record` returns it; the store does not look at signatures again. `size` is its size_bytes."""
+    """Return a record as `open_record` does. The store does not check signatures again. `size` is its size_bytes."""
     body = bytes(8) + issued_us.to_bytes(8, "big")
     signed = Signed(body.ljust(size - len(signer), b"\0"), signer, b"")
     return Record(signed, Body("run", "s", key, b"", issued_us, ttl_ms), None, record_key("run", "s", key))
@@ -23,7 +23,7 @@ KEYS = ["k1", "k2", "k3"]
 
 
 class AgainstModel(RuleBasedStateMachine):
-    """Any sequence of puts and times, under tight limits, compared with a plain dict of what may be alive."""
+    """Any sequence of puts and times, under tight limits, compared with a plain dict."""
 
     limits = StorageLimits(
         records=6,
@@ -101,11 +101,11 @@ AgainstModel.TestCase.settings = settings(max_examples=60, stateful_step_count=4
 test_against_a_model = AgainstModel.TestCase
 
 
-def test_older_and_different_records_of_the_same_time_are_refused_and_the_same_is_a_no_op() -> None:
+def test_older_records_are_refused_and_the_same_is_a_no_op() -> None:
     storage = Storage()
     storage.put(record("a", "k", 5), 0.0)
     storage.put(record("a", "k", 5), 1.0)
-    assert storage.get(record_key("run", "s", "k"), 8.9)[0].expires_at == 9.0  # a replay does not prolong a life
+    assert storage.get(record_key("run", "s", "k"), 8.9)[0].expires_at == 9.0  # a replay does not prolong a record
     with pytest.raises(StaleRecord):
         storage.put(record("a", "k", 4), 1.0)
     with pytest.raises(StaleRecord):
@@ -125,7 +125,7 @@ def test_a_flood_of_one_identity_is_bounded_by_its_own_share() -> None:
     assert taken == len(storage) == 10
 
 
-def test_heavy_identities_give_way_to_a_newcomer_with_little() -> None:
+def test_the_heaviest_signer_gives_way_to_a_small_one() -> None:
     limits = StorageLimits(size_bytes=50_000, records_per_signer=64, bytes_per_signer=10_000, bytes_guaranteed=1000)
     storage = Storage(limits)
     for number in range(5):
@@ -137,7 +137,7 @@ def test_heavy_identities_give_way_to_a_newcomer_with_little() -> None:
     assert "honest" in {stored.record.signer for stored in storage.get(record_key("run", "s", "key-0"), 0.0)}
 
 
-def test_a_crowd_of_small_identities_can_fill_a_store_but_pushes_nobody_out() -> None:
+def test_many_small_signers_fill_a_store_but_evict_no_other() -> None:
     limits = StorageLimits(records=100, bytes_guaranteed=1000)
     storage = Storage(limits)
     for slot in range(5):
@@ -151,5 +151,5 @@ def test_a_crowd_of_small_identities_can_fill_a_store_but_pushes_nobody_out() ->
     assert refused == 905
     for slot in range(5):
         storage.put(record("honest", f"key-{slot}", 2), 5.0)  # a refresh of the same size is never refused
-    storage.put(record("late", "key", 1), 9.5)  # and room comes back as the crowd expires
+    storage.put(record("late", "key", 1), 9.5)  # and expiry frees room
     assert len(storage) == 6

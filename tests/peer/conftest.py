@@ -1,4 +1,4 @@
-"""What several files of tests/peer use."""
+"""Fixtures of tests/peer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
-    """The same numbers in every run, whichever tests ran before."""
+    """Seed torch alike for every test."""
     torch.manual_seed(0)
 
 

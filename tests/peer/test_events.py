@@ -41,7 +41,7 @@ def numbers(path: Path) -> list[int]:
     return [json.loads(line)["number"] for line in path.read_text().splitlines()]
 
 
-def test_a_log_that_cannot_be_opened_anew_writes_on_and_into_no_other_file(tmp_path: Path) -> None:
+def test_a_failed_rotation_keeps_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     fd = lowest_free()
     log = EventLog(path, rotate_bytes=100)
@@ -57,7 +57,7 @@ def test_a_log_that_cannot_be_opened_anew_writes_on_and_into_no_other_file(tmp_p
     assert numbers(tmp_path / "events.1.jsonl") == [*range(7)] and numbers(path) == [7], "and goes on to a new file"
 
 
-def test_a_log_that_cannot_be_opened_says_what_to_do(tmp_path: Path) -> None:
+def test_an_unwritable_log_is_reported(tmp_path: Path) -> None:
     (tmp_path / "events.jsonl").mkdir()
     (tmp_path / "file").touch()
     for path in (tmp_path / "events.jsonl", tmp_path / "file" / "events.jsonl"):

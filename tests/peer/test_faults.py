@@ -17,7 +17,7 @@ print([reach(point, int(number)) for point, number in (argument.split(":") for a
 
 
 def reached(script: str, *points: str) -> subprocess.CompletedProcess[str]:
-    """What a process that reaches these points, "POINT:ROUND", is told at each."""
+    """Return the action at each point, "POINT:ROUND", for a process that reaches them in order."""
     return subprocess.run(
         [sys.executable, "-c", PROGRAM, *points],
         capture_output=True,
@@ -51,5 +51,5 @@ def test_a_file_holds_one_script_after_another(tmp_path: Path) -> None:
     assert not file.exists()
 
 
-def test_nonsense_is_refused() -> None:
+def test_an_invalid_script_is_refused() -> None:
     assert "use (kill|stop|drop|garble|move)" in reached("kill:nowhere:0").stderr

@@ -32,7 +32,7 @@ def test_the_key_file_is_private_and_keeps_the_identity(tmp_path: Path) -> None:
     assert [file.name for file in path.parent.iterdir()] == ["identity.key"]
 
 
-def test_a_readable_key_is_refused_with_the_command_that_mends_it(tmp_path: Path) -> None:
+def test_a_readable_key_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "identity.key"
     Identity.load_or_create(path)
     path.chmod(0o644)
@@ -48,7 +48,7 @@ def test_a_damaged_key_is_refused(tmp_path: Path) -> None:
         Identity.load_or_create(path)
 
 
-def test_an_unwritable_folder_is_one_sentence(tmp_path: Path) -> None:
+def test_an_unwritable_folder_is_reported(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
     with pytest.raises(IdentityError, match="--home"):
@@ -80,7 +80,7 @@ def test_a_signature_covers_every_byte(message: bytes, extra: bytes, position: i
 
 
 @given(st.text(max_size=60), st.binary(max_size=70))
-def test_malformed_ids_and_signatures_are_just_false(peer_id: str, signature: bytes) -> None:
+def test_malformed_ids_and_signatures_are_false(peer_id: str, signature: bytes) -> None:
     assert not verify_signature(peer_id, b"message", signature)
     assert not is_peer_id(peer_id)
 

@@ -53,7 +53,9 @@ async def test_faults_in_the_middle_cost_a_retry_each(tmp_path: Path) -> None:
             # leader of the round takes one of their contributions. After its thaw it counts nothing that another has.
             assert not [span for span, begun in thawed.items() if begun > thawed_at and span in counted]
             assert (
-                count(first.server.counting.counted) == count(last.server.counting.counted) == MICRO * len(dispatched)
+                count(first.server.accounting.counted)
+                == count(last.server.accounting.counted)
+                == MICRO * len(dispatched)
             )
             for replica in (first, last):
                 assert len((await replica.worker_group.take_gradient()).micro_batches) == len(dispatched)

@@ -18,10 +18,10 @@ import trio
 from peer.errors import BarnraiseError
 from peer.events import EventLog
 from peer.identity import Identity
-from peer.net import nat_traversal as traversal
 from peer.net.host import Host, HostConfig, open_host
 from peer.net.method import Call, Method
-from peer.net.nat_traversal import probe
+from peer.net.nat import traversal
+from peer.net.nat.reachability import probe
 
 PAYLOAD_BYTES = 4 << 20
 
@@ -104,5 +104,5 @@ def _say(fact: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    traversal._DIAL_BACK_S = 20.0  # type: ignore[misc]  # who stands still meanwhile would punch a hole instead
+    traversal._DIAL_BACK_S = 20.0  # type: ignore[misc]  # a peer that stands still meanwhile would punch a hole
     trio.run(main, sys.argv[1] if len(sys.argv) > 1 else "")

@@ -1,10 +1,9 @@
-"""Dialling by peer id, as the library's own parts do it (the Kademlia routing above all; our calls use
-`peer.net.dialing`).
+"""Dialling by peer id, as the library's own parts do it. Our calls use `peer.net.dialing`.
 
-Stock 0.8.1 tries the first TCP address of a peer and no other (hole 10), waits a quarter of a second even when a dial
-succeeds at once, and refuses for a minute to dial a peer again that could not be reached (hole 9). It stores a thousand
-addresses of whoever says to have them, comparing each with each, as often as it is told. And it lets through whatever
-the Noise library makes of a handshake that is garbage.
+Stock 0.8.1 tries only the first TCP address of a peer (hole 10). It waits a quarter of a second even if a dial succeeds
+at once, and refuses for a minute to dial a peer again that could not be reached (hole 9). It stores a thousand
+addresses of any peer that tells them, comparing each with each, every time. And it lets through all exceptions that the
+Noise library raises on a handshake of garbage.
 """
 
 from __future__ import annotations
@@ -32,17 +31,17 @@ _ATTEMPT_S: Final = 5.0
 _STAGGER_S: Final = 0.25
 
 GARBLED: Final = (ValueError, EOFError, InvalidTag, NoiseHandshakeError, NoiseInvalidMessage, NoiseValueError)
-"""What a handshake raises, besides the library's own errors, when the far end sends garbage."""
+"""What a handshake raises, besides the library's own errors, if the other side sends garbage."""
 
 
 def apply() -> None:
-    """Replace `Swarm.dial_peer`; bound the addresses that are kept of a peer."""
+    """Replace `Swarm.dial_peer`, and bound the addresses that are kept of a peer."""
     Swarm.dial_peer = dial_peer  # type: ignore[method-assign]
     PeerData.add_addrs = _add_addresses  # type: ignore[method-assign]
 
 
 async def dial_peer(self: Swarm, peer_id: ID) -> list[INetConn]:
-    """The live connections to a peer, or a new one by whichever address answers first; SwarmException if none does."""
+    """Return the live connections to a peer, or a new one by the address that answers first. Raises SwarmException."""
     while True:
         live = [connection for connection in self.get_connections(peer_id) if not connection.is_closed]
         if live:
@@ -60,13 +59,13 @@ async def dial_peer(self: Swarm, peer_id: ID) -> list[INetConn]:
 
 
 def _add_addresses(self: PeerData, addrs: Sequence[Multiaddr]) -> None:
-    """Keep the first `KEPT_MAX` addresses a peer tells, and of what it told before as many as there is room for."""
+    """Keep the first `KEPT_MAX` addresses that a peer tells, then older ones as far as there is room."""
     told = list(dict.fromkeys(addrs[:KEPT_MAX]))
     self.addrs = [*told, *(known for known in self.addrs if known not in told)][:KEPT_MAX]
 
 
 async def _candidates(swarm: Swarm, peer_id: ID) -> list[str]:
-    """The peer's known direct addresses that this host may and can dial."""
+    """Return the peer's known direct addresses that this host may and can dial. Raises SwarmException."""
     try:
         known = swarm.peerstore.addrs(peer_id)
     except PeerStoreError as error:

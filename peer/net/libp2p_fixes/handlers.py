@@ -1,8 +1,8 @@
-"""Stream handlers and protocol negotiation: what a remote peer sends may end its stream, never the node.
+"""Stream handlers and protocol negotiation: bytes from a peer may end its stream, never the node.
 
-Stock 0.8.1 runs handlers unguarded in the nursery of the whole swarm, so any exception in one, or five bytes that are
-not UTF-8 during negotiation, ends the process (holes 1, 2 and 3). It reads protocol names of any announced length into
-memory. And a host offers, beside Noise and Yamux, transports that prove no identity (plaintext) or that are unguarded
+Stock 0.8.1 runs handlers unguarded in the nursery of the whole swarm. An exception in one of them, or five bytes that
+are not UTF-8 during negotiation, ends the process (holes 1, 2 and 3). It reads protocol names of any announced length
+into memory. Besides Noise and Yamux a host offers transports that prove no identity (plaintext) or that are unguarded
 (secio, mplex), and the dialler chooses among them.
 """
 
@@ -21,7 +21,7 @@ from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
 from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX
 from libp2p.utils.varint import read_varint_prefixed_bytes_limited
 
-from peer.net.libp2p_fixes.peer_cleanup import forget_the_gone
+from peer.net.libp2p_fixes.peer_cleanup import forget_disconnected
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ PROTOCOL_NAME_BYTES_MAX: Final = 1024  # as in go-multistream
 
 
 def apply() -> None:
-    """Bound the names read in negotiation, and treat undecodable ones as the negotiation error they are."""
+    """Bound the names read in negotiation, and make an undecodable one a negotiation error."""
     stock_read = MultiselectCommunicator.read
 
     async def read(self: MultiselectCommunicator) -> str:
@@ -43,7 +43,7 @@ def apply() -> None:
 
 
 async def _read_name(reader: Reader) -> bytes:
-    """One newline-terminated name; ParseError or an IOException (MessageTooLarge) otherwise."""
+    """Read one newline-terminated name. Raises ParseError or an IOException (MessageTooLarge)."""
     line = await read_varint_prefixed_bytes_limited(reader, PROTOCOL_NAME_BYTES_MAX)
     if not line.endswith(b"\n"):
         raise ParseError("a protocol name without its newline")
@@ -51,16 +51,16 @@ async def _read_name(reader: Reader) -> bytes:
 
 
 def harden(host: IHost) -> None:
-    """Contain what this host's stream handlers raise, leave it Noise and Yamux only, and let it forget who has gone."""
+    """Contain exceptions of this host's stream handlers, allow only Noise and Yamux, and forget disconnected peers."""
     network: Any = host.get_network()
-    forget_the_gone(network)
+    forget_disconnected(network)
     _keep_only(network.upgrader.security_multistream, NOISE)
     _keep_only(network.upgrader.muxer_multistream, YAMUX)
     inner = network.common_stream_handler
 
     async def contained(stream: INetStream) -> None:
-        # The edge between the library and what a peer made some handler do: broad on purpose, for the stock code
-        # behind it (identify, ping, relay, DHT) raises anything its parsers raise. Our own handlers catch their own.
+        # The edge between the library and a handler: broad on purpose, because the library's handlers (identify, ping,
+        # relay, DHT) let through whatever their parsers raise. Our own handlers catch their errors.
         try:
             await inner(stream)
         except Exception as error:  # noqa: BLE001

@@ -1,9 +1,9 @@
-"""Inbound connections: few unfinished handshakes, fair shares of the rest, and every slot given back.
+"""Inbound connections: few unfinished handshakes, fair shares of the rest, and every slot freed at the end.
 
 Stock 0.8.1 accepts 250 inbound connections in its lifetime, not at a time, because each keeps its slot until the host
-ends (hole 4); and 300 idle sockets of one stranger fill those slots, so that nobody else gets in. Here an unfinished
-handshake holds no slot. There may be few of them, few from one address, and the oldest gives way to the newest: an
-honest handshake takes milliseconds, so it is the idle ones that go.
+ends (hole 4). And 300 idle sockets from one address fill those slots, so that no other peer gets in. Here an unfinished
+handshake holds no slot. Few are allowed, and few from one address; the oldest gives way to the newest. An honest
+handshake takes milliseconds, so this ends the idle ones.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ logger = logging.getLogger(__name__)
 
 HANDSHAKES_MAX: Final = 128
 HANDSHAKES_PER_IP_MAX: Final = 16
-# Of all connections: the rest stays free for the peers we dial.
-INBOUND_SHARE: Final = 0.8
-PER_IP_SHARE: Final = 0.5  # many peers behind one NAT are welcome, but not to everything
+INBOUND_SHARE: Final = 0.8  # of all connections: the rest stays free for the peers we dial
+PER_IP_SHARE: Final = 0.5  # many peers may share one NAT, but may not take all connections
 
 _BROKEN: Final = (BaseLibp2pError, OSError, EOFError, ValueError, trio.BrokenResourceError, trio.ClosedResourceError)
 
@@ -45,7 +44,7 @@ def apply() -> None:
 
 
 class InboundGate:
-    """Decides over one swarm's inbound connections, from accepted socket to the end of the connection."""
+    """Admission of one swarm's inbound connections, from the accepted socket to the end of the connection."""
 
     def __init__(self, swarm: Swarm) -> None:
         self._swarm = swarm
@@ -53,7 +52,7 @@ class InboundGate:
         self._open: Counter[str] = Counter()  # finished handshakes, per address
 
     async def handle(self, stream: Any, maddr: Any) -> None:
-        """Serve one accepted socket; returns when its connection is over. The listener then closes the socket."""
+        """Handle one accepted socket. Returns when its connection is over; the listener then closes the socket."""
         remote = stream.get_remote_address()
         ip = remote[0] if remote is not None else ""
         multiaddr = self._swarm._build_remote_multiaddr(stream)
@@ -82,7 +81,7 @@ class InboundGate:
 
     @contextmanager
     def _handshake(self, ip: str) -> Iterator[None]:
-        """Be one of the unfinished handshakes inside the block, which a newer one may cut short."""
+        """Count as an unfinished handshake inside the block. A newer one may cancel it."""
         mine = self._handshakes.setdefault(ip, [])
         if len(mine) >= HANDSHAKES_PER_IP_MAX:
             mine.pop(0).cancel()
@@ -103,7 +102,7 @@ class InboundGate:
         return self._open.total() > most * INBOUND_SHARE or self._open[ip] > most * PER_IP_SHARE
 
     def _trim(self, newest: Any) -> None:
-        """Close a peer's oldest inbound connections above its number: after a crash they are the dead ones."""
+        """Close a peer's oldest inbound connections above its limit: after a crash they are the dead ones."""
         live = [
             conn
             for conn in self._swarm.get_connections(newest.peer_id)

@@ -1,8 +1,8 @@
-"""Whoever has gone is forgotten: what the library keeps of a peer ends with its last connection.
+"""Peer cleanup: the library's data about a peer ends with the peer's last connection.
 
 Stock 0.8.1 has a task that cleans its peerstore and starts it nowhere. It keeps keys, addresses and signed records of a
-thousand strangers, then evicts those without addresses first, which is the host itself with its private key; and it
-notes every disconnection for ever. Barnraise has an address book of its own, so none of it is needed again.
+thousand peers, then evicts those without addresses first, which is the host itself with its private key. It also keeps
+a note of every disconnection. Barnraise has its own address book, so none of this is needed.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from libp2p.abc import INetConn, INetStream, INetwork, INotifee
 from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
-LINGER_S: Final = 60.0  # what is known of a peer that was never connected: it may just be dialled, or identified late
+LINGER_S: Final = 60.0  # for a peer that is not connected: it may be being dialled, or was identified late
 
 
 class OnConnections(INotifee):
-    """Tells of every new connection, and of every peer whose last one has ended."""
+    """Calls `connected` for every new connection, and `gone` for every peer whose last connection has ended."""
 
     def __init__(self, connected: Callable[[ID], None], gone: Callable[[ID], None]) -> None:
         self._connected = connected
@@ -42,8 +42,8 @@ class OnConnections(INotifee):
     async def listen_close(self, network: INetwork, multiaddr: Multiaddr) -> None: ...
 
 
-def forget_the_gone(network: Any) -> None:
-    """From now on this network keeps nothing of peers that are not connected."""
+def forget_disconnected(network: Any) -> None:
+    """Make this network drop its data about peers that are not connected, from now on."""
 
     def gone(peer: ID) -> None:
         store = network.peerstore

@@ -1,7 +1,7 @@
-"""What waits to leave on one Yamux connection, and the one task that writes it.
+"""The frames to be sent on one Yamux connection. One task writes them.
 
-Frames leave whole, whoever is cancelled meanwhile. Control frames go first and never wait; data keeps its order, and
-its writers wait for room. Both are bounded.
+A frame is always sent whole, even if its writer is cancelled. Control frames go first and never wait. Data frames keep
+their order, and their writers wait for room. Both queues are bounded.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FRAMES_MAX: Final = 8192
 
 
 class SendQueue:
-    """`overflow` is called when a peer makes us answer faster than it reads the answers."""
+    """A bounded queue of frames. `overflow` is called when a peer makes us answer faster than it reads the answers."""
 
     def __init__(self, overflow: Callable[[], None]) -> None:
         self._overflow = overflow
@@ -32,19 +32,20 @@ class SendQueue:
         self._drained = trio.lowlevel.ParkingLot()
 
     def is_full_for(self, count: int) -> bool:
-        """Whether a data frame of `count` bytes has to wait. Small ones may pass bulk that is waiting for room. A
-        closed outbox, which drops them, is never full: else who asks and waits in a loop would do so for ever."""
+        """Return whether a data frame of `count` bytes has to wait. Small ones may pass big ones that wait for room.
+
+        A closed queue drops frames and is never full, so that a writer that waits in a loop ends."""
         return not self._closed and self._data_bytes >= (DATA_BYTES if count > SMALL_FRAME else 2 * DATA_BYTES)
 
     async def wait_room(self) -> None:
-        """Return when there may be room, or the outbox is closed."""
+        """Return when there may be room, or the queue is closed."""
         if self._closed:
             await trio.lowlevel.checkpoint()
         else:
             await self._emptied.park()
 
     def put(self, frame: bytes) -> None:
-        """Queue a frame behind all data. Nothing happens once the outbox is closed."""
+        """Queue a frame behind all data. A closed queue drops it."""
         if self._append(self._data, frame):
             self._data_bytes += len(frame)
 
@@ -53,7 +54,7 @@ class SendQueue:
         self._append(self._control, frame)
 
     async def run(self, write: Callable[[bytes], Awaitable[None]]) -> None:
-        """Write what is queued, as much as there is at once, until cancelled or `write` fails."""
+        """Write queued frames, in batches, until cancelled or `write` fails."""
         while True:
             while not (self._control or self._data):
                 self._drained.unpark_all()
@@ -73,12 +74,12 @@ class SendQueue:
             await self._drained.park()
 
     def close(self) -> None:
-        """Take no more frames; what is queued may still leave. Whoever waits for room waits no longer."""
+        """Take no more frames and wake writers that wait for room. Queued frames may still be sent."""
         self._closed = True
         self._emptied.unpark_all()
 
     def clear(self) -> None:
-        """Drop everything and wake whoever waits."""
+        """Drop everything and wake all waiting tasks."""
         self.close()
         self._control.clear()
         self._data.clear()

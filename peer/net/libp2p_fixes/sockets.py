@@ -1,7 +1,7 @@
 """Dead links: the kernel notices a silent peer, and a connection stuck in a write can be dropped by force.
 
-Stock 0.8.1 sets no keepalive, so a pulled cable hangs every read and write for ever; and its orderly `close()` first
-writes a GO_AWAY, which waits behind the very write that is stuck (holes 7 and 8).
+Stock 0.8.1 sets no keepalive, so a pulled cable hangs every read and write without end. Its orderly `close()` first
+writes a GO_AWAY, which waits behind the write that is stuck (holes 7 and 8).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 KEEPALIVE_IDLE_S: Final = 10
 KEEPALIVE_INTERVAL_S: Final = 5
 KEEPALIVE_PROBES: Final = 3
-# Data unacknowledged for this long means that the link is gone. (Our heartbeat is faster, and sees frozen peers too.)
+# The link is gone if data stays unacknowledged for this long. (Our heartbeat is faster, and sees frozen peers too.)
 UNACKNOWLEDGED_MAX_S: Final = 25
 
 
@@ -36,7 +36,7 @@ def apply() -> None:
 
 
 def set_keepalive(stream: trio.SocketStream) -> None:
-    """Make the kernel end this connection once the other side stops acknowledging. Skips options a platform lacks."""
+    """Make the kernel end a connection whose other side stops acknowledging. Skips options that the platform lacks."""
     options = [
         (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
         (socket.IPPROTO_TCP, "TCP_KEEPIDLE", KEEPALIVE_IDLE_S),
@@ -54,9 +54,9 @@ def set_keepalive(stream: trio.SocketStream) -> None:
 
 
 async def abort_connection(connection: Any) -> None:
-    """Drop a SwarmConn at once, without the goodbye: every read and write on it fails, and the swarm forgets it.
+    """Drop a SwarmConn at once, without a goodbye. Every read and write on it fails, and the swarm forgets it.
 
-    Returns within a moment even when the peer is frozen and a write to it is stuck.
+    Returns at once even if the peer is frozen and a write to it is stuck.
     """
     muxed: Yamux = connection.muxed_conn
     muxed.abort()

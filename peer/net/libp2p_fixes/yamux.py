@@ -1,15 +1,15 @@
 """The Yamux multiplexer (https://github.com/hashicorp/yamux/blob/master/spec.md), in place of the one of 0.8.1.
 
-The stock one lets a peer overrun its window until our memory is gone (hole 6), tears a frame when a writing task is
-cancelled and with it the connection (7), never notices a dead link and cannot close a stuck one (8), and waits for ever
-to open a 257th stream. Here:
+The stock one lets a peer overrun its window until our memory is gone (hole 6). It tears a frame, and with it the
+connection, when a writing task is cancelled (7). It never notices a dead link and cannot close a stuck one (8), and it
+waits without end to open a 257th stream. Here:
 
-- the read loop checks every frame against the window it was granted and ends the connection of a peer that overruns it;
-- one task per connection does all writing (`send_queue`), so a caller may be cancelled anywhere and a frame leaves
-whole; - received data is bounded per stream, connection and process, and so are the answers a peer makes us queue;
-- three unanswered pings end the connection; closing takes at most `GOODBYE_S`, whatever the peer does.
+- the read loop checks every frame against the window granted and ends the connection of a peer that overruns it;
+- one task per connection does all writing (`send_queue`), so a caller may be cancelled anywhere and frames stay whole;
+- received data is bounded per stream, connection and process, and so are the answers that a peer makes us queue;
+- three unanswered pings end the connection, and closing takes at most `GOODBYE_S`.
 
-Nothing here waits inside the read loop, so a peer that does not read cannot stop us from reading.
+The read loop never waits for a write, so a peer that does not read cannot stop us from reading.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _DATA, _WINDOW_UPDATE, _PING, _GO_AWAY = range(4)
 _SYN, _ACK, _FIN, _RST = 1, 2, 4, 8
 
 STREAMS_OUT_MAX: Final = 256
-STREAMS_IN_MAX: Final = 1024  # more than a peer may open at once, because it frees its slot when its own side closes
+STREAMS_IN_MAX: Final = 1024  # more than a peer may open at once: it frees its slot when its own side closes
 OPEN_WAIT_S: Final = 5.0
 GROWTH_MAX: Final = 32 << 20  # bytes of window beyond the initial, all streams of a connection together
-BUFFERED_MAX: Final = GROWTH_MAX + STREAMS_OUT_MAX * WINDOW_INITIAL  # what an honest peer can at most have us hold
+BUFFERED_MAX: Final = GROWTH_MAX + STREAMS_OUT_MAX * WINDOW_INITIAL  # the most that an honest peer can make us hold
 PROCESS_BUFFERED_MAX: Final = 512 << 20
 PING_INTERVAL_S: Final = 15.0
 PINGS_UNANSWERED_MAX: Final = 3
@@ -61,7 +61,7 @@ def apply() -> None:
 
 
 class Yamux(IMuxedConn):
-    """One multiplexed connection; `start()` runs it and returns when it is over. Drop-in for libp2p's class."""
+    """One multiplexed connection, a replacement for libp2p's class. `start()` runs it and returns when it is over."""
 
     _live: ClassVar[weakref.WeakSet[Yamux]] = weakref.WeakSet()
     _process_buffered: ClassVar[int] = 0
@@ -88,7 +88,7 @@ class Yamux(IMuxedConn):
         self._closing = False
         self._buffered = 0
         self._growth_left = GROWTH_MAX
-        self._still_coming = 0  # what the peer may have sent on streams that we have reset since
+        self._still_coming = 0  # bytes that the peer may have sent on streams that we have reset since
         self.send_queue = SendQueue(self._on_overflow)
         self._heard = False
         self._ping_id = 0
@@ -110,7 +110,7 @@ class Yamux(IMuxedConn):
         return self.event_closed.is_set()
 
     def rtt(self) -> float:
-        """Smoothed round trip in seconds, 0.0 before the first answer."""
+        """Return the smoothed round trip in seconds, 0.0 before the first answer."""
         return self._rtt_s
 
     def get_transport_addresses(self) -> list[Multiaddr]:
@@ -123,7 +123,7 @@ class Yamux(IMuxedConn):
         return self.secured_conn.get_remote_address()
 
     async def start(self) -> None:
-        """Run the connection until it ends, for whatever reason; never raises for what the peer did."""
+        """Run the connection until it ends. Never raises through the peer's fault."""
         Yamux._live.add(self)
         try:
             with self._scope:
@@ -133,12 +133,12 @@ class Yamux(IMuxedConn):
                     nursery.start_soon(self._keepalive)
                     self.event_started.set()
         finally:
-            # Also when the host is shut down: stock 0.8.1 leaves the socket open then (hole 12).
+            # Also at the shutdown of the host, when stock 0.8.1 leaves the socket open (hole 12).
             with trio.CancelScope(shield=True):
                 await self._finish()
 
     async def open_stream(self) -> YamuxStream:
-        """A new outgoing stream. Raises MuxedStreamError when 256 stay open for `OPEN_WAIT_S`."""
+        """Open an outgoing stream. Raises MuxedStreamError if 256 stay open for `OPEN_WAIT_S`."""
         with trio.move_on_after(OPEN_WAIT_S) as waiting:
             await self._slots.acquire()
         if waiting.cancelled_caught:
@@ -153,14 +153,14 @@ class Yamux(IMuxedConn):
         return stream
 
     async def accept_stream(self) -> YamuxStream:
-        """The next stream the peer opens. Raises MuxedConnUnavailable when the connection ends."""
+        """Return the next stream that the peer opens. Raises MuxedConnUnavailable when the connection ends."""
         try:
             return await self._accepted_out.receive()
         except trio.EndOfChannel:
             raise MuxedConnUnavailable("the connection is closed") from None
 
     async def close(self, error_code: int = 0) -> None:
-        """Say goodbye, send what is queued, and end the connection within `GOODBYE_S`."""
+        """Say goodbye, send the queued frames, and end the connection within `GOODBYE_S`."""
         if not self.event_started.is_set():
             await self._finish()
             return
@@ -174,7 +174,7 @@ class Yamux(IMuxedConn):
         await self.event_closed.wait()
 
     def abort(self) -> None:
-        """End the connection now, without goodbye: even when a write to the peer is stuck."""
+        """End the connection now, without goodbye, even if a write to the peer is stuck."""
         self._closing = True
         self.send_queue.close()
         self._scope.cancel()
@@ -194,14 +194,14 @@ class Yamux(IMuxedConn):
     def send_window_update(self, stream_id: int, increment: int) -> None:
         self._send_control(_WINDOW_UPDATE, 0, stream_id, increment)
 
-    def lend_window(self, wanted: int) -> int:
-        """Up to `wanted` bytes of extra receive window, as far as the connection's budget goes."""
-        lent = min(wanted, self._growth_left)
-        self._growth_left -= lent
-        return lent
+    def extend_window(self, wanted: int) -> int:
+        """Take up to `wanted` bytes of extra receive window from the connection's budget; returns how many."""
+        granted = min(wanted, self._growth_left)
+        self._growth_left -= granted
+        return granted
 
     def charge(self, count: int) -> None:
-        """Account for `count` more (or fewer) received bytes waiting to be read. Ends the connection over its limit."""
+        """Count `count` more (or fewer) received bytes that wait to be read. Ends the connection over its limit."""
         if self.is_closed:
             return
         self._buffered += count
@@ -210,11 +210,11 @@ class Yamux(IMuxedConn):
             raise YamuxViolation(f"{self._buffered} bytes wait unread on this connection")
         if count > 0 and Yamux._process_buffered > PROCESS_BUFFERED_MAX:
             fullest = max(Yamux._live, key=lambda conn: conn._buffered)
-            logger.debug("dropping %s, for which we hold %d unread bytes", fullest.peer_id, fullest._buffered)
+            logger.debug("dropping the connection to %s: %d unread bytes", fullest.peer_id, fullest._buffered)
             fullest.abort()
 
     def settle(self, stream: YamuxStream) -> None:
-        """Free what a stream no longer needs: its slot once we are done writing, its entry once both sides are."""
+        """Free a stream's slot once we are done writing, and its entry once both sides are."""
         if stream.holds_slot and stream.send_closed:
             stream.holds_slot = False
             self._slots.release()
@@ -227,7 +227,7 @@ class Yamux(IMuxedConn):
         self.send_queue.put_control(_HEADER.pack(0, kind, flags, stream_id, length))
 
     def _on_overflow(self) -> None:
-        logger.debug("dropping %s, which makes us answer but does not read the answers", self.peer_id)
+        logger.debug("dropping the connection to %s: the peer does not read our answers", self.peer_id)
         self.abort()
 
     async def _write_loop(self) -> None:
@@ -236,7 +236,7 @@ class Yamux(IMuxedConn):
     # -- receiving -----------------------------------------------------------------------------------------------
 
     async def _read_loop(self) -> None:
-        header = b""  # the part of a header that has arrived
+        header = b""  # a part of a header that has arrived
         stream: YamuxStream | None = None
         body_left = flags = 0
         while True:
@@ -273,7 +273,7 @@ class Yamux(IMuxedConn):
                     self._on_end(stream, flags)
 
     def _on_stream_frame(self, stream: YamuxStream | None, kind: int, length: int) -> int:
-        """Apply a header; returns the length of the body that follows it."""
+        """Apply a header. Returns the length of the body that follows it."""
         if kind == _WINDOW_UPDATE:
             if stream is not None:
                 stream.receive_window(length)
@@ -282,7 +282,7 @@ class Yamux(IMuxedConn):
         if length > allowed:
             raise YamuxViolation(f"{length} bytes sent into a window of {allowed}")
         if stream is None:
-            self._still_coming -= length  # and skip them
+            self._still_coming -= length  # skipped
         else:
             stream.recv_window -= length
         return length
@@ -294,7 +294,7 @@ class Yamux(IMuxedConn):
             stream.receive_fin()
 
     def _accept(self, stream_id: int) -> YamuxStream | None:
-        """The stream a SYN opens; None (and a reset) when the peer has too many open."""
+        """Return the stream that a SYN opens. Resets it and returns None if the peer has too many open."""
         if stream_id == 0 or stream_id % 2 == self._next_stream_id % 2 or stream_id in self._streams:
             raise YamuxViolation(f"SYN for stream {stream_id}")
         if self._inbound_streams >= STREAMS_IN_MAX or self._closing:
@@ -303,7 +303,7 @@ class Yamux(IMuxedConn):
         stream = YamuxStream(stream_id, self, is_initiator=False)
         try:
             self._accepted_in.send_nowait(stream)
-        except trio.WouldBlock:  # opened and closed faster than we take them up
+        except trio.WouldBlock:  # opened and closed faster than we accept them
             self._refuse(stream_id)
             return None
         self._streams[stream_id] = stream
@@ -325,10 +325,10 @@ class Yamux(IMuxedConn):
     # -- life and death ------------------------------------------------------------------------------------------
 
     async def _until_it_fails(self, loop: Callable[[], Awaitable[None]]) -> None:
-        """Run one loop; however it ends, the connection does, and nothing else.
+        """Run one loop. Its end, also by an exception, ends the connection and nothing else.
 
-        The swarm runs connections in the nursery of the whole node, so whatever a peer's bytes can raise in any layer
-        below must stop here.
+        The swarm runs connections in the nursery of the whole node, so every exception that a peer's bytes can cause in
+        any layer below must stop here.
         """
         try:
             await loop()
@@ -353,7 +353,7 @@ class Yamux(IMuxedConn):
         self._scope.cancel()
 
     def _sweep(self) -> None:
-        """Reset streams on which we finished long ago and the peer neither sends nor closes."""
+        """Reset streams that we finished long ago and that the peer does not close."""
         expired = trio.current_time() - HALF_OPEN_MAX_S
         for stream in [s for s in self._streams.values() if s.left_at is not None and s.left_at < expired]:
             self.send_reset(stream.stream_id)

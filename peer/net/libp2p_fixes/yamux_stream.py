@@ -1,21 +1,21 @@
 """One stream of a Yamux connection: flow control both ways, under the caller's deadline.
 
-What differs from stock 0.8.1: a write waits for window as long as its caller lets it (hole 5: stock ends after 5 s);
-what was received before the connection ended can still be read; an unread stream holds at most its window (hole 6).
+It differs from stock 0.8.1 in three ways. A write waits for window as long as its caller lets it (hole 5: stock gives
+up after 5 s). Bytes received before the connection ended can still be read. An unread stream holds at most its window
+(hole 6).
 """
 
 from __future__ import annotations
 
 from collections import deque
 from types import TracebackType
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final, Protocol
 
 import trio
 from libp2p.abc import IMuxedStream
 from libp2p.stream_muxer.exceptions import MuxedStreamClosed, MuxedStreamEOF, MuxedStreamReset
 
-if TYPE_CHECKING:
-    from peer.net.libp2p_fixes.yamux import Yamux
+from peer.net.libp2p_fixes.send_queue import SendQueue
 
 WINDOW_INITIAL: Final = 256 * 1024  # bytes, fixed by the protocol
 WINDOW_MAX: Final = 16 << 20
@@ -23,31 +23,50 @@ WINDOW_MAX: Final = 16 << 20
 FRAME_BODY_MAX: Final = 65535 - 16 - 12
 # Smaller pieces are copied together: a view of a few bytes would keep its whole Noise message alive.
 _KEEP_VIEW_MIN: Final = 32 * 1024
-# A reader that empties half its window faster than this is held up by the window, not by itself: double it.
+# A reader that empties half its window faster than this is slowed down by the window: double it.
 _FAST_READER_S: Final = 0.05
 
 Buffer = bytes | bytearray | memoryview
 
 
+class FrameSink(Protocol):
+    """What a stream calls on its connection. None of it waits."""
+
+    send_queue: SendQueue
+
+    @property
+    def is_established(self) -> bool: ...
+    def rtt(self) -> float: ...
+    def get_remote_address(self) -> tuple[str, int] | None: ...
+    def send_data(self, stream_id: int, body: memoryview) -> None: ...
+    def send_fin(self, stream_id: int) -> None: ...
+    def send_reset(self, stream_id: int) -> None: ...
+    def send_window_update(self, stream_id: int, increment: int) -> None: ...
+    def extend_window(self, wanted: int) -> int: ...
+    def charge(self, count: int) -> None: ...
+    def settle(self, stream: YamuxStream) -> None: ...
+
+
 class YamuxStream(IMuxedStream):
     """A bidirectional byte stream. One task may read while another writes; concurrent writers take turns."""
 
-    def __init__(self, stream_id: int, conn: Yamux, is_initiator: bool) -> None:
+    def __init__(self, stream_id: int, sink: FrameSink, is_initiator: bool) -> None:
         self.stream_id = stream_id
-        self.muxed_conn: Yamux = conn
+        self._sink = sink
+        self.muxed_conn: Any = sink  # libp2p's name for the connection
         self.is_initiator = is_initiator
         self.holds_slot = is_initiator  # one of the connection's outgoing streams, until we are done writing
         self.send_closed = False
         self.recv_closed = False
         self.was_reset = False
         self.got_fin = False  # nothing is missing: stays true when the stream is reset afterwards
-        self.left_at: float | None = None  # when close() was called; what the peer then leaves half open is swept
+        self.left_at: float | None = None  # when close() was called; a stream left half open is then swept
         self.send_window = WINDOW_INITIAL
         self.recv_window = WINDOW_INITIAL  # what the peer may still send
         self.window_target = WINDOW_INITIAL
         self.buffered = 0
         self._chunks: deque[memoryview | bytearray] = deque()
-        self._consumed = 0  # bytes read but not granted again yet
+        self._consumed = 0  # bytes read and not yet granted again
         self._granted_at = -1.0
         self._readable = trio.lowlevel.ParkingLot()
         self._writable = trio.lowlevel.ParkingLot()
@@ -56,9 +75,9 @@ class YamuxStream(IMuxedStream):
     # -- what libp2p and its users call ---------------------------------------------------------------------------
 
     async def write(self, data: Buffer) -> None:
-        """Send all of `data`. Returns once the connection has taken it; blocks while the peer's window is closed.
+        """Send all of `data`. Blocks while the peer's window is closed; returns once the connection has taken it.
 
-        May be cancelled at any point without harm to the connection; a stream whose write was cut is to be reset.
+        May be cancelled at any point without harm to the connection; reset the stream after that.
         Raises MuxedStreamReset (by either side, or the connection is gone) or MuxedStreamClosed (we closed it).
         """
         view = memoryview(data).cast("B")
@@ -69,15 +88,15 @@ class YamuxStream(IMuxedStream):
                 if not count:
                     await self._writable.park()
                     continue
-                if self.muxed_conn.send_queue.is_full_for(count):
-                    await self.muxed_conn.send_queue.wait_room()
+                if self._sink.send_queue.is_full_for(count):
+                    await self._sink.send_queue.wait_room()
                     continue
                 self.send_window -= count
-                self.muxed_conn.send_data(self.stream_id, view[:count])
+                self._sink.send_data(self.stream_id, view[:count])
                 view = view[count:]
 
     async def read(self, n: int | None = None) -> bytes:
-        """Between 1 and `n` bytes (None or -1: whatever has arrived), waiting for the first.
+        """Return 1 to `n` bytes (None or -1: all that has arrived), waiting for the first.
 
         Raises MuxedStreamEOF after the peer's last byte, MuxedStreamReset after a reset or a lost connection.
         """
@@ -97,7 +116,7 @@ class YamuxStream(IMuxedStream):
         return data
 
     async def read_into(self, buffer: bytearray | memoryview) -> int:
-        """Fill `buffer` from the front with what has arrived; returns the count (at least 1). Raises as `read`."""
+        """Fill `buffer` from the front with what has arrived and return the count, at least 1. Raises as `read`."""
         view = memoryview(buffer).cast("B")
         if not len(view):
             return 0
@@ -108,24 +127,24 @@ class YamuxStream(IMuxedStream):
         return count
 
     async def close_write(self) -> None:
-        """Finish writing: the peer reads EOF. Reading goes on for as long as the peer takes."""
+        """Finish writing: the peer reads EOF. Reading may go on."""
         if not self.send_closed:
             self.send_closed = True
-            self.muxed_conn.send_fin(self.stream_id)
+            self._sink.send_fin(self.stream_id)
             self._writable.unpark_all()
-            self.muxed_conn.settle(self)
+            self._sink.settle(self)
         await trio.lowlevel.checkpoint()
 
     async def close(self) -> None:
-        """Finish writing and take no more interest: if the peer does not close soon, the stream is reset."""
+        """Finish writing and stop using the stream: if the peer does not close it soon, it is reset."""
         if self.left_at is None:
             self.left_at = trio.current_time()
         await self.close_write()
 
     async def reset(self) -> None:
-        """Kill the stream in both directions; what is buffered is dropped."""
+        """End the stream in both directions and drop buffered bytes."""
         if not self.was_reset and not (self.send_closed and self.recv_closed):
-            self.muxed_conn.send_reset(self.stream_id)
+            self._sink.send_reset(self.stream_id)
         self.end_by_reset()
         self._drop_buffered()
         await trio.lowlevel.checkpoint()
@@ -138,7 +157,7 @@ class YamuxStream(IMuxedStream):
         raise NotImplementedError("deadlines are the caller's cancel scopes: use trio.fail_after")
 
     def get_remote_address(self) -> tuple[str, int] | None:
-        return self.muxed_conn.get_remote_address()
+        return self._sink.get_remote_address()
 
     async def __aenter__(self) -> YamuxStream:
         return self
@@ -151,11 +170,11 @@ class YamuxStream(IMuxedStream):
     # -- what the connection's read loop calls; none of these waits ----------------------------------------------
 
     def receive(self, piece: memoryview) -> None:
-        """Take a piece of a DATA body (already charged to the window)."""
+        """Take a piece of a DATA body. The window has been charged for it."""
         if self.was_reset:
             return
         self.buffered += len(piece)
-        self.muxed_conn.charge(len(piece))
+        self._sink.charge(len(piece))
         if len(piece) >= _KEEP_VIEW_MIN:
             self._chunks.append(piece)
         elif self._chunks and isinstance(last := self._chunks[-1], bytearray) and len(last) < _KEEP_VIEW_MIN:
@@ -171,19 +190,19 @@ class YamuxStream(IMuxedStream):
     def receive_fin(self) -> None:
         self.recv_closed = self.got_fin = True
         self._readable.unpark_all()
-        self.muxed_conn.settle(self)
+        self._sink.settle(self)
 
     def end_by_reset(self) -> None:
-        """The stream is dead: the peer reset it, we did, or its connection is gone. Buffered bytes stay readable."""
+        """End a stream that either side has reset, or whose connection is gone. Buffered bytes stay readable."""
         self.was_reset = self.send_closed = self.recv_closed = True
         self._readable.unpark_all()
         self._writable.unpark_all()
-        self.muxed_conn.settle(self)
+        self._sink.settle(self)
 
     # -- flow control --------------------------------------------------------------------------------------------
 
     def _check_writable(self) -> None:
-        if self.was_reset or not self.muxed_conn.is_established:
+        if self.was_reset or not self._sink.is_established:
             raise MuxedStreamReset("the stream was reset")
         if self.send_closed:
             raise MuxedStreamClosed("the stream is closed for writing")
@@ -199,7 +218,7 @@ class YamuxStream(IMuxedStream):
             await self._readable.park()
 
     def _take_into(self, view: memoryview) -> None:
-        """Move len(view) buffered bytes, of which there are enough, into `view`."""
+        """Move len(view) buffered bytes into `view`. There must be enough."""
         at = 0
         while at < len(view):
             chunk = self._chunks[0]
@@ -215,7 +234,7 @@ class YamuxStream(IMuxedStream):
 
     def _after_read(self, count: int) -> None:
         self.buffered -= count
-        self.muxed_conn.charge(-count)
+        self._sink.charge(-count)
         if self.recv_closed:
             return
         self._consumed += count
@@ -223,19 +242,19 @@ class YamuxStream(IMuxedStream):
             self._grant()
 
     def _grant(self) -> None:
-        """Give the peer back what was read, and more if the window is what slows it down."""
+        """Grant the peer the window that was read, and more if the window is what slows it down."""
         now = trio.current_time()
         increment = self._consumed
-        if now - self._granted_at < max(_FAST_READER_S, 4 * self.muxed_conn.rtt()):
-            growth = self.muxed_conn.lend_window(min(self.window_target, WINDOW_MAX - self.window_target))
+        if now - self._granted_at < max(_FAST_READER_S, 4 * self._sink.rtt()):
+            growth = self._sink.extend_window(min(self.window_target, WINDOW_MAX - self.window_target))
             self.window_target += growth
             increment += growth
         self._granted_at = now
         self._consumed = 0
         self.recv_window += increment
-        self.muxed_conn.send_window_update(self.stream_id, increment)
+        self._sink.send_window_update(self.stream_id, increment)
 
     def _drop_buffered(self) -> None:
-        self.muxed_conn.charge(-self.buffered)
+        self._sink.charge(-self.buffered)
         self.buffered = 0
         self._chunks.clear()

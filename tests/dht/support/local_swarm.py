@@ -1,4 +1,4 @@
-"""Real DHT nodes on 127.0.0.1 for the tests: in this process, each with a host of its own, or in child processes."""
+"""Real DHT nodes on 127.0.0.1 for the tests: in this process, each with its own host, or in child processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import trio
 
-from dht.node import DhtConfig, Node, Schema, StorageLimits, open_node
+from dht.node import DhtConfig, Node, NodeConfig, Schema, StorageLimits, open_node
 from peer.events import Event, EventLog
 from peer.identity import Identity
 from peer.net.host import Host, HostConfig, open_host
@@ -25,9 +25,9 @@ from peer.net.host import Host, HostConfig, open_host
 RUN = "run-under-test"
 REPOSITORY = Path(__file__).parents[3]
 
-# As the defaults, but what happens every half minute happens several times a second, and who is slow is waited for: all
-# nodes live in one process, and on a busy machine it stands still for seconds. Nobody is probed for a silence as short
-# as that: no record goes to a peer under probe, and tests count who takes one.
+# Background work runs several times a second instead of every half minute, and timeouts are long: all nodes live in one
+# process, which stands still for seconds on a busy machine. No peer is probed for so short a silence, because a peer
+# under probe gets no records, and tests count the stores of a record.
 BRISK = DhtConfig(
     reply_timeout_s=15.0,
     lookup_budget_s=40.0,
@@ -42,7 +42,7 @@ BRISK = DhtConfig(
     probe_timeout_s=40.0,
     leave_timeout_s=5.0,
 )
-# For tests with nodes that are silent.
+# For tests with silent nodes.
 HASTY = replace(
     BRISK, reply_timeout_s=0.75, lookup_budget_s=1.2, bootstrap_timeout_s=5.0, probe_timeout_s=1.5, refresh_max_s=0.4
 )
@@ -58,7 +58,7 @@ CARDS: Schema[Card] = Schema("card", Card, ttl_max_s=600.0, size_max=500, signer
 
 @dataclass
 class Facts:
-    """Everything an event log was told, and a way to wait for more."""
+    """The events of a log, and a way to wait for more."""
 
     log: EventLog = field(default_factory=EventLog)
     seen: list[Event] = field(default_factory=list)
@@ -82,7 +82,7 @@ class Facts:
 
 @dataclass
 class Member:
-    """A node in this process. `stop()` makes it leave in order."""
+    """A node in this process. `stop()` makes it say goodbye and leave."""
 
     host: Host
     node: Node
@@ -105,14 +105,14 @@ class Member:
 
 @asynccontextmanager
 async def bare_host(identity: Identity | None = None, listen: str = "/ip4/127.0.0.1/tcp/0") -> AsyncIterator[Host]:
-    """A host without a node: an attacker, say."""
+    """Run a host without a node, for instance an attacker's."""
     config = HostConfig(identity=identity or Identity.generate(), events=EventLog(), listen=(listen,))
     async with open_host(config) as host:
         yield host
 
 
 class LocalSwarm:
-    """Starts nodes as tasks of one nursery."""
+    """A group of nodes, each a task of one nursery."""
 
     def __init__(self, nursery: trio.Nursery) -> None:
         self._nursery = nursery
@@ -132,7 +132,7 @@ class LocalSwarm:
         schemas: Sequence[Schema[Any]] = (CARDS,),
         required: bool = False,
     ) -> Member:
-        """One more node; by default its bootstrap is the first one."""
+        """Start one more node; by default its bootstrap is the first one."""
         if bootstrap is None:
             bootstrap = [self.members[0].address] if self.members else []
 
@@ -146,14 +146,9 @@ class LocalSwarm:
                         open_host(config) as host,
                         open_node(
                             host,
-                            bootstrap,
+                            NodeConfig(namespace, bootstrap, cache, required, tuning, limits),
                             schemas,
-                            cache,
-                            namespace,
-                            required=required,
-                            wall=wall,
-                            tuning=tuning,
-                            limits=limits,
+                            wall,
                         ) as node,
                     ):
                         member = Member(host, node, facts)
@@ -168,7 +163,7 @@ class LocalSwarm:
         return member
 
     async def grow(self, count: int, tuning: DhtConfig = BRISK) -> list[Member]:
-        """`count` nodes in all, in one network."""
+        """Start nodes until there are `count`, in one network."""
         while len(self.members) < count:
             await self.add(tuning=tuning)
         return self.members
@@ -176,7 +171,7 @@ class LocalSwarm:
 
 @asynccontextmanager
 async def local_swarm() -> AsyncIterator[LocalSwarm]:
-    """A swarm whose nodes end with the block."""
+    """Run a swarm whose nodes end with the block."""
     async with trio.open_nursery() as nursery:
         yield LocalSwarm(nursery)
         nursery.cancel_scope.cancel()
@@ -184,7 +179,7 @@ async def local_swarm() -> AsyncIterator[LocalSwarm]:
 
 @dataclass
 class Child:
-    """A node in a process of its own, which keeps a record under `key` fresh."""
+    """A node in a child process, which refreshes a record under `key`."""
 
     process: trio.Process
     peer: str
@@ -201,7 +196,7 @@ class Child:
 
 
 async def start_child(nursery: trio.Nursery, bootstrap: Sequence[str], key: str, number: int, ttl_s: float) -> Child:
-    """Runs tests/dht/support/node_child.py until the nursery is cancelled."""
+    """Run tests/dht/support/node_child.py until the nursery is cancelled."""
     script = Path(__file__).with_name("node_child.py")
     command = [sys.executable, str(script), key, str(number), str(ttl_s), *bootstrap]
     process: trio.Process = await nursery.start(
@@ -227,4 +222,4 @@ async def start_child(nursery: trio.Nursery, bootstrap: Sequence[str], key: str,
 
 
 async def _kill(process: trio.Process) -> None:
-    process.kill()  # works on a frozen one, too
+    process.kill()  # also ends a frozen one

@@ -59,7 +59,7 @@ def test_chunk_size_is_a_bounded_power_of_two(size: int) -> None:
 
 
 @given(st.integers(1, 50_000))
-def test_tree_travels_as_its_joined_hashes(numel: int) -> None:
+def test_a_tree_is_restored_from_its_hashes(numel: int) -> None:
     tree = hash_state([torch.arange(numel, dtype=torch.float32)])
     joined = b"".join(tree.hashes)
     assert len(joined) == hash_list_bytes(tree.size_bytes)

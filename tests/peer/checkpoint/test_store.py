@@ -1,4 +1,4 @@
-"""Checkpoints: what is saved comes back bit for bit, and whatever happens to disk or process, an intact one remains."""
+"""Checkpoints come back bit for bit, and an intact one survives every failure of disk or process."""
 
 from __future__ import annotations
 
@@ -126,14 +126,14 @@ def test_large_states_are_cut_into_shards() -> None:
         assert len(shard.names) == 1 or sum(LAYOUT.slots[name].numel * 4 for name in shard.names) <= 100_000
 
 
-async def test_a_shard_in_many_files_is_put_together_again(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_shards_are_joined(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("peer.checkpoint.safetensors_file.plan_shards.__defaults__", (100_000,))
     await shop.save(3)
     assert len(list(shop.newest.glob("model-*"))) > 1
     assert shop.load_round() == 3
 
 
-async def test_training_may_change_the_state_as_soon_as_the_save_has_begun(shop: Shop) -> None:
+async def test_the_state_may_change_during_a_save(shop: Shop) -> None:
     state = some_state(1)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(shop.store.save, 1, b"head", state, LAYOUT)
@@ -165,8 +165,8 @@ async def test_the_last_two_and_every_fourth_are_kept(tmp_path: Path) -> None:
     assert [entry.round for entry in shop.store.list()] == [4, 8, 9, 10]
 
 
-async def test_the_newest_save_wins_whatever_its_round(shop: Shop) -> None:
-    """After a regroup a peer may go on from an earlier round than the one it had."""
+async def test_the_newest_save_is_loaded(shop: Shop) -> None:
+    """After a regroup a peer may continue from an earlier round."""
     for round_number in (5, 6, 4):
         await shop.save(round_number)
     assert shop.load_round() == 4
@@ -194,7 +194,7 @@ def garbage(path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [flip_a_bit, truncate, empty, garbage, os.unlink])
 @pytest.mark.parametrize("pattern", ["model-*", "momentum-*", "manifest.msgpack"])
-async def test_a_damaged_checkpoint_is_passed_over(shop: Shop, damage: object, pattern: str) -> None:
+async def test_a_damaged_checkpoint_is_skipped(shop: Shop, damage: object, pattern: str) -> None:
     await shop.save(1)
     await shop.save(2)
     [file] = shop.newest.glob(pattern)
@@ -205,7 +205,7 @@ async def test_a_damaged_checkpoint_is_passed_over(shop: Shop, damage: object, p
         assert len(shop.reasons("checkpoint_skipped")) == 1
 
 
-async def test_a_damaged_checkpoint_does_not_push_a_good_one_out(shop: Shop) -> None:
+async def test_a_damaged_checkpoint_does_not_displace_an_intact_one(shop: Shop) -> None:
     await shop.save(1)
     await shop.save(2)
     flip_a_bit(next(shop.newest.glob("model-*")))
@@ -215,7 +215,7 @@ async def test_a_damaged_checkpoint_does_not_push_a_good_one_out(shop: Shop) -> 
     assert shop.load_round() == 1
 
 
-async def test_an_edited_manifest_is_not_believed(shop: Shop) -> None:
+async def test_an_edited_manifest_is_refused(shop: Shop) -> None:
     await shop.save(1)
     path = shop.newest / "manifest.msgpack"
     manifest = msgspec.msgpack.decode(path.read_bytes())
@@ -234,7 +234,7 @@ async def test_values_that_are_not_finite_are_not_loaded(shop: Shop) -> None:
     assert "not finite" in shop.reasons("checkpoint_skipped")[0]
 
 
-async def test_another_runs_checkpoint_is_not_loaded(tmp_path: Path) -> None:
+async def test_a_checkpoint_of_another_run_is_not_loaded(tmp_path: Path) -> None:
     one = Shop(tmp_path / "c", run_id="one")
     one.store.prepare()
     await one.save(1)
@@ -258,7 +258,7 @@ async def test_a_full_disk_loses_old_checkpoints_first(small_disk: Path) -> None
     assert shop.reasons("checkpoint_deleted") and len(shop.store.list()) < 5
 
 
-async def test_a_disk_without_room_costs_the_checkpoint_and_says_so(small_disk: Path) -> None:
+async def test_a_full_disk_skips_the_checkpoint(small_disk: Path) -> None:
     shop = Shop(small_disk / "c")
     shop.store.prepare()
     assert await shop.save(1)
@@ -266,14 +266,14 @@ async def test_a_disk_without_room_costs_the_checkpoint_and_says_so(small_disk: 
     filler.write_bytes(bytes(os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize - 4096))
     assert not await shop.save(2)
     [reason] = shop.reasons("checkpoint_failed")
-    assert "full" in reason and "free some space" in reason and "Training goes on" in reason
+    assert "full" in reason and "free some space" in reason and "training continues" in reason
     assert shop.load_round() == 1 and not list(small_disk.glob("c/.tmp-*"))
     filler.unlink()
     assert await shop.save(3) and shop.load_round() == 3
 
 
 async def test_a_disk_that_fills_up_during_the_save_loses_old_checkpoints(tmp_path: Path) -> None:
-    """Out of inodes: free space looks ample, the write fails all the same."""
+    """Out of inodes: free space looks ample, but the write fails."""
     with mounted(tmp_path, "size=64m,nr_inodes=14") as disk:
         shop = Shop(disk / "c", keep_last=10)
         shop.store.prepare()
@@ -283,7 +283,7 @@ async def test_a_disk_that_fills_up_during_the_save_loses_old_checkpoints(tmp_pa
         assert "the disk is full" in shop.reasons("checkpoint_deleted")
 
 
-async def test_a_read_only_folder_is_named_with_its_remedy(tmp_path: Path) -> None:
+async def test_a_read_only_folder_is_reported(tmp_path: Path) -> None:
     with mounted(tmp_path, "size=8m") as disk:
         shop = Shop(disk / "c")
         shop.store.prepare()
@@ -297,7 +297,7 @@ async def test_a_read_only_folder_is_named_with_its_remedy(tmp_path: Path) -> No
 
 
 @pytest.mark.process
-def test_sigkill_between_shards_and_manifest_leaves_the_one_before(tmp_path: Path) -> None:
+def test_sigkill_before_the_manifest_keeps_the_last_checkpoint(tmp_path: Path) -> None:
     done = run_child("saves", tmp_path, 5, fault="kill:during_checkpoint:3")
     assert done.returncode == -signal.SIGKILL
     assert list(tmp_path.glob(".tmp-*"))

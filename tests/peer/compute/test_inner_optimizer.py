@@ -1,4 +1,4 @@
-"""Inner optimizers against torch's own where there is one, else against the paper's formulas."""
+"""Inner optimizers against torch's, or against the paper's formulas if torch has none."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ import torch
 
 from optim.simulate import layout_of
 from peer.compute.adamw_fused import FusedAdamW
-from peer.compute.inner_optimizer import AdamW, InnerSpec, build_inner, orthogonalized
+from peer.compute.build_optimizer import build_inner
+from peer.compute.inner_optimizer import AdamW, orthogonalized
+from peer.compute.optimizer import InnerSpec
 from peer.errors import ConfigError
 from tests.optim.support.trajectory import STEPS, AdamWReference, Arrays, apart, gradient, initial
 
@@ -33,7 +35,7 @@ def ours(spec: InnerSpec) -> Iterator[tuple[int, Arrays]]:
         yield step, views
 
 
-def test_adamw_is_torchs() -> None:
+def test_adamw_equals_torch() -> None:
     spec = InnerSpec(lr=3e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
     tensors = {n: torch.from_numpy(v).requires_grad_() for n, v in initial().items()}
     adamw = torch.optim.AdamW(list(tensors.values()), lr=3e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
@@ -75,7 +77,7 @@ def test_lamb() -> None:
 
 
 @pytest.mark.parametrize("shapes", [((64, 128),), ((64, 128), (40,), (100, 50))])
-def test_eight_bit_adamw_is_bitsandbytes_own(shapes: tuple[tuple[int, ...], ...]) -> None:
+def test_eight_bit_adamw_equals_bitsandbytes(shapes: tuple[tuple[int, ...], ...]) -> None:
     """Parameter by parameter, with its rule of which stay in fp32; and near AdamW."""
     tensors = {str(k): torch.randn(shape, generator=torch.Generator().manual_seed(k)) for k, shape in enumerate(shapes)}
     layout = layout_of(tensors)
@@ -109,7 +111,7 @@ def test_eight_bit_adamw_without_bitsandbytes_names_the_remedy(monkeypatch: pyte
         build_inner(InnerSpec("adamw8bit"), layout_of({"w": torch.zeros(4)}), torch.zeros(4))
 
 
-def test_fused_adamw_is_adamw_but_for_rounding() -> None:
+def test_fused_adamw_equals_adamw_up_to_rounding() -> None:
     layout = layout_of({"w": torch.zeros(40, 30), "gain": torch.zeros(30)})
     spec = InnerSpec(lr=1e-2, weight_decay=0.3, decay="matrices")
     start = torch.randn(layout.numel, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -152,7 +154,7 @@ def test_muon_orthogonalizes_block_matrices_and_leaves_the_rest_to_adamw() -> No
 
 @pytest.mark.parametrize("scale", ["original", "match_rms_adamw"])
 @pytest.mark.parametrize("shape", [(8, 6), (6, 8)])
-def test_muon_is_torchs(monkeypatch: pytest.MonkeyPatch, scale: str, shape: tuple[int, int]) -> None:
+def test_muon_equals_torch(monkeypatch: pytest.MonkeyPatch, scale: str, shape: tuple[int, int]) -> None:
     """In float64: torch's rounds to bf16 before it orthogonalizes, which is switched off for the comparison."""
     monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)
     start = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

@@ -8,6 +8,7 @@ import torch
 
 from peer.compute.device import resolve_device
 from peer.compute.train_loop import InnerTrainer
+from peer.ipc.span import spans_of
 from peer.ipc.stage_spec import MicroBatch
 from peer.model.layout import init_flat, join_flat
 from tests.peer.support.stage_harness import (
@@ -28,7 +29,7 @@ BOUND = 1e-5
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 @pytest.mark.parametrize("recompute", [False, True])
-def test_a_chain_of_stages_is_the_whole_model(count: int, recompute: bool) -> None:
+def test_a_chain_of_stages_equals_the_model(count: int, recompute: bool) -> None:
     """Six micro-batches of several sizes, their forwards and backwards interleaved and out of order."""
     flat = init_flat(MODEL, seed=0)
     chain = open_stages(SPLITS[count], recompute=recompute)
@@ -55,7 +56,7 @@ def test_a_chain_of_stages_is_the_whole_model(count: int, recompute: bool) -> No
 
 
 def test_blocks_that_share_their_parameters_in_a_pipeline() -> None:
-    stages = ((0, 4), (4, 8))
+    stages = spans_of([(0, 4), (4, 8)])
     chain = open_stages(stages, SHARED)
     batches = token_batches(2)
     for k, tokens in enumerate(batches):
@@ -68,7 +69,7 @@ def test_blocks_that_share_their_parameters_in_a_pipeline() -> None:
     assert relative(join_flat(SHARED, parts, stages), exact) < BOUND
 
 
-def test_recomputation_has_the_same_bits_and_holds_less() -> None:
+def test_recomputation_is_bit_identical_and_holds_less() -> None:
     plain, lean = (open_stages(SPLITS[2], recompute=recompute) for recompute in (False, True))
     for tokens, name in zip(token_batches(3), "abc", strict=True):
         assert torch.equal(forward(plain, name, tokens), forward(lean, name, tokens))
@@ -81,8 +82,8 @@ def test_recomputation_has_the_same_bits_and_holds_less() -> None:
         assert torch.equal(one.gradient.flat, other.gradient.flat)
 
 
-def test_a_graph_too_large_to_be_held_at_all_is_computed_anew() -> None:
-    """With the same bits: of the first micro-batch of its shape, and of the next, whose graph's size is known."""
+def test_a_graph_above_the_limit_is_recomputed() -> None:
+    """With the same bits: for the first micro-batch of its shape, and for the next, whose graph size is known."""
     plain, tight = open_stages(SPLITS[2]), open_stages(SPLITS[2], held_max_bytes=20 << 10)
     for tokens, name in zip(token_batches(3)[::2], "ab", strict=True):
         assert torch.equal(forward(plain, name, tokens), forward(tight, name, tokens))
@@ -96,7 +97,7 @@ def test_a_graph_too_large_to_be_held_at_all_is_computed_anew() -> None:
         assert len(other.held) == other.held.size_bytes == 0
 
 
-def test_steps_are_those_of_the_whole_model() -> None:
+def test_steps_equal_those_of_the_model() -> None:
     """Each stage clips by the norm of the whole gradient, and follows the run's learning rate."""
     inner = msgspec.structs.replace(INNER, warmup_steps=3, clip_norm=0.5, lr=1e-3, eps=1e-3)
     trainer = InnerTrainer(MODEL, inner, resolve_device("cpu"))
@@ -119,7 +120,7 @@ def test_steps_are_those_of_the_whole_model() -> None:
     assert relative(weights, trainer.local) < BOUND
 
 
-def test_a_step_by_an_agreed_gradient_clips_by_its_own_norm_and_begins_an_epoch() -> None:
+def test_a_step_by_a_given_gradient_begins_an_epoch() -> None:
     inner = msgspec.structs.replace(INNER, optimizer="lion", weight_decay=0.0)
     (stage,) = open_stages(SPLITS[1], inner=inner)
     before = stage.local.clone()
@@ -142,8 +143,8 @@ def test_forward_only_keeps_nothing() -> None:
     assert [stage.held.size_bytes for stage in chain] == held
 
 
-def test_within_the_staleness_a_backward_is_that_of_the_new_weights() -> None:
-    """Its graph went with the old ones. Here: all weights of all stages move between forward and backward."""
+def test_a_late_backward_uses_the_new_weights() -> None:
+    """The weights of all stages change between the forward and the backward, which drops the graph."""
     chain = open_stages(SPLITS[2], staleness=1)
     old, new = init_flat(MODEL, seed=0), init_flat(MODEL, seed=1)
     tokens = token_batches(1)[0]

@@ -1,4 +1,4 @@
-"""Micro-batches that pass through: exact, uncounted, any number at a time; at the weights of the epoch before."""
+"""Passes that do not count: exact, any number at a time, and with the weights of the previous epoch."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def stages(**changes: object) -> Iterator[tuple[int, Stage]]:
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-def test_what_passes_through_is_exact_and_leaves_no_trace(recompute: bool) -> None:
+def test_an_uncounted_pass_is_exact_and_changes_nothing(recompute: bool) -> None:
     """Before, while and after the same id is counted."""
     for index, stage in stages(recompute=recompute):
         counted = ForwardRequest(stage, 0, WEIGHTS[0][index], MicroBatch("a", index, 0))
@@ -94,8 +94,8 @@ def test_what_passes_through_is_exact_and_leaves_no_trace(recompute: bool) -> No
         assert (taken.micro_batches, taken.tokens) == (("a",), 36)
 
 
-def test_passes_of_one_id_do_not_know_of_each_other() -> None:
-    """Each has an input of its own here, so that a mix-up shows in its gradient."""
+def test_passes_of_one_id_are_independent() -> None:
+    """Each pass has its own input, so that a mix-up shows in its gradient."""
     for index, stage in stages():
         first, second = (
             ForwardRequest(stage, k, WEIGHTS[0][index], MicroBatch("a", index, 0, count=False, attempt=k))
@@ -106,7 +106,7 @@ def test_passes_of_one_id_do_not_know_of_each_other() -> None:
             one.forward()
         again = MicroBatch("a", index, 0, count=False, attempt=1)
         other = MicroBatch("a", index, 0, attempt=3)
-        for clash, words in ((again, "number this otherwise"), (other, "counts once")):
+        for clash, words in ((again, "choose another attempt"), (other, "counts once")):
             with pytest.raises(StageRefused, match=words) as caught:
                 stage.forward(clash, first.x, first.targets)
             assert caught.value.reason == "duplicate"
@@ -117,7 +117,7 @@ def test_passes_of_one_id_do_not_know_of_each_other() -> None:
         assert relative(stage.gradient.flat, exact) < BOUND
 
 
-def test_a_backward_may_take_the_count_back_but_never_claim_it() -> None:
+def test_a_backward_may_drop_the_count_but_not_add_it() -> None:
     for index, stage in stages():
         given_up = ForwardRequest(stage, 0, WEIGHTS[0][index], MicroBatch("a", index, 0))
         through = ForwardRequest(stage, 1, WEIGHTS[0][index], MicroBatch("b", index, 0, count=False))
@@ -133,7 +133,7 @@ def test_a_backward_may_take_the_count_back_but_never_claim_it() -> None:
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-def test_the_weights_of_the_epoch_before(recompute: bool) -> None:
+def test_uncounted_passes_use_the_previous_weights(recompute: bool) -> None:
     """Without staleness: what counts is of this epoch; what passes through may be of the last one, and may have gone
     forward in it."""
     for index, stage in stages(recompute=recompute, previous=True):
@@ -174,7 +174,7 @@ def test_the_weights_of_the_epoch_before(recompute: bool) -> None:
         refused("epoch", held.forward)
 
 
-def test_previous_weights_are_those_of_one_epoch_before_and_no_others() -> None:
+def test_only_one_previous_epoch_is_kept() -> None:
     for index, stage in stages(previous=True):
         through = ForwardRequest(stage, 0, WEIGHTS[0][index], MicroBatch("a", index, 3, count=False))
         stage.import_weights(WEIGHTS[1][index], epoch=4)  # from 0: nobody has the weights of 3 here
@@ -196,7 +196,7 @@ def test_previous_weights_are_those_of_one_epoch_before_and_no_others() -> None:
         )  # not kept
 
 
-def test_with_staleness_what_counts_is_of_the_present_weights() -> None:
+def test_counted_gradients_are_of_the_present_weights() -> None:
     for recompute in (False, True):
         for index, stage in stages(recompute=recompute, previous=True, staleness=1):
             stage.import_weights(WEIGHTS[1][index], epoch=1)
@@ -213,8 +213,8 @@ def test_with_staleness_what_counts_is_of_the_present_weights() -> None:
             assert relative(stage.gradient.flat, exact) < BOUND
 
 
-def test_what_counts_after_a_change_counts_with_the_new_weights() -> None:
-    """Also where those are still here that it went forward with."""
+def test_a_counted_backward_uses_the_new_weights() -> None:
+    """Also if the weights of its forward are still held."""
     (stage,) = open_stages(SPLITS[1], previous=True, staleness=1)
     forward([stage], "a", TOKENS)
     new = init_flat(MODEL, seed=1)
@@ -223,8 +223,8 @@ def test_what_counts_after_a_change_counts_with_the_new_weights() -> None:
     assert relative(stage.gradient.mean(), whole_gradient(MODEL, new, [TOKENS])[1]) < BOUND
 
 
-def test_evaluation_disturbs_nothing() -> None:
-    """The gradients of what was held meanwhile have the same bits."""
+def test_an_evaluation_changes_nothing() -> None:
+    """The gradients of micro-batches held meanwhile have the same bits."""
     plain, watched = (open_stages(SPLITS[2], previous=True) for _ in range(2))
     parts = split_flat(MODEL, init_flat(MODEL, seed=1), SPLITS[2])
     for chain in (plain, watched):

@@ -1,4 +1,4 @@
-"""A stage that goes on learning while what it had learned is exchanged: captures, imports, gradients that are read."""
+"""A stage that keeps learning during an exchange: captures, imports, and reads of the gradient."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from peer.compute.build_optimizer import state_bytes
 from peer.compute.device import resolve_device
-from peer.compute.inner_optimizer import InnerSpec, state_bytes
+from peer.compute.optimizer import InnerSpec
 from peer.compute.stage import Stage
 from peer.errors import StageRefused
 from peer.ipc.stage_spec import MicroBatch
@@ -45,7 +46,7 @@ def exact_sum(stage: Stage, *batches: int) -> torch.Tensor:
 
 
 def counts_again(stage: Stage, name: str, epoch: int) -> bool:
-    """Whether its forward is taken."""
+    """Whether the stage accepts the forward of this id."""
     micro_batch = MicroBatch(name, 0, epoch)
     try:
         stage.forward(micro_batch, BATCHES[0][:, :-1], BATCHES[0][:, 1:])
@@ -55,7 +56,7 @@ def counts_again(stage: Stage, name: str, epoch: int) -> bool:
     return stage.drop(micro_batch.key)
 
 
-def test_what_was_learned_since_the_capture_is_kept() -> None:
+def test_a_rebase_keeps_steps_since_the_capture() -> None:
     (stage,) = open_stages(WHOLE)
     outer, delta = stage.local.clone(), torch.empty_like(stage.local)
     learn(stage, 0)
@@ -81,7 +82,7 @@ def test_what_was_learned_since_the_capture_is_kept() -> None:
     assert relative(stage.gradient.mean(), exact_sum(stage, 2)) < BOUND
 
 
-def test_a_capture_serves_one_rebase_the_last_one_holds_and_without_any_it_is_an_import() -> None:
+def test_a_capture_serves_one_rebase() -> None:
     (stage,) = open_stages(WHOLE)
     out = torch.empty_like(stage.local)
     stage.import_weights(NEW, epoch=1, rebase=True)
@@ -107,7 +108,7 @@ def test_a_capture_serves_one_rebase_the_last_one_holds_and_without_any_it_is_an
     assert torch.equal(stage.local, NEW)  # what came in between is no change since the capture
 
 
-def test_a_rebase_keeps_what_is_gathered_and_recomputes_what_is_held() -> None:
+def test_a_rebase_keeps_the_gradient_and_recomputes_held_micro_batches() -> None:
     (stage,) = open_stages(WHOLE, staleness=1)
     out = torch.empty_like(stage.local)
     learn(stage, 0, 1)
@@ -132,7 +133,7 @@ def test_a_rebase_keeps_what_is_gathered_and_recomputes_what_is_held() -> None:
     assert moved.uncounted == ("0", "1", "late 1") and not stage.gradient.flat.any()
 
 
-def test_reading_the_gradient_does_not_end_it() -> None:
+def test_reading_the_gradient_keeps_it() -> None:
     (stage,) = open_stages(WHOLE)
     out = torch.empty_like(stage.local)
     for count in range(4):
@@ -151,7 +152,7 @@ def test_reading_the_gradient_does_not_end_it() -> None:
 
 
 def test_which_ids_may_count_again() -> None:
-    """Those whose learning an import has replaced or handed to the network; not those that are still here alone."""
+    """Ids may count again once an import has replaced their weights, or a capture has exported them."""
     (stage,) = open_stages(WHOLE, staleness=1)
     out = torch.empty_like(stage.local)
     learn(stage, 0)
@@ -173,7 +174,7 @@ def test_which_ids_may_count_again() -> None:
     assert counts_again(stage, "3", epoch=1)
 
 
-def test_without_weights_there_is_nothing_to_hand_out() -> None:
+def test_a_stage_without_weights_refuses_to_export() -> None:
     stage = Stage(MODEL, INNER, resolve_device("cpu"), spec_of(WHOLE, 0))
     out = torch.ones_like(stage.local)
     calls: list[Callable[[], object]] = [

@@ -1,4 +1,4 @@
-"""What a stage refuses, and that it is as before then."""
+"""Refusals of a stage, which must not change it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from peer.compute.device import resolve_device
 from peer.compute.stage import Stage
 from peer.errors import ConfigError, StageRefused
+from peer.ipc.span import Span, spans_of
 from peer.ipc.stage_spec import MicroBatch, StageSpec
 from tests.peer.support.stage_harness import (
     INNER,
@@ -33,7 +34,7 @@ HUGE = torch.full_like(X, 1e30)
 
 
 def state(stage: Stage) -> tuple[object, ...]:
-    """All that a refusal must leave alone."""
+    """The state that a refusal must not change."""
     gathered = (stage.gradient.flat.sum().item(), tuple(stage.gradient.counted), stage.gradient.tokens)
     bits = (stage.local.sum().item(), *gathered, stage.optimizer.steps)
     return (*bits, stage.epoch, len(stage.held), tuple(stage._seen), stage._captured)
@@ -93,7 +94,7 @@ def test_bad_token_ids() -> None:
     refused(first, "value", lambda: first.forward(micro_batch, IDS - 64))
 
 
-def test_bad_gradients_leave_the_micro_batch_for_a_better_one() -> None:
+def test_a_bad_gradient_leaves_the_micro_batch_held() -> None:
     chain = busy_chain()
     first, held = chain[0], MicroBatch("held", 0, 0)
     bad = ((NAN, "not_finite"), (1e18 * X, "not_finite"), (X[:3], "shape"), (X.half(), "dtype"), (None, "shape"))
@@ -107,8 +108,8 @@ def test_bad_gradients_leave_the_micro_batch_for_a_better_one() -> None:
 
 
 def shut_block(block: int) -> Stage:
-    """A first stage in whose `block` a gradient may overflow on the way back, though its output is finite."""
-    first = open_stages(((0, 2), (2, 4)))[0]
+    """A first stage in whose `block` a gradient may overflow in the backward, while its output is finite."""
+    first = open_stages(spans_of([(0, 2), (2, 4)]))[0]
     weights = first.layout.views(first.local)
     weights[f"model.layers.{block}.input_layernorm.weight"].zero_()
     for name in ("v_proj", "o_proj"):
@@ -118,8 +119,8 @@ def shut_block(block: int) -> Stage:
 
 
 @pytest.mark.parametrize("block", [0, 1])
-def test_what_overflows_on_the_way_back_is_refused_and_changes_nothing(block: int) -> None:
-    """The graph serves once: a gradient that only turns into Inf uses it up, and the next one computes it anew."""
+def test_an_overflow_in_backward_is_refused(block: int) -> None:
+    """The graph serves once: a gradient that overflows uses it up, and the next one recomputes it."""
     plain, struck = shut_block(block), shut_block(block)
     held = MicroBatch("held", 0, 0)
     for _ in range(2):
@@ -153,7 +154,7 @@ def test_a_full_store_refuses_and_drops_nothing() -> None:
     refused(tiny, "full", lambda: tiny.forward(MicroBatch("a", 0, 0), IDS))
 
 
-def test_epochs_and_what_is_too_old_for_a_new_one() -> None:
+def test_a_new_epoch_drops_old_micro_batches() -> None:
     chain = busy_chain(staleness=1)
     last = chain[1]
     weights = last.local.clone()
@@ -174,7 +175,7 @@ def test_epochs_and_what_is_too_old_for_a_new_one() -> None:
     refused(last, "not_finite", lambda: last.import_weights(weights * torch.inf, epoch=3))
 
 
-def test_steps_that_make_no_sense() -> None:
+def test_invalid_steps_are_refused() -> None:
     fresh = Stage(MODEL, INNER, resolve_device("cpu"), spec_of(SPLITS[2], 0))
     refused(fresh, "no_weights", lambda: fresh.forward(MicroBatch("a", 0, 0), IDS))
     refused(fresh, "no_weights", lambda: fresh.step(0))
@@ -191,21 +192,19 @@ def test_steps_that_make_no_sense() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"stages": ()}, "without gaps"),
-        ({"stages": ((0, 2), (3, 4))}, "without gaps"),
-        ({"stages": ((1, 4),)}, "without gaps"),
-        ({"stages": ((0, 0), (0, 4))}, "needs a block"),
-        ({"index": 2}, "stages 0 to 1"),
+        ({"index": 1}, "number the stages from 0"),
+        ({"span": SPLITS[2][1]}, "number the stages from 0"),
+        ({"index": -1}, "number the stages from 0"),
         ({"slots": 0}, "slots is 0"),
         ({"staleness": -1}, "staleness"),
     ],
 )
-def test_specs_that_make_no_sense(changes: dict[str, object], words: str) -> None:
+def test_invalid_specs_are_refused(changes: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        spec_of(**{"stages": SPLITS[2], "index": 0, **changes})  # type: ignore[arg-type]
+        StageSpec(**{"span": SPLITS[2][0], "index": 0, "max_tokens": 64, **changes})  # type: ignore[arg-type]
 
 
-def test_models_that_cannot_be_cut_so() -> None:
+def test_models_that_cannot_be_split_are_refused() -> None:
     tied = MODEL.__class__(hidden_size=8, layers=4, heads=2, kv_heads=2, intermediate_size=8, max_seq_len=8)
     with pytest.raises(ConfigError, match="tie_embeddings = false"):
         spec_of(SPLITS[2], 0).check(tied)
@@ -213,4 +212,4 @@ def test_models_that_cannot_be_cut_so() -> None:
     with pytest.raises(ConfigError, match="hold 4 blocks and the model 8"):
         spec_of(SPLITS[2], 0).check(SHARED)
     with pytest.raises(ConfigError, match=r"multiples of model\.shared_blocks"):
-        StageSpec(stages=((0, 3), (3, 8)), index=0, max_tokens=1).check(SHARED)
+        StageSpec(span=Span(0, 3, 8), index=0, max_tokens=1).check(SHARED)

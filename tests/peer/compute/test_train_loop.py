@@ -1,4 +1,4 @@
-"""The inner loop against plain AdamW written out, and what it does with bad batches, late joiners and bounds."""
+"""The inner loop against AdamW written out, with bad batches, late joiners and bounds."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import msgspec
 import pytest
 import torch
 
+from peer.compute.build_optimizer import state_bytes
 from peer.compute.device import Device, resolve_device
-from peer.compute.inner_optimizer import InnerSpec, state_bytes
+from peer.compute.optimizer import InnerSpec
 from peer.compute.train_loop import InnerRun, InnerTrainer, StepOutcome, learning_rate, run_inner
 from peer.config import InnerConfig, ModelConfig
 from peer.errors import ConfigError
-from peer.ipc.messages import InnerResult
+from peer.ipc.train_messages import InnerResult
 from peer.model.decoder import Decoder, next_token_loss
 from peer.model.generate import generate
 from peer.model.layout import FlatLayout, init_flat
@@ -67,18 +68,6 @@ def test_steps_equal_adamw_written_out() -> None:
     assert torch.allclose(trainer.local.double(), reference.flat, atol=2e-5)
 
 
-def test_micro_batches_add_up_to_the_batch() -> None:
-    whole, parts = _trainer(), InnerTrainer(MODEL, INNER, CPU, micro_batch_size=3)
-    init_flat(MODEL, seed=0, out=parts.local)
-    tokens = _batch([0, 1, 2, 3])
-    one, two = whole.step(tokens, 0), parts.step(tokens, 0)
-    assert math.isclose(one.loss, two.loss, rel_tol=1e-6)
-    assert torch.allclose(whole.gradient, parts.gradient, atol=1e-7)
-    batches = [_batch([7, 8, 9, 10])]
-    whole.local.copy_(parts.local)
-    assert math.isclose(whole.evaluate(batches, list), parts.evaluate(batches, list), rel_tol=1e-6)
-
-
 def test_it_learns() -> None:
     trainer = _trainer(clip_norm=1.0, lr=1e-2)
     first = trainer.step(_batch([0, 1]), step=50).loss
@@ -101,8 +90,8 @@ def test_a_non_finite_step_changes_nothing_and_is_counted() -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adamw8bit", "lion", "lamb", "muon"])
-def test_the_optimizers_state_survives_a_new_trainer_but_not_a_new_start(optimizer: str) -> None:
-    """Restoring the weights, as every round does, leaves it; a respawned worker takes it over, to the bit."""
+def test_optimizer_state_moves_to_a_new_trainer(optimizer: str) -> None:
+    """Restoring the weights, as every round does, keeps the state. A new worker restores it, to the bit."""
     model = msgspec.structs.replace(MODEL, vocab_size=256)  # 8-bit moments are for parameters of 4096 values and more
     config = msgspec.structs.replace(INNER, optimizer=optimizer)
     one, two, cold = (InnerTrainer(model, config, CPU) for _ in range(3))
@@ -135,7 +124,7 @@ def test_matrices_decay_gains_do_not(optimizer: str) -> None:
         assert torch.equal(parameter, start[name]) == (parameter.dim() == 1)
 
 
-def test_gradients_add_up_by_sequences_and_skip_what_is_not_finite() -> None:
+def test_gradient_sum_skips_non_finite_batches() -> None:
     trainer = _trainer()
     _run(trainer, 7, product="gradient")  # batches of 4 and 3
     gathered, whole = torch.empty_like(trainer.local), torch.empty_like(trainer.local)
@@ -163,7 +152,7 @@ def test_the_schedule_follows_the_runs_step() -> None:
     trainer = _trainer()
 
     def on_step(step: int, outcome: StepOutcome, so_far: InnerResult) -> None:
-        seen.append((step, float(trainer.progress(step, outcome, 0.0, 0).lr)))
+        seen.append((step, trainer.optimizer.lr))
 
     _run(trainer, 8, first_step=55, on_step=on_step)  # a late joiner
     assert seen == [(55, rates[55]), (56, rates[56])]
@@ -191,7 +180,7 @@ def test_it_ends_at_the_first_bound() -> None:
     assert _run(_trainer(), 100, stopped=lambda steps: next(polls)).steps == 2
 
 
-def test_bf16_and_compile_only_where_they_are_wanted() -> None:
+def test_bf16_and_compile_follow_the_config() -> None:
     bf16 = _trainer(dtype="bf16")
     fp32 = _trainer()
     tokens = _batch([0, 1, 2, 3])
@@ -212,7 +201,7 @@ def test_generation_is_reproducible_and_stays_in_the_vocabulary() -> None:
         assert greedy == [int(model(torch.tensor([[1]]))[0, -1].argmax())]
 
 
-def test_devices_this_machine_lacks_are_refused_in_words() -> None:
+def test_missing_devices_are_refused() -> None:
     assert resolve_device("auto").torch.type in ("cpu", "cuda", "mps")
     for spec, words in (("cuda:99", "not on this machine"), ("quantum", "unknown"), ("meta", "not supported")):
         with pytest.raises(ConfigError, match=words):

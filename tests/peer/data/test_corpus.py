@@ -102,13 +102,13 @@ def test_the_split_follows_names_alone_and_is_disjoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_few_files_still_leave_something_on_both_sides(tmp_path: Path, count: int) -> None:
+def test_few_files_fill_both_parts(tmp_path: Path, count: int) -> None:
     _folder(tmp_path, {f"{k}.txt": str(k) * 1000 for k in range(count)})
     corpus = load_corpus(DataConfig(source="folder", path=str(tmp_path), seq_len=8), ByteTokenizer())
     assert corpus.windows > 3 and len(corpus.held_out) > 8
 
 
-def test_the_size_cap_cuts_whole_files_and_says_so(tmp_path: Path) -> None:
+def test_the_size_limit_cuts_whole_files(tmp_path: Path) -> None:
     _folder(tmp_path, {f"{k:02}.txt": str(k % 10) * 1000 for k in range(20)})
     config = DataConfig(source="folder", path=str(tmp_path), seq_len=8, max_bytes=5500)
     corpus = load_corpus(config, ByteTokenizer())
@@ -116,7 +116,7 @@ def test_the_size_cap_cuts_whole_files_and_says_so(tmp_path: Path) -> None:
     assert set(corpus.train.tolist()) | set(corpus.held_out.tolist()) <= {*b"01234\n"}
 
 
-def test_the_ids_of_a_slow_tokenizer_are_kept(tmp_path: Path) -> None:
+def test_ids_of_a_slow_tokenizer_are_cached(tmp_path: Path) -> None:
     class Slow(ByteTokenizer):
         fingerprint: bytes | None = b"slow"
         calls = 0
@@ -138,7 +138,7 @@ def test_the_ids_of_a_slow_tokenizer_are_kept(tmp_path: Path) -> None:
     assert tokenizer.calls > 4  # neither another tokenizer nor another text is taken from the cache
 
 
-def test_what_cannot_be_trained_on_is_refused_in_words(tmp_path: Path) -> None:
+def test_unusable_text_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not a folder"):
         load_corpus(DataConfig(source="folder", path=str(tmp_path / "no"), seq_len=8), ByteTokenizer())
     with pytest.raises(ConfigError, match="too little text"):
@@ -147,7 +147,7 @@ def test_what_cannot_be_trained_on_is_refused_in_words(tmp_path: Path) -> None:
         DataConfig(source="folder", seq_len=8)
 
 
-def test_it_is_known_without_reading_whether_there_is_any_text(tmp_path: Path) -> None:
+def test_has_text(tmp_path: Path) -> None:
     folder = DataConfig(seq_len=8, source="folder", path=str(tmp_path / "deep"))
     assert not has_text(folder), "no folder"
     (tmp_path / "deep" / "deeper").mkdir(parents=True)
@@ -158,7 +158,7 @@ def test_it_is_known_without_reading_whether_there_is_any_text(tmp_path: Path) -
     assert has_text(DataConfig(seq_len=8, source="stdlib"))
 
 
-def test_the_standard_library_is_there_at_once() -> None:
+def test_the_standard_library_is_a_corpus() -> None:
     lines = 0
 
     def count(frame: FrameType, event: str, arg: object) -> object:

@@ -1,4 +1,4 @@
-"""Tokenizers: bytes, and any tokenizer.json. (test_hf.py: the export of the byte tokenizer.)"""
+"""Tokenizers: bytes, and any tokenizer.json. (test_huggingface.py: the export of the byte tokenizer.)"""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_bytes_round_trip(text: str) -> None:
     assert all(0 <= id < tokenizer.vocab_size for id in ids)
 
 
-def test_broken_utf8_is_decoded_not_refused() -> None:
+def test_invalid_utf8_is_decoded() -> None:
     assert ByteTokenizer().decode([0x41, 0xFF, 0x42]) == "A\N{REPLACEMENT CHARACTER}B"
 
 
@@ -50,7 +50,7 @@ def test_a_tokenizer_json_is_used_as_it_is(tmp_path: Path) -> None:
     assert load_tokenizer(str(copy)).fingerprint == tokenizer.fingerprint
 
 
-def test_bad_specs_are_refused_in_words(tmp_path: Path) -> None:
+def test_bad_specs_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="does not exist"):
         load_tokenizer(str(tmp_path / "no.json"))
     (tmp_path / "tokenizer.json").write_text("{}")

@@ -1,4 +1,5 @@
-"""The decoder against its definition: layout, causality, stages, determinism. (test_hf.py: against transformers.)"""
+"""The decoder against its definition: layout, causality, stages, determinism. (test_huggingface.py: against
+transformers.)"""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peer.config import ModelConfig
+from peer.ipc.span import Span, spans_of
 from peer.model.decoder import Decoder, FlatLayout, init_flat, next_token_loss
 
 TINY = ModelConfig(hidden_size=16, layers=4, heads=4, kv_heads=2, intermediate_size=24, max_seq_len=32, vocab_size=40)
@@ -39,7 +41,7 @@ def configs(draw: st.DrawFn) -> ModelConfig:
 
 @settings(max_examples=40, deadline=None)
 @given(configs())
-def test_the_layout_names_every_parameter_of_the_module_once_and_without_gaps(config: ModelConfig) -> None:
+def test_layout_covers_every_parameter_once(config: ModelConfig) -> None:
     layout = FlatLayout.of(config)
     flat = torch.arange(layout.numel, dtype=torch.float32)
     parameters = dict(Decoder(config, flat).canonical_parameters())
@@ -72,7 +74,7 @@ def test_no_token_sees_the_future() -> None:
 
 
 def test_attention_sees_distances_not_positions() -> None:
-    """With rotary embedding and one layer, a token's logits depend on what precedes it, not on where it stands."""
+    """With rotary embedding and one layer, a token's logits depend on the tokens before it, not on its position."""
     config = msgspec.structs.replace(TINY, layers=1)
     model = Decoder(config, init_flat(config, seed=0))
     model.cos, model.sin = model.cos.roll(-5, 0), model.sin.roll(-5, 0)
@@ -84,10 +86,10 @@ def test_attention_sees_distances_not_positions() -> None:
 
 @given(cut=st.integers(1, 3))
 @settings(max_examples=3, deadline=None)
-def test_stages_in_a_row_equal_the_whole_model(cut: int) -> None:
+def test_a_chain_of_spans_equals_the_model(cut: int) -> None:
     whole = init_flat(UNTIED, seed=5)
-    spans = (range(cut), range(cut, 4))
-    slices = [init_flat(UNTIED, seed=5, layers=span) for span in spans]
+    spans = spans_of([(0, cut), (cut, 4)])
+    slices = [init_flat(UNTIED, seed=5, span=span) for span in spans]
     assert torch.equal(torch.cat(slices), whole)  # so a stage's state is a slice of the model's
     tokens = torch.randint(0, 40, (2, 8))
     with torch.no_grad():
@@ -97,21 +99,21 @@ def test_stages_in_a_row_equal_the_whole_model(cut: int) -> None:
         assert torch.equal(x, Decoder(UNTIED, whole)(tokens))
 
 
-def test_the_start_has_the_same_bits_everywhere() -> None:
-    """A golden hash: peers that start apart would disagree about the first state for ever."""
+def test_starting_weights_have_a_golden_hash() -> None:
+    """Peers with different starting weights could never agree on the first state."""
     digest = hashlib.blake2b(init_flat(TINY, seed=42).numpy().tobytes(), digest_size=8).hexdigest()
     assert digest == "5e94fce61a2b571b"
     assert not torch.equal(init_flat(TINY, seed=42), init_flat(TINY, seed=43))
 
 
-def test_the_start_predicts_about_uniformly() -> None:
+def test_starting_weights_predict_uniformly() -> None:
     tokens = torch.randint(0, 40, (4, 31))
     with torch.no_grad():
         loss = next_token_loss(Decoder(TINY, init_flat(TINY, seed=0))(tokens[:, :-1]), tokens)
     assert abs(float(loss) - torch.tensor(40.0).log()) < 0.1
 
 
-def test_the_digest_tells_layouts_apart() -> None:
+def test_digest_distinguishes_layouts() -> None:
     variants = [TINY, UNTIED, msgspec.structs.replace(TINY, qk_norm=True), msgspec.structs.replace(TINY, layers=3)]
     assert len({FlatLayout.of(config).digest for config in variants}) == len(variants)
     assert FlatLayout.of(TINY).digest == FlatLayout.of(TINY).digest
@@ -127,7 +129,7 @@ def test_the_digest_tells_layouts_apart() -> None:
         ({"qk_norm": True, "attention_bias": True}, "exclude"),
     ],
 )
-def test_shapes_that_make_no_sense_are_refused(changes: dict[str, int], words: str) -> None:
+def test_invalid_shapes_are_refused(changes: dict[str, int], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         msgspec.convert({**msgspec.structs.asdict(TINY), **changes}, ModelConfig)
 
@@ -137,8 +139,8 @@ def test_misuse_is_refused() -> None:
     with pytest.raises(ValueError, match="max_seq_len"):
         Decoder(TINY, flat)(torch.zeros(1, 33, dtype=torch.int64))
     with pytest.raises(ValueError, match="tie_embeddings"):
-        Decoder(TINY, flat, range(2))
-    with pytest.raises(ValueError, match="slice"):
-        Decoder(UNTIED, flat, range(2, 5))
+        Decoder(TINY, flat, Span(0, 2, TINY.layers))
+    with pytest.raises(ValueError, match="belong to another model"):
+        Decoder(UNTIED, flat, Span(2, 5, 5))
     with pytest.raises(ValueError, match="layout needs"):
         Decoder(TINY, flat[:-1])

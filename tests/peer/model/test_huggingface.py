@@ -141,7 +141,7 @@ def _edit(folder: Path, **changes: Any) -> None:
         ({"tie_word_embeddings": False}, CheckpointError, "lacks lm_head"),
     ],
 )
-def test_a_config_that_does_not_fit_is_refused_in_words(
+def test_an_unsupported_config_is_refused(
     tmp_path: Path, changes: dict[str, Any], error: type[Exception], words: str
 ) -> None:
     _exported(tmp_path)
@@ -158,7 +158,7 @@ def test_pickled_torn_and_escaping_checkpoints_are_refused(tmp_path: Path) -> No
     with pytest.raises(CheckpointError, match="download it again"):
         load_pretrained(tmp_path)
     weights.rename(tmp_path / "pytorch_model.bin")
-    with pytest.raises(CheckpointError, match="only safetensors"):
+    with pytest.raises(CheckpointError, match="convert the checkpoint to safetensors"):
         load_pretrained(tmp_path)
     index = {"weight_map": {"model.norm.weight": "../../etc/passwd"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -168,7 +168,7 @@ def test_pickled_torn_and_escaping_checkpoints_are_refused(tmp_path: Path) -> No
         load_pretrained(tmp_path / "missing")
 
 
-def test_an_export_to_where_nothing_can_be_written_says_so(tmp_path: Path) -> None:
+def test_an_unwritable_export_folder_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ResourceError, match="choose another"):
         _exported(tmp_path / "file" / "folder")

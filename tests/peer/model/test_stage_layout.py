@@ -1,4 +1,4 @@
-"""The flat vectors of stages: cut and joined to the bit; shared blocks; a head for a pipeline."""
+"""The flat vectors of stages: split and joined bit for bit, with shared blocks, and with an untied head."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from peer.config import ModelConfig
 from peer.data.tokenizer import ByteTokenizer
+from peer.ipc.span import Span, spans_of
 from peer.model.decoder import Decoder
 from peer.model.huggingface import export_pretrained, flatten, load_pretrained
 from peer.model.layout import FlatLayout, init_flat, join_flat, split_flat, untie
@@ -20,21 +21,21 @@ from tests.peer.support.stage_harness import MODEL, SHARED, SPLITS
 
 
 @given(st.sets(st.integers(1, 3)), st.sampled_from([MODEL, SHARED]))
-def test_stages_join_to_the_whole_bit_for_bit(inner_cuts: set[int], model: ModelConfig) -> None:
+def test_stages_join_bit_for_bit(inner_cuts: set[int], model: ModelConfig) -> None:
     unit = model.shared_blocks
     cuts = [0, *(unit * cut for cut in sorted(inner_cuts)), model.layers]
-    stages = tuple(pairwise(cuts))
+    stages = spans_of(pairwise(cuts))
     whole = torch.randint(-(2**31), 2**31, (FlatLayout.of(model).numel,)).int().view(torch.float32)  # NaNs, too
     parts = split_flat(model, whole, stages)
-    for part, stage in zip(parts, stages, strict=True):
-        names = FlatLayout.of(model, range(*stage)).views(part)
+    for part, span in zip(parts, stages, strict=True):
+        names = FlatLayout.of(model, span).views(part)
         for name, view in names.items():
             assert torch.equal(view.view(torch.int32), FlatLayout.of(model).views(whole)[name].view(torch.int32))
     joined = join_flat(model, [part.clone() for part in parts], stages)
     assert torch.equal(joined.view(torch.int32), whole.view(torch.int32))
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_bad_sizes_are_refused() -> None:
     whole = init_flat(MODEL, seed=0)
     parts = split_flat(MODEL, whole, SPLITS[2])
     with pytest.raises(ValueError, match="these stages need"):
@@ -43,8 +44,8 @@ def test_what_does_not_fit_is_refused() -> None:
         join_flat(MODEL, parts[::-1], SPLITS[2])
     with pytest.raises(ValueError, match="not the whole model"):
         join_flat(MODEL, parts[:1], SPLITS[2][:1])
-    with pytest.raises(ValueError, match="cuts through"):
-        Decoder(SHARED, whole, range(3))
+    with pytest.raises(ValueError, match="splits blocks"):
+        Decoder(SHARED, whole, Span(0, 3, 8))
     with pytest.raises(ValueError, match="must divide layers"):
         msgspec.structs.replace(SHARED, shared_blocks=3)
 
@@ -60,7 +61,7 @@ def test_an_untied_model_computes_the_same() -> None:
 
 
 def test_a_shared_block_is_exported_as_many(tmp_path: Path) -> None:
-    """Hugging Face's families cannot say that blocks share parameters; what is loaded again computes the same."""
+    """Hugging Face's families cannot express shared parameters. The exported model computes the same."""
     shared = msgspec.structs.replace(SHARED, vocab_size=256)
     flat = init_flat(shared, seed=0)
     assert FlatLayout.of(shared).numel < FlatLayout.of(msgspec.structs.replace(shared, shared_blocks=1)).numel * 0.7

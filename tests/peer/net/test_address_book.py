@@ -76,7 +76,7 @@ def test_the_book_survives_a_restart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b'{"addresses": {"', b'{"addresses": [1]}', b"\xff"])
-def test_a_torn_cache_teaches_nothing(tmp_path: Path, content: bytes) -> None:
+def test_a_torn_cache_adds_nothing(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "book.json"
     path.write_bytes(content)
     book = AddressBook()
@@ -84,7 +84,7 @@ def test_a_torn_cache_teaches_nothing(tmp_path: Path, content: bytes) -> None:
     assert book.peers == ()
 
 
-def test_a_disk_that_refuses_is_one_sentence(tmp_path: Path) -> None:
+def test_a_full_disk_is_a_resource_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ResourceError, match="--home"):
         AddressBook().save(tmp_path / "file" / "book.json")

@@ -25,8 +25,8 @@ SIZE = 3 << 20
 
 
 @pytest.fixture(autouse=True)
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine that stands still for seconds, too, there is a lane."""
+def generous_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use generous timeouts, so that the bulk transport works on a busy machine too."""
     monkeypatch.setattr("peer.net.bulk._HANDSHAKE_S", 60.0)
     monkeypatch.setattr("peer.net.bulk._DIAL_S", 60.0)
 
@@ -64,7 +64,7 @@ async def test_bulk_takes_one_tls_connection_and_control_does_not() -> None:
         assert b.bytes_by_peer[a.peer_id].bytes_down > 3 * SIZE
 
 
-async def test_without_a_lane_bulk_takes_a_second_libp2p_connection() -> None:
+async def test_without_a_bulk_port_payloads_take_a_second_libp2p_connection() -> None:
     async with pair(bulk_port=None) as (a, b, _):
         for _round in range(2):
             reply = await a.rpc.call(b.peer_id, ECHO, Number(1), bytes(SIZE), timeout_s=60, bulk=True)
@@ -73,7 +73,7 @@ async def test_without_a_lane_bulk_takes_a_second_libp2p_connection() -> None:
         assert libp2p_connections(a) == 2
 
 
-async def test_the_side_that_was_dialled_uses_the_lane_too() -> None:
+async def test_the_dialled_side_uses_the_bulk_transport_too() -> None:
     async with pair() as (a, b, _):
         a.rpc.register(ECHO, echo)
         reply = await b.rpc.call(a.peer_id, ECHO, Number(1), bytes(SIZE), timeout_s=60, bulk=True)
@@ -81,7 +81,7 @@ async def test_the_side_that_was_dialled_uses_the_lane_too() -> None:
         assert len(bulk_connections(b, a.peer_id)) == 1
 
 
-async def test_calls_at_a_time_share_a_connection_that_none_has_made_yet() -> None:
+async def test_simultaneous_calls_share_one_new_connection() -> None:
     async with pair() as (a, b, _):
 
         async def call(number: int) -> None:
@@ -93,11 +93,11 @@ async def test_calls_at_a_time_share_a_connection_that_none_has_made_yet() -> No
             for number in range(40):
                 nursery.start_soon(call, number)
         assert len(bulk_connections(a, b.peer_id)) == 1
-        assert libp2p_connections(a) == 1, "no reason to do without the lane"
+        assert libp2p_connections(a) == 1, "no fallback to libp2p"
 
 
-async def test_gate_limits_and_deadlines_hold_on_the_lane() -> None:
-    def nobody(peer: str, method: Method[Number, Number]) -> None:
+async def test_gate_limits_and_deadlines_hold_on_the_bulk_transport() -> None:
+    def admit_none(peer: str, method: Method[Number, Number]) -> None:
         raise NotAdmitted(f"{peer} is not invited")
 
     async def stall(call: Call[Number]) -> Number:
@@ -112,16 +112,16 @@ async def test_gate_limits_and_deadlines_hold_on_the_lane() -> None:
         with pytest.raises(ConnectionLost):
             await a.rpc.call(b.peer_id, generous, Number(1), bytes(BIG + 1), timeout_s=60, bulk=True)
         assert (await facts.wait("peer_penalized")).fields["peer"] == a.peer_id
-        b.rpc.gate = nobody
+        b.rpc.gate = admit_none
         with pytest.raises(RemoteError, match=f"{a.peer_id} is not invited"):
             await a.rpc.call(b.peer_id, ECHO, Number(1), bytes(BIG), timeout_s=60, bulk=True)
 
 
-async def test_a_call_that_is_over_before_it_begins_harms_nobody() -> None:
-    """An honest caller whose loop lags sends what is left of its time, and that may be less than nothing."""
+async def test_a_call_that_ends_before_it_begins_does_no_harm() -> None:
+    """An honest caller whose loop lags may send a deadline that has passed."""
     async with pair() as (a, b, _):
         for late_s in (0.0, 1.0, 1e12):
-            channel = await a.rpc._links.open(b.peer_id, True)
+            channel = await a.rpc._channels.open(b.peer_id, True)
             with suppress(ConnectionLost):
                 await a.rpc._exchange(channel, ECHO, Number(1), memoryview(b""), trio.current_time() - late_s)
         reply = await a.rpc.call(b.peer_id, ECHO, Number(1), bytes(SIZE), timeout_s=60, bulk=True)
@@ -153,8 +153,8 @@ async def request_join(offer: Offer, token: bytes) -> TlsSocket:
     return tls
 
 
-async def test_what_has_come_of_a_payload_is_read_though_the_rest_is_late() -> None:
-    """Bytes are a sign of life, and a pause is one only where none come."""
+async def test_the_first_bytes_of_a_late_payload_are_read() -> None:
+    """Every byte counts as a sign of life."""
     credentials, expected = Certificate.generate(), 1 << 20
     async with trio.open_nursery() as nursery:
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
@@ -193,11 +193,13 @@ async def test_a_token_opens_one_connection_and_a_wrong_one_none() -> None:
         good.close()
 
 
-async def test_garbage_and_silence_on_the_bulk_port_harm_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_garbage_and_silence_on_the_bulk_port_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("peer.net.bulk._HANDSHAKE_S", 0.2)
     async with pair() as (a, b, _):
         port = (await offer_of(a, b)).port
-        streams = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(40)]  # more than may shake hands
+        streams = [
+            await trio.open_tcp_stream("127.0.0.1", port) for _ in range(40)
+        ]  # more than the limit of handshakes
         for stream in streams[:20]:
             await stream.send_all(b"GET / HTTP/1.1\r\n\r\n" * 100)
         for stream in streams:
@@ -208,7 +210,7 @@ async def test_garbage_and_silence_on_the_bulk_port_harm_nobody(monkeypatch: pyt
                 except trio.BrokenResourceError:
                     pass
             await stream.aclose()
-        monkeypatch.setattr("peer.net.bulk._HANDSHAKE_S", 60.0)  # what is honest may take its time
+        monkeypatch.setattr("peer.net.bulk._HANDSHAKE_S", 60.0)  # honest peers may be slow
         await a.rpc.call(b.peer_id, ECHO, Number(1), bytes(SIZE), timeout_s=60, bulk=True)
         assert len(bulk_connections(a, b.peer_id)) == 1
 
@@ -238,7 +240,7 @@ async def test_an_impostor_on_the_port_gets_no_token_and_no_payload() -> None:
 
 
 @pytest.mark.parametrize("port", [2**63, 1 << 16, -1])
-async def test_an_offer_of_a_port_that_is_none_harms_nobody(port: int) -> None:
+async def test_an_offer_of_an_invalid_port_does_no_harm(port: int) -> None:
     class AnyPort(msgspec.Struct, frozen=True):
         port: int
         fingerprint: bytes
@@ -255,8 +257,8 @@ async def test_an_offer_of_a_port_that_is_none_harms_nobody(port: int) -> None:
         assert not bulk_connections(a, b.peer_id)
 
 
-async def test_two_that_wait_for_the_same_socket_lose_the_connection_and_nothing_else() -> None:
-    """As a writer and a reader do where the other side asks for new keys and says no more."""
+async def test_two_readers_of_one_socket_lose_only_the_connection() -> None:
+    """A writer and a reader wait for the same socket if the other side asks for new keys and sends no more."""
     async with pair() as (a, b, _):
         tls = await request_join(offer := await offer_of(a, b), offer.token)
         async with trio.open_nursery() as nursery:
@@ -268,7 +270,7 @@ async def test_two_that_wait_for_the_same_socket_lose_the_connection_and_nothing
         tls.close()
 
 
-async def test_a_taken_bulk_port_is_one_sentence() -> None:
+async def test_a_taken_bulk_port_is_a_resource_error() -> None:
     (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
     port = listener.socket.getsockname()[1]
     with pytest.raises(ResourceError, match=f"bulk port {port}"):

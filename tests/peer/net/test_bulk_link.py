@@ -1,4 +1,4 @@
-"""Many calls over one connection: whatever ends one of them, the others get what is theirs."""
+"""Many calls over one connection: the end of one does not disturb the others."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ LARGE = Method("test/large", Number, Number, request_payload_max=BIG)
 
 
 @pytest.fixture(autouse=True)
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+def generous_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("peer.net.bulk._HANDSHAKE_S", 60.0)
     monkeypatch.setattr("peer.net.bulk._DIAL_S", 60.0)
 
 
 @asynccontextmanager
 async def pair(limits: NetLimits | None = None, upload: float | None = None) -> AsyncIterator[tuple[Host, Host, Facts]]:
-    """A caller, and a host that echoes; the events of the second."""
+    """Two connected hosts, of which the second echoes, and its events."""
     log = EventLog()
     facts = Facts(log)
     one = HostConfig(identity=Identity.generate(), events=EventLog(), upload_bytes_per_s=upload)
@@ -47,7 +47,7 @@ async def pair(limits: NetLimits | None = None, upload: float | None = None) -> 
 
 
 class Held:
-    """A handler that answers when it is told to."""
+    """A handler that answers on command."""
 
     def __init__(self) -> None:
         self.begun, self.answer, self.ended = trio.Event(), trio.Event(), trio.Event()
@@ -80,7 +80,7 @@ async def none_under_way(*links: BulkConnection) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_calls_of_any_size_given_up_at_any_moment_do_not_disturb_the_others(seed: int) -> None:
+async def test_cancelled_calls_do_not_disturb_the_others(seed: int) -> None:
     random = Random(seed)
     sizes = [0, 1, SMALL_BYTES, SMALL_BYTES + 1, PIECE_BYTES - 40, PIECE_BYTES, 2 * PIECE_BYTES + 1, SIZE]
     async with pair() as (a, b, facts):
@@ -106,14 +106,14 @@ async def test_calls_of_any_size_given_up_at_any_moment_do_not_disturb_the_other
             for number in range(60):
                 ticks = random.choice([None, random.randrange(300)])
                 nursery.start_soon(one, number, random.choice(sizes), ticks)
-        assert answered >= 15, "those that nobody cancelled"
+        assert answered >= 15, "all calls that were not cancelled"
         await ask(a, b, 61)
         assert link_of(a, b) is link
         await none_under_way(link, link_of(b, a))
         assert not [event for event in facts if event.name in ("peer_penalized", "bug")]
 
 
-async def test_who_gives_a_call_up_ends_its_handler() -> None:
+async def test_giving_up_a_call_cancels_its_handler() -> None:
     held = Held()
     async with pair() as (a, b, _):
         b.rpc.register(STALL, held)
@@ -127,7 +127,7 @@ async def test_who_gives_a_call_up_ends_its_handler() -> None:
         await none_under_way(link_of(a, b), link_of(b, a))
 
 
-async def test_a_call_cut_off_in_the_middle_of_a_slow_payload_leaves_the_connection_whole() -> None:
+async def test_a_call_cut_off_in_a_slow_payload_keeps_the_connection() -> None:
     async with pair(upload=float(4 << 20)) as (a, b, _):
         await ask(a, b, 0, 1)
         link = link_of(a, b)
@@ -142,7 +142,7 @@ async def test_a_call_cut_off_in_the_middle_of_a_slow_payload_leaves_the_connect
         assert link_of(a, b) is link
 
 
-async def test_payloads_wait_on_the_connection_for_memory_and_all_are_served() -> None:
+async def test_payloads_wait_on_the_connection_for_memory() -> None:
     most = 0
 
     async def measure(call: Call[Number]) -> Number:
@@ -165,7 +165,7 @@ async def test_payloads_wait_on_the_connection_for_memory_and_all_are_served() -
         assert most == SIZE, "half of the budget is one peer's"
 
 
-async def test_none_that_waits_for_memory_stands_before_what_its_holder_still_has_to_get() -> None:
+async def test_a_payload_that_waits_for_memory_does_not_block_its_holder() -> None:
     async def measure(call: Call[Number]) -> Number:
         return Number(len(call.payload))
 
@@ -186,7 +186,7 @@ async def test_none_that_waits_for_memory_stands_before_what_its_holder_still_ha
                 nursery.start_soon(one, size)
 
 
-async def test_a_call_that_finds_no_memory_holds_up_the_others_for_a_while_only(
+async def test_a_call_without_memory_delays_the_others_for_a_limited_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("peer.net.bulk_link.STANDSTILL_S", 2.0)
@@ -208,7 +208,7 @@ async def test_a_call_that_finds_no_memory_holds_up_the_others_for_a_while_only(
         await ask(a, b, 4)
 
 
-async def test_a_refusal_comes_while_its_payload_is_still_on_the_way_and_others_go_on() -> None:
+async def test_a_refusal_overtakes_its_payload_and_other_calls_go_on() -> None:
     async with pair() as (a, b, _):
         async with trio.open_nursery() as nursery:
             for number in range(8):
@@ -218,7 +218,7 @@ async def test_a_refusal_comes_while_its_payload_is_still_on_the_way_and_others_
         await none_under_way(link_of(a, b), link_of(b, a))
 
 
-async def test_when_the_connection_ends_so_do_its_calls_and_the_next_has_another() -> None:
+async def test_a_lost_connection_ends_its_calls_and_is_replaced() -> None:
     held = Held()
     async with pair() as (a, b, _):
         b.rpc.register(STALL, held)
@@ -236,7 +236,7 @@ async def test_when_the_connection_ends_so_do_its_calls_and_the_next_has_another
         await ask(a, b, 1)
 
 
-async def test_who_leaves_ends_the_calls_under_way_first() -> None:
+async def test_leaving_waits_for_calls_under_way() -> None:
     held = Held()
     async with pair() as (a, b, _):
         b.rpc.register(STALL, held)
@@ -279,13 +279,13 @@ def piece(number: int, kind: int, data: bytes, size: int | None = None) -> bytes
         pytest.param(piece(1, 1, b"") + piece(1, 1, b""), id="begun twice"),
     ],
 )
-async def test_who_breaks_the_rules_of_the_lane_is_struck_and_loses_the_connection(garbage: bytes) -> None:
+async def test_a_violation_is_penalized_and_ends_the_connection(garbage: bytes) -> None:
     async with pair() as (a, b, facts):
         tls = await request_join(a, b)
         await tls.send(garbage)
         struck = await facts.wait("peer_penalized")
         assert struck.fields["peer"] == a.peer_id
-        assert "on the lane" in struck.fields["reason"]
+        assert "bulk" in struck.fields["reason"]
         with trio.fail_after(60), suppress(ConnectionLost):
             while True:
                 await tls.receive_into(memoryview(bytearray(100)))
@@ -293,7 +293,7 @@ async def test_who_breaks_the_rules_of_the_lane_is_struck_and_loses_the_connecti
         await ask(a, b, 1)
 
 
-async def test_data_for_a_call_that_nobody_knows_is_counted_and_thrown_away() -> None:
+async def test_data_for_an_unknown_call_is_counted_and_dropped() -> None:
     async with pair() as (a, b, facts):
         tls = await request_join(a, b)
         for _ in range(4):
@@ -306,8 +306,8 @@ async def test_data_for_a_call_that_nobody_knows_is_counted_and_thrown_away() ->
         tls.close()
 
 
-async def test_who_reads_nothing_of_what_it_is_told_loses_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And there is no end of calls that would have to be given up."""
+async def test_a_peer_that_reads_no_notices_loses_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of calls to be given up is bounded."""
     monkeypatch.setattr("peer.net.bulk_link.GIVE_UP_S", 3.0)
     replying = trio.Event()
 
@@ -322,7 +322,7 @@ async def test_who_reads_nothing_of_what_it_is_told_loses_the_connection(monkeyp
             most = 0
 
             async def flood() -> None:
-                """A request for more than a connection holds, then what breaks the rules again and again."""
+                """Ask for a reply that is larger than the buffers, then violate the protocol again and again."""
                 body = msgspec.Raw(msgspec.msgpack.encode(Number(1)))
                 header = msgspec.msgpack.encode(RequestHeader(BULKY.name, 0, 60_000, body))
                 await tls.send(piece(0, 1, len(header).to_bytes(4, "big") + header))
@@ -346,8 +346,8 @@ async def test_who_reads_nothing_of_what_it_is_told_loses_the_connection(monkeyp
         await ask(a, b, 1)
 
 
-async def test_calls_without_end_take_bounded_room() -> None:
-    """Headers that never come to their end, on one connection: the reader stops."""
+async def test_endless_calls_take_bounded_memory() -> None:
+    """The reader stops when headers on one connection never end."""
     async with pair(NetLimits(header_timeout_s=3600.0, calls_in_per_peer=4 * CALLS_MAX)) as (a, b, _):
         tls = await request_join(a, b)
         async with trio.open_nursery() as nursery:

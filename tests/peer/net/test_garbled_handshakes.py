@@ -1,4 +1,4 @@
-"""A far end that answers a handshake with garbage costs one dial, by whichever way it is dialled, and not the host."""
+"""A peer that answers a handshake with garbage costs one dial, not the host."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from multiaddr import Multiaddr
 from peer.errors import DialError
 from peer.events import EventLog
 from peer.identity import Identity
-from peer.net.circuit_relay import HOP
 from peer.net.host import HostConfig, open_host
+from peer.net.nat.circuit_relay import HOP
 
 _NOISE = b"\x13/multistream/1.0.0\n\x07/noise\n"
 GARBAGE = {
-    "a point that is none": b"\x00\x60" + bytes(96),  # ValueError
-    "a seal that does not fit": b"\x00\x60" + b"\x01" * 96,  # InvalidTag
+    "an invalid point": b"\x00\x60" + bytes(96),  # ValueError
+    "a wrong tag": b"\x00\x60" + b"\x01" * 96,  # InvalidTag
     "a key that is too short": b"\x00\x01\x01",  # NoiseValueError
 }
 
@@ -32,7 +32,7 @@ def _config() -> HostConfig:
 
 
 @pytest.mark.parametrize("garbage", GARBAGE)
-async def test_at_the_far_end_of_a_circuit(garbage: str) -> None:
+async def test_a_garbled_handshake_at_the_far_end_of_a_circuit(garbage: str) -> None:
     async def hop(stream: Any) -> None:
         await read_delimited_msg(stream, HopMessage)
         await write_delimited_msg(stream, HopMessage(type=HopMessage.STATUS, status=Status.OK))
@@ -47,7 +47,7 @@ async def test_at_the_far_end_of_a_circuit(garbage: str) -> None:
 
 
 @pytest.mark.parametrize("garbage", GARBAGE)
-async def test_of_a_peer_that_the_library_dials(garbage: str) -> None:
+async def test_a_garbled_handshake_of_a_dialled_peer(garbage: str) -> None:
     async def answer(stream: trio.SocketStream) -> None:
         await stream.send_all(_NOISE + GARBAGE[garbage])
         async for _ in stream:

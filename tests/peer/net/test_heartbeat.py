@@ -75,7 +75,7 @@ async def watching(target: Child, limits: NetLimits = QUICK) -> AsyncIterator[tu
 
 
 async def test_a_killed_peer_is_suspect_at_once_and_calls_to_it_end() -> None:
-    limits = NetLimits(suspect_after_s=600.0)  # silence alone condemns nobody here
+    limits = NetLimits(suspect_after_s=600.0)  # silence alone makes no peer suspect here
     async with child() as target, watching(target, limits) as (host, facts):
         failed: list[BaseException] = []
 
@@ -97,9 +97,9 @@ async def test_a_killed_peer_is_suspect_at_once_and_calls_to_it_end() -> None:
 
 
 @pytest.mark.parametrize("bulk", [False, True])
-async def test_a_frozen_peer_is_suspect_in_time_frees_what_is_stuck_and_recovers(bulk: bool) -> None:
+async def test_a_frozen_peer_is_suspect_in_time_and_recovers(bulk: bool) -> None:
     async with child() as target, watching(target) as (host, facts):
-        host.watch([])  # on a busy machine it may stand still by itself
+        host.watch([])  # on a busy machine the child may stand still
         await host.rpc.call(target.peer_id, ECHO, Number(1), bytes(1 << 20), timeout_s=60, bulk=bulk)
         host.watch([target.peer_id])
         target.signal(signal.SIGSTOP)
@@ -144,7 +144,7 @@ async def test_a_peer_that_is_too_busy_to_answer_is_alive() -> None:
             nursery.cancel_scope.cancel()
 
 
-async def test_a_ping_needs_no_place_among_the_calls_that_wait() -> None:
+async def test_a_ping_does_not_wait_for_other_calls() -> None:
     limits = NetLimits(calls_out_per_peer=1)
     async with child() as target, watching(target, limits) as (host, _), trio.open_nursery() as nursery:
         host.watch([])
@@ -157,7 +157,7 @@ async def test_a_ping_needs_no_place_among_the_calls_that_wait() -> None:
 
 
 @pytest.mark.parametrize("bulk", [False, True])
-async def test_calls_to_a_frozen_peer_nobody_watches_end_by_their_deadline(bulk: bool) -> None:
+async def test_calls_to_an_unwatched_frozen_peer_end_by_their_deadline(bulk: bool) -> None:
     async with child() as target, watching(target) as (host, _):
         host.watch([])
         await host.rpc.call(target.peer_id, ECHO, Number(1), bytes(1 << 20), timeout_s=60, bulk=bulk)
@@ -171,7 +171,7 @@ async def test_calls_to_a_frozen_peer_nobody_watches_end_by_their_deadline(bulk:
 
 async def test_a_peer_that_restarts_recovers() -> None:
     seed = os.urandom(32)
-    own = f"/ip4/127.0.0.1/tcp/{free_port()}"  # which nobody is given while it is down
+    own = f"/ip4/127.0.0.1/tcp/{free_port()}"  # no other process gets it while the peer is down
     async with child(own, seed.hex()) as target, watching(target) as (host, facts):
         listen = target.address.partition("/p2p/")[0]
         target.signal(signal.SIGKILL)
@@ -185,7 +185,7 @@ async def test_a_peer_that_restarts_recovers() -> None:
 async def test_a_lost_connection_to_a_living_peer_is_redialled_without_suspicion(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # A child that stands still for seconds on a busy machine is no matter here.
+    # A child that stands still for seconds on a busy machine must not matter here.
     monkeypatch.setattr("peer.net.heartbeat._REDIAL_S", 60.0)
     limits = NetLimits(suspect_after_s=60.0, dial_timeout_s=60.0)
     async with child() as target, watching(target, limits) as (host, facts):
@@ -196,8 +196,8 @@ async def test_a_lost_connection_to_a_living_peer_is_redialled_without_suspicion
         assert not [event for event in facts if event.name == "peer_suspect"]
 
 
-async def test_our_own_sleep_is_not_the_peers_silence() -> None:
-    limits = NetLimits(ping_interval_s=0.5, suspect_after_s=6.0)  # the child, too, may stand still for seconds
+async def test_our_own_standstill_is_not_the_peers_silence() -> None:
+    limits = NetLimits(ping_interval_s=0.5, suspect_after_s=6.0)  # the child may stand still for seconds too
     async with child() as target, watching(target, limits) as (host, facts):
         await host.rpc.call(target.peer_id, ECHO, Number(1), timeout_s=60)
         may_move_now = [2.5] * 4  # our loop stands still for much longer than suspect_after_s
@@ -208,7 +208,7 @@ async def test_our_own_sleep_is_not_the_peers_silence() -> None:
         assert not [event for event in facts if event.name == "peer_suspect"]
 
 
-async def test_our_own_sleep_during_a_redial_is_not_the_peers_silence() -> None:
+async def test_our_own_standstill_during_a_redial_is_not_the_peers_silence() -> None:
     log = EventLog()
     async with open_host(HostConfig(identity=Identity.generate(), events=log)) as host:
         heartbeat = host._heartbeat
@@ -223,9 +223,9 @@ async def test_our_own_sleep_during_a_redial_is_not_the_peers_silence() -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(heartbeat._rpc, "call", call)
             slept += [10.0, 10.0]
-            assert await heartbeat._redials("whoever") and not slept
+            assert await heartbeat._redials("a peer") and not slept
             slept += [10.0, 0.0]
-            assert not await heartbeat._redials("whoever") and not slept
+            assert not await heartbeat._redials("a peer") and not slept
 
 
 def block(seconds: float) -> None:

@@ -14,7 +14,7 @@ from peer.net.stream_channel import PROTOCOL
 from tests.peer.net.test_rpc import ECHO, Number, echo
 from tests.support.ports import free_port, refusing_port
 
-QUICK = NetLimits(dial_timeout_s=1.0)  # for what is silent: whoever answers may take longer on a busy machine
+QUICK = NetLimits(dial_timeout_s=1.0)  # for silent peers only: one that answers may take longer on a busy machine
 
 
 def config(**changes: object) -> HostConfig:
@@ -123,7 +123,7 @@ async def test_closing_a_host_closes_its_sockets() -> None:
             probe.connect(("127.0.0.1", port))
 
 
-async def test_a_port_in_use_is_one_sentence() -> None:
+async def test_a_port_in_use_is_a_resource_error() -> None:
     async with open_host(config()) as a:
         taken = a.addresses[0].partition("/p2p/")[0]
         with pytest.raises(ResourceError, match="in use"):
@@ -164,7 +164,7 @@ def sockets_between(a: Host, b: Host) -> list[object]:
     return list(a.libp2p.get_network().get_connections()) + list(b.libp2p.get_network().get_connections())
 
 
-async def test_whoever_is_dialled_learns_how_to_dial_back() -> None:
+async def test_a_dialled_peer_learns_how_to_dial_back() -> None:
     async with open_host(config()) as a, open_host(config()) as b:
         b.rpc.register(ECHO, echo)
         a.book.add(b.peer_id, b.addresses)

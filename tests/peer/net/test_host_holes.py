@@ -1,5 +1,4 @@
-"""Holes 8, 9, 10 and 12 as users of our host would meet them (hole 11, circuits, is in
-`tests/processes/test_nat.py`)."""
+"""Holes 8, 9, 10 and 12 as a user of our host sees them. Hole 11, circuits, is in `tests/processes/test_nat.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What strangers may do to a running host, and that an honest peer is still served afterwards, in bounded memory."""
+"""Attacks on a running host. An honest peer is still served afterwards, in bounded memory."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Victim:
         self.files = len(os.listdir("/proc/self/fd"))
 
     async def dial(self, attacker: Host) -> Any:
-        """An authenticated connection of `attacker`, below its own rpc."""
+        """Return an authenticated connection of `attacker`, below its rpc."""
         address, _, _ = self.host.addresses[0].partition("/p2p/")
         return await attacker.libp2p.get_network().dial_addr(Multiaddr(address), ID.from_base58(self.host.peer_id))
 
@@ -70,16 +70,16 @@ class Victim:
         return await trio.open_tcp_stream("127.0.0.1", self.port)
 
     async def still_serves(self) -> None:
-        """An old acquaintance and a newcomer both get their answers, and little memory is gone."""
+        """Check that a known and a new peer both get answers, and that little memory was used."""
         async with a_host() as newcomer:
-            await newcomer.connect_address(self.host.addresses[0], timeout_s=60)  # on a loaded machine, too
+            await newcomer.connect_address(self.host.addresses[0], timeout_s=60)  # also on a loaded machine
             for caller in (self.honest, newcomer):
                 reply = await caller.rpc.call(self.host.peer_id, ECHO, Note("there?"), timeout_s=60)
                 assert reply.body == Note("there?")
         assert _resident() - self.memory < GROWTH_MAX
 
     async def files_are_back(self) -> None:
-        """Descriptors of attackers who left are closed (some of ours come with the newcomer of `still_serves`)."""
+        """Check that sockets of attackers that left are closed (`still_serves` opens some for its new peer)."""
         with trio.fail_after(60):
             while len(os.listdir("/proc/self/fd")) > self.files + 4:
                 await trio.sleep(0.02)
@@ -142,7 +142,7 @@ async def test_300_idle_sockets(victim: Victim) -> None:
 
 
 async def test_300_connect_disconnect_cycles(victim: Victim) -> None:
-    for _ in range(30):  # the library takes 10 connections per second and identity
+    for _ in range(30):  # the library accepts 10 connections per second and identity
         async with a_host() as attacker:
             for _ in range(10):
                 await abort_connection(await victim.dial(attacker))
@@ -170,7 +170,7 @@ async def test_names_that_are_not_utf8(victim: Victim) -> None:
     ],
     ids=["4 GiB", "1 byte over the limit", "no msgpack", "empty"],
 )
-async def test_bad_rpc_frames_are_strikes(victim: Victim, frame: bytes) -> None:
+async def test_bad_rpc_frames_are_penalized(victim: Victim, frame: bytes) -> None:
     async with a_host() as attacker:
         stream = await _rpc_stream(await victim.dial(attacker))
         await stream.write(frame)
@@ -179,8 +179,8 @@ async def test_bad_rpc_frames_are_strikes(victim: Victim, frame: bytes) -> None:
     assert len(victim.struck) == 1
 
 
-async def test_calls_that_are_over_before_they_begin(victim: Victim) -> None:
-    """An honest caller whose loop lags sends such a header too."""
+async def test_calls_that_end_before_they_begin(victim: Victim) -> None:
+    """An honest caller whose loop lags may send such a header."""
     body = msgspec.Raw(msgspec.msgpack.encode(Note("late")))
     async with a_host() as attacker:
         connection = await victim.dial(attacker)
@@ -207,7 +207,7 @@ async def test_truncated_rpc_frames(victim: Victim) -> None:
 
 
 async def test_a_peer_that_never_reads(victim: Victim) -> None:
-    """Calls for big replies, of which nothing is read: each costs us a window, and ends with its connection."""
+    """A peer calls for big replies and reads nothing. Each costs us a window, until the connection ends."""
     header = msgspec.msgpack.encode(RequestHeader(BIG.name, 0, 60_000, msgspec.Raw(msgspec.msgpack.encode(Note("")))))
     async with a_host() as attacker:
         connection = await victim.dial(attacker)
@@ -220,7 +220,7 @@ async def test_a_peer_that_never_reads(victim: Victim) -> None:
 
 
 async def test_a_socket_that_never_reads(victim: Victim) -> None:
-    """As above, one layer down: no byte leaves our socket any more, and other connections do not notice."""
+    """As above, one layer down: our socket sends no byte, and other connections do not notice."""
     header = msgspec.msgpack.encode(RequestHeader(BIG.name, 0, 60_000, msgspec.Raw(msgspec.msgpack.encode(Note("")))))
     async with a_host() as attacker:
         connection = await victim.dial(attacker)
@@ -249,7 +249,7 @@ async def test_flood_past_the_receive_window(victim: Victim, caplog: pytest.LogC
 
 
 async def test_many_streams_each_within_its_window(victim: Victim) -> None:
-    """Five hundred calls, each with as much as its window takes: what is kept of them is bounded, and soon gone."""
+    """Five hundred calls fill their windows. The memory for them is bounded, and soon freed."""
     async with a_host() as attacker:
         connection = await victim.dial(attacker)
         body = bytes(65536)
@@ -282,7 +282,7 @@ async def test_flood_of_pings_whose_answers_are_not_read(victim: Victim, caplog:
             while attacker.peer_id in victim.host.connected:
                 await _send_raw(connection, pings)
         await victim.still_serves()
-    assert "does not read the answers" in caplog.text
+    assert "does not read our answers" in caplog.text
 
 
 async def _rpc_stream(connection: Any) -> Any:
@@ -296,7 +296,7 @@ def _line(text: str) -> bytes:
 
 
 async def _send_raw(connection: Any, frames: bytes) -> None:
-    """Put frames of our own making between those of the multiplexer, as fast as they leave."""
+    """Insert raw frames between those of the multiplexer, as fast as they are sent."""
     send_queue = connection.muxed_conn.send_queue
     send_queue.put(frames)
     while send_queue.is_full_for(len(frames)):
@@ -305,7 +305,7 @@ async def _send_raw(connection: Any, frames: bytes) -> None:
 
 
 async def _stop_reading(connection: Any) -> None:
-    """From here on this end takes no byte from its socket (whose buffer is made small, to be full soon)."""
+    """Stop reading this end's socket. Its buffer is made small, to be full soon."""
     transport = connection.muxed_conn.secured_conn.conn
     sock = transport.conn.stream.stream.socket
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -68,7 +68,7 @@ async def test_the_meter_counts_and_smooths() -> None:
     assert 1 << 20 < meter.by_peer["a"].bandwidth < 2 << 20
 
 
-async def test_strangers_do_not_fill_the_meter(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_meter_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("peer.net.rate_limit._PEERS_MAX", 3)
     meter = Meter(TokenBucket(None), TokenBucket(None))
     for number in range(10):

@@ -1,5 +1,4 @@
-"""The relay daemon, and circuits through it on this machine (hole 11). Real NATs are in
-`tests/processes/test_nat.py`."""
+"""The relay daemon and circuits through it (hole 11). Real NATs are in `tests/processes/test_nat.py`."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ from peer.events import EventLog
 from peer.identity import Identity
 from peer.net.host import Host, HostConfig, open_host
 from peer.net.method import Call, Method
-from peer.net.nat_traversal import probe
+from peer.net.nat.reachability import probe
 from peer.net.relay_daemon import Relay, RelayConfig, find_daemon, open_relay
 
 _ROOT = Path(__file__).parents[3]
@@ -73,13 +72,13 @@ def _circuits(host: Host) -> list[str]:
 
 
 async def test_hole_11_a_peer_is_reached_by_its_circuit_address(daemon: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("peer.net.nat_traversal._DIAL_BACK_S", 60.0)  # before it punches a hole instead
+    monkeypatch.setattr("peer.net.nat.traversal._DIAL_BACK_S", 60.0)  # before it punches a hole instead
     config = RelayConfig(Identity.generate(), ("/ip4/127.0.0.1/tcp/0",))
     async with open_relay(config) as relay, a_host(relay.addresses[0]) as hidden, a_host() as caller:
         peer_id = ID.from_base58(hidden.peer_id)
         circuits = _circuits(hidden)
         assert circuits == [f"{relay.addresses[0]}/p2p-circuit/p2p/{hidden.peer_id}"]
-        with pytest.raises(BaseLibp2pError):  # what the library makes of such an address
+        with pytest.raises(BaseLibp2pError):  # the library cannot dial such an address
             await caller.libp2p.connect(PeerInfo(peer_id, [Multiaddr(circuits[0])]))
 
         caller.book.add(hidden.peer_id, circuits)
@@ -97,16 +96,16 @@ async def test_a_peer_that_left_its_relay_is_told_apart_from_a_dead_relay(daemon
                 circuits = _circuits(hidden)
             with trio.fail_after(60):
                 answer = "the relay cannot reach it"
-                while "the relay cannot reach it" in answer:  # which has not noticed yet that it is gone
+                while "the relay cannot reach it" in answer:  # it has not noticed yet that the peer is gone
                     with pytest.raises(DialError) as caught:
                         await caller.connect_address(circuits[0], timeout_s=60)
                     answer = str(caught.value)
-            assert "no place there any more" in answer
+            assert "no reservation there any more" in answer
         with pytest.raises(DialError):
             await caller.connect_address(circuits[0], timeout_s=60)
 
 
-async def test_the_daemon_may_take_its_time_to_name_its_first_address(autojump_clock: trio.testing.MockClock) -> None:
+async def test_the_daemon_may_print_its_first_address_late(autojump_clock: trio.testing.MockClock) -> None:
     with subprocess.Popen(["true"], stdout=subprocess.PIPE) as process:
         relay = Relay("its-id", process)
         await relay._output.aclose()
@@ -119,7 +118,7 @@ async def test_the_daemon_may_take_its_time_to_name_its_first_address(autojump_c
     assert relay.addresses == ("/ip4/192.0.2.1/tcp/1/p2p/its-id", "/ip6/::1/tcp/1/p2p/its-id")
 
 
-async def test_bad_addresses_and_missing_daemon_have_their_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bad_addresses_and_a_missing_daemon_are_user_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     for config in (
         RelayConfig(Identity.generate(), ("/ip4/0.0.0.0/udp/4001",)),
         RelayConfig(Identity.generate(), ("/ip4/0.0.0.0/tcp/0",), ("/ip4/203.0.113.7/tcp/4001",)),

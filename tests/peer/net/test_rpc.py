@@ -49,7 +49,7 @@ async def echo(call: Call[Number]) -> tuple[Number, memoryview]:
 
 
 class Facts(list[Event]):
-    """Events so far, and waiting for the next of a name."""
+    """The events so far, and a way to wait for the next of a name."""
 
     def __init__(self, log: EventLog) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ async def test_errors_of_a_handler_reach_the_caller_by_name() -> None:
 
 
 async def test_the_gate_stops_everything_that_is_not_open() -> None:
-    def nobody(peer: str, method: Method[Number, Number]) -> None:
+    def admit_none(peer: str, method: Method[Number, Number]) -> None:
         raise NotAdmitted("ask for a token")
 
     async with hosts() as (a, b, _):
@@ -152,7 +152,7 @@ async def test_the_gate_stops_everything_that_is_not_open() -> None:
             return call.body
 
         b.rpc.register(OPEN, answer)
-        b.rpc.gate = nobody
+        b.rpc.gate = admit_none
         for size in (0, BIG):  # a refusal stops a big payload on its way
             with pytest.raises(RemoteError, match="ask for a token") as caught:
                 await a.rpc.call(b.peer_id, ECHO, Number(1), bytes(size), timeout_s=60)
@@ -161,8 +161,8 @@ async def test_the_gate_stops_everything_that_is_not_open() -> None:
         assert (await a.rpc.call(b.peer_id, OPEN, Number(3), timeout_s=60)).body == Number(3)
 
 
-@pytest.mark.parametrize("peer", ["", "Somebody", "0OIl", "12D3KooWSomebody", "\N{SNOWMAN}"])
-async def test_a_call_to_what_is_no_peer_id_is_an_error_of_that_call(peer: str) -> None:
+@pytest.mark.parametrize("peer", ["", "SomePeer", "0OIl", "12D3KooWSomePeer", "\N{SNOWMAN}"])
+async def test_a_call_to_an_invalid_peer_id_fails(peer: str) -> None:
     async with hosts() as (a, _, _):
         with pytest.raises(DialError, match="no peer id"):
             await a.rpc.call(peer, ECHO, Number(1), timeout_s=60)
@@ -176,7 +176,7 @@ async def test_an_unknown_method_is_an_error_and_the_connection_lives_on() -> No
         assert (await a.rpc.call(b.peer_id, ECHO, Number(1), b"x", timeout_s=60)).payload == b"x"
 
 
-async def test_what_was_served_in_a_scope_is_withdrawn_at_its_end() -> None:
+async def test_methods_registered_in_a_scope_are_withdrawn_at_its_end() -> None:
     async with hosts() as (a, b, facts), trio.open_nursery() as nursery:
         begun, errors = trio.Event(), list[RemoteError]()
 
@@ -201,7 +201,7 @@ async def test_what_was_served_in_a_scope_is_withdrawn_at_its_end() -> None:
             await call_it(b)
             assert [error.code for error in errors] == ["UnknownMethod"] * 3
             assert (await a.rpc.call(b.peer_id, ECHO, Number(1), b"x", timeout_s=60)).payload == b"x"
-        with b.rpc.scope():  # another life of the same method
+        with b.rpc.scope():  # the same method, registered again
             b.rpc.register(STALL, echo)
             assert (await a.rpc.call(b.peer_id, STALL, Number(1), timeout_s=60)).body == Number(2)
         assert "peer_penalized" not in [event.name for event in facts]
@@ -260,7 +260,7 @@ async def test_oversize_payloads_are_refused_on_both_sides() -> None:
             await a.rpc.call(b.peer_id, stingy, Number(1), bytes(11), timeout_s=60)
 
 
-async def test_what_no_header_holds_is_an_error_and_the_connection_lives_on() -> None:
+async def test_an_oversize_header_is_an_error_and_the_connection_lives_on() -> None:
     long = "x" * (1 << 20)
     repeat = Method("test/repeat", Text, Text, request_payload_max=BIG)
 
@@ -269,7 +269,7 @@ async def test_what_no_header_holds_is_an_error_and_the_connection_lives_on() ->
 
     async with hosts() as (a, b, _):
         b.rpc.register(repeat, answer)
-        for size in (0, BIG):  # a big payload leaves in a task of its own
+        for size in (0, BIG):  # a big payload is sent by its own task
             with pytest.raises(TooLarge, match="limit of 1048576"):
                 await a.rpc.call(b.peer_id, repeat, Text(long), bytes(size), timeout_s=60)
             with pytest.raises(RemoteError, match="limit of 1048576") as caught:
@@ -278,7 +278,7 @@ async def test_what_no_header_holds_is_an_error_and_the_connection_lives_on() ->
         assert (await a.rpc.call(b.peer_id, ECHO, Number(1), timeout_s=60)).body == Number(2)
 
 
-async def test_a_malformed_body_is_a_strike() -> None:
+async def test_a_malformed_body_is_penalized() -> None:
     async with hosts() as (a, b, facts):
         wrong = Method("test/echo", Text, Number)
         with pytest.raises(ConnectionLost):
@@ -301,7 +301,7 @@ async def raw_stream(host: Host, peer: str):  # type: ignore[no-untyped-def]
         + msgspec.msgpack.encode(["\u00ff" * 70, 0, 5, None]),
     ],
 )
-async def test_garbage_is_a_strike_and_nothing_dies(garbage: bytes) -> None:
+async def test_garbage_is_penalized_and_nothing_dies(garbage: bytes) -> None:
     async with hosts() as (a, b, facts):
         stream = await raw_stream(a, b.peer_id)
         await stream.write(garbage)
@@ -316,17 +316,17 @@ async def test_silence_and_truncation_free_their_slot() -> None:
         paused = await raw_stream(a, b.peer_id)
         body = msgspec.Raw(msgspec.msgpack.encode(Number(1)))
         frame = msgspec.msgpack.encode(RequestHeader("test/echo", 100, 60_000, body))
-        with suppress(StreamError):  # it may have been told already that it is too late
+        with suppress(StreamError):  # the host may have ended the stream already
             await paused.write(len(frame).to_bytes(4, "big") + frame + b"only this")
         for stream in (silent, paused):
             with trio.fail_after(60), pytest.raises(StreamError):
                 while await stream.read(100):
                     pass
-        b.rpc.server._limits = NetLimits()  # what is honest may take its time
+        b.rpc.server._limits = NetLimits()  # honest peers may be slow
         assert (await a.rpc.call(b.peer_id, ECHO, Number(1), timeout_s=60)).body == Number(2)
 
 
-async def test_too_many_calls_of_one_peer_are_told_so() -> None:
+async def test_too_many_calls_of_one_peer_are_refused() -> None:
     async with hosts(NetLimits(calls_in_per_peer=2)) as (a, b, _):
         entered: list[int] = []
         both = trio.Event()

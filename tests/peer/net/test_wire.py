@@ -18,7 +18,7 @@ BODY = msgspec.Raw(msgspec.msgpack.encode({"a": 1}))
 
 
 class MemoryChannel(Channel):
-    """Sends into one memory stream, receives from another, `chunk` bytes at a time."""
+    """A channel that sends into one memory stream and receives from another, `chunk` bytes at a time."""
 
     def __init__(self, peer: str, out: MemorySendStream, into: MemoryReceiveStream, chunk: int) -> None:
         self.peer, self._out, self._into, self._chunk = peer, out, into, chunk
@@ -45,7 +45,7 @@ class MemoryChannel(Channel):
 
 
 def pair(chunk: int = 1 << 20, upload: float | None = None) -> tuple[Frames, Frames, Channel, Meter]:
-    """(sender, receiver, sender's channel, sender's meter)."""
+    """Return (sender, receiver, sender's channel, sender's meter)."""
     a_out, b_in = memory_stream_one_way_pair()
     b_out, a_in = memory_stream_one_way_pair()
     meter = Meter(TokenBucket(upload), TokenBucket(None))
@@ -122,7 +122,7 @@ async def test_a_pause_inside_a_payload_ends_the_read(autojump_clock: MockClock)
         nursery.start_soon(drip)
         with pytest.raises(ConnectionLost, match="3 of 10 bytes"):
             await receiver.receive_payload(10, idle_s=5)
-    assert trio.current_time() == pytest.approx(13)  # 8 s of progress, then 5 s of nothing
+    assert trio.current_time() == pytest.approx(13)  # 8 s of progress, then a pause of 5 s
 
 
 async def test_bytes_after_a_request_are_a_violation() -> None:
@@ -144,7 +144,7 @@ async def test_a_payload_leaves_no_faster_than_the_cap(autojump_clock: MockClock
     assert 3.4 < trio.current_time() - started < 4.1
 
 
-async def test_our_own_oversize_header_stays_here() -> None:
+async def test_our_own_oversize_header_is_not_sent() -> None:
     sender, _, _, meter = pair()
     body = msgspec.Raw(msgspec.msgpack.encode(bytes(LIMIT)))
     with pytest.raises(TooLarge, match="limit"):

@@ -37,12 +37,12 @@ async def echo(stream: Any) -> None:
 
 
 async def connect(client: Any, server: Any) -> Any:
-    """A connection of `client` to `server`, past the library's dialling by peer id."""
+    """Connect `client` to `server` without the library's dialling by peer id."""
     return await client.get_network().dial_addr(address_of(server), server.get_id())
 
 
 async def accepted(server: Any) -> Any:
-    """The only connection of `server`, which may have it a little later than who dialled."""
+    """Return the only connection of `server`, which may have it a little later than the dialler."""
     with trio.fail_after(60):
         while not server.get_network().get_connections():
             await trio.sleep(0.02)
@@ -55,13 +55,12 @@ def address_of(host: Any) -> Multiaddr:
 
 
 def timeout_s(fixed: bool, stock_s: float) -> float:
-    """How long to wait for what should come: where it never does, `stock_s` shows it; where it does, a busy machine may
-    take long."""
+    """Return how long to wait for a result: `stock_s` if it never comes, else long enough for a busy machine."""
     return 60.0 if fixed else stock_s
 
 
 async def serves(server: Any, fixed: bool) -> bool:
-    """Whether a newcomer gets its echo."""
+    """Return whether a new peer gets its echo."""
     async with running_host(fixed) as client:
         with suppress(BaseLibp2pError), trio.move_on_after(timeout_s(fixed, 4)):
             await connect(client, server)

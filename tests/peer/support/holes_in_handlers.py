@@ -1,4 +1,4 @@
-"""Scenarios: what a stream handler or the negotiation does with hostile bytes (holes 1, 2, 3)."""
+"""Scenarios of hostile bytes for a stream handler or the negotiation (holes 1, 2, 3)."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ PEER = ID.from_pubkey(create_new_key_pair().public_key)
 
 
 class MemoryConn:
-    """The secured connection a multiplexer runs on. `halt()` makes the next write stop half way until `resume`."""
+    """The secured connection below a multiplexer. `halt()` makes the next write stop half way until `resume`."""
 
     def __init__(self, stream: Any, is_initiator: bool) -> None:
         self.stream = stream
@@ -61,7 +61,7 @@ class MemoryConn:
 
 @asynccontextmanager
 async def muxer(conn: MemoryConn) -> AsyncIterator[Any]:
-    """A running multiplexer of whichever library is in force."""
+    """Run the stock or the fixed multiplexer."""
     mux = muxer_multistream.Yamux(conn, PEER, is_initiator=conn.is_initiator)  # type: ignore[attr-defined]
     async with trio.open_nursery() as nursery:
         nursery.start_soon(mux.start)
@@ -76,7 +76,7 @@ def conn_pair() -> tuple[MemoryConn, MemoryConn]:
 
 
 async def slow_reader(fixed: bool) -> str:
-    """A write ends after 5 s without window, whatever its caller's deadline."""
+    """A write ends after 5 s without window, before its caller's deadline."""
     left, right = conn_pair()
     total = 4 * WINDOW
     async with muxer(left) as sender, muxer(right) as receiver:
@@ -116,7 +116,7 @@ async def window_flood(fixed: bool) -> str:
 
 
 async def cancelled_write(fixed: bool) -> str:
-    """A task cancelled while it writes tears a frame, and with it the connection of everybody else."""
+    """A task cancelled while it writes tears a frame, and with it the connection that all calls share."""
     left, right = conn_pair()
     async with muxer(left) as sender, muxer(right) as receiver:
         doomed = await sender.open_stream()
@@ -170,7 +170,7 @@ async def stuck_close(fixed: bool) -> str:
 
 
 async def streams_257(fixed: bool) -> str:
-    """Opening one stream more than 256 waits for ever."""
+    """Opening one stream more than 256 waits without end."""
     left, right = conn_pair()
     async with muxer(left) as mux, muxer(right) as receiver, trio.open_nursery() as nursery:
 

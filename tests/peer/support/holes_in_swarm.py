@@ -1,4 +1,4 @@
-"""Scenarios for connections: accepting, dialling, trusting and closing them, on real sockets of 127.0.0.1."""
+"""Scenarios of connections: accepting, dialling, trusting and closing them, on real sockets of 127.0.0.1."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from multiaddr import Multiaddr
 from tests.peer.support.holes_common import ECHO, accepted, address_of, connect, running_host, serves, timeout_s
 from tests.support.ports import free_port, refusing_port
 
-# Stock takes 10 inbound connections with these.
+# Stock accepts 10 inbound connections with these.
 SMALL = ConnectionConfig(max_connections=30, high_watermark=30, low_watermark=20, min_connections=20)
 
 
@@ -37,7 +37,7 @@ async def inbound_slots_leak(fixed: bool) -> str:
 
 
 async def idle_sockets(fixed: bool) -> str:
-    """Idle sockets of one stranger lock everybody else out."""
+    """Idle sockets from one address lock all other peers out."""
     async with running_host(fixed, connection_config=SMALL) as victim, AsyncExitStack() as attack:
         port = int(address_of(victim).value_for_protocol("tcp") or 0)
         for _ in range(40):
@@ -89,12 +89,14 @@ async def one_address_only(fixed: bool) -> str:
 
 
 async def sockets_outlive_host(fixed: bool) -> str:
-    """After a host has ended, its peers stay connected to nobody."""
+    """After a host has ended, its peers keep dead connections."""
     async with running_host(fixed) as server:
         async with running_host(fixed) as client:
             await connect(client, server)
             conn = await accepted(server)
-            await trio.testing.wait_all_tasks_blocked(0.5)  # what a new connection begins with, cut off, closes it
+            await trio.testing.wait_all_tasks_blocked(
+                0.5
+            )  # a close in the middle of the first exchange would close the connection
             kept = client.get_network().get_connections()  # else garbage collection may close it
         with trio.move_on_after(timeout_s(fixed, 2)):
             await conn.muxed_conn.event_closed.wait()
@@ -103,7 +105,7 @@ async def sockets_outlive_host(fixed: bool) -> str:
 
 
 async def forged_identity(fixed: bool) -> str:
-    """A dialler chooses plaintext and a multiplexer without guards, and is whoever it says."""
+    """A dialler chooses plaintext and an unguarded multiplexer, and passes for any peer it names."""
     alice, mallory = create_new_key_pair(), create_new_key_pair()
 
     class Forged:
@@ -127,13 +129,13 @@ async def forged_identity(fixed: bool) -> str:
 
 
 async def addresses_without_end(fixed: bool) -> str:
-    """As many addresses are kept of a peer as it cares to name."""
+    """The number of addresses kept of a peer is unbounded."""
     named = [Multiaddr(f"/ip4/203.0.113.7/tcp/{port}") for port in range(1, 901)]
     async with running_host(fixed) as victim, running_host(fixed, announce_addrs=named) as attacker:
         await connect(attacker, victim)
         kept: list[Any] = []
         with trio.fail_after(60):
-            while len(kept) < 2:  # beside the one that was dialled
+            while len(kept) < 2:  # besides the one that was dialled
                 await trio.sleep(0.02)
                 with suppress(PeerStoreError):
                     kept = victim.get_peerstore().addrs(attacker.get_id())
@@ -141,13 +143,13 @@ async def addresses_without_end(fixed: bool) -> str:
 
 
 async def strangers_remembered(fixed: bool) -> str:
-    """Whoever was ever connected is kept in memory for good."""
+    """Every peer that was ever connected is kept in memory."""
     async with running_host(fixed) as victim, running_host(fixed) as stays:
         await connect(stays, victim)
         for _ in range(5):
             async with running_host(fixed) as stranger:
                 await connect(stranger, victim)
-                with trio.move_on_after(timeout_s(fixed, 1)):  # what is read of it after it has gone lingers
+                with trio.move_on_after(timeout_s(fixed, 1)):  # entries made after its disconnection remain
                     while stranger.get_id() not in victim._identified_peers:
                         await trio.sleep(0.02)
         network, store = victim.get_network(), victim.get_peerstore()

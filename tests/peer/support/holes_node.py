@@ -1,8 +1,7 @@
-"""Holes of py-libp2p 0.8.1, provoked in a process apart: `python -m tests.peer.support.holes_node (stock|fixed)
-NAME...`.
+"""Provokes holes of py-libp2p 0.8.1: `python -m tests.peer.support.holes_node (stock|fixed) NAME...`.
 
-Prints a line of JSON per scenario, {"name": NAME, "hole": WHAT}: "" when the library behaved. Stock nodes often die or
-hang instead; the parent takes that for the hole it is. A scenario is a function that returns what went wrong, or "".
+Prints a line of JSON per scenario, {"name": NAME, "hole": WHAT}, with "" if the library behaved. Stock nodes often die
+or hang instead; the parent counts that as the hole. A scenario is a function that returns what went wrong, or "".
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A small model cut into stages, and the same model whole."""
+"""A small model, whole and split into stages."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from peer.compute.device import resolve_device
 from peer.compute.stage import Stage
 from peer.config import InnerConfig, ModelConfig
+from peer.ipc.span import Span, spans_of
 from peer.ipc.stage_spec import MicroBatch, StageSpec
 from peer.model.decoder import Decoder
 from peer.model.layout import init_flat, split_flat
@@ -28,20 +29,20 @@ MODEL = ModelConfig(
 SHARED = msgspec.structs.replace(MODEL, layers=8, shared_blocks=2)
 INNER = InnerConfig(lr=1e-2, batch_size=4, total_steps=100, dtype="fp32")
 SPLITS = {
-    1: ((0, 4),),
-    2: ((0, 1), (1, 4)),
-    3: ((0, 1), (1, 3), (3, 4)),
-    4: ((0, 1), (1, 2), (2, 3), (3, 4)),
+    1: spans_of([(0, 4)]),
+    2: spans_of([(0, 1), (1, 4)]),
+    3: spans_of([(0, 1), (1, 3), (3, 4)]),
+    4: spans_of([(0, 1), (1, 2), (2, 3), (3, 4)]),
 }
 
 
-def spec_of(stages: tuple[tuple[int, int], ...], index: int, **changes: object) -> StageSpec:
-    values: dict[str, object] = {"stages": stages, "index": index, "max_tokens": 64, **changes}
+def spec_of(stages: tuple[Span, ...], index: int, **changes: object) -> StageSpec:
+    values: dict[str, object] = {"span": stages[index], "index": index, "max_tokens": 64, **changes}
     return StageSpec(**values)  # type: ignore[arg-type]
 
 
 def open_stages(
-    stages: tuple[tuple[int, int], ...],
+    stages: tuple[Span, ...],
     model: ModelConfig = MODEL,
     inner: InnerConfig = INNER,
     flat: Tensor | None = None,
@@ -65,7 +66,7 @@ def token_batches(count: int, vocab_size: int = MODEL.vocab_size) -> list[Tensor
 
 
 def forward(chain: list[Stage], name: str, tokens: Tensor, epoch: int = 0) -> Tensor:
-    """Through all stages; each token's loss."""
+    """Run the forward through all stages and return each token's loss."""
     x = tokens[:, :-1]
     for index, stage in enumerate(chain):
         x = stage.forward(MicroBatch(name, index, epoch), x, tokens[:, 1:] if stage.spec.is_last else None)
@@ -110,7 +111,7 @@ class ExactPass:
     input, None for token ids, and of the weights (flat) once `gradient` of its output is known (of losses: ones)."""
 
     def __init__(self, stage: Stage, weights: Tensor, x: Tensor, targets: Tensor | None = None) -> None:
-        self._decoder = Decoder(stage.model, weights.double(), stage.spec.layers)
+        self._decoder = Decoder(stage.model, weights.double(), stage.spec.span)
         self._decoder.cos, self._decoder.sin = self._decoder.cos.double(), self._decoder.sin.double()
         self._x = x if stage.spec.is_first else x.double().requires_grad_()
         self.out = self._decoder(self._x)

@@ -14,6 +14,15 @@ from tests.peer.support.worker_harness import Log, worker_config
 STAGES = SPLITS[2]
 
 
+def free_slots(worker_group: StageWorkerGroup) -> int:
+    return worker_group._free.statistics().current_buffer_used
+
+
+def is_idle(worker_group: StageWorkerGroup) -> bool:
+    """Whether no command awaits a reply and every slot is free."""
+    return not worker_group._supervisor._pending and free_slots(worker_group) == worker_group.spec.slots
+
+
 @asynccontextmanager
 async def open_worker(directory: Path, index: int, **changes: object) -> AsyncIterator[tuple[StageWorkerGroup, Log]]:
     """The worker of one of two stages, with the start weights."""

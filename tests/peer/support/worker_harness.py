@@ -1,4 +1,4 @@
-"""A small gang for tests: its model, its text, and a log to wait on."""
+"""A small worker group for tests: its model, its text, and a log to wait on."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Log(EventLog):
 
 
 def freeze(pid: int) -> None:
-    """Stop this process's child `pid`; it stands still when this returns, which a signal sent does not yet mean."""
+    """Stop the child process `pid`, and wait until it has stopped."""
     os.kill(pid, signal.SIGSTOP)
     os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
 

@@ -61,7 +61,7 @@ async def _hit(worker_group: WorkerGroup, log: Log, strike: Callable[[int], None
     return errors[0]
 
 
-async def test_it_trains_evaluates_and_samples(tmp_path: Path, text: Path) -> None:
+async def test_it_trains_and_evaluates(tmp_path: Path, text: Path) -> None:
     async with open_test_worker_group(tmp_path, text) as (worker_group, log):
         assert worker_group.loaded is not None and worker_group.loaded.windows > 100
         assert math.isclose(await worker_group.evaluate(), math.log(256), rel_tol=0.02)
@@ -94,9 +94,7 @@ async def test_it_trains_evaluates_and_samples(tmp_path: Path, text: Path) -> No
             nursery.start_soon(worker_group.inner_steps, ENDLESS, 0, HOUR_S)
             await log.wait_for("inner_step")
             nursery.cancel_scope.cancel()
-        with trio.fail_after(60):
-            one, two = [await worker_group.sample("99 bottles", 40, temperature=1.0, seed=s) for s in (1, 2)]
-        assert len(one) > 0 and one != two
+        assert math.isfinite(await worker_group.evaluate(1))  # the worker is free
 
         # one outer step with these deltas lowers the held-out loss
         await worker_group.inner_steps([(0, 400)], 0, HOUR_S)
@@ -141,7 +139,7 @@ async def test_a_killed_and_a_frozen_worker_are_replaced(tmp_path: Path, text: P
             assert not os.path.exists(f"/proc/{pid}")  # reaped, no zombie
 
 
-async def test_a_worker_out_of_memory_says_so(tmp_path: Path, text: Path) -> None:
+async def test_an_out_of_memory_worker_is_reported(tmp_path: Path, text: Path) -> None:
     # buffers of megabytes: they come from the kernel, not from what the process has set aside
     inner = msgspec.structs.replace(INNER, batch_size=128)
     async with open_test_worker_group(tmp_path, text, inner=inner) as (worker_group, _):
@@ -161,7 +159,7 @@ async def test_a_worker_that_makes_no_step_is_replaced(tmp_path: Path, text: Pat
             await worker_group.inner_steps(ENDLESS, 0, HOUR_S)
 
 
-async def test_what_cannot_work_is_said_at_once(tmp_path: Path, text: Path) -> None:
+async def test_an_unusable_configuration_is_refused_at_once(tmp_path: Path, text: Path) -> None:
     missing = DataConfig(source="folder", path=str(tmp_path / "no"), seq_len=32)
     with pytest.raises(ConfigError, match="not a folder"):
         async with open_worker_group(worker_config(tmp_path, text, data=missing)):
@@ -175,7 +173,7 @@ async def test_what_cannot_work_is_said_at_once(tmp_path: Path, text: Path) -> N
             pass
 
 
-async def test_a_worker_that_cannot_come_back_is_tried_again(tmp_path: Path, text: Path) -> None:
+async def test_a_failed_restart_is_retried(tmp_path: Path, text: Path) -> None:
     own = tmp_path / "text"
     own.mkdir()
     (own / "a.txt").write_text("some text to train on\n" * 500)
@@ -197,7 +195,7 @@ from pathlib import Path
 from peer.config import DataConfig, InnerConfig, ModelConfig
 from peer.events import EventLog
 from peer.worker.client import open_worker_group
-from peer.worker.supervisor import WorkerConfig
+from peer.worker.config import WorkerConfig
 
 async def main():
     config = WorkerConfig(
@@ -245,7 +243,7 @@ async def test_a_worker_ends_with_its_control_socket(tmp_path: Path) -> None:
         assert await trio.to_thread.run_sync(worker.wait) == 0
 
 
-def test_shared_memory_has_no_name_and_goes_with_its_users(tmp_path: Path) -> None:
+def test_shared_memory_has_no_name_and_no_leak(tmp_path: Path) -> None:
     gc.collect()  # what other tests have left
     descriptors = set(os.listdir("/proc/self/fd"))
     buffer = SharedBuffer.create(tmp_path, 1 << 20)

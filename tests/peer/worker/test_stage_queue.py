@@ -19,7 +19,7 @@ def command(kind: str, id: int, name: str = "m") -> StageCommand:
 
 
 @given(st.text("fbt", max_size=30))
-def test_backward_first_but_nothing_passes_a_taking(kinds: str) -> None:
+def test_backwards_first_within_each_section(kinds: str) -> None:
     waiting = StageQueue()
     for id, kind in enumerate(kinds):
         waiting.push(command(kind, id))
@@ -35,7 +35,7 @@ def test_backward_first_but_nothing_passes_a_taking(kinds: str) -> None:
         waiting.pop()
 
 
-def test_withdrawing() -> None:
+def test_withdraw() -> None:
     waiting = StageQueue()
     for id, (kind, name) in enumerate([("f", "a"), ("f", "b"), ("b", "c"), ("b", "a"), ("t", ""), ("f", "a")]):
         waiting.push(command(kind, id, name))
@@ -52,11 +52,11 @@ def test_an_evaluation_and_another_attempt_are_not_withdrawn() -> None:
     assert [found.id for found in waiting.withdraw(("a", 1))] == [1] and len(waiting) == 1
 
 
-def test_an_own_step_goes_first_and_a_merged_one_keeps_its_place() -> None:
+def test_a_step_goes_first_within_its_section() -> None:
     waiting = StageQueue()
     for id, kind in enumerate("tbf"):
         waiting.push(command(kind, id))
-    waiting.push(RunStep(3, 0, False, None, None))
-    waiting.push(RunStep(4, 0, True, None, None))
+    waiting.push(RunStep(3, 0))
+    waiting.push(command("t", 4))
     waiting.push(command("b", 5))
     assert [waiting.pop().id for _ in range(6)] == [0, 3, 1, 2, 4, 5]

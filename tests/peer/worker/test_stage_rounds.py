@@ -29,7 +29,7 @@ NEW = split_flat(MODEL, init_flat(MODEL, seed=1), STAGES)[1]
 
 
 def fill(slot: MicroBatchSlot, seed: int, shape: tuple[int, int] = SHAPE) -> tuple[torch.Tensor, torch.Tensor]:
-    """Hidden state and targets for the last stage; also here."""
+    """Write a hidden state and targets for the last stage into the slot, and return them."""
     generator = torch.Generator().manual_seed(seed)
     hidden = torch.randn(*shape, MODEL.hidden_size, generator=generator)
     targets = torch.randint(0, MODEL.vocab_size, shape, generator=generator)
@@ -38,8 +38,8 @@ def fill(slot: MicroBatchSlot, seed: int, shape: tuple[int, int] = SHAPE) -> tup
     return hidden, targets
 
 
-async def test_the_worker_does_as_the_stage(tmp_path: Path) -> None:
-    """Every call of a round with its twin here, bit for bit."""
+async def test_the_worker_equals_a_local_stage(tmp_path: Path) -> None:
+    """Every call of a round, bit for bit."""
     torch.set_num_threads(1)
     changes = {"previous": True, "staleness": 1}
     twin = open_stages(STAGES, **changes)[1]
@@ -70,6 +70,9 @@ async def test_the_worker_does_as_the_stage(tmp_path: Path) -> None:
         await worker_group.export(capture=True)
         twin.export(out, worker_group.outer, capture=True)
         assert torch.equal(worker_group.delta, out)
+        saved = torch.zeros_like(worker_group.inner_state)
+        twin.optimizer.save(saved)
+        assert torch.equal(worker_group.inner_state, saved)
         await both("c", 6, epoch=0)
         await worker_group.step(1)
         twin.step(1)
@@ -84,7 +87,7 @@ async def test_the_worker_does_as_the_stage(tmp_path: Path) -> None:
         assert (await worker_group.read_gradient()).tokens == 0
 
 
-async def test_a_lost_worker_takes_all_with_it_and_says_so(tmp_path: Path) -> None:
+async def test_a_lost_worker_loses_its_state(tmp_path: Path) -> None:
     async with open_worker(tmp_path, 1) as (worker_group, log), worker_group.slot() as slot:
         for lost in range(2):
             assert worker_group.generation == lost
@@ -119,8 +122,8 @@ async def fails(worker_group: StageWorkerGroup, slot: MicroBatchSlot, generation
     assert worker_group.generation == generation  # by then
 
 
-async def test_a_cancelled_backward_is_counted_exactly_if_it_returns(tmp_path: Path) -> None:
-    """Cancelled at many moments: before the worker takes it up, while it computes, and not at all."""
+async def test_a_cancelled_backward_counts_only_if_it_returns(tmp_path: Path) -> None:
+    """Cancelled at many moments: before the worker begins, while it computes, and not at all."""
     shape = (128, 16)
     async with open_worker(tmp_path, 1, max_tokens=128 * 16) as (worker_group, _), worker_group.slot() as slot:
         counted = []
@@ -135,7 +138,7 @@ async def test_a_cancelled_backward_is_counted_exactly_if_it_returns(tmp_path: P
         assert counted and (await worker_group.read_gradient()).micro_batches == tuple(counted)
 
 
-async def test_a_backward_that_waits_is_dropped_when_cancelled(tmp_path: Path) -> None:
+async def test_a_waiting_backward_is_dropped_on_cancellation(tmp_path: Path) -> None:
     async with open_worker(tmp_path, 1) as (worker_group, _), worker_group.slot() as slot:
         fill(slot, 0)
         micro_batch = MicroBatch("a", 1, 0)
@@ -161,8 +164,8 @@ async def test_a_backward_that_waits_is_dropped_when_cancelled(tmp_path: Path) -
         assert ended == [counted == ()]
 
 
-async def test_a_stage_closes_though_its_worker_hangs(tmp_path: Path) -> None:
-    """What waits under a shield is let go."""
+async def test_a_group_closes_while_its_worker_hangs(tmp_path: Path) -> None:
+    """A shielded caller is released."""
     errors: list[str] = []
 
     async def stubborn(worker_group: StageWorkerGroup, slot: MicroBatchSlot) -> None:

@@ -1,4 +1,4 @@
-"""How long a worker says that it had nothing to do, by a clock that moves only when it is told to."""
+"""The idle time that a worker reports, by a clock that only the test moves."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from peer.ipc.inner_orders import InnerRunOptions
-from peer.ipc.messages import Evaluated, InnerDone, InnerResult, RunEvaluate, RunInner
-from peer.worker import main as module
-from peer.worker.main import Worker
+from peer.ipc.inner_options import InnerRunOptions
+from peer.ipc.train_messages import InnerResult, RunEvaluate, RunInner
+from peer.worker import train_worker as module
+from peer.worker.train_worker import TrainWorker
 
 
 class Clock:
@@ -22,10 +22,10 @@ class Clock:
 
 
 class AllDone(Exception):
-    """There are no more commands."""
+    """Ends the worker after the last command."""
 
 
-def test_idle_is_the_time_without_a_command_since_the_last_inner_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_time_since_the_last_inner_run(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, sent = Clock(), list[Any]()
     inner, evaluate = RunInner(1, [(0, 4)], 0, 60.0, 1, InnerRunOptions(product="gradient")), RunEvaluate(2, 1)
     coming = [(7.0, evaluate), (5.0, inner), (3.0, inner), (2.0, evaluate), (0.0, inner)]
@@ -47,14 +47,17 @@ def test_idle_is_the_time_without_a_command_since_the_last_inner_run(monkeypatch
 
     monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(module, "run_inner", run_inner)
-    worker: Any = Worker.__new__(Worker)
+    worker: Any = TrainWorker.__new__(TrainWorker)
     worker._idle_s, worker._trainer = 0.0, None
     worker._link = SimpleNamespace(
-        commands=SimpleNamespace(get=get), send=sent.append, ticks=0, forget_stops=lambda before_id: None
+        commands=SimpleNamespace(get=get),
+        reply=lambda command, body: sent.append(body),
+        ticks=0,
+        forget_stops=lambda before_id: None,
     )
-    worker._begin = worker._capture = lambda orders: None
+    worker._begin = worker._capture = lambda options: None
     worker._evaluate = run_evaluate
     with pytest.raises(AllDone):
         worker.run()
-    assert [type(message) for message in sent] == [Evaluated, InnerDone, InnerDone, Evaluated, InnerDone]
-    assert [message.result.idle_s for message in sent if isinstance(message, InnerDone)] == [12.0, 3.0, 2.0]
+    assert [type(body) for body in sent] == [float, InnerResult, InnerResult, float, InnerResult]
+    assert [body.idle_s for body in sent if isinstance(body, InnerResult)] == [12.0, 3.0, 2.0]

@@ -16,7 +16,7 @@ import torch
 import trio
 
 from cli.coordinate import template
-from dht.node import open_node
+from dht.node import NodeConfig, open_node
 from peer.checkpoint.hash_tree import hash_state
 from peer.errors import NetworkError
 from peer.events import EventLog
@@ -91,7 +91,8 @@ class Run:
 
             host.rpc.register(messages.HEAD_REPORT, report)
             own = LocalStatus(session="s", name=f"s{stage}", role="stage", phase="", joined_at=time.time(), stage=stage)
-            async with open_node(host, self.invite.addresses, [MEMBERS], None, manifest.run_id, tuning=BRISK) as node:
+            config = NodeConfig(manifest.run_id, self.invite.addresses, tuning=BRISK)
+            async with open_node(host, config, [MEMBERS]) as node:
                 assert await node.put(MEMBERS, manifest.run_id, member_record(host, heads[0], own), 60.0) >= 2
                 yield
 

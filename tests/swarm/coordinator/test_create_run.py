@@ -15,6 +15,7 @@ from peer.data.tokenizer import ByteTokenizer
 from peer.errors import CheckpointError, ConfigError
 from peer.events import EventLog
 from peer.identity import Identity
+from peer.ipc.span import Span
 from peer.model.huggingface import export_pretrained
 from peer.model.layout import FlatLayout, init_flat
 from swarm.coordinator.create_run import found, reload
@@ -59,7 +60,7 @@ async def test_each_stage_begins_with_its_part_of_the_model(tmp_path: Path) -> N
     whole = init_flat(run.model, run.run.seed)
     assert torch.equal(torch.cat([state.tensors["theta"] for state in states]), whole)
     for state, (first, end), root in zip(states, manifest.cuts, manifest.genesis, strict=True):
-        assert len(state.tensors["theta"]) == FlatLayout.of(run.model, range(first, end)).numel
+        assert len(state.tensors["theta"]) == FlatLayout.of(run.model, Span(first, end, run.model.layers)).numel
         assert not state.tensors["momentum"].any()
         assert hash_state(list(state.tensors.values())).root == state.tree.root == root
     assert {path.name for path in tmp_path.glob("stage-*")} == {"stage-0", "stage-1", "stage-2"}

@@ -13,6 +13,7 @@ import trio
 from cli.main import main
 from peer.errors import CheckpointError, ConfigError, NotAdmitted, RemoteError
 from peer.events import EventLog
+from peer.files import write_atomically
 from peer.identity import Identity
 from swarm.membership.bans import extend_bans, spread_bans
 from swarm.membership.membership import MemberRecord
@@ -21,7 +22,7 @@ from swarm.run.gate import Gate
 from swarm.run.home import Home
 from swarm.run.invite import Invite
 from swarm.run.manifest import sign_manifest
-from swarm.run.manifest_transfer import save_run_files, write_atomically
+from swarm.run.manifest_transfer import save_run_files
 from tests.swarm.run.test_gate import AUTHORITY, hear, hosts, manifest_of
 
 

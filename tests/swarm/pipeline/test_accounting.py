@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from swarm.pipeline.accounting import SampleAccounting, spans_of
+from swarm.pipeline.accounting import SampleAccounting, micro_batches_of
 from swarm.protocol.head import Head, genesis
 from swarm.protocol.ledger import Ledger, Range, contains, count, overlaps
 
@@ -24,11 +24,11 @@ def span(k: int) -> Range:
     return (MICRO * k, MICRO * (k + 1))
 
 
-def counted(counting: SampleAccounting, k: int, epoch: int = 0) -> bool:
+def counted(accounting: SampleAccounting, k: int, epoch: int = 0) -> bool:
     """Whether a micro-batch that came in `epoch` was counted."""
-    if counting.verdict(span(k), epoch) != "count" or not counting.begin(span(k), epoch):
+    if accounting.verdict(span(k), epoch) != "count" or not accounting.begin(span(k), epoch):
         return False
-    counting.done(span(k))
+    accounting.done(span(k))
     return True
 
 
@@ -48,61 +48,61 @@ def test_how_far_epochs_may_be_apart(ahead: int, local: str, synchronous: str) -
 
 
 def test_only_free_samples_count() -> None:
-    counting = SampleAccounting(
+    accounting = SampleAccounting(
         head(cursor=40, returned=((8, 12),), promised=(("me", ((16, 20),)), ("you", ((20, 24),)))), MICRO, me="me"
     )
-    assert [k for k in range(12) if counting.may_count(span(k), 0)] == [2, 4, 10, 11]
+    assert [k for k in range(12) if accounting.may_count(span(k), 0)] == [2, 4, 10, 11]
     batch = SampleAccounting(head(cursor=40), MICRO, round_samples=8)
     assert [k for k in range(14) if batch.may_count(span(k), 0)] == [10, 11]
 
 
 def test_of_two_copies_the_first_to_come_back_counts() -> None:
-    counting = SampleAccounting(head(), MICRO)
-    assert counting.begin(span(3), 0) and counting.is_at(span(3))
-    assert not counting.begin(span(3), 0)
-    counting.undo(span(3))
-    assert counting.begin(span(3), 0)
-    counting.done(span(3))
-    assert counting.has(span(3)) and not counting.begin(span(3), 0)
-    assert counting.counted == (span(3),)
+    accounting = SampleAccounting(head(), MICRO)
+    assert accounting.begin(span(3), 0) and accounting.is_at(span(3))
+    assert not accounting.begin(span(3), 0)
+    accounting.undo(span(3))
+    assert accounting.begin(span(3), 0)
+    accounting.done(span(3))
+    assert accounting.has(span(3)) and not accounting.begin(span(3), 0)
+    assert accounting.counted == (span(3),)
 
 
 def test_what_was_captured_is_merged_or_free_again_and_what_came_since_stays() -> None:
-    counting = SampleAccounting(head(), MICRO)
-    assert counted(counting, 0) and counted(counting, 1)
-    assert counting.capture() == ((0, 8),)
-    assert counted(counting, 2) and not counted(counting, 0)
-    assert counting.capture() == ((0, 12),), "the round failed and is tried again"
-    assert counted(counting, 3)
-    assert counting.reset(head(1, cursor=8, returned=())) == ()
-    assert counting.counted == (span(3),)
-    assert counted(counting, 2, 1), "it was captured, and not merged"
-    conflicts = counting.reset(head(2, cursor=16))
+    accounting = SampleAccounting(head(), MICRO)
+    assert counted(accounting, 0) and counted(accounting, 1)
+    assert accounting.capture() == ((0, 8),)
+    assert counted(accounting, 2) and not counted(accounting, 0)
+    assert accounting.capture() == ((0, 12),), "the round failed and is tried again"
+    assert counted(accounting, 3)
+    assert accounting.reset(head(1, cursor=8, returned=())) == ()
+    assert accounting.counted == (span(3),)
+    assert counted(accounting, 2, 1), "it was captured, and not merged"
+    conflicts = accounting.reset(head(2, cursor=16))
     assert conflicts == ((8, 16),)
 
 
 def test_a_lost_worker_has_counted_nothing() -> None:
-    counting = SampleAccounting(head(), MICRO)
-    assert counted(counting, 0) and counting.begin(span(1), 0)
-    assert counting.forget() == (span(0),)
-    counting.done(span(1))  # the answer of a worker that is gone
-    assert counting.counted == () and counted(counting, 0)
+    accounting = SampleAccounting(head(), MICRO)
+    assert counted(accounting, 0) and accounting.begin(span(1), 0)
+    assert accounting.forget() == (span(0),)
+    accounting.done(span(1))  # the answer of a worker that is gone
+    assert accounting.counted == () and counted(accounting, 0)
 
 
 def test_a_synchronous_round_begins_with_nothing() -> None:
-    counting = SampleAccounting(head(), MICRO, round_samples=16)
-    assert counted(counting, 0) and not counted(counting, 4)
-    counting.capture()
-    assert counted(counting, 1)
-    assert counting.reset(head(1, cursor=16)) == ()
-    assert counting.counted == () and not counted(counting, 1, 1) and counted(counting, 4, 1)
+    accounting = SampleAccounting(head(), MICRO, round_samples=16)
+    assert counted(accounting, 0) and not counted(accounting, 4)
+    accounting.capture()
+    assert counted(accounting, 1)
+    assert accounting.reset(head(1, cursor=16)) == ()
+    assert accounting.counted == () and not counted(accounting, 1, 1) and counted(accounting, 4, 1)
 
 
 def test_spans() -> None:
-    assert spans_of([(0, 8), (16, 20)], MICRO) == [(0, 4), (4, 8), (16, 20)]
+    assert micro_batches_of([(0, 8), (16, 20)], MICRO) == [(0, 4), (4, 8), (16, 20)]
     for bad in ((1, 4), (0, 6), (4, 4), (8, 4)):
         with pytest.raises(ValueError, match="whole micro-batches"):
-            spans_of([bad], MICRO)
+            micro_batches_of([bad], MICRO)
 
 
 class Round:
@@ -160,5 +160,5 @@ def test_nothing_is_ever_merged_twice(steps: list[tuple[str, int, int]], synchro
             group.contributions.pop(k, None)
         else:
             group.commit()
-        assert count(member.counted) == MICRO * len(spans_of(member.counted, MICRO))
+        assert count(member.counted) == MICRO * len(micro_batches_of(member.counted, MICRO))
     assert not overlaps({str(i): (part,) for i, part in enumerate(group.merged)})

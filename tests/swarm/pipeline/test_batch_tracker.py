@@ -111,13 +111,13 @@ async def test_a_round_that_a_lost_leader_had_begun_with_is_dispatched_again_at_
         redispatched = trio.Event()
 
         async def on_redispatch(call: Call[Redispatch]) -> Done:
-            assert call.body.spans and mate.asked <= 3, "soon, and not when it has waited for long"
+            assert call.body.ranges and mate.asked <= 3, "soon, and not when it has waited for long"
             redispatched.set()
             return Done()
 
         mate.host.rpc.register(REDISPATCH, on_redispatch)
         at.book.add(mate.host.peer_id, list(mate.host.addresses))
-        member.trainer._tracker._issuers = lambda: [mate.host.peer_id]
+        member.trainer._tracker._sources = lambda: [mate.host.peer_id]
         with trio.fail_after(60):
             await until(lambda: member.trainer.head == before and member.trainer._adoption is None)
             member.trainer.adopt(member.context.state.theta, (), before.regrouped(before.members, before.term + 1))

@@ -18,11 +18,11 @@ from swarm.pipeline import stage_trainer
 from swarm.pipeline.activations import ActivationCode
 from swarm.pipeline.local_steps import LocalSteps
 from swarm.pipeline.messages import ForwardReply, ForwardRequest
-from swarm.pipeline.source import MicroBatchSource
-from swarm.pipeline.stage_trainer import HeldOut, StageTrainerContext
+from swarm.pipeline.stage_trainer import HeldOut
 from swarm.protocol.ledger import count
 from swarm.protocol.round_schedule import RoundSchedule
 from tests.peer.support.stage_harness import INNER, MODEL, SPLITS, relative, whole_gradient
+from tests.peer.support.stage_worker_harness import is_idle
 from tests.swarm.support.pipeline_harness import (
     HIDDEN_BYTES,
     MICRO,
@@ -35,7 +35,6 @@ from tests.swarm.support.pipeline_harness import (
     open_impostor,
     open_replicas,
     pass_to,
-    read_tokens,
     rules_of,
     serving,
     spans,
@@ -79,10 +78,10 @@ async def test_gradients_are_those_of_the_whole_model(tmp_path: Path, monkeypatc
                 assert counted == [20, 20, 20]
                 assert total / (20 * MICRO * SEQ) == pytest.approx(loss, rel=max(bound, 1e-5))
                 assert relative(measured, gradient) < bound, activations
-                assert all(replica.server.counting.counted for replicas in stages for replica in replicas)
+                assert all(replica.server.accounting.counted for replicas in stages for replica in replicas)
                 held_out = tokens_of((7, 9))
                 exact, _ = whole_gradient(MODEL, init_flat(MODEL, seed=0), [held_out])
-                assert await stages[0][0].server.evaluate(held_out, 60.0) == pytest.approx(exact, rel=max(bound, 1e-5))
+                assert await stages[0][0].source.evaluate(held_out, 60.0) == pytest.approx(exact, rel=max(bound, 1e-5))
 
 
 async def test_bad_input_is_refused_and_disturbs_nothing(tmp_path: Path) -> None:
@@ -102,8 +101,8 @@ async def test_bad_input_is_refused_and_disturbs_nothing(tmp_path: Path) -> None
             violations = [
                 (good[:-1], {}, "refused", "shape"),
                 (b"", {}, "refused", "shape"),
-                (good, {"span": (1, 1 + MICRO)}, "refused", "shape"),
-                (good, {"span": (0, 2 * MICRO)}, "refused", "shape"),
+                (good, {"samples": (1, 1 + MICRO)}, "refused", "shape"),
+                (good, {"samples": (0, 2 * MICRO)}, "refused", "shape"),
                 (good, {"batch": 1}, "refused", "shape"),
                 (good, {"length": SEQ - 1}, "refused", "shape"),
                 (b"\xff" * len(tokens) + good[len(tokens) :], {}, "refused", "value"),
@@ -116,9 +115,9 @@ async def test_bad_input_is_refused_and_disturbs_nothing(tmp_path: Path) -> None
             malformed: list[dict[str, Any]] = [
                 {"epoch": -1},
                 {"epoch": 1 << 60},
-                {"span": (-MICRO, 0)},
-                {"span": (1 << 60, (1 << 60) + MICRO)},
-                {"span": (0,)},
+                {"samples": (-MICRO, 0)},
+                {"samples": (1 << 60, (1 << 60) + MICRO)},
+                {"samples": (0,)},
                 {"batch": 0},
                 {"batch": 1 << 40},
                 {"length": -SEQ},
@@ -156,7 +155,7 @@ async def test_bad_input_is_refused_and_disturbs_nothing(tmp_path: Path) -> None
         await dispatch_all(first, mine)
         measured, counted = await gradient_of(stages)
         assert counted == [4, 4] and relative(measured, gradient) < 0.1
-        assert (last.worker_group.free_slots, last.worker_group.queue_length) == (last.worker_group.spec.slots, 0)
+        assert is_idle(last.worker_group)
 
 
 async def test_garbage_gradients_cost_a_retry_and_a_strike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,18 +197,8 @@ async def test_the_last_measurement_is_given_up_where_a_stage_has_left(
     async with open_replicas(tmp_path, [1, 1, 1]) as ((first,), (middle,), (last,)):
         table: Table = {}
         async with first.serving(rules, table):
-            source = MicroBatchSource(first.server, read_tokens, first.log)
             schedule = RoundSchedule(DilocoConfig(steps=1), INNER, SEQ, 600.0, 0, 3, MICRO)
-            trainer = LocalSteps(
-                StageTrainerContext(
-                    first.worker_group,
-                    first.server,
-                    schedule,
-                    first.log,
-                    source,
-                    HeldOut(held_out, bytes_per_token=1.0),
-                )
-            )
+            trainer = LocalSteps(first.server, schedule, first.source, HeldOut(held_out, bytes_per_token=1.0))
 
             async def measured() -> int:
                 trainer.validate_round = 1
@@ -256,7 +245,7 @@ async def test_a_slow_replica_gets_little_and_holds_nobody_up(tmp_path: Path, mo
     at_once, most, served = 0, 0, 0
 
     def counted() -> int:
-        return count(stages[1][0].server.counting.counted) // MICRO
+        return count(stages[1][0].server.accounting.counted) // MICRO
 
     async def slow(request: ForwardRequest, payload: memoryview) -> tuple[ForwardReply, bytes]:
         nonlocal at_once, most, served
@@ -279,7 +268,7 @@ async def test_a_slow_replica_gets_little_and_holds_nobody_up(tmp_path: Path, mo
     ):
         first = stages[0][0]
         await dispatch_all(first, spans(0, 60))
-        assert count(first.server.counting.counted) == 60 * MICRO
+        assert count(first.server.accounting.counted) == 60 * MICRO
         assert most == 1 and served + counted() == 60
         assert 0 < served < 15
         assert not first.struck()

@@ -19,10 +19,9 @@ import trio.testing
 from peer.net.host import Host
 from peer.net.method import Call
 from swarm.pipeline.config import PipelineSettings
-from swarm.pipeline.duplicate_checks import is_awaited, who_has
+from swarm.pipeline.duplicate_checks import BACKLOG_S, SURE_S, find_holder, still_waits
 from swarm.pipeline.messages import STILL_WAITING, ForwardReply, ForwardRequest, StillWaitingQuery, StillWaitingReply
-from swarm.pipeline.micro_batch import BACKLOG_S, SURE_S, MicroBatchTask
-from swarm.pipeline.stage_server import DispatchResult
+from swarm.pipeline.micro_batch import MicroBatchResult, MicroBatchTask
 from tests.peer.support.worker_harness import freeze
 from tests.swarm.support.pipeline_children import open_children
 from tests.swarm.support.pipeline_harness import (
@@ -66,7 +65,7 @@ class Caller:
     meanwhile: Callable[[], Awaitable[object]] = trio.lowlevel.checkpoint
 
     async def on_awaited(self, call: Call[StillWaitingQuery]) -> StillWaitingReply:
-        self.asked.append(call.body.span)
+        self.asked.append(call.body.samples)
         await self.meanwhile()
         return StillWaitingReply(self.waits)
 
@@ -80,7 +79,7 @@ async def open_caller(rules: PipelineSettings) -> AsyncIterator[Caller]:
 
 
 async def send(host: Host, rules: PipelineSettings, peer: str, stage: int, span: tuple[int, int]) -> ForwardReply:
-    return await pass_to(host, rules, peer, stage, ids_of(span) + bytes(HIDDEN_BYTES), span=span)
+    return await pass_to(host, rules, peer, stage, ids_of(span) + bytes(HIDDEN_BYTES), samples=span)
 
 
 async def test_a_thawed_replica_asks_before_it_counts(tmp_path: Path) -> None:
@@ -155,7 +154,7 @@ async def open_middle(folder: Path) -> AsyncIterator[Middle]:
 
 async def test_who_is_asked_whether_it_has_it_asks_back_before_it_counts(tmp_path: Path) -> None:
     async with open_middle(tmp_path) as middle:
-        caller, counting, began = middle.caller, middle.replica.server.counting, trio.current_time()
+        caller, accounting, began = middle.caller, middle.replica.server.accounting, trio.current_time()
         for span, asks, waits, outcome in (
             (SPANS[0], False, True, "done"),
             (SPANS[1], True, True, "done"),
@@ -166,13 +165,13 @@ async def test_who_is_asked_whether_it_has_it_asks_back_before_it_counts(tmp_pat
                 await middle.take(span, nursery)
                 if asks:
                     group, replica = middle.rules.groups[1], middle.replica.peer
-                    assert await who_has(caller.host, group, span, [replica], timeout_s=60) is None
+                    assert await find_holder(caller.host, group, span, [replica], timeout_s=60) is None
                 await middle.answers.send(None)
             assert middle.outcomes[-1] == outcome
         assert caller.asked[-2:] == SPANS[1:3]
         if middle.replica.host.stood_still_until < began - BACKLOG_S and trio.current_time() - began < SURE_S:
             assert len(caller.asked) == 2, "what came in time is not asked about"
-        assert counting.counted == ((SPANS[0][0], SPANS[1][1]),)
+        assert accounting.counted == ((SPANS[0][0], SPANS[1][1]),)
         assert (await middle.replica.worker_group.read_gradient()).micro_batches == ("0", str(MICRO))
 
 
@@ -183,7 +182,7 @@ async def test_who_asks_on_and_on_does_not_keep_it_from_being_counted(tmp_path: 
         stranger.book.add(peer, middle.replica.host.addresses)
 
         async def ask() -> None:
-            assert await who_has(stranger, group, SPANS[0], [peer], timeout_s=60) is None
+            assert await find_holder(stranger, group, SPANS[0], [peer], timeout_s=60) is None
 
         caller.meanwhile = ask
         async with trio.open_nursery() as nursery:
@@ -208,16 +207,16 @@ async def test_a_call_is_awaited_if_all_before_us_wait(tmp_path: Path) -> None:
                 (stranger, SPANS[0], request.ticket, True, False),
             ):
                 middle.caller.waits = waits
-                assert await is_awaited(asker, peer, span, ticket) is still
+                assert await still_waits(asker, peer, span, ticket) is still
             await middle.answers.send(None)
-        assert await is_awaited(last, peer, SPANS[0], request.ticket) is False, "it has its answer"
+        assert await still_waits(last, peer, SPANS[0], request.ticket) is False, "it has its answer"
         assert middle.outcomes == ["done"]
 
 
 async def test_what_is_at_its_backward_is_had(tmp_path: Path) -> None:
     """Whoever asks is told at once, however long the worker takes."""
     async with open_middle(tmp_path) as middle:
-        replica, counting = middle.replica, middle.replica.server.counting
+        replica, accounting = middle.replica, middle.replica.server.accounting
         worker = replica.worker_group.worker_pid
         assert worker is not None
         async with trio.open_nursery() as nursery:
@@ -225,13 +224,13 @@ async def test_what_is_at_its_backward_is_had(tmp_path: Path) -> None:
             freeze(worker)
             await middle.answers.send(None)
             with trio.fail_after(60):
-                while not counting.is_at(SPANS[0]):
+                while not accounting.is_at(SPANS[0]):
                     await trio.sleep(0.01)
             group = middle.rules.groups[1]
-            assert await who_has(middle.caller.host, group, SPANS[0], [replica.peer], timeout_s=60) == replica.peer
-            assert not counting.counted
+            assert await find_holder(middle.caller.host, group, SPANS[0], [replica.peer], timeout_s=60) == replica.peer
+            assert not accounting.counted
             os.kill(worker, signal.SIGCONT)
-        assert middle.outcomes == ["done"] and counting.counted == (SPANS[0],)
+        assert middle.outcomes == ["done"] and accounting.counted == (SPANS[0],)
 
 
 async def test_what_is_thrown_away_is_all_that_the_worker_has_counted(
@@ -239,24 +238,24 @@ async def test_what_is_thrown_away_is_all_that_the_worker_has_counted(
 ) -> None:
     """One is at its backward then, and is forgotten with the rest; one comes back meanwhile, and is asked for again."""
     async with open_middle(tmp_path) as middle:
-        replica, counting = middle.replica, middle.replica.server.counting
+        replica, accounting = middle.replica, middle.replica.server.accounting
         worker = replica.worker_group.worker_pid
         assert worker is not None
-        work = replica.server._work
+        runner = replica.server.runner
         thrown: list[tuple[list[str], tuple[tuple[int, int], ...]]] = []
-        came_back, is_wanted = trio.Event(), work._is_wanted
+        came_back, is_wanted = trio.Event(), runner._is_wanted
 
         async def watched(task: MicroBatchTask) -> bool:
             wanted = await is_wanted(task)
-            if task.span == SPANS[1]:
+            if task.samples == SPANS[1]:
                 came_back.set()
             return wanted
 
-        monkeypatch.setattr(work, "_is_wanted", watched)
+        monkeypatch.setattr(runner, "_is_wanted", watched)
 
         async def throw_away() -> None:
             async with replica.server.nothing_counts():
-                thrown.append((list((await replica.worker_group.take_gradient()).micro_batches), counting.forget()))
+                thrown.append((list((await replica.worker_group.take_gradient()).micro_batches), accounting.forget()))
 
         async with trio.open_nursery() as nursery:
             await middle.take(SPANS[0], nursery)
@@ -264,7 +263,7 @@ async def test_what_is_thrown_away_is_all_that_the_worker_has_counted(
             freeze(worker)
             await middle.answers.send(None)
             with trio.fail_after(60):
-                while not counting.is_at(SPANS[0]):
+                while not accounting.is_at(SPANS[0]):
                     await trio.sleep(0.01)
             nursery.start_soon(throw_away)
             await trio.testing.wait_all_tasks_blocked(0.1)
@@ -273,7 +272,7 @@ async def test_what_is_thrown_away_is_all_that_the_worker_has_counted(
                 await came_back.wait()
             assert not thrown
             os.kill(worker, signal.SIGCONT)
-        assert sorted(middle.outcomes) == ["done", "later"] and counting.counted == ()
+        assert sorted(middle.outcomes) == ["done", "later"] and accounting.counted == ()
         assert thrown == [([str(SPANS[0][0])], (SPANS[0],))]
 
 
@@ -293,10 +292,10 @@ async def test_of_two_that_dispatch_the_same_one_counts(tmp_path: Path) -> None:
         open_impostor(rules, 1, table, answer),
     ):
         slow, quick = stages[0]
-        results: list[DispatchResult] = []
+        results: list[MicroBatchResult] = []
 
         async def dispatch(replica: Replica, again: bool) -> None:
-            results.append(await replica.server.dispatch(SPANS[0], tokens_of(SPANS[0]), again))
+            results.append(await replica.source.dispatch_one(SPANS[0], tokens_of(SPANS[0]), again))
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(dispatch, slow, False)
@@ -304,7 +303,7 @@ async def test_of_two_that_dispatch_the_same_one_counts(tmp_path: Path) -> None:
             await dispatch(quick, True)
             go_on.set()
         assert [(result.done, result.counted) for result in results] == [(True, True), (True, False)]
-        assert (quick.server.counting.counted, slow.server.counting.counted) == ((SPANS[0],), ())
+        assert (quick.server.accounting.counted, slow.server.accounting.counted) == ((SPANS[0],), ())
 
 
 async def test_what_another_source_has_counted_is_awaited_of_whoever_dispatches_it_again(tmp_path: Path) -> None:
@@ -313,7 +312,7 @@ async def test_what_another_source_has_counted_is_awaited_of_whoever_dispatches_
     issuers: list[Replica] = []
 
     async def answer(request: ForwardRequest, payload: memoryview) -> tuple[ForwardReply, bytes]:
-        if not await is_awaited(last, issuers[-1].peer, request.span, request.ticket):
+        if not await still_waits(last, issuers[-1].peer, request.samples, request.ticket):
             return ForwardReply("later", "worker", begun=True), b""
         return ForwardReply("done", loss=1.0), bytes(HIDDEN_BYTES)
 
@@ -326,5 +325,5 @@ async def test_what_another_source_has_counted_is_awaited_of_whoever_dispatches_
             last.book.add(replica.peer, replica.host.addresses)
             issuers.append(replica)
             with trio.fail_after(60):
-                result = await replica.server.dispatch(SPANS[0], tokens_of(SPANS[0]), again)
+                result = await replica.source.dispatch_one(SPANS[0], tokens_of(SPANS[0]), again)
             assert (result.done, result.counted) == (True, not again)

@@ -38,8 +38,8 @@ async def test_synchronous_stages_an_epoch_apart(tmp_path: Path) -> None:
     async with open_replicas(tmp_path, [1, 1], previous=True) as stages, serving(stages, rules):
         first, last = stages[0][0], stages[1][0]
         for span in SPANS[:2]:
-            assert (await first.server.dispatch(span, tokens_of(span))).counted
-        assert (await first.server.dispatch(SPANS[2], tokens_of(SPANS[2]))).counted is False, (
+            assert (await first.source.dispatch_one(span, tokens_of(span))).counted
+        assert (await first.source.dispatch_one(SPANS[2], tokens_of(SPANS[2]))).counted is False, (
             "of the next round's batch"
         )
         assert len((await last.worker_group.take_gradient()).micro_batches) == 2
@@ -51,12 +51,12 @@ async def test_synchronous_stages_an_epoch_apart(tmp_path: Path) -> None:
         last.worker_group.outer.copy_(moved_weights(1))
         last.server.moved(head_at(rules, 1, 1, next_round))
         await last.worker_group.import_weights(epoch=1)
-        result = await first.server.dispatch(SPANS[0], tokens_of(SPANS[0]))
+        result = await first.source.dispatch_one(SPANS[0], tokens_of(SPANS[0]))
         assert result.counted
-        assert last.server.counting.counted == ()
+        assert last.server.accounting.counted == ()
         assert (await last.worker_group.take_gradient()).micro_batches == ()
         loss, _ = whole_gradient(MODEL, start(), [tokens_of(SPANS[0])])
-        assert result.loss / result.tokens == pytest.approx(loss, rel=1e-5)
+        assert result.loss / rules.tokens == pytest.approx(loss, rel=1e-5)
 
         # The first stage commits twice: what it issues then waits for the last one to come so far.
         first.worker_group.outer.copy_(moved_weights(0))
@@ -64,12 +64,11 @@ async def test_synchronous_stages_an_epoch_apart(tmp_path: Path) -> None:
             first.server.moved(head_at(rules, 0, epoch, next_round))
             await first.worker_group.import_weights(epoch=epoch)
         await first.worker_group.take_gradient()
-        held = trio.Event()
-        last.server.on_later = lambda epoch: held.set()
+        held = last.listener.has_later = trio.Event()
         done: list[bool] = []
 
         async def dispatch() -> None:
-            result = await first.server.dispatch(SPANS[2], tokens_of(SPANS[2]))
+            result = await first.source.dispatch_one(SPANS[2], tokens_of(SPANS[2]))
             done.append(result.counted)
 
         async with trio.open_nursery() as nursery:
@@ -78,7 +77,7 @@ async def test_synchronous_stages_an_epoch_apart(tmp_path: Path) -> None:
             assert last.server.later_epoch == 2 and not done and last.server.load().queue == 0
             last.server.moved(head_at(rules, 1, 2, next_round))
             await last.worker_group.import_weights(epoch=2)
-        assert done == [True] and last.server.counting.counted == (SPANS[2],)
+        assert done == [True] and last.server.accounting.counted == (SPANS[2],)
         flat = join_flat(MODEL, [moved_weights(0), moved_weights(1)], SPLITS[2])
         _, exact = whole_gradient(MODEL, flat, [tokens_of(SPANS[2])])
         for replica in (first, last):
@@ -90,23 +89,21 @@ async def test_local_steps_count_an_epoch_apart_and_tell_of_it(tmp_path: Path) -
     rules = rules_of(2)
     async with open_replicas(tmp_path, [1, 1]) as stages, serving(stages, rules):
         first, last = stages[0][0], stages[1][0]
-        later: list[int] = []
-        last.server.on_later = later.append
         for epoch, span in enumerate(SPANS[:2]):
             first.server.moved(head_at(rules, 0, epoch))
             await first.worker_group.import_weights(epoch=epoch)
-            assert (await first.server.dispatch(span, tokens_of(span))).counted
-        assert later == [1] and last.server.counting.counted == ((0, 4),)
+            assert (await first.source.dispatch_one(span, tokens_of(span))).counted
+        assert last.listener.later == [1] and last.server.accounting.counted == ((0, 4),)
 
         group = rules.groups[1]
         seen = await first.host.rpc.call(last.peer, IS_COUNTED, IsCountedQuery(group, tuple(SPANS)), timeout_s=60)
         assert seen.body.counted == (True, True, False)
         for asked, epoch, spans in ((group, 0, ((0, 4),)), (group, 1, ()), (rules.groups[0], 0, ())):
             counted = await first.host.rpc.call(last.peer, COUNTED, AskCounted(asked, epoch), timeout_s=60)
-            assert counted.body.spans == spans
+            assert counted.body.ranges == spans
 
         # Issued once more, it goes through and counts nowhere again.
-        again = await first.server.dispatch(SPANS[0], tokens_of(SPANS[0]), again=True)
+        again = await first.source.dispatch_one(SPANS[0], tokens_of(SPANS[0]), again=True)
         assert again.done and not again.counted
         assert len((await last.worker_group.take_gradient()).micro_batches) == 2
 
@@ -115,15 +112,13 @@ async def test_a_lost_worker_forgets_and_the_server_says_so(tmp_path: Path) -> N
     rules = rules_of(2)
     async with open_replicas(tmp_path, [1, 1]) as stages, serving(stages, rules):
         first, last = stages[0][0], stages[1][0]
-        assert (await first.server.dispatch(SPANS[0], tokens_of(SPANS[0]))).counted
-        lost = trio.Event()
-        last.server.on_lost = lost.set
+        assert (await first.source.dispatch_one(SPANS[0], tokens_of(SPANS[0]))).counted
         last.kill_worker()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(first.server.dispatch, SPANS[1], tokens_of(SPANS[1]))
-            await lost.wait()
-            assert last.server.counting.counted == ()
+            nursery.start_soon(first.source.dispatch_one, SPANS[1], tokens_of(SPANS[1]))
+            await last.listener.has_lost.wait()
+            assert last.server.accounting.counted == ()
             await last.worker_group.import_weights(epoch=0)
-        assert last.server.counting.counted == (SPANS[1],)
-        assert first.server.counting.counted == ((0, 4),)
+        assert last.server.accounting.counted == (SPANS[1],)
+        assert first.server.accounting.counted == ((0, 4),)
         assert (await last.worker_group.take_gradient()).micro_batches == ("2",)

@@ -28,7 +28,7 @@ from swarm.pipeline.messages import (
     REASON_MAX,
     REDISPATCH,
     RETRIED_MAX,
-    SPANS_MAX,
+    SAMPLE_RANGES_MAX,
     AskCounted,
     AskTokens,
     ForwardReply,
@@ -37,10 +37,10 @@ from swarm.pipeline.messages import (
     PipelineCalls,
     Redispatch,
 )
-from swarm.pipeline.source import MicroBatchSource
 from swarm.protocol.ledger import Ledger, Range
 from swarm.protocol.messages import Done
 from tests.peer.support.stage_harness import MODEL
+from tests.peer.support.stage_worker_harness import is_idle
 from tests.swarm.support.pipeline_harness import (
     HIDDEN_BYTES,
     MICRO,
@@ -51,7 +51,6 @@ from tests.swarm.support.pipeline_harness import (
     head_at,
     open_impostor,
     open_replicas,
-    read_tokens,
     rules_of,
     serving,
     spans,
@@ -149,10 +148,7 @@ async def test_an_answer_that_cannot_be_true_costs_a_retry_and_a_strike(
                 assert 0 < loss / (2 * rules.tokens) < 20
         for replica in (first, last):
             assert len((await replica.worker_group.take_gradient()).micro_batches) == 2 * len(LIES)
-            assert (replica.worker_group.free_slots, replica.worker_group.queue_length) == (
-                replica.worker_group.spec.slots,
-                0,
-            )
+            assert is_idle(replica.worker_group)
         assert not last.struck()
 
 
@@ -168,17 +164,14 @@ async def test_a_gradient_that_no_stage_can_use_costs_a_retry_or_the_micro_batch
             async with serving([[first]], rules) as table, open_impostor(rules, 1, {}, None) as liar:
                 answers(liar, rules, 1, table, Lie(), absurd)
                 (span,) = spans(0, 1)
-                result = await first.server.dispatch(span, tokens_of(span))
+                result = await first.source.dispatch_one(span, tokens_of(span))
                 assert (result.done, result.cause) == (False, "not_finite")
         async with serving(stages, rules) as table, open_impostor(rules, 1, {}, None) as liar:
             answers(liar, rules, 1, table, Lie(), absurd)
             assert 0 < await dispatch_all(first, spans(1, 4)) / (4 * rules.tokens) < 20
         for replica in (first, last):
             assert len((await replica.worker_group.take_gradient()).micro_batches) == 4
-            assert (replica.worker_group.free_slots, replica.worker_group.queue_length) == (
-                replica.worker_group.spec.slots,
-                0,
-            )
+            assert is_idle(replica.worker_group)
 
 
 async def test_who_says_that_it_has_it_and_does_nothing_is_not_followed_for_ever(
@@ -194,7 +187,7 @@ async def test_who_says_that_it_has_it_and_does_nothing_is_not_followed_for_ever
         first, last = stages[0][0], stages[1][0]
 
         async def on_seen(call: Call[IsCountedQuery]) -> IsCountedReply:
-            return IsCountedReply(tuple(True for _ in call.body.spans))
+            return IsCountedReply(tuple(True for _ in call.body.ranges))
 
         liar.rpc.register(IS_COUNTED, on_seen)
         answers(liar, rules, 1, table, ForwardReply("busy", "full", begun=True), b"")
@@ -213,8 +206,9 @@ async def test_who_only_passes_numbers_on_is_not_struck(tmp_path: Path) -> None:
     ):
         scenario = ForwardReply("done", loss=1e11, queued_s=1e9, downstream_s=1e9, waited_s=1e9, retried=RETRIED_MAX)
         answers(last, rules, 2, table, scenario, bytes(HIDDEN_BYTES))
-        result = await stages[0][0].server.dispatch((0, MICRO), tokens_of((0, MICRO)))
-        assert result.done and result.counted and 0 <= result.unqueued_s <= result.seconds
+        began = trio.current_time()
+        result = await stages[0][0].source.dispatch_one((0, MICRO), tokens_of((0, MICRO)))
+        assert result.done and result.counted and 0 <= result.waited_s <= trio.current_time() - began
         assert not stages[0][0].struck() and not stages[1][0].struck()
 
 
@@ -239,11 +233,11 @@ async def test_orders_and_questions_that_make_no_sense(tmp_path: Path) -> None:
         first = stages[0][0]
         stranger.book.add(first.peer, first.host.addresses)
 
-        source = MicroBatchSource(first.server, read_tokens, first.log)
+        source = first.source
         async with source.open():
             for spans in (((1, 1 + MICRO),), ((MICRO, 0),), ((0, 0),), ((0, 1),), ((0, far),), ((0, far), (far, 0))):
                 await refused(stranger, first, REDISPATCH, Redispatch(group, 0, spans), "ProtocolViolation|samples")
-            for spans in (((-MICRO, 0),), ((0, 1 << 60),), ((0, MICRO),) * (SPANS_MAX + 1)):
+            for spans in (((-MICRO, 0),), ((0, 1 << 60),), ((0, MICRO),) * (SAMPLE_RANGES_MAX + 1)):
                 for method, body in (
                     (REDISPATCH, Redispatch(group, 0, spans)),
                     (IS_COUNTED, IsCountedQuery(group, spans)),
@@ -282,7 +276,6 @@ async def test_orders_and_questions_that_make_no_sense(tmp_path: Path) -> None:
 async def test_nothing_is_dispatched_once_more_where_replicas_make_steps_of_their_own(tmp_path: Path) -> None:
     """It would be counted out of turn, and the whole round's work be void."""
     rules = rules_of(2)
-    ordered: list[object] = []
     async with (
         open_replicas(tmp_path, [1, 0]) as stages,
         serving(stages, rules) as table,
@@ -290,9 +283,8 @@ async def test_nothing_is_dispatched_once_more_where_replicas_make_steps_of_thei
     ):
         first = stages[0][0]
         stranger.book.add(first.peer, first.host.addresses)
-        first.server.on_redispatch = lambda spans, epoch: ordered.append(spans)
         await refused(stranger, first, REDISPATCH, Redispatch(rules.groups[0], 0, ((MICRO, 2 * MICRO),)), "synchronous")
-        assert not ordered
+        assert not first.listener.redispatched
 
 
 async def test_a_feeder_is_asked_for_no_more_than_it_can_read(tmp_path: Path) -> None:

@@ -16,19 +16,19 @@ from peer.events import Event
 from peer.net.host import Host
 from peer.net.method import Call
 from swarm.pipeline.data_feed import RemoteTokens, serve_tokens
-from swarm.pipeline.first_stage import REFUSALS_MAX
 from swarm.pipeline.messages import (
     COUNTED,
     FEED_SAMPLES_MAX,
     REDISPATCH,
-    SPANS_MAX,
+    SAMPLE_RANGES_MAX,
     AskCounted,
     AskTokens,
     Counted,
     PipelineCalls,
     Redispatch,
 )
-from swarm.pipeline.source import WINDOW_MIN, MicroBatchSource
+from swarm.pipeline.micro_batch import MicroBatchResult
+from swarm.pipeline.source import REFUSALS_MAX, WINDOW_MIN, MicroBatchSource
 from swarm.protocol.ledger import Range
 from swarm.protocol.messages import Done
 from swarm.protocol.plan import RANGES_MAX
@@ -73,7 +73,7 @@ async def hosts(stack: AsyncExitStack, count: int) -> list[Host]:
 
 async def test_feeders_in_turn_and_local_text_where_they_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     without_haste(monkeypatch)
-    monkeypatch.setattr("swarm.pipeline.data_feed.SULK_S", 600.0)
+    monkeypatch.setattr("swarm.pipeline.data_feed.COOLDOWN_S", 600.0)
     async with AsyncExitStack() as stack:
         me, good, gone, wrong_ids, too_few = await hosts(stack, 5)
         serve_tokens(good.rpc, RULES, read)
@@ -136,13 +136,13 @@ async def test_a_replica_can_say_what_it_has_counted_however_scattered_that_is()
     counted = tuple((far + 2 * k, far + 2 * k + 1) for k in range(RANGES_MAX))
 
     async def answer(call: Call[AskCounted]) -> Counted:
-        return Counted(counted, counted[:SPANS_MAX])
+        return Counted(counted, counted[:SAMPLE_RANGES_MAX])
 
     async with AsyncExitStack() as stack:
         me, mate = await hosts(stack, 2)
         mate.rpc.register(COUNTED, answer)
         reply = await me.rpc.call(mate.peer_id, COUNTED, AskCounted("group 1", 0), timeout_s=60)
-        assert reply.body.spans == counted
+        assert reply.body.ranges == counted
 
 
 @pytest.mark.process
@@ -156,11 +156,11 @@ async def test_what_every_replica_refuses_is_given_up_and_told(tmp_path: Path) -
         for rules in (RULES, rules_of(2, synchronous=True, round_samples=64)):
             del first.events[:]
             async with serving(stages, rules):
-                source = MicroBatchSource(first.server, read_tokens, first.log)
+                source = MicroBatchSource(first.server, read_tokens)
                 with trio.fail_after(60):
                     async with source.open():
                         await source.dispatch([(4, 12)])
-            assert source.totals.abandoned == 4 and first.server.counting.counted == ()
+            assert source.totals.abandoned == 4 and first.server.accounting.counted == ()
             told = [event.fields for event in first.seen("pipeline_refused")]
             assert 1 <= len(told) < 4, "not each of them"
             assert 4 <= int(str(told[0]["first"])) == int(str(told[0]["last"])) - MICRO < 12
@@ -177,30 +177,31 @@ async def test_an_source_takes_its_samples_through_and_reports(tmp_path: Path, m
     async with open_replicas(tmp_path, [1, 1]) as stages, serving(stages, rules):
         first, last = stages[0][0], stages[1][0]
 
-        source = MicroBatchSource(first.server, read_tokens, first.log)
+        ended = trio.Event()
+        results: list[tuple[Range, bool]] = []
+
+        def on_result(samples: Range, result: MicroBatchResult) -> None:
+            results.append((samples, result.counted))
+            if len(results) == 2:
+                ended.set()
+
+        source = first.listener.source = MicroBatchSource(first.server, read_tokens, on_result)
         async with source.open():
             await source.dispatch([(0, 40), (60, 64)])
-            assert first.server.counting.counted == last.server.counting.counted == ((0, 40), (60, 64))
+            assert first.server.accounting.counted == last.server.accounting.counted == ((0, 40), (60, 64))
             assert WINDOW_MIN <= source.window <= rules.window_max
             assert first.server.load().service_s > 0 and first.server.answer_s > 0
 
             # A leader asks for two once more: one is counted everywhere already.
             ended = trio.Event()
-            results: list[tuple[Range, bool]] = []
-
-            def on_result(result: object) -> None:
-                results.append((result.span, result.counted))  # type: ignore[attr-defined]
-                if len(results) == 2:
-                    ended.set()
-
-            source.on_result = on_result
+            results.clear()
             request = Redispatch(rules.groups[0], 0, ((38, 42),))
             await last.host.rpc.call(first.peer, REDISPATCH, request, timeout_s=60)
             await ended.wait()
             assert sorted(results) == [((38, 40), False), ((40, 42), True)]
         totals = first.seen("pipeline_progress")[-1].fields
         assert totals == {"dispatched": 24, "completed": 24, "retried": 0, "abandoned": 0}
-        assert last.server.counting.counted == ((0, 42), (60, 64))
+        assert last.server.accounting.counted == ((0, 42), (60, 64))
 
 
 @pytest.mark.process
@@ -217,7 +218,7 @@ async def test_what_is_told_last_accounts_for_all(tmp_path: Path) -> None:
                     if event.name == "pipeline_waiting":
                         waits.set()
 
-                source = MicroBatchSource(first.server, read_tokens, first.log)
+                source = MicroBatchSource(first.server, read_tokens)
                 with first.log.subscribed(on_event):
                     async with trio.open_nursery() as round_:
                         async with source.open():

@@ -15,7 +15,6 @@ import trio
 from optim.config import AllReduceConfig
 from optim.round_info import RoundInfo
 from peer.model.layout import init_flat, join_flat, split_flat
-from swarm.pipeline.stage_server import DispatchResult
 from swarm.protocol.head import Head, Member
 from swarm.protocol.ledger import Ledger, Range
 from swarm.protocol.plan import Assignment
@@ -51,14 +50,12 @@ async def settled(member: StageMember, head: Head) -> None:
     await until(lambda: trainer.head == head and trainer._adoption is None and not trainer._is_lost())
 
 
-async def dispatched(first: StageMember, epoch: int) -> DispatchResult:
-    span = (epoch * BATCH, epoch * BATCH + MICRO)
-    return await first.replica.server.dispatch(span, tokens_of(span), epoch=epoch)
-
-
-def check_loss(result: DispatchResult, weights: list[torch.Tensor]) -> None:
-    loss, _ = whole_gradient(MODEL, join_flat(MODEL, weights, SPLITS[2]), [tokens_of(result.span)])
-    assert result.done and result.loss / result.tokens == pytest.approx(loss, rel=1e-5)
+async def check_loss(first: StageMember, epoch: int, weights: list[torch.Tensor]) -> None:
+    """A micro-batch dispatched for that epoch goes through these weights."""
+    tokens = tokens_of((epoch * BATCH, epoch * BATCH + MICRO))
+    result = await first.replica.source.dispatch_one((epoch * BATCH, epoch * BATCH + MICRO), tokens, epoch=epoch)
+    loss, _ = whole_gradient(MODEL, join_flat(MODEL, weights, SPLITS[2]), [tokens])
+    assert result.done and result.loss / SETTING.rules.tokens == pytest.approx(loss, rel=1e-5)
 
 
 async def test_a_lost_worker_costs_not_the_weights_of_the_epoch_before(tmp_path: Path) -> None:
@@ -73,8 +70,8 @@ async def test_a_lost_worker_costs_not_the_weights_of_the_epoch_before(tmp_path:
             kill_worker(last)
             await until(lambda: last.replica.seen("worker_died"))
             await settled(last, head)
-            check_loss(await dispatched(first, epoch=0), START)
-            assert last.replica.server.counting.counted == (), "it went through"
+            await check_loss(first, 0, START)
+            assert last.replica.server.accounting.counted == (), "it went through"
             assert torch.equal(last.replica.worker_group.outer, moved_weights(1))
 
 
@@ -89,7 +86,7 @@ async def test_what_others_may_have_dispatched_is_dispatched_as_if_for_the_secon
             async def note(ranges: tuple[Range, ...], again: bool, go_on: Callable[[], bool]) -> None:
                 dispatched.extend((part, again) for part in ranges)
 
-            source = first.trainer._context.source
+            source = first.trainer._source
             assert source is not None
             source.dispatch = note  # type: ignore[method-assign,assignment]
             head, members = first.engine.head, first.engine.head.members
@@ -129,5 +126,5 @@ async def test_where_all_were_restarted_the_present_weights_must_do(tmp_path: Pa
             last.trainer.adopt(moved_weights(1), (), head)
             await settled(last, head)
             await settled(first, behind)
-            check_loss(await dispatched(first, epoch=4), [START[0], moved_weights(1)])
-            assert last.replica.server.counting.counted == (), "it went through"
+            await check_loss(first, 4, [START[0], moved_weights(1)])
+            assert last.replica.server.accounting.counted == (), "it went through"

@@ -49,7 +49,7 @@ async def test_replicas_of_a_stage_are_the_same_bits_after_every_commit(
 
 def at_work(members: list[StageMember]) -> list[StageMember]:
     """Those with something to lose."""
-    return [member for member in members if member.heads and member.replica.server.counting.counted]
+    return [member for member in members if member.heads and member.replica.server.accounting.counted]
 
 
 async def test_a_lost_worker_costs_no_commit_and_counts_nothing_twice(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ async def test_so_they_are_where_a_worker_dies_in_the_middle(tmp_path: Path, sta
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(scene.run)
                 victim = scene.stages[stage][0]
-                await until(lambda: victim.heads and victim.replica.server.counting.counted)
+                await until(lambda: victim.heads and victim.replica.server.accounting.counted)
                 kill_worker(victim)
             assert victim.replica.seen("worker_died")
             scene.check(STEPS)

@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from optim.config import AllReduceConfig, CodecConfig, DilocoConfig
 from peer.config import InnerConfig, ModelConfig
+from peer.ipc.span import spans_of
 from peer.model.decoder import Decoder
 from peer.model.layout import FlatLayout, init_flat
 from swarm.placement.stages import cut, layout_of, stage_costs, state_bytes, vectors_of
@@ -54,12 +55,12 @@ def test_work_is_what_the_layers_multiply(stages: int, shared_blocks: int) -> No
     model = msgspec.structs.replace(MODEL, shared_blocks=shared_blocks, vocab_size=300)
     manifest = manifest_of(stages, model)
     batch, length = manifest.micro_batch, manifest.data.seq_len
-    for stage, (first, end) in enumerate(manifest.cuts):
-        decoder = Decoder(model, init_flat(model, 0, layers=range(first, end)), range(first, end))
-        x = torch.zeros(batch, length, dtype=torch.int64) if first == 0 else torch.zeros(batch, length, 32)
+    for stage, span in enumerate(spans_of(manifest.cuts)):
+        decoder = Decoder(model, init_flat(model, 0, span=span), span)
+        x = torch.zeros(batch, length, dtype=torch.int64) if span.is_first else torch.zeros(batch, length, 32)
         with FlopCounterMode(display=False) as counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
             decoder(x)
-        masked = (end - first) * batch * 2 * length * length * model.heads * model.head_size
+        masked = span.count * batch * 2 * length * length * model.heads * model.head_size
         assert stage_costs(manifest)[stage].work == pytest.approx(3 * (counter.get_total_flops() - masked))
 
 

@@ -22,7 +22,7 @@ from peer.compute.train_loop import InnerTrainer
 from peer.data.corpus import Corpus, load_corpus
 from peer.data.tokenizer import ByteTokenizer
 from peer.events import Event
-from peer.ipc.inner_orders import InnerRunOptions
+from peer.ipc.inner_options import InnerRunOptions
 from peer.model.layout import FlatLayout, init_flat
 from peer.worker.client import WorkerGroup
 from swarm.protocol.head import Member
@@ -294,7 +294,7 @@ async def test_a_loss_that_was_not_measured_to_the_end_is_measured_later(tmp_pat
 
 async def _measuring(scene: Scene) -> None:
     """The worker has been given something to do."""
-    while not scene.worker_group._pending:
+    while not scene.worker_group._supervisor._pending:
         await trio.lowlevel.checkpoint()
 
 

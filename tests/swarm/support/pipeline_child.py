@@ -17,8 +17,7 @@ from typing import Any
 import torch
 import trio
 
-from swarm.pipeline import duplicate_checks as asking
-from swarm.pipeline import micro_batch as stage_work
+from swarm.pipeline import duplicate_checks
 from swarm.pipeline.accounting import SampleAccounting
 from swarm.protocol.ledger import Range
 from tests.swarm.support.pipeline_harness import open_replica, rules_of
@@ -41,7 +40,10 @@ async def main(folder: Path, stages: int, stage: int, activations: str) -> None:
             begun[span[0]] = time.monotonic()
             return super().begin(span, epoch)
 
-    asking.STILL_WAITING_S, stage_work.DOUBTS_MAX = 60.0, 100  # no word is a no: here all have their say
+    duplicate_checks.STILL_WAITING_S, duplicate_checks.CHECKS_MAX = (
+        60.0,
+        100,
+    )  # no word is a no: here all have their say
     async with open_replica(folder, stages, stage) as replica:
         say(peer=replica.peer, stage=stage, addresses=list(replica.host.addresses))
         table = json.loads(await read_line())
@@ -49,7 +51,7 @@ async def main(folder: Path, stages: int, stage: int, activations: str) -> None:
             say(serving=True)
             while await read_line():
                 taken = await replica.worker_group.read_gradient()
-                say(counted=list(replica.server.counting.counted), taken=len(taken.micro_batches), begun=begun)
+                say(counted=list(replica.server.accounting.counted), taken=len(taken.micro_batches), begun=begun)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from typing import Any
 
 import trio
 
-from swarm.pipeline.accounting import spans_of
+from swarm.pipeline.accounting import micro_batches_of
 from tests.swarm.support.pipeline_harness import MICRO
 
 ROOT = Path(__file__).parents[3]
@@ -48,7 +48,7 @@ class Child:
     async def counted(self) -> dict[Span, float]:
         """The micro-batches that it has counted, and when it decided to, by the clock of `thaw`."""
         answer = await self.ask()
-        spans = spans_of([(first, last) for first, last in answer["counted"]], MICRO)
+        spans = micro_batches_of([(first, last) for first, last in answer["counted"]], MICRO)
         assert len(spans) == answer["taken"], "what the station says is what the worker has"
         return {span: answer["begun"][str(span[0])] for span in spans}
 

@@ -24,7 +24,8 @@ from swarm.pipeline.accounting import SampleAccounting
 from swarm.pipeline.config import LoadReport, PipelineSettings
 from swarm.pipeline.messages import ForwardReply, ForwardRequest, PipelineCalls
 from swarm.pipeline.router import ReplicaRouter, RouterConfig
-from swarm.pipeline.stage_server import StageServer
+from swarm.pipeline.source import MicroBatchSource
+from swarm.pipeline.stage_server import IgnoreEvents, StageServer
 from swarm.protocol.head import Head, genesis
 from swarm.protocol.ledger import Ledger, Range
 from tests.peer.support.stage_harness import INNER, MODEL, SPLITS, spec_of
@@ -82,14 +83,14 @@ def without_haste(monkeypatch: pytest.MonkeyPatch) -> None:
     config = RouterConfig(deadline_first_s=60.0, deadline_min_s=60.0)
     monkeypatch.setattr("swarm.pipeline.sender.ReplicaRouter", lambda seed: ReplicaRouter(seed, config))
     for name in (
-        "first_stage.IS_COUNTED_S",
+        "stage_server.IS_COUNTED_S",
         "sender.IS_COUNTED_S",
         "duplicate_checks.STILL_WAITING_S",
         "synchronous.ANSWER_S",
         "data_feed.FEED_S",
     ):
         monkeypatch.setattr(f"swarm.pipeline.{name}", 60.0)
-    monkeypatch.setattr("swarm.pipeline.micro_batch.DOUBTS_MAX", 100)  # a doubt comes with each standstill
+    monkeypatch.setattr("swarm.pipeline.duplicate_checks.CHECKS_MAX", 100)  # each standstill leads to a check
 
 
 def spans(first: int, count: int) -> list[Range]:
@@ -97,9 +98,35 @@ def spans(first: int, count: int) -> list[Range]:
     return [(MICRO * k, MICRO * (k + 1)) for k in range(first, first + count)]
 
 
+class Listener(IgnoreEvents):
+    """Notes what happened at a stage, and forwards redispatches to `source`."""
+
+    def __init__(self) -> None:
+        self.source: MicroBatchSource | None = None
+        self.later: list[int] = []
+        self.has_later, self.has_lost = trio.Event(), trio.Event()
+        self.redispatched: list[object] = []
+
+    def later_epoch(self, epoch: int) -> None:
+        self.later.append(epoch)
+        self.has_later.set()
+
+    def worker_lost(self) -> None:
+        self.has_lost.set()
+
+    def redispatch(self, ranges: tuple[Range, ...], epoch: int) -> None:
+        self.redispatched.append(ranges)
+        if self.source is not None:
+            self.source.redispatch(ranges, epoch)
+
+    def dispatching(self) -> tuple[Range, ...]:
+        return self.source.dispatching if self.source is not None else ()
+
+
 @dataclass
 class Replica:
-    """One peer of a pipeline: a host and a worker with the start weights; `server` while it is `serving`."""
+    """One peer of a pipeline: a host and a worker with the start weights; `server`, on stage 0 `source`, and `listener`
+    while it is `serving`."""
 
     stage: int
     host: Host
@@ -107,6 +134,8 @@ class Replica:
     log: Log
     events: list[Event] = field(default_factory=list)
     server: StageServer = field(init=False)
+    source: MicroBatchSource = field(init=False)
+    listener: Listener = field(init=False)
 
     @property
     def peer(self) -> str:
@@ -126,16 +155,19 @@ class Replica:
     async def serving(
         self, rules: PipelineSettings, table: Table, counts: type[SampleAccounting] = SampleAccounting
     ) -> AsyncIterator[Replica]:
-        """Its station serves, and the others can find it."""
-        counting = counts(head_at(rules, self.stage), MICRO, rules.round_samples or None, self.peer)
+        """Its server serves, and the others can find it."""
+        accounting = counts(head_at(rules, self.stage), MICRO, rules.round_samples or None, self.peer)
 
         def replicas_of(stage: int) -> dict[str, LoadReport]:
             found = replicas_in(table, stage, self.host)
             self.host.watch(found, "next stage") if stage > self.stage else None
             return found
 
-        self.server = StageServer(self.stage, rules, self.worker_group, self.host, counting, replicas_of, self.log)
-        async with self.server.open():
+        self.server = StageServer(self.stage, rules, self.worker_group, self.host, accounting, replicas_of)
+        self.listener = Listener()
+        if self.stage == 0:
+            self.source = self.listener.source = MicroBatchSource(self.server, read_tokens)
+        async with self.server.open(self.listener):
             table[self.peer] = {"stage": self.stage, "addresses": list(self.host.addresses)}
             yield self
 
@@ -206,7 +238,7 @@ Answerer = Callable[[ForwardRequest, memoryview], Awaitable[tuple[ForwardReply, 
 async def open_impostor(
     rules: PipelineSettings, stage: int, table: Table, answer: Answerer | None
 ) -> AsyncIterator[Host]:
-    """A peer with no stage behind it, that calls as it likes and answers PASS with `answer`, if any."""
+    """A peer with no stage behind it, that calls as it likes and answers FORWARD with `answer`, if any."""
     log = Log()
     async with open_host(HostConfig(identity=Identity.generate(), events=log)) as host:
         if answer is not None:
@@ -222,10 +254,10 @@ async def open_impostor(
 async def pass_to(
     host: Host, rules: PipelineSettings, peer: str, stage: int, payload: bytes, **changes: Any
 ) -> ForwardReply:
-    """One PASS, by hand, to a replica of `stage` whose addresses `host` knows."""
+    """One FORWARD, by hand, to a replica of `stage` whose addresses `host` knows."""
     values: dict[str, Any] = {
         "group": rules.groups[stage],
-        "span": (0, MICRO),
+        "samples": (0, MICRO),
         "epoch": 0,
         "batch": MICRO,
         "length": SEQ,
@@ -244,7 +276,7 @@ async def dispatch_all(replica: Replica, spans: list[Range], window: int = 8) ->
     async def dispatch(span: Range) -> None:
         nonlocal total
         async with limiter:
-            result = await replica.server.dispatch(span, tokens_of(span))
+            result = await replica.source.dispatch_one(span, tokens_of(span))
             assert result.done, result
             total += result.loss
 

@@ -24,7 +24,7 @@ from swarm.pipeline.config import LoadReport, PipelineSettings
 from swarm.pipeline.local_steps import LocalSteps
 from swarm.pipeline.source import MicroBatchSource
 from swarm.pipeline.stage_server import StageServer
-from swarm.pipeline.stage_trainer import StageTrainer, StageTrainerContext
+from swarm.pipeline.stage_trainer import StageTrainer
 from swarm.pipeline.synchronous import BatchTracker, Synchronous
 from swarm.protocol.head import Head, Member, genesis
 from swarm.protocol.ledger import Range
@@ -148,7 +148,7 @@ async def seated(
     mates = {peer: entry for peer, entry in table.items() if entry["stage"] == stage}
     head = first.regrouped(tuple(Member(peer, entry["session"]) for peer, entry in mates.items()), 1)
     schedule = RoundSchedule(setting.outer, setting.inner, SEQ, 600.0, stage, setting.stages, MICRO)
-    counting = SampleAccounting(head, MICRO, rules.round_samples or None, host.peer_id)
+    accounting = SampleAccounting(head, MICRO, rules.round_samples or None, host.peer_id)
 
     def replicas_of(of: int) -> dict[str, LoadReport]:
         return {p: load for p, load in replicas_in(table, of, host).items() if p not in host.suspects}
@@ -156,20 +156,17 @@ async def seated(
     async def tokens(spans: Sequence[Range]) -> torch.Tensor:
         return torch.cat([tokens_of(span) for span in spans])
 
-    server = StageServer(stage, rules, replica.worker_group, host, counting, replicas_of, log)
+    server = StageServer(stage, rules, replica.worker_group, host, accounting, replicas_of)
     replica.server = server
-    source = MicroBatchSource(server, tokens, log) if stage == 0 else None
-    context = StageTrainerContext(
-        replica.worker_group, server, schedule, log, source, None, lambda: _first_round(table), setting.rounds
-    )
+    source = None
+    if stage == 0:
+        source = replica.source = MicroBatchSource(server, tokens)
     trainer: StageTrainer
     if rules.synchronous:
-        dispatch_here = source.redispatch if source is not None else None
-        trainer = Synchronous(
-            context, BatchTracker(host, rules, schedule, lambda: list(replicas_of(0)), dispatch_here, log)
-        )
+        tracker = BatchTracker(server, schedule, lambda: list(replicas_of(0)), source)
+        trainer = Synchronous(server, schedule, tracker, source)
     else:
-        trainer = LocalSteps(context)
+        trainer = LocalSteps(server, schedule, source, None, lambda: _first_round(table), setting.rounds)
     snapshots = SnapshotStore(state.size_bytes, 9 << 20)
     snapshots.publish(state.tree, state.tensors)
     snapshots.serve(host.rpc)
@@ -184,7 +181,7 @@ async def seated(
         host.book.add(peer, entry["addresses"])
     host.watch(table, "pipeline")
     trainer.adopt(state.theta, None, head)
-    async with server.open(), trio.open_nursery() as nursery:
+    async with server.open(trainer), trio.open_nursery() as nursery:
         nursery.start_soon(trainer.run)
         yield member
         nursery.cancel_scope.cancel()

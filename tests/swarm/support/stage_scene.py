@@ -148,7 +148,7 @@ async def check_a_kill(folder: Path, replicas: list[int], stage: int, steps: int
                     async with trio.open_nursery() as nursery:
                         nursery.start_soon(scene.run)
                         witness = scene.stages[1 if stage == 0 else 0][0]
-                        await until(lambda: len(witness.heads) >= 2 and witness.replica.server.counting.counted)
+                        await until(lambda: len(witness.heads) >= 2 and witness.replica.server.accounting.counted)
                         child.kill()
                     group = scene.stages[stage]
                     assert len(group[0].heads[0].members) == len(group) + 1

@@ -1,4 +1,4 @@
-"""Each hole of py-libp2p 0.8.1: gone with the fixes, there without them, so that each test is known to be able to fail.
+"""The holes of py-libp2p 0.8.1: closed with the fixes, open without them. So every test is known to detect its hole.
 
 Scenarios run in child processes (`holes_node`): one for all with the fixes, one for each without, which may die of it.
 """
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.process
 
 
 def _provoke(library: str, names: list[str]) -> dict[str, str]:
-    """What went wrong in each scenario, "" for nothing; all that comes after a death or a hang went wrong too."""
+    """Return what went wrong in each scenario, "" for nothing. A death or a hang fails all later scenarios too."""
     command = [sys.executable, "-m", "tests.peer.support.holes_node", library, *names]
     with subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
         try:
@@ -39,7 +39,7 @@ def _provoke(library: str, names: list[str]) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def outcomes(request: pytest.FixtureRequest) -> Iterator[dict[tuple[str, str], Future[dict[str, str]]]]:
-    """The selected scenarios, under way, two children at a time."""
+    """Run the selected scenarios, two children at a time."""
     selected = [item.callspec.params for item in request.session.items if item.path == request.path]
     fixed = [params["name"] for params in selected if params["library"] == "fixed"]
     stock = [params["name"] for params in selected if params["library"] == "stock"]

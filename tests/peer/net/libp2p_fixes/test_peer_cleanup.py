@@ -1,13 +1,11 @@
-"""A host keeps nothing of the peers that have gone, and everything of those that are there."""
+"""A host keeps nothing of disconnected peers, and everything of connected ones."""
 
 from __future__ import annotations
 
 import trio
-import trio.testing
 
 from peer.events import EventLog
 from peer.identity import Identity
-from peer.net.cooldown import Cooldown
 from peer.net.host import Host, HostConfig, open_host
 from peer.net.libp2p_fixes.peer_cleanup import LINGER_S
 from tests.peer.net.test_rpc import ECHO, Number, echo
@@ -20,7 +18,7 @@ def config() -> HostConfig:
 
 
 def kept_of_others(host: Host) -> dict[str, int]:
-    """How many entries each of the host's tables holds, its own entry in the peerstore left out."""
+    """Count the entries in each of the host's tables, without its own entry in the peerstore."""
     network = host.libp2p.get_network()
     return {
         "peerstore": len(network.peerstore.peer_data_map) - 1,
@@ -31,7 +29,7 @@ def kept_of_others(host: Host) -> dict[str, int]:
     }
 
 
-async def test_nothing_is_kept_of_whom_we_called_and_who_called_us() -> None:
+async def test_nothing_is_kept_of_disconnected_peers() -> None:
     async with open_host(config()) as host, open_host(config()) as friend:
         host.rpc.register(ECHO, echo)
         friend.rpc.register(ECHO, echo)
@@ -43,10 +41,10 @@ async def test_nothing_is_kept_of_whom_we_called_and_who_called_us() -> None:
                 await stranger.connect_address(host.addresses[0], timeout_s=30)
                 for caller, called in ((stranger, host), (host, stranger)):
                     await caller.rpc.call(called.peer_id, ECHO, Number(1), bytes(1 << 20), timeout_s=30, bulk=True)
-                with trio.move_on_after(60):  # what is read of it after it has gone lingers
+                with trio.move_on_after(60):  # entries made after its disconnection remain
                     while stranger.libp2p.get_id() not in host.libp2p._identified_peers:
                         await trio.sleep(0.01)
-        with trio.move_on_after(60):  # what is left is then told
+        with trio.move_on_after(60):  # the assertion below reports what is left
             while any(count > 1 for count in kept_of_others(host).values()):
                 await trio.sleep(0.01)
         assert all(count <= 1 for count in kept_of_others(host).values()), kept_of_others(host)
@@ -55,8 +53,8 @@ async def test_nothing_is_kept_of_whom_we_called_and_who_called_us() -> None:
         assert (await host.rpc.call(friend.peer_id, ECHO, Number(7), timeout_s=30)).body == Number(8)
 
 
-async def test_what_was_noted_too_late_goes_with_the_next_who_leaves() -> None:
-    """As when an identification ends after its connection."""
+async def test_late_entries_are_dropped_at_the_next_disconnection() -> None:
+    """An identification may end after its connection."""
     async with open_host(config()) as host:
         store = host.libp2p.get_peerstore()
         async with open_host(config()) as late, open_host(config()) as early:
@@ -69,22 +67,4 @@ async def test_what_was_noted_too_late_goes_with_the_next_who_leaves() -> None:
         with trio.fail_after(60):
             while store.has_peer(late_id):
                 await trio.sleep(0.01)
-        assert store.has_peer(early_id)  # somebody may be dialling it right now
-
-
-async def test_a_pause_ends_by_itself_or_at_once_and_none_are_piled_up(autojump_clock: trio.testing.MockClock) -> None:
-    pause = Cooldown(30.0)
-    pause.begin("a")
-    assert "a" in pause and "b" not in pause
-    await trio.sleep(29)
-    pause.begin("b")
-    await trio.sleep(2)
-    assert "a" not in pause and "b" in pause
-    pause.end("b")
-    assert "b" not in pause
-    for number in range(5000):
-        pause.begin(str(number))
-    assert len(pause) == 1024 and "4999" in pause
-    await trio.sleep(31)
-    pause.begin("last")
-    assert len(pause) == 1
+        assert store.has_peer(early_id)  # it may be being dialled

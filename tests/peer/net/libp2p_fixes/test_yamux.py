@@ -64,7 +64,7 @@ async def _read_all(stream: YamuxStream) -> bytes:
 
 
 async def _frame(conn: MemoryConn) -> tuple[int, int, int, int]:
-    """Type, flags, stream and length of the next frame but pings."""
+    """Return type, flags, stream and length of the next frame that is no ping."""
     while True:
         header = b""
         while len(header) < HEADER.size:
@@ -80,7 +80,7 @@ async def _frame(conn: MemoryConn) -> tuple[int, int, int, int]:
     cuts=st.lists(st.integers(30, 70_000), min_size=1, max_size=5),
 )
 def test_bytes_arrive_whole_and_in_order(sizes: list[int], cuts: list[int]) -> None:
-    """However the writes are sized and however the transport cuts them."""
+    """For any sizes of writes and any cuts by the transport."""
 
     async def main() -> None:
         left, right = conn_pair()
@@ -120,7 +120,7 @@ async def test_half_close_leaves_the_other_direction_open() -> None:
         assert not ours.muxed_conn._streams
 
 
-async def test_reset_ends_both_directions_after_what_was_sent() -> None:
+async def test_reset_ends_both_directions_after_the_data_sent() -> None:
     async with stream_pair() as (ours, theirs):
         await ours.write(b"last words")
         await ours.reset()
@@ -131,7 +131,7 @@ async def test_reset_ends_both_directions_after_what_was_sent() -> None:
             await theirs.write(b"?")
 
 
-async def test_what_arrived_can_be_read_after_the_connection_is_gone() -> None:
+async def test_received_bytes_can_be_read_after_the_connection_ends() -> None:
     async with stream_pair() as (ours, theirs):
         await ours.write(b"goodbye")
         await ours.close()
@@ -163,7 +163,7 @@ async def test_the_callers_buffer_may_change_after_write() -> None:
 
 
 async def test_window_grows_for_a_fast_reader_and_returns_to_the_connection(
-    autojump_clock: trio.testing.MockClock,  # by which it is fast on any machine
+    autojump_clock: trio.testing.MockClock,  # makes the reader fast on any machine
 ) -> None:
     async with stream_pair() as (ours, theirs), trio.open_nursery() as nursery:
 
@@ -276,8 +276,8 @@ async def test_data_under_way_to_a_stream_that_we_reset_is_skipped_up_to_its_win
             await listener.event_closed.wait()
 
 
-async def test_nobody_waits_for_room_in_a_closed_send_queue(autojump_clock: trio.testing.MockClock) -> None:
-    """Nothing empties it, and whoever asks in a loop must let the others run."""
+async def test_a_closed_send_queue_blocks_no_writer(autojump_clock: trio.testing.MockClock) -> None:
+    """Nothing empties it, and a writer that asks in a loop must let other tasks run."""
     send_queue = SendQueue(lambda: None)
     send_queue.put(bytes(DATA_BYTES))
     assert send_queue.is_full_for(65536)
@@ -337,9 +337,9 @@ async def test_noise_agrees_with_the_stock_transport(ours_sends: bool) -> None:
 async def test_noise_refuses_tampered_and_torn_messages() -> None:
     sender, receiver, left, right = _noise_pair((NoiseTransport, NoiseTransport))
     await sender.write_msg(b"hello")
-    sealed = bytearray(await right.read(100))
-    sealed[-1] ^= 1
-    await left.write(bytes(sealed))
+    encrypted = bytearray(await right.read(100))
+    encrypted[-1] ^= 1
+    await left.write(bytes(encrypted))
     with pytest.raises(ConnectionClosedError):
         await receiver.read_msg()
     _, receiver, left, _ = _noise_pair((NoiseTransport, NoiseTransport))

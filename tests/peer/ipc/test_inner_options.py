@@ -1,5 +1,4 @@
-"""What inner orders make of the worker's local weights and of delta, and what a new worker goes on from, against the
-same computed in this process."""
+"""Inner runs with options in a real worker, compared with the same computed in this process."""
 
 from __future__ import annotations
 
@@ -22,12 +21,13 @@ from peer.compute.train_loop import InnerTrainer
 from peer.config import InnerConfig
 from peer.data.corpus import Corpus, load_corpus
 from peer.data.tokenizer import ByteTokenizer
-from peer.ipc import messages as control
+from peer.ipc.messages import LoadModel, ModelLoaded, Rejected, Stop
+from peer.ipc.train_messages import RunInner
 from peer.model.decoder import Decoder, next_token_loss
 from peer.model.layout import init_flat
 from peer.worker.client import InnerRunOptions, WorkerGroup
+from peer.worker.config import WorkerBuffers
 from peer.worker.process import WorkerProcess, handshake
-from peer.worker.supervisor import WorkerBuffers
 from tests.peer.support.worker_harness import (
     ENDLESS,
     HOUR_S,
@@ -78,7 +78,7 @@ async def _twins(directory: Path, text: Path, inner: InnerConfig = INNER) -> Asy
 
 
 @pytest.mark.process
-async def test_orders_against_the_same_done_here(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_worker_equals_this_process(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with _twins(tmp_path, text) as twins:
         await _local_stream(twins)
         await _tail(twins)
@@ -91,7 +91,7 @@ async def _local_stream(twins: Twins) -> None:
     worker_group, mine = twins.worker_group, twins.mine
     # a worker without local weights begins from outer, and has nothing to mix
     await worker_group.inner_steps(
-        [(0, 8)], 0, HOUR_S, orders=InnerRunOptions(begin="local", mix=((0, 100),), alpha=0.5)
+        [(0, 8)], 0, HOUR_S, options=InnerRunOptions(begin="local", mix=((0, 100),), alpha=0.5)
     )
     mine.local.copy_(worker_group.outer)
     twins.steps(range(8), 0)
@@ -100,8 +100,8 @@ async def _local_stream(twins: Twins) -> None:
     # spans mixed before, others captured after; what lies behind them in delta stays
     twins.new_outer(1)
     worker_group.delta.fill_(7.0)
-    orders = InnerRunOptions(begin="local", mix=((10, 500), (900, 1000)), alpha=0.25, capture=((5, 20), (950, 2000)))
-    await worker_group.inner_steps([(8, 16)], 2, HOUR_S, orders=orders)
+    options = InnerRunOptions(begin="local", mix=((10, 500), (900, 1000)), alpha=0.25, capture=((5, 20), (950, 2000)))
+    await worker_group.inner_steps([(8, 16)], 2, HOUR_S, options=options)
     for span in (slice(10, 500), slice(900, 1000)):
         mine.local[span] = 0.25 * mine.local[span] + 0.75 * worker_group.outer[span]
     twins.steps(range(8, 16), 2)
@@ -111,25 +111,24 @@ async def _local_stream(twins: Twins) -> None:
 
     # alpha 0 copies; no step, so the copy is what is captured
     await worker_group.inner_steps(
-        [(16, 20)], 4, HOUR_S, steps=0, orders=InnerRunOptions(begin="local", mix=((0, 40),))
+        [(16, 20)], 4, HOUR_S, steps=0, options=InnerRunOptions(begin="local", mix=((0, 40),))
     )
     mine.local[:40] = worker_group.outer[:40]
     assert not worker_group.delta[:40].any() and torch.equal(worker_group.delta[40:], gap[40:])
 
 
 async def _tail(twins: Twins) -> None:
-    """It reads and writes nothing that is shared; evaluating and sampling do not disturb what it leaves."""
+    """A tail reads and writes no shared memory, and an evaluation does not disturb the local weights."""
     worker_group, mine = twins.worker_group, twins.mine
     delta = worker_group.delta.clone()
     worker_group.outer.fill_(torch.nan)
-    result = await worker_group.inner_steps([(20, 36)], 4, HOUR_S, orders=TAIL)
+    result = await worker_group.inner_steps([(20, 36)], 4, HOUR_S, options=TAIL)
     assert (result.steps, result.skipped) == (4, 0) and torch.equal(worker_group.delta, delta)
     twins.steps(range(20, 36), 4)
 
     twins.new_outer(2)
     loss = await worker_group.evaluate(2)
-    assert await worker_group.sample("9", 5)
-    await worker_group.inner_steps([(36, 40)], 8, HOUR_S, orders=LOCAL)
+    await worker_group.inner_steps([(36, 40)], 8, HOUR_S, options=LOCAL)
     twins.steps(range(36, 40), 8)
     assert torch.equal(worker_group.delta, worker_group.outer - mine.local)
     with mine.holding(worker_group.outer):
@@ -141,7 +140,7 @@ async def _gradients(twins: Twins) -> None:
     worker_group, mine = twins.worker_group, twins.mine
     kept = worker_group.inner_state.clone()
     twins.new_outer(1)
-    result = await worker_group.inner_steps([(40, 50)], 3, HOUR_S, orders=InnerRunOptions(product="gradient"))
+    result = await worker_group.inner_steps([(40, 50)], 3, HOUR_S, options=InnerRunOptions(product="gradient"))
     assert (result.steps, result.sequences, result.tokens, result.skipped) == (3, 10, 320, 0)
 
     model = Decoder(MODEL, init_flat(MODEL, seed=1).double())
@@ -154,17 +153,17 @@ async def _gradients(twins: Twins) -> None:
     assert float(exact.norm()) > INNER.clip_norm  # nothing was clipped
     whole = worker_group.delta.clone()
     spans = InnerRunOptions(product="gradient", capture=((3, 9), (100, 200)))
-    await worker_group.inner_steps([(40, 50)], 3, HOUR_S, orders=spans)
+    await worker_group.inner_steps([(40, 50)], 3, HOUR_S, options=spans)
     assert torch.equal(worker_group.delta[:106], torch.cat([whole[3:9], whole[100:200]]))
 
     assert torch.equal(worker_group.inner_state, kept)
-    await worker_group.inner_steps([(50, 54)], 3, HOUR_S, orders=LOCAL)  # the weights had stayed at outer
+    await worker_group.inner_steps([(50, 54)], 3, HOUR_S, options=LOCAL)  # the weights had stayed at outer
     mine.local.copy_(worker_group.outer)
     twins.steps(range(50, 54), 3)
     assert torch.equal(worker_group.delta, worker_group.outer - mine.local)
 
     worker_group.outer[0] = torch.nan
-    result = await worker_group.inner_steps([(0, 8)], 0, HOUR_S, orders=InnerRunOptions(product="gradient"))
+    result = await worker_group.inner_steps([(0, 8)], 0, HOUR_S, options=InnerRunOptions(product="gradient"))
     assert (result.steps, result.sequences, result.skipped) == (2, 8, 2) and not worker_group.delta.any()
     twins.new_outer(1)
 
@@ -177,7 +176,7 @@ async def _stops(worker_group: WorkerGroup) -> None:
     made: dict[int, int] = {}  # by samples: replies that were read at once wake their callers in any order
 
     async def run(samples: int) -> None:
-        made[samples] = (await worker_group.inner_steps([(0, samples)], 0, HOUR_S, orders=TAIL)).steps
+        made[samples] = (await worker_group.inner_steps([(0, samples)], 0, HOUR_S, options=TAIL)).steps
 
     for stops, steps in (([30], 30), ([40, 20, 60], 20), ([10**6, 0], 0)):
         async with trio.open_nursery() as nursery:
@@ -208,22 +207,20 @@ async def _stops(worker_group: WorkerGroup) -> None:
 
 
 async def _new_worker(twins: Twins, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It begins a local stream at the outer weights; a stop that comes while there is none holds, too."""
+    """A new worker begins at the outer weights. A stop from before its start holds."""
     worker_group, mine = twins.worker_group, twins.mine
     before = torch.clone(worker_group.inner_state)
     stop_asked = trio.Event()
 
-    async def late(
-        child: WorkerProcess, load: control.LoadModel, timeout_s: float
-    ) -> control.ModelLoaded | control.Rejected:
-        await stop_asked.wait()  # were we slow, the worker would be there before the stop
-        return await handshake(child, load, timeout_s)
+    async def late(worker: WorkerProcess, load: LoadModel, timeout_s: float) -> ModelLoaded | Rejected:
+        await stop_asked.wait()  # else the worker might be ready before the stop
+        return await handshake(worker, load, timeout_s)
 
     monkeypatch.setattr("peer.worker.supervisor.handshake", late)
     async with trio.open_nursery() as nursery:
 
         async def run() -> None:
-            assert (await worker_group.inner_steps([(0, 10**9)], 2, HOUR_S, orders=LOCAL)).steps == 2
+            assert (await worker_group.inner_steps([(0, 10**9)], 2, HOUR_S, options=LOCAL)).steps == 2
 
         async def run_without_worker() -> None:
             await twins.log.wait_for("worker_died")
@@ -242,26 +239,26 @@ async def _new_worker(twins: Twins, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class SlowWorker:
-    """Stands where a gang has its child: notes what it is sent, as soon as it `reads`."""
+    """Stands in for a worker process: notes the messages sent to it, once it `reads`."""
 
     def __init__(self) -> None:
         self.reads = trio.Event()
         self.got: list[object] = []
 
-    async def send(self, message: object) -> None:
+    async def send(self, *messages: object) -> None:
         await self.reads.wait()
-        self.got.append(message)
+        self.got += messages
 
 
 @contextmanager
 def _slow_worker(directory: Path, text: Path) -> Iterator[tuple[WorkerGroup, SlowWorker]]:
-    """A gang that has no worker yet, and the one that `supervisor.child` may become."""
+    """A group without a worker, and a worker to give it."""
     config = worker_config(directory, text)
     with WorkerBuffers.open(config) as buffers:
         yield WorkerGroup(config, buffers), SlowWorker()
 
 
-async def test_a_stop_from_before_the_worker_reaches_it_before_the_command(tmp_path: Path, text: Path) -> None:
+async def test_an_early_stop_is_sent_before_the_command(tmp_path: Path, text: Path) -> None:
     """After it, the worker could have made more steps by then."""
     with _slow_worker(tmp_path, text) as (worker_group, worker):
         worker.reads.set()
@@ -269,19 +266,19 @@ async def test_a_stop_from_before_the_worker_reaches_it_before_the_command(tmp_p
             nursery.start_soon(worker_group.inner_steps, ENDLESS, 0, HOUR_S)
             await trio.testing.wait_all_tasks_blocked()
             worker_group.stop_inner(2)
-            worker_group._supervisor.child = worker  # type: ignore[assignment]
-            worker_group._supervisor._spawned.set()
+            worker_group._supervisor.workers = (worker,)  # type: ignore[assignment]
+            worker_group._supervisor._started.set()
             await trio.testing.wait_all_tasks_blocked()
             stop, command = worker.got
-            assert stop == control.Stop(0, 2) and isinstance(command, control.RunInner) and command.id == 0
+            assert stop == Stop(0, 2) and isinstance(command, RunInner) and command.id == 0
             nursery.cancel_scope.cancel()
 
 
-async def test_a_run_that_was_given_up_is_stopped_however_long_the_stop_takes(
+async def test_a_cancelled_run_is_always_stopped(
     tmp_path: Path, text: Path, mock_clock: trio.testing.MockClock
 ) -> None:
     with _slow_worker(tmp_path, text) as (worker_group, worker):
-        worker_group._supervisor.child = worker  # type: ignore[assignment]
+        worker_group._supervisor.workers = (worker,)  # type: ignore[assignment]
         given_up = trio.CancelScope()
 
         async def run() -> None:
@@ -298,12 +295,12 @@ async def test_a_run_that_was_given_up_is_stopped_however_long_the_stop_takes(
             mock_clock.jump(HOUR_S)
             await trio.testing.wait_all_tasks_blocked()
             worker.reads.set()
-        assert worker.got[1:] == [control.Stop(0)]
+        assert worker.got[1:] == [Stop(0)]
 
 
 @pytest.mark.process
 @pytest.mark.parametrize("optimizer", ["adamw", "adamw8bit", "lion", "lamb", "muon"])
-async def test_a_new_worker_trains_on_warm(
+async def test_a_new_worker_restores_the_optimizer(
     tmp_path: Path, text: Path, optimizer: Literal["adamw", "adamw8bit", "lion", "lamb", "muon"]
 ) -> None:
     """Every bit of the inner optimizer's state outlives the process."""
@@ -319,7 +316,7 @@ async def test_a_new_worker_trains_on_warm(
 
 
 @pytest.mark.parametrize(
-    ("orders", "words"),
+    ("options", "words"),
     [
         ({"mix": ((0, 5),)}, "nothing to mix"),
         ({"begin": "local", "product": "gradient"}, "taken there"),
@@ -328,8 +325,8 @@ async def test_a_new_worker_trains_on_warm(
         ({"capture": ((5, 5),)}, "not empty"),
     ],
 )
-def test_orders_that_make_no_sense_are_refused(orders: dict[str, object], words: str) -> None:
+def test_invalid_options_are_refused(options: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        InnerRunOptions(**orders)  # type: ignore[arg-type]
+        InnerRunOptions(**options)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="leaves the flat vector of 20"):
         InnerRunOptions(capture=((5, 9), (15, 21))).check(20)

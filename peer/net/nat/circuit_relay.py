@@ -1,9 +1,9 @@
 """Circuit Relay v2, the client's half (https://github.com/libp2p/specs/blob/master/relay/circuit-v2.md).
 
-Three exchanges of small messages: `reserve` a place at a relay, `connect` through a relay to somebody who holds one,
-and `accept` whom the relay brings. What comes out is an ordinary connection, authenticated and encrypted end to end,
-whose bytes the relay forwards. The library has a client too, but it reserves on every dial, discovers relays by itself
-and remembers addresses for 68 years.
+Three exchanges of small messages: `reserve` a slot at a relay, `connect` through a relay to a peer with a reservation,
+and `accept` a peer that the relay connects to us. The result is an ordinary connection, authenticated and encrypted end
+to end, whose bytes the relay forwards. The library has a client too, but it reserves on every dial, looks for relays on
+its own and remembers addresses for 68 years.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SHORTEST_S: Final = 60.0
 
 
 class CircuitRefused(BaseLibp2pError):
-    """The relay said no; `status` is its word for why, in capitals."""
+    """The relay refused; `status` is its name for the reason, in capitals."""
 
     def __init__(self, status: str) -> None:
         super().__init__(f"the relay answered {status}")
@@ -43,15 +43,18 @@ class CircuitRefused(BaseLibp2pError):
 
 @dataclass(frozen=True)
 class Reservation:
-    """What a relay grants: the place for `held_s`, each circuit for so many seconds and bytes (0: without limit)."""
+    """What a relay grants."""
 
     held_s: float
+    """How long the reservation lasts, in seconds."""
     circuit_s: int
+    """Seconds that a circuit may last; 0 for no limit."""
     circuit_bytes: int
+    """Bytes that a circuit may carry; 0 for no limit."""
 
 
 async def reserve(host: Any, relay: ID) -> Reservation:
-    """Take (or renew) a place at a connected relay.
+    """Take or renew a reservation at a connected relay.
 
     Raises CircuitRefused, or what the library raises when the connection ends.
     """
@@ -62,8 +65,10 @@ async def reserve(host: Any, relay: ID) -> Reservation:
 
 
 async def connect(host: Any, relay: ID, peer: ID) -> Any:
-    """A SwarmConn to `peer` through a connected relay at which it holds a place. Raises as `reserve`; SwarmException
-    also when `peer` answers the handshake with garbage."""
+    """Return a SwarmConn to `peer` through a connected relay at which `peer` holds a reservation.
+
+    Raises as `reserve`, and SwarmException when `peer` answers the handshake with garbage.
+    """
     stream, _ = await _ask(host, relay, HopMessage(type=HopMessage.CONNECT, peer=PeerId(id=peer.to_bytes())))
     try:
         return await host.get_network().upgrade_outbound_raw_conn(_raw(stream, relay, peer, True), peer)
@@ -76,9 +81,9 @@ async def connect(host: Any, relay: ID, peer: ID) -> Any:
 
 
 async def accept(host: Any, stream: Any) -> Any:
-    """Serve one `STOP` stream: the muxed connection of whoever the relay brought; None if nothing came of it.
+    """Answer one `STOP` stream and return the muxed connection of the caller, None if that fails.
 
-    Who it is, the Noise handshake says; what the relay claims is not asked.
+    The Noise handshake says who the caller is; the relay's claim is ignored.
     """
     with trio.move_on_after(_ACCEPT_S):
         try:
@@ -90,13 +95,13 @@ async def accept(host: Any, stream: Any) -> Any:
             refusal = StopMessage(type=StopMessage.STATUS, status=Status.UNEXPECTED_MESSAGE)
             await write_delimited_msg(stream, refusal)
         except (*LOST, *GARBLED, DecodeError):
-            pass  # a relay that talks nonsense, or a stranger who fails the handshake
+            pass  # a relay that sends nonsense, or a caller that fails the handshake
     await stream.reset()
     return None
 
 
 async def _ask(host: Any, relay: ID, request: HopMessage) -> tuple[Any, HopMessage]:
-    """The stream and the relay's reply on it, if that is OK."""
+    """Return the stream and the relay's reply on it. Raises CircuitRefused unless the reply is OK."""
     stream = await host.new_stream(relay, [HOP])
     try:
         await write_delimited_msg(stream, request)

@@ -1,0 +1,49 @@
+"""Files that are written whole or not at all, and reads with an upper bound."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from pathlib import Path
+
+from peer.errors import ResourceError
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace `path` by a complete file, or leave it as it was. Raises ResourceError."""
+    temporary = ""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with os.fdopen(fd, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        temporary = ""
+    except OSError as error:
+        raise ResourceError(
+            f"cannot write {path} ({error.strerror}): free some space or choose another --home"
+        ) from error
+    finally:
+        if temporary:
+            os.unlink(temporary)
+
+
+def fsync_path(path: Path) -> None:
+    """Wait until the disk has a file's bytes, or a folder's entries."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def read_bounded(path: Path, max_bytes: int) -> bytes:
+    """Return the content of a file. Raises OSError, also for a file of more than `max_bytes`."""
+    with path.open("rb") as file:
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise OSError(errno.EFBIG, f"it is larger than {max_bytes} bytes", str(path))
+    return content

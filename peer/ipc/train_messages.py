@@ -1,0 +1,44 @@
+"""Commands of the "train" program, which holds a whole model, and their results."""
+
+from __future__ import annotations
+
+import msgspec
+
+from peer.ipc.inner_options import InnerRunOptions
+from peer.ipc.messages import Command
+
+
+class RunInner(Command, frozen=True, tag="inner"):
+    """Train on the samples of the half-open `ranges`. The result is an InnerResult."""
+
+    ranges: list[tuple[int, int]]
+    first_step: int
+    deadline_s: float
+    steps: int | None
+    options: InnerRunOptions
+
+
+class RunEvaluate(Command, frozen=True, tag="evaluate"):
+    """Evaluate the outer weights on held-out text. The result is the loss in nats a byte."""
+
+    max_batches: int
+
+
+class InnerResult(msgspec.Struct, frozen=True):
+    """The outcome of one inner run."""
+
+    steps: int
+    sequences: int
+    """The samples consumed, from the start of the ranges."""
+    tokens: int
+    loss: float
+    """The mean over the steps in nats a token; NaN without a step."""
+    seconds: float
+    """The time spent in steps."""
+    skipped: int
+    """The steps that were skipped for a NaN or Inf."""
+    idle_s: float = 0.0
+    """The time without a command since the worker's last inner run ended."""
+
+
+TrainCommand = RunInner | RunEvaluate

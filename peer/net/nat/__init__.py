@@ -1,0 +1,1 @@
+"""Reaching peers that have no open port: relay reservations, circuits through relays, hole punching."""

@@ -1,0 +1,99 @@
+"""The base of the handles on a worker group: commands to the workers of one program."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import ClassVar, Self, TypeVar
+
+import trio
+
+from peer.ipc.messages import Command, ModelLoaded, Stop
+from peer.worker.config import WorkerBuffers, WorkerConfig
+from peer.worker.supervisor import Supervisor
+
+_Body = TypeVar("_Body")
+
+
+class WorkerCommands:
+    """Commands to a supervised group of workers that run `program`.
+
+    `outer` and `delta` are flat fp32 vectors in the canonical order of `layout`; `inner_state` is the inner optimizer's
+    saved state (uint8). The network process owns this memory, so it outlives the workers.
+    """
+
+    program: ClassVar[str]
+    starts_max: ClassVar[int | None] = None
+    """The failed starts in a row after which the group gives up; None: never."""
+
+    def __init__(self, config: WorkerConfig, buffers: WorkerBuffers) -> None:
+        self.config = config
+        self.layout = config.layout
+        self.outer = buffers.outer.tensor
+        self.delta = buffers.delta.tensor
+        self.inner_state = buffers.inner_state.tensor
+        self._ids = itertools.count()
+        self._supervisor = Supervisor(config, self.program, buffers, self.starts_max)
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, config: WorkerConfig) -> AsyncIterator[Self]:
+        """Start the workers and keep a group running for as long as the block lasts.
+
+        Raises ConfigError if the configuration does not work on this machine, WorkerError if a worker dies while it
+        loads, ResourceError if there is no memory for the buffers.
+        """
+        config.directory.mkdir(parents=True, exist_ok=True)
+        with WorkerBuffers.open(config) as buffers:
+            group = cls(config, buffers)
+            try:
+                await group._supervisor.start()
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(group._run)
+                    try:
+                        yield group
+                    finally:
+                        nursery.cancel_scope.cancel()
+            finally:
+                await group._supervisor.close()
+
+    @property
+    def loaded(self) -> ModelLoaded | None:
+        """What rank 0 reported when it had loaded."""
+        return self._supervisor.loaded
+
+    @property
+    def worker_pids(self) -> tuple[int, ...]:
+        """The process ids of the live workers by rank; empty while a group is being started."""
+        return tuple(worker.pid for worker in self._supervisor.workers)
+
+    @property
+    def worker_pid(self) -> int | None:
+        """The process id of rank 0; None while a group is being started."""
+        return next(iter(self.worker_pids), None)
+
+    @property
+    def generation(self) -> int:
+        """The number of groups lost. It grows before a call that was lost raises WorkerError."""
+        return self._supervisor.generation
+
+    async def ask(self, command: Command, kind: type[_Body], rank: int | None = None) -> _Body:
+        """Send the command to one rank, or to all (None); return the result of the lowest rank asked. Raises
+        StageRefused if a rank refuses, WorkerError if the group is lost."""
+        return (await self.ask_each(command, kind, rank))[0]
+
+    async def ask_each(self, command: Command, kind: type[_Body], rank: int | None = None) -> list[_Body]:
+        """As `ask`, but return the result of each rank asked."""
+        pending = await self._supervisor.send(command, rank)
+        await pending.done.wait()
+        return pending.results(kind)
+
+    async def cancel(self, id: int) -> None:
+        """Have the workers end command `id` at its next step. Cannot be cancelled: a worker that is not told would
+        compute on."""
+        await self._supervisor.tell(Stop(id))
+
+    async def _run(self) -> None:
+        """Supervise the workers."""
+        await self._supervisor.run()

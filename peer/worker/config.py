@@ -1,0 +1,85 @@
+"""The configuration of a worker group, and the memory that it shares with the network process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from peer.compute.build_optimizer import state_bytes
+from peer.compute.optimizer import InnerSpec
+from peer.config import DataConfig, InnerConfig, ModelConfig
+from peer.data.tokenizer import BYTES
+from peer.events import EventLog
+from peer.ipc.shared_memory import SharedBuffer
+from peer.ipc.stage_slots import SlotArea
+from peer.ipc.stage_spec import StageSpec
+from peer.model.layout import FlatLayout
+
+
+@dataclass(frozen=True)
+class WorkerConfig:
+    """What a worker group computes, and on what."""
+
+    model: ModelConfig
+    data: DataConfig
+    inner: InnerConfig
+    directory: Path
+    """Takes worker.log and cached token ids."""
+    events: EventLog
+    tokenizer: str = BYTES
+    device: str = "auto"
+    seed: int = 0
+    threads: int | None = None
+    """Per worker; None: an equal share of the cores that this process may use."""
+    silence_s: float = 15.0
+    """A worker silent for this long is hung (stopped, or swapped out) and is killed."""
+    stall_s: float = 300.0
+    """A worker that makes no step for this long while it has a command is killed."""
+    load_timeout_s: float = 600.0
+    stage: StageSpec | None = None
+    """The stage of a pipeline to compute; None: the whole model."""
+    world_size: int = 1
+    """The number of worker processes in the group."""
+
+    @property
+    def layout(self) -> FlatLayout:
+        """The layout of what the group computes: the whole model, or its stage."""
+        return FlatLayout.of(self.model, None if self.stage is None else self.stage.span)
+
+
+@dataclass(frozen=True)
+class WorkerBuffers:
+    """The memory that the network process and its workers share; `slots` only for a stage."""
+
+    outer: SharedBuffer
+    delta: SharedBuffer
+    inner_state: SharedBuffer
+    slots: SharedBuffer | None = None
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """The descriptors that a worker inherits."""
+        buffers = (self.outer, self.delta, self.inner_state, self.slots)
+        return tuple(buffer.fd for buffer in buffers if buffer is not None)
+
+    @classmethod
+    @contextmanager
+    def open(cls, config: WorkerConfig) -> Iterator[WorkerBuffers]:
+        """Open buffers of the sizes that `config` needs. The memory lives as long as any of the tensors is
+        referenced."""
+        layout = config.layout
+        state_size = state_bytes(InnerSpec.of(config.inner), layout)
+        with ExitStack() as stack:
+
+            def create(numel: int, dtype: torch.dtype) -> SharedBuffer:
+                return stack.enter_context(closing(SharedBuffer.create(config.directory, numel, dtype)))
+
+            weights = layout.numel, torch.float32
+            slots = None
+            if config.stage is not None:
+                slots = create(SlotArea.size_bytes(config.stage, config.model.hidden_size), torch.uint8)
+            yield cls(create(*weights), create(*weights), create(state_size, torch.uint8), slots)

@@ -1,0 +1,150 @@
+"""The "train" program of a worker: inner runs and evaluations of a whole model."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any, ClassVar
+
+import msgspec
+import torch
+
+from peer.compute.build_optimizer import state_bytes
+from peer.compute.device import resolve_device, uses_bf16
+from peer.compute.lr_schedule import learning_rate
+from peer.compute.optimizer import InnerSpec
+from peer.compute.train_loop import InnerRun, InnerTrainer, StepOutcome, run_inner
+from peer.data.corpus import load_corpus, sample_numbers
+from peer.data.tokenizer import load_tokenizer
+from peer.errors import ConfigError
+from peer.ipc.inner_options import ElementRange, InnerRunOptions
+from peer.ipc.messages import LoadModel, ModelLoaded
+from peer.ipc.shared_memory import SharedBuffer
+from peer.ipc.train_messages import InnerResult, RunEvaluate, RunInner, TrainCommand
+from peer.model.layout import FlatLayout
+from peer.worker.control_link import ControlLink
+
+_PROGRESS_S = 0.5
+
+
+class TrainWorker:
+    """Loads once, then runs commands one after the other."""
+
+    commands: ClassVar[Any] = TrainCommand
+
+    def __init__(self, link: ControlLink, load: LoadModel) -> None:
+        self._link = link
+        self._load = load
+        layout = FlatLayout.of(load.model)
+        state_size = state_bytes(InnerSpec.of(load.inner), layout)
+        self._outer = SharedBuffer.attach(load.outer_fd, layout.numel).tensor
+        self._delta = SharedBuffer.attach(load.delta_fd, layout.numel).tensor
+        self._inner_state = SharedBuffer.attach(load.inner_state_fd, state_size, torch.uint8).tensor
+        tokenizer = load_tokenizer(load.tokenizer)
+        if tokenizer.vocab_size > load.model.vocab_size:
+            raise ConfigError(
+                f"the tokenizer has {tokenizer.vocab_size} ids and the model only {load.model.vocab_size}: "
+                "raise model.vocab_size or choose another tokenizer"
+            )
+        if load.data.seq_len > load.model.max_seq_len:
+            raise ConfigError(
+                f"data.seq_len ({load.data.seq_len}) exceeds model.max_seq_len ({load.model.max_seq_len}): lower it"
+            )
+        device = resolve_device(load.device)
+        self._corpus = load_corpus(load.data, tokenizer, Path(load.directory))
+        self._trainer = InnerTrainer(load.model, load.inner, device)
+        self._trainer.optimizer.load(self._inner_state)
+        self._has_local = False  # whether trainer.local holds weights to continue from
+        self._idle_s = 0.0  # the time without a command since the last inner run
+        link.send(
+            ModelLoaded(
+                device=device.name,
+                bf16=uses_bf16(device, load.inner),
+                compiled=self._trainer.compiled,
+                windows=self._corpus.windows,
+                corpus_digest=self._corpus.digest,
+                corpus_truncated=self._corpus.truncated,
+            )
+        )
+
+    def run(self) -> None:
+        """Serve commands without end; the control link ends the process."""
+        while True:
+            waits_since = time.monotonic()
+            command: TrainCommand = self._link.commands.get()
+            self._idle_s += time.monotonic() - waits_since
+            self._tick()
+            self._link.forget_stops(command.id)
+            body = self._inner(command) if isinstance(command, RunInner) else self._evaluate(command)
+            self._link.reply(command, body)
+
+    def _inner(self, command: RunInner) -> InnerResult:
+        options = command.options
+        self._begin(options)
+        reported_at, reported_tokens = time.monotonic(), 0
+
+        def on_step(step: int, outcome: StepOutcome, so_far: InnerResult) -> None:
+            nonlocal reported_at, reported_tokens
+            self._tick()
+            now = time.monotonic()
+            if now - reported_at >= _PROGRESS_S:
+                self._link.emit(
+                    "inner_step",
+                    step=step,
+                    loss=round(outcome.loss, 4),
+                    lr=learning_rate(self._load.inner, step),
+                    tokens_per_s=round((so_far.tokens - reported_tokens) / (now - reported_at), 1),
+                    skipped=so_far.skipped,
+                )
+                reported_at, reported_tokens = now, so_far.tokens
+
+        run = InnerRun(
+            numbers=sample_numbers(command.ranges),
+            first_step=command.first_step,
+            deadline_s=command.deadline_s,
+            steps=command.steps,
+            stopped=lambda steps: self._link.is_stopped(command.id, steps),
+            product=options.product,
+            on_step=on_step,
+        )
+        result = run_inner(self._trainer, lambda numbers: self._corpus.batch(numbers, self._load.seed), run)
+        self._capture(options)
+        if options.product == "delta":
+            self._trainer.optimizer.save(self._inner_state)
+        idle_s, self._idle_s = self._idle_s, 0.0
+        return msgspec.structs.replace(result, idle_s=idle_s)
+
+    def _begin(self, options: InnerRunOptions) -> None:
+        """Prepare the local weights. Reads the outer weights only if the options need it: while a tail runs, the
+        network process may write them."""
+        local = self._trainer.local
+        if options.begin == "outer" or not self._has_local:
+            local.copy_(self._outer)
+            self._has_local = True
+            return
+        for start, stop in options.mix:
+            mine, outer = local[start:stop], self._outer[start:stop]
+            if options.alpha:
+                mine.mul_(options.alpha).add_((outer * (1 - options.alpha)).to(mine.device))
+            else:
+                mine.copy_(outer)
+
+    def _capture(self, options: InnerRunOptions) -> None:
+        """Write the product at the wanted ranges to the beginning of delta."""
+        everything: tuple[ElementRange, ...] = ((0, len(self._delta)),)
+        at = 0
+        for start, stop in everything if options.capture is None else options.capture:
+            out = self._delta[at : at + stop - start]
+            if options.product == "delta":
+                torch.sub(self._outer[start:stop], self._trainer.local[start:stop].cpu(), out=out)
+            else:
+                self._trainer.mean_gradient(slice(start, stop), out)
+            at += stop - start
+
+    def _evaluate(self, command: RunEvaluate) -> float:
+        batches = self._corpus.held_out_batches(self._load.inner.batch_size, command.max_batches)
+        with self._trainer.holding(self._outer):
+            return self._trainer.evaluate(batches, self._tick) / self._corpus.bytes_per_token
+
+    def _tick(self) -> None:
+        self._link.ticks += 1
