@@ -136,7 +136,7 @@ class _Coordinator:
         return [peer for peer, record in view.items() if whole or record.stage == stage]
 
     def member_record(self) -> MemberRecord:
-        """Return the coordinator's record, with the head of the group furthest behind: all groups have come that far."""
+        """Return the coordinator's record, with the head of the group furthest behind."""
         last = min(self.authorities, key=lambda authority: authority.head.round)
         own = LocalStatus(
             session=last.me.session,

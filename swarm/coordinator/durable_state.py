@@ -49,7 +49,7 @@ class SeenHead(msgspec.Struct, frozen=True):
 
 
 class DurableState:
-    """The memory of one group's authority, for the lifetime of the process. `signed`: None before the group has begun."""
+    """The memory of one group's authority, in this process. `signed`: None before the group has begun."""
 
     def __init__(self, signed: Signed | None = None, seen: SeenHead | None = None) -> None:
         self.signed = signed

@@ -112,8 +112,8 @@ UNTIED = template().replace("# tie_embeddings = true", "tie_embeddings = false")
         (UNTIED, "stages = 2\nmicro_batch = 3", r"\[pipeline\] micro_batch: .* must divide \[inner\] batch_size \(8\)"),
         (UNTIED, 'stages = 2\nactivations = "int2"', r"\[pipeline\] activations: .*int2"),
         (UNTIED, 'stages = "two"', r"\[pipeline\] stages: expected int, got str"),
-        (UNTIED, "stages = ", "is not valid TOML: line .*mend that line"),
-        (UNTIED, "stage = 2", "unknown field, did you mean stages"),
+        (UNTIED, "stages = ", "is not valid TOML: line .*correct that line"),
+        (UNTIED, "stage = 2", "unknown field: write stages"),
         (template(), "stages = 2", r"\[model\] tie_embeddings: .* set it to false"),
     ],
 )
