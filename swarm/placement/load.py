@@ -1,8 +1,8 @@
-"""What the peers of a pipeline publish of their load, and what follows from it: the throughput of stages.
+"""The load that the peers of a pipeline publish, and the throughput of stages that follows from it.
 
-Every peer publishes one `PeerLoad`; a `LoadView` is what a peer has read of all. Units: `speed` is in work units a
-second and a stage's `work` in units a micro-batch, so that speed / work is micro-batches a second. A pipeline is as
-fast as its slowest stage.
+Every peer publishes one `PeerLoad`; a `LoadView` is all that a peer has read. Units: `speed` is in work units a second
+and a stage's `work` in units a micro-batch, so speed / work is micro-batches a second. A pipeline is as fast as its
+slowest stage.
 """
 
 from __future__ import annotations
@@ -14,45 +14,51 @@ from functools import cached_property
 from statistics import median_low
 from typing import Final
 
-SPEED_MAX: Final = 1e30  # of no machine; sums of what is above could overflow
-CLAIM_MAX: Final = 4.0  # no speed counts as more than this many times the median: whoever boasts attracts no moves
+SPEED_MAX: Final = 1e30  # above any machine's; larger values could overflow a sum
+CLAIM_MAX: Final = 4.0  # times the median is the most that a speed counts as: an exaggerated speed attracts no moves
 
 
 @dataclass(frozen=True)
 class StageCost:
-    """`work` units a micro-batch takes, `state_bytes` a newcomer downloads, `memory_bytes` a replica needs;
-    `needs_text`: it reads the run's text, as the first stage does."""
+    """What a stage costs a replica."""
 
     work: float
+    """Work units for a micro-batch."""
     state_bytes: float = 0.0
+    """What a new replica downloads."""
     memory_bytes: float = 0.0
     needs_text: bool = False
+    """It reads the run's text, as the first stage does."""
 
 
 @dataclass(frozen=True)
 class PeerLoad:
-    """One peer's record. `stage`: where it is, or where it is going if `ready_s` lies ahead: then it is in flight, and
-    downloads that stage's state until about `ready_s`. `speed`: work units a second it has shown while busy, link
-    included; 0 while unknown. `download_bytes_s`: measured. `since_s`: when it chose this stage. `source`: the stage
-    that it moved from; None if it joined here. `has_text`: whether its machine has the run's text; `pinned`: whether it
-    stays where it is, whatever others do."""
+    """One peer's record."""
 
     peer: str
     stage: int
+    """The peer's stage, or the one it moves to if `ready_s` lies ahead: then it is in flight and downloads that stage's
+    state."""
     speed: float
+    """Measured work units a second while busy, link included; 0 while unknown."""
     download_bytes_s: float = math.inf
+    """Measured."""
     memory_bytes: float = math.inf
     since_s: float = -math.inf
+    """When the peer chose this stage."""
     ready_s: float = -math.inf
     source: int | None = None
+    """The stage that the peer moved from; None if it joined here."""
     has_text: bool = True
+    """The peer's machine has the run's text."""
     pinned: bool = False
+    """The peer never moves."""
 
 
 @dataclass(frozen=True)
 class LoadView:
-    """All that a decision depends on. `now_s` belongs to it: peers that hold the same view decide the same. Records for
-    stages that do not exist, and a second record of a peer, are dropped; so are speeds that cannot be true."""
+    """All that a decision depends on, `now_s` included: peers with the same view decide the same. Records for stages
+    that do not exist and second records of a peer are dropped; speeds that cannot be true are ignored."""
 
     now_s: float
     stages: tuple[StageCost, ...]
@@ -60,7 +66,7 @@ class LoadView:
 
     @staticmethod
     def of(now_s: float, stages: Sequence[StageCost], peers: Iterable[PeerLoad]) -> LoadView:
-        """The view in its canonical order, by peer id."""
+        """Return the view in canonical order, by peer id."""
         count = len(stages)
         known = {load.peer: load for load in peers if 0 <= load.stage < count}
         return LoadView(now_s, tuple(stages), tuple(known[peer] for peer in sorted(known)))
@@ -73,13 +79,13 @@ class LoadView:
 
     @cached_property
     def speeds(self) -> list[float]:
-        """The speed of each of `peers` that is believed: the usual one for whoever has shown none."""
+        """The believed speed of each of `peers`: the usual one where none is known."""
         usual, most = self.usual_speed, CLAIM_MAX * self.usual_speed
         # The comparison is false for NaN too.
         return [min(load.speed, most) if 0 < load.speed < SPEED_MAX else usual for load in self.peers]
 
     def speed(self, load: PeerLoad) -> float:
-        """The speed that is believed of one record, which need not be in the view."""
+        """Return the believed speed of one record, which need not be in the view."""
         usual = self.usual_speed
         return min(load.speed, CLAIM_MAX * usual) if 0 < load.speed < SPEED_MAX else usual
 
@@ -87,7 +93,7 @@ class LoadView:
         return load.ready_s > self.now_s
 
     def throughputs(self) -> list[float]:
-        """Micro-batches a second of each stage, those in flight counted where they are going."""
+        """Return micro-batches a second of each stage; peers in flight count at the stage they move to."""
         speeds: list[list[float]] = [[] for _ in self.stages]
         for load, speed in zip(self.peers, self.speeds, strict=True):
             speeds[load.stage].append(speed)
@@ -96,12 +102,12 @@ class LoadView:
 
 
 def fits(load: PeerLoad, stage: StageCost) -> bool:
-    """Whether that peer could serve the stage."""
+    """Return whether that peer could serve the stage."""
     return load.memory_bytes >= stage.memory_bytes and (load.has_text or not stage.needs_text)
 
 
 def move_s(load: PeerLoad, target: StageCost) -> float:
-    """How long `load`'s peer is out while it downloads the state of another stage."""
+    """Return how long the peer of `load` would be out while it downloads the state of `target`."""
     if target.state_bytes <= 0:
         return 0.0
     return target.state_bytes / load.download_bytes_s if load.download_bytes_s > 0 else math.inf

@@ -1,4 +1,4 @@
-"""Cutting a decoder of L blocks into S stages: contiguous, the embedding with the first, the head with the last."""
+"""Cuts of a decoder of L blocks into S contiguous stages: the embedding in the first, the head in the last."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from peer.errors import ConfigError
 
 @dataclass(frozen=True)
 class PartCost:
-    """Of a block, the embedding or the head: `compute` in any unit (FLOPs, seconds), `memory_bytes` on the peer."""
+    """The cost of a block, the embedding or the head: `compute` in any unit (FLOPs, seconds), `memory_bytes` at a
+    peer."""
 
     compute: float
     memory_bytes: float = 0.0
@@ -28,13 +29,13 @@ def split_layers(
     head: PartCost = NOTHING,
     memory_max_bytes: float = math.inf,
 ) -> tuple[tuple[int, int], ...]:
-    """The blocks of each stage as (first, past the last), at least one a stage.
+    """Return the blocks of each stage as (first, end), at least one a stage.
 
-    The slowest stage is as fast as it can be with no stage over `memory_max_bytes`; of all such splits, one whose
-    largest stage needs the least memory. Exact, O(stages * blocks^2). `ConfigError` if there is no such split.
+    The slowest stage is as fast as possible with no stage over `memory_max_bytes`; of all such splits, the largest
+    stage needs the least memory. Exact, O(stages * blocks^2). Raises ConfigError if there is no such split.
     """
     if not 1 <= stages <= len(blocks):
-        raise ConfigError(f"{len(blocks)} blocks cannot make {stages} stages; choose 1 to {len(blocks)}")
+        raise ConfigError(f"{len(blocks)} blocks cannot make {stages} stages: choose 1 to {len(blocks)}")
     compute = _running([block.compute for block in blocks])
     memory = _running([block.memory_bytes for block in blocks])
 
@@ -52,8 +53,8 @@ def split_layers(
         lightest = _minimax(len(blocks), stages, memory_of, lambda a, b: True)
         assert lightest is not None  # nothing is forbidden
         raise ConfigError(
-            f"no split into {stages} stages fits {memory_max_bytes / 2**30:.2f} GiB a stage; the least is "
-            f"{lightest[0] / 2**30:.2f} GiB: allow that much or choose more stages"
+            f"no split into {stages} stages fits into {memory_max_bytes / 2**30:.2f} GiB a stage: allow "
+            f"{lightest[0] / 2**30:.2f} GiB or choose more stages"
         )
     slowest = fits[0]
     lightest = _minimax(len(blocks), stages, memory_of, lambda a, b: compute_of(a, b) <= slowest)
@@ -68,7 +69,7 @@ def _running(values: Sequence[float]) -> list[float]:
 def _minimax(
     blocks: int, stages: int, cost: Callable[[int, int], float], allowed: Callable[[int, int], bool]
 ) -> tuple[float, tuple[tuple[int, int], ...]] | None:
-    """The split whose largest `cost` is least among those whose every stage is `allowed`: (that cost, the stages)."""
+    """Return the split with the least largest `cost` of all whose every stage is `allowed`: (that cost, the stages)."""
     # best[n]: the first n blocks in the stages so far -> (largest cost, where the last stage begins)
     best: list[list[tuple[float, int]]] = [[(0.0, 0)] + [(math.inf, -1)] * blocks]
     for stage in range(1, stages + 1):

@@ -1,6 +1,5 @@
-"""What follows from a run's manifest for each of its stages: vectors, files, costs; and where the stages are cut.
-
-With one stage all of it is about the whole model.
+"""The stages of a run, as its manifest fixes them: cuts, vectors, files and costs. A run of one stage has the whole
+model in it.
 """
 
 from __future__ import annotations
@@ -27,24 +26,24 @@ GRADIENT_WORK: Final = 2.0  # of the forward pass's
 
 
 def layout_of(manifest: Manifest, stage: int = 0) -> FlatLayout:
-    """The flat vector of a stage."""
+    """Return the layout of a stage's flat vector."""
     return FlatLayout.of(manifest.model, spans_of(manifest.cuts)[stage])
 
 
 def vectors_of(manifest: Manifest, stage: int = 0) -> tuple[str, ...]:
-    """What makes up the shared state of a stage's group: "theta" and what else its method keeps, vectors of one
-    length."""
+    """Return the names of the vectors of the group's shared state, all of one length: "theta" and those of its
+    method."""
     layout = layout_of(manifest, stage)
     return ("theta", *shared_vectors(manifest.outer, manifest.codec, layout, manifest.inner))
 
 
 def state_bytes(manifest: Manifest, stage: int = 0) -> int:
-    """The size of that state."""
+    """Return the size of the group's shared state."""
     return len(vectors_of(manifest, stage)) * BYTES_A_VALUE * layout_of(manifest, stage).numel
 
 
 def open_store(home: Home, manifest: Manifest, stage: int, identity: Identity, events: EventLog) -> CheckpointStore:
-    """Where `home` keeps that stage's checkpoints. They are named after its group, so that no stage loads another's."""
+    """Open the stage's checkpoints in `home`. Their name has the group's id, so no stage loads another's."""
     folder = home.stage(stage, manifest.stages).checkpoints
     return CheckpointStore(folder, identity, manifest.group_id(stage), events)
 
@@ -52,8 +51,8 @@ def open_store(home: Home, manifest: Manifest, stage: int, identity: Identity, e
 def cut(
     stages: int, model: ModelConfig, outer: OuterConfig, codec: CodecConfig, inner: InnerConfig, seq_len: int
 ) -> tuple[tuple[int, int], ...]:
-    """The blocks of each stage, (first, past the last), so that the slowest is as fast as it can be; of such cuts one
-    whose largest stage needs the least memory. Only between groups of blocks that share parameters."""
+    """Return the blocks of each stage as (first, end), cut between groups of blocks that share parameters. The slowest
+    stage is as fast as possible; of all such cuts, the largest stage needs the least memory."""
     whole = FlatLayout.of(model)
     copies = WORKER_VECTORS + COPIES * (1 + len(shared_vectors(outer, codec, whole, inner)))
     costs = _PartCosts(model, seq_len, BYTES_A_VALUE * copies)
@@ -63,8 +62,8 @@ def cut(
 
 
 def stage_costs(manifest: Manifest) -> tuple[StageCost, ...]:
-    """What each stage costs a replica: work in FLOPs a micro-batch, forward and backward; the bytes of the state that a
-    newcomer downloads; the bytes of memory that it needs, activations not counted."""
+    """Return the cost of each stage: work in FLOPs for forward and backward of a micro-batch, bytes of state to
+    download, and bytes of memory without activations."""
     model, seq_len = manifest.model, manifest.data.seq_len
     passes = 1 + GRADIENT_WORK + manifest.pipeline.recompute
     tokens = manifest.micro_batch * seq_len
@@ -81,7 +80,7 @@ def stage_costs(manifest: Manifest) -> tuple[StageCost, ...]:
 
 
 class _PartCosts:
-    """Compute of the model's parts in FLOPs of a forward pass, a token; memory at so many bytes a parameter."""
+    """The costs of the model's parts: FLOPs of a forward pass for a token, memory at `bytes_a_parameter`."""
 
     def __init__(self, model: ModelConfig, seq_len: int, bytes_a_parameter: float) -> None:
         self._model, self._bytes = model, bytes_a_parameter
@@ -89,7 +88,7 @@ class _PartCosts:
         self._attention = 2.0 * seq_len * model.heads * model.head_size
 
     def group(self) -> PartCost:
-        """Blocks that share their parameters; one block, where they do not."""
+        """Return the cost of a group of blocks that share their parameters; of one block where they do not."""
         matrices = norms = 0
         span = Span(0, self._model.shared_blocks, self._model.layers)
         for name, slot in FlatLayout.of(self._model, span).slots.items():
@@ -100,9 +99,10 @@ class _PartCosts:
         return PartCost(compute, self._bytes * (matrices + norms))
 
     def embedding(self) -> PartCost:
-        """Looking up costs nothing to speak of."""
+        """Return the cost of the embedding: memory only, a lookup takes no time."""
         return PartCost(0.0, self._bytes * self._model.vocab_size * self._model.hidden_size)
 
     def head(self) -> PartCost:
+        """Return the cost of the output head."""
         values = self._model.vocab_size * self._model.hidden_size
         return PartCost(2.0 * values, self._bytes * (0 if self._model.tie_embeddings else values))

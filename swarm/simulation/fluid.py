@@ -1,10 +1,9 @@
 """A pipeline as a flow: stages of up to 10,000 peers replaying a trace under a rebalancing policy.
 
-What is approximated, and why it may be: micro-batches are a fluid, a stage's throughput is the sum of its replicas',
-the pipeline's is that of its slowest stage. `simulate.pipeline` shows that the wiring comes close to this with every
-micro-batch accounted for. What is not: a peer that joins or moves serves nobody until it has downloaded its stage's
-state over its own link; views are late (`lag_s`), the dead stay in them until their record expires, and speeds are
-measured with an error.
+Approximated: micro-batches are a fluid, a stage's throughput is the sum of its replicas', and the pipeline's is that of
+its slowest stage. `swarm.simulation.pipeline` shows that the router comes close to this. Not approximated: a peer that
+joins or moves serves only after it has downloaded its stage's state over its own link; views are late (`lag_s`); dead
+peers stay in them until their record expires; speeds are measured with an error.
 """
 
 from __future__ import annotations
@@ -25,26 +24,30 @@ from swarm.simulation.trace import Life, Trace
 
 @dataclass(frozen=True)
 class FluidConfig:
-    """`lag_s`: from an announcement to everybody having read it. `reread_s`: views of joiners may be older by so much,
-    which saves time with thousands of peers. `expiry_s`: how long a record outlives its peer. `speed_error`: relative
-    error of a measured speed, drawn anew every `remeasure_s`."""
+    """The settings of a simulation."""
 
     stages: tuple[StageCost, ...]
     lag_s: float = 5.0
+    """From an announcement until all peers have read it."""
     reread_s: float = 0.0
+    """Views of joiners may be older by so much, which saves time with thousands of peers."""
     expiry_s: float = 30.0
+    """How long a record outlives its peer."""
     speed_error: float = 0.05
+    """Relative error of a measured speed."""
     remeasure_s: float = 300.0
+    """How often speeds are measured."""
     seed: int = 0
 
 
 @dataclass
 class FluidReport:
-    """`pieces`: (from, micro-batches a second achieved, of the optimum), each until the next one's start."""
+    """What a simulation measured."""
 
     policy: str
     duration_s: float
     pieces: list[tuple[float, float, float]] = field(default_factory=list)
+    """(start, micro-batches a second achieved, of the optimum), each until the next one's start."""
     moves: int = 0
     joins: int = 0
     decisions: int = 0
@@ -54,36 +57,37 @@ class FluidReport:
     peer_seconds: float = 0.0
 
     def percent_of_optimal(self, first_s: float = 0.0, last_s: float = math.inf) -> float:
-        """100 * the work done between two times, over what an optimal assignment would have done."""
+        """Return the work done between two times in percent of an optimal assignment's."""
         done = best = 0.0
         ends = [piece[0] for piece in self.pieces[1:]] + [self.duration_s]
         for (begin_s, achieved, optimum), end_s in zip(self.pieces, ends, strict=True):
-            span_s = min(end_s, last_s) - max(begin_s, first_s)
-            if span_s > 0:
-                done += span_s * achieved
-                best += span_s * optimum
+            piece_s = min(end_s, last_s) - max(begin_s, first_s)
+            if piece_s > 0:
+                done += piece_s * achieved
+                best += piece_s * optimum
         return 100.0 * done / best if best else 0.0
 
 
 def simulate_fluid(trace: Trace, policy: Policy, config: FluidConfig) -> FluidReport:
-    """Replay `trace`. Peers there at the start are spread over the stages in proportion to work, state in hand."""
+    """Replay `trace`. Peers there at the start are spread over the stages in proportion to work, and have their
+    state."""
     return _Fluid(trace, policy, config).run()
 
 
 class Optimum:
-    """The best throughput any assignment of the live peers gives, moves and views being free and perfect. Equal speeds:
-    exact. Otherwise all speed over all work, which no assignment can exceed and many peers come close to."""
+    """The best throughput of any assignment of the live peers, with free moves and perfect views. Exact for equal
+    speeds. Otherwise all speed over all work, which no assignment exceeds and many peers come close to."""
 
     def __init__(self, works: Sequence[float]) -> None:
         self._works = list(works)
         self._speeds: dict[float, int] = {}
         self._total = 0.0
-        self._table = [0.0]  # of n peers of speed 1
-        self._stages = [(0.0, work) for work in works]  # (throughput, work), the poorest first
+        self._table = [0.0]  # throughput of n peers of speed 1
+        self._stages = [(0.0, work) for work in works]  # (throughput, work), the slowest first
         heapq.heapify(self._stages)
 
     def add(self, speed: float, count: int) -> None:
-        """`count` more peers of that speed, or fewer if negative."""
+        """Add `count` peers of that speed; remove them if negative."""
         self._speeds[speed] = self._speeds.get(speed, 0) + count
         self._total += speed * count
         if not self._speeds[speed]:
@@ -94,7 +98,7 @@ class Optimum:
             return self._total / math.fsum(self._works) if self._speeds else 0.0
         ((speed, count),) = self._speeds.items()
         while len(self._table) <= count:
-            throughput, work = heapq.heappop(self._stages)  # adding to the poorest is optimal for equal peers
+            throughput, work = heapq.heappop(self._stages)  # adding to the slowest is optimal for equal peers
             heapq.heappush(self._stages, (throughput + 1.0 / work, work))
             self._table.append(self._stages[0][0])
         return speed * self._table[count]
@@ -106,11 +110,11 @@ class _Fluid:
         self.clock = VirtualClock()
         self.random = Random(config.seed)
         self.report = FluidReport(policy.name, trace.duration_s)
-        self.lives: dict[str, Life] = {}  # who is alive
-        self.loads: dict[str, PeerLoad] = {}  # where they really are
-        self.seen: dict[str, PeerLoad] = {}  # what everybody has read
+        self.lives: dict[str, Life] = {}  # of live peers
+        self.loads: dict[str, PeerLoad] = {}  # their true stages
+        self.seen: dict[str, PeerLoad] = {}  # what all peers have read
         self.measured: dict[str, float] = {}
-        self.serving: list[dict[str, float]] = [{} for _ in config.stages]  # true speeds of those with their state
+        self.serving: list[dict[str, float]] = [{} for _ in config.stages]  # true speeds, of peers with their state
         self.speeds = [0.0] * len(config.stages)
         self.optimum = Optimum([stage.work for stage in config.stages])
         self.joiners_view: LoadView | None = None
@@ -137,7 +141,7 @@ class _Fluid:
         self._count_peers()
         return self.report
 
-    # What happens
+    # Events
 
     def _settle(self, life: Life, stage: int) -> None:
         self.lives[life.peer] = life
@@ -161,7 +165,7 @@ class _Fluid:
         if stage is None:
             return
         self._go(life, replace(asking, stage=stage))
-        # Nobody could have used it before it had some stage's state: then it counts for the optimum too.
+        # Even an optimal assignment cannot use it before it has a stage's state.
         least_s = min(move_s(asking, cost) for cost in self.config.stages)
         self.clock.after(least_s, lambda: self._count_for_optimum(life))
 
@@ -206,7 +210,7 @@ class _Fluid:
         self.report.decisions += 1
         for move in moves:
             load = self.loads.get(move.peer)
-            # A peer acts on its own move only, and knows better than a late view where it is.
+            # A peer carries out only its own move, and knows its stage better than a late view does.
             if load is not None and load.stage == move.source and load.ready_s <= self.clock.now_s:
                 life = self.lives[move.peer]
                 self._stop(life, load.stage)
@@ -225,7 +229,7 @@ class _Fluid:
                 self.seen[peer] = replace(load, speed=self.measured[peer])
         self.clock.after(self.config.remeasure_s, self._remeasure)
 
-    # Books
+    # Accounts
 
     def _view(self) -> LoadView:
         return LoadView.of(self.clock.now_s, self.config.stages, self.seen.values())
@@ -240,7 +244,7 @@ class _Fluid:
     def _stop(self, life: Life, stage: int) -> None:
         self.speeds[stage] -= self.serving[stage].pop(life.peer, 0.0)
         if not self.serving[stage]:
-            self.speeds[stage] = 0.0  # and not a rounding error
+            self.speeds[stage] = 0.0  # no rounding error
 
     def _count_for_optimum(self, life: Life) -> None:
         if life.peer in self.lives:

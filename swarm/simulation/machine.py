@@ -1,4 +1,4 @@
-"""One simulated machine: a device that does one thing at a time, an uplink that sends one thing at a time."""
+"""One simulated machine: a device that runs one job at a time, and an uplink that sends one message at a time."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from swarm.simulation.clock import VirtualClock
 
 @dataclass(eq=False)
 class DeviceCall:
-    """One micro-batch handed to one replica; its answer is the gradient. It ends once: answered, failed or given up."""
+    """One micro-batch sent to one replica; its answer is the gradient. It ends once: answered, failed or given up."""
 
     micro_batch: int
     stage: int
     caller: Machine
     callee: str
-    tried: tuple[str, ...]  # replicas of this stage that this micro-batch failed on before
+    tried: tuple[str, ...]  # replicas of this stage where this micro-batch failed before
     done: Callable[[], None]  # what the caller does with the gradient
     sent_s: float
     ended: bool = False
@@ -30,7 +30,7 @@ class DeviceCall:
 
 
 class Machine:
-    """A replica, or a feeder (`stage` -1, which only sends). `speed`: work units a second."""
+    """A replica, or a feeder, which only sends and has `stage` -1. `speed`: work units a second."""
 
     def __init__(
         self, clock: VirtualClock, name: str, stage: int, speed: float, link_bytes_s: float, random: Random
@@ -41,20 +41,20 @@ class Machine:
         self.router = ReplicaRouter(random.randrange(2**32))
         self.alive = True
         self.frozen = False
-        self.ready_s = 0.0  # from when it has its stage's state
+        self.ready_s = 0.0  # when it has its stage's state
         self.since_s = 0.0  # when it chose its stage
         self.source: int | None = None
-        self.calls: set[DeviceCall] = set()  # that it is serving
+        self.calls: set[DeviceCall] = set()  # it serves these
         self.busy_s = 0.0
         self.work_done = 0.0
         self._jobs: deque[tuple[float, Callable[[], None]]] = deque()
-        self._running = 0  # counts up; a job of an earlier life of the device does not complete
+        self._running = 0  # counts up; a job from before `drop_jobs` does not complete
         self._idle = True
         self._uplink_free_s = 0.0
 
     @property
     def waiting(self) -> int:
-        """Jobs in its queue."""
+        """The number of jobs in the queue."""
         return len(self._jobs)
 
     def compute(self, work: float, then: Callable[[], None], first: bool = False) -> None:
@@ -63,12 +63,12 @@ class Machine:
         self._next()
 
     def transfer_s(self, size_bytes: float, latency_s: float) -> float:
-        """Put a message on the uplink; when it will have arrived."""
+        """Send a message by the uplink; return when it will arrive."""
         self._uplink_free_s = max(self._uplink_free_s, self.clock.now_s) + size_bytes / self.link_bytes_s
         return self._uplink_free_s + latency_s
 
     def freeze(self) -> None:
-        """Stop, like SIGSTOP: it still accepts, and answers nothing until `thaw`."""
+        """Stop, as by SIGSTOP: accept messages, and answer none until `thaw`."""
         self.frozen = True
 
     def thaw(self) -> None:
@@ -76,7 +76,7 @@ class Machine:
         self._next()
 
     def drop_jobs(self) -> None:
-        """Forget all work: it died, or it changes its stage."""
+        """Forget all work: the machine died, or changes its stage."""
         self._jobs.clear()
         self._running += 1
         self._idle = True
@@ -86,7 +86,7 @@ class Machine:
             return
         self._idle = False
         work, then = self._jobs.popleft()
-        # Real kernels are not constant: a few percent, so that nothing falls into step by accident.
+        # Real kernels vary by a few percent; without that, machines could run in lockstep by accident.
         seconds = work / self.speed * self.random.uniform(0.97, 1.03)
         running = self._running
         self.clock.after(seconds, lambda: self._finished(running, work, seconds, then))
@@ -94,7 +94,7 @@ class Machine:
     def _finished(self, running: int, work: float, seconds: float, then: Callable[[], None]) -> None:
         if running != self._running or not self.alive:
             return
-        if self.frozen:  # what was running stops with the process; it ends some time after it goes on
+        if self.frozen:  # a running job stops with the process, and ends some time after `thaw`
             self.clock.after(0.1, lambda: self._finished(running, work, seconds, then))
             return
         self.busy_s += seconds

@@ -1,9 +1,9 @@
-"""A pipeline with every micro-batch in it, under virtual time: the very `ReplicaRouter`, `decide` and shares of the
-network.
+"""A pipeline with every micro-batch in it, under virtual time, with the network's own `ReplicaRouter`, `decide` and
+shares.
 
 Calls nest as in the network: a forward pass of one stage calls the next, and the answer is the gradient. Good for a few
-hundred peers; `simulate.fluid` goes further. Queues are bounded and say so; dead peers are noticed by a closed
-connection, frozen ones by the caller's deadline; records of who is there are `refresh_s` old at most.
+hundred peers; `swarm.simulation.fluid` is for more. Full queues decline; dead peers are noticed by a closed connection,
+frozen ones by the caller's deadline; records are `refresh_s` old at most.
 """
 
 from __future__ import annotations
@@ -24,32 +24,36 @@ from swarm.simulation.rounds import merge_s
 from swarm.simulation.trace import Life, Trace
 
 FORWARD = 1 / 3  # of a stage's work; a backward pass takes twice as long
-RETRY_S = 0.5  # nobody to send to: how long before looking again
+RETRY_S = 0.5  # until the next look for a replica where there is none
 
 
 @dataclass(frozen=True)
 class SimulationConfig:
-    """`in_flight` micro-batches a feeder. `message_bytes`: activations one way, gradients the other. `queue_max`: calls
-    a replica serves at once, further ones are declined. `batch`: micro-batches a round, after which the replicas of
-    each stage merge `update_bytes` and everybody waits for it; 0: no rounds. `rebalance` None: nobody moves."""
+    """The settings of a simulation."""
 
     stages: tuple[StageCost, ...]
     feeders: int = 2
     in_flight: int = 16
+    """Micro-batches of each feeder."""
     message_bytes: float = 1e6
+    """Activations one way, gradients the other."""
     latency_s: float = 0.02
     queue_max: int = 32
+    """Calls that a replica serves at once; it declines further ones."""
     refresh_s: float = 5.0
     batch: int = 0
+    """Micro-batches in a round, after which all wait until the replicas of each stage have merged; 0: no rounds."""
     update_bytes: float = 0.0
+    """Size of an update that is merged."""
     rebalance: RebalanceConfig | None = None
+    """None: no peer moves."""
     decide_s: float = 10.0
     seed: int = 0
 
 
 @dataclass(frozen=True)
 class Fault:
-    """`peer` is killed, frozen or thawed at `at_s`."""
+    """A scripted fault: `peer` is killed, frozen or thawed at `at_s`."""
 
     at_s: float
     peer: str
@@ -58,24 +62,26 @@ class Fault:
 
 @dataclass
 class PipelineReport:
-    """`completed_s`: when each micro-batch completed. `wasted`: answers that came after their caller had given up."""
+    """What a simulation measured."""
 
     dispatched: int = 0
     retried: int = 0
     declined: int = 0
     wasted: int = 0
+    """Answers that came after their caller had given up."""
     moves: int = 0
     rounds: int = 0
     merge_s: float = 0.0
     completed_s: list[float] = field(default_factory=list)
+    """When each micro-batch completed."""
     served: dict[str, int] = field(default_factory=dict)  # answers accepted, by replica
 
     def throughput(self, first_s: float, last_s: float) -> float:
-        """Micro-batches a second completed between two times."""
+        """Return the micro-batches a second completed between two times."""
         return sum(first_s <= at_s < last_s for at_s in self.completed_s) / (last_s - first_s)
 
     def longest_pause_s(self, first_s: float, last_s: float) -> float:
-        """The longest time without a completion between two times."""
+        """Return the longest time without a completion between two times."""
         times = [first_s, *(t for t in self.completed_s if first_s < t < last_s), last_s]
         return max(after_s - before_s for before_s, after_s in pairwise(times))
 
@@ -92,9 +98,9 @@ class _Pipeline:
         self.random = Random(config.seed)
         self.report = PipelineReport()
         self.machines: dict[str, Machine] = {}
-        self.records: dict[str, PeerLoad] = {}  # what everybody has read
-        self.outstanding: set[int] = set()  # micro-batches issued and not completed
-        self.left = config.batch  # to issue in this round
+        self.records: dict[str, PeerLoad] = {}  # what all peers have read
+        self.outstanding: set[int] = set()  # micro-batches dispatched and not completed
+        self.left = config.batch  # to dispatch in this round
 
     def run(self) -> PipelineReport:
         config = self.config
@@ -137,7 +143,7 @@ class _Pipeline:
         self._dispatch(micro_batch, 0, feeder, None, (), lambda: self._completed(feeder, micro_batch))
 
     def _completed(self, feeder: Machine, micro_batch: int) -> None:
-        self.outstanding.remove(micro_batch)  # KeyError if one ever counted twice
+        self.outstanding.remove(micro_batch)  # KeyError if one counts twice
         self.report.completed_s.append(self.clock.now_s)
         self._dispatch_next(feeder)
         if self.config.batch and not self.outstanding:
@@ -188,8 +194,8 @@ class _Pipeline:
             work = self.config.stages[call.stage].work * (1.0 if last else FORWARD)
             callee.compute(work, partial(self._forwarded, call, callee, self.clock.now_s + work / callee.speed, last))
 
-    def _forwarded(self, call: DeviceCall, callee: Machine, unhindered_s: float, last: bool) -> None:
-        call.queued_s += max(0.0, self.clock.now_s - unhindered_s)
+    def _forwarded(self, call: DeviceCall, callee: Machine, unqueued_s: float, last: bool) -> None:
+        call.queued_s += max(0.0, self.clock.now_s - unqueued_s)
         if call not in callee.calls:
             return
         if last:
@@ -200,15 +206,15 @@ class _Pipeline:
             self._dispatch(call.micro_batch, call.stage + 1, callee, call, (), returned)
 
     def _returned(self, call: DeviceCall, callee: Machine, begin_s: float) -> None:
-        """The next stage's gradient is back."""
+        """Handle the next stage's gradient."""
         call.downstream_s = self.clock.now_s - begin_s
         if call in callee.calls:
             work = self.config.stages[call.stage].work * (1 - FORWARD)
-            unhindered_s = self.clock.now_s + work / callee.speed
-            callee.compute(work, partial(self._backwarded, call, callee, unhindered_s), first=True)
+            unqueued_s = self.clock.now_s + work / callee.speed
+            callee.compute(work, partial(self._backwarded, call, callee, unqueued_s), first=True)
 
-    def _backwarded(self, call: DeviceCall, callee: Machine, unhindered_s: float) -> None:
-        call.queued_s += max(0.0, self.clock.now_s - unhindered_s)
+    def _backwarded(self, call: DeviceCall, callee: Machine, unqueued_s: float) -> None:
+        call.queued_s += max(0.0, self.clock.now_s - unqueued_s)
         if call in callee.calls:
             self._answer(call, callee)
 
@@ -234,7 +240,7 @@ class _Pipeline:
             self.clock.after(pause_s, partial(self._again, call, call.tried))
 
     def _failed(self, call: DeviceCall) -> None:
-        """Deadline, closed connection or refusal: whichever comes first."""
+        """End a call by a deadline, a closed connection or a refusal, whichever comes first."""
         if not call.ended and call.caller.alive:
             self._give_up(call)
             self.report.retried += 1
@@ -245,7 +251,7 @@ class _Pipeline:
         self._dispatch(call.micro_batch, call.stage, call.caller, call.parent, tried, call.done)
 
     def _give_up(self, call: DeviceCall | None) -> None:
-        """Whoever gives a call up gives up what that call waits for: nobody works for a caller that is gone."""
+        """Give up a call and all nested calls that it waits for."""
         while call is not None and not call.ended:
             call.ended = True
             if (callee := self.machines.get(call.callee)) is not None:
@@ -285,7 +291,7 @@ class _Pipeline:
             self._abandon(machine)
 
     def _abandon(self, machine: Machine) -> None:
-        """Everything it was serving is lost; its callers see the connection close."""
+        """Lose all calls that `machine` serves; their callers see the connection close."""
         machine.drop_jobs()
         lost, machine.calls = machine.calls, set()
         for call in sorted(lost, key=lambda call: call.micro_batch):
@@ -299,7 +305,7 @@ class _Pipeline:
             self.machines[peer].thaw()
 
     def _refresh(self) -> None:
-        """Records are read: who is where, and how long the queues are. The frozen no longer publish."""
+        """Let all peers read the records, with stages and queues. Frozen peers publish none."""
         now_s = self.clock.now_s
         self.records = {m.name: self._load(m) for m in self.machines.values() if m.stage >= 0 and not m.frozen}
         for machine in self.machines.values():

@@ -12,7 +12,7 @@ from swarm.placement.rebalance import Move, RebalanceConfig, decide, stage_for_j
 
 
 class Policy(Protocol):
-    """What a simulation asks. Each peer publishes its load once a period, and `moves` is asked as often."""
+    """A rebalancing policy. Each peer publishes its load once a period, and `moves` is called as often."""
 
     name: str
 
@@ -40,10 +40,10 @@ class NoRebalancing:
 
 
 class SwarmPeriodic:
-    """SWARM (arXiv 2301.11913, algorithm 2): every `period_s` all publish their queue sizes, and the peer with the
-    shortest queue of the least loaded stage moves to the most loaded one. Joiners take the most loaded one too, by what
-    was published last. Queues are taken to order the stages by throughput without error and without ties, which is
-    kinder to it than real queues, of which all but the slowest stage's are empty."""
+    """SWARM (arXiv 2301.11913, algorithm 2): every `period_s` all peers publish their queue sizes, and the peer with
+    the shortest queue of the least loaded stage moves to the most loaded one. Joiners take the most loaded one, too.
+    Here queues rank the stages by throughput without error or ties. That favours the policy: real queues are empty at
+    all stages but the slowest."""
 
     def __init__(self, period_s: float) -> None:
         self.name = f"every {period_s:.0f} s"
@@ -62,12 +62,12 @@ class SwarmPeriodic:
         movable = [load for load in view.peers if load.stage == rich and not view.in_flight(load)]
         if rich == poor or not movable:
             return ()
-        # Work is dealt out in proportion to speed, so queues are alike but for noise: the first by id.
+        # Work is shared in proportion to speed, so queues differ by noise only: take the first by id.
         return (Move(movable[0].peer, rich, poor, 0.0),)
 
 
 class Barnraise:
-    """`swarm.placement.rebalance`."""
+    """The policy of `swarm.placement.rebalance`."""
 
     name = "ours"
 

@@ -1,5 +1,4 @@
-"""What a merge among the replicas of a stage takes: the very shares of `swarm.protocol.plan`, every link as long as it
-needs."""
+"""The duration of a merge among the replicas of a stage, with the shares of `swarm.protocol.plan`."""
 
 from __future__ import annotations
 
@@ -12,8 +11,9 @@ SLICES: Final = 256
 
 
 def merge_s(payload_bytes: float, links_bytes_s: Sequence[float], latency_s: float = 0.0) -> float:
-    """Seconds of one butterfly all-reduce of `payload_bytes` an update: everybody sends each slice to its owner, owners
-    send the merged slice to everybody. Uplinks are the limit (downlinks are seldom slower); 0 for a single replica."""
+    """Return the seconds of one butterfly all-reduce of updates of `payload_bytes`: every member sends each slice to
+    its owner, and owners send the merged slice to all. Uplinks are the limit (downlinks are seldom slower); 0 for a
+    single replica."""
     count = len(links_bytes_s)
     if count < 2:
         return 0.0

@@ -1,7 +1,7 @@
-"""Who is there when, how fast, over which link: read from a file or generated.
+"""Traces of machines: when each is there, its speed and its link; read from a file or generated.
 
-CSV: a header `peer,join_s,leave_s,speed,link_bytes_s`, one life a line, `leave_s` empty for whoever stays. JSON: an
-object with `duration_s` and `peers`, a list of objects with the same names.
+CSV: a header `peer,join_s,leave_s,speed,link_bytes_s`, one life a line, `leave_s` empty for a machine that stays. JSON:
+an object with `duration_s` and `peers`, a list of objects with the same names.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TRACE_MAX_BYTES = 256 * 2**20
 
 
 class Life(msgspec.Struct, frozen=True):
-    """One machine from its start to its end. `speed` in work units a second; `leave_s` None: it stays."""
+    """One machine from its start to its end. `speed` in work units a second; `leave_s` is None if it stays."""
 
     peer: str
     join_s: float
@@ -50,10 +50,10 @@ class Trace:
 
 
 def read_trace(path: Path) -> Trace:
-    """Read a .csv or .json trace; `ConfigError` says what is wrong with it."""
+    """Read a .csv or .json trace. Raises ConfigError."""
     try:
         if path.stat().st_size > TRACE_MAX_BYTES:
-            raise ConfigError(f"{path} is larger than {TRACE_MAX_BYTES // 2**20} MiB; cut the trace")
+            raise ConfigError(f"{path} is larger than {TRACE_MAX_BYTES // 2**20} MiB: shorten the trace")
         if path.suffix == ".json":
             file = msgspec.json.decode(path.read_bytes(), type=_File)
             return _checked(path, file.duration_s, file.peers)
@@ -63,61 +63,54 @@ def read_trace(path: Path) -> Trace:
                 for row in csv.DictReader(rows)
             ]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError(f"the trace {path} cannot be read: {error}") from error
+        raise ConfigError(f"the trace {path} cannot be read ({error}): name a readable .csv or .json file") from error
     except (msgspec.ValidationError, msgspec.DecodeError) as error:
-        raise ConfigError(f"the trace {path} is not of the documented form: {error}") from error
+        raise ConfigError(f"the trace {path} is malformed ({error}): see swarm/simulation/trace.py") from error
     ends = [life.leave_s if life.leave_s is not None else life.join_s for life in lives]
     return _checked(path, max(ends, default=0.0), lives)
-
-
-def write_trace(trace: Trace, path: Path) -> None:
-    """Write a .csv or .json trace that `read_trace` reads back; a CSV has no duration beyond its last event."""
-    if path.suffix == ".json":
-        path.write_bytes(msgspec.json.encode(_File(trace.duration_s, list(trace.lives))))
-        return
-    with path.open("w", newline="") as file:
-        rows = csv.writer(file)
-        rows.writerow(Life.__struct_fields__)
-        rows.writerows(msgspec.structs.astuple(life) for life in trace.lives)
 
 
 def _checked(path: Path, duration_s: float, lives: list[Life]) -> Trace:
     for life in lives:
         positive = all(math.isfinite(x) and x > 0 for x in (life.speed, life.link_bytes_s))
         if not positive or not math.isfinite(life.join_s) or not life.end_s > life.join_s:
-            raise ConfigError(f"the trace {path} has an impossible life for {life.peer}; check its times and speeds")
+            raise ConfigError(f"the trace {path} has an impossible life for {life.peer}: check its times and speeds")
     if len({life.peer for life in lives}) != len(lives) or not lives or not 0 < duration_s < math.inf:
-        raise ConfigError(f"the trace {path} needs a duration, at least one peer, and one line for each peer")
+        raise ConfigError(f"the trace {path} is incomplete or repeats a peer: give a duration and one line a peer")
     return Trace(duration_s, tuple(sorted(lives, key=lambda life: (life.join_s, life.peer))))
 
 
 @dataclass(frozen=True)
 class SpotMarket:
-    """Parameters of `spot_trace`: what we remember of the preemptible T4 instances in SWARM's section on pre-training
-    (arXiv 2301.11913): 400 asked for over 32 hours, their number swinging widely, coming and going in clusters. That
-    trace was never published. The values here are ours, chosen so that with six stages a run without rebalancing loses
-    as much as the paper's did (about 83 percent of the optimum overall, half of it in the last hour).
-
-    `zones` each hold some of the `wanted` instances. A zone's capacity is redrawn every `tide_s` or so (exponential)
-    between `ebb` and 1 of its share, sinking over the run as if the market tightened, to `last` of it at the end. If
-    capacity falls short, random instances of the zone are preempted within `burst_s`; if it grows, as many start within
-    `burst_s`. Besides, each runs `life_s` at most, as one provider enforces, and fails at random at `loss_per_hour`."""
+    """Parameters of `spot_trace`, after the preemptible T4 instances in SWARM's section on pre-training (arXiv
+    2301.11913): 400 requested for 32 hours, their number varying widely, coming and going in clusters. That trace was
+    not published. The values here are ours: with six stages a run without rebalancing loses as much as the paper's (it
+    reaches about 83 percent of the optimum overall, half of it in the last hour)."""
 
     wanted: int = 400
+    """Instances requested."""
     hours: float = 32.0
     zones: int = 8
+    """Each zone has some of the instances."""
     tide_s: float = 3600.0
+    """Mean time (exponential) until a zone's capacity is drawn again. Instances are preempted or started to match
+    it."""
     ebb: float = 0.1
+    """The least share of its instances that a zone's capacity is drawn from; the largest is 1."""
     last: float = 0.15
+    """Factor on capacity at the end of the run; it falls to this linearly, as in a market with rising demand."""
     burst_s: float = 180.0
+    """Instances are preempted or started within so many seconds."""
     life_s: float = 24 * 3600.0
+    """The longest life of an instance, which one provider enforces."""
     loss_per_hour: float = 0.03
+    """Rate of random failures."""
     speed_spread: float = 0.0  # standard deviation of the logarithm of speeds; T4s are alike
     link_bytes_s: float = 25e6  # 200 Mbit/s
 
 
 def spot_trace(seed: int, market: SpotMarket | None = None) -> Trace:
-    """A preemption trace of preemptible cloud instances; the same for the same seed and parameters."""
+    """Generate a trace of preemptible cloud instances; the same for the same seed and parameters."""
     market = market or SpotMarket()
     random = Random(seed)
     duration_s = market.hours * 3600.0
@@ -129,7 +122,7 @@ def spot_trace(seed: int, market: SpotMarket | None = None) -> Trace:
 
 
 def _zone(random: Random, market: SpotMarket, name: str, share: int, duration_s: float) -> list[Life]:
-    running: list[tuple[str, float, float]] = []  # peer, joined, dies of its own at
+    running: list[tuple[str, float, float]] = []  # peer, joined, fails at
     lives: list[Life] = []
     made = 0
 

@@ -177,7 +177,7 @@ def test_uncounted_passes_use_the_previous_weights(recompute: bool) -> None:
 def test_only_one_previous_epoch_is_kept() -> None:
     for index, stage in stages(previous=True):
         through = ForwardRequest(stage, 0, WEIGHTS[0][index], MicroBatch("a", index, 3, count=False))
-        stage.import_weights(WEIGHTS[1][index], epoch=4)  # from 0: nobody has the weights of 3 here
+        stage.import_weights(WEIGHTS[1][index], epoch=4)  # from 0: no peer has the weights of 3 here
         refused("epoch", through.forward)
         refused(
             "epoch", ForwardRequest(stage, 0, WEIGHTS[0][index], MicroBatch("a", index, 0, count=False)).forward

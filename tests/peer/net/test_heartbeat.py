@@ -200,9 +200,9 @@ async def test_our_own_standstill_is_not_the_peers_silence() -> None:
     limits = NetLimits(ping_interval_s=0.5, suspect_after_s=6.0)  # the child may stand still for seconds too
     async with child() as target, watching(target, limits) as (host, facts):
         await host.rpc.call(target.peer_id, ECHO, Number(1), timeout_s=60)
-        may_move_now = [2.5] * 4  # our loop stands still for much longer than suspect_after_s
-        for rest in may_move_now:
-            block(rest)
+        pauses = [2.5] * 4  # our loop stands still for much longer than suspect_after_s
+        for pause in pauses:
+            block(pause)
             await trio.lowlevel.checkpoint()
         await host.rpc.call(target.peer_id, ECHO, Number(1), timeout_s=60)
         assert not [event for event in facts if event.name == "peer_suspect"]

@@ -13,7 +13,7 @@ from peer.worker.control_link import ControlLink
 
 
 class WhoAreYou(Command, frozen=True, tag="who"):
-    """The result is (rank, world size, process id)."""
+    """The result is [rank, world size, process id]."""
 
 
 class Wait(Command, frozen=True, tag="wait"):
@@ -39,7 +39,7 @@ class EchoWorker:
                     self._link.ticks += 1
                 self._link.reply(command)
             else:
-                self._link.reply(command, (self._load.rank, self._load.world_size, os.getpid()))
+                self._link.reply(command, [self._load.rank, self._load.world_size, os.getpid()])
 
 
 class EchoGroup(WorkerCommands):

@@ -255,6 +255,6 @@ def test_shared_memory_has_no_name_and_no_leak(tmp_path: Path) -> None:
     buffer.close()
     other.close()
     other.close()
-    assert tensor[-1] == 5.0  # whoever still holds the tensor may still read it
+    assert tensor[-1] == 5.0  # a holder of the tensor may still read it
     del tensor
     assert set(os.listdir("/proc/self/fd")) == descriptors

@@ -158,7 +158,7 @@ async def test_a_waiting_backward_is_dropped_on_cancellation(tmp_path: Path) -> 
             await trio.testing.wait_all_tasks_blocked()
             scope.cancel()
             await trio.testing.wait_all_tasks_blocked()
-            assert not ended  # nobody knows yet
+            assert not ended  # not reported yet
             os.kill(worker_group.worker_pid, signal.SIGCONT)
         counted = (await worker_group.read_gradient()).micro_batches
         assert ended == [counted == ()]

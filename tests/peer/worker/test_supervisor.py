@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.process,
     pytest.mark.skipif(sys.platform != "linux", reason="process supervision is tested through Linux's /proc"),
 ]
-Place = tuple[int, int, int]
+Reported = list[int]
 
 
 @pytest.fixture(autouse=True)
@@ -31,9 +31,9 @@ async def test_a_lost_rank_replaces_the_whole_group(tmp_path: Path) -> None:
     log = Log()
     async with EchoGroup.open(worker_config(tmp_path, tmp_path, events=log, world_size=2)) as group:
         first = group.worker_pids
-        assert await group.ask_each(group.who(), Place) == [(0, 2, first[0]), (1, 2, first[1])]
-        assert await group.ask(group.who(), Place) == (0, 2, first[0])
-        assert await group.ask(group.who(), Place, rank=1) == (1, 2, first[1])
+        assert await group.ask_each(group.who(), Reported) == [[0, 2, first[0]], [1, 2, first[1]]]
+        assert await group.ask(group.who(), Reported) == [0, 2, first[0]]
+        assert await group.ask(group.who(), Reported, rank=1) == [1, 2, first[1]]
         assert {path.name for path in tmp_path.glob("*.log")} == {"worker.log", "worker-1.log"}
 
         errors: list[str] = []
@@ -52,9 +52,9 @@ async def test_a_lost_rank_replaces_the_whole_group(tmp_path: Path) -> None:
                 await trio.testing.wait_all_tasks_blocked()
                 os.kill(first[1], signal.SIGKILL)
             assert len(errors) == 2 and all("killed by SIGKILL" in error for error in errors)
-            places = await group.ask_each(group.who(), Place)
+            reports = await group.ask_each(group.who(), Reported)
         assert not any(os.path.exists(f"/proc/{pid}") for pid in first)
-        assert [place[2] for place in places] == list(group.worker_pids) and not {*first} & {*group.worker_pids}
+        assert [report[2] for report in reports] == list(group.worker_pids) and not {*first} & {*group.worker_pids}
 
         command = group.wait()
         async with trio.open_nursery() as nursery:

@@ -101,7 +101,7 @@ class Run:
 def nobody_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them are in this process: where it stands still nobody answers."""
     for module in ("client.session", "coordinator.coordinator"):
-        monkeypatch.setattr(f"swarm.{module}.open_node", partial(open_node, tuning=BRISK))
+        monkeypatch.setattr(f"swarm.{module}.NodeConfig", partial(NodeConfig, tuning=BRISK))
     monkeypatch.setattr("swarm.client.session.ask_head_reports", partial(ask_head_reports, timeout_s=60.0))
 
 

@@ -18,8 +18,8 @@ from swarm.placement.stage_choice import (
     at_work,
     exceeds_move_limit,
     has_other_replica,
+    is_resting,
     load_of,
-    may_move_now,
     ready_after_s,
     should_return,
     stage_to_take,
@@ -141,7 +141,7 @@ def test_a_poor_stage_gets_a_peer_once_a_period_and_not_before_the_peers_have_se
 def test_a_replica_whose_stage_was_chosen_for_it_is_not_counted_on_to_move() -> None:
     records = {f"a{i}": record(0, pinned=i != 3) for i in range(6)} | {"b": record(1), "c": record(2), "d": record(2)}
     period_s = RebalanceConfig().period_s(len(records))
-    at = next(NOW + k * period_s for k in range(50) if not may_move_now("a3", math.floor(NOW / period_s) + k))
+    at = next(NOW + k * period_s for k in range(50) if not is_resting("a3", math.floor(NOW / period_s) + k))
     assert list(moves(records, at)) == ["a3"]
 
 
@@ -176,7 +176,7 @@ def awake(*peers: str) -> float:
     """A time in whose period none of these rests."""
     period_s = RebalanceConfig().period_s(len(peers))
     first = math.ceil(NOW / period_s)
-    return next(k * period_s for k in range(first, first + 50) if not any(may_move_now(peer, k) for peer in peers))
+    return next(k * period_s for k in range(first, first + 50) if not any(is_resting(peer, k) for peer in peers))
 
 
 def test_of_those_that_set_out_at_once_the_later_one_stays() -> None:
