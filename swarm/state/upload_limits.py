@@ -62,8 +62,8 @@ class PinnedBytes(bytearray):
     """Bytes on their way to a joiner. When the last view of them is gone, the transport is done with them."""
 
 
-class Pace:
-    """Spaces uploads so that their sum stays below a rate."""
+class UploadSpacing:
+    """Spaces uploads so that their sum stays below a rate, which may differ from one upload to the next."""
 
     def __init__(self) -> None:
         self._free_at = 0.0
@@ -84,7 +84,7 @@ class UploadSlots:
     def __init__(self, limits: SnapshotLimits) -> None:
         self.limits = limits
         self._uploading: Counter[str] = Counter()
-        self._usual_rate, self._exchange_rate = Pace(), Pace()
+        self._usual_spacing, self._exchange_spacing = UploadSpacing(), UploadSpacing()
         self._exchanges = 0
         self._speed = _SPEED_FIRST
 
@@ -92,7 +92,7 @@ class UploadSlots:
     def stepping_back(self) -> Iterator[None]:
         """Give joiners only their small share inside the block."""
         if not self._exchanges:
-            self._exchange_rate = Pace()  # forget the debt of the last exchange
+            self._exchange_spacing = UploadSpacing()  # forget the debt of the last exchange
         self._exchanges += 1
         try:
             yield
@@ -119,15 +119,15 @@ class UploadSlots:
             return BUSY_RETRY_S
         if all_uploading and all_uploading + size_bytes > limits.uploading_in_total:
             return BUSY_RETRY_S
-        schedule = self._exchange_rate if self._exchanges else self._usual_rate
-        wait_s = schedule.wait_s()
+        spacing = self._exchange_spacing if self._exchanges else self._usual_spacing
+        wait_s = spacing.wait_s()
         if wait_s > limits.wait_max_s:
             return min(max(wait_s - limits.wait_max_s, BUSY_RETRY_S), BUSY_RETRY_MAX_S)
         pin = PinnedBytes()
         self._uploading[joiner] += size_bytes
         began = time.monotonic() + wait_s
         weakref.finalize(pin, self._note_left, joiner, size_bytes, self._uploading[joiner], began, left).atexit = False
-        schedule.spend(size_bytes, self.rate)
+        spacing.spend(size_bytes, self.rate)
         await trio.sleep(wait_s)
         return pin
 
