@@ -2,8 +2,8 @@
 
     python benchmarks/late_join.py [--peers 3] [--params 8000000] [--compute 1.5] [--rounds 32] [--nice 19 0] [--json F]
 
-The members run rounds whose compute phase is a pause of `--compute` seconds, as if a GPU did the work. About every third
-round, at a random moment, a joiner fetches the state of the current head (8 bytes a parameter) from all of them, as a
+The members run rounds whose compute phase is a pause of `--compute` seconds, as if a GPU did the work. Every third
+round or so, at a random moment, a joiner fetches the state of the current head (8 bytes a parameter) from all, as a
 late peer does. Rounds that a fetch overlaps are compared with the other rounds of the same run.
 
 A real joiner has its own machine. Here it shares the members' cores, and its decryption and hashing would count as
