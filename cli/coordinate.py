@@ -101,7 +101,7 @@ def _write_template(path: Path) -> None:
 
 def _bound_invite(home: Path, guest: str) -> str:
     """An invite with a token made out to one peer, from what the coordinator keeps in `home`; needs no network."""
-    from swarm.client.session import read_kept_invite
+    from swarm.client.session import read_saved_invite
     from swarm.run.credentials import issue_token
     from swarm.run.manifest_transfer import load_run_files
 
@@ -115,7 +115,7 @@ def _bound_invite(home: Path, guest: str) -> str:
     if authority.peer_id != manifest.authority:
         raise ConfigError(f"{home} is a guest's, not the coordinator's: only the latter can invite.")
     token = issue_token(authority, manifest.run_id, time.time(), TOKEN_DAYS * 86400.0, peer=guest)
-    return str(msgspec.structs.replace(read_kept_invite(home), token=token))
+    return str(msgspec.structs.replace(read_saved_invite(home), token=token))
 
 
 def _run(config: CoordinatorConfig, as_json: bool, tied: bool) -> None:

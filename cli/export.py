@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
@@ -14,14 +13,14 @@ import click
 
 from cli.options import read_invite
 from cli.run import run_until_stopped
-from cli.views.table import quoted, several
+from cli.views.table import several
 from peer.errors import CheckpointError, ConfigError, ResourceError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from peer.checkpoint.checkpoint_file import LoadedCheckpoint
     from swarm.run.manifest import Manifest
+    from swarm.training.saved_models import SavedModel
 
 
 APART_MAX: Final = 1  # rounds: stages commit one after the other
@@ -88,17 +87,21 @@ def _room_in(out: Path) -> Iterator[Path]:
 
 
 def _from_homes(homes: Sequence[Path], out: Path) -> str:
+    from swarm.training.saved_models import name_stages, newest_model
+
     found = newest_model(homes)
     _check_trained(homes, found)
     write_model(out, found.manifest, found.tokenizer, found.theta)
     places = [(part.round, part.tree.root) for part in found.parts]
     newest = max(number for number, _ in places)
     old = [stage for stage, (number, _) in enumerate(places) if number < newest - APART_MAX]
-    hint = f" Behind the others: {_stages(old)}; add the --home of one of its peers, if that has newer." if old else ""
+    hint = (
+        f" Behind the others: {name_stages(old)}; add the --home of one of its peers, if that has newer." if old else ""
+    )
     return f"{_named(found.manifest, places)}, written to {out}.{hint}"
 
 
-def _check_trained(homes: Sequence[Path], found: KeptModel) -> None:
+def _check_trained(homes: Sequence[Path], found: SavedModel) -> None:
     """CheckpointError where round 0 would be the coordinator's: it keeps what the run began with and nothing newer."""
     from peer.identity import Identity
     from swarm.run.home import Home
@@ -120,87 +123,6 @@ def _named(manifest: Manifest, places: list[tuple[int, bytes]]) -> str:
         return f"Round {places[0][0]} of {manifest.run.name!r}, state {states}"
     rounds = ", ".join(str(number) for number, _ in places)
     return f"{manifest.run.name!r} put together of its {len(places)} stages at rounds {rounds}, states {states}"
-
-
-@dataclass(frozen=True)
-class KeptModel:
-    """What peers' homes hold of a run: the newest intact checkpoint of each stage."""
-
-    manifest: Manifest
-    tokenizer: bytes
-    parts: list[LoadedCheckpoint]
-
-    @property
-    def theta(self) -> Tensor:
-        """The outer weights of the whole model, flat fp32, shape (P,)."""
-        from peer.ipc.span import spans_of
-        from peer.model.layout import join_flat
-
-        return join_flat(self.manifest.model, [part.theta for part in self.parts], spans_of(self.manifest.cuts))
-
-
-def newest_model(homes: Sequence[Path]) -> KeptModel:
-    """The newest intact checkpoints of the peers of one run that live in `homes`, and its tokenizer.json. Where the
-    model is cut into stages it takes a home of each. CheckpointError if something is missing."""
-    from peer.events import EventLog
-    from peer.identity import Identity
-    from swarm.placement.stages import open_store
-    from swarm.run.home import Home
-    from swarm.run.manifest import open_manifest
-    from swarm.run.manifest_transfer import load_run_files
-
-    newest: dict[int, LoadedCheckpoint] = {}
-    held: dict[Path, list[int]] = {}
-    run_id = ""
-    for home in homes:
-        places, run_files = Home(home), load_run_files(home)
-        if run_files is None or not places.identity.exists():
-            raise CheckpointError(f"{home} is no peer's home: give the --home of `peer join`, or an INVITE.")
-        manifest, tokenizer = open_manifest(run_files[0]), run_files[1]
-        if run_id not in ("", manifest.run_id):
-            raise CheckpointError(f"{home} belongs to another run than {homes[0]}: give homes of one run only.")
-        run_id = manifest.run_id
-        identity = Identity.load_or_create(places.identity)
-        held[home] = []
-        for stage in range(manifest.stages):
-            loaded = open_store(places, manifest, stage, identity, EventLog()).load_latest()
-            if loaded is not None:
-                held[home].append(stage)
-                if stage not in newest or loaded.round > newest[stage].round:
-                    newest[stage] = loaded
-    if not newest:
-        named = ", ".join(map(str, homes))
-        raise CheckpointError(
-            f"{named} has no intact checkpoint yet: wait for a committed round, or export from an INVITE."
-        )
-    if len(newest) < manifest.stages:
-        raise CheckpointError(_what_is_missing(held, manifest.stages))
-    return KeptModel(manifest, tokenizer, [newest[stage] for stage in range(manifest.stages)])
-
-
-def _what_is_missing(held: Mapping[Path, Sequence[int]], stages: int) -> str:
-    """`held`: the stages of which each home has a checkpoint; not all are among them."""
-    missing = sorted(set(range(stages)) - {stage for kept in held.values() for stage in kept})
-    are = "is" if len(missing) == 1 else "are"
-    has = "; ".join(f"{home} holds {_stages(kept) if kept else 'none'}" for home, kept in held.items())
-    options = " ".join(f"--home {quoted(home)}" for home, kept in held.items() if kept)
-    more = " ".join(f"--home HOME_OF_STAGE_{stage}" for stage in missing)
-    return (
-        f"{_stages(missing)} of {stages} {are} missing ({has}): add the home of a peer of each,"
-        f" `peer export {options} {more} --out DIR`, or export from an INVITE while all stages are up."
-    )
-
-
-def _stages(numbers: Sequence[int]) -> str:
-    """ "stage 1", "stages 0, 2"."""
-    return f"stage{'' if len(numbers) == 1 else 's'} {', '.join(map(str, numbers))}"
-
-
-def newest_checkpoint(home: Path) -> tuple[Manifest, bytes, LoadedCheckpoint]:
-    """Of a run whose peers hold the whole model: the run, its tokenizer.json and the newest intact checkpoint of the
-    peer that lives in `home`. CheckpointError if there is none."""
-    found = newest_model([home])
-    return found.manifest, found.tokenizer, found.parts[0]
 
 
 def write_model(out: Path, manifest: Manifest, tokenizer: bytes, theta: Tensor) -> None:

@@ -19,7 +19,7 @@ from cli.views.table import quoted, several
 from swarm.run.home import Home
 
 if TYPE_CHECKING:
-    from swarm.training.context import Role
+    from swarm.run.peer_context import Role
 
 
 @click.command()
@@ -71,7 +71,7 @@ def join(
     Ctrl-C leaves at the next safe moment and keeps the last commit; joining again with the same --home goes on from it.
     """
     opened = read_invite(invite)  # before the slow imports: a typo is told at once
-    from swarm.training.context import JoinConfig
+    from swarm.run.peer_context import JoinConfig
     from swarm.training.peer import run_participant
 
     home = home or default_home(opened.run_id[:12])

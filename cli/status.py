@@ -38,10 +38,10 @@ def status(invite: str | None, home: Path | None, as_json: bool) -> None:
     """
     if (invite is None) == (home is None):
         raise ConfigError("say which run to look at: either INVITE or --home DIR.")
-    from swarm.client.session import read_kept_invite
+    from swarm.client.session import read_saved_invite
     from swarm.client.status import read_status
 
-    opened = read_invite(invite) if invite is not None else read_kept_invite(home or Path())
+    opened = read_invite(invite) if invite is not None else read_saved_invite(home or Path())
     seen = run_until_stopped(lambda: read_status(opened, home))
     if as_json:
         click.echo(msgspec.json.encode(seen).decode())

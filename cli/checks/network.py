@@ -17,7 +17,7 @@ from peer.free_memory import free_memory_bytes
 from peer.net.address_book import is_circuit
 from peer.net.host import Host, open_host
 from peer.net.nat.reachability import probe
-from swarm.client.session import DialBackConfig, RunClient, visit
+from swarm.client.session import DialBackConfig, RunClient, open_client
 from swarm.membership.reachability import CONNECT_S, DIAL_BACK, DialBackReply, DialBackRequest
 from swarm.placement.stages import stage_costs, state_bytes
 from swarm.run.invite import Invite
@@ -53,7 +53,7 @@ async def swarm_findings(
     if not reached:
         return  # each address has said why
     try:
-        async with visit(invite, kept, dial_back_config) as client:
+        async with open_client(invite, kept, dial_back_config) as client:
             yield Finding("admission", "ok", f"run {client.manifest.run.name!r} lets this machine in")
             for finding in size_findings(client.manifest, home):
                 yield finding

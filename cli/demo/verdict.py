@@ -24,9 +24,9 @@ from cli.views.micro_batch_audit import MicroBatches, audit
 from cli.views.progress import Progress
 
 if TYPE_CHECKING:
-    from cli.export import KeptModel
     from swarm.protocol.head import Head
     from swarm.run.manifest import Manifest
+    from swarm.training.saved_models import SavedModel
 
 PROMPT: Final = "def "
 SAMPLE_TOKENS: Final = 200
@@ -34,8 +34,8 @@ SAMPLE_TOKENS: Final = 200
 
 def judge(scenario: Scenario, progress: Progress, rounds: int, began: float) -> Report:
     """The report, with every invariant that did not hold named in it. `began`: Unix time."""
-    from cli.export import newest_model
     from swarm.protocol.head import Head
+    from swarm.training.saved_models import newest_model
 
     model = newest_model([scenario.children[name].home for name in scenario.survivors])
     heads = [msgspec.msgpack.decode(part.head, type=Head) for part in model.parts]
@@ -84,7 +84,7 @@ def _judge_pipeline(
     report: Report,
     scenario: Scenario,
     progress: Progress,
-    model: KeptModel,
+    model: SavedModel,
     heads: list[Head],
     rounds: int,
     began: float,
@@ -163,7 +163,7 @@ def _books(
     return books, [max(0, trained[0] - samples) // size for samples in trained]
 
 
-def _broken_states(scenario: Scenario, progress: Progress, model: KeptModel, heads: list[Head]) -> list[str]:
+def _broken_states(scenario: Scenario, progress: Progress, model: SavedModel, heads: list[Head]) -> list[str]:
     """Whether what is on disk, and what each survivor ended with, is what was committed."""
     broken = []
     for stage, (part, head) in enumerate(zip(model.parts, heads, strict=True)):
@@ -198,7 +198,7 @@ def _peer_id(home: Path) -> str:
     return Identity.load_or_create(Home(home).identity).peer_id
 
 
-def _sample(model: KeptModel) -> str:
+def _sample(model: SavedModel) -> str:
     """What the trained model writes after "def ". On one thread: so small a model's would mostly wait for each other,
     minutes where other processes want the cores."""
     import torch

@@ -26,7 +26,8 @@ from swarm.coordinator.handlers import CoordinatorHandlers
 from swarm.coordinator.rules import GroupRules
 from swarm.coordinator.run_progress import RunProgress
 from swarm.membership.bans import extend_bans, spread_bans
-from swarm.membership.membership import MEMBERS, LocalStatus, MemberRecord, Membership, member_record
+from swarm.membership.member_record import MEMBERS, MemberRecord, member_record
+from swarm.membership.membership import Membership
 from swarm.membership.reachability import serve_dial_back
 from swarm.run.config import RunConfig
 from swarm.run.credentials import TOKEN_DAYS, issue_token
@@ -88,7 +89,7 @@ async def run_coordinator(config: CoordinatorConfig, ready: Callable[[Invite], N
             async with open_node(host, node_config, [MEMBERS]) as node:
                 addresses = (*host.addresses, *config.bootstrap)[:ADDRESSES_MAX]
                 coordinator = _Coordinator(config, manifest, host, home)
-                membership = Membership(node, host, manifest.run_id, coordinator.member_record, events)
+                membership = Membership(node, host, MEMBERS, manifest.run_id, coordinator.member_record)
                 coordinator.membership = membership
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(membership.run)
@@ -104,7 +105,7 @@ class _Coordinator:
     """One authority for each group; `membership` is set before they run."""
 
     def __init__(self, config: CoordinatorConfig, manifest: Manifest, host: Host, home: Home) -> None:
-        self.membership: Membership | None = None
+        self.membership: Membership[MemberRecord] | None = None
         self._manifest, self._host, self._home = manifest, host, home
         self._began = time.time()
         progress = RunProgress(synchronous=manifest.synchronous, source=manifest.group_id(0))
@@ -123,7 +124,7 @@ class _Coordinator:
         durable = FileState(self._home.stage(stage, manifest.stages))
         return Authority(self._host, rules, durable, lambda: self._replicas(stage), progress)
 
-    async def announce_completion(self, membership: Membership) -> None:
+    async def announce_completion(self, membership: Membership[MemberRecord]) -> None:
         """Announce the end once all groups have made their last commit: their members wait for that."""
         for authority in self.authorities:
             await authority.completed.wait()
@@ -138,14 +139,15 @@ class _Coordinator:
     def member_record(self) -> MemberRecord:
         """Return the coordinator's record, with the head of the group furthest behind."""
         last = min(self.authorities, key=lambda authority: authority.head.round)
-        own = LocalStatus(
+        return member_record(
+            self._host,
+            last.head,
             session=last.me.session,
             name="coordinator",
             role="coordinator",
             phase=last.report().phase,
             joined_at=self._began,
         )
-        return member_record(self._host, last.head, own)
 
 
 def _snapshots(state: InitialState) -> SnapshotStore:

@@ -54,7 +54,7 @@ def guest(home: Path, stages: int) -> tuple[str, Path]:
 @pytest.mark.parametrize(
     ("stages", "options", "words"),
     [
-        (3, "--role full", "cut into 3 stages: no peer holds all; choose --role stage"),
+        (3, "--role full", "--role full, but the model is cut into 3 stages: choose --role stage"),
         (3, "--stage 3", "there is no stage 3: choose 0 to 2, or leave --stage out"),
         (3, "--role feeder --stage 1", "a feeder has no stage: leave out either"),
         (

@@ -9,7 +9,6 @@ import torch
 import trio
 
 from cli.coordinate import template
-from cli.export import newest_model
 from peer.checkpoint.hash_tree import hash_state
 from peer.data.tokenizer import ByteTokenizer
 from peer.errors import CheckpointError, ConfigError
@@ -23,6 +22,7 @@ from swarm.run.config import RunConfig, parse_run_config
 from swarm.run.home import Home
 from swarm.run.manifest import open_manifest
 from swarm.run.manifest_transfer import load_run_files
+from swarm.training.saved_models import newest_model
 
 CUT = template().replace("layers = 2", "layers = 6\ntie_embeddings = false") + "\n[pipeline]\nstages = 3\n"
 

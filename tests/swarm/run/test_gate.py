@@ -240,7 +240,7 @@ async def test_a_peer_dials_back_to_the_address_it_sees(monkeypatch: pytest.Monk
 
 
 def test_a_home_without_an_invite_is_refused(tmp_path: Path) -> None:
-    from swarm.client.session import read_kept_invite
+    from swarm.client.session import read_saved_invite
 
     with pytest.raises(ConfigError, match="no peer's home"):
-        read_kept_invite(tmp_path)
+        read_saved_invite(tmp_path)

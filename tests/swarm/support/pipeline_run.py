@@ -15,9 +15,9 @@ import msgspec
 import psutil
 import trio
 
-from cli.export import newest_model
 from cli.views.micro_batch_audit import Accounts, AuditEntry, audit
 from swarm.protocol.head import Head
+from swarm.training.saved_models import newest_model
 from tests.swarm.support.swarm_harness import POLL_S, Fact, PeerProcess, Swarm, open_swarm
 
 STAGES: Final = 3
