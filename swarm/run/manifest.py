@@ -189,7 +189,11 @@ def open_any_manifest(signed: Signed, run_id: str | None = None) -> AnyManifest:
 
 def open_manifest(signed: Signed, run_id: str | None = None) -> Manifest:
     """Check and return the manifest of a training run. Also raises ConfigError if it is that of a served model."""
-    manifest = open_any_manifest(signed, run_id)
+    return training_manifest(open_any_manifest(signed, run_id))
+
+
+def training_manifest(manifest: AnyManifest) -> Manifest:
+    """Return `manifest` if it is that of a training run; else raise ConfigError."""
     if not isinstance(manifest, Manifest):
         raise ConfigError(
             f"{manifest.name!r} is a served model, not a training run: ask for an invite to a training run"
