@@ -1,7 +1,7 @@
 """Loss against the codec between stages: the convergence run with a model cut in four, trained through none (fp32),
 fp16, int8 and int4.
 
-    python benchmarks/activations.py [--seeds 2] [--steps 600] [--jobs 2] [--json FILE]
+    python benchmarks/activations.py [--seeds 2] [--steps 600] [--jobs 2] [--json [FILE]]
 
 Text, batches, optimizer and rates are those of `convergence.py` (480 steps of one worker, 600 of eight, 8 samples each
 a step), but from the first step on all goes through stages (`peer.compute.stage.Stage`, as in the network, in one
@@ -12,8 +12,8 @@ three hops. The model is the same with four blocks in place of two, and a head o
 largest magnitude of an int8 row (256 values) over the row's root mean square: its relative error is about
 crest / (127 sqrt 12). Losses are nats a byte on held-out files, through the codec.
 
-What a channel far larger than all others costs, as large language models have them, is measured apart, on normally
-distributed values of hidden size 1024: no model of this size grows one.
+The cost of one channel far larger than all others, as large language models have them, is measured apart, on normally
+distributed values of hidden size 1024: a model of this size has none.
 
 Exits with 1 if int8 is not within 0.02 of fp32.
 """
@@ -21,7 +21,6 @@ Exits with 1 if int8 is not within 0.02 of fp32.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import sys
@@ -33,20 +32,19 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
-from peer.ipc.span import spans_of
-
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 from torch import Tensor
 
-from benchmarks.common.options import writable
+from benchmarks.common.options import add_json, write_results
 from benchmarks.parts.convergence_training import BATCH, HELD_OUT, INNER, RAMP_STEPS, SEQ, WARM_STEPS, WORKERS
 from peer.compute.device import resolve_device
 from peer.compute.stage import Stage
 from peer.config import DataConfig, InnerConfig, ModelConfig
 from peer.data.corpus import Corpus, load_corpus
 from peer.data.tokenizer import ByteTokenizer
+from peer.ipc.span import spans_of
 from peer.ipc.stage_spec import MicroBatch, StageSpec
 from peer.model.layout import init_flat, split_flat
 from swarm.pipeline.activations import ActivationCode, FineInt8
@@ -67,7 +65,7 @@ Row = dict[str, Any]
 
 @dataclass
 class Hop:
-    """A wire in one direction; once `measured`, sums over what has gone through."""
+    """One direction of a hop; while `measured`, it sums over what goes through."""
 
     codec: Activations
     measured: bool
@@ -79,7 +77,7 @@ class Hop:
     tokens: int = 0
 
     def carry(self, x: Tensor) -> Tensor:
-        """What comes out at the other end."""
+        """Return what comes out at the other end."""
         codec = ActivationCode(self.codec).codec
         values = x.reshape(-1)
         coded = codec.encode(values)
@@ -108,7 +106,7 @@ class Hop:
 
 @dataclass
 class Pipeline:
-    """All stages of the model, and the wires between them: a forward and a backward one a hop."""
+    """All stages of the model, and a forward and a backward wire for each hop."""
 
     codec: Activations
     stages: list[Stage]
@@ -119,7 +117,7 @@ class Pipeline:
         self.forward, self.backward = ([Hop(self.codec, measured) for _ in STAGES[1:]] for _ in range(2))
 
     def losses(self, name: str, tokens: Tensor, epoch: int, keep: bool = True) -> Tensor:
-        """Of each token of (B, T+1), after a forward through all stages."""
+        """Return the loss of each token of (B, T+1), after a forward through all stages."""
         x = tokens[:, :-1]
         for index, stage in enumerate(self.stages):
             x = self.forward[index - 1].carry(x) if index else x
@@ -134,7 +132,7 @@ class Pipeline:
             gradient = self.stages[index].backward(MicroBatch(name, index, epoch), gradient)
 
     def step(self, tokens: Tensor, step: int) -> None:
-        """A step of every stage on tokens (B, T+1), the norm clipped per stage."""
+        """Make a step of every stage on tokens (B, T+1), with the norm clipped per stage."""
         for number, part in enumerate(tokens.split(MICRO_BATCH)):
             name = f"{step}/{number}"
             self.losses(name, part, step)
@@ -181,6 +179,8 @@ def summary(codec: Activations, results: list[Row], rival: list[Row]) -> Row:
     return {
         "codec": codec,
         "losses": [result["loss"] for result in results],
+        "loss": fmean(result["loss"] for result in results),
+        "gap": fmean(result["loss"] - other["loss"] for result, other in zip(results, rival, strict=True)),
         "worse_by": [result["loss"] - other["loss"] for result, other in zip(results, rival, strict=True)],
         "bytes_a_token": mean("forward", "bytes_a_token"),
         "ideal_bytes": MODEL.hidden_size * BITS[codec] / 8,
@@ -192,8 +192,8 @@ def summary(codec: Activations, results: list[Row], rival: list[Row]) -> Row:
 
 
 def outliers() -> list[Row]:
-    """Of 64 tokens of 1024 channels one channel is so many times larger, in all tokens or in one of them: the error of
-    all other channels, in the other tokens."""
+    """Return the error of the other channels, of the other tokens, where one channel of 1024 is so many times larger,
+    in all of 64 tokens or in one."""
     rows = []
     for factor in OUTLIERS:
         for where, tokens in (("in all tokens", slice(None)), ("in one token", slice(1))):
@@ -213,7 +213,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=600, help="after the 480 of one worker")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time")
-    parser.add_argument("--json", type=writable)
+    add_json(parser, "activations")
     options = parser.parse_args()
     if options.seeds < 1 or options.steps < 5 or options.jobs < 1:
         parser.error("give at least one seed, 5 steps and one job")
@@ -249,8 +249,7 @@ def main() -> int:
     cpu_s = sum(result["cpu_s"] for of in results.values() for result in of)
     print(f"{time.monotonic() - begin:.0f} s, {cpu_s:.0f} CPU seconds in training, load {load:.1f} before we began")
     if options.json:
-        figures = {"rows": rows, "outliers": apart, "passed": passed, "load": load, "runs": results}
-        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+        write_results(options.json, {"rows": rows, "outliers": apart, "passed": passed})
     return 0 if passed else 1
 
 

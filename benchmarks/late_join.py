@@ -1,6 +1,7 @@
 """The cost of a late joiner to the rounds of the members, in real processes on 127.0.0.1.
 
-    python benchmarks/late_join.py [--peers 3] [--params 8000000] [--compute 1.5] [--rounds 32] [--nice 19 0] [--json F]
+    python benchmarks/late_join.py [--peers 3] [--params 8000000] [--compute 1.5] [--rounds 32] [--nice 19 0]
+                                   [--json [FILE]]
 
 The members run rounds whose compute phase is a pause of `--compute` seconds, as if a GPU did the work. Every third
 round or so, at a random moment, a joiner fetches the state of the current head (8 bytes a parameter) from all, as a
@@ -32,6 +33,7 @@ import trio
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.common.children import START_S, Child, begin
+from benchmarks.common.options import add_json, write_results
 from benchmarks.parts.averaging_data import delta_of
 from benchmarks.parts.averaging_peer import SCHEDULE, NoTraining, Observer, diloco_state, take_part
 from optim.algorithms.outer_step import DilocoOuter
@@ -87,7 +89,7 @@ async def member(number: int, numel: int, pause_s: float, rounds: int, folder: P
         snapshots = SnapshotStore(state.size_bytes, 9 << 20)
         snapshots.serve(host.rpc)
         me, trainer = Member(host.peer_id, str(number)), Pausing(delta_of(number, numel), pause_s)
-        context = RoundContext(me, identity, host, state, snapshots, trainer, SCHEDULE, AdaptiveTimeouts(), log)
+        context = RoundContext(me, host, state, snapshots, trainer, SCHEDULE, AdaptiveTimeouts())
         observer = Meter(context, rounds, True, folder)
         print(json.dumps({"peer": me.peer, "session": me.session, "addresses": host.addresses}), flush=True)
         await take_part(context, observer, authority, rounds, nursery)
@@ -174,14 +176,14 @@ def main() -> None:
     parser.add_argument("--compute", type=float, default=1.5, help="seconds that a round's training takes")
     parser.add_argument("--rounds", type=int, default=32)
     parser.add_argument("--nice", type=int, nargs="+", default=[19, 0], help="priorities of the joiner, a run for each")
-    parser.add_argument("--json", type=Path)
+    add_json(parser, "late_join")
     options = parser.parse_args()
     runs = [measure(options.peers, options.params, options.compute, options.rounds, nice) for nice in options.nice]
     for name in runs[0]:
         values = (f"{run[name]:>12.3f}" if isinstance(run[name], float) else f"{run[name]:>12}" for run in runs)
         print(f"{name:24}", *values)
     if options.json:
-        options.json.write_text(json.dumps(runs, indent=1) + "\n")
+        write_results(options.json, runs)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from benchmarks.parts.swarm_setting import Setting
 
 ANSWER_S: Final = 180.0
 WARM_UP: Final = 16  # micro-batches
-WINDOWS: Final = 5  # as many micro-batches at least as are under way at a time; they come back in bursts
+WINDOWS: Final = 5  # at least as many micro-batches as are in flight; they come back in bursts
 SLOWER_MAX: Final = 4.0  # than the warm-up promised, as other work on this machine may make it
 CORES: Final = len(os.sched_getaffinity(0))
 
@@ -27,7 +27,7 @@ Figures = dict[str, Any]
 
 @dataclass(frozen=True)
 class Link:
-    """Of every stage: Mbit/s each way, and what a packet from one to another is late."""
+    """The link of every stage: Mbit/s each way, and the delay of a packet to another stage."""
 
     mbit: float
     delay_ms: float
@@ -35,7 +35,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Sample:
-    """Counters at a moment when nothing is under way, all since the start. CPU seconds: `worker_s` of each stage's
+    """Counters since the start, at a moment when nothing is in flight. CPU seconds: `worker_s` of each stage's
     compute worker, `network_s` of its network process, `others_s` of all else on this machine, the carriers of delayed
     frames included."""
 
@@ -54,7 +54,7 @@ class Chain:
         self._stages = stages
 
     def run(self, micro_batches: int, timeout_s: float) -> Figures:
-        """Stage 0's word about them."""
+        """Return what stage 0 says about them."""
         self._stages[0].tell({"micro_batches": micro_batches})
         return self._stages[0].read(timeout_s)
 
@@ -62,7 +62,7 @@ class Chain:
         processes = [psutil.Process(stage.pid) for stage in self._stages]
         networks = [_cpu_s(process) for process in processes]
         workers = [sum(_cpu_s(child) for child in process.children(recursive=True)) for process in processes]
-        ours = os.sched_getaffinity(0)  # what other cores do is nobody's business here
+        ours = os.sched_getaffinity(0)  # other cores do not matter here
         machine = [times for core, times in enumerate(psutil.cpu_times(percpu=True)) if core in ours]
         links = tuple(count for stage in self._stages for count in over_link(stage.pid))
         at = time.monotonic()
@@ -81,7 +81,7 @@ class Chain:
 
 @contextmanager
 def open_chain(setting: Setting, stages: int, lan: Lan | None) -> Iterator[Chain]:
-    """The stages at work, on loopback or on the hosts of `lan`."""
+    """Open the stages, on loopback or on the hosts of `lan`."""
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         children = []
@@ -106,7 +106,7 @@ class Whole:
         self._setting, self._stages, self._processes = setting, stages, processes
 
     def run(self, seconds: float) -> Figures:
-        """All of them at a time."""
+        """Run all of them at the same time."""
         for process in self._processes:
             process.tell({"seconds": seconds})
         found = [process.read(seconds + ANSWER_S) for process in self._processes]
@@ -133,8 +133,7 @@ def open_whole(setting: Setting, stages: int, copies: int) -> Iterator[Whole]:
 def run_chain(
     setting: Setting, stages: int, link: Link | None, seconds: float, whole: Whole, repeats: int
 ) -> list[Figures]:
-    """A row of the table, measured so many times, after `whole` each time; what the figures mean is told in
-    `benchmarks/swarm.py`."""
+    """Measure a row of the table so many times, after `whole` each time. `benchmarks/swarm.py` explains the figures."""
     place = nullcontext() if link is None else shaped_lan(stages, link.mbit, link.delay_ms)
     with place as lan, open_chain(setting, stages, lan) as chain:
         warm_up = chain.run(WARM_UP, ANSWER_S)
@@ -152,7 +151,7 @@ def run_chain(
 def _row(
     setting: Setting, stages: int, link: Link | None, done: Figures, count: int, before: Sample, after: Sample
 ) -> Figures:
-    """Of `count` micro-batches between two samples."""
+    """Return the figures of `count` micro-batches between two samples."""
     tokens = count * setting.tokens
     tokens_per_s = done["steady"] * setting.tokens / done["steady_s"]
     workers = [(b - a) / tokens for a, b in zip(before.worker_s, after.worker_s, strict=True)]

@@ -1,4 +1,4 @@
-"""What `benchmarks/swarm.py` runs: two models, how they are cut, and their micro-batches."""
+"""The settings of `benchmarks/swarm.py`: two models, their cuts, and their micro-batches."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class Setting:
 
     @property
     def tokens(self) -> int:
-        """Of a micro-batch."""
+        """Tokens in a micro-batch."""
         return self.sequences * self.seq_len
 
     @property
     def ideal_bytes(self) -> float:
-        """A token, hop and direction: what the hidden state's values take, without scales, ids and headers."""
+        """Bytes of the hidden state's values for a token, hop and direction, without scales, ids and headers."""
         return HIDDEN_SIZE * BITS[self.activations] / 8
 
     def model(self, stages: int) -> ModelConfig:
@@ -56,7 +56,8 @@ class Setting:
         )
 
     def cuts(self, stages: int) -> tuple[tuple[int, int], ...]:
-        """The blocks of each stage; with so few ids in the vocabulary, a model's ends cost next to nothing."""
+        """Return the blocks of each stage; with so small a vocabulary, the embedding and the head cost next to
+        nothing."""
         return split_layers([PartCost(1.0)] * self.model(stages).layers, stages)
 
     @property
@@ -77,5 +78,5 @@ SETTINGS: Final = {setting.name: setting for setting in (DENSE, THIN)}
 
 
 def some_tokens(setting: Setting, generator: torch.Generator) -> torch.Tensor:
-    """A micro-batch (B, T+1) int64: which ids makes no difference to the time."""
+    """Return a micro-batch (B, T+1) int64; the ids make no difference to the time."""
     return torch.randint(0, VOCAB_SIZE, (setting.sequences, setting.seq_len + 1), generator=generator)

@@ -1,17 +1,17 @@
 """A child of `benchmarks/swarm.py`: one stage of a pipeline, with a host and a compute worker of its own.
 
-    python -m benchmarks.swarm_stage SETTING STAGES INDEX IP FOLDER
+    python -m benchmarks.parts.swarm_stage SETTING STAGES INDEX IP FOLDER
 
     says  {"peer": id, "address": multiaddr}
     hears {"peers": [...]}          what all stages have said, in order; connects to the next one
     says  {"ready": true}
-    hears {"micro_batches": n}      stage 0: issues so many, and waits until all have come back
-    says  {"seconds", "steady", "steady_s", "retried", "window"}: how many came back while others were still begun, in
-          what time, calls made once more, and how many were under way at a time in the end
+    hears {"micro_batches": n}      stage 0: dispatches so many, and waits until all have come back
+    says  {"seconds", "steady", "steady_s", "retried", "window"}: how many came back while others were still
+          begun, in what time, calls repeated, and how many were in flight at the end
     hears {"report": true}          says its counters since the start
 
-Ends with its standard input. The issuer, the stations, their calls and workers are the network's; the table of who has
-which stage is fixed, nothing is merged and no step is made.
+Ends with its standard input. The source, the servers, their calls and workers are the network's; the table of replicas
+is fixed, nothing is merged and no step is made.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def worker_config(setting: Setting, stages: int, index: int, folder: Path) -> Wo
 
 
 class Dispatches:
-    """Stage 0's micro-batches; no span comes twice."""
+    """Stage 0's micro-batches; no sample comes twice."""
 
     def __init__(self, setting: Setting, server: StageServer) -> None:
         self._setting = setting
@@ -84,7 +84,7 @@ class Dispatches:
         self._next = 0
 
     async def run(self, micro_batches: int) -> dict[str, float]:
-        """As {"micro_batches": n} asks."""
+        """Carry out {"micro_batches": n}."""
         begin, retried = trio.current_time(), self._source.totals.retried
         self._came_back = []
         first, self._next = self._next, self._next + micro_batches * self._setting.sequences
@@ -140,7 +140,7 @@ async def main() -> None:
 
 
 async def load(setting: Setting, worker_group: StageWorkerGroup, stages: int) -> None:
-    """The weights that everybody starts from."""
+    """Load the start weights, the same at all stages."""
     model = setting.model(stages)
     parts = split_flat(model, init_flat(model, SEED), spans_of(setting.cuts(stages)))
     worker_group.outer.copy_(parts[worker_group.spec.index])
@@ -152,7 +152,7 @@ def say(**message: object) -> None:
 
 
 async def hear() -> dict[str, Any]:
-    """The parent's next line; empty when there are no more."""
+    """Return the parent's next line; empty at the end."""
     line = await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)
     message: dict[str, Any] = json.loads(line) if line else {}
     return message

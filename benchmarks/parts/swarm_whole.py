@@ -1,4 +1,4 @@
-"""A child of `benchmarks/swarm.py`: the model that so many stages have, whole in one process: plain torch, the same
+"""A child of `benchmarks/swarm.py`: the whole model of so many stages in one process, with plain torch and the same
 micro-batches.
 
     python -m benchmarks.swarm_whole SETTING STAGES THREADS

@@ -24,7 +24,7 @@ from peer.temp_folder import temporary_folder
 from swarm.membership.member_record import MEMBERS, MemberRecord
 from swarm.membership.membership import read_records
 from swarm.protocol.head import Member
-from swarm.protocol.quorum import ASKED_MAX, HeadCandidate, Viewpoint, ask_head_reports, weigh
+from swarm.protocol.quorum import ASKED_MAX, HeadCandidate, ask_head_reports, rank_heads
 from swarm.run.bootstrap import fetch_run_files
 from swarm.run.gate import Gate
 from swarm.run.home import Home
@@ -83,7 +83,7 @@ class RunClient:
         start = manifest.first_head(stage)
         most = manifest.run.max_peers + ASKED_MAX
         head_reports = await ask_head_reports(self.host.rpc, asked, group=start.run_id, most=most)
-        return weigh(head_reports, manifest.authority, start, Viewpoint(Member(self.host.peer_id, ""), start))
+        return rank_heads(head_reports, manifest.authority, start, Member(self.host.peer_id, ""), start)
 
     async def all_candidates(self, records: Mapping[str, MemberRecord]) -> list[list[HeadCandidate]]:
         """Return the `candidates` of each stage, asked for at once."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -15,7 +17,6 @@ import msgspec
 from dht.records import Schema
 from peer.net.host import Host
 from swarm.protocol.head import Head
-from swarm.protocol.version import VERSION
 from swarm.run.sections import STAGES_MAX
 
 NAME_CHARS_MAX: Final = 64
@@ -92,6 +93,15 @@ MemberView = Callable[[], Mapping[str, MemberRecord]]
 """Returns the records of the other peers in the run, by peer id."""
 
 
+@cache
+def installed_version() -> str:
+    """Return the version of this software, or "source" if it is not installed."""
+    try:
+        return version("barnraise")
+    except PackageNotFoundError:
+        return "source"
+
+
 def member_record(
     host: Host, head: Head, *, session: str, name: str, role: MemberRole, phase: str, joined_at: float
 ) -> MemberRecord:
@@ -100,7 +110,7 @@ def member_record(
         session=session,
         name=name[:NAME_CHARS_MAX],
         role=role,
-        version=VERSION,
+        version=installed_version(),
         addresses=list(host.addresses[:ADDRESSES_MAX]),
         term=head.term,
         round=head.round,

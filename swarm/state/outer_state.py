@@ -83,7 +83,7 @@ class OuterState:
             after, before = [t[place] for t in self._next], [t[place] for t in self.tensors]
             self.strategy.step_into(self._round_info, after, before, update)
 
-    def seal(self) -> bytes:
+    def hash_next(self) -> bytes:
         """Hash the complete next state, for the vote. Every slice must have been built."""
         if self._whole is not None:
             assert self._round_info is not None
@@ -91,7 +91,7 @@ class OuterState:
         self._next_tree = hash_state(self._next)
         return self._next_tree.root
 
-    def seal_unchanged(self) -> bytes:
+    def hash_unchanged(self) -> bytes:
         """Make the current state the next one as well, instead of building slices. Return its hash."""
         for after, before in zip(self._next, self.tensors, strict=True):
             after.copy_(before)

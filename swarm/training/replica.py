@@ -83,9 +83,7 @@ class StageReplica:
         snapshots.publish(checkpoint.state.tree, checkpoint.state.tensors, msgspec.msgpack.encode(checkpoint.head))
         schedule = schedule_of(manifest, stage)
         timeouts = AdaptiveTimeouts(manifest.run.timeout_floor_s)
-        self._round_context = RoundContext(
-            me, host.identity, host, checkpoint.state, snapshots, built.trainer, schedule, timeouts, host.events
-        )
+        self._round_context = RoundContext(me, host, checkpoint.state, snapshots, built.trainer, schedule, timeouts)
         rules = manifest.run
         limits = RunLimits(manifest.first_head(stage), manifest.authority, rules.rounds, rules.max_peers)
         self.engine = Engine(self._round_context, limits, checkpoint.head, checkpoint.load_regroup(), self)

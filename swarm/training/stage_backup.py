@@ -23,7 +23,7 @@ from swarm.membership.member_record import MemberRecord, MemberView
 from swarm.placement.stages import layout_of, open_store, state_bytes, vectors_of
 from swarm.protocol.head import Head, Member
 from swarm.protocol.messages import SLICE_BYTES_MAX
-from swarm.protocol.quorum import Viewpoint, ask_head_reports, weigh
+from swarm.protocol.quorum import ask_head_reports, rank_heads
 from swarm.run.peer_context import PeerContext
 from swarm.state.fetch import Fetched, fetch_state
 from swarm.state.snapshots import SnapshotStore
@@ -129,8 +129,8 @@ async def newest_seen(
     manifest, first = context.manifest, context.manifest.first_head(stage)
     asked = [peer for peer, record in records.items() if record.role == "stage" and record.stage == stage]
     head_reports = await ask_head_reports(context.host.rpc, asked[:ASKED_MAX], ASK_S, group=first.run_id)
-    view = Viewpoint(Member(context.host.peer_id, ""), first)
-    candidates = weigh(head_reports, manifest.authority, first, view)
+    me = Member(context.host.peer_id, "")
+    candidates = rank_heads(head_reports, manifest.authority, first, me, first)
     if not candidates or not candidates[0].head.members:
         return None
     best = candidates[0]

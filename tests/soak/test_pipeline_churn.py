@@ -54,7 +54,7 @@ class Churn:
 
 def moves(pipeline: Pipeline) -> dict[str, list[Fact]]:
     """By the peer that moved."""
-    return {peer.name: found for peer in pipeline.everybody() if (found := peer.all("move_started"))}
+    return {peer.name: found for peer in pipeline.all_peers() if (found := peer.all("move_started"))}
 
 
 def thrashing(pipeline: Pipeline) -> list[str]:

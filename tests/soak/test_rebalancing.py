@@ -62,7 +62,7 @@ def moves(pipeline: Pipeline, since: float) -> list[str]:
     """Since then: seconds, who, from where to where."""
     found = sorted(
         (f.at - since, p.name, f.fields["source"], f.fields["target"])
-        for p in pipeline.everybody()
+        for p in pipeline.all_peers()
         for f in p.all("move_started")
         if f.at > since
     )

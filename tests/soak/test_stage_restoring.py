@@ -73,7 +73,7 @@ async def test_the_first_stage_waits_for_somebody_with_the_text(tmp_path: Path) 
 
 def kept_round(pipeline: Pipeline, stage: int) -> int:
     """Of the newest commit of that stage that others keep; -1: none."""
-    facts = [fact.fields for peer in pipeline.everybody() for fact in peer.all("backup_saved")]
+    facts = [fact.fields for peer in pipeline.all_peers() for fact in peer.all("backup_saved")]
     return max((int(fields["round"]) for fields in facts if fields["stage"] == stage), default=-1)
 
 

@@ -1,4 +1,4 @@
-"""What counts: at most once in a group for ever, whatever is retried, lost, merged or left out."""
+"""A micro-batch counts at most once in a group, through retries, losses and merges."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def span(k: int) -> Range:
 
 
 def counted(accounting: SampleAccounting, k: int, epoch: int = 0) -> bool:
-    """Whether a micro-batch that came in `epoch` was counted."""
+    """Return whether a micro-batch that came in `epoch` was counted."""
     if accounting.verdict(span(k), epoch) != "count" or not accounting.begin(span(k), epoch):
         return False
     accounting.done(span(k))
@@ -42,7 +42,7 @@ def counted(accounting: SampleAccounting, k: int, epoch: int = 0) -> bool:
         (2, "early", "early"),
     ],
 )
-def test_how_far_epochs_may_be_apart(ahead: int, local: str, synchronous: str) -> None:
+def test_verdict_by_epoch(ahead: int, local: str, synchronous: str) -> None:
     assert SampleAccounting(head(5), MICRO).verdict(span(0), 5 + ahead) == local
     assert SampleAccounting(head(5), MICRO, round_samples=32).verdict(span(0), 5 + ahead) == synchronous
 
@@ -56,7 +56,7 @@ def test_only_free_samples_count() -> None:
     assert [k for k in range(14) if batch.may_count(span(k), 0)] == [10, 11]
 
 
-def test_of_two_copies_the_first_to_come_back_counts() -> None:
+def test_first_copy_to_return_counts() -> None:
     accounting = SampleAccounting(head(), MICRO)
     assert accounting.begin(span(3), 0) and accounting.is_at(span(3))
     assert not accounting.begin(span(3), 0)
@@ -67,7 +67,7 @@ def test_of_two_copies_the_first_to_come_back_counts() -> None:
     assert accounting.counted == (span(3),)
 
 
-def test_what_was_captured_is_merged_or_free_again_and_what_came_since_stays() -> None:
+def test_reset_settles_the_capture_and_keeps_the_rest() -> None:
     accounting = SampleAccounting(head(), MICRO)
     assert counted(accounting, 0) and counted(accounting, 1)
     assert accounting.capture() == ((0, 8),)
@@ -81,7 +81,7 @@ def test_what_was_captured_is_merged_or_free_again_and_what_came_since_stays() -
     assert conflicts == ((8, 16),)
 
 
-def test_a_lost_worker_has_counted_nothing() -> None:
+def test_lost_worker_has_counted_nothing() -> None:
     accounting = SampleAccounting(head(), MICRO)
     assert counted(accounting, 0) and accounting.begin(span(1), 0)
     assert accounting.forget() == (span(0),)
@@ -89,7 +89,7 @@ def test_a_lost_worker_has_counted_nothing() -> None:
     assert accounting.counted == () and counted(accounting, 0)
 
 
-def test_a_synchronous_round_begins_with_nothing() -> None:
+def test_synchronous_round_begins_empty() -> None:
     accounting = SampleAccounting(head(), MICRO, round_samples=16)
     assert counted(accounting, 0) and not counted(accounting, 4)
     accounting.capture()
@@ -98,7 +98,7 @@ def test_a_synchronous_round_begins_with_nothing() -> None:
     assert accounting.counted == () and not counted(accounting, 1, 1) and counted(accounting, 4, 1)
 
 
-def test_spans() -> None:
+def test_micro_batches_of() -> None:
     assert micro_batches_of([(0, 8), (16, 20)], MICRO) == [(0, 4), (4, 8), (16, 20)]
     for bad in ((1, 4), (0, 6), (4, 4), (8, 4)):
         with pytest.raises(ValueError, match="whole micro-batches"):
@@ -115,10 +115,10 @@ class Round:
         self.merged: list[Range] = []
 
     def commit(self) -> None:
-        """As a leader does: whoever overlaps with those before is left out."""
+        """Merge as a leader does: a contribution that overlaps with earlier ones is left out."""
         chosen: dict[str, tuple[Range, ...]] = {}
         for k, ranges in self.contributions.items():
-            assert self.head.ledger.is_free(ranges), "of such a contribution nobody believes a word"
+            assert self.head.ledger.is_free(ranges), "such a contribution is refused"
             if not overlaps({**chosen, str(k): ranges}) and ranges:
                 chosen[str(k)] = ranges
         consumed = list(chosen.values())
@@ -144,7 +144,7 @@ STEPS = st.one_of(
 @example(
     [("count", 0, 0), ("count", 1, 0), ("capture", 0, 0), ("commit", 0, 0), ("capture", 1, 0), ("commit", 0, 0)], False
 )
-def test_nothing_is_ever_merged_twice(steps: list[tuple[str, int, int]], synchronous: bool) -> None:
+def test_nothing_is_merged_twice(steps: list[tuple[str, int, int]], synchronous: bool) -> None:
     """Any replica may be given any micro-batch, any number of times."""
     group = Round(4, synchronous)
     for what, k, number in steps:

@@ -1,4 +1,4 @@
-"""Hidden states as bytes: exact sizes, stated errors, and nothing malformed or infinite gets through."""
+"""Hidden states as bytes: exact sizes, bounded errors, malformed or infinite data refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ SHAPES = [(1, 1, 32), (2, 16, 32), (3, 7, 100), (4, 128, 256)]  # the last goes 
 
 
 def size_of(activations: Activations, n: int) -> int:
-    """Derived anew: int8 has 4 bytes a block of 256, int4 2 bytes a block of 128 and half a byte a value, padded."""
+    """Derived independently: int8 has 4 bytes a block of 256, int4 2 bytes a block of 128 and half a byte a value,
+    padded."""
     if activations == "int8":
         return n + 4 * -(-n // 256)
     if activations == "int4":
@@ -24,7 +25,7 @@ def size_of(activations: Activations, n: int) -> int:
 
 @pytest.mark.parametrize("activations", ["int8", "int4", "fp16", "none"])
 @pytest.mark.parametrize("shape", SHAPES)
-async def test_there_and_back(activations: Activations, shape: tuple[int, ...]) -> None:
+async def test_round_trip_error_is_bounded(activations: Activations, shape: tuple[int, ...]) -> None:
     code = ActivationCode(activations)
     x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
     payload = new_payload(code.size_bytes(x.numel()))
@@ -37,7 +38,7 @@ async def test_there_and_back(activations: Activations, shape: tuple[int, ...]) 
     assert float((out - x).abs().max()) <= bound[activations]
 
 
-async def test_an_outlier_costs_only_its_own_block() -> None:
+async def test_outlier_costs_only_its_own_block() -> None:
     x = torch.full((4, 256), 0.01)
     x[0, 0] = 1000.0
     code = ActivationCode("int8")
@@ -50,7 +51,7 @@ async def test_an_outlier_costs_only_its_own_block() -> None:
 
 @pytest.mark.parametrize("activations", ["int8", "int4", "fp16", "none"])
 @pytest.mark.parametrize("values", [300, 1 << 15])
-async def test_what_is_malformed_or_not_finite_is_refused(activations: Activations, values: int) -> None:
+async def test_malformed_or_infinite_data_is_refused(activations: Activations, values: int) -> None:
     code = ActivationCode(activations)
     out = torch.empty(values)
     size = code.size_bytes(values)

@@ -1,4 +1,4 @@
-"""Who gathers a synchronous batch counts in what any member of the head has, unless it is known to be lost."""
+"""The leader that gathers a synchronous batch includes what any member of the head has, unless it is lost."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from swarm.protocol.messages import PREPARE, SUBMIT, Done, Submit
 from swarm.protocol.plan import CONTRIBUTION_KIND, Contribution
 from tests.swarm.support.hostile import Liar
 from tests.swarm.support.pipeline_harness import Table, open_impostor, open_replica, without_haste
-from tests.swarm.support.stage_replicas import Setting, StageMember, entry_of, seated
+from tests.swarm.support.stage_replicas import Setting, StageMember, entry_of, open_member
 from tests.swarm.support.stage_scene import BATCH, check_one_process, scene_of, until
 
 pytestmark = [
@@ -38,7 +38,7 @@ SETTING = Setting(2, AllReduceConfig(batch=BATCH), rounds=1)
 
 
 class Busy(BarnraiseError):
-    """What a peer answers that has too many calls at once."""
+    """The error of a peer with too many calls at once."""
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Mate:
 
 @asynccontextmanager
 async def open_group(folder: Path, mates: int) -> AsyncIterator[tuple[StageMember, list[Mate]]]:
-    """A replica of stage 1 of 2, and so many mates; nobody is on stage 0."""
+    """Open a replica of stage 1 of 2 and so many mates; stage 0 has no replica."""
     authority = Identity.load_or_create(folder / "authority.key")
     table: Table = {}
     async with open_replica(folder, 2, 1, **SETTING.spec) as replica, AsyncExitStack() as stack:
@@ -70,10 +70,10 @@ async def open_group(folder: Path, mates: int) -> AsyncIterator[tuple[StageMembe
             table[mate.host.peer_id] = {"stage": 1, "addresses": list(mate.host.addresses), "session": "x"}
             found.append(mate)
         table[replica.peer] = entry_of(replica)
-        yield await stack.enter_async_context(seated(replica, SETTING, table, authority, folder)), found
+        yield await stack.enter_async_context(open_member(replica, SETTING, table, authority, folder)), found
 
 
-async def test_a_batch_is_whole_whoever_has_counted_it(tmp_path: Path) -> None:
+async def test_batch_is_complete_across_members(tmp_path: Path) -> None:
     async with open_group(tmp_path, 2) as (member, [one, two]):
         one.has, two.has = ((0, BATCH // 2),), ((BATCH // 2, BATCH),)
         names = [member.replica.peer, one.host.peer_id, two.host.peer_id]
@@ -83,8 +83,8 @@ async def test_a_batch_is_whole_whoever_has_counted_it(tmp_path: Path) -> None:
         assert not member.replica.seen("pipeline_redispatched")
 
 
-async def test_who_is_too_busy_to_say_has_what_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    without_haste(monkeypatch)  # else who is asked once more may not have been heard
+async def test_busy_member_keeps_its_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_haste(monkeypatch)  # else a member may be asked again before its answer comes
     assert Busy.__name__ == BUSY
     async with open_group(tmp_path, 2) as (member, [busy, slow]):
         busy.has = ((0, BATCH // 2),)
@@ -100,11 +100,9 @@ async def test_who_is_too_busy_to_say_has_what_it_had(tmp_path: Path, monkeypatc
         assert not [e for e in member.replica.seen("pipeline_redispatched") if "gone" in str(e.fields["reason"])]
 
 
-async def test_a_round_that_a_lost_leader_had_begun_with_is_dispatched_again_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The group was regrouped at the head that it had, and begins at once: what nobody is at now was counted by whoever
-    is gone."""
+async def test_resumed_round_is_redispatched_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The group was regrouped at the head that it had. What is not in flight now was counted by a member that is
+    gone."""
     without_haste(monkeypatch)
     async with open_group(tmp_path, 1) as (member, [mate]):
         before, at = member.engine.head, member.context.host
@@ -127,11 +125,11 @@ async def test_a_round_that_a_lost_leader_had_begun_with_is_dispatched_again_at_
                 nursery.cancel_scope.cancel()
 
 
-# -- members that do not hand in what they say they have ---------------------------------------------------------------
+# -- members that do not submit what they say they have ---------------------------------------------------------------
 
 
-async def test_who_claims_the_batch_and_hands_in_nothing_holds_up_nobody(tmp_path: Path) -> None:
-    """Nobody sends it a micro-batch either."""
+async def test_false_claim_delays_no_round(tmp_path: Path) -> None:
+    """The member that claims the batch gets no micro-batch either."""
     setting = Setting(2, AllReduceConfig(batch=BATCH), rounds=2)
     async with scene_of(tmp_path, setting, [1, 3]) as scene:
         liar = scene.stages[1][0].replica
@@ -147,8 +145,8 @@ async def test_who_claims_the_batch_and_hands_in_nothing_holds_up_nobody(tmp_pat
         check_one_process(scene, 2)
 
 
-async def test_who_hands_in_what_cannot_be_used_begins_anew(tmp_path: Path) -> None:
-    """What it had counted is issued again."""
+async def test_unusable_contribution_is_recomputed(tmp_path: Path) -> None:
+    """What the member had counted is dispatched again."""
     setting = Setting(2, AllReduceConfig(batch=BATCH), rounds=3)
     async with scene_of(tmp_path, setting, [1, 2]) as scene:
         member = scene.stages[1][0]
@@ -156,7 +154,7 @@ async def test_who_hands_in_what_cannot_be_used_begins_anew(tmp_path: Path) -> N
         spoilt: dict[int, bytes] = {}
 
         def spoil(signed: Signed) -> Signed:
-            """What it hands in under the first plan of each round in which it has counted anything."""
+            """Spoil the submission under the first plan of each round in which it has counted anything."""
             body = open_body(signed, CONTRIBUTION_KIND, Contribution)
             if not body.counted or spoilt.setdefault(member.engine.head.round, body.plan) != body.plan:
                 return signed

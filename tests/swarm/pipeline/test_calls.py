@@ -1,4 +1,4 @@
-"""Micro-batches through replicas over real sockets: the gradients are the whole model's, and nobody can spoil them."""
+"""Micro-batches through replicas over real sockets: the gradients are the whole model's, and no peer can spoil them."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ pytestmark = [
 
 
 async def gradient_of(stages: list[list[Replica]]) -> tuple[torch.Tensor, list[int]]:
-    """The mean gradient of the whole model over all that the replicas of each stage counted, and the micro-batches
-    each stage counted; then begun anew."""
+    """Take the mean gradient of the whole model over all that the replicas of each stage counted, and the number of
+    micro-batches that each stage counted."""
     sums, counted = [], []
     for replicas in stages:
         total, tokens, seen = torch.zeros_like(replicas[0].worker_group.delta), 0, []
@@ -65,8 +65,8 @@ async def gradient_of(stages: list[list[Replica]]) -> tuple[torch.Tensor, list[i
     return join_flat(MODEL, sums, SPLITS[len(stages)]), counted
 
 
-async def test_gradients_are_those_of_the_whole_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S = 3 with 1, 2 and 2 replicas. fp32 exactly, then with coded activations: the mean error of a sum of 20."""
+async def test_gradients_equal_the_whole_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three stages with 1, 2 and 2 replicas. fp32 exactly, then coded activations: the mean error of a sum of 20."""
     without_haste(monkeypatch)
     async with open_replicas(tmp_path, [1, 2, 2]) as stages:
         for turn, (activations, bound) in enumerate((("none", 1e-5), ("fp16", 1e-3), ("int8", 0.05), ("int4", 0.6))):
@@ -84,8 +84,8 @@ async def test_gradients_are_those_of_the_whole_model(tmp_path: Path, monkeypatc
                 assert await stages[0][0].source.evaluate(held_out, 60.0) == pytest.approx(exact, rel=max(bound, 1e-5))
 
 
-async def test_bad_input_is_refused_and_disturbs_nothing(tmp_path: Path) -> None:
-    """Whoever sends nonsense is told so and struck; who only stands elsewhere is not."""
+async def test_bad_input_is_refused(tmp_path: Path) -> None:
+    """A peer that sends nonsense is told so and penalized; one that is only in another epoch or group is not."""
     rules = rules_of(2, activations="int8", hold_s=0.2)
     async with open_replicas(tmp_path, [1, 1]) as stages, serving(stages, rules) as table:
         first, last = stages[0][0], stages[1][0]
@@ -158,7 +158,7 @@ async def test_bad_input_is_refused_and_disturbs_nothing(tmp_path: Path) -> None
         assert is_idle(last.worker_group)
 
 
-async def test_garbage_gradients_cost_a_retry_and_a_strike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_garbage_gradient_costs_a_retry_and_a_penalty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two impostors answer for the last stage, one with bytes that decode to NaN, one with too few. Every micro-batch
     is counted once at the honest replica."""
     without_haste(monkeypatch)
@@ -185,10 +185,8 @@ async def test_garbage_gradients_cost_a_retry_and_a_strike(tmp_path: Path, monke
         assert set(first.struck()) == {one.peer_id, two.peer_id}
 
 
-async def test_the_last_measurement_is_given_up_where_a_stage_has_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """First the last of three stages is gone, then the one before it as well: it waits for neither to come back."""
+async def test_last_evaluation_is_given_up_without_a_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """First the last of three stages is gone, then the one before it as well. Stage 0 waits for neither."""
     rules = rules_of(3)
 
     async def held_out() -> list[torch.Tensor]:
@@ -217,8 +215,8 @@ async def test_the_last_measurement_is_given_up_where_a_stage_has_left(
         assert len(told) == 2 and "stage 1" in told[1]
 
 
-async def test_what_was_retried_further_on_is_told_where_it_came_to_nothing(tmp_path: Path) -> None:
-    """The two replicas of the last stage refuse it, one after the other."""
+async def test_downstream_retries_are_reported_on_refusal(tmp_path: Path) -> None:
+    """Both replicas of the last stage refuse the micro-batch, one after the other."""
     rules = rules_of(3)
 
     async def refuse(request: ForwardRequest, payload: memoryview) -> tuple[ForwardReply, bytes]:
@@ -237,9 +235,8 @@ async def test_what_was_retried_further_on_is_told_where_it_came_to_nothing(tmp_
         assert (answer.outcome, answer.retried) == ("refused", 1 + 2 + 2)
 
 
-async def test_a_slow_replica_gets_little_and_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes one micro-batch at a time, as long as the other replica takes for four, and says busy to others: work
-    flows around it."""
+async def test_slow_replica_gets_little_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes one micro-batch at a time, four times as long as the other replica, and says busy to further ones."""
     without_haste(monkeypatch)
     rules = rules_of(2)
     at_once, most, served = 0, 0, 0
@@ -274,7 +271,7 @@ async def test_a_slow_replica_gets_little_and_holds_nobody_up(tmp_path: Path, mo
         assert not first.struck()
 
 
-async def test_a_stage_without_replicas_is_waited_for(tmp_path: Path) -> None:
+async def test_stage_without_replicas_is_waited_for(tmp_path: Path) -> None:
     rules = rules_of(2)
     async with open_replicas(tmp_path, [1, 1]) as stages:
         first, last = stages[0][0], stages[1][0]

@@ -1,4 +1,4 @@
-"""What a feeder says of itself: for whom it has read, and how much."""
+"""The event of a feeder: for which peers it has read, and how much."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.swarm.pipeline.test_source import RULES, hosts, read
 from tests.swarm.support.pipeline_harness import MICRO
 
 
-async def test_a_feeder_says_for_whom_it_has_read_and_how_much() -> None:
+async def test_feeder_reports_what_it_has_read() -> None:
     async with AsyncExitStack() as stack:
         ann, bob, feeder = await hosts(stack, 3)
         told: list[Event] = []

@@ -1,5 +1,4 @@
-"""Before a replica counts what its caller may have given up, it asks: frozen, cut off or slow, it counts nothing that
-somebody else may have been given."""
+"""A replica that was frozen, cut off or slow asks before it counts what its caller may have sent to another one."""
 
 from __future__ import annotations
 
@@ -51,13 +50,13 @@ STANDSTILL_S = 0.8
 
 @pytest.fixture(autouse=True)
 def nobody_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No word is a no: here all have their say."""
+    """A missing answer means no; here every peer has time to answer."""
     without_haste(monkeypatch)
 
 
 @dataclass
 class Caller:
-    """Calls by hand; asked whether it still waits, it says what `waits` says."""
+    """A caller by hand that answers with `waits` whether it still waits."""
 
     host: Host
     waits: bool = True
@@ -82,8 +81,8 @@ async def send(host: Host, rules: PipelineSettings, peer: str, stage: int, span:
     return await pass_to(host, rules, peer, stage, ids_of(span) + bytes(HIDDEN_BYTES), samples=span)
 
 
-async def test_a_thawed_replica_asks_before_it_counts(tmp_path: Path) -> None:
-    """It freezes with a gradient in its hands. Its caller has not hung up yet, and waits no more."""
+async def test_thawed_replica_asks_before_it_counts(tmp_path: Path) -> None:
+    """It freezes before a backward. Its caller is still connected, but waits no more."""
     rules = rules_of(2)
     async with (
         open_caller(rules) as caller,
@@ -112,7 +111,7 @@ async def test_a_thawed_replica_asks_before_it_counts(tmp_path: Path) -> None:
 
 @dataclass
 class Middle:
-    """A replica of stage 1 of 3 between two that are played: `answers` are let out of stage 2 one by one."""
+    """A replica of stage 1 of 3 between two impostors. Each item of `answers` lets one answer out of stage 2."""
 
     replica: Replica
     caller: Caller
@@ -123,7 +122,7 @@ class Middle:
     outcomes: list[str] = field(default_factory=list)
 
     async def take(self, span: tuple[int, int], nursery: trio.Nursery) -> ForwardRequest:
-        """Send it a micro-batch; what it asks of stage 2, which has not answered yet."""
+        """Send the replica a micro-batch; return its request to stage 2, which has not answered yet."""
         nursery.start_soon(self._call, span)
         return await self.passes.receive()
 
@@ -152,7 +151,7 @@ async def open_middle(folder: Path) -> AsyncIterator[Middle]:
         yield Middle(replica, caller, last, rules, passes, answers)
 
 
-async def test_who_is_asked_whether_it_has_it_asks_back_before_it_counts(tmp_path: Path) -> None:
+async def test_suspicion_is_confirmed_before_counting(tmp_path: Path) -> None:
     async with open_middle(tmp_path) as middle:
         caller, accounting, began = middle.caller, middle.replica.server.accounting, trio.current_time()
         for span, asks, waits, outcome in (
@@ -175,8 +174,8 @@ async def test_who_is_asked_whether_it_has_it_asks_back_before_it_counts(tmp_pat
         assert (await middle.replica.worker_group.read_gradient()).micro_batches == ("0", str(MICRO))
 
 
-async def test_who_asks_on_and_on_does_not_keep_it_from_being_counted(tmp_path: Path) -> None:
-    """A stranger asks for it whenever it is about to be counted."""
+async def test_repeated_questions_do_not_prevent_counting(tmp_path: Path) -> None:
+    """A stranger asks for the micro-batch whenever it is about to be counted."""
     async with open_middle(tmp_path) as middle, open_impostor(middle.rules, 2, {}, None) as stranger:
         caller, group, peer = middle.caller, middle.rules.groups[1], middle.replica.peer
         stranger.book.add(peer, middle.replica.host.addresses)
@@ -192,8 +191,8 @@ async def test_who_asks_on_and_on_does_not_keep_it_from_being_counted(tmp_path: 
         assert caller.asked and middle.outcomes == ["done"]
 
 
-async def test_a_call_is_awaited_if_all_before_us_wait(tmp_path: Path) -> None:
-    """And only the peer that was called, by the number of its call, is told so."""
+async def test_still_waiting_needs_all_senders_before(tmp_path: Path) -> None:
+    """Only the called peer is told so, by the number of its call."""
     async with open_middle(tmp_path) as middle, open_impostor(middle.rules, 2, {}, None) as stranger:
         peer, last = middle.replica.peer, middle.last
         stranger.book.add(peer, middle.replica.host.addresses)
@@ -213,8 +212,8 @@ async def test_a_call_is_awaited_if_all_before_us_wait(tmp_path: Path) -> None:
         assert middle.outcomes == ["done"]
 
 
-async def test_what_is_at_its_backward_is_had(tmp_path: Path) -> None:
-    """Whoever asks is told at once, however long the worker takes."""
+async def test_micro_batch_in_its_backward_is_counted(tmp_path: Path) -> None:
+    """The answer comes at once, however long the worker takes."""
     async with open_middle(tmp_path) as middle:
         replica, accounting = middle.replica, middle.replica.server.accounting
         worker = replica.worker_group.worker_pid
@@ -233,10 +232,9 @@ async def test_what_is_at_its_backward_is_had(tmp_path: Path) -> None:
         assert middle.outcomes == ["done"] and accounting.counted == (SPANS[0],)
 
 
-async def test_what_is_thrown_away_is_all_that_the_worker_has_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One is at its backward then, and is forgotten with the rest; one comes back meanwhile, and is asked for again."""
+async def test_throwing_away_matches_the_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One micro-batch is in its backward then, and is forgotten with the rest. One comes back meanwhile, and is
+    refused."""
     async with open_middle(tmp_path) as middle:
         replica, accounting = middle.replica, middle.replica.server.accounting
         worker = replica.worker_group.worker_pid
@@ -276,8 +274,8 @@ async def test_what_is_thrown_away_is_all_that_the_worker_has_counted(
         assert thrown == [([str(SPANS[0][0])], (SPANS[0],))]
 
 
-async def test_of_two_that_dispatch_the_same_one_counts(tmp_path: Path) -> None:
-    """Whose turn it was asks the other one, once that one has asked for it."""
+async def test_one_of_two_sources_counts(tmp_path: Path) -> None:
+    """The first source asks the other one, after that one has asked for the micro-batch."""
     rules, came, go_on = rules_of(2), trio.Event(), trio.Event()
 
     async def answer(request: ForwardRequest, payload: memoryview) -> tuple[ForwardReply, bytes]:
@@ -306,13 +304,13 @@ async def test_of_two_that_dispatch_the_same_one_counts(tmp_path: Path) -> None:
         assert (quick.server.accounting.counted, slow.server.accounting.counted) == ((SPANS[0],), ())
 
 
-async def test_what_another_source_has_counted_is_awaited_of_whoever_dispatches_it_again(tmp_path: Path) -> None:
-    """The next stage has lost it since. It takes long over the second copy, asks, and is to count that."""
+async def test_source_waits_for_a_repeat_counted_elsewhere(tmp_path: Path) -> None:
+    """The next stage has lost it since. It is slow with the second copy, asks, and is to count it."""
     rules = rules_of(2)
-    issuers: list[Replica] = []
+    sources: list[Replica] = []
 
     async def answer(request: ForwardRequest, payload: memoryview) -> tuple[ForwardReply, bytes]:
-        if not await still_waits(last, issuers[-1].peer, request.samples, request.ticket):
+        if not await still_waits(last, sources[-1].peer, request.samples, request.ticket):
             return ForwardReply("later", "worker", begun=True), b""
         return ForwardReply("done", loss=1.0), bytes(HIDDEN_BYTES)
 
@@ -323,7 +321,7 @@ async def test_what_another_source_has_counted_is_awaited_of_whoever_dispatches_
     ):
         for replica, again in zip(stages[0], (False, True), strict=True):
             last.book.add(replica.peer, replica.host.addresses)
-            issuers.append(replica)
+            sources.append(replica)
             with trio.fail_after(60):
                 result = await replica.source.dispatch_one(SPANS[0], tokens_of(SPANS[0]), again)
             assert (result.done, result.counted) == (True, not again)

@@ -1,4 +1,4 @@
-"""Stages whose weights are an epoch apart: held, passed through with the weights of before, or counted all the same."""
+"""Micro-batches between stages an epoch apart: held, passed through with the previous weights, or counted."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def test_synchronous_stages_an_epoch_apart(tmp_path: Path) -> None:
         assert len((await last.worker_group.take_gradient()).micro_batches) == 2
         await first.worker_group.take_gradient()
 
-        # The last stage has committed. What was issued before goes through it with the weights of then.
+        # The last stage has committed. What was dispatched before goes through with the weights of then.
         first.server.moved(head_at(rules, 0))
         await first.worker_group.import_weights(epoch=0)
         last.worker_group.outer.copy_(moved_weights(1))
@@ -58,7 +58,7 @@ async def test_synchronous_stages_an_epoch_apart(tmp_path: Path) -> None:
         loss, _ = whole_gradient(MODEL, start(), [tokens_of(SPANS[0])])
         assert result.loss / rules.tokens == pytest.approx(loss, rel=1e-5)
 
-        # The first stage commits twice: what it issues then waits for the last one to come so far.
+        # The first stage commits twice. What it dispatches then waits until the last one has done so, too.
         first.worker_group.outer.copy_(moved_weights(0))
         for epoch in (1, 2):
             first.server.moved(head_at(rules, 0, epoch, next_round))
@@ -85,7 +85,7 @@ async def test_synchronous_stages_an_epoch_apart(tmp_path: Path) -> None:
         assert relative(join_flat(MODEL, [first.worker_group.delta, last.worker_group.delta], SPLITS[2]), exact) < 1e-5
 
 
-async def test_local_steps_count_an_epoch_apart_and_tell_of_it(tmp_path: Path) -> None:
+async def test_local_steps_count_an_epoch_apart(tmp_path: Path) -> None:
     rules = rules_of(2)
     async with open_replicas(tmp_path, [1, 1]) as stages, serving(stages, rules):
         first, last = stages[0][0], stages[1][0]
@@ -102,13 +102,13 @@ async def test_local_steps_count_an_epoch_apart_and_tell_of_it(tmp_path: Path) -
             counted = await first.host.rpc.call(last.peer, COUNTED, AskCounted(asked, epoch), timeout_s=60)
             assert counted.body.ranges == spans
 
-        # Issued once more, it goes through and counts nowhere again.
+        # Dispatched again, it goes through and is not counted.
         again = await first.source.dispatch_one(SPANS[0], tokens_of(SPANS[0]), again=True)
         assert again.done and not again.counted
         assert len((await last.worker_group.take_gradient()).micro_batches) == 2
 
 
-async def test_a_lost_worker_forgets_and_the_server_says_so(tmp_path: Path) -> None:
+async def test_lost_worker_is_reported(tmp_path: Path) -> None:
     rules = rules_of(2)
     async with open_replicas(tmp_path, [1, 1]) as stages, serving(stages, rules):
         first, last = stages[0][0], stages[1][0]

@@ -1,5 +1,4 @@
-"""Neighbours in a pipeline that answer, order or ask nonsense: refused, struck where it is their fault, and nothing
-else disturbed."""
+"""Neighbours in a pipeline that answer, request or ask nonsense are refused, and penalized where it is their fault."""
 
 from __future__ import annotations
 
@@ -97,11 +96,11 @@ LIES = {
     "queued nan": (Lie(queued_s=NAN), GRADIENT),
     "downstream < 0": (Lie(downstream_s=-1.0), GRADIENT),
     "downstream huge": (Lie(downstream_s=1e300), GRADIENT),
-    "busy for ever": (Lie("busy", retry_after_s=INF), b""),
+    "busy without end": (Lie("busy", retry_after_s=INF), b""),
     "retried < 0": (Lie(retried=-1), GRADIENT),
     "retried huge": (Lie(retried=1 << 40), GRADIENT),
     "an outcome of its own": (Lie("perhaps"), GRADIENT),
-    "a long story": (Lie("refused", reason="x" * (REASON_MAX + 1)), b""),
+    "a long reason": (Lie("refused", reason="x" * (REASON_MAX + 1)), b""),
     "no gradient": (Lie(), b""),
     "one byte more": (Lie(), GRADIENT + b"\0"),
     "scale nan": (Lie(), scale(NAN)),
@@ -112,7 +111,7 @@ LIES = {
 
 
 def answers(host: Host, rules: PipelineSettings, stage: int, table: Table, body: Any, payload: bytes) -> None:
-    """From now on `host` answers PASS with these, whatever it is sent."""
+    """Let `host` answer every FORWARD with these."""
 
     async def on_pass(call: object) -> tuple[Any, bytes]:
         return body, payload
@@ -131,10 +130,8 @@ def answers(host: Host, rules: PipelineSettings, stage: int, table: Table, body:
     table[host.peer_id] = {"stage": stage, "addresses": list(host.addresses)}
 
 
-async def test_an_answer_that_cannot_be_true_costs_a_retry_and_a_strike(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One liar after another, beside an honest replica; whoever is new is tried at once."""
+async def test_impossible_answer_costs_a_retry_and_a_penalty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One liar after another, beside an honest replica; a new replica is tried at once."""
     without_haste(monkeypatch)
     rules = rules_of(2, activations="int8")
     async with open_replicas(tmp_path, [1, 1]) as stages:
@@ -152,10 +149,10 @@ async def test_an_answer_that_cannot_be_true_costs_a_retry_and_a_strike(
         assert not last.struck()
 
 
-async def test_a_gradient_that_no_stage_can_use_costs_a_retry_or_the_micro_batch_and_nothing_else(
+async def test_unusable_gradient_costs_at_most_the_micro_batch(
     tmp_path: Path,
 ) -> None:
-    """Finite, and out of all proportion: the whole stage answers so at first, then one of two replicas."""
+    """It is finite but far too large. The whole stage answers so at first, then one of two replicas."""
     rules = rules_of(2)
     absurd = torch.full((VALUES,), 1e25).numpy().tobytes()
     async with open_replicas(tmp_path, [1, 1]) as stages:
@@ -174,9 +171,7 @@ async def test_a_gradient_that_no_stage_can_use_costs_a_retry_or_the_micro_batch
             assert is_idle(replica.worker_group)
 
 
-async def test_who_says_that_it_has_it_and_does_nothing_is_not_followed_for_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_false_holder_is_ignored_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sender, "FOLLOW_S", 0.3)
     rules = rules_of(2)
     async with (
@@ -196,8 +191,8 @@ async def test_who_says_that_it_has_it_and_does_nothing_is_not_followed_for_ever
         assert len((await last.worker_group.take_gradient()).micro_batches) == 8
 
 
-async def test_who_only_passes_numbers_on_is_not_struck(tmp_path: Path) -> None:
-    """The last stage exaggerates as much as it may: the one between believes no more than its clock allows."""
+async def test_forwarded_exaggeration_is_not_penalized(tmp_path: Path) -> None:
+    """The last stage exaggerates as much as it may. The stage between believes no more than its clock allows."""
     rules = rules_of(3)
     async with (
         open_replicas(tmp_path, [1, 1, 0]) as stages,
@@ -213,7 +208,7 @@ async def test_who_only_passes_numbers_on_is_not_struck(tmp_path: Path) -> None:
 
 
 async def refused(host: Host, replica: Replica, method: Method[Any, Any], body: Any, words: str | None = None) -> None:
-    """It is not answered, or with these words; and who sent it is struck."""
+    """Check that the call is refused, with `words` if given, and that its sender is penalized."""
     del replica.events[:]
     with pytest.raises((ConnectionLost, RemoteError), match=words):
         await host.rpc.call(replica.peer, method, body, timeout_s=60)
@@ -221,7 +216,7 @@ async def refused(host: Host, replica: Replica, method: Method[Any, Any], body: 
     assert not replica.seen("bug")
 
 
-async def test_orders_and_questions_that_make_no_sense(tmp_path: Path) -> None:
+async def test_nonsensical_requests_are_refused(tmp_path: Path) -> None:
     rules = rules_of(2, synchronous=True, round_samples=BATCH)
     group, other = rules.groups
     far = 1 << 52
@@ -248,7 +243,7 @@ async def test_orders_and_questions_that_make_no_sense(tmp_path: Path) -> None:
                 await refused(stranger, first, COUNTED, AskCounted(group, epoch))
             await refused(stranger, first, IS_COUNTED, IsCountedQuery("x" * 65, ()))
 
-            # What is only about somewhere else is no offence, and does nothing.
+            # A request about another group or batch is no violation, and does nothing.
             del first.events[:]
             elsewhere = ((0, MICRO),)
             for body in (
@@ -266,15 +261,15 @@ async def test_orders_and_questions_that_make_no_sense(tmp_path: Path) -> None:
             assert seen.body.counted == (False,)
             assert not source.dispatching and source.totals.dispatched == 0 and not first.struck()
 
-            # What is of the batch of its epoch, this one or the one before, is issued.
+            # Samples of the batch of the epoch, this one or the one before, are dispatched.
             batches = ((3, (4 * BATCH - MICRO, 4 * BATCH)), (2, (2 * BATCH, 2 * BATCH + MICRO)))
             for epoch, span in batches:
                 await stranger.rpc.call(first.peer, REDISPATCH, Redispatch(group, epoch, (span,)), timeout_s=60)
             assert source.dispatching == tuple(sorted(span for _, span in batches))
 
 
-async def test_nothing_is_dispatched_once_more_where_replicas_make_steps_of_their_own(tmp_path: Path) -> None:
-    """It would be counted out of turn, and the whole round's work be void."""
+async def test_redispatch_needs_a_synchronous_run(tmp_path: Path) -> None:
+    """A redispatched sample would belong to no assignment, and the whole round's work would be void."""
     rules = rules_of(2)
     async with (
         open_replicas(tmp_path, [1, 0]) as stages,
@@ -287,8 +282,8 @@ async def test_nothing_is_dispatched_once_more_where_replicas_make_steps_of_thei
         assert not first.listener.redispatched
 
 
-async def test_a_feeder_is_asked_for_no_more_than_it_can_read(tmp_path: Path) -> None:
-    """Spans that end before they begin make up for others that are far too long."""
+async def test_feeder_refuses_too_many_samples(tmp_path: Path) -> None:
+    """Ranges that end before they begin make up for others that are far too long."""
     rules = rules_of(2)
     read: list[Sequence[Range]] = []
 

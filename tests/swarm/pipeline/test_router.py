@@ -1,4 +1,4 @@
-"""The wiring: shares follow speeds, newcomers get one probe, failures cost weight at once and probing restores it."""
+"""The router: shares follow speeds, new replicas get one probe, failures cost weight and probing restores it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from swarm.pipeline.router import ReplicaRouter, RouterConfig
 def drive(
     router: ReplicaRouter, seconds: Mapping[str, float], count: int, start_s: float = 0.0
 ) -> tuple[Counter[str], float]:
-    """Send `count` micro-batches one after another to replicas that take `seconds` each: (choices, time afterwards)."""
+    """Send `count` micro-batches one after another to replicas that take `seconds` each; return choices and end
+    time."""
     chosen: Counter[str] = Counter()
     now_s = start_s
     for index in range(count):
@@ -31,7 +32,7 @@ def drive(
 
 
 def wired(seconds: Mapping[str, float], config: RouterConfig | None = None) -> tuple[ReplicaRouter, float]:
-    """A wiring that has measured every replica."""
+    """Return a router that has measured every replica."""
     router = ReplicaRouter(0, config)
     router.update(seconds, 0.0)
     _, now_s = drive(router, seconds, 20 * len(seconds))
@@ -40,7 +41,7 @@ def wired(seconds: Mapping[str, float], config: RouterConfig | None = None) -> t
 
 @settings(deadline=None, max_examples=40)
 @given(st.lists(st.floats(0.02, 2.0), min_size=1, max_size=8))
-def test_shares_are_inversely_proportional_to_service_times(times: list[float]) -> None:
+def test_shares_follow_speeds(times: list[float]) -> None:
     seconds = {f"r{i}": s for i, s in enumerate(times)}
     router, now_s = wired(seconds)
     chosen, _ = drive(router, seconds, 2000, now_s)
@@ -63,7 +64,7 @@ def test_choices_interleave() -> None:
     assert "slow slow" not in " ".join(chosen) and "fast fast fast" not in " ".join(chosen)
 
 
-def test_the_same_seed_gives_the_same_choices_and_another_seed_others() -> None:
+def test_choices_depend_on_the_seed() -> None:
     def choices(seed: int) -> list[str | None]:
         router = ReplicaRouter(seed)
         router.update([f"r{i}" for i in range(12)], 0.0)
@@ -74,7 +75,7 @@ def test_the_same_seed_gives_the_same_choices_and_another_seed_others() -> None:
     assert choices(1) != choices(2)
 
 
-def test_a_newcomer_is_tried_soon_once_and_not_flooded_afterwards() -> None:
+def test_new_replica_gets_one_probe_and_no_flood() -> None:
     seconds = {"a": 1.0, "b": 1.0}
     router, now_s = wired(seconds)
     drive(router, seconds, 200, now_s)
@@ -95,7 +96,7 @@ def test_a_newcomer_is_tried_soon_once_and_not_flooded_afterwards() -> None:
     assert 2 <= after["new"] <= 8  # its fair share is 60 / 21
 
 
-def test_senders_do_not_all_try_a_newcomer_at_once() -> None:
+def test_senders_probe_a_new_replica_at_different_times() -> None:
     tried = 0
     for seed in range(100):
         router = ReplicaRouter(seed)
@@ -106,7 +107,7 @@ def test_senders_do_not_all_try_a_newcomer_at_once() -> None:
     assert 10 <= tried <= 45  # a quarter of them, not one hundred
 
 
-def test_a_timeout_costs_the_weight_at_once_and_probing_restores_it() -> None:
+def test_timeout_costs_weight_and_probing_restores_it() -> None:
     seconds = {"a": 1.0, "b": 1.0}
     router, now_s = wired(seconds)
     router.sent("a", "lost", now_s)
@@ -144,7 +145,7 @@ def test_probes_of_a_dead_replica_become_rare() -> None:
     assert gaps[5] > 4 * gaps[0]
 
 
-def test_many_losses_of_one_failure_count_as_one() -> None:
+def test_losses_of_one_failure_count_once() -> None:
     router, now_s = wired({"a": 1.0, "b": 1.0})
     for index in range(10):
         router.sent("a", index, now_s)
@@ -154,24 +155,24 @@ def test_many_losses_of_one_failure_count_as_one() -> None:
     assert router.deadline_s("a") <= 2 * deadline
 
 
-def test_an_overdue_answer_makes_a_replica_a_second_choice_before_its_deadline() -> None:
+def test_overdue_replica_is_a_second_choice() -> None:
     router, now_s = wired({"frozen": 1.0, "b": 1.0})
     router.sent("frozen", "stuck", now_s)
     late_s = now_s + router.config.overdue * 1.0 + 0.1
     assert {router.choose(late_s) for _ in range(10)} == {"b"}
-    assert router.choose(late_s, exclude=["b"]) == "frozen"  # better than nobody
+    assert router.choose(late_s, exclude=["b"]) == "frozen"  # better than none
 
 
-def test_a_replica_that_left_is_forgotten() -> None:
+def test_replica_that_left_is_forgotten() -> None:
     router, now_s = wired({"a": 1.0, "b": 1.0})
     router.sent("a", 1, now_s)
     router.update(["b"], now_s)
-    router.succeeded("a", 1, now_s)  # late news of it hurts nobody
+    router.succeeded("a", 1, now_s)  # late news of it does no harm
     router.failed("a", 1, now_s)
     assert router.replicas == ("b",) and router.choose(now_s) == "b"
 
 
-def test_published_queues_turn_work_away_gradually() -> None:
+def test_published_queues_shift_work_gradually() -> None:
     router, now_s = wired({"a": 1.0, "b": 1.0})
     router.published("a", 9, 1.0, 0.0)
     assert 1.0 < router.expected_s("a") < 5.0  # one record, seconds old, is not the truth
@@ -181,7 +182,7 @@ def test_published_queues_turn_work_away_gradually() -> None:
     assert 8 <= chosen["a"] <= 12  # ten times as long, a tenth of the other's share
 
 
-def test_nonsense_that_a_replica_publishes_is_ignored_and_a_boast_is_bounded() -> None:
+def test_published_claims_are_bounded() -> None:
     router, now_s = wired({"a": 1.0, "b": 1.0})
     for queue, service_s in ((math.nan, 1.0), (-1.0, 1.0), (1.0, math.inf)):
         router.published("a", queue, service_s, 0.0)
@@ -191,7 +192,7 @@ def test_nonsense_that_a_replica_publishes_is_ignored_and_a_boast_is_bounded() -
     assert router.expected_s("boaster") == pytest.approx(0.25)
 
 
-def test_what_a_replica_says_of_its_waiting_cannot_exceed_our_clock() -> None:
+def test_stated_waiting_is_bounded_by_our_clock() -> None:
     router, now_s = wired({"a": 1.0, "b": 1.0})
     for index in range(100):
         router.sent("a", index, now_s)
@@ -199,7 +200,7 @@ def test_what_a_replica_says_of_its_waiting_cannot_exceed_our_clock() -> None:
     assert router.expected_s("a") == pytest.approx(1.0, rel=0.01)  # it all counts as waiting there
 
 
-def test_time_spent_downstream_is_not_held_against_a_replica() -> None:
+def test_downstream_time_does_not_count_against_a_replica() -> None:
     router, now_s = wired({"a": 1.0, "b": 1.0})
     for index in range(100):
         router.sent("a", index, now_s)
@@ -208,7 +209,7 @@ def test_time_spent_downstream_is_not_held_against_a_replica() -> None:
     assert router.deadline_s("a") > 4.0  # but the deadline covers the whole call
 
 
-def test_a_full_queue_is_no_failure() -> None:
+def test_full_queue_is_no_failure() -> None:
     router, now_s = wired({"a": 1.0, "b": 1.0})
     router.sent("a", "x", now_s)
     router.declined("a", "x", now_s)
@@ -234,7 +235,7 @@ def test_deadlines_follow_the_answers() -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(st.integers(0, 2**32), st.lists(st.sampled_from("cfsun"), max_size=300))
-def test_whatever_happens_somebody_is_chosen_and_nobody_excluded(seed: int, happenings: list[str]) -> None:
+def test_router_always_picks_a_replica(seed: int, happenings: list[str]) -> None:
     """c: choose and send, f: the oldest fails, s: the oldest succeeds, u: one leaves or returns, n: time passes."""
     router = ReplicaRouter(seed)
     names = ["a", "b", "c"]

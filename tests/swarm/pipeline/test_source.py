@@ -1,4 +1,4 @@
-"""Who issues micro-batches, with the text of feeders where there are any."""
+"""The source of micro-batches, and its text from feeders."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def read(spans: Sequence[Range]) -> torch.Tensor:
 
 
 class Local:
-    """The corpus of the one who asks; notes what it was asked for."""
+    """The local corpus; notes what was read from it."""
 
     def __init__(self) -> None:
         self.read: list[Range] = []
@@ -71,7 +71,7 @@ async def hosts(stack: AsyncExitStack, count: int) -> list[Host]:
     return found
 
 
-async def test_feeders_in_turn_and_local_text_where_they_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_feeders_rotate_and_local_text_is_the_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
     without_haste(monkeypatch)
     monkeypatch.setattr("swarm.pipeline.data_feed.COOLDOWN_S", 600.0)
     async with AsyncExitStack() as stack:
@@ -87,8 +87,8 @@ async def test_feeders_in_turn_and_local_text_where_they_fail(monkeypatch: pytes
         serve(wrong_ids, torch.full((MICRO, SEQ + 1), MODEL.vocab_size))
         serve(too_few, torch.zeros(MICRO, SEQ, dtype=torch.int64))
         struck: list[str] = []
-        local, everybody = Local(), [host.peer_id for host in (good, gone, wrong_ids, too_few)]
-        source = RemoteTokens(me, RULES, lambda: everybody, local)
+        local, feeders = Local(), [host.peer_id for host in (good, gone, wrong_ids, too_few)]
+        source = RemoteTokens(me, RULES, lambda: feeders, local)
         with me.events.subscribed(
             lambda event: struck.append(str(event.fields["peer"])) if event.name == "peer_penalized" else None
         ):
@@ -100,7 +100,7 @@ async def test_feeders_in_turn_and_local_text_where_they_fail(monkeypatch: pytes
         assert torch.equal(await RemoteTokens(me, RULES, list, local)(((4, 6),)), tokens_of((4, 6)))
 
 
-async def test_a_feeder_answers_no_nonsense() -> None:
+async def test_feeder_refuses_nonsense() -> None:
     async with AsyncExitStack() as stack:
         me, feeder = await hosts(stack, 2)
         serve_tokens(feeder.rpc, RULES, read)
@@ -115,7 +115,7 @@ async def test_a_feeder_answers_no_nonsense() -> None:
                 await me.rpc.call(feeder.peer_id, method, request, timeout_s=60)
 
 
-async def test_a_micro_batch_of_any_size_is_fed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_micro_batch_of_any_size_is_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     without_haste(monkeypatch)
     size = FEED_SAMPLES_MAX + 36
     rules = rules_of(2, micro_batch=size)
@@ -131,7 +131,7 @@ async def test_a_micro_batch_of_any_size_is_fed_at_once(monkeypatch: pytest.Monk
             await me.rpc.call(feeder.peer_id, method, AskTokens("run", ((0, size + 1),)), timeout_s=60)
 
 
-async def test_a_replica_can_say_what_it_has_counted_however_scattered_that_is() -> None:
+async def test_scattered_samples_fit_into_one_answer() -> None:
     far = 1 << 52
     counted = tuple((far + 2 * k, far + 2 * k + 1) for k in range(RANGES_MAX))
 
@@ -147,8 +147,8 @@ async def test_a_replica_can_say_what_it_has_counted_however_scattered_that_is()
 
 @pytest.mark.process
 @pytest.mark.skipif(sys.platform != "linux", reason="stages run in worker processes, supervised through /proc")
-async def test_what_every_replica_refuses_is_given_up_and_told(tmp_path: Path) -> None:
-    """The last stage has come to grief: all that it computes is NaN."""
+async def test_refused_micro_batch_is_given_up_and_reported(tmp_path: Path) -> None:
+    """All that the last stage computes is NaN."""
     async with open_replicas(tmp_path, [1, 1]) as stages:
         first, last = stages[0][0], stages[1][0]
         last.worker_group.outer.fill_(1e15)
@@ -171,7 +171,7 @@ async def test_what_every_replica_refuses_is_given_up_and_told(tmp_path: Path) -
 
 @pytest.mark.process
 @pytest.mark.skipif(sys.platform != "linux", reason="stages run in worker processes, supervised through /proc")
-async def test_an_source_takes_its_samples_through_and_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_source_dispatches_and_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without_haste(monkeypatch)
     rules = rules_of(2, synchronous=True, round_samples=64)
     async with open_replicas(tmp_path, [1, 1]) as stages, serving(stages, rules):
@@ -206,8 +206,8 @@ async def test_an_source_takes_its_samples_through_and_reports(tmp_path: Path, m
 
 @pytest.mark.process
 @pytest.mark.skipif(sys.platform != "linux", reason="stages run in worker processes, supervised through /proc")
-async def test_what_is_told_last_accounts_for_all(tmp_path: Path) -> None:
-    """A seat is left while micro-batches are under way, some of a round and some issued again."""
+async def test_last_progress_event_is_complete(tmp_path: Path) -> None:
+    """The stage is left while micro-batches are in flight, some of a round and some redispatched."""
     async with open_replicas(tmp_path, [1, 1]) as stages:
         first = stages[0][0]
         async with first.serving(RULES, {}):
@@ -223,7 +223,7 @@ async def test_what_is_told_last_accounts_for_all(tmp_path: Path) -> None:
                     async with trio.open_nursery() as round_:
                         async with source.open():
                             round_.start_soon(source.dispatch, [(0, 8)])
-                            await waits.wait()  # nobody serves the next stage
+                            await waits.wait()  # the next stage has no replica
                             source.redispatch([(20, 24)])
                             while source.totals.dispatched < WINDOW_MIN + 2:
                                 await trio.sleep(0.01)

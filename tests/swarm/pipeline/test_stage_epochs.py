@@ -1,5 +1,4 @@
-"""A synchronous stage that is an epoch ahead of the others has the weights of the epoch before for them, or the next
-best."""
+"""A synchronous stage an epoch ahead of the others keeps the previous weights for them, or a substitute."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ import torch
 import trio
 
 from optim.config import AllReduceConfig
-from optim.round_info import RoundInfo
+from optim.schedule import RoundInfo
 from peer.model.layout import init_flat, join_flat, split_flat
 from swarm.protocol.head import Head, Member
 from swarm.protocol.ledger import Ledger, Range
@@ -38,27 +37,27 @@ def moved_weights(stage: int) -> torch.Tensor:
 
 
 def head_of(member: StageMember, number: int, weights: torch.Tensor, members: tuple[Member, ...]) -> Head:
-    """Of that round; the name of its state is made up of its weights."""
+    """Return a head of that round; its state hash is made up from the weights."""
     name = f"{float(weights.double().sum()):.12f}".encode().ljust(32)[:32]
     head, ledger = member.engine.head, Ledger(cursor=number * BATCH)
     return msgspec.structs.replace(head, round=number, state_hash=name, members=members, ledger=ledger)
 
 
 async def settled(member: StageMember, head: Head) -> None:
-    """Its worker has the weights of `head`."""
+    """Wait until its worker has the weights of `head`."""
     trainer = member.trainer
     await until(lambda: trainer.head == head and trainer._adoption is None and not trainer._is_lost())
 
 
 async def check_loss(first: StageMember, epoch: int, weights: list[torch.Tensor]) -> None:
-    """A micro-batch dispatched for that epoch goes through these weights."""
+    """Check that a micro-batch dispatched for `epoch` goes through these weights."""
     tokens = tokens_of((epoch * BATCH, epoch * BATCH + MICRO))
     result = await first.replica.source.dispatch_one((epoch * BATCH, epoch * BATCH + MICRO), tokens, epoch=epoch)
     loss, _ = whole_gradient(MODEL, join_flat(MODEL, weights, SPLITS[2]), [tokens])
     assert result.done and result.loss / SETTING.rules.tokens == pytest.approx(loss, rel=1e-5)
 
 
-async def test_a_lost_worker_costs_not_the_weights_of_the_epoch_before(tmp_path: Path) -> None:
+async def test_lost_worker_keeps_the_previous_weights(tmp_path: Path) -> None:
     async with scene_of(tmp_path, SETTING, [1, 1]) as scene:
         with trio.fail_after(300):
             (first,), (last,) = scene.stages
@@ -75,7 +74,7 @@ async def test_a_lost_worker_costs_not_the_weights_of_the_epoch_before(tmp_path:
             assert torch.equal(last.replica.worker_group.outer, moved_weights(1))
 
 
-async def test_what_others_may_have_dispatched_is_dispatched_as_if_for_the_second_time(tmp_path: Path) -> None:
+async def test_possible_repeats_are_marked(tmp_path: Path) -> None:
     """Only who has worked on the round before knows that a sample is new: not who has just taken the seat, and nobody
     after a regroup, which begins the same round again."""
     async with scene_of(tmp_path, SETTING, [1, 1]) as scene:
@@ -107,11 +106,11 @@ async def test_what_others_may_have_dispatched_is_dispatched_as_if_for_the_secon
             assert await issued_after(head.regrouped(members, head.term + 1)) == [(everything, True)]
             new = (BATCH, 2 * BATCH)
             assert await issued_after(head_of(first, 1, START[0], members)) == [(new, False)]
-            first.trainer._worked_on = None  # as of who has just come
+            first.trainer._worked_on = None  # as at a new replica
             assert await issued_after(head_of(first, 1, START[0], members)) == [(new, True)]
 
 
-async def test_where_all_were_restarted_the_present_weights_must_do(tmp_path: Path) -> None:
+async def test_orphaned_weights_stand_in_for_the_previous(tmp_path: Path) -> None:
     """The last stage is one commit further, and of those that made it nobody is left: the first stage would wait for
     ever."""
     async with scene_of(tmp_path, SETTING, [1, 1]) as scene:

@@ -1,4 +1,4 @@
-"""A pipeline stage's group with scripted trainers: what it does where replicas have counted the same, or nothing."""
+"""A stage's group with scripted trainers: replicas that have counted the same samples, or none."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def unused(peer: str, first_step: int, assignment: Assignment) -> torch.Tensor:
 
 
 def scripted(member: StageReplica, number: int, script: Script) -> None:
-    """Its trainer counts what `script(number, order)` says, and learns something of it."""
+    """Let the member's trainer count what `script(number, order)` says."""
 
     async def train(order: TrainRequest) -> TrainResult:
         await trio.lowlevel.checkpoint()
@@ -62,7 +62,7 @@ async def running(
     timeouts: type[AdaptiveTimeouts] = Patient,
     to_the_end: bool = True,
 ) -> AsyncIterator[list[StageReplica]]:
-    """A group that has committed `rounds` rounds by the end of the block, or is broken off there."""
+    """Run a group that commits `rounds` rounds by the end of the block, or is cancelled there."""
     with trio.fail_after(300):
         async with AsyncExitStack() as stack:
             group = await stack.enter_async_context(open_group(folder, NUMEL, "fp32", rounds, members))
@@ -82,7 +82,7 @@ def seen(members: Sequence[StageReplica], name: str, reason: str) -> bool:
     return any(reason in str(event.fields.get("reason")) for member in members for event in member.seen(name))
 
 
-async def test_of_two_that_counted_the_same_one_is_merged_and_both_stay(tmp_path: Path) -> None:
+async def test_one_of_two_overlapping_is_merged(tmp_path: Path) -> None:
     async def script(number: int, order: TrainRequest) -> tuple[Range, ...]:
         first = 20 * (order.round_info.round - 1)
         return [((first, first + 6),), ((first + 4, first + 8),), ((first + 8, first + 10),)][number]
@@ -98,7 +98,7 @@ async def test_of_two_that_counted_the_same_one_is_merged_and_both_stay(tmp_path
         assert not member.seen("peer_penalized")
 
 
-async def test_a_round_in_which_nobody_has_counted_anything_is_no_commit(tmp_path: Path) -> None:
+async def test_round_without_samples_is_no_commit(tmp_path: Path) -> None:
     tries: list[int] = []
 
     async def script(number: int, order: TrainRequest) -> tuple[Range, ...]:
@@ -111,7 +111,7 @@ async def test_a_round_in_which_nobody_has_counted_anything_is_no_commit(tmp_pat
     assert members[0].engine.head.ledger.returned == () and members[0].engine.head.ledger.cursor == 6
 
 
-async def test_a_round_for_which_nothing_will_ever_come_leaves_the_state_as_it_is(tmp_path: Path) -> None:
+async def test_dry_round_keeps_the_state(tmp_path: Path) -> None:
     async def script(number: int, order: TrainRequest) -> tuple[Range, ...]:
         return ((2 * number, 2 * number + 2),) if order.round_info.round == 1 else ()
 
@@ -129,7 +129,7 @@ async def test_a_round_for_which_nothing_will_ever_come_leaves_the_state_as_it_i
     assert any(event.fields["round"] == 2 for member in members for event in member.seen("round_empty"))
 
 
-async def test_one_that_says_that_nothing_will_come_is_no_majority(tmp_path: Path) -> None:
+async def test_one_dry_member_is_no_majority(tmp_path: Path) -> None:
     at_work: list[StageReplica] = []
 
     async def script(number: int, order: TrainRequest) -> tuple[Range, ...]:
@@ -142,8 +142,8 @@ async def test_one_that_says_that_nothing_will_come_is_no_majority(tmp_path: Pat
     assert members[0].engine.head.tokens > 0 and not seen(members, "round_empty", "")
 
 
-async def test_who_missed_a_plan_is_told_when_it_is_to_be_over(tmp_path: Path) -> None:
-    """And does not begin what nobody waits for."""
+async def test_late_member_is_told_of_the_plans_end(tmp_path: Path) -> None:
+    """It does not begin work that no member waits for."""
     missed: list[str] = []
     told, cut_short = trio.Event(), trio.Event()
 
@@ -173,21 +173,21 @@ async def test_who_missed_a_plan_is_told_when_it_is_to_be_over(tmp_path: Path) -
         cut_short.set()
 
 
-async def test_a_synchronous_batch_is_whole_or_gathered_anew(tmp_path: Path) -> None:
-    """Two have counted the same at first: the plan is given up, and one of them is to forget it."""
-    told_anew: list[int] = []
+async def test_overlapping_batch_is_gathered_again(tmp_path: Path) -> None:
+    """Two have counted the same at first: the plan is given up, and one of them forgets it."""
+    told_reset: list[int] = []
 
     async def script(number: int, order: TrainRequest) -> tuple[Range, ...]:
         assert order.assignment.ranges == ()
-        if order.assignment.anew:
-            told_anew.append(number)
+        if order.assignment.reset:
+            told_reset.append(number)
         if number == 2:
-            return ((6, 8),) if told_anew or order.round_info.round > 1 else ((2, 8),)
+            return ((6, 8),) if told_reset or order.round_info.round > 1 else ((2, 8),)
         return [((0, 6),), ((8, 12),)][number]
 
     async with running(tmp_path, SYNCHRONOUS, 1, script) as members:
         pass
-    assert told_anew == [2]
+    assert told_reset == [2]
     assert seen(members, "attempt_failed", "not all of the batch")
     for member in members:
         assert union(r for ranges in member.engine.counted for r in ranges) == ((0, 12),)
@@ -195,8 +195,8 @@ async def test_a_synchronous_batch_is_whole_or_gathered_anew(tmp_path: Path) -> 
         assert not member.seen("peer_penalized")
 
 
-async def test_the_leader_wraps_up_when_all_is_gathered_and_not_before(tmp_path: Path) -> None:
-    """Synchronous: whoever has handed in early is waited with, however long the others take."""
+async def test_leader_ends_the_round_when_all_is_gathered(tmp_path: Path) -> None:
+    """Synchronous: an early submission does not end the round, however long the others take."""
     gathered, cut_short = trio.Event(), [trio.Event() for _ in range(3)]
 
     async def script(number: int, order: TrainRequest) -> tuple[Range, ...]:
@@ -221,8 +221,8 @@ async def test_the_leader_wraps_up_when_all_is_gathered_and_not_before(tmp_path:
     assert members[0].engine.head.ledger.cursor == 12
 
 
-async def test_who_is_not_in_the_plan_is_asked_what_it_has(tmp_path: Path) -> None:
-    """It did not answer in time, but goes on counting. Whose word has turned out to be worth nothing is not asked."""
+async def test_member_outside_the_plan_is_asked(tmp_path: Path) -> None:
+    """It did not answer in time, but goes on counting. A member with a false claim is not asked."""
     async with open_group(tmp_path, NUMEL, "fp32", 1, 1) as group, group.join(unused) as member:
         planned, left_out, liar = members = tuple(Member(name, "s") for name in ("a", "b", "c"))
         round_state = RoundState(group.genesis().regrouped(members, 1), planned)
@@ -243,8 +243,9 @@ async def test_who_is_not_in_the_plan_is_asked_what_it_has(tmp_path: Path) -> No
         assert asked == [planned.peer, left_out.peer]
 
 
-async def test_who_knocks_with_a_part_of_the_batch_comes_into_the_next_plan(tmp_path: Path) -> None:
-    """It missed a commit, and counted before the others knew that it is back: nobody else will count what it has."""
+async def test_joiner_with_samples_enters_the_next_plan(tmp_path: Path) -> None:
+    """It missed a commit, and counted before the others knew that it is back: no other replica will count what it
+    has."""
     cut_short = [trio.Event() for _ in range(3)]
 
     async def script(number: int, order: TrainRequest) -> tuple[Range, ...]:
@@ -282,9 +283,9 @@ async def test_who_knocks_with_a_part_of_the_batch_comes_into_the_next_plan(tmp_
     )
 
 
-async def test_a_leader_that_never_ends_the_work_is_replaced(tmp_path: Path) -> None:
-    """Synchronous: whoever leads the third round goes on gathering for ever. That takes an hour by the plan, and a few
-    seconds by what a batch usually takes."""
+async def test_leader_that_never_ends_a_round_is_replaced(tmp_path: Path) -> None:
+    """Synchronous: the leader of the third round never stops gathering. The plan allows an hour; a batch usually takes
+    a few seconds."""
     schedule = dataclasses.replace(SYNCHRONOUS, compute_s_max=3600.0)
     cut_short = [trio.Event() for _ in range(3)]
     broken: list[int] = []
@@ -312,7 +313,7 @@ async def test_a_leader_that_never_ends_the_work_is_replaced(tmp_path: Path) -> 
         assert member.engine.head.ledger.cursor == 36 and len(member.engine.head.members) == 3
 
 
-async def test_who_led_before_and_goes_on_is_no_offender(tmp_path: Path) -> None:
+async def test_former_leader_is_not_penalized(tmp_path: Path) -> None:
     async def script(number: int, order: TrainRequest) -> tuple[Range, ...]:
         await trio.sleep_forever()
         raise AssertionError
@@ -323,7 +324,7 @@ async def test_who_led_before_and_goes_on_is_no_offender(tmp_path: Path) -> None
             await trio.sleep(0.02)
         round_state, order = here.round.round_state, here.round.round_state.signed_plan
         second, third = (round_state.head.leader(turn * TRIES_PER_LEADER).peer for turn in (1, 2))
-        with pytest.raises(ProtocolViolation, match="another leads"):
+        with pytest.raises(ProtocolViolation, match="another peer leads"):
             here.round.take_work(order, True, second)
         round_state.acceptor.promise(2 * TRIES_PER_LEADER)
         with pytest.raises(RoundDiscarded, match="a later attempt"):
@@ -332,4 +333,4 @@ async def test_who_led_before_and_goes_on_is_no_offender(tmp_path: Path) -> None
 
 
 def _submitted(member: StageReplica) -> bool:
-    return any(event.fields["phase"] == "hand in" for event in member.seen("phase_entered"))
+    return any(event.fields["phase"] == "submit" for event in member.seen("phase_entered"))

@@ -1,4 +1,4 @@
-"""Groups of a pipeline's stages over real sockets with real workers: what they commit, whatever is lost on the way."""
+"""Groups of a pipeline's stages over real sockets with real workers: what they commit after losses."""
 
 from __future__ import annotations
 
@@ -32,9 +32,7 @@ STEPS = 5
         pytest.param(SparseLocoConfig(steps=4), CodecConfig(), id="sparseloco", marks=pytest.mark.soak),
     ],
 )
-async def test_replicas_of_a_stage_are_the_same_bits_after_every_commit(
-    tmp_path: Path, outer: Any, codec: CodecConfig
-) -> None:
+async def test_replicas_are_bit_identical_after_every_commit(tmp_path: Path, outer: Any, codec: CodecConfig) -> None:
     """Local steps, two replicas of each stage."""
     rounds = 3
     async with scene_of(tmp_path, Setting(2, outer, rounds, codec), [2, 2]) as scene:
@@ -48,11 +46,11 @@ async def test_replicas_of_a_stage_are_the_same_bits_after_every_commit(
 
 
 def at_work(members: list[StageMember]) -> list[StageMember]:
-    """Those with something to lose."""
+    """Return the members with something to lose."""
     return [member for member in members if member.heads and member.replica.server.accounting.counted]
 
 
-async def test_a_lost_worker_costs_no_commit_and_counts_nothing_twice(tmp_path: Path) -> None:
+async def test_lost_worker_costs_no_commit(tmp_path: Path) -> None:
     """Local steps; the worker of a replica of each stage dies in the middle."""
     rounds = 3
     async with scene_of(tmp_path, Setting(2, DilocoConfig(steps=4), rounds), [2, 2]) as scene:
@@ -66,11 +64,11 @@ async def test_a_lost_worker_costs_no_commit_and_counts_nothing_twice(tmp_path: 
 
 
 @pytest.mark.parametrize("gone", [False, True], ids=["stays", "is-gone"])
-async def test_a_stage_that_counted_all_in_the_round_before_its_last_finishes(
+async def test_stage_ahead_of_its_last_round_finishes(
     tmp_path: Path, gone: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its plan was late by a round of the first stage, which finishes the run, and may then be gone."""
-    without_haste(monkeypatch)  # who is late has counted all the same, and one of the two is left out
+    """Its plan was late by a round of stage 0, which finishes the run and may then be gone."""
+    without_haste(monkeypatch)  # a late replica counts the same sample as another, and one of the two is left out
     rounds = 2
     async with scene_of(tmp_path, Setting(2, DilocoConfig(steps=4), rounds), [1, 2]) as scene:
         with trio.fail_after(300):
@@ -91,7 +89,7 @@ async def test_a_stage_that_counted_all_in_the_round_before_its_last_finishes(
                 assert before.ledger.cursor == first.heads[-1].ledger.cursor, "it has counted all"
 
 
-async def test_a_stage_that_lost_what_it_counted_in_its_last_round_finishes(tmp_path: Path) -> None:
+async def test_stage_that_lost_its_last_samples_finishes(tmp_path: Path) -> None:
     async with scene_of(tmp_path, Setting(2, DilocoConfig(steps=4), rounds=1), [1, 1]) as scene:
         with trio.fail_after(300):
             (first,), (last,) = scene.stages
@@ -105,7 +103,7 @@ async def test_a_stage_that_lost_what_it_counted_in_its_last_round_finishes(tmp_
 
 
 async def all_read(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every later replica has looked once more for what the first stage says."""
+    """Wait until every later replica has read again what stage 0 says."""
     reads, look = list[int | None](), stage_members._first_round
     monkeypatch.setattr(stage_members, "_first_round", lambda table: reads.append(look(table)) or reads[-1])
     await until(lambda: len(reads) >= 2 * len(scene.stages[1]))  # all look equally often
@@ -115,8 +113,8 @@ async def heard_of_the_end(scene: Scene, rounds: int) -> None:
     await until(lambda: all(member.trainer.has_run_dry(rounds) for member in scene.stages[1]))
 
 
-async def test_only_rounds_that_the_first_stage_may_have_left_behind_can_have_nothing(tmp_path: Path) -> None:
-    """Whatever records say of the first stage; and that one is assigned what it does."""
+async def test_only_the_last_rounds_can_run_dry(tmp_path: Path) -> None:
+    """Records about stage 0 cannot change this; stage 0 itself never runs dry."""
     rounds = 4
     async with scene_of(tmp_path, Setting(2, DilocoConfig(steps=4), rounds), [1, 1]) as scene:
         with trio.fail_after(300):
@@ -127,7 +125,7 @@ async def test_only_rounds_that_the_first_stage_may_have_left_behind_can_have_no
             assert not first.trainer.has_run_dry(rounds)
 
 
-async def test_who_hears_of_a_plan_when_it_is_to_be_over_hands_in_what_there_is(tmp_path: Path) -> None:
+async def test_late_plan_submits_what_there_is(tmp_path: Path) -> None:
     async with scene_of(tmp_path, Setting(2, DilocoConfig(steps=4), rounds=9), [1, 1]) as scene:
         with trio.fail_after(300):
             (member,) = scene.stages[1]
@@ -143,7 +141,7 @@ async def test_who_hears_of_a_plan_when_it_is_to_be_over_hands_in_what_there_is(
 # -- synchronous -----------------------------------------------------------------------------------------------------
 
 
-async def test_synchronous_batches_are_one_process(tmp_path: Path) -> None:
+async def test_synchronous_batches_equal_one_process(tmp_path: Path) -> None:
     setting = Setting(3, AllReduceConfig(batch=BATCH), STEPS)
     async with scene_of(tmp_path, setting, [2, 2, 1]) as scene:
         with trio.fail_after(300):
@@ -154,7 +152,7 @@ async def test_synchronous_batches_are_one_process(tmp_path: Path) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("stage", [0, 1])
-async def test_so_they_are_where_a_worker_dies_in_the_middle(tmp_path: Path, stage: int) -> None:
+async def test_synchronous_batches_survive_a_lost_worker(tmp_path: Path, stage: int) -> None:
     setting = Setting(2, AllReduceConfig(batch=BATCH), STEPS)
     async with scene_of(tmp_path, setting, [2, 2]) as scene:
         with trio.fail_after(300):
@@ -168,5 +166,5 @@ async def test_so_they_are_where_a_worker_dies_in_the_middle(tmp_path: Path, sta
             check_one_process(scene, STEPS)
 
 
-async def test_so_they_are_where_a_replica_is_killed_in_the_middle(tmp_path: Path) -> None:
+async def test_synchronous_batches_survive_a_killed_replica(tmp_path: Path) -> None:
     await check_a_kill(tmp_path, [2, 2], 1, STEPS)

@@ -1,4 +1,4 @@
-"""The issuer's window on paths with one narrow place: wide enough to fill it, and no wider than that is worth."""
+"""The source's window on paths with one bottleneck: wide enough to fill it, and not much wider."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def through(window: Window, answers: int, narrow_s: float, rest_s: float, device
 
 @pytest.mark.parametrize("device", [True, False])
 @pytest.mark.parametrize("rest_s", [0.0, 0.3, 2.0])
-def test_the_narrow_place_is_kept_busy_and_nothing_piles_up_before_it(device: bool, rest_s: float) -> None:
+def test_bottleneck_is_busy_without_a_queue(device: bool, rest_s: float) -> None:
     window = Window(LEAST, 64)
     rate, sizes = through(window, 4000, 0.1, rest_s, device)
     needed = (0.1 + rest_s) / 0.1
@@ -46,15 +46,15 @@ def test_the_narrow_place_is_kept_busy_and_nothing_piles_up_before_it(device: bo
     assert max(sizes) <= MARGIN * max(LEAST, needed) + 2
 
 
-def test_it_stays_so_for_ever() -> None:
-    """Every micro-batch waits for the link behind others of ours, and is not taken for a longer path."""
+def test_window_stays_stable() -> None:
+    """Every micro-batch waits for the link behind others of ours; that must not look like a longer path."""
     window = Window(LEAST, 64)
     rate, sizes = through(window, 5000, 0.1, 0.3, device=False)
     assert rate > 0.98 / 0.1
     assert max(sizes) <= MARGIN * 4 + 2
 
 
-def test_bounds_and_an_unmeasured_path() -> None:
+def test_window_is_bounded() -> None:
     window = Window(3, 8)
     assert window.size == 3
     window.answered(window.begun(1.0), 1.0, 0.0)

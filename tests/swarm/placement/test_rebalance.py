@@ -1,4 +1,4 @@
-"""Rebalancing: predicted throughput never falls, nobody moves to and fro, all peers agree, moves are bounded."""
+"""Rebalancing: predicted throughput never falls, no peer moves back and forth, all peers agree, moves are bounded."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def load(peer: int | str, stage: int, speed: float = 1.0, **more: float) -> Peer
 
 
 def even(*replicas: int, state_bytes: float = 1e9) -> LoadView:
-    """Equal peers and stages: so many replicas in each."""
+    """Return equal peers and stages, with so many replicas in each."""
     stages = [StageCost(1.0, state_bytes)] * len(replicas)
     peers = [stage for stage, count in enumerate(replicas) for _ in range(count)]
     return LoadView.of(LATER_S, stages, [load(i, stage) for i, stage in enumerate(peers)])
@@ -45,7 +45,7 @@ def views(draw: st.DrawFn, stages_max: int = 5, peers_max: int = 24) -> LoadView
 
 
 def after(view: LoadView, moves: tuple[Move, ...], later_s: float, in_flight_s: float = 0.0) -> LoadView:
-    """The view once the movers have announced themselves."""
+    """Return the view once the movers have announced their moves."""
     going = {move.peer: move for move in moves}
     return LoadView.of(
         view.now_s + later_s,
@@ -59,40 +59,40 @@ def after(view: LoadView, moves: tuple[Move, ...], later_s: float, in_flight_s: 
     )
 
 
-def test_a_starved_stage_gets_a_peer_from_the_richest() -> None:
+def test_starved_stage_gets_a_peer_from_the_fastest() -> None:
     (move,) = decide(even(4, 1, 2))
     assert (move.source, move.target) == (0, 1)
     assert move.gain == pytest.approx(1.0)
 
 
-def test_a_balanced_swarm_stays() -> None:
+def test_balanced_swarm_stays() -> None:
     assert decide(even(3, 3, 3)) == ()
-    assert decide(even(4, 3, 3)) == ()  # the odd one helps nobody
+    assert decide(even(4, 3, 3)) == ()  # the odd one helps no stage
     assert decide(even(1, 1)) == ()  # the last replica of a stage never leaves
     assert decide(even(2, 0, 0)) == ()  # one empty stage fewer, and still nothing runs
     assert decide(LoadView.of(0.0, [StageCost(1.0)], [load(0, 0)])) == ()
     assert decide(LoadView.of(0.0, [StageCost(1.0)] * 2, [])) == ()
 
 
-def test_an_empty_stage_does_not_wait_for_who_is_on_the_way_elsewhere() -> None:
-    """Who cannot arrive while nothing is trained would block everybody."""
+def test_empty_stage_does_not_wait_for_other_moves() -> None:
+    """A peer that cannot arrive while nothing is trained would block all moves."""
     view = even(3, 2, 2)
     elsewhere = after(view, (Move("p000", 0, 1, 1.0),), 30.0, in_flight_s=300.0)
-    assert decide(elsewhere) == (), "no hurry"
+    assert decide(elsewhere) == (), "no stage is empty"
     lost = LoadView.of(elsewhere.now_s, view.stages, [p for p in elsewhere.peers if p.stage != 2])
     (move,) = decide(lost)
     assert move.target == 2 and move.peer != "p000"
     assert decide(after(lost, (move,), 1.0, in_flight_s=60.0)) == (), "one is enough"
 
 
-def test_an_empty_stage_is_filled_at_once_whatever_it_costs() -> None:
+def test_empty_stage_is_filled_at_any_cost() -> None:
     view = even(3, 0, 1, state_bytes=1e12)  # 40,000 s of download
     fresh = LoadView.of(10.0, view.stages, [replace(p, since_s=5.0) for p in view.peers])
     (move,) = decide(fresh)
     assert (move.source, move.target) == (0, 1)
 
 
-def test_two_stages_that_tie_for_the_slowest_are_both_helped() -> None:
+def test_two_slowest_stages_are_both_helped() -> None:
     view = even(6, 2, 2)  # no single move raises the minimum; two do
     first = decide(view)
     assert len(first) == 1 and first[0].source == 0
@@ -101,7 +101,7 @@ def test_two_stages_that_tie_for_the_slowest_are_both_helped() -> None:
     assert sorted(after(after(view, first, 60.0), second, 120.0).throughputs()) == [3, 3, 4]
 
 
-def test_the_peer_that_fits_best_moves_and_of_equals_the_quickest() -> None:
+def test_best_fitting_peer_moves() -> None:
     stages = [StageCost(1.0, 1e9)] * 2
     speeds = [load("a", 0, 8.0), load("b", 0, 2.0), load("c", 0, 1.0), load("d", 1, 4.0)]
     (move,) = decide(LoadView.of(LATER_S, stages, speeds))
@@ -111,25 +111,25 @@ def test_the_peer_that_fits_best_moves_and_of_equals_the_quickest() -> None:
     assert move.peer == "b"
 
 
-def test_a_move_must_pay_for_its_download() -> None:
+def test_move_must_pay_for_its_download() -> None:
     assert decide(even(5, 1, state_bytes=1e9)) != ()  # 40 s
     assert decide(even(5, 1, state_bytes=1e11)) == ()  # 4000 s: longer than anyone can foresee
 
 
-def test_gains_within_the_noise_of_measurement_move_nobody() -> None:
+def test_gain_within_the_noise_is_no_reason() -> None:
     stages = [StageCost(1.0, 1e6)] * 2
     random = Random(3)
     noisy = [load(i, i % 2, random.gauss(1.0, 0.05)) for i in range(100)]
     assert decide(LoadView.of(LATER_S, stages, noisy)) == ()
 
 
-def test_the_cool_down_keeps_newcomers_where_they_are() -> None:
+def test_new_replicas_stay_for_a_while() -> None:
     view = even(3, 1, 1)
     recent = [replace(p, since_s=LATER_S - 10.0) if p.stage == 0 else p for p in view.peers]
     assert decide(LoadView.of(LATER_S, view.stages, recent)) == ()
 
 
-def test_a_move_in_flight_blocks_others_but_not_for_ever() -> None:
+def test_move_in_flight_blocks_others_for_a_while() -> None:
     view = even(8, 1, 4)
     moves = decide(view)
     assert len(moves) == 1
@@ -139,21 +139,21 @@ def test_a_move_in_flight_blocks_others_but_not_for_ever() -> None:
     assert len(decide(after(view, moves, 700.0, in_flight_s=1e9))) == 1
 
 
-def test_joiners_in_flight_do_not_block_and_are_counted_where_they_go() -> None:
+def test_joiners_in_flight_do_not_block() -> None:
     view = even(5, 1, 3)
     coming = [load(f"j{i}", 1, ready_s=LATER_S + 30) for i in range(2)]
     assert decide(LoadView.of(LATER_S, view.stages, [*view.peers, *coming])) == ()
     assert len(decide(LoadView.of(LATER_S, view.stages, [*view.peers, coming[0]]))) == 1
 
 
-def test_a_large_swarm_moves_several_at_once_within_its_allowance() -> None:
+def test_large_swarm_moves_several_at_once() -> None:
     config = RebalanceConfig(peers_a_flight=50)
     moves = decide(even(300, 50, 50), config)
     assert len(moves) == 8 == config.flights(400)
     assert len({move.peer for move in moves}) == 8
 
 
-def test_memory_decides_who_may_go_where() -> None:
+def test_memory_limits_moves() -> None:
     stages = [StageCost(1.0), StageCost(1.0, memory_bytes=8e9)]
     small = [load(i, 0, memory_bytes=4e9) for i in range(3)]
     peers = [*small, load("big", 0, 0.9, memory_bytes=16e9), load("x", 1, 0.1)]
@@ -172,7 +172,7 @@ def test_predicted_throughput_never_falls_and_no_stage_is_emptied(view: LoadView
     assume(moves)
     before, then = view.throughputs(), after(view, moves, 60.0).throughputs()
     assert min(then) >= min(before)
-    assert sorted(then) > sorted(before)  # the poorest first: what makes moving to and fro impossible
+    assert sorted(then) > sorted(before)  # the slowest first; this makes moves back and forth impossible
     during = list(before)
     for move in moves:
         mover = next(p for p in view.peers if p.peer == move.peer)
@@ -183,7 +183,7 @@ def test_predicted_throughput_never_falls_and_no_stage_is_emptied(view: LoadView
 
 @settings(deadline=None, max_examples=60)
 @given(views(), st.booleans())
-def test_at_constant_speeds_moving_ends_and_nobody_returns(view: LoadView, hasty: bool) -> None:
+def test_moves_end_at_constant_speeds(view: LoadView, hasty: bool) -> None:
     config = RebalanceConfig(stay_s=0.0, noise=0.0, margin=0.0) if hasty else RebalanceConfig()
     levels = [sorted(view.throughputs())]
     arrangements = {tuple(p.stage for p in view.peers)}
@@ -203,7 +203,7 @@ def test_at_constant_speeds_moving_ends_and_nobody_returns(view: LoadView, hasty
 
 @settings(deadline=None, max_examples=100)
 @given(views(), st.randoms(use_true_random=False))
-def test_all_who_hold_the_same_records_decide_the_same(view: LoadView, random: Random) -> None:
+def test_same_records_give_the_same_decision(view: LoadView, random: Random) -> None:
     shuffled = list(view.peers)
     random.shuffle(shuffled)
     assert decide(LoadView.of(view.now_s, view.stages, shuffled)) == decide(view)
@@ -213,8 +213,8 @@ def test_all_who_hold_the_same_records_decide_the_same(view: LoadView, random: R
 
 @settings(deadline=None, max_examples=100)
 @given(views(peers_max=16), st.integers(0, 15))
-def test_peers_with_different_views_start_no_more_moves_than_there_are_views(view: LoadView, missing: int) -> None:
-    """Some have not read one record yet; each acts only on a decision that names itself."""
+def test_moves_are_bounded_by_the_number_of_views(view: LoadView, missing: int) -> None:
+    """Some peers have not read one record yet; each carries out only its own move."""
     stale = LoadView.of(view.now_s, view.stages, [p for i, p in enumerate(view.peers) if i != missing])
     starting = {m.peer for held in (view, stale) for m in decide(held)}
     assert len(starting) <= 2
@@ -225,8 +225,8 @@ def test_peers_with_different_views_start_no_more_moves_than_there_are_views(vie
     assert decide(then) == () or not unique or 0.0 in then.throughputs()
 
 
-def test_random_churn_moves_no_more_than_it_disturbs() -> None:
-    """Half an hour: every half minute somebody leaves or joins and all speeds are measured anew."""
+def test_moves_under_churn_are_bounded() -> None:
+    """Half an hour: every half minute a peer leaves or joins, and all speeds are measured again."""
     random = Random(7)
     view, moves_made, events = even(5, 5, 5), 0, 0
     for step in range(180):
@@ -251,19 +251,19 @@ def test_random_churn_moves_no_more_than_it_disturbs() -> None:
     assert max(counts) - min(counts) <= 2
 
 
-def test_joiners_take_the_poorest_stage_and_spread_when_they_see_each_other() -> None:
+def test_joiners_take_the_slowest_stage_and_spread() -> None:
     view = even(4, 1, 2)
     assert stage_for_joiner(view, load("j", -1)) == 1
     together = stages_for_joiners(view, [load(f"j{i}", -1) for i in range(5)])
     assert [list(together.values()).count(s) for s in range(3)] == [0, 3, 2]
 
 
-def test_joiners_who_do_not_see_each_other_do_not_all_take_the_first_of_equals() -> None:
+def test_unaware_joiners_break_ties_differently() -> None:
     taken = [stage_for_joiner(even(2, 2, 2, 2), load(f"j{i}", -1)) for i in range(200)]
     assert all(30 <= taken.count(stage) <= 70 for stage in range(4))
 
 
-def test_boasts_and_nonsense_are_not_believed() -> None:
+def test_exaggerated_speeds_are_not_believed() -> None:
     stages = [StageCost(1.0)] * 2
     peers = [load(i, i % 2) for i in range(6)]
     view = LoadView.of(LATER_S, stages, [*peers, load("claim", 0, 1e6), load("nan", 1, math.nan), load("new", 1, 0.0)])
@@ -272,7 +272,7 @@ def test_boasts_and_nonsense_are_not_believed() -> None:
     assert LoadView.of(0.0, stages, [load("a", 7), load("b", -1)]).peers == ()
 
 
-def test_the_only_speed_that_is_known_may_be_nonsense() -> None:
+def test_impossible_only_speed_is_ignored() -> None:
     stages = [StageCost(1.0)] * 2
     peers = [load("a", 0, 1e308), load("b", 0, 0.0), load("c", 0, 0.0), load("d", 1, 0.0)]
     view = LoadView.of(LATER_S, stages, peers)
@@ -291,7 +291,7 @@ def test_the_only_speed_that_is_known_may_be_nonsense() -> None:
     st.builds(PartCost, st.integers(0, 9), st.integers(0, 9)),
     st.integers(5, 60),
 )
-def test_split_is_the_best_of_all_splits(
+def test_split_is_optimal(
     blocks: list[PartCost], stages: int, embedding: PartCost, head: PartCost, memory_max: int
 ) -> None:
     assume(stages <= len(blocks))
@@ -315,7 +315,7 @@ def test_split_is_the_best_of_all_splits(
     assert costs((0, *(last for _, last in found))) == min(allowed)
 
 
-def test_a_heavy_head_gets_fewer_blocks() -> None:
+def test_heavy_head_gets_fewer_blocks() -> None:
     blocks = [PartCost(1.0)] * 12
     assert split_layers(blocks, 3) == ((0, 4), (4, 8), (8, 12))
     (_, _, (first, last)) = split_layers(blocks, 3, head=PartCost(3.0))

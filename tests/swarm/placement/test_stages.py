@@ -1,4 +1,4 @@
-"""What follows for each stage: where the model is cut, what a stage costs."""
+"""The stages of a run: where the model is cut, and what a stage costs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def manifest_of(stages: int, model: ModelConfig = MODEL, **changes: object) -> M
     return make_manifest(authority, **parts, pipeline=PipelineConfig(stages=stages), **changes)
 
 
-def test_a_large_vocabulary_takes_blocks_off_the_last_stage() -> None:
+def test_large_vocabulary_takes_blocks_off_the_last_stage() -> None:
     assert cuts_of(1, MODEL) == ((0, 6),)
     assert cuts_of(3, MODEL) == ((0, 2), (2, 4), (4, 6))
     large = msgspec.structs.replace(MODEL, vocab_size=4096)
@@ -50,8 +50,8 @@ def test_blocks_that_share_parameters_stay_together() -> None:
 
 @pytest.mark.parametrize("shared_blocks", [1, 2])
 @pytest.mark.parametrize("stages", [1, 3])
-def test_work_is_what_the_layers_multiply(stages: int, shared_blocks: int) -> None:
-    """Against torch's own count of a forward pass, which takes attention in full; we take what the mask leaves."""
+def test_work_matches_torchs_count(stages: int, shared_blocks: int) -> None:
+    """torch counts attention in full; we count what the mask leaves."""
     model = msgspec.structs.replace(MODEL, shared_blocks=shared_blocks, vocab_size=300)
     manifest = manifest_of(stages, model)
     batch, length = manifest.micro_batch, manifest.data.seq_len
@@ -64,7 +64,7 @@ def test_work_is_what_the_layers_multiply(stages: int, shared_blocks: int) -> No
         assert stage_costs(manifest)[stage].work == pytest.approx(3 * (counter.get_total_flops() - masked))
 
 
-def test_a_stage_weighs_what_it_holds() -> None:
+def test_stage_memory_and_state_sizes() -> None:
     manifest = manifest_of(3)
     whole = FlatLayout.of(MODEL).numel
     assert sum(layout_of(manifest, stage).numel for stage in range(3)) == whole

@@ -69,7 +69,7 @@ def test_a_model_may_come_from_a_folder() -> None:
         ("kv_heads = 1", "kv_heads = 3", 9, ["[model] kv_heads", "divide"]),
         ("[data]\nseq_len = 64", "[data]\nseq_len = 128", 14, ["[data] seq_len", "max_seq_len"]),
         ("hidden_size = 32", "hidden_size = 32\nvocab_size = 100", 7, ["[model] vocab_size", "256"]),
-        ("\nsteps = 10", "\nsteps = 0", 23, ["[outer] steps", "at least 1"]),
+        ("\nsteps = 10", "\nsteps = 0", 23, ["[outer] steps", "between 1 and"]),
         ("\nsteps = 10", "\nsteps = 10\n[codec]\nup = 'int7'", 25, ["[codec] up", "int7", "one of fp32, fp16"]),
         ("lr = 1e-3", "lr = 1e-3\nwarmup_steps = 101", 18, ["[inner] warmup_steps", "between 0 and total_steps, 100"]),
         ("lr = 1e-3", "lr = 1e-3\nschedule = 'linear'", 18, ["[inner] schedule", "one of cosine, constant"]),
@@ -209,10 +209,10 @@ def test_the_template_shows_every_method_and_its_defaults(name: str) -> None:
     [
         ('method = "dilocco"\nsteps = 5', r"line 20: \[outer\] method: method is 'dilocco': choose one of diloco"),
         ('method = "demo"\nfragments = 2', "unknown field"),
-        ('method = "streaming"\nsteps = 10\nfragments = 3', "must be a multiple of fragments"),
+        ('method = "streaming"\nsteps = 10\nfragments = 3', "to a multiple of fragments"),
         ('method = "lion"\n[codec]\nup = "int4"', "packs its own messages: leave this section out"),
         ('steps = 5\n[codec]\ndown = "topk"', "topk"),
-        ('steps = 5\nschedule = "quadratic"', "alpha goes with schedule"),
+        ('steps = 5\nschedule = "quadratic"', r"alpha is 0\.0 with schedule"),
     ],
 )
 def test_an_error_in_a_method_names_line_field_and_remedy(section: str, said: str) -> None:

@@ -1,4 +1,4 @@
-"""The simulator: its books balance, it repeats itself exactly, and the policies do in it what they promise."""
+"""The simulator: its accounts balance, runs repeat exactly, and the policies keep their promises."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WORK_S = 0.3  # of a micro-batch at one stage, at speed 1
 
 
 def crew(*speeds: float, seconds: float = 120.0, link_bytes_s: float = 125e6) -> Trace:
-    """Peers that are there from the start and stay."""
+    """Return a trace of peers that are there from the start and stay."""
     return Trace(seconds, tuple(Life(f"p{i:03d}", 0.0, None, v, link_bytes_s) for i, v in enumerate(speeds)))
 
 
@@ -36,12 +36,12 @@ def three_stages(**more: object) -> SimulationConfig:
 
 
 def accounted(report: PipelineReport, in_flight: int = 32) -> bool:
-    """Every micro-batch issued has completed once or is still in flight."""
+    """Check that every dispatched micro-batch has completed once or is still in flight."""
     return report.dispatched - len(report.completed_s) == in_flight
 
 
 def stages_of(config: SimulationConfig, trace: Trace) -> dict[str, int]:
-    """Where the peers of a trace settle, one after another."""
+    """Return the stages that the peers of a trace take, one after another."""
     loads: list[PeerLoad] = []
     for life in trace.lives:
         joiner = PeerLoad(life.peer, -1, life.speed, life.link_bytes_s)
@@ -65,7 +65,7 @@ def test_the_clock_keeps_the_order_of_time_and_of_scheduling() -> None:
 # Every micro-batch
 
 
-def test_a_calm_pipeline_comes_close_to_what_its_stages_allow() -> None:
+def test_calm_pipeline_is_near_its_limit() -> None:
     report = simulate_pipeline(crew(*[1.0] * 9), three_stages())
     assert report.throughput(20, 120) >= 0.88 * 3 / WORK_S
     assert report.retried == report.wasted == 0 and accounted(report)
@@ -88,7 +88,7 @@ def test_the_same_arguments_give_the_same_report() -> None:
 
 
 @pytest.mark.parametrize(("kind", "pause_s"), [("kill", 3.0), ("freeze", 15.0)])
-def test_one_replica_fails_and_the_others_carry_on(kind: str, pause_s: float) -> None:
+def test_others_carry_on_after_a_failure(kind: str, pause_s: float) -> None:
     trace, config = crew(*[1.0] * 9), three_stages()
     report = simulate_pipeline(trace, config, [Fault(60.0, "p004", kind)])  # type: ignore[arg-type]
     assert report.longest_pause_s(55, 120) < pause_s
@@ -96,7 +96,7 @@ def test_one_replica_fails_and_the_others_carry_on(kind: str, pause_s: float) ->
     assert report.retried > 0 and accounted(report)
 
 
-def test_a_thawed_replica_is_used_again() -> None:
+def test_thawed_replica_is_used_again() -> None:
     trace, config = crew(*[1.0] * 6, seconds=240.0), three_stages()
     frozen = [Fault(60.0, "p002", "freeze")]
     thawed = simulate_pipeline(trace, config, [*frozen, Fault(90.0, "p002", "thaw")])
@@ -104,7 +104,7 @@ def test_a_thawed_replica_is_used_again() -> None:
     assert accounted(thawed)
 
 
-def test_two_of_three_replicas_die_and_a_peer_moves_in() -> None:
+def test_peer_moves_in_after_two_deaths() -> None:
     trace = crew(*[1.0] * 12, seconds=400.0)
     config = three_stages(rebalance=RebalanceConfig(stay_s=30.0))
     doomed = [peer for peer, stage in stages_of(config, trace).items() if stage == 1][:3]
@@ -118,7 +118,7 @@ def test_two_of_three_replicas_die_and_a_peer_moves_in() -> None:
     assert accounted(moved)
 
 
-def test_the_last_replica_dies_the_run_pauses_and_resumes_with_a_joiner() -> None:
+def test_run_resumes_with_a_joiner() -> None:
     lives = (*crew(*[1.0] * 3).lives, Life("late", 60.0, None, 1.0, 125e6))
     report = simulate_pipeline(Trace(180.0, lives), three_stages(in_flight=4), [Fault(30.0, "p001", "kill")])
     assert report.throughput(40, 60) == 0.0
@@ -126,7 +126,7 @@ def test_the_last_replica_dies_the_run_pauses_and_resumes_with_a_joiner() -> Non
     assert accounted(report, in_flight=8)
 
 
-def test_churn_loses_no_micro_batch_and_moves_are_bounded() -> None:
+def test_churn_loses_no_micro_batch() -> None:
     random = Random(5)
     lives = [Life(f"p{i:03d}", 0.0, random.uniform(60, 3600), 1.0, 125e6) for i in range(12)]
     lives += [Life(f"q{i:03d}", t := random.uniform(1, 900), t + random.uniform(60, 1800)) for i in range(20)]
@@ -146,7 +146,7 @@ def test_rounds_wait_for_every_micro_batch_and_for_the_merge() -> None:
 
 
 @pytest.mark.parametrize(("links", "ideal_s"), [((1e6,), 0.0), ((1e6,) * 2, 1.0), ((1e6,) * 8, 1.75)])
-def test_a_merge_takes_what_a_butterfly_takes(links: tuple[float, ...], ideal_s: float) -> None:
+def test_merge_time_is_a_butterflys(links: tuple[float, ...], ideal_s: float) -> None:
     assert merge_s(1e6, links) == pytest.approx(ideal_s, rel=0.01)
 
 
@@ -168,8 +168,8 @@ def test_the_optimum_is_the_best_of_all_assignments(works: list[float], peers: i
     assert optimum.throughput() >= best if peers else True
 
 
-def test_the_books_of_a_flow_add_up() -> None:
-    """Two stages, three peers, one dies at 100 s: by hand."""
+def test_flow_by_hand() -> None:
+    """Two stages and three peers, one of which dies at 100 s."""
     lives = (Life("a", 0.0), Life("b", 0.0), Life("c", 0.0, 100.0), Life("d", 150.0, None, 1.0, 1e7))
     config = FluidConfig((StageCost(1.0, 5e8), StageCost(1.0, 5e8)), speed_error=0.0)
     report = simulate_fluid(Trace(300.0, lives), Barnraise(), config)
@@ -182,7 +182,7 @@ def test_the_books_of_a_flow_add_up() -> None:
     assert none.percent_of_optimal(100.0, 200.0) == 0.0
 
 
-def test_rebalancing_beats_periodic_moves_and_none_on_a_rough_trace() -> None:
+def test_rebalancing_beats_its_rivals() -> None:
     trace = spot_trace(3, SpotMarket(wanted=120, hours=6.0))
     config = FluidConfig(tuple(StageCost(1.0, 1.2e9) for _ in range(6)))
     none, periodic, ours = (
@@ -249,7 +249,7 @@ def test_the_spot_market_is_rough_clustered_and_repeatable() -> None:
         (["--trace", "/nowhere.csv"], "/nowhere.csv"),
     ],
 )
-def test_the_benchmark_of_rebalancing_replays_something_or_says_why_not(
+def test_benchmark_replays_a_trace_or_reports_why_not(
     arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.argv", ["rebalance.py", *arguments])

@@ -43,7 +43,7 @@ async def main(folder: Path, stages: int, stage: int, activations: str) -> None:
     duplicate_checks.STILL_WAITING_S, duplicate_checks.CHECKS_MAX = (
         60.0,
         100,
-    )  # no word is a no: here all have their say
+    )  # a missing answer means no; here every peer has time to answer
     async with open_replica(folder, stages, stage) as replica:
         say(peer=replica.peer, stage=stage, addresses=list(replica.host.addresses))
         table = json.loads(await read_line())

@@ -46,19 +46,19 @@ class Child:
         return answer
 
     async def counted(self) -> dict[Span, float]:
-        """The micro-batches that it has counted, and when it decided to, by the clock of `thaw`."""
+        """Return the micro-batches that it has counted, and when it decided to, by the clock of `thaw`."""
         answer = await self.ask()
         spans = micro_batches_of([(first, last) for first, last in answer["counted"]], MICRO)
-        assert len(spans) == answer["taken"], "what the station says is what the worker has"
+        assert len(spans) == answer["taken"], "what the server says is what the worker has"
         return {span: answer["begun"][str(span[0])] for span in spans}
 
     async def stopped(self) -> None:
-        """Until its script has frozen it."""
+        """Wait until its script has frozen it."""
         options = os.WSTOPPED | os.WNOWAIT
         await trio.to_thread.run_sync(os.waitid, os.P_PID, self.process.pid, options, abandon_on_cancel=True)
 
     def thaw(self) -> float:
-        """When."""
+        """Continue the process; return when."""
         at = time.monotonic()
         self.process.send_signal(signal.SIGCONT)
         return at
@@ -66,7 +66,7 @@ class Child:
 
 @asynccontextmanager
 async def open_children(folder: Path, stages: int, stage: int, faults: list[str]) -> AsyncIterator[list[Child]]:
-    """One replica of `stage` for each of the scripts."""
+    """Open one replica of `stage` for each of the scripts."""
     children: list[Child] = []
     tied = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
     try:

@@ -1,4 +1,4 @@
-"""Strikes at a running pipeline, one after another, and what each cost."""
+"""Faults injected into a running pipeline, one after another, and what each cost."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ USUAL_S: Final = 2.0  # that the run is watched before a strike
 
 @dataclass(frozen=True)
 class Strike:
-    """`fault`: action and point of `peer.faults`, at a replica of `stage`; at a peer that moves where `stage` is None,
-    or (`donor`) at a replica of the stage that it moves to."""
+    """One injected fault. `fault`: action and point of `peer.faults`, at a replica of `stage`. If `stage` is None, at a
+    peer that moves, or (`donor`) at a replica of the stage that it moves to."""
 
     place: str
     fault: str
@@ -36,7 +36,8 @@ class Strike:
 
     @property
     def allowed_s(self) -> float:
-        """Without progress. Who is killed hangs up; all else is noticed by a deadline at the latest, as a freeze is."""
+        """The allowed time without progress. A killed peer hangs up; other faults are noticed by a deadline at the
+        latest."""
         return KILL_COSTS_S if self.action == "kill" else FREEZE_COSTS_S
 
     def __str__(self) -> str:
@@ -46,7 +47,7 @@ class Strike:
 
 @dataclass(frozen=True)
 class Outcome:
-    """`usual_s`: the longest pause in the time before the strike. `trouble`: what did not hold."""
+    """What a fault cost. `usual_s`: the longest pause in the time before it. `trouble`: what did not hold."""
 
     strike: Strike
     pause_s: float
@@ -65,7 +66,7 @@ class Outcome:
 
 
 async def play(pipeline: Pipeline, strikes: Sequence[Strike], say: Callable[[str], object]) -> None:
-    """All of them; AssertionError with the table unless everything held."""
+    """Inject all of them; AssertionError with the table unless everything held."""
     outcomes = []
     for strike in strikes:
         outcomes.append(await one(pipeline, strike))
@@ -75,7 +76,7 @@ async def play(pipeline: Pipeline, strikes: Sequence[Strike], say: Callable[[str
 
 
 async def one(pipeline: Pipeline, strike: Strike) -> Outcome:
-    """Strike, watch the others go on, and mend what was broken."""
+    """Inject one fault, watch the others go on, and restore the pipeline."""
     watched = time.time()
     await pipeline.ready(strike.stage)
     await trio.sleep(USUAL_S)
@@ -95,8 +96,8 @@ async def one(pipeline: Pipeline, strike: Strike) -> Outcome:
 
 
 async def strike_one(pipeline: Pipeline, strike: Strike) -> tuple[Replica, float]:
-    """Whom it struck, and when, in Unix time. Some points only the owner of a slice comes to, or who is none: where one
-    replica does not come there soon, the next one is armed."""
+    """Return the peer that the fault hit, and when, in Unix time. Some points are reached only by the owner of a slice,
+    or only by others: if one replica does not reach the point soon, the next one is armed."""
     for victim in aim(pipeline, strike):
         with trio.move_on_after(STRIKES_WITHIN_S):
             while not has_struck(victim, strike):
@@ -107,7 +108,7 @@ async def strike_one(pipeline: Pipeline, strike: Strike) -> tuple[Replica, float
 
 
 def aim(pipeline: Pipeline, strike: Strike) -> Iterator[Replica]:
-    """Arm who is to be struck, one after another. A stage's last replica is spared."""
+    """Arm the candidates one after another. A stage's last replica is spared."""
     mover = next((replica for replica in pipeline.replicas if replica.pinned is None), None)
     if strike.stage is not None:
         at_work = pipeline.members(strike.stage, time.time() - RECENT_S) or pipeline.of(strike.stage)
@@ -133,7 +134,7 @@ def has_struck(victim: Replica, strike: Strike) -> bool:
 
 
 async def mend(pipeline: Pipeline, victim: Replica | None) -> None:
-    """Thaw the frozen, and put somebody in the place of the dead."""
+    """Thaw frozen peers, and replace dead ones."""
     for replica in pipeline.replicas:
         replica.script.unlink(missing_ok=True)
     if victim is not None and victim.peer.alive:

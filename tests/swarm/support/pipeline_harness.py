@@ -61,7 +61,7 @@ def _fields(head: Head) -> dict[str, Any]:
 
 
 def tokens_of(span: Range) -> torch.Tensor:
-    """The text of the run: (n, SEQ + 1) int64."""
+    """Return the text of the run: (n, SEQ + 1) int64."""
     rows = [
         torch.randint(MODEL.vocab_size, (SEQ + 1,), generator=torch.Generator().manual_seed(n)) for n in range(*span)
     ]
@@ -79,7 +79,7 @@ def ids_of(span: Range) -> bytes:
 
 
 def without_haste(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No answer is late, however long this machine stands still: for tests that count what was sent, and to whom."""
+    """Let no answer be late, however long this machine stands still: for tests that count calls."""
     config = RouterConfig(deadline_first_s=60.0, deadline_min_s=60.0)
     monkeypatch.setattr("swarm.pipeline.sender.ReplicaRouter", lambda seed: ReplicaRouter(seed, config))
     for name in (
@@ -94,7 +94,7 @@ def without_haste(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def spans(first: int, count: int) -> list[Range]:
-    """So many micro-batches from that one on."""
+    """Return so many micro-batches, from the first-th on."""
     return [(MICRO * k, MICRO * (k + 1)) for k in range(first, first + count)]
 
 
@@ -203,7 +203,7 @@ async def open_replicas(folder: Path, replicas: list[int], **spec: Any) -> Async
     """`replicas[s]` replicas of stage s in this process; their workers load side by side."""
     found: list[list[Replica]] = [[] for _ in replicas]
     done = trio.Event()
-    async with trio.open_nursery() as backup_holders:
+    async with trio.open_nursery() as replicas_open:
 
         async def keep(stage: int, k: int, task_status: trio.TaskStatus[None]) -> None:
             async with open_replica(folder / f"{stage}-{k}", len(replicas), stage, **spec) as replica:
@@ -214,7 +214,7 @@ async def open_replicas(folder: Path, replicas: list[int], **spec: Any) -> Async
         async with trio.open_nursery() as starters:
             for stage, number in enumerate(replicas):
                 for k in range(number):
-                    starters.start_soon(backup_holders.start, keep, stage, k)
+                    starters.start_soon(replicas_open.start, keep, stage, k)
         try:
             yield found
         finally:
@@ -223,7 +223,7 @@ async def open_replicas(folder: Path, replicas: list[int], **spec: Any) -> Async
 
 @asynccontextmanager
 async def serving(stages: list[list[Replica]], rules: PipelineSettings) -> AsyncIterator[Table]:
-    """All of them serve under these rules, with nothing counted yet."""
+    """Let all of them serve under these rules, with nothing counted yet."""
     table: Table = {}
     async with AsyncExitStack() as stack:
         for replica in (replica for replicas in stages for replica in replicas):
@@ -238,7 +238,7 @@ Answerer = Callable[[ForwardRequest, memoryview], Awaitable[tuple[ForwardReply, 
 async def open_impostor(
     rules: PipelineSettings, stage: int, table: Table, answer: Answerer | None
 ) -> AsyncIterator[Host]:
-    """A peer with no stage behind it, that calls as it likes and answers FORWARD with `answer`, if any."""
+    """A peer without a stage, that calls as it likes and answers FORWARD with `answer`, if any."""
     log = Log()
     async with open_host(HostConfig(identity=Identity.generate(), events=log)) as host:
         if answer is not None:
@@ -269,7 +269,7 @@ async def pass_to(
 
 
 async def dispatch_all(replica: Replica, spans: list[Range], window: int = 8) -> float:
-    """Issue them side by side; the loss in nats, summed."""
+    """Dispatch them side by side; return the loss in nats, summed."""
     total = 0.0
     limiter = trio.CapacityLimiter(window)
 

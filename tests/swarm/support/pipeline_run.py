@@ -1,4 +1,4 @@
-"""A pipeline of real `peer join` processes that is struck again and again: who is where, what is done, what it cost."""
+"""A pipeline of real `peer join` processes under repeated faults: stages, progress and checks."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Replica:
 
     @property
     def workers(self) -> list[int]:
-        """The pids of its compute workers."""
+        """Return the pids of its compute workers."""
         try:
             return [child.pid for child in psutil.Process(self.peer.process.pid).children(recursive=True)]
         except psutil.NoSuchProcess:
@@ -79,25 +79,25 @@ class Replica:
 
     @property
     def stage(self) -> int:
-        """Where it sits; -1: nowhere yet."""
+        """Its stage; -1: none yet."""
         members = self.peer.all("replica_opened")
         return int(members[-1].fields["stage"]) if members else -1
 
     @property
     def commits(self) -> list[Fact]:
-        """Of the stage where it sits now, merged or adopted."""
+        """The rounds of its present stage, merged or adopted."""
         at = self.peer.all("replica_opened")[-1].at if self.stage >= 0 else 0.0
         return [f for f in self.peer.facts if f.name in ("round_committed", "head_adopted") and f.at >= at]
 
     def arm(self, *scripts: str) -> None:
-        """From now on: the first of them fires when its point is reached, then the next."""
+        """Arm these scripts: the first of them fires when its point is reached, then the next."""
         fresh = self.script.with_suffix(".fresh")
         fresh.write_text("\n".join(scripts))
         fresh.replace(self.script)
 
     @property
     def is_armed(self) -> bool:
-        """Whether a script has not fired yet."""
+        """Return whether a script has not fired yet."""
         return self.script.exists()
 
 
@@ -120,7 +120,7 @@ class Pipeline:
         return replica
 
     def replace(self, dead: Replica) -> Replica:
-        """Somebody else in its place."""
+        """Start another peer in its place."""
         self.replicas.remove(dead)
         return self.join(dead.pinned)
 
@@ -130,12 +130,12 @@ class Pipeline:
     # -- waiting -----------------------------------------------------------------------------------------------------
 
     async def whole(self, timeout_s: float = 120.0) -> None:
-        """Until every replica is a member of its stage's last commits, and all stages train."""
+        """Wait until every replica is a member of its stage's last commits, and all stages train."""
         since = time.time()
-        await self.until(lambda: self._is_whole(since), "everybody is at work", timeout_s)
+        await self.until(lambda: self._is_whole(since), "all peers are at work", timeout_s)
 
     async def ready(self, stage: int | None, timeout_s: float = 120.0) -> None:
-        """Until all stages train, and this one (None: each) could lose a member and those that move do."""
+        """Wait until all stages train, this one (None: each) could lose a member, and movers have moved."""
         since = time.time()
 
         def is_ready() -> bool:
@@ -148,7 +148,7 @@ class Pipeline:
         await self.until(is_ready, "enough replicas are at work", timeout_s)
 
     def members(self, stage: int, since: float) -> list[Replica]:
-        """Who has merged in this stage since then, with all that were there."""
+        """Return the peers that have merged in this stage since then, with all that were there."""
         fresh = [f for f in self._merges(stage) if f.at > since]
         if not fresh:
             return []
@@ -165,7 +165,7 @@ class Pipeline:
         raise AssertionError(f"waited {timeout_s:g} s in vain until {what}\n{self.swarm.scenario()}")
 
     def advanced(self, since: float, rounds: int = 2) -> bool:
-        """Whether each stage has merged so many rounds since then, and micro-batches went on after the first."""
+        """Return whether each stage has merged so many rounds since then, and micro-batches went on after the first."""
         for stage in range(STAGES):
             merged = {f.fields["round"]: f.at for f in self._merges(stage) if f.at > since}
             if len(merged) < rounds:
@@ -185,20 +185,20 @@ class Pipeline:
 
     # -- what was done -----------------------------------------------------------------------------------------------
 
-    def everybody(self) -> Iterable[PeerProcess]:
-        """Those that are gone included."""
+    def all_peers(self) -> Iterable[PeerProcess]:
+        """Return all peers, those that are gone included."""
         return self.swarm.peers.values()
 
     def _merges(self, stage: int) -> Iterator[Fact]:
-        for peer in self.everybody():
+        for peer in self.all_peers():
             for fact in peer.all("round_committed"):
                 if fact.fields["stage"] == stage:
                     yield fact
 
     def completions(self, since: float) -> list[float]:
-        """When micro-batches came back to who had issued them."""
+        """Return when micro-batches came back to their sources."""
         times = []
-        for peer in self.everybody():
+        for peer in self.all_peers():
             done = 0
             for fact in peer.facts:
                 if fact.name == "pipeline_progress":
@@ -208,25 +208,25 @@ class Pipeline:
         return sorted(times)
 
     def completed(self, since: float, until: float) -> int:
-        """Micro-batches that came back in that span."""
+        """Return how many micro-batches came back in that time."""
         count = 0
-        for peer in self.everybody():
+        for peer in self.all_peers():
             told = [f for f in peer.all("pipeline_progress") if f.at <= until]
             before = [int(f.fields["completed"]) for f in told if f.at <= since]
             after = [int(f.fields["completed"]) for f in told if f.at > since]
             for a, b in pairwise([*before[-1:], *after] if before else [0, *after]):
-                count += b - a if b >= a else b  # who took another seat counts from 0 again
+                count += b - a if b >= a else b  # a peer at another stage counts from 0 again
         return count
 
     def pause(self, since: float, until: float) -> float:
-        """The longest time between two completions that were (or would have been) in that span."""
+        """Return the longest time between two completions that were (or would have been) in that time."""
         times = self.completions(since - LOOK_BACK_S)
         before = [at for at in times if at <= since][-1:] or [since]
         inside = [at for at in times if since < at <= until]
         return max((b - a for a, b in pairwise([*before, *inside, until])), default=0.0)
 
     def twice(self) -> list[str]:
-        """What was merged more than once, by what the commits on each stage's chain say."""
+        """Return what was merged more than once, by the commits on each stage's chain."""
         found = []
         for stage in range(STAGES):
             seen: dict[int, str] = {}
@@ -239,16 +239,16 @@ class Pipeline:
         return found
 
     def check_books(self) -> None:
-        """When all have left: by the ledger of each stage's last commit, all that it takes for trained was merged, and
+        """Check, when all have left, that everything trained by the ledger of each stage's last commit was merged
         once."""
-        for peer in self.everybody():
+        for peer in self.all_peers():
             peer.poll()
         arrived = [replica.peer.home for replica in self.replicas if replica.peer.commits]
         model, accounts = newest_model(arrived), self._accounts()
         for stage, part in enumerate(model.parts):
             head = msgspec.msgpack.decode(part.head, type=Head)
             merged = accounts.merged(stage, model.manifest.first_head(stage).hash.hex(), head.hash.hex())
-            assert merged is not None, f"nobody told of all the commits of stage {stage}"
+            assert merged is not None, f"no peer told of all the commits of stage {stage}"
             elsewhere = accounts.merged_elsewhere(stage) if stage == 0 else ()
             found = audit(merged, head.ledger.cursor, head.ledger.returned, elsewhere)
             assert not found.twice and not found.lost, f"stage {stage}: {found}"
@@ -256,18 +256,18 @@ class Pipeline:
                 print(f"stage 0 lost all its replicas: {found.undone} samples that others have merged")  # noqa: T201
 
     def forks(self) -> list[str]:
-        """States of one stage and round that differ, and bugs."""
+        """Return states of one stage and round that differ, and bugs."""
         hashes: dict[tuple[int, int, int], set[str]] = {}
-        for peer in self.everybody():
+        for peer in self.all_peers():
             for fact in peer.facts:
                 if fact.name in ("round_committed", "head_adopted"):
                     place = (fact.fields["stage"], fact.fields["term"], fact.fields["round"])
                     hashes.setdefault(place, set()).add(fact.fields["state_hash"])
-        bugs = [f"{peer.name}: {fact.fields}" for peer in self.everybody() for fact in peer.all("bug")]
+        bugs = [f"{peer.name}: {fact.fields}" for peer in self.all_peers() for fact in peer.all("bug")]
         return [f"forked at {place}" for place, states in hashes.items() if len(states) > 1] + bugs
 
     def _chain(self, stage: int) -> list[AuditEntry]:
-        """The commits that led to the stage's last one, as far back as they are known."""
+        """Return the commits that led to the stage's last one, as far back as they are known."""
         entries = self._accounts().entries.get(stage, {})
         newest = max(self._merges(stage), key=lambda f: (f.fields["term"], f.fields["round"]), default=None)
         chain: list[AuditEntry] = []
@@ -279,7 +279,7 @@ class Pipeline:
 
     def _accounts(self) -> Accounts:
         accounts = Accounts()
-        for peer in self.everybody():
+        for peer in self.all_peers():
             for fact in peer.facts:
                 if fact.name in ("round_committed", "head_adopted"):
                     ranges = tuple(_ranges(text) for text in fact.fields.get("counted") or ())
@@ -292,8 +292,8 @@ class Pipeline:
 async def open_pipeline(
     folder: Path, outer: str, replicas: Iterable[int | None], hidden_size: int = 32, batch_size: int = 4
 ) -> AsyncIterator[Pipeline]:
-    """A run whose first rounds all these peers (by the stage that each is told to take) are in. Its books are checked
-    at the end."""
+    """Open a run whose first rounds all these peers (by the stage that each is told to take) are in. Its accounts are
+    checked at the end."""
     pinned, slack = list(replicas), slowed_by_others()
     sizes = {"HIDDEN": hidden_size, "TWICE": 2 * hidden_size, "BATCH": batch_size}
     run = reduce(lambda text, name: text.replace(name, str(sizes[name])), sizes, RUN_TOML)
@@ -307,7 +307,7 @@ async def open_pipeline(
 
 
 def slowed_by_others() -> float:
-    """How many times as long as on an idle machine things take now."""
+    """Return how many times as long as on an idle machine things take now."""
     busy = psutil.cpu_percent(interval=2.0) / 100
     return 1 / (1 - min(busy, BUSY_MAX))
 

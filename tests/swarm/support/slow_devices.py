@@ -1,7 +1,7 @@
 """Devices of a given speed: the compute workers of peers, each with a fixed share of one core.
 
-Replicas that share two cores are as fast as the cores, however many of them there are; so that one replica more or less
-makes a difference, each gets a device of its own. Needs root and the cpu controller of cgroup v1 or v2.
+Replicas that share two cores are together as fast as the cores, however many there are. A share of its own for each
+makes their number matter. Needs root and the cpu controller of cgroup v1 or v2.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ V2: Final = Path("/sys/fs/cgroup")
 
 
 def unavailable() -> str:
-    """Why there can be no such machines here; "" if there can."""
+    """Return why there can be no such devices here; "" if there can."""
     if os.geteuid() != 0:
         return "only root may share out the cores"
     if (V1 / "cpu.cfs_quota_us").exists() or (V1 / "cpu.shares").exists():
@@ -36,7 +36,7 @@ def unavailable() -> str:
 
 @contextmanager
 def open_devices(cores: float) -> Iterator[Devices]:
-    """Each has that share of one core. They are gone with the block; what still runs there then runs on."""
+    """Open devices with that share of one core each. A process that outlives the block runs on, unlimited."""
     devices = Devices(cores)
     try:
         yield devices
@@ -45,7 +45,7 @@ def open_devices(cores: float) -> Iterator[Devices]:
 
 
 class Devices:
-    """Made by `open_devices`."""
+    """Devices of equal speed; made by `open_devices`."""
 
     def __init__(self, cores: float) -> None:
         self._cores = cores
@@ -56,7 +56,7 @@ class Devices:
                 left.rmdir()  # of a run that was killed
 
     async def keep(self, workers: Callable[[], Iterable[int]]) -> None:
-        """Confine each of these processes as soon as there is one: whoever moves starts a new one. Runs until
+        """Confine each of these processes as soon as it exists (a peer that moves starts a new one), until
         cancelled."""
         while True:
             now = set(workers())
@@ -88,5 +88,5 @@ class Devices:
         for left in (folder / "cgroup.procs").read_text().split():
             with suppress(ProcessLookupError):
                 (self._root / "cgroup.procs").write_text(left)
-        with suppress(OSError):  # one that is just dying: whoever comes next takes it away
+        with suppress(OSError):  # a process in it is just dying: the next `Devices` removes the folder
             folder.rmdir()

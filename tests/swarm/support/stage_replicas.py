@@ -1,5 +1,5 @@
-"""Replicas of a small model's stages with their engines, over real sockets and with real workers; a static table of
-replicas stands in for the DHT, a throwaway key for the authority."""
+"""Replicas of a small model's stages with their engines, over real sockets and with real workers. A static table of
+replicas stands in for the DHT, and a throwaway key for the authority."""
 
 from __future__ import annotations
 
@@ -117,7 +117,8 @@ class StageMember:
         return self.others()
 
     def _note_gradient(self, head: Head, results: list[memoryview]) -> None:
-        """As every member has decoded it; the coding of a dense method is the same in every round."""
+        """Note the merged gradient as every member has decoded it; a dense method's coding is the same in every
+        round."""
         state = self.context.state
         coding = state.strategy.coding(self.context.schedule.round_info(head), state.tensors)
         merged = self.gradients[head.round] = torch.empty_like(state.theta)
@@ -131,16 +132,16 @@ def _first_round(table: Table) -> int | None:
 
 
 def entry_of(replica: Replica) -> dict[str, Any]:
-    """Of the table."""
+    """Return the replica's entry of the table."""
     return {"stage": replica.stage, "addresses": list(replica.host.addresses), "session": secrets.token_hex(4)}
 
 
 @asynccontextmanager
-async def seated(
+async def open_member(
     replica: Replica, setting: Setting, table: Table, authority: Identity, folder: Path
 ) -> AsyncIterator[StageMember]:
-    """The engine is ready to run. `table` knows all replicas that there are, by peer id."""
-    stage, rules, host, log = replica.stage, setting.rules, replica.host, replica.log
+    """Open a member whose engine is ready to run. `table` has all replicas by peer id."""
+    stage, rules, host = replica.stage, setting.rules, replica.host
     theta = split_flat(MODEL, init_flat(MODEL, seed=0), SPLITS[setting.stages])[stage]
     strategy = build_strategy(setting.outer, setting.codec, replica.worker_group.layout, setting.inner)
     state = OuterState([theta.clone(), *(torch.zeros_like(theta) for _ in strategy.shared)], strategy)
@@ -171,9 +172,7 @@ async def seated(
     snapshots.publish(state.tree, state.tensors)
     snapshots.serve(host.rpc)
     me = Member(host.peer_id, table[host.peer_id]["session"])
-    round_context = RoundContext(
-        me, host.identity, host, state, snapshots, trainer, schedule, AdaptiveTimeouts(60.0), log
-    )
+    round_context = RoundContext(me, host, state, snapshots, trainer, schedule, AdaptiveTimeouts(60.0))
     member = StageMember(replica, round_context, trainer, snapshots, lambda: list(mates), folder, table[host.peer_id])
     facts = RunLimits(first, authority.peer_id, setting.rounds, 64)
     member.engine = Engine(round_context, facts, head, sign_body(authority, REGROUP_KIND, head), member)

@@ -1,4 +1,4 @@
-"""All groups of a pipeline at work in one process, and what must be true of what they committed."""
+"""All groups of a pipeline at work in one process, and checks of what they committed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from peer.model.layout import FlatLayout, init_flat, join_flat
 from swarm.protocol.ledger import count, overlaps, union
 from tests.peer.support.stage_harness import MODEL, SPLITS, relative, whole_gradient
 from tests.swarm.support.pipeline_harness import Table, open_replicas, tokens_of
-from tests.swarm.support.stage_replicas import UNCLIPPED, Setting, StageMember, entry_of, seated
+from tests.swarm.support.stage_replicas import UNCLIPPED, Setting, StageMember, entry_of, open_member
 
 ROOT = Path(__file__).parents[3]
 BATCH = 24
@@ -39,19 +39,19 @@ class Scene:
         return [member for members in self.stages for member in members]
 
     async def run(self) -> None:
-        """Until every seat has committed the last round."""
+        """Run until every member has committed the last round."""
         async with trio.open_nursery() as nursery:
             for member in self.members:
                 nursery.start_soon(member.engine.run)
 
     def tell(self) -> None:
-        """What happened, for whoever reads the output of a failed test."""
+        """Print what happened, for the output of a failed test."""
         told = [(event.at, member.replica, event) for member in self.members for event in member.replica.events]
         for at, replica, event in sorted(told, key=lambda entry: entry[0]):
             print(f"{at % 1000:8.3f} {replica.stage} {replica.peer[-4:]} {event.name} {event.fields}")  # noqa: T201
 
     def check(self, rounds: int) -> None:
-        """One chain of the same bits a stage, and no sample merged twice or lost."""
+        """Check that each stage has one chain of the same bits, and that no sample was merged twice or lost."""
         for members in self.stages:
             chain = {head.round: head for member in members for head in member.heads}
             for member in members:
@@ -81,7 +81,7 @@ async def scene_of(
     async with open_replicas(folder, replicas, **setting.spec) as stages, AsyncExitStack() as stack:
         table: Table = {replica.peer: entry_of(replica) for group in stages for replica in group} | (child or {})
         members = [
-            [await stack.enter_async_context(seated(r, setting, table, authority, folder)) for r in group]
+            [await stack.enter_async_context(open_member(r, setting, table, authority, folder)) for r in group]
             for group in stages
         ]
         scene = Scene(members, table)
