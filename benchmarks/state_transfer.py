@@ -1,9 +1,9 @@
-"""How fast a joiner gets the state: MB/s from 1 to 4 donors, each in a process of its own, beside the machine's limits.
+"""State transfer: MB/s that a joiner gets from 1 to 4 donors, each in its own process, and the machine's limits.
 
     python benchmarks/state_transfer.py [--mb 256] [--donors 4] [--repeat 3] [--json [FILE]]
 
-Everything runs on 127.0.0.1, so the numbers are what processors cost (encryption, framing, hashing, disk), not what a
-network costs. Limits measured in the same run: a memory copy, blake3, the disk's page cache, one plain TCP connection.
+Everything runs on 127.0.0.1, so the numbers are the cost of processors (encryption, framing, hashing, disk), not of a
+network. Limits measured in the same run: a memory copy, blake3, the disk's page cache, one plain TCP connection.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MB = 1_000_000
 
 
 def make_state(numel: int) -> list[torch.Tensor]:
-    """theta and momentum, the same in every process."""
+    """Return theta and momentum, the same in every process."""
     generator = torch.Generator().manual_seed(1)
     return [torch.randn(numel, generator=generator) for _ in range(2)]
 
@@ -49,7 +49,7 @@ def make_state(numel: int) -> list[torch.Tensor]:
 
 
 async def serve(numel: int) -> None:
-    """A donor process: prints where it is, serves until its standard input ends, prints its CPU seconds."""
+    """Run a donor process: print its addresses and serve until its standard input ends."""
     state = make_state(numel)
     tree = hash_state(state)
     snapshots = SnapshotStore(tree.size_bytes, 1 << 20)
@@ -116,7 +116,7 @@ def best_rate(size_bytes: int, work: object, times: int = 3) -> float:
 
 
 def plain_tcp(state: list[torch.Tensor]) -> None:
-    """The state over one unencrypted connection, 1 MiB a write, into memory."""
+    """Send the state over one unencrypted connection, 1 MiB a write, into memory."""
     views = [memoryview(tensor.numpy()).cast("B") for tensor in state]
     with socket.create_server(("127.0.0.1", 0)) as server:
 

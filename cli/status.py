@@ -20,7 +20,7 @@ from cli.views.text import number_text, plain, several, size_text
 from peer.errors import ConfigError
 
 if TYPE_CHECKING:
-    from swarm.client.status import MemberStatus, StageStatus, SwarmStatus
+    from swarm.client.status import MemberStatus, ServedModelStatus, StageStatus, SwarmStatus
 
 _STAGES: Final = ("stage", "blocks", "round", "replicas", "members", "mb/s", "queue", "phase")
 _PIPELINE: Final = ("peer", "id", "stage", "round", "mb/s", "queue", "loss", "phase")
@@ -40,14 +40,23 @@ def status(invite: str | None, home: Path | None, as_json: bool) -> None:
     if (invite is None) == (home is None):
         raise ConfigError("no run was named: give either INVITE or --home DIR")
     from swarm.client.session import read_saved_invite
-    from swarm.client.status import read_status
+    from swarm.client.status import ServedModelStatus, read_status
 
     opened = read_invite(invite) if invite is not None else read_saved_invite(home or Path())
     seen = run_until_stopped(lambda: read_status(opened, home))
     if as_json:
         click.echo(msgspec.json.encode(seen).decode())
+    elif isinstance(seen, ServedModelStatus):
+        _show_served_model(seen)
     else:
         _show(seen)
+
+
+def _show_served_model(seen: ServedModelStatus) -> None:
+    console = Console(highlight=False)
+    admission = "open" if seen.open else "by invitation"
+    console.print(Text(seen.name, style="bold"), f"  served model {seen.run_id}  ", admission)
+    console.print(f"{several(seen.blocks, 'block')}, a checkpoint of {several(seen.parts, 'part')}")
 
 
 def _show(seen: SwarmStatus) -> None:

@@ -56,8 +56,8 @@ async def swarm_findings(
         return  # each finding above says why
     try:
         async with open_client(invite, kept, dial_back_config) as client:
-            yield Finding("admission", "ok", f"run {client.manifest.run.name!r} admits this machine")
-            for finding in size_findings(client.manifest, home):
+            yield Finding("admission", "ok", f"run {client.manifest.name!r} admits this machine")
+            for finding in size_findings(client.training, home):
                 yield finding
             members = await client.members()
             training = [peer for peer, record in members.items() if record.role in ("full", "stage")]

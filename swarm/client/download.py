@@ -65,7 +65,7 @@ async def download_head(invite: Invite, part_file: Path) -> Download:
     Raises NotAdmitted, DialError, and NetworkError if no head with a quorum can be fetched.
     """
     async with open_client(invite) as client:
-        if isinstance(client.manifest.outer, GossipConfig):
+        if isinstance(client.training.outer, GossipConfig):
             return await _download_replica(client, part_file)
         download = _HeadDownload(client, part_file)
         for attempt in range(TRIES):
@@ -94,7 +94,7 @@ class _HeadDownload:
         told = {stage: number for stage, number in self._told.items() if self._fetched[stage] < FETCHES_FOR_A_RECORD}
         return [
             stage
-            for stage in range(self._client.manifest.stages)
+            for stage in range(self._client.training.stages)
             if stage not in self._parts or self._parts[stage].head.round < max(newest, told.get(stage, 0)) - APART_MAX
         ]
 
@@ -109,7 +109,7 @@ class _HeadDownload:
 
     def result(self) -> Download:
         """Return the whole model. Raises the NetworkError of a stage that could not be fetched."""
-        manifest = self._client.manifest
+        manifest = self._client.training
         for stage in range(manifest.stages):
             if stage not in self._parts:
                 raise self._failures[stage]
@@ -125,11 +125,11 @@ class _HeadDownload:
             if stage not in self._parts or part.head.round > self._parts[stage].head.round:
                 self._parts[stage] = part
         except NetworkError as error:
-            whole = self._client.manifest.stages == 1
+            whole = self._client.training.stages == 1
             self._failures[stage] = error if whole else NetworkError(f"stage {stage}: {error}")
 
     async def _fetch(self, stage: int, records: Mapping[str, MemberRecord]) -> _Part:
-        manifest = self._client.manifest
+        manifest = self._client.training
         candidates = await self._client.candidates(records, stage)
         if not candidates:
             raise NetworkError("no commit was found that a majority of its members stands at: try again later")
@@ -161,7 +161,7 @@ async def _try_replica(client: RunClient, part_file: Path) -> Download:
     records = await client.members()
     others = {peer: PeerView(record.round) for peer, record in records.items() if record.role == "full"}
     donor, place = await find_donor(client.host.rpc, others, POLL_S)
-    manifest = client.manifest
+    manifest = client.training
     head = msgspec.structs.replace(manifest.first_head(), state_hash=place.state_hash, round=place.round)
     part = await _fetch_part(client, HeadCandidate(head, (donor,), None), state_bytes(manifest), 1, part_file)
     return Download(manifest, client.tokenizer, (head,), part.theta, len(part.donors))

@@ -29,7 +29,7 @@ from swarm.run.bootstrap import fetch_run_files
 from swarm.run.gate import Gate
 from swarm.run.home import Home
 from swarm.run.invite import Invite
-from swarm.run.manifest import Manifest, open_manifest
+from swarm.run.manifest import AnyManifest, Manifest, open_any_manifest, training_manifest
 from swarm.run.manifest_transfer import MANIFEST_FILE, TOKENIZER_FILE
 
 
@@ -57,13 +57,18 @@ _QUIET: Final = DialBackConfig()
 
 @dataclass(frozen=True)
 class RunClient:
-    """A read-only connection to a run."""
+    """A read-only connection to a training run or a served model."""
 
     host: Host
     node: Node
-    manifest: Manifest
+    manifest: AnyManifest
     tokenizer: bytes
     """The run's tokenizer.json, empty for bytes."""
+
+    @property
+    def training(self) -> Manifest:
+        """The manifest of the training run. Raises ConfigError for a served model."""
+        return training_manifest(self.manifest)
 
     async def members(self) -> dict[str, MemberRecord]:
         """Read the records of the run's peers, by peer id; their addresses go to the host's book."""
@@ -72,7 +77,7 @@ class RunClient:
     async def candidates(self, records: Mapping[str, MemberRecord], stage: int = 0) -> list[HeadCandidate]:
         """Return the heads of that stage's group that enough of these peers report, best first
         (`swarm.protocol.quorum`)."""
-        manifest = self.manifest
+        manifest = self.training
         ours = [p for p, record in records.items() if manifest.stages == 1 or record.stage == stage]
         asked = ours if manifest.stages == 1 else [manifest.authority, *ours]
         start = manifest.first_head(stage)
@@ -82,13 +87,13 @@ class RunClient:
 
     async def all_candidates(self, records: Mapping[str, MemberRecord]) -> list[list[HeadCandidate]]:
         """Return the `candidates` of each stage, asked for at once."""
-        found: list[list[HeadCandidate]] = [[] for _ in range(self.manifest.stages)]
+        found: list[list[HeadCandidate]] = [[] for _ in range(self.training.stages)]
 
         async def look(stage: int) -> None:
             found[stage] = await self.candidates(records, stage)
 
         async with trio.open_nursery() as nursery:
-            for stage in range(self.manifest.stages):
+            for stage in range(self.training.stages):
                 nursery.start_soon(look, stage)
         return found
 
@@ -120,8 +125,8 @@ async def open_client(
         if home is not None:
             _copy_run_files(home, own)
         async with open_host(dial_back_config.config()) as host:
-            signed, tokenizer = await fetch_run_files(host, invite, own.path)
-            manifest = open_manifest(signed, invite.run_id)
+            signed, tokenizer = await fetch_run_files(host, invite, own.path, open_any_manifest)
+            manifest = open_any_manifest(signed, invite.run_id)
             Gate(host.rpc, manifest, invite.token)
             config = NodeConfig(manifest.run_id, invite.addresses, own.addresses, required=True)
             async with open_node(host, config, [MEMBERS]) as node:

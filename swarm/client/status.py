@@ -118,15 +118,35 @@ class SwarmStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Empty where the model is not cut into stages."""
 
 
-async def read_status(invite: Invite, home: Path | None = None) -> SwarmStatus:
+class ServedModelStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What the manifest says of a served model. Its servers publish nothing yet."""
+
+    run_id: str
+    name: str
+    open: bool
+    blocks: int
+    parts: int
+    """Parts of the checkpoint."""
+
+
+async def read_status(invite: Invite, home: Path | None = None) -> SwarmStatus | ServedModelStatus:
     """Connect to the run and read its status. Raises NotAdmitted, or DialError if no peer answers."""
     async with open_client(invite, home) as client:
-        return await look(client)
+        manifest = client.manifest
+        if isinstance(manifest, Manifest):
+            return await look(client)
+        return ServedModelStatus(
+            run_id=manifest.run_id,
+            name=manifest.name,
+            open=manifest.open,
+            blocks=manifest.model.layers,
+            parts=len(manifest.cuts),
+        )
 
 
 async def look(client: RunClient) -> SwarmStatus:
     """Read the run's status once; takes a few seconds at most, even if peers are frozen."""
-    manifest = client.manifest
+    manifest = client.training
     records = await client.members()
     found = await client.all_candidates(records)
     best = [None if isinstance(manifest.outer, GossipConfig) or not seen else seen[0] for seen in found]

@@ -271,7 +271,7 @@ class ButterflyAllReduce:
         await self._hash_result()
 
     async def _hash_result(self) -> None:
-        hash_state = self._state.seal if self._merged else self._state.seal_unchanged
+        hash_state = self._state.hash_next if self._merged else self._state.hash_unchanged
         self.state_hash = await trio.to_thread.run_sync(hash_state)
         self.built.set()
 

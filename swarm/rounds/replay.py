@@ -55,7 +55,7 @@ async def _one_round(context: RoundContext, mine: Head, donor: str) -> Head:
             raise ProtocolViolation("the donor does not have the results of the missed rounds")
         leads_to, head = reply.body.leads_to, reply.body.head
         await trio.to_thread.run_sync(state.build, index, reply.payload)
-    if await trio.to_thread.run_sync(state.seal) != leads_to:
+    if await trio.to_thread.run_sync(state.hash_next) != leads_to:
         raise ProtocolViolation("a donor's result leads to another state than it names")
     try:
         after = msgspec.msgpack.decode(head, type=Head)

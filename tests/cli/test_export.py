@@ -17,7 +17,7 @@ from peer.events import EventLog
 from peer.identity import Identity
 from peer.model.huggingface import export_pretrained
 from peer.model.layout import init_flat
-from swarm.coordinator.create_run import found
+from swarm.coordinator.create_run import create_run
 from swarm.run.config import parse_run_config
 from swarm.run.home import Home
 from swarm.run.manifest import open_manifest
@@ -31,7 +31,7 @@ MODEL = ModelConfig(hidden_size=16, layers=1, heads=2, kv_heads=1, intermediate_
 async def test_the_coordinator_has_no_trained_model_to_export(peer: Peer, tmp_path: Path) -> None:
     home, out = tmp_path / "coordinator", tmp_path / "model"
     authority = Identity.load_or_create(Home(home).identity)
-    await trio.to_thread.run_sync(found, home, parse_run_config(template()), authority, EventLog())
+    await trio.to_thread.run_sync(create_run, home, parse_run_config(template()), authority, EventLog())
     sentence = said(peer("export", "--home", home, "--out", out), 6)
     assert f"{home} is the coordinator's home" in sentence and "--home of a peer that trained" in sentence
     assert "INVITE" in sentence and not out.exists()

@@ -116,7 +116,7 @@ UNTIED = template().replace("# tie_embeddings = true", "tie_embeddings = false")
         (UNTIED, 'stages = 2\nactivations = "int2"', r"\[pipeline\] activations: .*int2"),
         (UNTIED, 'stages = "two"', r"\[pipeline\] stages: expected int, got str"),
         (UNTIED, "stages = ", "is not valid TOML: line .*correct that line"),
-        (UNTIED, "stage = 2", "unknown field: .*stages"),
+        (UNTIED, "stage = 2", "unknown field: write stages"),
         (template(), "stages = 2", r"\[model\] tie_embeddings: .* set it to false"),
     ],
 )

@@ -14,7 +14,7 @@ from peer.events import EventLog
 from peer.identity import Identity
 from peer.model.huggingface import export_pretrained
 from peer.model.layout import init_flat
-from swarm.coordinator.coordinator import CoordinatorConfig, _found_or_reopen
+from swarm.coordinator.coordinator import CoordinatorConfig, _create_or_reopen
 from swarm.run.config import parse_run_config
 from swarm.run.home import Home
 from swarm.run.manifest import open_manifest
@@ -28,7 +28,7 @@ async def coordinate(home: Path, text: str | None) -> str:
     """Create or reopen the run; return its id."""
     identity = Identity.load_or_create(Home(home).identity)
     config = CoordinatorConfig(home, None if text is None else parse_run_config(text))
-    run_files, _, _ = await trio.to_thread.run_sync(_found_or_reopen, config, identity, EventLog())
+    run_files, _, _ = await trio.to_thread.run_sync(_create_or_reopen, config, identity, EventLog())
     return open_manifest(run_files).run_id
 
 

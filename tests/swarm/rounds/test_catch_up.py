@@ -47,7 +47,7 @@ async def test_a_candidate_that_replay_has_committed_is_not_committed_again(
     state.begin(round_info, state.strategy.coding(round_info, state.tensors))
     state.build(0, get_codec("fp32").encode(torch.ones(NUMEL)).numpy().data)
     head = genesis("run", state.tree.root).regrouped((ME,), 1)
-    candidate = genesis("run", state.seal()).regrouped((ME,), 2)
+    candidate = genesis("run", state.hash_next()).regrouped((ME,), 2)
     further = genesis("run", b"s2" * 16).regrouped((ME,), 3)
 
     round_state, listener = RoundState(head, ME), Listener(state, candidate.state_hash)

@@ -58,11 +58,11 @@ def test_a_state_changed_after_hashing_is_not_committed() -> None:
     voted = codec.encode(torch.ones(numel)).numpy().data
     other = codec.encode(torch.full((numel,), 2.0)).numpy().data
     state.build(0, voted)
-    hashed = state.seal()
+    hashed = state.hash_next()
     state.build(0, other)
     with pytest.raises(RuntimeError):
         state.commit(hashed)
     state.build(0, voted)
-    assert state.seal() == hashed
+    assert state.hash_next() == hashed
     state.commit(hashed)
     assert state.tree.root == hashed

@@ -89,11 +89,11 @@ class Snapshots(SnapshotStore):
 
     lent_bytes = 0
 
-    async def hand_out_result(self, call: Call[AskResult]) -> Any:
-        return self._noted(await super().hand_out_result(call))
+    async def send_result(self, call: Call[AskResult]) -> Any:
+        return self._noted(await super().send_result(call))
 
-    async def hand_out_chunk(self, call: Call[AskChunk]) -> Any:
-        return self._noted(await super().hand_out_chunk(call))
+    async def send_chunk(self, call: Call[AskChunk]) -> Any:
+        return self._noted(await super().send_chunk(call))
 
     def _noted(self, answer: Any) -> Any:
         self.lent_bytes += memoryview(answer[1]).nbytes if isinstance(answer, tuple) else 0
