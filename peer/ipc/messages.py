@@ -48,7 +48,7 @@ class LoadModel(msgspec.Struct, frozen=True, tag="load", kw_only=True):
 
 
 class Command(msgspec.Struct, frozen=True):
-    """The base of what a program can be asked. A worker answers each command with one `Reply`."""
+    """The base of what a program can be asked. A worker answers each command with one `WorkerReply`."""
 
     id: int
     """Grows from command to command."""
@@ -69,7 +69,7 @@ class Refusal(msgspec.Struct, frozen=True):
     reason: StageReason
 
 
-class Reply(msgspec.Struct, frozen=True, tag="reply"):
+class WorkerReply(msgspec.Struct, frozen=True, tag="reply"):
     """The answer to command `id`."""
 
     id: int
@@ -115,7 +115,7 @@ class WorkerEvent(msgspec.Struct, frozen=True, tag="event"):
 
 
 ToWorker = LoadModel | Stop | Command
-FromWorker = ModelLoaded | Rejected | Beat | WorkerEvent | Reply
+FromWorker = ModelLoaded | Rejected | Beat | WorkerEvent | WorkerReply
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -126,14 +126,14 @@ def frame(message: ToWorker | FromWorker) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-def reply_to(command: Command, body: Any) -> Reply:
+def reply_to(command: Command, body: Any) -> WorkerReply:
     """Build the reply that carries `body`, a struct, a number or None."""
-    return Reply(command.id, msgspec.Raw(_encoder.encode(body)))
+    return WorkerReply(command.id, msgspec.Raw(_encoder.encode(body)))
 
 
-def refusal_of(command: Command, message: str, reason: StageReason) -> Reply:
+def refusal_of(command: Command, message: str, reason: StageReason) -> WorkerReply:
     """Build the reply that refuses the command."""
-    return Reply(command.id, msgspec.Raw(_encoder.encode(None)), Refusal(message, reason))
+    return WorkerReply(command.id, msgspec.Raw(_encoder.encode(None)), Refusal(message, reason))
 
 
 class ControlFrames:

@@ -14,7 +14,7 @@ import trio
 
 from peer.compute.device import usable_cores
 from peer.errors import ConfigError, StageRefused, WorkerError
-from peer.ipc.messages import Beat, Command, LoadModel, ModelLoaded, Reply, Stop, WorkerEvent
+from peer.ipc.messages import Beat, Command, LoadModel, ModelLoaded, WorkerReply, Stop, WorkerEvent
 from peer.worker.config import WorkerBuffers, WorkerConfig
 from peer.worker.process import WorkerProcess, handshake
 
@@ -32,10 +32,10 @@ class Pending:
     on_settled: Callable[[], None] | None = None
     """Called once, when all ranks have replied or the group is lost."""
     done: trio.Event = field(default_factory=trio.Event)
-    replies: dict[int, Reply] = field(default_factory=dict)
+    replies: dict[int, WorkerReply] = field(default_factory=dict)
     error: WorkerError | None = None
 
-    def take(self, rank: int, reply: Reply) -> None:
+    def take(self, rank: int, reply: WorkerReply) -> None:
         """Note a reply; the last one settles the command."""
         self.replies[rank] = reply
         self.waiting.discard(rank)
@@ -276,10 +276,10 @@ class Supervisor:
                 elif trio.current_time() - moved_at > config.stall_s:
                     await worker.destroy()
                     return f"it made no step for {config.stall_s:g} s and was killed (raise stall_s if steps are slow)"
-            elif isinstance(message, Reply):
+            elif isinstance(message, WorkerReply):
                 self._settle(rank, message)
 
-    def _settle(self, rank: int, reply: Reply) -> None:
+    def _settle(self, rank: int, reply: WorkerReply) -> None:
         pending = self._pending.get(reply.id)
         if pending is not None:
             if pending.waiting == {rank}:

@@ -54,7 +54,7 @@ async def test_peers_learn_by_gossip_come_late_and_go(tmp_path: Path) -> None:
         with trio.fail_after(300):
             while seen["members"] != 3:  # whoever looks on may not have found all of the records in time
                 seen = await status(swarm)
-        assert late.all("state_fetched"), late.scenario()
+        assert late.all("state_fetched"), late.transcript()
         assert load_file(tmp_path / "model" / "model.safetensors")
         assert seen["method"] == "gossip" and seen["round"] >= 4
         with trio.fail_after(900):

@@ -39,7 +39,7 @@ async def test_one_peer_is_struck(tmp_path: Path, signal: str, point: str) -> No
         await onlooker.check_the_others_go_on([victim])
         if point == OF_JOINERS and victim.alive:
             fetched, joined = victim.all("state_fetched")[0].at, victim.commits[0].at
-            assert sum(fetched < fact.at < joined for fact in healthy[0].commits) <= JOINS_WITHIN, victim.scenario()
+            assert sum(fetched < fact.at < joined for fact in healthy[0].commits) <= JOINS_WITHIN, victim.transcript()
 
 
 @pytest.mark.parametrize(("signal", "phase"), LEADS)

@@ -168,7 +168,7 @@ async def test_churn(tmp_path: Path) -> None:
         print("\n".join(report(churn, weights)), flush=True)
         swarm.check_agreement()
         swarm.check_chain()
-        assert longest_pause(commit_times(swarm)) <= PAUSE_MAX_S, swarm.scenario()
+        assert longest_pause(commit_times(swarm)) <= PAUSE_MAX_S, swarm.transcript()
         for name, weight in weights.items():
             early, late = weight.early_and_late(weight.rss)
             assert late - early <= max(RSS_GROWTH_MAX * early, RSS_GROWTH_MAX_BYTES), f"{name}'s memory grows"

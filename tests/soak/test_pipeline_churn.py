@@ -94,7 +94,7 @@ async def test_moves_are_few_and_the_run_goes_on(tmp_path: Path) -> None:
                 print(report(pipeline, churn, since), flush=True)
                 assert not pipeline.forks() and not pipeline.twice()
                 gone = [replica.peer.name for replica in pipeline.replicas if not replica.peer.alive]
-                assert not gone, f"{gone} ended by themselves: {pipeline.swarm.peers[gone[0]].scenario()}"
+                assert not gone, f"{gone} ended by themselves: {pipeline.swarm.peers[gone[0]].transcript()}"
             strikes.cancel_scope.cancel()
         count = sum(len(found) for found in moves(pipeline).values())
         assert count <= churn.strikes.total(), "more moves than there was reason for"

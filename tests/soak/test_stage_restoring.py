@@ -1,5 +1,5 @@
-"""What it takes to bring a lost stage back, in real processes: the authority's memory over its restart, a keeper's
-commit, a mover that turns back, and somebody who has the text."""
+"""Bringing a lost stage back, in real processes: the authority's memory over its restart, a backup holder's commit, a
+mover that returns, and a peer that has the text."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def test_a_stage_and_the_coordinator_are_lost_at_once(tmp_path: Path) -> N
         assert not pipeline.twice() and not pipeline.forks()
 
 
-async def test_a_mover_whose_deputy_dies_turns_back(tmp_path: Path) -> None:
+async def test_a_mover_is_sent_back_if_the_other_replica_dies(tmp_path: Path) -> None:
     async with open_pipeline(tmp_path, LOCAL, [0, 0, 1, 2, 2]) as pipeline:
         mover = pipeline.join()  # only now: who starts together with the others may choose before their records are out
         await pipeline.whole(timeout_s=240.0)

@@ -88,9 +88,9 @@ def test_status_shows_stages_moves_and_feeders(capsys: pytest.CaptureFixture[str
     manifest, records, best = three_stages()
     text = shown(picture(manifest, records, best, NOW), capsys)
     for words in (
-        "found of stage 2: nobody of it is there",
-        "dan is moving from stage 0 to stage 1, at work in about 12 s",
-        "eve is joining stage 1, at work in about 30 s",
+        "found for stage 2: none of its peers is alive",
+        "dan is moving from stage 0 to stage 1, ready in about 12 s",
+        "eve is joining stage 1, ready in about 30 s",
         "text is read by fay",
         "3 (quorum 2)",
     ):

@@ -75,8 +75,8 @@ async def test_lost_worker_keeps_the_previous_weights(tmp_path: Path) -> None:
 
 
 async def test_possible_repeats_are_marked(tmp_path: Path) -> None:
-    """Only who has worked on the round before knows that a sample is new: not who has just taken the seat, and nobody
-    after a regroup, which begins the same round again."""
+    """Only a replica that worked on the round before knows that a sample is new: not one that has just joined the stage,
+    and none after a regroup, which begins the same round again."""
     async with scene_of(tmp_path, SETTING, [1, 1]) as scene:
         with trio.fail_after(300):
             (first,), _ = scene.stages

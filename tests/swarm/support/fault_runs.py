@@ -29,7 +29,7 @@ class Fault:
     async def strikes(self, victim: PeerProcess, timeout_s: float = 300.0) -> None:
         """Wait until the fault has hit the victim."""
         if self.signal == "kill":
-            assert await victim.wait_exit(timeout_s) == -9, victim.scenario()
+            assert await victim.wait_exit(timeout_s) == -9, victim.transcript()
         else:
             await victim.wait_stopped(timeout_s)
 
@@ -69,8 +69,8 @@ class Onlooker:
         struck_at = time.time()
         await self.more_rounds()
         for peer, before in zip(self._healthy, self._discarded, strict=True):
-            assert len(peer.all("round_discarded")) - before <= 1, peer.scenario()
-            assert not self._timed or peer.longest_pause(struck_at) <= FREEZE_COSTS_S, peer.scenario()
+            assert len(peer.all("round_discarded")) - before <= 1, peer.transcript()
+            assert not self._timed or peer.longest_pause(struck_at) <= FREEZE_COSTS_S, peer.transcript()
         frozen = [victim for victim in victims if victim.alive]
         if frozen and self._timed:
             await self._check_no_second_delay()
@@ -85,4 +85,4 @@ class Onlooker:
         since = time.time()
         await self.more_rounds(3)
         for peer in self._healthy:
-            assert all(s <= ROUND_TAKES_S for s in sorted(peer.pauses(since))[:-1]), f"delayed again\n{peer.scenario()}"
+            assert all(s <= ROUND_TAKES_S for s in sorted(peer.pauses(since))[:-1]), f"delayed again\n{peer.transcript()}"

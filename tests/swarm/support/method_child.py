@@ -87,7 +87,7 @@ class Invented:
 class Snapshots(SnapshotStore):
     """Counts the bytes uploaded to peers that missed a commit, which are no part of the exchange."""
 
-    lent_bytes = 0
+    uploaded_bytes = 0
 
     async def send_result(self, call: Call[AskResult]) -> Any:
         return self._noted(await super().send_result(call))
@@ -96,7 +96,7 @@ class Snapshots(SnapshotStore):
         return self._noted(await super().send_chunk(call))
 
     def _noted(self, answer: Any) -> Any:
-        self.lent_bytes += memoryview(answer[1]).nbytes if isinstance(answer, tuple) else 0
+        self.uploaded_bytes += memoryview(answer[1]).nbytes if isinstance(answer, tuple) else 0
         return answer
 
 
@@ -120,7 +120,7 @@ class Reporter:
             "round": head.round,
             "state_hash": head.state_hash.hex(),
             "members": members,
-            "bulk_bytes_up": context.host.bulk_bytes_up - self._snapshots.lent_bytes,
+            "bulk_bytes_up": context.host.bulk_bytes_up - self._snapshots.uploaded_bytes,
             "ideal_bytes": (members - 1) * (messages + down),
         }
         say(report)

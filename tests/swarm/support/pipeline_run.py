@@ -159,10 +159,10 @@ class Pipeline:
         with trio.move_on_after(timeout_s):
             while not condition():
                 gone = [r.peer.name for r in self.replicas if not r.peer.alive and r.peer.process.returncode != -9]
-                assert not gone, f"{gone} ended by themselves: {self.swarm.peers[gone[0]].scenario()}"
+                assert not gone, f"{gone} ended by themselves: {self.swarm.peers[gone[0]].transcript()}"
                 await trio.sleep(2 * POLL_S)
             return
-        raise AssertionError(f"waited {timeout_s:g} s in vain until {what}\n{self.swarm.scenario()}")
+        raise AssertionError(f"waited {timeout_s:g} s in vain until {what}\n{self.swarm.transcript()}")
 
     def advanced(self, since: float, rounds: int = 2) -> bool:
         """Return whether each stage has merged so many rounds since then, and micro-batches went on after the first."""

@@ -73,7 +73,7 @@ class Setting:
 
 @dataclass
 class StageMember:
-    """One replica that takes part in its group's rounds. Implements the engine's Keeper."""
+    """One replica that takes part in its group's rounds. Implements the engine's `CommitListener`."""
 
     replica: Replica
     context: RoundContext

@@ -7,8 +7,7 @@
         await swarm.committed(peers[1].round + 2, *peers[1:])
         swarm.check_agreement()
 
-Every process started is ended when the block is left, frozen ones and compute workers included, and also if the test
-process itself is killed.
+The end of the block ends every process, frozen ones and compute workers included; so does the death of the test process.
 """
 
 from __future__ import annotations
@@ -141,7 +140,7 @@ class PeerProcess:
             while not condition():
                 await self.news.wait()
             return
-        raise AssertionError(f"{self.name}: no {what} within {timeout_s:g} s.\n{self.scenario()}")
+        raise AssertionError(f"{self.name}: no {what} within {timeout_s:g} s.\n{self.transcript()}")
 
     @property
     def is_stopped(self) -> bool:
@@ -155,7 +154,7 @@ class PeerProcess:
                 await trio.sleep(POLL_S)
             self.poll()
             return int(self.process.returncode)
-        raise AssertionError(f"{self.name} has not ended within {timeout_s:g} s.\n{self.scenario()}")
+        raise AssertionError(f"{self.name} has not ended within {timeout_s:g} s.\n{self.transcript()}")
 
     async def wait_stopped(self, timeout_s: float = 300.0) -> None:
         """Until it is frozen (state T), by us or by a scripted fault."""
@@ -163,7 +162,7 @@ class PeerProcess:
             while not self.is_stopped:
                 await trio.sleep(POLL_S)
             return
-        raise AssertionError(f"{self.name} was not frozen within {timeout_s:g} s.\n{self.scenario()}")
+        raise AssertionError(f"{self.name} was not frozen within {timeout_s:g} s.\n{self.transcript()}")
 
     def kill(self) -> None:
         """SIGKILL, as a power cut would; reaps it."""
@@ -192,7 +191,7 @@ class PeerProcess:
         times = [since, *(fact.at for fact in self.commits if since <= fact.at <= until)]
         return [b - a for a, b in pairwise(times)]
 
-    def scenario(self, lines: int = 40) -> str:
+    def transcript(self, lines: int = 40) -> str:
         """Its last facts and what it printed, for a failed test."""
         facts = "\n".join(f"  {fact.at:.2f} {fact.name} {fact.fields}" for fact in self.facts[-lines:])
         with suppress(OSError):
@@ -213,7 +212,7 @@ class PeerProcess:
 
 
 class Swarm:
-    """Made by `open_swarm`. `peers`: everybody ever started but the coordinator, by name."""
+    """Made by `open_swarm`. `peers`: every peer ever started but the coordinator, by name."""
 
     def __init__(self, folder: Path, run_toml: str) -> None:
         self.folder = folder
@@ -245,13 +244,9 @@ class Swarm:
     async def wait_invite(self, timeout_s: float = 300.0) -> None:
         """Until the coordinator has written its invite."""
         with trio.move_on_after(timeout_s):
-            while not self.invite.exists():
-                if not self.coordinator.alive:
-                    break
+            while self.coordinator.alive and not self.invite.exists():
                 await trio.sleep(POLL_S)
-            else:
-                return
-        raise AssertionError(f"the coordinator gave no invite.\n{self.coordinator.scenario()}")
+        assert self.invite.exists(), f"the coordinator gave no invite.\n{self.coordinator.transcript()}"
 
     async def committed(self, round_number: int, *peers: PeerProcess, timeout_s: float = 300.0) -> None:
         """Until each of `peers` (default: all that live) stands at `round_number` or later."""
@@ -260,6 +255,9 @@ class Swarm:
 
     def living(self) -> Iterator[PeerProcess]:
         return (peer for peer in self.peers.values() if peer.alive)
+
+    def processes(self) -> list[PeerProcess]:
+        return [self.coordinator, *self.peers.values()]
 
     def hashes(self) -> dict[tuple[int, int], set[str]]:
         """State hashes reported for each (term, round): more than one is a fork."""
@@ -272,11 +270,10 @@ class Swarm:
         return found
 
     def check_agreement(self) -> None:
-        """No two peers ever reported different states for one round, and nobody reported a bug."""
+        """No two peers ever reported different states for one round, and no peer reported a bug."""
         forks = {place: hashes for place, hashes in self.hashes().items() if len(hashes) > 1}
-        assert not forks, f"forked at (term, round): {forks}\n{self.scenario()}"
-        everybody = [self.coordinator, *self.peers.values()]
-        bugs = [(peer.name, fact.fields) for peer in everybody for fact in peer.all("bug")]
+        assert not forks, f"forked at (term, round): {forks}\n{self.transcript()}"
+        bugs = [(peer.name, fact.fields) for peer in self.processes() for fact in peer.all("bug")]
         assert not bugs, bugs
 
     def check_chain(self) -> None:
@@ -292,40 +289,39 @@ class Swarm:
             before = heads.get((term, number - 1))
             assert before is None or previous == before[0], f"term {term} has a gap in its chain at round {number}"
 
-    def scenario(self) -> str:
-        everybody = [self.coordinator, *self.peers.values()]
-        return "\n".join(f"== {peer.name}\n{peer.scenario(15)}" for peer in everybody)
+    def transcript(self) -> str:
+        return "\n".join(f"== {peer.name}\n{peer.transcript(15)}" for peer in self.processes())
 
     def ended(self) -> str:
         """What each peer that is no more said last: the one that a test waits for may be waiting for it."""
         gone = [peer for peer in [self.coordinator, *self.peers.values()] if not peer.alive]
-        return "\n".join(f"== {peer.name} ended with {peer.process.returncode}\n{peer.scenario(5)}" for peer in gone)
+        return "\n".join(f"== {peer.name} ended with {peer.process.returncode}\n{peer.transcript(5)}" for peer in gone)
 
     async def run(self) -> None:
-        """Read what everybody reports, until cancelled."""
+        """Read what all processes report, until cancelled."""
         while True:
-            for peer in [self.coordinator, *self.peers.values()]:
+            for peer in self.processes():
                 peer.poll()
             await trio.sleep(POLL_S)
 
     async def end_all(self) -> None:
-        """Ask everybody to leave, then make them."""
-        everybody = [peer for peer in [self.coordinator, *self.peers.values()] if peer.alive]
-        for peer in everybody:
-            peer.interrupt()
-            peer.thaw()
+        """Ask all processes to leave, then end them."""
+        for peer in self.processes():
+            if peer.alive:
+                peer.interrupt()
+                peer.thaw()
         with trio.move_on_after(LEAVE_S):
-            while any(peer.alive for peer in everybody) or self.leftovers():
+            while any(peer.alive for peer in self.processes()) or self.leftovers():
                 await trio.sleep(POLL_S)
-        for peer in [self.coordinator, *self.peers.values()]:
+        for peer in self.processes():
             peer.kill()
         for pid in self.leftovers():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         with trio.move_on_after(LEAVE_S):
-            while self.leftovers():  # whoever is killed takes a moment to be gone
+            while self.leftovers():  # a killed process takes a moment to be gone
                 await trio.sleep(POLL_S)
-        for peer in [self.coordinator, *self.peers.values()]:
+        for peer in self.processes():
             peer.tail.close()
 
     def leftovers(self) -> list[int]:

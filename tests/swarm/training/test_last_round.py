@@ -59,7 +59,7 @@ async def test_the_last_measurement_is_waited_for(tmp_path: Path) -> None:
         assert [await peer.wait_exit() for peer in (*left, last)] == [0, 0, 0]
         assert first[victim].is_stopped
         first[victim].kill()
-        assert ROUNDS in [f.fields["round"] for peer in left for f in peer.all("val_evaluated")], swarm.scenario()
+        assert ROUNDS in [f.fields["round"] for peer in left for f in peer.all("val_evaluated")], swarm.transcript()
 
 
 class Readings:
