@@ -1,7 +1,7 @@
 """Loss against the codec between stages: the convergence run with a model cut in four, trained through none (fp32),
 fp16, int8 and int4.
 
-    python benchmarks/activations.py [--seeds 2] [--steps 600] [--jobs 2] [--json FILE]
+    python benchmarks/activations.py [--seeds 2] [--steps 600] [--jobs 2] [--json [FILE]]
 
 Text, batches, optimizer and rates are those of `convergence.py` (480 steps of one worker, 600 of eight, 8 samples each
 a step), but from the first step on all goes through stages (`peer.compute.stage.Stage`, as in the network, in one
@@ -21,7 +21,6 @@ Exits with 1 if int8 is not within 0.02 of fp32.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import sys
@@ -38,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 from torch import Tensor
 
-from benchmarks.common.options import writable
+from benchmarks.common.options import add_json, write_results
 from benchmarks.parts.convergence_training import BATCH, HELD_OUT, INNER, RAMP_STEPS, SEQ, WARM_STEPS, WORKERS
 from peer.compute.device import resolve_device
 from peer.compute.stage import Stage
@@ -180,6 +179,8 @@ def summary(codec: Activations, results: list[Row], rival: list[Row]) -> Row:
     return {
         "codec": codec,
         "losses": [result["loss"] for result in results],
+        "loss": fmean(result["loss"] for result in results),
+        "gap": fmean(result["loss"] - other["loss"] for result, other in zip(results, rival, strict=True)),
         "worse_by": [result["loss"] - other["loss"] for result, other in zip(results, rival, strict=True)],
         "bytes_a_token": mean("forward", "bytes_a_token"),
         "ideal_bytes": MODEL.hidden_size * BITS[codec] / 8,
@@ -212,7 +213,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=600, help="after the 480 of one worker")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time")
-    parser.add_argument("--json", type=writable)
+    add_json(parser, "activations")
     options = parser.parse_args()
     if options.seeds < 1 or options.steps < 5 or options.jobs < 1:
         parser.error("give at least one seed, 5 steps and one job")
@@ -248,8 +249,7 @@ def main() -> int:
     cpu_s = sum(result["cpu_s"] for of in results.values() for result in of)
     print(f"{time.monotonic() - begin:.0f} s, {cpu_s:.0f} CPU seconds in training, load {load:.1f} before we began")
     if options.json:
-        figures = {"rows": rows, "outliers": apart, "passed": passed, "load": load, "runs": results}
-        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+        write_results(options.json, {"rows": rows, "outliers": apart, "passed": passed})
     return 0 if passed else 1
 
 

@@ -1,23 +1,23 @@
 """One averaging round among real processes: ours, beside hivemind's, beside what the machine allows.
 
-    python benchmarks/averaging.py --peers 4 --params 25000000 --bits 8,16 --rival hivemind [--fault kill] [--json FILE]
+    python benchmarks/averaging.py --peers 4 --params 25000000 --bits 8,16 --rival hivemind [--fault kill]
+                                   [--json [FILE]]
 
-Every peer is a process with one torch thread and a random pseudo-gradient; nobody trains. Everything runs on 127.0.0.1,
-so times are those of the software.
+Every peer is a process with one torch thread and a random pseudo-gradient; there is no training. Everything runs on
+127.0.0.1, so times are those of the software.
 
 Ours is a whole round of the engine, commit to commit: plan, encode, commitments, exchange, merge, outer step (learning
 rate 1, no momentum: theta before minus theta after is the merged update), state hash, vote, commit. hivemind's is
-`averager.step()` with all peers ready; its state is not hashed, voted on or even compared. All gradients have the same
-norm, so that our clipping of long ones does nothing and the right answer is the plain mean, here in float64.
+`averager.step()` with all peers ready; its state is not hashed, voted on or compared. All gradients have the same norm,
+so that our clipping changes nothing and the right result is the plain mean, here in float64.
 
 With `--fault` the last peer is killed or frozen in the middle of the last round's exchange: ours by BARNRAISE_FAULT
-after its first slice has left, hivemind's after half the time its other rounds took.
+after its first slice has left, hivemind's after half the time of its other rounds.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import sys
@@ -32,7 +32,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.common.children import START_S, Child, ChildFailed, begin
-from benchmarks.parts.averaging_data import exact_mean, max_error
+from benchmarks.common.options import add_json, write_results
+from benchmarks.parts.averaging_data import float64_mean, max_error
 from benchmarks.parts.averaging_limits import measure_limits
 
 CODECS = {8: "int8", 16: "fp16"}
@@ -47,7 +48,7 @@ def run_ours(peers: int, numel: int, bits: int, rounds: int, fault: str | None, 
     with ExitStack() as stack:
         children: list[Child] = []
         for number in range(peers):
-            env = {"BENCHMARK_SHELF": "1"} if fault else {}
+            env = {"BENCHMARK_SNAPSHOTS": "1"} if fault else {}
             if fault and number == peers - 1:
                 action = {"kill": "kill", "freeze": "stop"}[fault]
                 env["BARNRAISE_FAULT"] = f"{action}:during_exchange:{rounds}"
@@ -55,7 +56,7 @@ def run_ours(peers: int, numel: int, bits: int, rounds: int, fault: str | None, 
             stack.callback(child.end)
             children.append(child)
             if number == 0:
-                group = [child.read(START_S)]  # it has made the authority's key
+                group = [child.read(START_S)]  # it creates the authority's key
         group += [child.read(START_S) for child in children[1:]]
         begin(children, group)
         survivors = range(peers - 1) if fault else range(peers)
@@ -119,7 +120,7 @@ def judge(figures: Figures, means: dict[str, Any]) -> Figures:
     files = figures.pop("files")
     for name, mean in means.items():
         figures[f"error_{name}"] = max(max_error(file, mean) for file in files)
-    figures["median_s"] = median(figures["seconds"])
+    figures["median_s"], figures["fastest_s"] = median(figures["seconds"]), min(figures["seconds"])
     return figures
 
 
@@ -152,7 +153,7 @@ def print_table(bits: int, results: dict[str, Figures], fault: str | None) -> No
     lines = [
         ("codec", lambda f: f["codec"]),
         ("seconds a round, median", lambda f: f"{f['median_s']:.3f}"),
-        ("  fastest", lambda f: f"{min(f['seconds']):.3f}"),
+        ("  fastest", lambda f: f"{f['fastest_s']:.3f}"),
         ("CPU s a peer and round", lambda f: f"{f['cpu_s']:.3f}"),
     ]
     if fault:
@@ -190,17 +191,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6, help="the first is not counted")
     parser.add_argument("--rival", choices=["hivemind", "none"], default="none")
     parser.add_argument("--fault", choices=list(SIGNALS))
-    parser.add_argument("--json", type=Path, help="also write the results here")
+    add_json(parser, "averaging")
     options = parser.parse_args()
     widths = [int(bits) for bits in options.bits.split(",") if bits.isdigit()]
     if not widths or any(bits not in CODECS for bits in widths):
         parser.error("--bits takes 8, 16 or 8,16")
     if options.peers < (3 if options.fault else 2) or options.rounds < 3 or options.params < 1:
         parser.error("give at least 2 peers (3 with a fault, else no majority survives), 3 rounds and 1 parameter")
-    means = {"all": exact_mean(range(options.peers), options.params)}
+    means = {"all": float64_mean(range(options.peers), options.params)}
     if options.fault:
-        means["survivors"] = exact_mean(range(options.peers - 1), options.params)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("The benchmark was ended."))  # and so are its children
+        means["survivors"] = float64_mean(range(options.peers - 1), options.params)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("the benchmark was ended"))  # with its children
     report: dict[str, Any] = {"peers": options.peers, "params": options.params, "fault": options.fault}
     report |= {"cores": os.cpu_count(), "load": os.getloadavg()[0], "bits": {}}
     load = f"load {report['load']:.1f}"
@@ -210,9 +211,9 @@ def main() -> None:
             report["bits"][str(bits)] = results = measure(options, bits, means)
             print_table(bits, results, options.fault)
     except ChildFailed as error:
-        sys.exit(f"The benchmark broke off: {error}")
+        sys.exit(f"the benchmark failed: {error}")
     if options.json:
-        options.json.write_text(json.dumps(report, indent=2))
+        write_results(options.json, report)
 
 
 if __name__ == "__main__":

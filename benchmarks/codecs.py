@@ -1,10 +1,10 @@
-"""Every codec on one core, beside bitsandbytes, hivemind's codecs (in a process of their own) and a plain copy.
+"""Every codec on one core, beside bitsandbytes, hivemind's codecs (in another process) and a plain copy.
 
-    python benchmarks/codecs.py [--values 16777216] [--repeat 15] [--json FILE]
+    python benchmarks/codecs.py [--values 16777216] [--repeat 15] [--json [FILE]]
 
 Prints GB/s of fp32 in (encode) and out (decode), bits per value and the relative error on a heavy-tailed vector. A time
 is the least of several, in CPU seconds of a process with one torch thread, so that other jobs on the machine disturb
-little; what they take of the memory's bandwidth they still take: read the figures against the plain copy's.
+little. They still take memory bandwidth: compare the figures with the plain copy's.
 
 Exits with 1 if a codec misses its bar: int8 encodes 3 GB/s and decodes 2, int4 half of that, any other 0.4.
 """
@@ -23,7 +23,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.common.options import add_json, write_results
+
 BARS = {"int8": (3.0, 2.0), "int4": (1.5, 1.0)}  # GB/s of fp32: encode, decode
 BAR_OTHERS = (0.4, 0.4)
 HIVEMIND = {"FLOAT16": 16, "UNIFORM_8BIT": 8, "BLOCKWISE_8BIT": 8, "QUANTILE_8BIT": 8}
@@ -31,7 +34,7 @@ Figures = dict[str, Any]
 
 
 def heavy_tailed(numel: int) -> Any:
-    """Normal values times a magnitude that varies from place to place, as pseudo-gradients are: fp32, (numel,)."""
+    """Return normal values times a magnitude that varies by row, as in pseudo-gradients: fp32, (numel,)."""
     import torch
 
     generator = torch.Generator().manual_seed(0)
@@ -81,7 +84,7 @@ def measure_ours(x: Any, repeat: int) -> dict[str, Figures]:
 
 
 def measure_low_rank(numel: int, repeat: int) -> dict[str, Figures]:
-    """PowerSGD's code needs matrices: one of 4096 columns, its error feedback on both sides of the time."""
+    """Measure PowerSGD on a matrix of 4096 columns, error feedback included."""
     import torch
 
     from optim.strategies.low_rank import LowRankWire
@@ -104,7 +107,7 @@ def measure_low_rank(numel: int, repeat: int) -> dict[str, Figures]:
                     decoded[place] = values
             return decoded
 
-        LowRankWire(layout, [["matrix"]], rank).encode(coding, x, out)  # a first message, as the error is said of
+        LowRankWire(layout, [["matrix"]], rank).encode(coding, x, out)  # a first message: the error is stated for it
         decode_s = least_cpu_s(decode, repeat)
         size = sum(len(message) for message in out)
         found[f"powersgd rank {rank}"] = figures(x, size, decode(), encode_s, decode_s) | {
@@ -126,7 +129,7 @@ def measure_copy(x: Any, repeat: int) -> Figures:
 
 def measure_bitsandbytes(x: Any, repeat: int) -> dict[str, Figures] | str:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # its own affairs: no GPU here
+        warnings.simplefilter("ignore")  # about the missing GPU
         try:
             from bitsandbytes import functional
         except ImportError as error:
@@ -148,7 +151,7 @@ def measure_bitsandbytes(x: Any, repeat: int) -> dict[str, Figures] | str:
 
 
 def measure_hivemind(numel: int, repeat: int) -> dict[str, Figures]:
-    """Run in a child process: hivemind and libp2p cannot share one."""
+    """Measure hivemind's codecs, in a child process: hivemind and libp2p cannot share one."""
     import torch
     from hivemind.compression import deserialize_torch_tensor, serialize_torch_tensor
     from hivemind.proto.runtime_pb2 import CompressionType
@@ -171,7 +174,7 @@ def hivemind_in_its_process(numel: int, repeat: int) -> dict[str, Figures] | str
     command = [sys.executable, __file__, "--values", str(numel), "--repeat", str(repeat), "--hivemind-child"]
     child = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     if child.returncode:
-        return "not to be had: " + (child.stderr.strip().splitlines() or ["it died"])[-1]
+        return "not available: " + (child.stderr.strip().splitlines() or ["the process ended"])[-1]
     return dict(json.loads(child.stdout.strip().splitlines()[-1]))
 
 
@@ -191,14 +194,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--values", type=int, default=1 << 24, help="length of the vector (default 16,777,216)")
     parser.add_argument("--repeat", type=int, default=15, help="times each is measured; the least counts")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    add_json(parser, "codecs")
     parser.add_argument("--hivemind-child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.hivemind_child:
         print(json.dumps(measure_hivemind(options.values, options.repeat)))
         return 0
-
-    sys.path.insert(0, str(ROOT))
     import torch
 
     torch.set_num_threads(1)
@@ -214,7 +215,7 @@ def main() -> int:
     for title in ("memcpy", "barnraise", "bitsandbytes", "hivemind"):
         show(title, report[title])
     if options.json:
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
+        write_results(options.json, report)
     return 0 if all(row["meets_bar"] for row in report["barnraise"].values()) else 1
 
 

@@ -1,6 +1,6 @@
 """Measures the DHT beside hivemind's: latency, records that survive a crash of 30 %, and the cost of an idle node.
 
-    python benchmarks/dht.py --nodes 20 --records 60 [--rival hivemind] [--json FILE]
+    python benchmarks/dht.py --nodes 20 --records 60 [--rival hivemind] [--json [FILE]]
 
 Each side runs as two fleets of nodes in two processes. One of them, with 30 % of the nodes, is killed or frozen. The
 rival's processes import hivemind, which cannot share a process with libp2p. Everything runs on 127.0.0.1, so latencies
@@ -22,6 +22,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.common.options import add_json, write_results
 
 FLEETS = {"barnraise": "benchmarks.parts.dht_fleet", "hivemind": "benchmarks.parts.dht_fleet_hivemind"}
 DEAD_SHARE = 0.3
@@ -126,7 +130,7 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=20)
     parser.add_argument("--records", type=int, default=60)
     parser.add_argument("--rival", choices=["hivemind", "none"], default="hivemind")
-    parser.add_argument("--json", type=Path)
+    add_json(parser, "dht")
     options = parser.parse_args()
     sides = ["barnraise"] + (["hivemind"] if options.rival == "hivemind" else [])
     results = {side: measure(side, options.nodes, options.records) for side in sides}
@@ -135,7 +139,7 @@ def main() -> None:
     for name in results["barnraise"]:
         print(f"{name:30}" + "".join(f"{results[side][name]:>14}" for side in sides))
     if options.json:
-        options.json.write_text(json.dumps({"nodes": options.nodes, "records": options.records, **results}, indent=2))
+        write_results(options.json, {"nodes": options.nodes, "records": options.records, **results})
 
 
 if __name__ == "__main__":

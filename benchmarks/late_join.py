@@ -1,14 +1,15 @@
-"""What a late joiner costs the rounds of the others, in real processes on 127.0.0.1.
+"""The cost of a late joiner to the rounds of the members, in real processes on 127.0.0.1.
 
-    python benchmarks/late_join.py [--peers 3] [--params 8000000] [--compute 1.5] [--rounds 32] [--nice 19 0] [--json F]
+    python benchmarks/late_join.py [--peers 3] [--params 8000000] [--compute 1.5] [--rounds 32] [--nice 19 0]
+                                   [--json [FILE]]
 
-The members do rounds whose compute half is a pause of `--compute` seconds, as if a GPU did the work. Every third round
-or so, at any moment of it, a joiner fetches the state of the head of that moment (8 bytes a parameter) from all of
-them, once, as a peer does that joins late. Rounds that a fetch overlaps are compared with the others of the same run.
+The members run rounds whose compute phase is a pause of `--compute` seconds, as if a GPU did the work. Every third
+round or so, at a random moment, a joiner fetches the state of the current head (8 bytes a parameter) from all, as a
+late peer does. Rounds that a fetch overlaps are compared with the other rounds of the same run.
 
-A volunteer's joiner has a machine of its own; here it shares the members' cores, and its decryption and hashing would
-count as theirs. So there is one run for each `--nice`: at 19 the joiner takes what the members leave, and what remains
-is what the donors do for it; at 0 it competes with them. `member_cpu_s` is what a donor itself spends on a round.
+A real joiner has its own machine. Here it shares the members' cores, and its decryption and hashing would count as
+theirs. So there is one run for each `--nice`: at 19 the joiner takes what the members leave, and the difference is the
+work of the donors; at 0 it competes with them. `member_cpu_s` is the CPU time of a donor for one round.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ import trio
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.common.children import START_S, Child, begin
+from benchmarks.common.options import add_json, write_results
 from benchmarks.parts.averaging_data import delta_of
 from benchmarks.parts.averaging_peer import SCHEDULE, NoTraining, Observer, diloco_state, take_part
 from optim.algorithms.outer_step import DilocoOuter
@@ -53,20 +55,20 @@ REST = 3  # rounds from one fetch to the next
 
 
 class Pausing(NoTraining):
-    """Takes its time."""
+    """Pauses in place of training."""
 
     def __init__(self, delta: torch.Tensor, pause_s: float) -> None:
         super().__init__(delta)
         self._pause_s = pause_s
         self.speed = 1 / pause_s
 
-    async def train(self, order: TrainRequest) -> TrainResult:
+    async def train(self, request: TrainRequest) -> TrainResult:
         await trio.sleep(self._pause_s)
-        return await super().train(order)
+        return await super().train(request)
 
 
 class Meter(Observer):
-    """Notes the CPU seconds of the process at each commit, too."""
+    """Also notes the CPU seconds of the process at each commit."""
 
     def __init__(self, context: RoundContext, rounds: int, publishes: bool, folder: Path) -> None:
         super().__init__(context, rounds, publishes, folder)
@@ -78,7 +80,7 @@ class Meter(Observer):
 
 
 async def member(number: int, numel: int, pause_s: float, rounds: int, folder: Path) -> None:
-    """One of the others, in a process of its own."""
+    """Run one member, in its own process."""
     torch.set_num_threads(1)
     authority, identity = Identity.load_or_create(folder / "authority.key"), Identity.generate()
     log = EventLog()
@@ -87,16 +89,16 @@ async def member(number: int, numel: int, pause_s: float, rounds: int, folder: P
         snapshots = SnapshotStore(state.size_bytes, 9 << 20)
         snapshots.serve(host.rpc)
         me, trainer = Member(host.peer_id, str(number)), Pausing(delta_of(number, numel), pause_s)
-        context = RoundContext(me, identity, host, state, snapshots, trainer, SCHEDULE, AdaptiveTimeouts(), log)
+        context = RoundContext(me, host, state, snapshots, trainer, SCHEDULE, AdaptiveTimeouts())
         observer = Meter(context, rounds, True, folder)
         print(json.dumps({"peer": me.peer, "session": me.session, "addresses": host.addresses}), flush=True)
         await take_part(context, observer, authority, rounds, nursery)
         print(json.dumps({"seconds": observer.seconds, "cpu": observer.cpu}), flush=True)
-        await trio.sleep_forever()  # others may still need us; whoever started us ends us
+        await trio.sleep_forever()  # other members may still need this one; the parent ends it
 
 
 async def joiner(numel: int, rounds: int, nice: int, folder: Path) -> None:
-    """Fetch a state now and then until the run is over, and say when that was."""
+    """Fetch a state now and then until the run is over, and print when."""
     torch.set_num_threads(1)
     os.nice(nice)
     line = await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)
@@ -174,14 +176,14 @@ def main() -> None:
     parser.add_argument("--compute", type=float, default=1.5, help="seconds that a round's training takes")
     parser.add_argument("--rounds", type=int, default=32)
     parser.add_argument("--nice", type=int, nargs="+", default=[19, 0], help="priorities of the joiner, a run for each")
-    parser.add_argument("--json", type=Path)
+    add_json(parser, "late_join")
     options = parser.parse_args()
     runs = [measure(options.peers, options.params, options.compute, options.rounds, nice) for nice in options.nice]
     for name in runs[0]:
         values = (f"{run[name]:>12.3f}" if isinstance(run[name], float) else f"{run[name]:>12}" for run in runs)
         print(f"{name:24}", *values)
     if options.json:
-        options.json.write_text(json.dumps(runs, indent=1) + "\n")
+        write_results(options.json, runs)
 
 
 if __name__ == "__main__":

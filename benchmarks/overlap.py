@@ -1,25 +1,24 @@
 """How well Streaming DiLoCo hides its exchanges: beside DiLoCo, with real peers, each behind a link of 100 Mbit/s.
 
     python benchmarks/overlap.py [--peers 4] [--fragments 4] [--mbit 100] [--steps 36] [--tau 1] [--cycles 4]
-                                 [--only diloco | streaming] [--json FILE]
+                                 [--only diloco | streaming] [--json [FILE]]
 
 Every peer is a `peer join` in a network namespace of its own; tbf shapes its link in both directions (root). Both
 methods train the same model on the same text with the same H, codec and outer step; a *cycle* is H inner steps: one
 round of DiLoCo, one round of each fragment of Streaming DiLoCo. The first cycle is not counted.
 
-- idle: the time in which a worker had no command (it measures that itself, from when a capture ends to when its next
-  steps begin), as a share of the whole; `not stepping` counts captures, mixing, evaluation and delays of start as well.
-- peak: the most that one peer sent within any window as long as DiLoCo's exchange takes, from the counters of its
-  network interface: the bandwidth that it needs if it is to be done in that time.
+- idle: the share of time in which a worker had no command, by its own measurement, from the end of a capture to the
+  start of its next steps; `not stepping` also counts captures, mixing, evaluation and delays of start.
+- peak: the most bytes that a peer sent within any window as long as DiLoCo's exchange, from the counters of its network
+  interface: the bandwidth for an exchange in that time.
 
-Exits with 1 if a bar is missed: idle below 3 percent, largest exchange and peak 1/F of DiLoCo's (and what F fragments
-of whole blocks differ in size).
+Exits with 1 if a bar is missed: idle below 3 percent; largest exchange and peak at most 1/F of DiLoCo's (allowing for
+fragments of whole blocks that differ in size).
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import sys
@@ -33,6 +32,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.common.options import add_json, write_results
 from benchmarks.common.shaped_lan import Unavailable, shaped_lan
 from benchmarks.parts.overlap_swarm import INNER, MODEL, Failed, Member, run_swarm, write_text
 from optim.config import CodecConfig, DilocoConfig, StreamingConfig
@@ -42,19 +42,19 @@ from peer.model.layout import FlatLayout
 
 WARM_UP = 1  # cycles: speeds become known, windows grow
 IDLE_MAX = 0.03
-SLACK = 1.05  # of 1/F, for headers, pings and what else a peer says
+SLACK = 1.05  # of 1/F, for headers, pings and other messages
 
 Figures = dict[str, Any]
 
 
 def judge(members: Sequence[Member], first: int, rounds: int, a_cycle: int) -> Figures:
-    """Of the rounds from `first` to the last; `a_cycle` of them are a cycle."""
+    """Return the figures of the rounds from `first` to the last; `a_cycle` rounds are a cycle."""
     idle, busy, whole, steps, ran_out, shares, exchanges = 0.0, 0.0, 0.0, 0, [], [], []
     for member in members:
         trained = member.rounds("round_trained")
         counted = [r for r in range(first, rounds + 1) if r in trained and r - 1 in trained]
         if not counted:
-            raise Failed("a peer had no part in most rounds: is the machine busy with other things?")
+            raise Failed("a peer missed most rounds: run on a machine without other work")
         wall = sum(trained[r][0] - trained[r - 1][0] for r in counted)
         rested = sum(trained[r][1]["idle_s"] for r in counted)
         shares.append(rested / wall)
@@ -86,8 +86,8 @@ def judge(members: Sequence[Member], first: int, rounds: int, a_cycle: int) -> F
 
 
 def largest_exchange(members: Sequence[Member], rounds: Sequence[int], a_cycle: int) -> float:
-    """Bytes that a peer sent, on average, from one exchange's begin to the next one's: the median of each of the
-    cycle's exchanges, the largest of these."""
+    """Return the largest of a cycle's exchanges: for each the median of the bytes that a peer sent, on average, from
+    its begin to the next one's."""
     begins = {f["round"]: at for at, f in members[0].all("phase_entered") if f["phase"] == "exchange"}
     sizes: dict[int, list[float]] = {}
     for r in rounds:
@@ -98,7 +98,8 @@ def largest_exchange(members: Sequence[Member], rounds: Sequence[int], a_cycle: 
 
 
 def peak_bytes(members: Sequence[Member], first: int, window_s: float) -> int:
-    """The most that any peer sent within a window of that length, after the commit before round `first`."""
+    """Return the most bytes that any peer sent within a window of that length, after the commit before round
+    `first`."""
     peak = 0
     for member in members:
         begin = member.rounds("round_committed")[first - 1][0]
@@ -112,7 +113,8 @@ def peak_bytes(members: Sequence[Member], first: int, window_s: float) -> int:
 
 
 def least_bytes(config: DilocoConfig | StreamingConfig, peers: int) -> float:
-    """What a peer must send in the largest exchange of a cycle, as coded: what others own to them, its own to all."""
+    """Return the coded bytes that a peer must send in a cycle's largest exchange: slices to their owners, results to
+    all."""
     strategy = build_strategy(config, CodecConfig(), FlatLayout.of(MODEL), INNER)
     nothing, sizes = torch.empty(0), []
     for fragment in range(config.fragments if isinstance(config, StreamingConfig) else 1):
@@ -202,7 +204,7 @@ def main() -> int:
     parser.add_argument("--tau", type=int, default=1)
     parser.add_argument("--cycles", type=int, default=4, help="counted ones")
     parser.add_argument("--only", choices=["diloco", "streaming"])
-    parser.add_argument("--json", type=Path, help="also write the results here")
+    add_json(parser, "overlap")
     options = parser.parse_args()
     if options.peers < 2 or options.cycles < 2 or options.mbit <= 0 or options.fragments < 1:
         parser.error("give at least 2 peers, 2 cycles, 1 fragment and a link that carries something")
@@ -210,7 +212,7 @@ def main() -> int:
         StreamingConfig(steps=options.steps, fragments=options.fragments, tau=options.tau)
     except ValueError as error:
         parser.error(str(error))
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("The benchmark was ended."))  # and so are its children
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("the benchmark was ended"))  # with its children
     load = os.getloadavg()[0]
     print(
         f"{options.peers} peers at {options.mbit:g} Mbit/s each way, {FlatLayout.of(MODEL).numel:,} parameters,"
@@ -220,13 +222,14 @@ def main() -> int:
     try:
         report = measure(options)
     except (Failed, Unavailable) as error:
-        sys.exit(f"The benchmark broke off: {error}")
+        sys.exit(f"the benchmark failed: {error}")
     print_table(report)
     found = verdicts(report, options.fragments) if options.only is None else []
     for passed, words in found:
         print(f"{'ok  ' if passed else 'MISS'} {words}")
     if options.json:
-        options.json.write_text(json.dumps({**vars(options), "json": None, "load": load, **report}, indent=2))
+        settings = {name: value for name, value in vars(options).items() if name != "json"}
+        write_results(options.json, {**settings, **report, "verdicts": found})
     return 0 if all(passed for passed, _ in found) else 1
 
 

@@ -1,6 +1,6 @@
 """Rebalancing on preemption traces, in the simulator: none, SWARM's algorithm 2 every 300 s and 60 s, and ours.
 
-    python benchmarks/rebalance.py [--trace FILE] [--seeds 3] [--stages 6] [--json FILE]
+    python benchmarks/rebalance.py [--trace FILE] [--seeds 3] [--stages 6] [--json [FILE]]
 
 Percent of the throughput of an optimal assignment of the machines alive (perfect views, free moves), overall and in the
 first and last hour. Without `--trace`, traces are generated (`swarm.simulation.trace.SpotMarket`: 400 preemptible
@@ -17,7 +17,6 @@ Exits with 1 if ours stays below 98 percent overall, or behind a rival, on any g
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from pathlib import Path
@@ -26,7 +25,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.common.options import writable  # noqa: E402
+from benchmarks.common.options import add_json, write_results  # noqa: E402
 from peer.errors import ConfigError  # noqa: E402
 from swarm.placement.load import StageCost  # noqa: E402
 from swarm.simulation.fluid import FluidConfig, simulate_fluid  # noqa: E402
@@ -71,6 +70,15 @@ def compare(name: str, trace: Trace, stages: int, seed: int) -> dict[str, Any]:
     return {"trace": name, "lives": len(trace.lives), "alive_by_hour": alive, "policies": found}
 
 
+def summary(compared: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return each policy's range over the traces."""
+    found = {}
+    for name in compared[0]["policies"]:
+        rows = [trace["policies"][name] for trace in compared]
+        found[name] = {key: [min(r[key] for r in rows), max(r[key] for r in rows)] for key in ("overall", "moves")}
+    return found
+
+
 def growth(stages: int) -> list[dict[str, Any]]:
     """Simulate an hour in which half of the peers fail and are replaced, at each size."""
     print("\nan hour in which half of the peers fail and are replaced")
@@ -108,7 +116,7 @@ def main() -> int:
     arguments.add_argument("--trace", type=Path, help="replay this CSV or JSON trace instead of generated ones")
     arguments.add_argument("--seeds", type=int, default=3, help="how many generated traces")
     arguments.add_argument("--stages", type=int, default=6)
-    arguments.add_argument("--json", type=writable)
+    add_json(arguments, "rebalance")
     chosen = arguments.parse_args()
     if chosen.seeds < 1 or chosen.stages < 1:
         arguments.error("give at least one seed and one stage")
@@ -126,7 +134,8 @@ def main() -> int:
     if chosen.trace is None:
         print(f"\nat least {BAR:.0f} percent overall and ahead of every rival on every trace: {'yes' if met else 'NO'}")
     if chosen.json:
-        chosen.json.write_text(json.dumps({"compared": compared, "growth": grown, "bar": BAR, "met": met}, indent=1))
+        figures = {"summary": summary(compared), "growth": grown, "bar": BAR, "met": met}
+        write_results(chosen.json, {**figures, "compared": compared})
     return 0 if met or chosen.trace is not None else 1
 
 

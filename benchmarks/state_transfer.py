@@ -1,9 +1,9 @@
-"""How fast a joiner gets the state: MB/s from 1 to 4 donors, each in a process of its own, beside the machine's limits.
+"""State transfer: MB/s that a joiner gets from 1 to 4 donors, each in its own process, and the machine's limits.
 
-    python benchmarks/state_transfer.py [--mb 256] [--donors 4] [--repeat 3] [--json FILE]
+    python benchmarks/state_transfer.py [--mb 256] [--donors 4] [--repeat 3] [--json [FILE]]
 
-Everything runs on 127.0.0.1, so the numbers are what processors cost (encryption, framing, hashing, disk), not what a
-network costs. Limits measured in the same run: a memory copy, blake3, the disk's page cache, one plain TCP connection.
+Everything runs on 127.0.0.1, so the numbers are the cost of processors (encryption, framing, hashing, disk), not of a
+network. Limits measured in the same run: a memory copy, blake3, the disk's page cache, one plain TCP connection.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from pathlib import Path
 import torch
 import trio
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.common.options import add_json, write_results
 from peer.checkpoint.hash_tree import hash_state
 from peer.events import EventLog
 from peer.identity import Identity
@@ -37,7 +40,7 @@ MB = 1_000_000
 
 
 def make_state(numel: int) -> list[torch.Tensor]:
-    """theta and momentum, the same in every process."""
+    """Return theta and momentum, the same in every process."""
     generator = torch.Generator().manual_seed(1)
     return [torch.randn(numel, generator=generator) for _ in range(2)]
 
@@ -46,7 +49,7 @@ def make_state(numel: int) -> list[torch.Tensor]:
 
 
 async def serve(numel: int) -> None:
-    """A donor process: prints where it is, serves until its standard input ends, prints its CPU seconds."""
+    """Run a donor process: print its addresses and serve until its standard input ends."""
     state = make_state(numel)
     tree = hash_state(state)
     snapshots = SnapshotStore(tree.size_bytes, 1 << 20)
@@ -113,7 +116,7 @@ def best_rate(size_bytes: int, work: object, times: int = 3) -> float:
 
 
 def plain_tcp(state: list[torch.Tensor]) -> None:
-    """The state over one unencrypted connection, 1 MiB a write, into memory."""
+    """Send the state over one unencrypted connection, 1 MiB a write, into memory."""
     views = [memoryview(tensor.numpy()).cast("B") for tensor in state]
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -161,7 +164,7 @@ def main() -> None:
     parser.add_argument("--mb", type=int, default=256, help="size of the state")
     parser.add_argument("--donors", type=int, default=4, help="up to this many")
     parser.add_argument("--repeat", type=int, default=3, help="fetches per line; the median is shown")
-    parser.add_argument("--json", type=Path, help="also write the results here")
+    add_json(parser, "state_transfer")
     parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
@@ -192,7 +195,7 @@ def main() -> None:
             )
         report["fetch"] = lines
     if options.json:
-        options.json.write_text(json.dumps(report, indent=2))
+        write_results(options.json, report)
 
 
 if __name__ == "__main__":

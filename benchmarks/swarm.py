@@ -1,7 +1,7 @@
 """The cost of a pipeline over the network, compared with the same model in one process.
 
     python benchmarks/swarm.py [--stages 2 3 4] [--mbit 200 500] [--delay-ms 10] [--seconds 10] [--only dense | thin]
-                               [--json FILE]
+                               [--json [FILE]]
 
 Every stage is a process with a host of its own and a compute worker of one thread (`benchmarks.parts.swarm_stage`):
 the real server, calls, codec, transport and worker. The table of replicas is fixed, one a stage; nothing is merged and
@@ -31,7 +31,6 @@ everywhere and by `thin` where its link is the limit.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import signal
@@ -43,7 +42,7 @@ from typing import Any, Final
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.common.children import ChildFailed
-from benchmarks.common.options import writable
+from benchmarks.common.options import add_json, write_results
 from benchmarks.common.shaped_lan import Unavailable, shaped_lan
 from benchmarks.parts.swarm_runs import CORES, Figures, Link, open_whole, run_chain
 from benchmarks.parts.swarm_setting import DENSE, SETTINGS, THIN, Setting
@@ -117,7 +116,7 @@ def main() -> int:
     parser.add_argument("--delay-ms", type=float, default=10.0, help="from one stage to another; twice that and back")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each run")
     parser.add_argument("--only", choices=list(SETTINGS))
-    parser.add_argument("--json", type=writable)
+    add_json(parser, "swarm")
     options = parser.parse_args()
     values = (options.seconds, options.delay_ms, *options.mbit)
     if not all(map(math.isfinite, values)) or options.delay_ms < 0 or min((options.seconds, *options.mbit)) <= 0:
@@ -132,7 +131,7 @@ def main() -> int:
     load = os.getloadavg()[0]
     print(f"{CORES} cores (load {load:.1f} before we began); packets {options.delay_ms:g} ms late on links\n")
     mbits: dict[str, list[float]] = {DENSE.name: options.mbit, THIN.name: [SLOW_MBIT, *options.mbit]}
-    report: dict[str, Any] = {"load": load, **vars(options), "json": None}
+    report: dict[str, Any] = {name: value for name, value in vars(options).items() if name != "json"}
     try:
         for setting in SETTINGS.values():
             if options.only in (None, setting.name):
@@ -148,7 +147,7 @@ def main() -> int:
     for passed, words in found:
         print(f"{'ok  ' if passed else 'MISS'} {words}")
     if options.json:
-        options.json.write_text(json.dumps(report | {"verdicts": found}, indent=1) + "\n")
+        write_results(options.json, report | {"verdicts": found})
     return 0 if all(passed for passed, _ in found) else 1
 
 

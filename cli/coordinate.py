@@ -1,10 +1,9 @@
-"""`peer coordinate`: found a run, invite to it, begin it, and regroup it where a majority was lost."""
+"""`peer coordinate`: create a run, print its invite, start it, and regroup it when a majority is lost."""
 
 from __future__ import annotations
 
 import time
 from contextlib import closing
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,10 +13,11 @@ import trio
 
 from cli.options import default_home, home_option, network_options, tied_option
 from cli.run import run_until_stopped
+from cli.templates import template
 from cli.views.event_tail import EventTail
 from cli.views.live import event_line, follow, read_tails
 from cli.views.progress import Progress
-from cli.views.table import quoted
+from cli.views.text import quoted
 from optim.config import EagerConfig
 from peer.errors import ConfigError
 from peer.identity import Identity, is_peer_id
@@ -34,18 +34,18 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("run_toml", required=False, type=click.Path(path_type=Path), metavar="[RUN.toml]")
 @click.option("--init", is_flag=True, help="Write a commented template to RUN.toml and stop.")
-@home_option("Key, initial weights, signatures: needed to come back.  [default: ~/.barnraise/coordinator]")
+@home_option("Key, initial weights and state of the run: keep it.  [default: ~/.barnraise/coordinator]")
 @click.option(
     "--bootstrap",
     multiple=True,
     metavar="MULTIADDR",
-    help="A further meeting point to name in the invite; may be given several times.",
+    help="A further bootstrap address to put into the invite. May be given several times.",
 )
-@click.option("--ban", "banned", multiple=True, metavar="PEER_ID", help="Keep a peer out from now on.")
+@click.option("--ban", "banned", multiple=True, metavar="PEER_ID", help="Ban a peer. May be given several times.")
 @click.option(
     "--invite-for",
     metavar="PEER_ID",
-    help="Print an invite to the run in --home that only this peer can use (`peer doctor` shows the id), and stop.",
+    help="Print an invite to the run in --home that only this peer can use (`peer doctor` shows its id), and stop.",
 )
 @network_options(listen="/ip4/0.0.0.0/tcp/31337")
 @click.option("--json", "as_json", is_flag=True, help="Print the invite and every event as JSON lines.")
@@ -63,10 +63,10 @@ def coordinate(
     as_json: bool,
     tied: bool,
 ) -> None:
-    """Found the run that RUN.toml describes, or go on with the one in --home, and print the invite.
+    """Create the run that RUN.toml describes, or continue the run in --home, and print the invite.
 
-    Training does not stop while this process is away: it is needed to begin the run, and to regroup it when more than
-    half of its members are lost at once. Its address is in the invite, so come back on the same port.
+    Training goes on without this process. The coordinator is needed to start the run, and to regroup it when more
+    than half of the members are lost at once. The invite holds its address, so restart it on the same port.
     """
     if init:
         _write_template(run_toml or Path("RUN.toml"))
@@ -75,7 +75,7 @@ def coordinate(
     if invite_for is not None:
         click.echo(_bound_invite(home, invite_for))
         return
-    run = None if run_toml is None else read_run_config(run_toml)  # before the slow imports: a typo is told at once
+    run = None if run_toml is None else read_run_config(run_toml)  # before the slow imports: a typo is reported at once
     if run is not None and isinstance(run.outer, EagerConfig) and (caution := run.outer.caution(run.run.max_peers)):
         click.echo(f"Warning: {caution}.", err=True)
     from swarm.coordinator.coordinator import CoordinatorConfig
@@ -83,39 +83,34 @@ def coordinate(
     _run(CoordinatorConfig(home, run, listen, announce, relays, bootstrap, banned), as_json, tied)
 
 
-def template() -> str:
-    """The commented RUN.toml of the embedded example."""
-    return (files("cli") / "templates" / "run.toml").read_text()
-
-
 def _write_template(path: Path) -> None:
     try:
         with path.open("x") as file:
             file.write(template())
     except FileExistsError as error:
-        raise ConfigError(f"{path} exists already: name another file, or delete it first.") from error
+        raise ConfigError(f"{path} exists already: name another file, or delete it first") from error
     except OSError as error:
-        raise ConfigError(f"cannot write {path} ({error.strerror}): name a file in a folder of yours.") from error
+        raise ConfigError(f"cannot write {path} ({error.strerror}): name a file in another folder") from error
     click.echo(f"Wrote {path}. Edit it, then: peer coordinate {path}")
 
 
 def _bound_invite(home: Path, guest: str) -> str:
-    """An invite with a token made out to one peer, from what the coordinator keeps in `home`; needs no network."""
-    from swarm.client.session import read_kept_invite
+    """Return an invite whose token only the peer `guest` can use. Reads the coordinator's home; needs no network."""
+    from swarm.client.session import read_saved_invite
     from swarm.run.credentials import issue_token
     from swarm.run.manifest_transfer import load_run_files
 
     if not is_peer_id(guest):
-        raise ConfigError(f"--invite-for {guest} is no peer id: the guest sees its own with `peer doctor --home DIR`.")
+        raise ConfigError(f"--invite-for {guest} is not a peer id: `peer doctor --home DIR` shows the id of a peer")
     places, kept = Home(home), load_run_files(home)
     if kept is None:
-        raise ConfigError(f"{home} holds no run yet: found one with `peer coordinate RUN.toml` first.")
+        raise ConfigError(f"{home} holds no run yet: create one with `peer coordinate RUN.toml` first")
     manifest = open_manifest(kept[0])
     authority = Identity.load_or_create(places.identity)
     if authority.peer_id != manifest.authority:
-        raise ConfigError(f"{home} is a guest's, not the coordinator's: only the latter can invite.")
+        raise ConfigError(f"{home} is not the coordinator's home: give the --home of `peer coordinate`")
     token = issue_token(authority, manifest.run_id, time.time(), TOKEN_DAYS * 86400.0, peer=guest)
-    return str(msgspec.structs.replace(read_kept_invite(home), token=token))
+    return str(msgspec.structs.replace(read_saved_invite(home), token=token))
 
 
 def _run(config: CoordinatorConfig, as_json: bool, tied: bool) -> None:
@@ -132,7 +127,7 @@ def _run(config: CoordinatorConfig, as_json: bool, tied: bool) -> None:
             click.echo(event_line("invite", invite=text, run_id=invite.run_id, addresses=list(invite.addresses)))
             return
         click.echo(f"Run {invite.run_id} is open at {', '.join(invite.addresses)}", err=True)
-        click.echo("Others take part with:\n", err=True)
+        click.echo("To take part, run on another machine:\n", err=True)
         click.echo(f"peer join {text}\n")
 
     progress = Progress(f"coordinator   home {config.home}")
@@ -155,5 +150,5 @@ def _run(config: CoordinatorConfig, as_json: bool, tied: bool) -> None:
 
 def _farewell(progress: Progress, home: Path) -> str:
     if progress.complete:
-        return f"The run is complete, and kept in {home}."
-    return f"The run is kept in {home}; the members train on. Come back with: peer coordinate --home {quoted(home)}"
+        return f"The run is complete. It is kept in {home}."
+    return f"The run is kept in {home}; its members go on training. Restart with: peer coordinate --home {quoted(home)}"

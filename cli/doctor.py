@@ -1,4 +1,4 @@
-"""`peer doctor`: what would stop this machine from taking part, and how to mend it."""
+"""`peer doctor`: check whether this machine can take part in a run, and say how to fix what prevents it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.console import Console
 from cli.checks.machine import DISK_MIN_BYTES, Finding, disk_finding, local_findings
 from cli.options import default_home, home_option, network_options, read_invite
 from cli.run import run_until_stopped
-from cli.views.table import several
+from cli.views.text import several
 
 _MARKS = {"ok": "[green]ok     [/green]", "warning": "[yellow]warning[/yellow]", "failure": "[red]FAILURE[/red]"}
 
@@ -22,7 +22,7 @@ _MARKS = {"ok": "[green]ok     [/green]", "warning": "[yellow]warning[/yellow]",
 @home_option("The home that `peer join` would use.  [default: ~/.barnraise/<run id>]")
 @click.option("--device", default="auto", show_default=True, help="The device that `peer join` would use.")
 @network_options(listen="/ip4/0.0.0.0/tcp/0")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a finding.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per check.")
 def doctor(
     invite: str | None,
     home: Path | None,
@@ -34,18 +34,18 @@ def doctor(
 ) -> None:
     """Check whether this machine can take part in the run of INVITE: versions, device, disk, port, addresses, clock.
 
-    Without INVITE only the machine itself is checked; with --home that home gets its key, so that you can tell your
-    peer id to whoever invites you. Give --home, --device, --listen, --announce and --relay as you would to `peer join`;
-    its other options are not looked at: of a model in stages the smallest must fit, and the largest is worth a warning.
-    The exit code is 0 if nothing stands in the way, else that of the error that `peer join` would end with.
+    Without INVITE only the machine itself is checked. With --home a key is made there if it is missing, so that you
+    can send your peer id to the coordinator of a closed run. Give --home, --device, --listen, --announce and --relay
+    as you would to `peer join`. Of a model in stages the smallest stage must fit; a larger one that does not fit is a
+    warning. The exit code is 0 if this machine can take part, else that of the error that `peer join` would end with.
     """
     opened = None if invite is None else read_invite(invite)
     make_key = home is not None
     home = home or default_home("peer" if opened is None else opened.run_id[:12])
-    kept = home if os.path.exists(home) else None  # which, unlike Path's, takes whatever is typed
+    kept = home if os.path.exists(home) else None  # Path.exists raises for a name that is too long
     findings: list[Finding] = []
 
-    def tell(finding: Finding) -> None:
+    def report(finding: Finding) -> None:
         findings.append(finding)
         if as_json:
             click.echo(msgspec.json.encode(finding).decode())
@@ -53,27 +53,26 @@ def doctor(
             _show(finding)
 
     for finding in local_findings(home, device, make_key):
-        tell(finding)
+        report(finding)
 
-    async def by_trying() -> None:
+    async def check_network() -> None:
         from cli.checks.network import port_finding, swarm_findings
         from swarm.client.session import DialBackConfig
 
         dial_back_config = DialBackConfig(listen, announce, relays)
         port = await port_finding(dial_back_config)
-        tell(port)
+        report(port)
         if opened is None:
-            tell(disk_finding(home, [DISK_MIN_BYTES]))
+            report(disk_finding(home, [DISK_MIN_BYTES]))
         elif port.state == "ok":
             async for finding in swarm_findings(opened, home, kept, dial_back_config):
-                tell(finding)
+                report(finding)
 
-    run_until_stopped(by_trying)
+    run_until_stopped(check_network)
     failures = [finding for finding in findings if finding.state == "failure"]
     if not as_json:
-        stand = "stands" if len(failures) == 1 else "stand"
-        in_the_way = f"{several(len(failures), 'thing')} {stand} in the way."
-        click.echo(f"\n{in_the_way if failures else 'This machine can take part.'}")
+        failed = f"This machine cannot take part: {several(len(failures), 'check')} failed."
+        click.echo(f"\n{failed if failures else 'This machine can take part.'}")
     raise click.exceptions.Exit(failures[0].exit_code if failures else 0)
 
 

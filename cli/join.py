@@ -1,4 +1,4 @@
-"""`peer join`: this machine takes part in a run until the run is complete or Ctrl-C."""
+"""`peer join`: take part in a run with this machine until the run is complete or Ctrl-C."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from cli.run import run_until_stopped
 from cli.views.event_tail import EventTail
 from cli.views.live import follow, read_tails
 from cli.views.progress import Progress
-from cli.views.table import quoted, several
+from cli.views.text import quoted, several
 from swarm.run.home import Home
 
 if TYPE_CHECKING:
-    from swarm.training.context import Role
+    from swarm.run.peer_context import Role
 
 
 @click.command()
 @click.argument("invite")
-@home_option("Key, checkpoints and event log of this peer.  [default: ~/.barnraise/<run id>]")
-@click.option("--name", default="", help="What others see in `peer status`.  [default: this machine's name]")
-@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1, mps ...")
-@click.option("--threads", type=click.IntRange(1), help="CPU threads for training.  [default: every core]")
+@home_option("Folder for this peer's key, checkpoints and event log.  [default: ~/.barnraise/<run id>]")
+@click.option("--name", default="", help="The name shown by `peer status`.  [default: this machine's name]")
+@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1, mps, ...")
+@click.option("--threads", type=click.IntRange(1), help="CPU threads for training.  [default: all cores]")
 @click.option(
     "--data",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     type=click.Choice(["auto", "full", "stage", "feeder"]),
     default="auto",
     show_default=True,
-    help="full: hold the whole model. In a pipeline: stage (which auto means, too), hold a part of it, or feeder, only"
-    " read training text for others (no accelerator needed).",
+    help="full: train the whole model (a run without stages). stage: train one stage of a pipeline. feeder: only read"
+    " training text for a pipeline (no accelerator needed). auto: full or stage, as the run needs.",
 )
-@click.option("--stage", type=click.IntRange(0), help="Of a pipeline: hold this one, always.  [default: where needed]")
-@click.option("--memory-limit", type=Amount(), metavar="GB", help="Take no larger stage.")
+@click.option("--stage", type=click.IntRange(0), help="Stay at this stage of a pipeline.  [default: where needed]")
+@click.option("--memory-limit", type=Amount(), metavar="GB", help="Take no stage that needs more memory.")
 @network_options(listen="/ip4/0.0.0.0/tcp/0")
 @click.option("--json", "as_json", is_flag=True, help="Print every event as a JSON line instead of a live view.")
 @tied_option
@@ -68,10 +68,10 @@ def join(
 ) -> None:
     """Take part in the run of INVITE (the string, or a file that holds it) with this machine.
 
-    Ctrl-C leaves at the next safe moment and keeps the last commit; joining again with the same --home goes on from it.
+    Ctrl-C leaves at the next safe moment and keeps the last commit. Join again with the same --home to continue.
     """
-    opened = read_invite(invite)  # before the slow imports: a typo is told at once
-    from swarm.training.context import JoinConfig
+    opened = read_invite(invite)  # before the slow imports: a typo is reported at once
+    from swarm.run.peer_context import JoinConfig
     from swarm.training.peer import run_participant
 
     home = home or default_home(opened.run_id[:12])
@@ -105,27 +105,29 @@ def join(
             run_until_stopped(work, tied)
             click.echo("The run is complete.", err=True)
         finally:
-            read_tails(progress, {config.name: tail}, as_json)  # the last save comes after everything else
+            read_tails(progress, {config.name: tail}, as_json)  # the last checkpoint is saved after everything else
             if kept := what_was_kept(progress, config.home):
                 click.echo(kept, err=True)
 
 
 def what_was_kept(progress: Progress, home: Path) -> str:
-    """What a user who leaves wants to know; empty if there is nothing to say."""
+    """Return what was saved, for a user who leaves; empty if there is nothing to report."""
     row = next(iter(progress.rows.values()), None)
     if row is not None and row.fed is not None:
         peers = several(len(row.fed.peers), "peer")
-        return f"Read {several(row.fed.micro_batches, 'micro-batch')} for {peers}; a feeder keeps nothing."
+        return f"Read {several(row.fed.micro_batches, 'micro-batch')} for {peers}. A feeder saves nothing."
     if not progress.round:
         return ""
     if progress.saved is None:
-        return f"Left after round {progress.round}; no checkpoint was written, so joining again fetches the state."
+        return (
+            f"Left after round {progress.round}. No checkpoint was written: joining again fetches the state from peers."
+        )
     saved = progress.saved
     of, options, also = "", f"--home {quoted(home)}", ""
     if saved.stage is not None:
-        of, options, also = f" of stage {saved.stage}", f"{options} ...", ", with a --home of each other stage besides,"
+        of, options, also = f" of stage {saved.stage}", f"{options} ...", ", with a --home of each other stage,"
     what = f"Saved: round {saved.round}{of} in {saved.path}"
-    export = f"`peer export {options} --out DIR`{also} makes a model of it."
+    export = f"`peer export {options} --out DIR`{also} writes a model from it."
     if row is not None and row.stage != saved.stage:
-        return f"{what}, and nothing yet of stage {row.stage}, where it moved then; {export}"
-    return f"{what}. Joining again with --home {quoted(home)} goes on from there; {export}"
+        return f"{what}. Nothing is saved yet of stage {row.stage}, where this peer moved. {export}"
+    return f"{what}. Join again with --home {quoted(home)} to continue from there. {export}"

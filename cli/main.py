@@ -1,7 +1,7 @@
 """The command `peer`: a lazy group, so that `peer --help` imports nothing heavier than click.
 
-Exit codes are those of `peer.errors` (README): 0 success, 1 a bug, 2 usage, 3 network, 4 not admitted, 5 this machine,
-6 checkpoint, 7 training, 128 + the signal's number if one ended it.
+Exit codes are those of `peer.errors` (docs/cli.md): 0 success, 1 a bug, 2 usage, 3 network, 4 not admitted,
+5 this machine, 6 checkpoint, 7 training, 128 + the signal's number if one ended it.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from cli.run import report_failure
 from peer.errors import ConfigError
 
 COMMANDS: Final = {
-    "quickstart": "Several peers on this machine train a small model.",
-    "coordinate": "Found a run from a RUN.toml; prints the invite.",
+    "quickstart": "Train a small model with several peers on this machine.",
+    "coordinate": "Create a run from a RUN.toml and print its invite.",
     "join": "Take part in a run with this machine.",
-    "status": "Who is in a run, which round, how well it learns.",
+    "status": "Show the peers, round and loss of a run.",
     "export": "Write the last commit as a Hugging Face checkpoint.",
-    "doctor": "What would keep this machine out, and the cure.",
-    "relay": "Run a meeting point for peers behind NAT.",
+    "doctor": "Check whether this machine can take part in a run.",
+    "relay": "Run a relay for peers behind NAT.",
 }
 
 
 class LazyGroup(click.Group):
-    """Knows its commands' names and one line each; imports `cli.<name>` only to run or describe that command."""
+    """A click group that imports `cli.<name>` only to run or describe that command."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -49,27 +49,27 @@ class LazyGroup(click.Group):
 @click.group(
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="`peer COMMAND --help` says more. Start with `peer quickstart`.",
+    epilog="`peer COMMAND --help` describes a command. Start with `peer quickstart`.",
 )
 @click.version_option(package_name="barnraise", prog_name="barnraise")
 def group() -> None:
-    """Barnraise: strangers' machines find each other and train one language model together."""
+    """Barnraise: train one language model on volunteers' machines over the internet."""
 
 
 def check_arguments(arguments: Sequence[str]) -> None:
-    """Raise ConfigError unless all are text: what is not UTF-8 can be neither printed nor sent."""
+    """Raise ConfigError unless all arguments are UTF-8, so that they can be printed and sent."""
     for argument in arguments:
         if any("\ud800" <= letter <= "\udfff" for letter in argument):
-            raise ConfigError(f"{argument!a} is not UTF-8 text: write it anew in this terminal.")
+            raise ConfigError(f"{argument!a} is not UTF-8 text: type it again in this terminal")
 
 
 def main() -> None:
-    """Entry point of the console script: run, and turn whatever goes wrong into one sentence and an exit code."""
+    """Run the console script; turn every failure into one sentence and an exit code."""
     try:
         check_packages()
         check_arguments(sys.argv[1:])
         code = group.main(prog_name="peer", standalone_mode=False)
-    except BaseException as error:  # noqa: BLE001  the CLI edge: nothing leaves it but an exit code
+    except BaseException as error:  # noqa: BLE001  the CLI edge: only an exit code leaves it
         code = report_failure(error)
     sys.exit(code if isinstance(code, int) else 0)
 

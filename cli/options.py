@@ -1,4 +1,4 @@
-"""Options that several commands share, and the checks they do on what was typed."""
+"""Options that several commands share, and checks of their values."""
 
 from __future__ import annotations
 
@@ -15,46 +15,45 @@ from swarm.run.invite import Invite
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _INVITE_FILE_MAX = 1 << 16
-_AMOUNT_MAX = 1_000_000  # of GB a petabyte
+_AMOUNT_MAX = 1_000_000  # in GB: a petabyte
 
 
 def default_home(name: str) -> Path:
-    """Where a peer keeps its things unless --home says otherwise; $BARNRAISE_HOME replaces ~/.barnraise.
-    ConfigError where that is nowhere."""
+    """Return the default of --home. $BARNRAISE_HOME replaces ~/.barnraise. Raises ConfigError for an unknown ~user."""
     place = os.environ.get("BARNRAISE_HOME", "~/.barnraise")
     try:
         return Path(place).expanduser() / name
     except RuntimeError as error:
-        raise ConfigError(f"{place} is in nobody's home directory: set HOME, or give --home.") from error
+        raise ConfigError(f"{place} names an unknown home directory: set HOME, or give --home") from error
 
 
 def read_invite(text: str) -> Invite:
-    """An invite as typed, or the path of a file that holds one. Raises ConfigError."""
+    """Parse an invite, given as text or as the path of a file that holds it. Raises ConfigError."""
     path = Path(text)
     try:
         if len(text) < 4096 and path.is_file() and path.stat().st_size <= _INVITE_FILE_MAX:
             text = path.read_text(errors="replace")
     except OSError:
-        pass  # too long for a file name, or not ours to look at: then it is meant as an invite
+        pass  # too long for a file name, or not readable: parse it as an invite
     return Invite.parse(text)
 
 
 def network_options(listen: str) -> Callable[[Command], Command]:
-    """--listen (with this default), --announce, --relay: how others reach this machine."""
+    """Add --listen (with this default), --announce and --relay: how other peers reach this machine."""
     options = (
         click.option(
             "--relay",
             "relays",
             multiple=True,
             metavar="MULTIADDR",
-            help="A relay (`peer relay`) to be reachable through; may be given several times.",
+            help="A relay (`peer relay`) that makes this machine reachable. May be given several times.",
         ),
         click.option(
             "--announce",
             multiple=True,
             metavar="MULTIADDR",
-            help="Address to tell others instead of those listened on, e.g. /ip4/203.0.113.7/tcp/31337 behind a"
-            " forwarded port; may be given several times.",
+            help="Address to publish instead of the listening ones, e.g. /ip4/203.0.113.7/tcp/31337 behind a forwarded"
+            " port. May be given several times.",
         ),
         click.option(
             "--listen",
@@ -62,7 +61,7 @@ def network_options(listen: str) -> Callable[[Command], Command]:
             metavar="MULTIADDR",
             default=(listen,),
             show_default=True,
-            help="Where to accept connections; port 0 picks a free one. May be given several times.",
+            help="Address to accept connections on; port 0 picks a free port. May be given several times.",
         ),
     )
 
@@ -75,22 +74,23 @@ def network_options(listen: str) -> Callable[[Command], Command]:
 
 
 def tied_option(function: Command) -> Command:
-    """--tied (hidden): leave when standard input ends; for parents such as `peer quickstart`."""
+    """Add the hidden --tied: leave when standard input ends. For parents such as `peer quickstart`."""
     return click.option("--tied", is_flag=True, hidden=True)(function)
 
 
 class Amount(click.FloatRange):
-    """So many MB/s or GB: above 0 and not infinite."""
+    """A finite number of MB/s or GB above 0."""
 
     def __init__(self) -> None:
         super().__init__(0, _AMOUNT_MAX, min_open=True)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         amount = float(super().convert(value, param, ctx))
-        if math.isnan(amount):  # which is neither below nor above any bound
-            self.fail(f"{value} is no number.", param, ctx)
+        if math.isnan(amount):  # neither below nor above any bound
+            self.fail(f"{value} is not a number.", param, ctx)
         return amount
 
 
 def home_option(what: str) -> Callable[[Command], Command]:
+    """Add --home, described by `what`."""
     return click.option("--home", type=click.Path(path_type=Path, file_okay=False), help=what)

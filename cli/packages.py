@@ -1,4 +1,4 @@
-"""The five packages have common names; this says so if another one of that name is imported in their place."""
+"""A check that the five packages, whose names are common, are not shadowed by other packages."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ PACKAGES: Final = ("peer", "dht", "optim", "swarm", "cli")
 
 
 def package_folder(name: str) -> Path | None:
-    """Where the package would be imported from, without importing it; None if it is not found."""
+    """Return the folder that a package would be imported from, without importing it; None if there is none."""
     spec = find_spec(name)
     if spec is None:
         return None
-    if spec.origin is None:  # a mere folder of that name
+    if spec.origin is None:  # a namespace package: a folder without __init__.py
         return next((Path(folder).resolve() for folder in spec.submodule_search_locations or ()), None)
     return Path(spec.origin).resolve().parent
 
 
 def check_packages(names: Sequence[str] = PACKAGES) -> None:
-    """Raise ConfigError unless all packages lie side by side in the folder this file is installed in."""
+    """Raise ConfigError unless all packages lie side by side in the folder that holds this one."""
     home = Path(__file__).resolve().parent.parent
     for name in names:
         found = package_folder(name)
         if found is None:
-            raise ConfigError(f"the package {name} is missing from {home}: install barnraise again.")
+            raise ConfigError(f"the package {name} is missing from {home}: install barnraise again")
         if found != home / name:
             raise ConfigError(
-                f"{found} shadows {home / name}: install barnraise in an environment of its own,"
-                " and do not run it from a folder that has a package of that name."
+                f"{found} shadows {home / name}: install barnraise in its own environment, and run it from a folder"
+                " without a package of that name"
             )

@@ -1,8 +1,8 @@
-"""`peer quickstart`: a coordinator and several peers on this machine, one added and one killed on the way; with
---stages one is frozen for a while, too.
+"""`peer quickstart`: a coordinator and several peers on this machine. During the run one peer is added and one is
+killed; with --stages another one is frozen for a while.
 
-The children are real processes that run `peer coordinate` and `peer join` as a user would; this process only starts
-them, reads their event streams, brings the faults about, and at the end checks that every invariant held.
+The children are real processes that run `peer coordinate` and `peer join` as a user would. This process starts them,
+reads their event streams, causes the faults, and checks at the end that every invariant held.
 """
 
 from __future__ import annotations
@@ -17,55 +17,61 @@ from typing import Final
 
 import click
 
-from cli.coordinate import template
 from cli.demo.child_processes import children
 from cli.demo.cluster import LocalCluster
 from cli.demo.report import Report, draw_losses, write_report
 from cli.demo.scenario import play_pipeline, play_whole
 from cli.demo.verdict import judge, train_losses
 from cli.run import stopping_by_signal
+from cli.templates import template
 from cli.views.live import shown
 from cli.views.progress import Progress
-from cli.views.table import quoted, several, size_text
+from cli.views.text import quoted, several, size_text
 from peer.errors import ConfigError, ResourceError, RoundError
 from swarm.run.home import Home
 
-SPARE: Final = 2  # one is killed and one is frozen, and every stage keeps a replica
+SPARE: Final = 2  # one is killed and one is frozen; every stage keeps a replica
 PIPELINE_STEPS: Final = 30
-ROUNDS_MIN: Final = 6  # so that whoever is added still finds rounds to take part in
+ROUNDS_MIN: Final = 6  # the added peer must have rounds left to take part in
 PIPELINE_ROUNDS_MIN: Final = 8
 MARK: Final = ".barnraise-quickstart"
 LEFTOVERS: Final = ("run.toml", "report.json", "loss.png", "coordinator*", "peer-*")
 
 
 @click.command()
-@click.option("--peers", type=click.IntRange(3, 16), default=4, show_default=True, help="How many peers train.")
-@click.option("--stages", type=click.IntRange(1, 8), default=1, show_default=True, help="Cut the model into so many.")
+@click.option("--peers", type=click.IntRange(3, 16), default=4, show_default=True, help="Number of peers that train.")
 @click.option(
-    "--rounds", type=click.IntRange(max=10_000), default=12, show_default=True, help="At least 6; 8 with --stages."
+    "--stages", type=click.IntRange(1, 8), default=1, show_default=True, help="Number of stages of the model."
+)
+@click.option(
+    "--rounds",
+    type=click.IntRange(max=10_000),
+    default=12,
+    show_default=True,
+    help="At least 6; with --stages 8.",
 )
 @click.option(
     "--home",
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("quickstart"),
     show_default=True,
-    help="Folder for the peers' homes, logs, report.json and loss.png.",
+    help="Folder for the peers' homes, their logs, report.json and loss.png.",
 )
 def quickstart(peers: int, stages: int, rounds: int, home: Path) -> None:
     """Train a small language model on the text of Python's standard library with several peers on this machine.
 
-    On the way another peer joins and one is killed (SIGKILL). Exit code 0 means that every invariant held: all peers
-    ended every round with bit-identical weights, no round was lost for good, the held-out loss fell.
+    During the run one peer joins and one is killed (SIGKILL). Exit code 0 means that every invariant held: all peers
+    ended every round with bit-identical weights, no round was lost for good, and the held-out loss fell.
 
-    With --stages no peer holds the whole model, and one peer more is frozen for a while (SIGSTOP). Then all replicas of
-    a stage must have ended every round alike, no micro-batch may have been counted twice or lost, at any stage, and it
-    is the training loss that must have fallen.
+    With --stages no peer holds the whole model, and another peer is frozen for a while (SIGSTOP). The invariants are
+    then: the replicas of a stage ended every round with the same weights, no stage counted a micro-batch twice or lost
+    one, and the training loss fell.
     """
     if stages > 1 and peers < stages + SPARE:
-        raise ConfigError(f"{stages} stages need {stages + SPARE} peers here, as some will fail: raise --peers.")
+        raise ConfigError(f"{stages} stages need {stages + SPARE} peers here, as some will fail: raise --peers")
     least = ROUNDS_MIN if stages == 1 else PIPELINE_ROUNDS_MIN
     if rounds < least:
-        raise ConfigError(f"the peer that is added needs {least} rounds here to take part: raise --rounds.")
+        raise ConfigError(f"{rounds} rounds are too few for the peer that is added: give --rounds {least} or more")
     _claim(home)
     with stopping_by_signal(), Home(home).locked():
         _prepare(home, rounds, stages)
@@ -73,7 +79,7 @@ def quickstart(peers: int, stages: int, rounds: int, home: Path) -> None:
 
 
 def _play(peers: int, stages: int, rounds: int, home: Path) -> None:
-    """From the first child to the verdict. RoundError if an invariant did not hold."""
+    """Run the cluster and judge it. Raises RoundError if an invariant did not hold."""
     began = time.time()
     title = f"quickstart: {peers} peers, {rounds} rounds, in {home}"
     progress = Progress(title if stages == 1 else f"{title}, {stages} stages", keeps_all=True, stages=stages)
@@ -85,35 +91,37 @@ def _play(peers: int, stages: int, rounds: int, home: Path) -> None:
     draw_losses(home / "loss.png", dict(sorted(progress.val_losses.items())), train_losses(progress), scenario.marks)
     _summarize(report, home)
     if report.broken_invariants:
-        raise RoundError(f"an invariant did not hold: {'; '.join(report.broken_invariants)}. Read the logs in {home}.")
+        raise RoundError(f"an invariant did not hold ({'; '.join(report.broken_invariants)}): read the logs in {home}")
 
 
 def _claim(home: Path) -> None:
-    """Mark a folder as ours; ConfigError if it holds anything of somebody else's."""
+    """Mark a folder as a quickstart's. Raises ConfigError if it holds files that no quickstart has put there."""
     mark = home / MARK
     try:
         if home.exists() and any(home.iterdir()) and not mark.exists():
-            raise ConfigError(f"{home} is not empty and no quickstart's: choose another folder with --home.")
+            raise ConfigError(f"{home} is not empty and not a quickstart's: choose another folder with --home")
         home.mkdir(parents=True, exist_ok=True)
         mark.touch()
     except OSError as error:
-        raise ResourceError(f"cannot write to {home} ({error.strerror}): choose another folder with --home.") from error
+        raise ResourceError(f"cannot write to {home} ({error.strerror}): choose another folder with --home") from error
 
 
 def _prepare(home: Path, rounds: int, stages: int = 1) -> None:
-    """Write the run's RUN.toml; what an earlier quickstart left in the folder is removed, nothing else."""
+    """Remove what an earlier quickstart left in the folder, nothing else, and write RUN.toml."""
     try:
         for pattern in LEFTOVERS:
             for path in home.glob(pattern):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         (home / "run.toml").write_text(run_toml(rounds, stages))
     except OSError as error:
-        raise ResourceError(f"cannot write to {home} ({error.strerror}): choose another folder with --home.") from error
+        raise ResourceError(f"cannot write to {home} ({error.strerror}): choose another folder with --home") from error
 
 
 def run_toml(rounds: int, stages: int = 1) -> str:
-    """The embedded example for that many rounds: the learning rate's schedule ends with them. In a pipeline every stage
-    has two blocks, and rounds are shorter."""
+    """Return the embedded example for that many rounds, with which the learning rate's schedule ends.
+
+    In a pipeline every stage has two blocks, and rounds are shorter.
+    """
     text = template()
     steps_found = re.search(r"^steps = (\d+)", text, re.MULTILINE)
     assert steps_found is not None
@@ -129,28 +137,30 @@ def run_toml(rounds: int, stages: int = 1) -> str:
 
 
 def _summarize(report: Report, home: Path) -> None:
-    held, homes = f"Every survivor holds state {report.state_hash[:16]}.", [home / "peer-1"]
+    held, homes = f"All surviving peers hold the same weights, state {report.state_hash[:16]}.", [home / "peer-1"]
     if report.stages:
-        ends = ((stage.state_hash[:8], several(len(stage.replicas), "peer")) for stage in report.stages)
-        states = ", ".join(f"{state} by {peers}" for state, peers in ends)
-        held = f"The stages end with states {states}.\n{_told_books(report)}"
+        states = ", ".join(
+            f"stage {stage.stage} at {stage.state_hash[:8]} ({several(len(stage.replicas), 'peer')})"
+            for stage in report.stages
+        )
+        held = f"Weights: {states}.\n{_micro_batch_text(report)}"
         names = {peer: seen.name for peer, seen in report.peers.items()}
         homes = [home / names[stage.replicas[0]] for stage in report.stages if stage.replicas]
     options = " ".join(f"--home {quoted(path)}" for path in homes)
     click.echo(
-        f"\n{report.rounds_committed} rounds committed, {report.rounds_discarded} discarded,"
+        f"\n{report.rounds_committed} rounds committed, {report.rounds_discarded} discarded:"
         f" {report.tokens / 1e6:.1f} million tokens in {report.wall_s:.0f} s.\n"
         f"Held-out loss {report.val_loss_first:.3f} -> {report.val_loss_last:.3f} nats per byte.\n"
         f"{held}\n"
-        f"{_told_traffic(report)}\n\n"
-        f"What it writes now:\n{report.sample}\n\n"
-        f"{home / 'report.json'} has the numbers, {home / 'loss.png'} the curve; a model for other software:\n"
+        f"{_traffic_text(report)}\n\n"
+        f"A sample of the model's text:\n{report.sample}\n\n"
+        f"The numbers are in {home / 'report.json'}, the loss curve in {home / 'loss.png'}. To export the model:\n"
         f"  {_this_command()} export {options} --out model"
     )
 
 
 def _this_command() -> str:
-    """What to type for the `peer` that runs here: its name where the shell finds it by that, else its path."""
+    """Return what to type for the running `peer`: its name where the shell finds it, else its path."""
     own, here = Path(sys.executable).with_name("peer"), Path.cwd()
     found = shutil.which("peer")
     if not own.exists() or (found is not None and os.path.samefile(found, own)):
@@ -158,32 +168,29 @@ def _this_command() -> str:
     return quoted(own.relative_to(here) if own.is_relative_to(here) else own)
 
 
-def _told_traffic(report: Report) -> str:
-    """Against an all-reduce where that could be had instead; in a pipeline, by the token."""
+def _traffic_text(report: Report) -> str:
+    """Return the bytes sent: against an all-reduce; in a pipeline, a token."""
     sent = [peer.bytes_up for peer in report.peers.values()]
     if report.stages:
         return (
-            f"All peers together sent {size_text(sum(sent))}, {sum(sent) / max(1, report.tokens):.0f} bytes a token:"
-            f" hidden states, gradients, updates, states for joiners. The busiest sent {size_text(max(sent))}."
+            f"All peers together sent {size_text(sum(sent))}, {sum(sent) / max(1, report.tokens):.0f} bytes a token"
+            f" (hidden states, gradients, updates, weights for joiners). The busiest peer sent {size_text(max(sent))}."
         )
     return (
-        f"At most {size_text(max(sent))} sent per peer, {report.traffic_factor:.0f} times less than an fp32 all-reduce"
-        f" every step would take ({size_text(report.ddp_bytes_equivalent)})."
+        f"No peer sent more than {size_text(max(sent))}, {report.traffic_factor:.0f} times less than with an fp32"
+        f" all-reduce after every step ({size_text(report.ddp_bytes_equivalent)})."
     )
 
 
-def _told_books(report: Report) -> str:
-    """How often each micro-batch counted. Whoever dies takes along what it has counted since its last commit: which
-    those are is known, and said."""
-    books = report.micro_batches
-    assert books is not None
+def _micro_batch_text(report: Report) -> str:
+    """Return how often micro-batches counted. A replica that dies loses what it has counted since its last commit."""
+    counts = report.micro_batches
+    assert counts is not None
     missed = ", ".join(f"{stage.uncounted} at stage {stage.stage}" for stage in report.stages[1:])
-    undone = f" Merged by later stages, and undone at the first: {books.undone}." if books.undone else ""
+    undone = f" Merged by later stages only: {counts.undone}." if counts.undone else ""
     return (
-        f"{books.dispatched} micro-batches issued, {books.completed} completed,"
-        f" {several(books.retried, 'call')} made once more;"
-        f" {books.double_counted} counted twice, {books.lost} lost.\n"
-        f"Merged by the first stage and not by a later one: {missed}.{undone}"
-        " What could not be counted once is reported, never guessed.\n"
+        f"{counts.dispatched} micro-batches dispatched, {counts.completed} completed, {counts.retried} retried;"
+        f" {counts.double_counted} counted twice, {counts.lost} lost.\n"
+        f"Merged by the first stage but not by a later one: {missed}.{undone}\n"
         f"Moves between stages: {len(report.moves)}."
     )

@@ -1,4 +1,4 @@
-"""`peer relay`: a public meeting point for peers behind NAT."""
+"""`peer relay`: a public relay for peers behind NAT."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from cli.run import run_until_stopped
     metavar="MULTIADDR",
     default=("/ip4/0.0.0.0/tcp/4001",),
     show_default=True,
-    help="Where to accept connections. May be given several times.",
+    help="Address to accept connections on. May be given several times.",
 )
 @click.option(
     "--announce",
     multiple=True,
     metavar="MULTIADDR",
-    help="Address to tell others instead, e.g. /ip4/203.0.113.7/tcp/4001. May be given several times.",
+    help="Address to publish instead, e.g. /ip4/203.0.113.7/tcp/4001. May be given several times.",
 )
-@home_option("Keeps the relay's key, so that its address stays the same (default: ~/.barnraise/relay).")
+@home_option("Folder for the relay's key, so that its address stays the same.  [default: ~/.barnraise/relay]")
 @click.option("--json", "as_json", is_flag=True, help='Print one JSON object, {"peer", "addresses"}, once it runs.')
 def relay(listen: tuple[str, ...], announce: tuple[str, ...], home: Path | None, as_json: bool) -> None:
-    """Run a relay on a machine that everybody can reach, until Ctrl-C.
+    """Run a relay on a public machine until Ctrl-C.
 
-    Peers that nobody can dial hold a place here (`peer join --relay ADDRESS`), are called through it, and find a direct
-    way to each other where their routers allow it. The relay sees who talks to whom, but not what they say.
+    Peers behind NAT reserve a place at the relay (`peer join --relay ADDRESS`) and are called through it. They switch
+    to direct connections where their routers allow it. The relay sees which peers talk, but not what they say.
     """
     from peer.identity import Identity
     from peer.net.relay_daemon import RelayConfig, open_relay
@@ -43,17 +43,17 @@ def relay(listen: tuple[str, ...], announce: tuple[str, ...], home: Path | None,
     async def serve() -> None:
         config = RelayConfig(Identity.load_or_create(folder.identity), listen, announce)
         async with open_relay(config) as running:
-            _tell(running.peer_id, running.addresses, as_json)
+            _print_addresses(running.peer_id, running.addresses, as_json)
             await running.wait()
 
     with folder.locked():
         run_until_stopped(serve)
 
 
-def _tell(peer_id: str, addresses: tuple[str, ...], as_json: bool) -> None:
+def _print_addresses(peer_id: str, addresses: tuple[str, ...], as_json: bool) -> None:
     if as_json:
         click.echo(msgspec.json.encode({"peer": peer_id, "addresses": addresses}).decode())
         return
-    click.echo("The relay runs. Give peers one of these for --relay:")
+    click.echo("The relay runs. Give peers one of these addresses for --relay:")
     for address in addresses:
         click.echo(f"  {address}")

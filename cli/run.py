@@ -1,4 +1,4 @@
-"""The edge between our code and a person at a terminal: async entry, signals, one sentence for every failure."""
+"""The edge between our code and a terminal: the trio entry point, signals, and one sentence for every failure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class Stopped(BaseException):
-    """The user (SIGINT) or the system (SIGTERM, SIGHUP) asked us to stop, and we did so in good order."""
+    """A clean stop that the user (SIGINT) or the system (SIGTERM, SIGHUP) asked for."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(signal.Signals(signum).name)
@@ -38,13 +38,13 @@ class Stopped(BaseException):
 
 
 def run_until_stopped(work: Callable[[], Awaitable[T]], tied: bool = False) -> T:
-    """Run a trio function. The first SIGINT, SIGTERM or SIGHUP cancels it, which lets it leave and save in its own
-    `finally`; Stopped is raised after that. A second signal ends the process at once.
+    """Run a trio function. The first SIGINT, SIGTERM or SIGHUP cancels it, so that it leaves and saves in its own
+    `finally`; then Stopped is raised. A second signal ends the process at once.
 
-    `tied`: the end of standard input counts as SIGTERM. A parent that keeps the other end of that pipe open thus takes
-    its children with it, however it dies.
+    With `tied` the end of standard input counts as SIGTERM. A parent that holds the other end of that pipe thus ends
+    its children however it dies.
     """
-    import trio  # here, so that `peer --help` does not pay for it
+    import trio  # here: `peer --help` must stay fast
 
     caught: list[int] = []
 
@@ -53,7 +53,7 @@ def run_until_stopped(work: Callable[[], Awaitable[T]], tied: bool = False) -> T
             if caught:
                 os._exit(128 + signum)
             caught.append(signum)
-            click.echo("\nStopping in good order; a second Ctrl-C ends at once.", err=True)
+            click.echo("\nStopping cleanly; press Ctrl-C again to end at once.", err=True)
             scope.cancel()
 
     async def wait_for_parent(scope: trio.CancelScope) -> None:
@@ -82,8 +82,11 @@ def run_until_stopped(work: Callable[[], Awaitable[T]], tied: bool = False) -> T
 
 @contextmanager
 def stopping_by_signal() -> Iterator[None]:
-    """For work without trio: inside the block SIGINT raises KeyboardInterrupt, even where a shell started us with
-    Ctrl-C ignored, and SIGTERM and SIGHUP (unless ignored, as by nohup) raise Stopped, so that `finally` is reached."""
+    """Raise on signals inside the block, for work without trio, so that `finally` is reached.
+
+    SIGINT raises KeyboardInterrupt, even where a shell started the process with Ctrl-C ignored. SIGTERM and SIGHUP
+    raise Stopped, unless they are ignored, as by nohup.
+    """
 
     def stop(signum: int, frame: object) -> None:
         raise Stopped(signum)
@@ -101,7 +104,7 @@ def stopping_by_signal() -> Iterator[None]:
 
 
 def report_failure(error: BaseException) -> int:
-    """Say on standard error what ended the command; returns the exit code. PEER_DEBUG=1 adds the traceback."""
+    """Print to standard error what ended the command; return the exit code. PEER_DEBUG=1 adds the traceback."""
     causes = list(leaves(error))
     chosen = _most_telling(causes)
     if isinstance(chosen, SystemExit):
@@ -119,21 +122,21 @@ def report_failure(error: BaseException) -> int:
         click.echo("Interrupted.", err=True)
         return INTERRUPTED
     if isinstance(chosen, BrokenPipeError):
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  whoever read our output has gone; so must the final flush
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  the final flush needs an open file
         return 0
     if isinstance(chosen, BarnraiseError):
         click.echo(f"peer: {chosen}", err=True)
         return chosen.exit_code
     click.echo(
-        f"peer: a bug ended this command ({type(chosen).__name__}: {chosen});"
-        " run it again with PEER_DEBUG=1 and report what it prints.",
+        f"peer: a bug ended this command ({type(chosen).__name__}: {chosen}):"
+        " run it again with PEER_DEBUG=1 and report what it prints",
         err=True,
     )
     return BUG
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:
-    """The exceptions inside nested exception groups; `error` itself if it is none."""
+    """Yield the exceptions inside nested exception groups; `error` itself if it is not a group."""
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:
             yield from leaves(inner)
@@ -142,7 +145,7 @@ def leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def _most_telling(causes: list[BaseException]) -> BaseException:
-    """A bug before a fault of the outside world before an interruption: the first is what must not go unnoticed."""
+    """Choose the error to report: a bug before a fault of the outside world before an interruption."""
 
     def rank(error: BaseException) -> int:
         if isinstance(error, (BarnraiseError, click.ClickException)):

@@ -1,4 +1,4 @@
-"""`peer status`: one look at a run."""
+"""`peer status`: a snapshot of a run."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from rich.text import Text
 
 from cli.options import home_option, read_invite
 from cli.run import run_until_stopped
-from cli.views.table import NOTHING, number_text, plain, several, size_text
+from cli.views.table import NOTHING
+from cli.views.text import number_text, plain, several, size_text
 from peer.errors import ConfigError
 
 if TYPE_CHECKING:
-    from swarm.client.status import MemberStatus, StageStatus, SwarmStatus
+    from swarm.client.status import MemberStatus, ServedModelStatus, StageStatus, SwarmStatus
 
 _STAGES: Final = ("stage", "blocks", "round", "replicas", "members", "mb/s", "queue", "phase")
 _PIPELINE: Final = ("peer", "id", "stage", "round", "mb/s", "queue", "loss", "phase")
@@ -29,24 +30,33 @@ _LEFT: Final = ("blocks", "members", "phase", "peer", "id", "state")
 
 @click.command()
 @click.argument("invite", required=False)
-@home_option("Look at the run of the peer that lives here (it need not be running).")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object: more of each peer than fits a line.")
+@home_option("Show the run of the peer that has this home (it need not be running).")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, which has more about each peer.")
 def status(invite: str | None, home: Path | None, as_json: bool) -> None:
-    """Show who is in the run of INVITE, in which round it is, and how well it learns.
+    """Show the peers of the run of INVITE, its round and its loss.
 
-    What a peer says of itself is at most 9 seconds old; one that is dead or frozen has disappeared after that.
+    A peer's entry is at most 9 seconds old. A dead or frozen peer disappears after that time.
     """
     if (invite is None) == (home is None):
-        raise ConfigError("say which run to look at: either INVITE or --home DIR.")
-    from swarm.client.session import read_kept_invite
-    from swarm.client.status import read_status
+        raise ConfigError("no run was named: give either INVITE or --home DIR")
+    from swarm.client.session import read_saved_invite
+    from swarm.client.status import ServedModelStatus, read_status
 
-    opened = read_invite(invite) if invite is not None else read_kept_invite(home or Path())
+    opened = read_invite(invite) if invite is not None else read_saved_invite(home or Path())
     seen = run_until_stopped(lambda: read_status(opened, home))
     if as_json:
         click.echo(msgspec.json.encode(seen).decode())
+    elif isinstance(seen, ServedModelStatus):
+        _show_served_model(seen)
     else:
         _show(seen)
+
+
+def _show_served_model(seen: ServedModelStatus) -> None:
+    console = Console(highlight=False)
+    admission = "open" if seen.open else "by invitation"
+    console.print(Text(seen.name, style="bold"), f"  served model {seen.run_id}  ", admission)
+    console.print(f"{several(seen.blocks, 'block')}, a checkpoint of {several(seen.parts, 'part')}")
 
 
 def _show(seen: SwarmStatus) -> None:
@@ -59,25 +69,25 @@ def _show(seen: SwarmStatus) -> None:
         for peer in seen.peers:
             if peer.ready_in_s > 0:
                 way = "joining" if peer.source < 0 else f"moving from stage {peer.source} to"
-                going = f"is {way} stage {peer.stage}, at work in about {peer.ready_in_s:.0f} s"
+                going = f"is {way} stage {peer.stage}, ready in about {peer.ready_in_s:.0f} s"
                 console.print(f"{plain(peer.name)} {going}", markup=False)
         if feeders := [plain(peer.name) for peer in seen.peers if peer.role == "feeder"]:
             console.print(f"text is read by {', '.join(feeders)}", markup=False)
     else:
         console.print(_table(_WHOLE, [_cells(seen, peer) for peer in seen.peers], ruled=True))
     if any(_is_outside(seen, peer) for peer in seen.peers):
-        console.print("+  not a member of the last commit: joining, or left behind")
+        console.print("+  not a member of the last commit: joining, or behind")
 
 
 def _summary(seen: SwarmStatus) -> str:
-    """How far the run has come, in one sentence."""
+    """Return the run's progress in one sentence."""
     of = f" of {seen.rounds}" if seen.rounds else ""
     loss = "" if seen.val_loss is None else f", last held-out loss {seen.val_loss:.3f}"
     if seen.stages and seen.round is None:
         missing = [str(stage.stage) for stage in seen.stages if stage.round is None]
-        return f"No commit that a majority stands by was found of stage {', '.join(missing)}: nobody of it is there."
+        return f"No commit with a majority was found for stage {', '.join(missing)}: none of its peers is alive."
     if seen.round is None:
-        return "No commit that a majority stands by was found: the run has not begun, or most peers are away."
+        return "No commit with a majority was found: the run has not begun, or most peers are away."
     if seen.stages:
         stages = f"{len(seen.stages)} stages, all at round {seen.round}{of} or beyond"
         return f"{stages}, {seen.tokens / 1e6:.1f} M tokens{loss}"
@@ -86,7 +96,7 @@ def _summary(seen: SwarmStatus) -> str:
         if not rounds:
             return f"gossip: {several(seen.members, 'peer')}, none of which has begun."
         return (
-            f"gossip: {several(seen.members, 'peer')}, each with weights of its own,"
+            f"gossip: {several(seen.members, 'peer')}, each with its own weights,"
             f" at rounds {min(rounds)} to {max(rounds)}{of},"
             f" {seen.tokens / 1e6:.1f} M tokens{loss}{' (of one peer)' if loss else ''}"
         )
@@ -102,7 +112,7 @@ def _bad_if(bad: bool, text: str) -> Text:
 
 
 def _table(columns: Sequence[str], lines: Sequence[dict[str, Text | str]], ruled: bool = False) -> Table:
-    """Only the phase gives way where the terminal is too narrow."""
+    """Return a table in which only the phase is wrapped where the terminal is too narrow."""
     table = Table(box=HEAVY_HEAD if ruled else SIMPLE_HEAD, pad_edge=ruled)
     for column in columns:
         table.add_column(column, justify="left" if column in _LEFT else "right", no_wrap=column != "phase")
@@ -112,7 +122,7 @@ def _table(columns: Sequence[str], lines: Sequence[dict[str, Text | str]], ruled
 
 
 def _stage_cells(stage: StageStatus) -> dict[str, Text | str]:
-    """Each column's text for a stage."""
+    """Return the text of each column for a stage."""
     replicas = str(stage.replicas) + (f" +{stage.arriving}" if stage.arriving else "")
     members = f"{stage.members} (quorum {stage.quorum})" if stage.members else "none"
     return {
@@ -128,7 +138,7 @@ def _stage_cells(stage: StageStatus) -> dict[str, Text | str]:
 
 
 def _cells(seen: SwarmStatus, peer: MemberStatus) -> dict[str, Text | str]:
-    """Each column's text for a peer."""
+    """Return the text of each column for a peer."""
     at_stage = peer.stage >= 0
     return {
         "peer": plain(peer.name[:16]) + (" +" if _is_outside(seen, peer) else ""),

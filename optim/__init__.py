@@ -1,0 +1,1 @@
+"""Agreeing on weights: pure arithmetic on torch tensors, without sockets."""

@@ -1,7 +1,7 @@
-"""What a run's manifest says about agreeing on weights: the method with its settings, the codecs.
+"""The manifest's sections about agreeing on weights: the method with its settings, and the codecs.
 
-Plain msgspec structs without torch. A value that makes no sense raises ValueError that begins with the field's name
-(msgspec turns it into a ValidationError with the field's path).
+Plain msgspec structs without torch. An impossible value raises ValueError whose text begins with the field's name;
+msgspec turns it into a ValidationError with the field's path.
 """
 
 from __future__ import annotations
@@ -16,48 +16,48 @@ UpCodec = Literal[
 ]  # fmt: skip
 DownCodec = Literal["fp32", "fp16", "bf16", "int8", "int8_6sigma", "int4", "nf4", "fp4_e3m0"]
 STEPS_MAX: Final = 1_000_000
-EAGER_PEERS: Final = 8  # from here on, with more momentum than below, it diverged (algorithms.md)
+EAGER_PEERS: Final = 8  # with so many peers and more momentum than below, training diverged
 EAGER_MOMENTUM: Final = 0.5
 
 
 class CodecConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How vectors cross the wire: `up` to a slice's owner, `down` merged from it to everybody. What an owner left out
-    nobody could add to the next round's result, for owners change: `down` takes no codec that needs error feedback.
-
-    `rank` is PowerSGD's, whose messages are passed on as they are: `down` is not used. `lgreco` gives every slice int8,
-    int4 or ternary bits so that the whole makes no more error than `error_budget` times what int4 everywhere would
-    make."""
+    """The codecs of vectors on the wire."""
 
     up: UpCodec = "int8"
+    """From a contributor to a slice's owner."""
     down: DownCodec = "int8"
+    """From the owner, merged, to all members. A slice's owner changes from round to round and cannot add to the next
+    result what this one left out, so no codec that needs error feedback is allowed. `powersgd` does not use it."""
     rank: int = 4
+    """Of `powersgd`."""
     error_budget: float = 1.0
+    """Of `lgreco`, which codes each slice in int8, int4 or ternary: the error allowed, relative to int4 everywhere."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.rank <= 1024:
-            raise ValueError(f"rank is {self.rank}: it must lie between 1 and 1024")
+            raise ValueError(f"rank is {self.rank}: set it between 1 and 1024")
         if not 0 < self.error_budget <= 100:
-            raise ValueError(f"error_budget is {self.error_budget}: it must lie between 0 and 100")
+            raise ValueError(f"error_budget is {self.error_budget}: set it above 0 and at most 100")
 
 
 class MethodConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="method"):
-    """What all methods have. `steps` is H: inner steps a round for the fastest peer; slower ones do fewer in the same
-    time."""
+    """The settings that all methods have."""
 
     steps: int
+    """H: the fastest peer's inner steps in a round; slower peers make fewer in the same time."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.steps <= STEPS_MAX:
-            raise ValueError(f"steps is {self.steps}: a round has at least 1 inner step, and at most {STEPS_MAX}")
+            raise ValueError(f"steps is {self.steps}: set a number of inner steps between 1 and {STEPS_MAX}")
 
     def _within(self, name: str, low: float, high: float) -> None:
         value = getattr(self, name)
         if not low <= value <= high:
-            raise ValueError(f"{name} is {value}: it must lie between {low} and {high}")
+            raise ValueError(f"{name} is {value}: set it between {low} and {high}")
 
 
 class PerStepConfig(MethodConfig, kw_only=True, frozen=True):
-    """A method that exchanges gradients: `steps` batches a peer add up to one gradient."""
+    """A method that exchanges gradients; a peer's gradient is the mean over `steps` batches."""
 
     steps: int = 1
 
@@ -72,36 +72,42 @@ class OuterStepConfig(MethodConfig, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < self.lr <= 10:
-            raise ValueError(f"lr is {self.lr}: it must lie between 0 and 10")
+            raise ValueError(f"lr is {self.lr}: set it above 0 and at most 10")
         if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum is {self.momentum}: it must lie in [0, 1)")
+            raise ValueError(f"momentum is {self.momentum}: set it in [0, 1)")
 
 
 class DilocoConfig(OuterStepConfig, frozen=True, kw_only=True, tag="diloco"):
-    """DiLoCo (arXiv 2311.08105). momentum 0, lr 1: FedAvg, Local SGD.
-
-    `schedule` "quadratic" is the Quadratic Synchronization Rule (2310.14423): H = max(steps, (alpha / lr)^2) with the
-    inner learning rate `lr` of the round's start, so that rounds grow as the rate falls; `steps_max` bounds it."""
+    """DiLoCo (arXiv 2311.08105). With momentum 0 and lr 1 the peers' weights are averaged, as in federated averaging,
+    but after steps of the inner optimizer instead of SGD."""
 
     schedule: Literal["constant", "quadratic"] = "constant"
+    """The rule "quadratic" is the Quadratic Synchronization Rule (2310.14423): H = max(steps, (alpha / lr)^2), with the
+    inner learning rate at the round's start. Rounds grow as the rate falls."""
     alpha: float = 0.0
     steps_max: int = 1000
+    """The bound of the quadratic rule's H."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.schedule == "quadratic") != (self.alpha > 0):
-            raise ValueError('alpha goes with schedule = "quadratic": set both or neither')
+            raise ValueError(
+                f'alpha is {self.alpha} with schedule "{self.schedule}":'
+                ' set alpha above 0 with schedule = "quadratic", else leave it out'
+            )
         self._within("steps_max", 1, STEPS_MAX)
 
 
 class StreamingConfig(OuterStepConfig, frozen=True, kw_only=True, tag="streaming"):
-    """Streaming DiLoCo (2501.18512): `steps` is a full cycle, one of `fragments` is exchanged every steps / fragments
-    inner steps; it is sent `tau` inner steps before it is taken in, while training goes on, and the local weights
-    become mix * local + (1 - mix) * outer. The paper's mix is 0.5; on our small models 0 learns better (RESULTS.md)."""
+    """Streaming DiLoCo (2501.18512). `steps` is a full cycle over all fragments."""
 
     fragments: int = 2
+    """One of these is exchanged every steps / fragments inner steps."""
     tau: int = 1
+    """Inner steps between sending a fragment and using its result; training goes on meanwhile."""
     mix: float = 0.0
+    """With a result, local <- mix * local + (1 - mix) * outer. The paper's value is 0.5; small models learn better with
+    0 (RESULTS.md)."""
     lr: float = 0.4
 
     def __post_init__(self) -> None:
@@ -109,21 +115,21 @@ class StreamingConfig(OuterStepConfig, frozen=True, kw_only=True, tag="streaming
         self._within("mix", 0, 1)
         self._within("fragments", 1, 1024)
         if self.steps % self.fragments:
-            raise ValueError(f"steps is {self.steps}: it must be a multiple of fragments ({self.fragments})")
+            raise ValueError(f"steps is {self.steps}: set it to a multiple of fragments ({self.fragments})")
         slot = self.steps // self.fragments
         if not 0 <= self.tau < slot:
-            raise ValueError(f"tau is {self.tau}: it must be below steps / fragments ({slot})")
+            raise ValueError(f"tau is {self.tau}: set it below steps / fragments ({slot})")
 
 
 class EagerConfig(OuterStepConfig, frozen=True, kw_only=True, tag="eager"):
-    """DiLoCo with eager updates (2502.12996): the exchange lasts a whole round, and a peer steps with its own fresh
-    delta and the others' old ones. Unstable with many peers or much momentum."""
+    """DiLoCo with eager updates (2502.12996): an exchange lasts a whole round, and a peer steps with its own fresh
+    delta and the others' deltas of the round before. Unstable with many peers or much momentum."""
 
     lr: float = 0.3
     momentum: float = 0.5
 
     def caution(self, peers: int) -> str:
-        """Why that many peers should not use it; empty if there is nothing to say."""
+        """Return a warning for so many peers, or an empty string."""
         if peers >= EAGER_PEERS and self.momentum > EAGER_MOMENTUM:
             return (
                 f"eager updates are unstable with {peers} peers and momentum {self.momentum}: lower momentum to"
@@ -133,8 +139,8 @@ class EagerConfig(OuterStepConfig, frozen=True, kw_only=True, tag="eager"):
 
 
 class DemoConfig(PerStepConfig, frozen=True, kw_only=True, tag="demo"):
-    """Decoupled momentum (2411.19870): the inner learning rate steps; the inner optimizer's other settings are not
-    used, but for its weight_decay, on all parameters."""
+    """DeMo, decoupled momentum (2411.19870). Of the inner section only the learning rate and weight_decay count;
+    weight_decay applies to all parameters."""
 
     decay: float = 0.999
     topk: int = 32
@@ -148,12 +154,13 @@ class DemoConfig(PerStepConfig, frozen=True, kw_only=True, tag="demo"):
 
 
 class SparseLocoConfig(MethodConfig, frozen=True, kw_only=True, tag="sparseloco"):
-    """SparseLoCo (2508.15706): `bins` levels a value (a power of 2; 0: fp32 values)."""
+    """SparseLoCo (2508.15706)."""
 
     lr: float = 0.4
     topk: int = 64
     chunk: int = 64
     bins: int = 4
+    """Levels of a value: a power of 2; 0 sends fp32 values."""
     ef_decay: float = 0.95
     clip_norm: bool = True
 
@@ -164,12 +171,12 @@ class SparseLocoConfig(MethodConfig, frozen=True, kw_only=True, tag="sparseloco"
         self._within("topk", 2, 65536)
         self._within("chunk", 2, 256)
         if self.bins and (self.bins < 2 or self.bins > 256 or self.bins & (self.bins - 1)):
-            raise ValueError(f"bins is {self.bins}: it must be 0, or a power of 2 up to 256")
+            raise ValueError(f"bins is {self.bins}: set it to 0 or a power of 2 up to 256")
 
 
 class LionConfig(PerStepConfig, frozen=True, kw_only=True, tag="lion"):
-    """Distributed Lion (2404.00438): signs up, their majority or their mean down. Uses the inner lr and
-    weight_decay, on all parameters."""
+    """Distributed Lion (2404.00438): votes of -1, 0 or 1 up, their majority or mean down. Of the inner section only the
+    learning rate and weight_decay count; weight_decay applies to all parameters."""
 
     b1: float = 0.9
     b2: float = 0.99
@@ -182,11 +189,11 @@ class LionConfig(PerStepConfig, frozen=True, kw_only=True, tag="lion"):
 
 
 class AllReduceConfig(PerStepConfig, frozen=True, kw_only=True, tag="allreduce"):
-    """Synchronous large batches (DeDLOC, 2106.10207): all peers together go through `batch` sequences, then one step
-    of `optimizer` with the inner section's lr, betas, eps, weight_decay (of matrices) and clip_norm is made
-    everywhere."""
+    """Synchronous large batches (DeDLOC, 2106.10207). All peers make the same step of `optimizer`, with the inner
+    section's lr, betas, eps, weight_decay (of matrices) and clip_norm."""
 
     batch: int
+    """Sequences of all peers together before a step."""
     optimizer: Literal["adamw", "lamb"] = "adamw"
 
     def __post_init__(self) -> None:
@@ -195,12 +202,15 @@ class AllReduceConfig(PerStepConfig, frozen=True, kw_only=True, tag="allreduce")
 
 
 class GossipConfig(MethodConfig, frozen=True, kw_only=True, tag="gossip"):
-    """NoLoCo (2506.10911): after `steps` inner steps a peer merges with one other, chosen at random; no common round,
-    no common state. The paper's names: alpha is momentum, beta the learning rate, gamma the pull together."""
+    """NoLoCo (2506.10911): after `steps` inner steps a peer merges with one other, chosen at random. There is no common
+    round and no common state."""
 
     alpha: float = 0.5
+    """Momentum."""
     beta: float = 0.7
+    """Learning rate."""
     gamma: float = 0.6
+    """Strength of the pull towards the partner's weights."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -224,4 +234,4 @@ METHODS: Final = {
     "sparseloco": SparseLocoConfig, "lion": LionConfig, "allreduce": AllReduceConfig, "gossip": GossipConfig,
 }  # fmt: skip
 DENSE: Final = (DilocoConfig, StreamingConfig, EagerConfig, AllReduceConfig, GossipConfig)
-"""Methods whose messages are vectors, which any codec carries; the others pack their own."""
+"""Methods whose messages are vectors, which any codec carries. The other methods pack their own messages."""

@@ -1,8 +1,7 @@
-"""Merging: the gate (who counts, and how much) and the owner's weighted sum.
+"""Merging: the gate, which weighs contributors, and the owner's weighted sum.
 
-The gate needs no more than each contributor's token count and the norm of its whole update, both committed to before
-anything is merged, so every peer computes the same weights; all of it is float64 in an order that does not depend on
-the order of the contributors.
+The gate needs only each contributor's token count and the norm of its whole update. Both are committed to before the
+merge, so every peer computes the same weights, in float64 and independent of the contributors' order.
 """
 
 from __future__ import annotations
@@ -24,32 +23,28 @@ Reason = Literal["", "no_tokens", "not_finite", "norm_low", "norm_high"]
 
 @dataclass(frozen=True)
 class NormGate:
-    """The rules of admission to a merge. Neither a norm nor a token count is taken at its word without a bound.
-
-    `token_cap`: nobody counts for more tokens than this many times the median.
-
-    `norm_band`: an update whose norm is more than this factor from the expected norm is left out. Peers do work in
-    proportion to their speed, so norms are only comparable for equal work: after h inner steps a norm grows between
-    sqrt(h) (noise) and h (drift). The expected norm goes with sqrt(tokens), and the band is widened by the same factor
-    on the side where drift would lead: an honest peer with a tenth of the median's tokens passes either way.
-
-    `norm_clip`: an update longer than this many times the expected norm is shortened to it. 1 would be the plain
-    clip to the median, which shortens half of all honest updates a little every round; 1.5 leaves ordinary
-    spread alone, so that a peaceful round is DiLoCo's token-weighted mean exactly, and an attacker gains at most half.
-
-    `band_from`: with fewer contributors there is no telling which one is odd: they are clipped, never left out.
-    The median is the lower one of two: of two that differ wildly, the longer is clipped.
-    """
+    """The rules of admission to a merge. Every claimed norm and token count is bounded."""
 
     token_cap: float = 3.0
+    """A contributor counts for at most this many times the median's tokens."""
     norm_band: float = 3.0
+    """An update whose norm differs from the expected norm by more than this factor is left out.
+
+    Norms are comparable only for equal work: after h inner steps a norm has grown between sqrt(h) (noise) and h
+    (drift). The expected norm is proportional to sqrt(tokens), and the band is wider by the same factor on the side of
+    drift. An honest peer with a tenth of the median's tokens passes in both cases."""
     norm_clip: float = 1.5
+    """An update longer than this many times the expected norm is shortened to that bound. 1 would shorten half of all
+    honest updates a little; 1.5 leaves ordinary spread alone, so that a round without attackers is DiLoCo's
+    token-weighted mean, and an attacker gains at most half."""
     band_from: int = 3
+    """With fewer contributors it is unknown which one is wrong: they are clipped, never left out. The median is the
+    lower of two, so of two that differ much the longer is clipped."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """One contributor's share. `weight`: what its decoded update is multiplied by, or 0 and the `reason`."""
+    """One contributor's share: the factor of its decoded update, or 0 with the `reason`."""
 
     weight: float
     reason: Reason = ""
@@ -59,15 +54,15 @@ OPEN_GATE: Final = NormGate(token_cap=math.inf, norm_band=math.inf, norm_clip=ma
 
 
 def judge(tokens: Sequence[int], norms: Sequence[float], gate: NormGate | None = None) -> tuple[Share, ...]:
-    """Each contributor's share of the merge, in the order given.
+    """Return each contributor's share of the merge, in the order given.
 
-    `tokens`: work done; `norms`: L2 norm of the whole decoded update. Token weights are normalised over those that pass
-    and then multiplied by the clip factor, so they sum to 1, or to less where something was clipped. If nobody passes,
-    all weights are 0. Permuting the contributors permutes the result, bit for bit.
+    `tokens`: work done; `norms`: L2 norm of the whole decoded update. Token weights are normalised over the
+    contributors that pass, then multiplied by the clip factor: they sum to 1, or to less after a clip. If no
+    contributor passes, all weights are 0. Permuting the contributors permutes the result, bit for bit.
     """
     gate = gate or NormGate()
     if len(tokens) != len(norms):
-        raise ValueError(f"{len(tokens)} token counts for {len(norms)} norms")
+        raise ValueError(f"{len(tokens)} token counts for {len(norms)} norms: pass one of each a contributor")
     reasons: list[Reason] = [_plain_reason(t, n) for t, n in zip(tokens, norms, strict=True)]
     working = [i for i, reason in enumerate(reasons) if not reason]
     if not working:
@@ -76,32 +71,32 @@ def judge(tokens: Sequence[int], norms: Sequence[float], gate: NormGate | None =
     usual = median_low([tokens[i] for i in working])
     counted = {i: min(float(tokens[i]), gate.token_cap * usual) for i in working}
     root = {i: math.sqrt(counted[i] / usual) for i in working}
-    pace = median_low([norms[i] / root[i] for i in working])  # the norm of the median contributor's work
-    crowd = len(working) >= gate.band_from
-    moved = pace > 0 or any(norms[i] > 0 for i in working)
+    typical = median_low([norms[i] / root[i] for i in working])  # the norm of the median contributor's work
+    enough = len(working) >= gate.band_from
+    moved = typical > 0 or any(norms[i] > 0 for i in working)
     for i in working:
-        reasons[i] = _norm_reason(norms[i], pace, tokens[i] / usual, gate, crowd) if moved else ""
+        reasons[i] = _norm_reason(norms[i], typical, tokens[i] / usual, gate, enough) if moved else ""
     passed = [i for i in working if not reasons[i]]
     total = math.fsum(counted[i] for i in passed)
     shares = [Share(0.0, reason) for reason in reasons]
     for i in passed:
-        bound = gate.norm_clip * pace * root[i]
+        bound = gate.norm_clip * typical * root[i]
         clip = bound / norms[i] if norms[i] > bound > 0 else 1.0
         weight = counted[i] / total * clip
-        shares[i] = Share(weight, "" if weight > 0 else "norm_high")  # so much longer that the clip rounds to nothing
+        shares[i] = Share(weight, "" if weight > 0 else "norm_high")  # so long that the clip factor rounds to 0
     return tuple(shares)
 
 
 def contribution_weights(
     tokens: Sequence[int], norms: Sequence[float], gate: NormGate | None = None
 ) -> tuple[float, ...]:
-    """The weights of `judge`: what each decoded update is multiplied by; 0 for one that is left out."""
+    """Return the weights of `judge`: the factor of each decoded update, 0 for one that is left out."""
     return tuple(share.weight for share in judge(tokens, norms, gate))
 
 
 def gradient_weights(tokens: Sequence[int], norms: Sequence[float], gate: NormGate | None = None) -> tuple[float, ...]:
-    """`contribution_weights` of mean gradients, whose norms FALL with work: from 1 (one direction) to 1 / sqrt(tokens)
-    (noise). The gate expects what sums of them do, norms that grow between sqrt(tokens) and tokens."""
+    """Return `contribution_weights` of mean gradients. Their norms FALL with work, from 1 (one direction) to
+    1 / sqrt(tokens) (noise); the gate expects norms of sums, which grow between sqrt(tokens) and tokens."""
     return contribution_weights(tokens, [work * norm for work, norm in zip(tokens, norms, strict=True)], gate)
 
 
@@ -111,31 +106,33 @@ def _plain_reason(tokens: int, norm: float) -> Reason:
     return "" if tokens > 0 else "no_tokens"
 
 
-def _norm_reason(norm: float, pace: float, work: float, gate: NormGate, crowd: bool) -> Reason:
-    """`work`: its tokens over the median's. Uncapped: the clip is what bounds its pull."""
+def _norm_reason(norm: float, typical: float, work: float, gate: NormGate, enough: bool) -> Reason:
+    """Judge one norm. `work`: the contributor's tokens over the median's, not capped: the clip bounds its influence."""
     if math.isinf(gate.norm_band):
         return ""
     if norm == 0:
-        return "norm_low"  # somebody moved, and this one not at all: it would only dilute
-    if not crowd:
+        return "norm_low"  # others moved and this one did not: it would only dilute
+    if not enough:
         return ""
-    if norm * gate.norm_band < pace * min(math.sqrt(work), work):
+    if norm * gate.norm_band < typical * min(math.sqrt(work), work):
         return "norm_low"
-    return "norm_high" if norm > gate.norm_band * pace * max(1.0, work) else ""
+    return "norm_high" if norm > gate.norm_band * typical * max(1.0, work) else ""
 
 
 def merge_part(
     codec: Codec, encoded: Sequence[Buffer], weights: Sequence[float], numel: int, out_codec: Codec
 ) -> torch.Tensor:
-    """Sum of weight * decoded over the contributors, in the order given, encoded once: uint8, shape
+    """Return the sum of weight * decoded over the contributors, in the order given, encoded once: uint8, shape
     (out_codec.encoded_size(numel),).
 
-    fp32, one rounding an operation, so anybody who repeats the merge gets the same bits; the relative error against
-    float64 is about 6e-8 times the square root of the number of contributors. Goes through the slice a chunk at a time.
+    The sum is in fp32 with one rounding an operation, so every peer that repeats the merge gets the same bits. Its
+    relative error against float64 is about 6e-8 times the square root of the number of contributors.
     `ProtocolViolation` if a contribution does not decode.
     """
     if len(encoded) != len(weights) or not encoded:
-        raise ValueError(f"{len(encoded)} contributions with {len(weights)} weights cannot be merged")
+        raise ValueError(
+            f"{len(encoded)} contributions with {len(weights)} weights cannot be merged: pass one weight each"
+        )
     views = [_Cut(codec, data, numel) for data in encoded]
     step = CHUNK if CHUNK % codec.granule == 0 and CHUNK % out_codec.granule == 0 else max(numel, 1)
     total, work = torch.empty(min(step, numel)), torch.empty(min(step, numel))
@@ -147,51 +144,6 @@ def merge_part(
             _fold(part, scratch, codec, view.bytes(first, last), weight, index == 0)
         out_codec.encode(part, out[out_codec.encoded_size(first) :][: out_codec.encoded_size(last - first)])
     return out
-
-
-class PartMerger:
-    """`merge_part` for contributions that arrive one by one, in any order, while others are still under way.
-
-    Each is folded into the sum as soon as all before it have been, and waits undecoded until then; the result has
-    the same bits as `merge_part`'s. Not thread-safe.
-    """
-
-    def __init__(self, codec: Codec, weights: Sequence[float], numel: int, out_codec: Codec) -> None:
-        self._codec, self._weights, self._out_codec = codec, tuple(weights), out_codec
-        self._total, self._work = torch.empty(numel), torch.empty(min(numel, CHUNK))
-        self._waiting: dict[int, Buffer] = {}
-        self._folded = 0
-
-    @property
-    def missing(self) -> tuple[int, ...]:
-        """Indices of the contributions that have not come yet."""
-        return tuple(i for i in range(self._folded, len(self._weights)) if i not in self._waiting)
-
-    def add(self, index: int, data: Buffer) -> None:
-        """Take contribution `index` of `weights`. `ProtocolViolation` if one that is folded now does not decode; the
-        merge cannot go on then. ValueError if the index is unknown or came before."""
-        if index not in self.missing:
-            raise ValueError(f"contribution {index} is unknown or was added before")
-        self._waiting[index] = data
-        while self._folded in self._waiting:
-            self._fold_next(self._waiting.pop(self._folded))
-            self._folded += 1
-
-    def finish(self) -> torch.Tensor:
-        """The merged slice, encoded: uint8. ValueError while contributions are missing."""
-        if self.missing or not self._weights:
-            raise ValueError(f"{len(self.missing)} contributions are still missing")
-        return self._out_codec.encode(self._total)
-
-    def _fold_next(self, data: Buffer) -> None:
-        numel, index = self._total.numel(), self._folded
-        view = _Cut(self._codec, data, numel)
-        step = CHUNK if CHUNK % self._codec.granule == 0 else max(numel, 1)
-        work = self._work if step == CHUNK else torch.empty(numel)
-        for first in range(0, numel, step):
-            part = self._total[first : first + step]
-            span = view.bytes(first, first + len(part))
-            _fold(part, work[: len(part)], self._codec, span, self._weights[index], index == 0)
 
 
 class _Cut:
@@ -209,7 +161,7 @@ class _Cut:
 def _fold(
     total: torch.Tensor, work: torch.Tensor, codec: Codec, data: torch.Tensor, weight: float, fresh: bool
 ) -> None:
-    """total <- weight * decoded if `fresh`, else total + weight * decoded. Two roundings, never one fused."""
+    """total <- weight * decoded if `fresh`, else total + weight * decoded, with two roundings, never fused."""
     if fresh:
         codec.decode(data, total.numel(), total)
         total.mul_(weight)

@@ -1,25 +1,29 @@
-"""How many inner steps a round has."""
+"""The position of a round in the run, and how many inner steps a round has. Loads no torch: clients read it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from dataclasses import dataclass
 
 from peer.errors import ConfigError
 
 
+@dataclass(frozen=True)
+class RoundInfo:
+    """The position of one round in the run."""
+
+    round: int
+    """The number of commits, this round's included."""
+    step: int
+    """The position in the inner schedule before the round."""
+    lr: float
+    """The inner learning rate at that position."""
+
+
 def quadratic_steps(base: int, alpha: float, lr: float) -> int:
-    """The Quadratic Synchronization Rule (arXiv 2310.14423): H = max(base, floor((alpha / lr)^2)), with the inner
-    learning rate of the round's start. Rounds grow as the rate falls."""
+    """Return H = max(base, floor((alpha / lr)^2)), the Quadratic Synchronization Rule (arXiv 2310.14423).
+
+    `lr`: the inner learning rate at the round's start. Rounds grow as it falls."""
     if lr <= 0:
-        raise ConfigError(f"the inner learning rate is {lr}: the quadratic rule needs it above 0 (set min_lr_share).")
+        raise ConfigError(f"the inner learning rate is {lr}, and the quadratic rule divides by it: set min_lr_share")
     return max(base, math.floor((alpha / lr) ** 2))
-
-
-def steps_by_speed(base: int, speeds: Sequence[float]) -> tuple[int, ...]:
-    """Dynamic local updates (DyLU, arXiv 2401.09135): floor(speed / fastest * base) each, but at least 1, so that all
-    finish together. `speeds`: inner steps a second, above 0."""
-    if not speeds or min(speeds) <= 0:
-        raise ConfigError("speeds must all be above 0: measure each peer first.")
-    fastest = max(speeds)
-    return tuple(max(1, math.floor(speed / fastest * base)) for speed in speeds)

@@ -1,0 +1,1 @@
+"""One machine: its network half, its compute half, and what both share."""

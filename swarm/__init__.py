@@ -1,0 +1,1 @@
+"""Many machines acting as one: runs, rounds, state, pipelines and the coordinator."""

@@ -1,4 +1,4 @@
-"""Child processes driven by JSON lines, every read with a deadline, all of them ended whatever happens."""
+"""Child processes driven by JSON lines. Every read has a deadline; every child is ended."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-START_S = 300.0  # of a child, beside others that import torch too
+START_S = 300.0  # for a child that imports torch beside others
 
 
 class ChildFailed(Exception):
-    """One sentence about a child that ended early or did not answer in time."""
+    """A child ended early or did not answer in time."""
 
 
 def begin(peers: Sequence[Child], group: Sequence[dict[str, Any]]) -> None:
-    """Tell everybody who there is, and go on once all can be called: who cannot is left out of the first round."""
+    """Send the group to all peers and start once all can be called; a peer that cannot would miss the first round."""
     for peer in peers:
         peer.tell({"group": group})
     for peer in peers:
@@ -34,7 +34,8 @@ def begin(peers: Sequence[Child], group: Sequence[dict[str, Any]]) -> None:
 
 
 class Child:
-    """`python -m MODULE ARGUMENTS` in a process group of its own (daemons that it starts die and freeze with it)."""
+    """A process `python -m MODULE ARGUMENTS` with its own process group: daemons that it starts end and freeze with
+    it."""
 
     def __init__(
         self,
@@ -43,7 +44,7 @@ class Child:
         env: dict[str, str] | None = None,
         place: Callable[..., list[str]] = lambda *command: [*command],
     ) -> None:
-        """`place` wraps the command so that it runs elsewhere (`shaped_lan`)."""
+        """Start the process. `place` wraps the command so that it runs elsewhere (`shaped_lan`)."""
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
         self._process = subprocess.Popen(
             place(sys.executable, "-m", module, *map(str, arguments)),
@@ -62,22 +63,22 @@ class Child:
         return self._process.pid
 
     def tell(self, message: dict[str, Any]) -> None:
-        """Send one line; a child that has ended is noticed when it is read from."""
+        """Send one line. The next read reports a child that has ended."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(message).encode() + b"\n")
 
     def read(self, timeout_s: float) -> dict[str, Any]:
-        """The child's next line. `ChildFailed` if it has ended, or says nothing for `timeout_s` seconds."""
+        """Return the child's next line. `ChildFailed` if it has ended or is silent for `timeout_s` seconds."""
         assert self._process.stdout is not None
         until = time.monotonic() + timeout_s
         while b"\n" not in self._ahead:
             ready, _, _ = select.select([self._process.stdout], [], [], max(0.0, until - time.monotonic()))
             if not ready:
-                raise ChildFailed(f"{self._name} said nothing for {timeout_s:g} s{self._last_words()}.")
+                raise ChildFailed(f"{self._name} was silent for {timeout_s:g} s{self._last_words()}")
             piece = os.read(self._process.stdout.fileno(), 1 << 16)
             if not piece:
-                raise ChildFailed(f"{self._name} ended early{self._last_words()}.")
+                raise ChildFailed(f"{self._name} ended early{self._last_words()}")
             self._ahead += piece
         line, _, self._ahead = self._ahead.partition(b"\n")
         message: dict[str, Any] = json.loads(line)
@@ -88,7 +89,7 @@ class Child:
             os.killpg(self.pid, number)
 
     def end(self) -> None:
-        """Kill the child and what it has started, frozen or not, and wait until it is gone."""
+        """Kill the child and its children, frozen or not, and wait for its end."""
         self.signal(signal.SIGKILL)
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout, self._stderr):

@@ -1,9 +1,9 @@
-"""A cable with a delay: carries Ethernet frames between two TAP devices that it makes, each a fixed time late.
+"""A cable with a delay: creates two TAP devices and carries Ethernet frames between them, each a fixed time late.
 
     python -m benchmarks.delay_line DELAY_MS NAME NAME
 
-Says `ready` and runs until its standard input ends; the devices are then gone. Frames are as big as the kernel's
-(64 KiB: it leaves segmentation and checksums to the "hardware"), so that a few thousand a second fill a fast link.
+Prints `ready` and runs until its standard input ends; the devices are removed then. Frames are as large as the kernel's
+(64 KiB, with segmentation and checksums left to the "hardware"), so that a few thousand a second fill a fast link.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ _TUNSETIFF, _TUNSETOFFLOAD = 0x400454CA, 0x400454D0
 _IFF_TAP, _IFF_NO_PI, _IFF_VNET_HDR = 0x0002, 0x1000, 0x4000
 _CHECKSUMS_AND_TCP_SEGMENTS = 0x01 | 0x02 | 0x04  # TUN_F_CSUM, TUN_F_TSO4, TUN_F_TSO6
 _FRAME_BYTES = 10 + 18 + (1 << 16)  # virtio's header, Ethernet's, the largest packet
-_QUEUE_MAX = 20_000  # frames on their way in one direction; a real cable loses none, nor do we
+_QUEUE_MAX = 20_000  # frames on their way in one direction; none is lost, as on a cable
 
 
 def open_tap(name: str) -> int:
-    """A TAP device of that name in this network namespace, as a file; every frame comes after virtio's header, and so
-    must those that go."""
+    """Open a TAP device of that name in this network namespace. Frames have virtio's header in both directions."""
     device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(device, _TUNSETIFF, struct.pack("16sH22x", name.encode(), _IFF_TAP | _IFF_NO_PI | _IFF_VNET_HDR))
     fcntl.ioctl(device, _TUNSETOFFLOAD, _CHECKSUMS_AND_TCP_SEGMENTS)
@@ -33,9 +32,9 @@ def open_tap(name: str) -> int:
 
 
 def carry(ends: tuple[int, int], delay_s: float, until: int) -> None:
-    """Between `ends`, until there is something to read from the file `until`."""
+    """Carry frames between `ends` until the file `until` is readable."""
     other = {ends[0]: ends[1], ends[1]: ends[0]}
-    waiting: dict[int, deque[tuple[float, bytes]]] = {end: deque() for end in ends}  # by where they go
+    waiting: dict[int, deque[tuple[float, bytes]]] = {end: deque() for end in ends}  # by destination
     while True:
         now = time.monotonic()
         due = min((frames[0][0] for frames in waiting.values() if frames), default=now + 60.0)
@@ -62,7 +61,7 @@ def _take(end: int, frames: deque[tuple[float, bytes]], due: float) -> None:
 def _put(end: int, frame: bytes) -> None:
     try:
         os.write(end, frame)
-    except OSError:  # the device is down: what goes there is lost, as on a cable
+    except OSError:  # the device is down: the frame is lost, as on a cable
         return
 
 

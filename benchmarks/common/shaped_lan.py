@@ -1,5 +1,5 @@
-"""A network of this machine's own in which every host has a slow link: namespaces on a bridge, each behind two token
-bucket filters of the kernel (tbf), one a direction (Linux, root).
+"""A local network whose hosts have slow links: namespaces on a bridge, each behind two token bucket filters of the
+kernel (tbf), one a direction (Linux, root).
 
     lan 10.77.0.1 (bridge, not shaped) == host 0: 10.77.0.2, host 1: 10.77.0.3, ...
 """
@@ -16,16 +16,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-BURST_KB = 64  # what a link lets through at once
-CONGESTION = "cubic"  # what Linux, macOS and Windows do unless told otherwise, whatever this machine was told
-QUEUE_MS = 50  # what waits before it at most, as in a home router
+BURST_KB = 64  # of a link
+CONGESTION = "cubic"  # the default of Linux, macOS and Windows, independent of this machine's setting
+QUEUE_MS = 50  # the longest queue of a link, as in a home router
 HUB_IP = "10.77.0.1"
-LINE_BURST_KB = 160  # a frame is 64 KiB: smaller ones would only cost more of our own work
-LINE_S = 60.0  # within which a delay line must be there
+LINE_BURST_KB = 160  # a frame is 64 KiB: smaller frames would cost more CPU here
+LINE_S = 60.0  # for a delay line to start
 
 
 class Unavailable(Exception):
-    """This machine cannot make such a network; str() says why and what to do."""
+    """This machine cannot make such a network; the text says why and names the remedy."""
 
 
 class Lan:
@@ -41,7 +41,7 @@ class Lan:
         return f"10.77.0.{host + 2}"
 
     def at_hub(self, *command: str) -> list[str]:
-        """`command`, to be run at the hub; the process keeps its id."""
+        """Return `command` wrapped to run at the hub; the process keeps its id."""
         return ["ip", "netns", "exec", f"{self._prefix}hub", *command]
 
     def at_host(self, host: int, *command: str) -> list[str]:
@@ -63,7 +63,7 @@ class Lan:
             self._run(str(host), f"ip route replace 10.77.0.0/24 dev wan src {self.ip(host)} congctl {CONGESTION}")
 
     def _lay_cable(self, host: int) -> None:
-        """Makes `wan` at the host and `to-{host}` at the hub, its two ends."""
+        """Create the cable's ends: `wan` at the host and `to-{host}` at the hub."""
         self._run(str(host), f"ip link add wan type veth peer name to-{host} netns {self._prefix}hub")
 
     def remove(self) -> None:
@@ -81,8 +81,8 @@ class Lan:
 
 
 class DelayedLan(Lan):
-    """The kernel at hand may have no netem: a cable is two TAP devices, and a process that carries frames between them
-    (`benchmarks.common.delay_line`), each way half of the delay late."""
+    """A network with delay for kernels without netem. A cable is two TAP devices and a process that carries frames
+    between them (`benchmarks.common.delay_line`), half of the delay late each way."""
 
     def __init__(self, hosts: int, mbit: float, delay_ms: float) -> None:
         super().__init__(hosts, mbit, LINE_BURST_KB)
@@ -103,7 +103,7 @@ class DelayedLan(Lan):
         assert line.stdout is not None
         ready, _, _ = select.select([line.stdout], [], [], LINE_S)
         if not ready or line.stdout.readline() != b"ready\n":
-            raise Unavailable("no TAP device could be made: is there /dev/net/tun?")
+            raise Unavailable("no TAP device could be created: make /dev/net/tun available")
         self._run("hub", f"ip link set wan-{host} netns {self._prefix}{host} name wan")
 
     def remove(self) -> None:
@@ -118,10 +118,10 @@ class DelayedLan(Lan):
 
 @contextmanager
 def shaped_lan(hosts: int, mbit: float, delay_ms: float = 0.0) -> Iterator[Lan]:
-    """A network that is gone after the block; end what runs in it before. A packet between two hosts arrives `delay_ms`
-    after it was sent, at least. `Unavailable` if this machine cannot."""
+    """Open a network for the block; end its processes before. A packet between two hosts takes at least `delay_ms`.
+    `Unavailable` if this machine cannot make it."""
     if os.geteuid() != 0:
-        raise Unavailable("network namespaces need root: run it as root, or in a container where you are")
+        raise Unavailable("network namespaces need root: run as root, or in a container as root")
     missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
     if missing:
         raise Unavailable(f"{' and '.join(missing)} not installed: install iproute2")
@@ -136,8 +136,8 @@ def shaped_lan(hosts: int, mbit: float, delay_ms: float = 0.0) -> Iterator[Lan]:
 
 
 def over_link(pid: int) -> tuple[int, int]:
-    """Bytes that have left the host where process `pid` runs over its link, and come in, as the kernel counts, headers
-    included; 0 until the process is there."""
+    """Return the bytes that the host of process `pid` has sent and received over its link, by the kernel's counters,
+    headers included; 0 before the process has started."""
     with open(f"/proc/{pid}/net/dev") as counters:
         for line in counters:
             name, _, figures = line.partition(":")
@@ -148,7 +148,7 @@ def over_link(pid: int) -> tuple[int, int]:
 
 
 def sent_over_link(pid: int) -> int:
-    """The first of `over_link`."""
+    """Return the first of `over_link`."""
     return over_link(pid)[0]
 
 

@@ -1,4 +1,4 @@
-"""What processes have sent over TCP, from the kernel's own counters (Linux): the same yardstick for every program."""
+"""Bytes that processes have sent over TCP, from the kernel's counters (Linux): one measure for every program."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ _MESSAGE_BYTES = 72  # struct inet_diag_msg; the inode is its last field
 
 
 def family(pid: int | None = None) -> list[psutil.Process]:
-    """A process (default: this one) and its descendants."""
+    """Return a process (default: this one) and its descendants."""
     process = psutil.Process(pid)
     return [process, *process.children(recursive=True)]
 
 
 def sent_bytes(pids: Iterable[int]) -> int:
-    """Bytes that the open TCP sockets of these processes have sent, retransmissions included, TCP/IP headers not."""
+    """Return the bytes that these processes' open TCP sockets have sent, with retransmissions, without TCP/IP
+    headers."""
     mine = {inode for pid in pids for inode in _socket_inodes(pid)}
     return sum(sent for inode, sent in _all_sockets() if inode in mine)
 
@@ -42,7 +43,7 @@ def _socket_inodes(pid: int) -> Iterator[int]:
 
 
 def _all_sockets() -> Iterator[tuple[int, int]]:
-    """(inode, bytes sent) of every TCP socket of this machine's network namespace."""
+    """Yield (inode, bytes sent) of every TCP socket of this network namespace."""
     for version in (socket.AF_INET, socket.AF_INET6):
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 4) as netlink:  # NETLINK_SOCK_DIAG
             body = struct.pack("=BBBBI48x", version, socket.IPPROTO_TCP, 1 << (_TCP_INFO - 1), 0, 0xFFFFFFFF)

@@ -1,4 +1,4 @@
-"""The made-up pseudo-gradients of averaging.py: what each peer gives, and what should come out."""
+"""The random pseudo-gradients of averaging.py and their mean."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from blake3 import blake3
 
 
 def delta_of(peer: int, numel: int) -> torch.Tensor:
-    """Peer number `peer`'s pseudo-gradient: normal, fp32, shape (numel,), the same in every process.
+    """Return peer number `peer`'s pseudo-gradient: normal, fp32, shape (numel,), the same in every process.
 
     All have the same norm (root mean square 1), so that our clipping of norms above the median changes nothing and the
     result is the plain mean.
@@ -20,8 +20,8 @@ def delta_of(peer: int, numel: int) -> torch.Tensor:
     return delta.mul_(numel**0.5 / float(delta.norm()))
 
 
-def exact_mean(peers: Iterable[int], numel: int) -> torch.Tensor:
-    """Summed in float64, shape (numel,)."""
+def float64_mean(peers: Iterable[int], numel: int) -> torch.Tensor:
+    """Return the mean of the peers' pseudo-gradients in float64, shape (numel,)."""
     total = torch.zeros(numel, dtype=torch.float64)
     chosen = list(peers)
     for peer in chosen:
@@ -30,13 +30,13 @@ def exact_mean(peers: Iterable[int], numel: int) -> torch.Tensor:
 
 
 def save(vector: torch.Tensor, file: Path) -> str:
-    """Write a vector for the parent to judge; returns the hash of its bits."""
+    """Write a vector for the parent to judge; return the hash of its bits."""
     array = vector.numpy()
     array.tofile(file)
     return blake3(array.data.cast("B")).hexdigest()
 
 
 def max_error(file: Path, mean: torch.Tensor) -> float:
-    """Largest distance of a saved vector from `mean`."""
+    """Return the largest distance of a saved vector from `mean`."""
     vector = torch.from_numpy(np.fromfile(file, dtype=np.float32))
     return float((vector.double() - mean).abs_().max())

@@ -1,6 +1,6 @@
 """One peer of hivemind for averaging.py, with its DHT and Go daemon, in a process group of its own.
 
-    python -m benchmarks.averaging_hivemind NUMBER PARAMS COMPRESSION PEERS FOLDER [BOOTSTRAP]
+    python -m benchmarks.parts.averaging_hivemind NUMBER PARAMS COMPRESSION PEERS FOLDER [BOOTSTRAP]
 
 Prints its address; then, at each line on stdin, fills in its pseudo-gradient, says that it is ready, and at the next
 line averages. Timeouts are those that `hivemind.Optimizer` sets.

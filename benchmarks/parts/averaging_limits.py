@@ -1,4 +1,4 @@
-"""What the machine allows at best: the bytes of a round through a socket, and through memory."""
+"""The machine's limits: the bytes of a round through a socket and through memory."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ TIMEOUT_S = 60.0
 
 
 def measure_limits(wire_bytes: int, memory_bytes: int) -> dict[str, float]:
-    """Seconds for `wire_bytes` over one plain TCP connection on 127.0.0.1, and for `memory_bytes`, half of them read
-    and half written, by all cores at once; the best of a few tries each."""
+    """Measure the seconds for `wire_bytes` over one plain TCP connection on 127.0.0.1, and for `memory_bytes`, half of
+    them read and half written, by all cores at once; the best of a few tries each."""
     return {
         "tcp_s": min(_tcp_s(wire_bytes) for _ in range(TRIES)),
         "memory_s": min(_memory_s(memory_bytes) for _ in range(TRIES)),

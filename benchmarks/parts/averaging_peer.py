@@ -1,10 +1,10 @@
-"""One peer of ours for averaging.py: a host, an engine and made-up gradients, in a process of its own.
+"""One of our peers for averaging.py: a host, an engine and random gradients in a process.
 
-    python -m benchmarks.averaging_peer NUMBER PARAMS CODEC ROUNDS FOLDER
+    python -m benchmarks.parts.averaging_peer NUMBER PARAMS CODEC ROUNDS FOLDER
 
-Prints where it is; reads the whole group; takes part in ROUNDS rounds; prints what it saw. All peers hold the key of a
-throwaway authority (in FOLDER), with which each signs the head that the run begins with: Ed25519 is deterministic, so
-they sign the same bytes and no further process takes part.
+Prints its address, reads the whole group, takes part in ROUNDS rounds and prints its figures. All peers hold the key of
+a temporary authority (in FOLDER) and sign the run's first head with it. Ed25519 is deterministic, so they sign the same
+bytes, and no further process is needed.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ from swarm.state.outer_state import OuterState
 from swarm.state.snapshots import SnapshotStore
 
 SCHEDULE = RoundSchedule(DilocoConfig(steps=1), InnerConfig(lr=1e-3, batch_size=1, total_steps=1), 8, 60.0)
-TIMEOUT_S = 60.0  # where nobody is struck all are waited for: who misses a round finds no results to catch up with
+TIMEOUT_S = 60.0  # without a fault all peers are waited for: a peer that misses a round finds no results to fetch
 
 
 class NoTraining:
-    """A trainer whose pseudo-gradient is there already."""
+    """A trainer with a ready pseudo-gradient."""
 
     speed = 1.0
 
@@ -65,10 +65,10 @@ class NoTraining:
         return TrainResult(order.assignment.steps, order.assignment.steps, 1.0, self._delta)
 
     def finish_early(self) -> None:
-        """There is nothing to end."""
+        """Do nothing: no training is running."""
 
     def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None, head: Head) -> None:
-        """There is nobody to train with it."""
+        """Do nothing: no training uses the weights."""
 
     def has_run_dry(self, round: int) -> bool:
         return False
@@ -78,16 +78,16 @@ class NoTraining:
 
 
 def diloco_state(numel: int, codec: str, outer: DilocoOuter) -> OuterState:
-    """All zero, with a DiLoCo recipe of its own."""
+    """Return a state of zeros with a DiLoCo strategy of its own."""
     strategy = DilocoStrategy(DenseWire([[slice(0, numel)]], get_codec(codec), get_codec(codec)), outer)
     return OuterState([torch.zeros(numel), torch.zeros(numel)], strategy)
 
 
 class Observer:
-    """The engine's Keeper: notes when each round was committed, and theta before the last one.
+    """An observer of the engine: the time of each commit, and theta before the last one.
 
-    The shelf, on which others find the results they missed, is filled only before a scripted fault: publishing is no
-    part of averaging."""
+    Snapshots, from which others fetch missed results, are published only before a scripted fault: publishing is no part
+    of averaging."""
 
     def __init__(self, context: RoundContext, rounds: int, publishes: bool, folder: Path) -> None:
         self.seconds: list[float] = []  # time.monotonic, the same clock in all processes
@@ -126,7 +126,7 @@ class Observer:
 async def take_part(
     context: RoundContext, observer: Observer, authority: Identity, rounds: int, nursery: trio.Nursery
 ) -> None:
-    """Learn who is there, then run the engine to the end."""
+    """Read the group, then run the engine to the end."""
     with trio.fail_after(START_S):
         line = await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)
     group: list[dict[str, Any]] = json.loads(line)["group"]
@@ -137,7 +137,7 @@ async def take_part(
     signed = sign_body(authority, REGROUP_KIND, head)
     engine = Engine(context, RunLimits(first, authority.peer_id, rounds, len(group)), head, signed, observer)
     print(json.dumps({"ready": True}), flush=True)
-    await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)  # all can be called now
+    await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)  # until all can be called
     nursery.start_soon(end_with_parent, nursery.cancel_scope)
     await engine.run()
 
@@ -157,9 +157,9 @@ async def main(number: int, numel: int, codec: str, rounds: int, folder: Path) -
         me = Member(host.peer_id, secrets.token_hex(4))
         snapshots = SnapshotStore(state.size_bytes, 8 << 20)
         snapshots.serve(host.rpc)
-        publishes = "BENCHMARK_SHELF" in os.environ
+        publishes = "BENCHMARK_SNAPSHOTS" in os.environ
         trainer, timeouts = NoTraining(delta_of(number, numel)), AdaptiveTimeouts(0.0 if publishes else TIMEOUT_S)
-        context = RoundContext(me, identity, host, state, snapshots, trainer, SCHEDULE, timeouts, log)
+        context = RoundContext(me, host, state, snapshots, trainer, SCHEDULE, timeouts)
         observer = Observer(context, rounds, publishes, folder)
         print(json.dumps({"peer": me.peer, "session": me.session, "addresses": host.addresses}), flush=True)
         await take_part(context, observer, authority, rounds, nursery)
@@ -175,7 +175,7 @@ async def main(number: int, numel: int, codec: str, rounds: int, folder: Path) -
             "hash": save(before - state.theta, folder / f"ours-{number}"),
         }
         print(json.dumps(report), flush=True)
-        await trio.sleep_forever()  # others may still need us
+        await trio.sleep_forever()  # others may still fetch from this peer
 
 
 if __name__ == "__main__":

@@ -1,12 +1,15 @@
 """One run of the convergence benchmark: 8 workers in one process, from a warm model, over the same text.
 
-The group is `optim.simulate`'s, which runs the methods and codecs that the network runs; only the transport differs.
+A method of the network runs as its strategy (`optim.simulate.StrategyGroup`): its codecs, gate and slices are those
+that peers use, and only the transport is missing. Gossip and PowerSGD with two exchanges a step have no strategy and
+run as the papers' algorithms (`optim.simulate.Group`).
 """
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,16 +17,22 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from optim.algorithms.allreduce import AllReduce, SharedOptimizer
+from optim.algorithms.outer_step import DilocoOuter
 from optim.algorithms.powersgd import PowerSgd
+from optim.algorithms.streaming import fragment_spans
 from optim.codecs import get_codec
-from optim.codecs.votes import Votes
-from optim.simulate import Group
+from optim.config import AllReduceConfig, CodecConfig, EagerConfig, OuterConfig, StreamingConfig
+from optim.simulate import Group, Overlap, StrategyGroup
+from optim.strategies.allreduce import AllReduceStrategy
+from optim.strategies.dense import DenseWire
+from optim.strategies.diloco import DilocoStrategy
+from optim.strategies.interface import OuterStrategy
+from optim.strategies.registry import build_strategy
 from peer.compute.adamw_fused import FusedAdamW
 from peer.compute.build_optimizer import build_inner
 from peer.compute.inner_optimizer import AdamW
 from peer.compute.optimizer import InnerSpec
-from peer.config import DataConfig, ModelConfig
+from peer.config import DataConfig, InnerConfig, ModelConfig
 from peer.data.corpus import load_corpus
 from peer.data.tokenizer import ByteTokenizer
 from peer.model.decoder import Decoder, next_token_loss
@@ -38,14 +47,27 @@ INNER: dict[str, Any] = {"lr": 1e-3, "betas": (0.9, 0.95), "weight_decay": 0.1}
 
 @dataclass(frozen=True)
 class Run:
-    """A method and its settings for `optim.simulate.Group`; `inner` over `INNER`. `gathered`: the merged vector is no
-    shorter than the messages, so that every worker receives those of all others."""
+    """A method of the network and its settings."""
+
+    method: OuterConfig
+    codec: CodecConfig = field(default_factory=CodecConfig)
+    inner: dict[str, Any] = field(default_factory=dict)
+    """Changes to `INNER`."""
+    fragments: Sequence[Sequence[str]] = ()
+    """The parameters of each of streaming's fragments."""
+
+
+@dataclass(frozen=True)
+class SimulatedRun:
+    """An algorithm without a strategy, and its settings for `optim.simulate.Group`."""
 
     algo: str
     cfg: dict[str, Any] = field(default_factory=dict)
-    inner: dict[str, Any] = field(default_factory=dict)
     workers: int = WORKERS
-    gathered: bool = False
+
+
+AnyRun = Run | SimulatedRun
+AnyGroup = Group | StrategyGroup
 
 
 class Task:
@@ -61,7 +83,7 @@ class Task:
         self.model.bind_gradients(self.gradients)
 
     def gradient(self, weights: torch.Tensor, number: int) -> torch.Tensor:
-        """Of the `number`-th batch, its norm clipped to 1."""
+        """Return the gradient of the `number`-th batch, its norm clipped to 1."""
         self.flat.copy_(weights)
         self.gradients.zero_()
         tokens = self.corpus.batch(list(range(number * BATCH, (number + 1) * BATCH)), self.seed)
@@ -69,7 +91,7 @@ class Task:
         return self.gradients * min(1.0, 1.0 / float(self.gradients.norm()))
 
     def loss(self, weights: torch.Tensor) -> float:
-        """Nats a byte, on text that is not trained on."""
+        """Return the loss in nats a byte on text that is not trained on."""
         self.flat.copy_(weights)
         with torch.no_grad():
             losses = [float(next_token_loss(self.model(b[:, :-1]), b)) for b in self.corpus.held_out_batches(*HELD_OUT)]
@@ -77,74 +99,109 @@ class Task:
 
 
 def warm_up(seed: int, folder: Path) -> float:
-    """One worker alone, its rate rising at first: weights and AdamW's moments into a file. Returns the loss."""
+    """Train one worker alone, with a warm-up; save its weights and AdamW's moments; return its loss."""
     torch.set_num_threads(1)
     task = Task(seed)
     theta = task.flat.clone()
-    adamw = build_inner(InnerSpec(**INNER), task.layout, theta)
+    adamw = build_inner(InnerSpec.of(inner_config({})), task.layout, theta)
     assert isinstance(adamw, AdamW)
     for step in range(WARM_STEPS):
         adamw.lr = INNER["lr"] * min(1.0, (step + 1) / RAMP_STEPS)
-        adamw.step(theta, task.gradient(theta, 10**6 + step))  # samples that no worker comes to
+        adamw.step(theta, task.gradient(theta, 10**6 + step))  # samples that no worker reaches
     save_file({"theta": theta, "mean": adamw.mean, "square": adamw.square}, folder / f"warm-{seed}.safetensors")
     return task.loss(theta)
 
 
-def train(run: Run, seed: int, steps: int, folder: Path) -> dict[str, Any]:
-    """`curve`: (inner steps, payload bytes sent by a worker, loss). A run that leaves the finite numbers ends there."""
+def train(run: AnyRun, seed: int, steps: int, folder: Path) -> dict[str, Any]:
+    """Train for so many inner steps. `curve`: (inner steps, payload bytes sent by a worker, loss). A run whose loss is
+    not finite ends there."""
     torch.set_num_threads(1)
     begin = time.process_time()
-    task, group = Task(seed), _warm_group(run, load_file(folder / f"warm-{seed}.safetensors"))
-    curve = []
+    warm = load_file(folder / f"warm-{seed}.safetensors")
+    task = Task(seed)
+    group = strategy_group(run, warm) if isinstance(run, Run) else algorithm_group(run, warm)
+    workers, curve = len(group.local), []
     for step in range(1, steps + 1):
-        numbers = range((step - 1) * WORKERS, (step - 1) * WORKERS + run.workers)
+        numbers = range((step - 1) * WORKERS, (step - 1) * WORKERS + workers)
         gradients = [task.gradient(group.local[k], number) for k, number in enumerate(numbers)]
         group.step([task.layout.views(gradient) for gradient in gradients])
-        if step % (steps // EVALUATIONS) == 0:
-            curve.append((step, _sent(run, group), _loss(run, group, task)))
+        if step % max(1, steps // EVALUATIONS) == 0:
+            curve.append((step, group.bytes_up, task.loss(_weights(group))))
             if not math.isfinite(curve[-1][2]):
                 break
     return {
         "seed": seed,
         "curve": curve,
         "loss": curve[-1][2] if math.isfinite(curve[-1][2]) else math.inf,
-        "sent": curve[-1][1],
-        "received": _received(run, curve[-1][1]),
+        "sent": group.bytes_up,
+        "received": group.bytes_down if isinstance(group, StrategyGroup) else group.bytes_up,
         "fp32_gradients": 4 * task.layout.numel * steps,
         "cpu_s": time.process_time() - begin,
     }
 
 
-def _warm_group(run: Run, warm: dict[str, torch.Tensor]) -> Group:
-    """The workers at the warm weights. AdamW, a worker's own or the group's, goes on with the warm moments; methods
-    without it start theirs from nothing."""
-    layout, inner = FlatLayout.of(MODEL), INNER | run.inner
-    group = Group(run.algo, layout.views(warm["theta"]), run.workers, inner=inner, **run.cfg)
-    group.inner = [FusedAdamW(InnerSpec(**inner), layout, warm["theta"]) for _ in group.inner]  # as peer.training does
-    for optimizer in [*group.inner, *(m.optimizer for m in group.methods if isinstance(m, AllReduce | PowerSgd))]:
-        assert isinstance(optimizer, AdamW | SharedOptimizer)
-        optimizer.mean.copy_(warm["mean"])
-        optimizer.square.copy_(warm["square"])
-        optimizer.steps = WARM_STEPS
+def inner_config(changes: dict[str, Any]) -> InnerConfig:
+    """Return the run's inner section: `INNER` with `changes`, at a constant rate."""
+    return InnerConfig(**{**INNER, **changes}, batch_size=BATCH, total_steps=10**6, schedule="constant", dtype="fp32")
+
+
+def strategy_group(run: Run, warm: dict[str, torch.Tensor]) -> StrategyGroup:
+    """Return the workers at the warm weights. AdamW, a worker's own or the group's, continues with the warm moments;
+    methods without AdamW start theirs at zero."""
+    layout, config, method = FlatLayout.of(MODEL), inner_config(run.inner), run.method
+    overlap, every = Overlap(), method.steps
+    if isinstance(method, StreamingConfig):
+        overlap, every = Overlap(tau=method.tau, mix=method.mix), method.steps // method.fragments
+    elif isinstance(method, EagerConfig):
+        overlap = Overlap(eager=DilocoOuter(method.lr, method.momentum, method.nesterov))
+
+    def build() -> OuterStrategy:
+        if not run.fragments:
+            return build_strategy(method, run.codec, layout, config)
+        assert isinstance(method, StreamingConfig)
+        spans = [fragment_spans(layout, names) for names in run.fragments]
+        wire = DenseWire(spans, get_codec(run.codec.up), get_codec(run.codec.down))
+        return DilocoStrategy(wire, DilocoOuter(method.lr, method.momentum, method.nesterov))
+
+    spec, tokens = InnerSpec.of(config), every * BATCH * SEQ
+    group = StrategyGroup(build, layout.views(warm["theta"]), WORKERS, every, spec, overlap=overlap, tokens=tokens)
+    group.inner = warm_workers(spec, warm, WORKERS)
+    if isinstance(method, AllReduceConfig):
+        assert isinstance(group.rounds.strategies[0], AllReduceStrategy)
+        group.rounds.tensors[1:] = [warm["mean"].clone(), warm["square"].clone()]
+        group.rounds.round = WARM_STEPS
     return group
 
 
-def _loss(run: Run, group: Group, task: Task) -> float:
-    """Of the shared weights; of the first worker's, where there are none."""
-    return task.loss(group.local[0] if run.workers == 1 else group.methods[0].theta)
+def algorithm_group(run: SimulatedRun, warm: dict[str, torch.Tensor]) -> Group:
+    """As `strategy_group`, for an algorithm without a strategy."""
+    layout = FlatLayout.of(MODEL)
+    group = Group(run.algo, layout.views(warm["theta"]), run.workers, inner=INNER, **run.cfg)
+    group.inner = warm_workers(InnerSpec.of(inner_config({})), warm, run.workers)
+    for method in group.methods:
+        if isinstance(method, PowerSgd):
+            assert isinstance(method.optimizer, AdamW)
+            warm_up_moments(method.optimizer, warm)
+    return group
 
 
-def _sent(run: Run, group: Group) -> int:
-    """By one worker. The simulation carries Lion's votes as fp32; their packing, which loses nothing, is counted."""
-    if run.algo != "lion":
-        return group.bytes_up
-    numel = group.layout.numel
-    return group.steps * Votes().encoded_size(numel)
+def warm_workers(spec: InnerSpec, warm: dict[str, torch.Tensor], workers: int) -> list[Any]:
+    """Return the workers' own AdamW, the one that peers use (`FusedAdamW`), with the warm moments."""
+    optimizers = [FusedAdamW(spec, FlatLayout.of(MODEL), warm["theta"]) for _ in range(workers)]
+    for optimizer in optimizers:
+        warm_up_moments(optimizer, warm)
+    return optimizers
 
 
-def _received(run: Run, sent: int) -> int:
-    """By one worker: merged vectors in the codec of the way back, or all others' messages."""
-    if run.gathered:
-        return sent * (run.workers - 1)
-    up, down = run.cfg.get("codec"), run.cfg.get("codec_down") or "fp32"
-    return round(sent * get_codec(down).bits_per_value / get_codec(up).bits_per_value) if up else sent
+def warm_up_moments(optimizer: AdamW, warm: dict[str, torch.Tensor]) -> None:
+    """Continue the warm-up's AdamW."""
+    optimizer.mean.copy_(warm["mean"])
+    optimizer.square.copy_(warm["square"])
+    optimizer.steps = WARM_STEPS
+
+
+def _weights(group: AnyGroup) -> torch.Tensor:
+    """Return the shared weights; the first worker's, where there are none."""
+    if isinstance(group, StrategyGroup):
+        return group.theta
+    return group.local[0] if len(group.local) == 1 else group.methods[0].theta

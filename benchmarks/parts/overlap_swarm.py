@@ -1,4 +1,4 @@
-"""The swarm that `benchmarks/overlap.py` measures: real peers on shaped links, what they report and what they send."""
+"""The swarm of `benchmarks/overlap.py`: real peers on shaped links, their events and their bytes."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ momentum = 0.9
 
 
 class Failed(Exception):
-    """One sentence about a run that came to no end."""
+    """A run did not finish."""
 
 
 @dataclass(eq=False)
 class Member:
-    """A peer in its own namespace: what it reports, and what it has sent over its link, (time, bytes)."""
+    """A peer in its own namespace: its events, and the bytes sent over its link, (time, bytes)."""
 
     process: subprocess.Popen[bytes]
     tail: EventTail
@@ -83,19 +83,19 @@ class Member:
         self.link.append((time.time(), sent_over_link(self.process.pid)))
 
     def sent(self, at: float) -> int:
-        """Bytes by then."""
+        """Return the bytes sent by then."""
         return self.link[max(0, bisect_right(self.link, at, key=itemgetter(0)) - 1)][1]
 
     def all(self, name: str) -> Iterator[tuple[float, dict[str, Any]]]:
         return ((at, fields) for at, event, fields in self.events if event == name)
 
     def rounds(self, name: str) -> dict[int, tuple[float, dict[str, Any]]]:
-        """The events of that name by their round, the last of each."""
+        """Return the last event of that name of each round."""
         return {fields["round"]: (at, fields) for at, fields in self.all(name)}
 
 
 def spawn(command: list[str], log: Path) -> subprocess.Popen[bytes]:
-    """It ends with its standard input (`--tied`), and so with us."""
+    """Start a process that ends with its standard input (`--tied`), and so with this one."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     with log.open("wb") as out:
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=out, stderr=out, env=environment, cwd=ROOT)
@@ -134,7 +134,7 @@ def run_swarm(lan: Lan, folder: Path, outer: str, rounds: int, peers: int) -> li
         deadline = time.monotonic() + START_S
         while not invite.exists():
             if coordinator.process.poll() is not None or time.monotonic() > deadline:
-                raise Failed(f"the coordinator gave no invite{last_words(folder / 'coordinator.log')}")
+                raise Failed(f"the coordinator wrote no invite{last_words(folder / 'coordinator.log')}")
             time.sleep(SAMPLE_S)
         members = []
         for i in range(peers):
@@ -161,7 +161,7 @@ def follow(members: Sequence[Member], folder: Path) -> None:
         if commits > heard:
             heard, deadline = commits, time.monotonic() + ROUND_S
         if time.monotonic() > deadline:
-            raise Failed(f"nobody has committed a round for {ROUND_S:g} s (after {commits} commits)")
+            raise Failed(f"no peer has committed a round for {ROUND_S:g} s (after {commits} commits)")
         time.sleep(SAMPLE_S)
 
 
@@ -171,7 +171,7 @@ def last_words(log: Path) -> str:
 
 
 def write_text(folder: Path) -> None:
-    """A little of the standard library: reading all of it would be most of the time."""
+    """Copy a part of the standard library; reading all of it would take most of the time."""
     folder.mkdir()
     size = 0
     for source in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):

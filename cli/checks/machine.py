@@ -1,4 +1,4 @@
-"""What `peer doctor` finds about this machine alone; what needs the network is in `cli.checks.network`."""
+"""Checks of `peer doctor` that need no network; the others are in `cli.checks.network`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DISK_MIN_BYTES: Final = 1 << 30
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One check. `exit_code` is that of the error a failure would end `peer join` with."""
+    """The result of one check. `exit_code` is that of the error that `peer join` would end with."""
 
     check: str
     state: State
@@ -32,13 +32,13 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 def failure(check: str, error: BarnraiseError) -> Finding:
-    """An error as a finding: its sentence is "what: remedy"."""
+    """Turn an error, whose sentence is "what: remedy", into a finding."""
     detail, colon, remedy = str(error).rpartition(": ")
     return Finding(check, "failure", detail if colon else str(error), remedy, error.exit_code)
 
 
 def local_findings(home: Path, device: str, make_key: bool = False) -> Iterator[Finding]:
-    """Versions, device and folder; nothing here opens a socket. With `make_key` the home gets its key, as at a join."""
+    """Check versions, device and home; open no socket. With `make_key` make the home's key if it is missing."""
     yield python_finding(sys.version_info[:3])
     yield from _library_findings()
     yield _device_finding(device)
@@ -54,8 +54,11 @@ def python_finding(running: tuple[int, ...]) -> Finding:
 
 
 def disk_finding(home: Path, needs: Sequence[int]) -> Finding:
-    """Whether the disk under `home` has that much free; `home` need not exist yet. `needs`: bytes, of the model or of
-    each stage: the least stands in the way, as a peer takes what fits, and the most is worth a warning."""
+    """Check the free space of the disk under `home`, which need not exist yet.
+
+    `needs`: bytes for the model, or for each stage. Less than the smallest need is a failure, as a peer takes a stage
+    that fits; less than the largest is a warning.
+    """
     place = next((folder for folder in (home, *home.resolve().parents) if os.path.isdir(folder)), Path("/"))
     try:
         free = shutil.disk_usage(place).free
@@ -71,10 +74,10 @@ def disk_finding(home: Path, needs: Sequence[int]) -> Finding:
 
 
 def home_finding(home: Path) -> Finding:
-    """Whether a peer could live in `home`: writable, and not in use by another process. Leaves nothing behind."""
+    """Check that `home` is writable and not in use by another process. Leaves nothing behind."""
     from swarm.run.home import Home
 
-    existed = os.path.exists(home)  # which, unlike Path's, takes whatever is typed
+    existed = os.path.exists(home)  # Path.exists raises for a name that is too long
     try:
         with Home(home).locked():
             pass
@@ -87,13 +90,13 @@ def home_finding(home: Path) -> Finding:
 
 
 def identity_finding(home: Path, make_key: bool) -> Finding:
-    """The peer id of this home, which an invite can be made out to."""
+    """Show the peer id of this home, which a coordinator needs to issue a personal invite."""
     from peer.identity import Identity
     from swarm.run.home import Home
 
     path = Home(home).identity
     if not os.path.exists(path) and not make_key:
-        return Finding("identity", "ok", "none yet: the first `peer join` makes one")
+        return Finding("identity", "ok", "no key yet; the first `peer join` makes one")
     try:
         return Finding("identity", "ok", Identity.load_or_create(path).peer_id)
     except IdentityError as error:
@@ -109,7 +112,7 @@ def _library_findings() -> Iterator[Finding]:
             continue
         if name == "libp2p" and found != LIBP2P:
             remedy = f"pip install libp2p=={LIBP2P}"
-            yield Finding(name, "failure", f"version {found} is not the one whose faults are mended", remedy, 2)
+            yield Finding(name, "failure", f"version {found} is not the one that barnraise has fixes for", remedy, 2)
         else:
             yield Finding(name, "ok", found)
 
@@ -121,7 +124,7 @@ def _device_finding(spec: str) -> Finding:
         device = resolve_device(spec)
     except ConfigError as error:
         return failure("device", error)
-    except (ImportError, OSError) as error:  # a broken torch installation shows only here
+    except (ImportError, OSError) as error:  # a broken installation of torch
         return Finding("device", "failure", f"torch cannot be loaded ({error})", "reinstall torch", 2)
     extras = [word for word, has in (("bf16", device.bf16), ("torch.compile", device.compile)) if has]
     with_extras = f" with {' and '.join(extras)}" if extras else ""
@@ -129,8 +132,10 @@ def _device_finding(spec: str) -> Finding:
 
 
 def memory_finding(free_bytes: float, needs: Sequence[float]) -> Finding:
-    """What `peer join` would make of so much free memory. `needs`: bytes, of the model or of each stage: a whole model
-    is tried all the same, a stage that does not fit is left to others."""
+    """Check the free memory. `needs`: bytes for the model, or for each stage.
+
+    `peer join` tries a whole model in any case, and takes no stage that does not fit.
+    """
     least, most = min(needs), max(needs)
     free = f"{free_bytes / 1e9:.1f} GB free"
     if len(needs) == 1:

@@ -1,4 +1,4 @@
-"""What `peer doctor` finds out by trying: port, each address of the invite, admission, clock, being dialled back."""
+"""Checks of `peer doctor` over the network: port, addresses of the invite, admission, clock, reachability."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import trio
 from multiaddr import Multiaddr
 
 from cli.checks.machine import Finding, State, disk_finding, failure, memory_finding
-from cli.views.table import several
+from cli.views.text import several
 from peer.errors import BarnraiseError, DialError
 from peer.free_memory import free_memory_bytes
 from peer.net.address_book import is_circuit
 from peer.net.host import Host, open_host
 from peer.net.nat.reachability import probe
-from swarm.client.session import DialBackConfig, RunClient, visit
+from swarm.client.session import DialBackConfig, RunClient, open_client
 from swarm.membership.reachability import CONNECT_S, DIAL_BACK, DialBackReply, DialBackRequest
 from swarm.placement.stages import stage_costs, state_bytes
 from swarm.run.invite import Invite
@@ -31,11 +31,13 @@ STATE_COPIES_ON_DISK: Final = 4  # two checkpoints, one being written, one being
 
 
 async def port_finding(dial_back_config: DialBackConfig) -> Finding:
-    """Whether we can listen there, and announce what `dial_back_config` says."""
+    """Check that the addresses can be listened on, and the announced ones can be announced."""
     try:
         async with open_host(dial_back_config.config()) as host:
-            told = ", others are told" if dial_back_config.announce else ":"
-            return Finding("port", "ok", f"listening works{told} {', '.join(_bare(a, host) for a in host.addresses)}")
+            published = ", published as" if dial_back_config.announce else ":"
+            return Finding(
+                "port", "ok", f"listening works{published} {', '.join(_bare(a, host) for a in host.addresses)}"
+            )
     except BarnraiseError as error:
         return failure("port", error)
 
@@ -43,7 +45,7 @@ async def port_finding(dial_back_config: DialBackConfig) -> Finding:
 async def swarm_findings(
     invite: Invite, home: Path, kept: Path | None, dial_back_config: DialBackConfig
 ) -> AsyncIterator[Finding]:
-    """Everything that takes a run to find out. `kept`: `home`, if it exists."""
+    """Check what needs the run's peers. `kept` is `home` if it exists."""
     reached = 0
     async with open_host(dial_back_config.config()) as host:
         for address in invite.addresses:
@@ -51,15 +53,15 @@ async def swarm_findings(
             reached += finding.state == "ok"
             yield finding
     if not reached:
-        return  # each address has said why
+        return  # each finding above says why
     try:
-        async with visit(invite, kept, dial_back_config) as client:
-            yield Finding("admission", "ok", f"run {client.manifest.run.name!r} lets this machine in")
-            for finding in size_findings(client.manifest, home):
+        async with open_client(invite, kept, dial_back_config) as client:
+            yield Finding("admission", "ok", f"run {client.manifest.name!r} admits this machine")
+            for finding in size_findings(client.training, home):
                 yield finding
             members = await client.members()
             training = [peer for peer, record in members.items() if record.role in ("full", "stage")]
-            yield Finding("members", "ok", f"{several(len(training), 'peer')} in training")
+            yield Finding("members", "ok", f"{several(len(training), 'peer')} training")
             yield clock_finding(client.node.clock_disagreement_s)
             yield await _reach_finding(client)
             for finding in await _path_findings(client.host, training[:PROBED_MAX]):
@@ -69,7 +71,7 @@ async def swarm_findings(
 
 
 def clock_finding(others_ahead_s: float) -> Finding:
-    """`others_ahead_s`: by how much the peers' clocks (their median) are ahead of this machine's."""
+    """Judge this machine's clock. `others_ahead_s`: by how much the median of the peers' clocks is ahead of it."""
     side = "behind" if others_ahead_s > 0 else "ahead of"
     detail = f"{abs(others_ahead_s):.1f} s {side} the peers' clocks"
     if abs(others_ahead_s) > CLOCK_WARNING_S:
@@ -78,7 +80,7 @@ def clock_finding(others_ahead_s: float) -> Finding:
 
 
 def size_findings(manifest: Manifest, home: Path) -> tuple[Finding, Finding]:
-    """Whether the run's model, or a stage of it, fits on this machine's disk and in its memory."""
+    """Check that the run's model, or a stage of it, fits on this machine's disk and in its memory."""
     return (
         disk_finding(home, [STATE_COPIES_ON_DISK * state_bytes(manifest, stage) for stage in range(manifest.stages)]),
         memory_finding(free_memory_bytes(), [cost.memory_bytes for cost in stage_costs(manifest)]),
@@ -86,9 +88,9 @@ def size_findings(manifest: Manifest, home: Path) -> tuple[Finding, Finding]:
 
 
 def reach_finding(reach: DialBackReply, own: tuple[str, ...]) -> Finding:
-    """What a peer that tried to dial us says. `own`: the IP addresses of this machine's interfaces."""
+    """Judge the report of a peer that tried to dial this machine. `own`: the IP addresses of its interfaces."""
     if not reach.seen_at:
-        return Finding("reachable", "warning", "only through a relay", "forward a TCP port to this machine for speed")
+        return Finding("reachable", "warning", "only through a relay", "forward a TCP port to it for speed")
     opened = [port for port, outcome in reach.outcomes if outcome == "open"]
     if opened:
         return Finding("reachable", "ok", f"directly, at {reach.seen_at} port {opened[0]}")
@@ -97,7 +99,7 @@ def reach_finding(reach: DialBackReply, own: tuple[str, ...]) -> Finding:
     return Finding(
         "reachable",
         "warning",
-        f"{behind}others cannot dial this machine ({tried})",
+        f"{behind}other peers cannot dial this machine ({tried})",
         "forward that port to this machine and name it with --announce, open it in the firewall, or use --relay",
     )
 
@@ -106,21 +108,21 @@ async def _dial_finding(host: Host, address: str) -> Finding:
     try:
         await host.connect_address(address, timeout_s=DIAL_S)
     except DialError as error:
-        told = failure("bootstrap", error)
-        return Finding("bootstrap", "failure", f"{error.reason}: {told.detail}", told.remedy, error.exit_code)
+        found = failure("bootstrap", error)
+        return Finding("bootstrap", "failure", f"{error.reason}: {found.detail}", found.remedy, error.exit_code)
     except BarnraiseError as error:
         return failure("bootstrap", error)
     return Finding("bootstrap", "ok", address)
 
 
 async def _path_findings(host: Host, peers: list[str]) -> list[Finding]:
-    """Which kind of path leads to each of these peers."""
+    """Find the kind of path to each of these peers: direct, relayed or none."""
     found: list[Finding] = []
 
     async def look(peer: str) -> None:
         path = await probe(host, peer, timeout_s=PROBE_S)
         state: State = "failure" if path.kind == "unreachable" else "warning" if path.kind == "relayed" else "ok"
-        remedy = "" if state == "ok" else "give --relay MULTIADDR here and there, or forward a TCP port"
+        remedy = "" if state == "ok" else "give --relay MULTIADDR on both machines, or forward a TCP port"
         found.append(Finding("path", state, f"{path.kind}: {path.detail}", remedy, 3 if state == "failure" else 0))
 
     async with trio.open_nursery() as nursery:
@@ -135,7 +137,7 @@ async def _reach_finding(client: RunClient) -> Finding:
     ports = tuple({int(address.value_for_protocol("tcp")) for address in addresses})
     own = tuple({str(address.value_for_protocol("ip4")) for address in addresses if str(address).startswith("/ip4")})
     relayed = [address for address in host.addresses if is_circuit(address)]
-    found = Finding("reachable", "warning", "no peer was there to try", "ask again when the run has members")
+    found = Finding("reachable", "warning", "no peer was there to test it", "try again when the run has members")
     for peer in host.connected:
         try:
             reply = await host.rpc.call(peer, DIAL_BACK, DialBackRequest(ports[:4]), timeout_s=2 * CONNECT_S)

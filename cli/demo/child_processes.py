@@ -1,9 +1,8 @@
-"""Child processes that run the same `peer` commands a user would run, and never outlive us.
+"""Child processes that run `peer` commands as a user would, and never outlive this process.
 
-Each child holds the read end of a pipe as its standard input and leaves when that pipe closes (`--tied`), so killing
-this process with SIGKILL takes the children along. One that is frozen (SIGSTOP) cannot notice: on Linux the kernel
-thaws it when we die; elsewhere it stays until somebody sends it SIGCONT. What a child prints goes to a log file beside
-its home.
+Each child has the read end of a pipe as its standard input and leaves when that pipe closes (`--tied`), even if this
+process dies by SIGKILL. A frozen child (SIGSTOP) cannot notice: on Linux the kernel thaws it when this process dies;
+elsewhere it stays frozen until it gets SIGCONT. A child's output goes to a log file beside its home.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from cli.views.event_tail import EventTail
 from peer.errors import ResourceError
 from swarm.run.home import Home
 
-_LEAVE_S: Final = 20.0  # to save and say goodbye after SIGINT, before SIGKILL
+_LEAVE_S: Final = 20.0  # from SIGINT, which lets a child save and leave, to SIGKILL
 _PR_SET_PDEATHSIG: Final = 1
-_LIBC: Final = ctypes.CDLL(None)  # before the fork: nothing may be loaded between fork and exec
+_LIBC: Final = ctypes.CDLL(None)  # loaded here: nothing may be loaded between fork and exec
 
 
 @dataclass
 class ChildPeer:
-    """One child. `killed` marks a death that we caused on purpose; `since` is its start, seconds since the epoch."""
+    """One child. Times are Unix times."""
 
     name: str
     home: Path
@@ -39,6 +38,7 @@ class ChildPeer:
     events: EventTail
     since: float
     killed: bool = False
+    """Whether this process killed it on purpose."""
     until: float | None = None
 
     @property
@@ -46,21 +46,21 @@ class ChildPeer:
         return self.process.poll() is None
 
     def kill(self) -> None:
-        """SIGKILL, as a power cut would."""
+        """Send SIGKILL, like a power cut."""
         self.killed = True
         self.process.kill()
         self.process.wait()
         self.until = time.time()
 
     def freeze(self) -> None:
-        """SIGSTOP, as a machine that swaps, or a laptop whose lid is closed."""
+        """Send SIGSTOP, like a machine that swaps or a laptop whose lid is closed."""
         self.process.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
         self.process.send_signal(signal.SIGCONT)
 
-    def last_words(self, lines: int = 3) -> str:
-        """The end of its log, for an error message."""
+    def log_tail(self, lines: int = 3) -> str:
+        """Return the end of its log, for an error message."""
         try:
             text = log_path(self.home).read_text(errors="replace")
         except OSError:
@@ -74,7 +74,7 @@ def log_path(home: Path) -> Path:
 
 @dataclass
 class Children:
-    """The children by name, in the order they were started."""
+    """The children by name, in the order of their start."""
 
     peers: dict[str, ChildPeer] = field(default_factory=dict)
 
@@ -82,17 +82,17 @@ class Children:
         """Run `peer ARGUMENTS --home HOME --tied` with `threads` compute threads."""
         command = [sys.executable, "-m", "cli.main", *arguments, "--home", str(home), "--tied"]
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
-        environment["PYTHONSAFEPATH"] = "1"  # a folder called `peer` beside the user is not ours to import
+        environment["PYTHONSAFEPATH"] = "1"  # do not import a folder `peer` of the working directory
         try:
             home.parent.mkdir(parents=True, exist_ok=True)
             log: IO[bytes] = log_path(home).open("wb")
         except OSError as error:
-            raise ResourceError(f"cannot write to {home.parent} ({error.strerror}): choose another --home.") from error
+            raise ResourceError(f"cannot write to {home.parent} ({error.strerror}): choose another --home") from error
         with log:
             process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, env=environment,
-                start_new_session=True,  # Ctrl-C at the terminal reaches us alone; we end the children in order
-                preexec_fn=_thaws_when_we_die if sys.platform == "linux" else None,
+                start_new_session=True,  # Ctrl-C at the terminal reaches this process only
+                preexec_fn=_thaw_when_parent_dies if sys.platform == "linux" else None,
             )  # fmt: skip
         child = ChildPeer(name, home, process, EventTail(Home(home).events), time.time())
         self.peers[name] = child
@@ -102,7 +102,7 @@ class Children:
         return (child for child in self.peers.values() if child.alive)
 
     def end_all(self) -> None:
-        """Ask every child to leave, wait, and kill what does not."""
+        """Ask every child to leave, wait, and kill those that have not left."""
         for child in self.living():
             child.process.send_signal(signal.SIGINT)
             child.thaw()
@@ -118,14 +118,14 @@ class Children:
             child.events.close()
 
 
-def _thaws_when_we_die() -> None:
-    """In the child, before it becomes `peer`."""
+def _thaw_when_parent_dies() -> None:
+    """Ask the kernel for SIGCONT when the parent dies. Runs in the child before `exec`."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
 
 
 @contextmanager
 def children() -> Iterator[Children]:
-    """All children have ended when the block has, however it ends."""
+    """Yield a group whose children have all ended when the block ends, however it ends."""
     group = Children()
     try:
         yield group

@@ -1,4 +1,4 @@
-"""The course of a quickstart: child processes that run the commands a user would, and every wait on what they say."""
+"""The quickstart's cluster: its child processes, and every wait for an event of theirs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from peer.errors import RoundError
 from swarm.run.home import Home
 
 LOOPBACK: Final = ("--listen", "/ip4/127.0.0.1/tcp/0")
-START_S: Final = 300.0  # importing torch on a cold disk, beside others that do
+START_S: Final = 300.0  # several processes import torch from a cold disk
 FIRST_S: Final = 600.0  # until the first commit, on a machine with more peers than cores
-SILENCE_S: Final = 180.0  # without a commit: something is wrong that waiting does not mend
+SILENCE_S: Final = 180.0  # without a commit: waiting longer does not help
 COORDINATOR: Final = "coordinator"
 
 
 class LocalCluster:
-    """One run in `home`. Every wait ends by itself: with what it waited for, or an error that says what happened."""
+    """One run in the folder `home`. Every wait ends with the awaited event or with a RoundError."""
 
     def __init__(
         self, home: Path, rounds: int, group: Children, progress: Progress, redraw: Callable[[], None]
@@ -34,13 +34,13 @@ class LocalCluster:
         self._group = group
         self._redraw = redraw
         self.marks: Final[dict[int, str]] = {}
-        """What befell whom, by the round that was committed last."""
-        self._heard = time.monotonic()
+        """Faults and additions by the round that was committed last."""
+        self._last_commit_at = time.monotonic()
         self._round = 0
 
     @property
     def children(self) -> dict[str, ChildPeer]:
-        """By name."""
+        """All children by name."""
         return self._group.peers
 
     def begin(self) -> None:
@@ -52,41 +52,41 @@ class LocalCluster:
         return ["coordinate", str(self._home / "run.toml"), *LOOPBACK]
 
     def join(self, number: int) -> ChildPeer:
-        """Start a peer of that number."""
+        """Start the peer with that number."""
         name = f"peer-{number}"
         arguments = ["join", str(self._invite), "--name", name, "--device", "cpu", "--threads", "1", *LOOPBACK]
         self.progress.row(name)
         return self._group.start(name, self._home / name, arguments, threads=1)
 
     def kill(self, victim: ChildPeer) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
         victim.kill()
         self.progress.row(victim.name).gone = "killed"
-        self._tell("killed", victim, " (SIGKILL)")
+        self._mark("killed", victim, " (SIGKILL)")
 
     def add(self, number: int) -> ChildPeer:
-        """One more peer."""
+        """Start one more peer during the run."""
         added = self.join(number)
-        self._tell("added", added)
+        self._mark("added", added)
         return added
 
     def freeze(self, frozen: ChildPeer) -> None:
-        """SIGSTOP."""
+        """Send SIGSTOP."""
         frozen.freeze()
-        self._tell("froze", frozen, " (SIGSTOP)")
+        self._mark("froze", frozen, " (SIGSTOP)")
 
     def thaw(self, frozen: ChildPeer) -> None:
-        """SIGCONT."""
+        """Send SIGCONT."""
         frozen.thaw()
-        self._tell("thawed", frozen, " (SIGCONT)")
+        self._mark("thawed", frozen, " (SIGCONT)")
 
-    def _tell(self, what: str, child: ChildPeer, how: str = "") -> None:
+    def _mark(self, what: str, child: ChildPeer, how: str = "") -> None:
         self.progress.note(f"{what} {child.name}{how}")
         number, text = self.progress.round, f"{what} {child.name}"
         self.marks[number] = f"{self.marks[number]}, {text}" if number in self.marks else text
 
-    def spare(self, children: Sequence[ChildPeer]) -> ChildPeer:
-        """Of these the replica of the stage that has most of them."""
+    def choose_victim(self, children: Sequence[ChildPeer]) -> ChildPeer:
+        """Choose a replica of the stage that has most of these children."""
         stages = Counter(self.progress.row(child.name).stage for child in children)
         return max(children, key=lambda child: (stages[self.progress.row(child.name).stage], child.name))
 
@@ -95,36 +95,43 @@ class LocalCluster:
         return lambda: self.progress.round >= wanted
 
     def wait(self, limit_s: float | None, what: str, done: Callable[[], bool]) -> None:
-        """Until `done()`; without a limit, as long as rounds go on."""
+        """Wait until `done()`: for `limit_s` at most, or without a limit as long as rounds are committed.
+
+        `what` is a clause for the error: "it has happened".
+        """
         began = time.monotonic()
         while not done():
-            self._look()
+            self._read_events()
             now = time.monotonic()
             if limit_s is not None and now - began > limit_s:
-                raise RoundError(f"waited {limit_s:.0f} s until {what}, in vain: read the logs in {self._home}.")
+                raise RoundError(f"waited {limit_s:.0f} s until {what}: read the logs in {self._home}")
             silence_s = SILENCE_S if self._round else FIRST_S
-            if limit_s is None and now - max(self._heard, began) > silence_s:
-                raise RoundError(f"no round was committed for {silence_s:.0f} s: read the logs in {self._home}.")
+            if limit_s is None and now - max(self._last_commit_at, began) > silence_s:
+                silence = f"no round was committed for {silence_s:.0f} s"
+                raise RoundError(f"waited until {what}, but {silence}: read the logs in {self._home}")
             time.sleep(POLL_S)
-        self._look()
+        self._read_events()
 
-    def _look(self) -> None:
-        """Read what the children say and notice those that died."""
+    def _read_events(self) -> None:
+        """Read the children's events. Raises RoundError if one has died."""
         tails = {child.name: child.events for child in self._group.peers.values()}
         read_tails(self.progress, tails)
         if self.progress.round > self._round:
-            self._round, self._heard = self.progress.round, time.monotonic()
+            self._round, self._last_commit_at = self.progress.round, time.monotonic()
         for child in self._group.peers.values():
             if child.alive or child.until is not None:
                 continue
             child.until = time.time()
             if child.process.returncode != 0:
-                raise RoundError(f"{child.name} ended with exit code {child.process.returncode}: {child.last_words()}")
+                ended = f"{child.name} ended with exit code {child.process.returncode} ({child.log_tail()})"
+                raise RoundError(f"{ended}: read the logs in {self._home}")
         self._redraw()
 
 
-def to_freeze(stages: Mapping[str, int | None], killed_in: int | None) -> str:
-    """Which of the living, by name with its stage: one whose stage goes on without it, if there is one, and rather not
-    of the stage that has just lost one."""
+def choose_frozen(stages: Mapping[str, int | None], killed_in: int | None) -> str:
+    """Choose the child to freeze from the stages of the living by name.
+
+    It prefers a stage that has another replica, then a stage other than `killed_in`, which has just lost one.
+    """
     count = Counter(stages.values())
     return max(stages, key=lambda name: (count[stages[name]] > 1, stages[name] != killed_in, count[stages[name]], name))

@@ -1,4 +1,4 @@
-"""What `peer quickstart` says at the end: report.json, the invariants it checks, loss.png."""
+"""The results of a quickstart: report.json, the invariants that must have held, loss.png."""
 
 from __future__ import annotations
 
@@ -10,39 +10,41 @@ import msgspec
 
 from cli.views.facts import CommitRow
 from cli.views.micro_batch_audit import MicroBatches
-from cli.views.table import several
+from cli.views.text import several
 from peer.errors import ResourceError
 
 TRAFFIC_FACTOR_MIN: Final = 50.0
 
 
 class PeerReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One peer's part. Times in seconds since the quickstart began; `left` is None for who stayed to the end; bytes are
-    all that crossed its sockets, state transfer and gossip included."""
+    """One peer of report.json. Times are seconds since the quickstart began."""
 
     name: str
     joined: float
     left: float | None
+    """None if the peer stayed to the end."""
     rounds: int
     state_hash: str
     bytes_up: int
+    """All bytes sent by its sockets, state transfer included."""
     bytes_down: int
     stage: int | None = None
 
 
 class StageReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a stage of a pipeline ended. `uncounted`: micro-batches that the first stage has merged and this one has
-    not, so that they did not train it."""
+    """The end of one stage of a pipeline."""
 
     stage: int
     round: int
     state_hash: str
     replicas: list[str]
+    """Peer ids."""
     uncounted: int
+    """Micro-batches that the first stage has merged and this one has not."""
 
 
 class MoveReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A peer that changed its stage, `at` seconds after the start. `gain`: what it expected, micro-batches a second."""
+    """A peer's move to another stage, `at` seconds after the start."""
 
     peer: str
     at: float
@@ -50,18 +52,18 @@ class MoveReport(msgspec.Struct, frozen=True, kw_only=True):
     target: int
     reason: str
     gain: float
+    """Micro-batches a second that the peer expected to gain."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """report.json. Losses in nats per byte on held-out files; `ddp_bytes_equivalent`: what each of as many peers would
-    have sent in an fp32 ring all-reduce of the gradients after every one of the same inner steps. `stages`,
-    `micro_batches`, `moves` and `frozen` peers are of pipelines only; `state_hash` is then that of the first stage, and
-    `rounds_committed` those of all."""
+    """report.json. Losses are in nats per byte on held-out files."""
 
     rounds_committed: int
+    """In a pipeline: by every stage."""
     rounds_discarded: int
     peers: dict[str, PeerReport]
     state_hash: str
+    """In a pipeline: of the first stage."""
     val_loss_first: float
     val_loss_last: float
     val_losses: dict[str, float]
@@ -69,6 +71,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     parameters: int
     inner_steps: int
     ddp_bytes_equivalent: int
+    """Bytes that each peer would have sent in an fp32 ring all-reduce of the gradients after every inner step."""
     traffic_factor: float
     killed: list[str]
     added: list[str]
@@ -76,13 +79,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     wall_s: float
     broken_invariants: list[str]
     stages: list[StageReport] = []
+    """This field and those below are for pipelines only."""
     micro_batches: MicroBatches | None = None
     moves: list[MoveReport] = []
     frozen: list[str] = []
 
 
 def ddp_bytes(parameters: int, inner_steps: int, peers: int) -> int:
-    """Bytes one peer sends in `inner_steps` ring all-reduces of fp32 gradients among N `peers`: 2 (N-1)/N each."""
+    """Return the bytes one peer sends in `inner_steps` ring all-reduces of fp32 gradients: 2 (N-1)/N of them each."""
     return round(inner_steps * 2 * (peers - 1) / peers * 4 * parameters)
 
 
@@ -95,8 +99,10 @@ def broken_invariants(
     val_losses: Mapping[int, float],
     traffic_factor: float,
 ) -> list[str]:
-    """What did not hold, one sentence each; empty if all is well. `commits`: name -> round -> commit; `ended`: the
-    round in which each survivor ended."""
+    """Return the invariants that did not hold, one sentence each.
+
+    `commits`: by name and round. `ended`: the last round of each surviving peer.
+    """
     states: dict[tuple[int, int], set[str]] = {}
     for seen in commits.values():
         for commit in seen.values():
@@ -128,10 +134,13 @@ def broken_in_pipeline(
     rounds: int,
     faults: Mapping[str, Sequence[str]],
     losses: Mapping[int, float],
-    books: MicroBatches,
+    micro_batches: MicroBatches,
 ) -> list[str]:
-    """What did not hold in a pipeline, one sentence each. `ended`: the round in which each survivor ended; `faults`:
-    who was killed, frozen and added; `losses` by round."""
+    """Return the invariants of a pipeline that did not hold, one sentence each.
+
+    `ended`: the last round of each surviving peer. `faults`: names of the killed, frozen and added peers. `losses`: by
+    round.
+    """
     states: dict[tuple[int, int, int], set[str]] = {}
     for commit in commits:
         states.setdefault((commit.stage or 0, commit.term, commit.round), set()).add(commit.state_hash)
@@ -146,26 +155,27 @@ def broken_in_pipeline(
         broken.append("the loss was not measured at both ends")
     elif not losses[max(losses)] < losses[min(losses)]:
         broken.append(f"the loss did not fall ({losses[min(losses)]:.3f} -> {losses[max(losses)]:.3f})")
-    if books.double_counted:
-        broken.append(f"counted twice: {several(books.double_counted, 'micro-batch')}")
-    if books.lost:
-        broken.append(f"lost: {several(books.lost, 'micro-batch')}")
-    if not books.completed:
-        broken.append("no micro-batch came through")
+    if micro_batches.double_counted:
+        broken.append(f"counted twice: {several(micro_batches.double_counted, 'micro-batch')}")
+    if micro_batches.lost:
+        broken.append(f"lost: {several(micro_batches.lost, 'micro-batch')}")
+    if not micro_batches.completed:
+        broken.append("no micro-batch was completed")
     return broken
 
 
 def write_report(path: Path, report: Report) -> None:
+    """Write report.json. Raises ResourceError."""
     try:
         path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
     except OSError as error:
-        raise ResourceError(f"cannot write {path} ({error.strerror}): free some space, or change --home.") from error
+        raise ResourceError(f"cannot write {path} ({error.strerror}): free some space, or change --home") from error
 
 
 def draw_losses(
     path: Path, val_losses: Mapping[int, float], train_losses: Mapping[int, float], marks: Mapping[int, str]
 ) -> None:
-    """loss.png: held-out and training loss by round; `marks` (round -> text) are drawn as vertical lines."""
+    """Draw loss.png: held-out and training loss by round, and `marks` (texts by round) as vertical lines."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -188,6 +198,6 @@ def draw_losses(
     try:
         figure.savefig(path)
     except OSError as error:
-        raise ResourceError(f"cannot write {path} ({error.strerror}): free some space, or change --home.") from error
+        raise ResourceError(f"cannot write {path} ({error.strerror}): free some space, or change --home") from error
     finally:
         pyplot.close(figure)

@@ -1,4 +1,4 @@
-"""What befalls the peers of a quickstart."""
+"""The scripts of a quickstart: which peers join, are killed or frozen, and when."""
 
 from __future__ import annotations
 
@@ -8,58 +8,60 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from cli.demo.child_processes import ChildPeer
-from cli.demo.cluster import LocalCluster, to_freeze
+from cli.demo.cluster import LocalCluster, choose_frozen
 
-FREEZE_S: Final = 15.0  # longer than a group waits for whoever does not answer
-AWAKE_AT_THE_END: Final = 3  # rounds: who still sleeps when a run ends is left behind by all that have its last round
+FREEZE_S: Final = 15.0  # longer than a group waits for a peer that does not answer
+AWAKE_AT_THE_END: Final = 3  # rounds: all others leave soon after the last one
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """Who was there and what befell them; lists hold child names. `survivors` must see the run's end; of these the
-    `frozen` could do nothing for a while. `marks`: what happened, by the round that was committed last."""
+    """What happened in a quickstart. The lists hold names of children."""
 
     children: Mapping[str, ChildPeer]
     killed: Sequence[str]
     added: Sequence[str]
     survivors: Sequence[str]
+    """Children that must see the end of the run."""
     frozen: Sequence[str] = ()
+    """Survivors that were frozen for a while."""
     marks: Mapping[int, str] = field(default_factory=dict)
+    """Faults and additions by the round that was committed last."""
 
 
 def play_whole(cluster: LocalCluster, peers: int) -> Scenario:
-    """One peer joins and another one is killed."""
+    """Play a run of the whole model: one peer joins and another one is killed."""
     cluster.begin()
     started = [cluster.join(number) for number in range(1, peers + 1)]
-    progress, turn = cluster.progress, max(1, cluster.rounds // 3)
+    progress, fault_round = cluster.progress, max(1, cluster.rounds // 3)
     added = _add_early(cluster, peers)
 
-    def all_know() -> bool:  # of two members, one that dies as it commits takes that round with it
-        return progress.round > turn or all(progress.row(child.name).round >= turn for child in started)
+    def all_have_it() -> bool:  # of two members, one that dies as it commits takes that round with it
+        return progress.round > fault_round or all(progress.row(child.name).round >= fault_round for child in started)
 
-    cluster.wait(None, f"round {turn} is committed", all_know)
+    cluster.wait(None, f"round {fault_round} is committed", all_have_it)
     victim = started[1]
     cluster.kill(victim)
     return _end(cluster, started, [victim], [added])
 
 
 def play_pipeline(cluster: LocalCluster, peers: int) -> Scenario:
-    """Another peer joins, one replica is killed, one of another stage is frozen and thaws later."""
+    """Play a pipeline: one peer joins, one replica is killed, and one of another stage is frozen for a while."""
     cluster.begin()
     started = [cluster.join(number) for number in range(1, peers + 1)]
-    progress, turn = cluster.progress, max(1, cluster.rounds // 4)
+    progress, fault_round = cluster.progress, max(1, cluster.rounds // 4)
 
     def stage_of(child: ChildPeer) -> int | None:
         return progress.row(child.name).stage
 
     cluster.wait(None, "every peer has a stage", lambda: all(stage_of(child) is not None for child in started))
     added = _add_early(cluster, peers)
-    cluster.wait(None, f"every stage has committed round {turn}", lambda: progress.round >= turn)
-    victim = cluster.spare(started)
+    cluster.wait(None, f"every stage has committed round {fault_round}", lambda: progress.round >= fault_round)
+    victim = cluster.choose_victim(started)
     cluster.kill(victim)
     cluster.wait(None, "another round is committed", cluster.rounds_from_now(1))
     living = {child.name: stage_of(child) for child in started if child.alive}
-    frozen = cluster.children[to_freeze(living, stage_of(victim))]
+    frozen = cluster.children[choose_frozen(living, stage_of(victim))]
     cluster.freeze(frozen)
     thaws_at = time.monotonic() + FREEZE_S
     near_end = cluster.rounds - AWAKE_AT_THE_END
@@ -69,7 +71,7 @@ def play_pipeline(cluster: LocalCluster, peers: int) -> Scenario:
 
 
 def _add_early(cluster: LocalCluster, peers: int) -> ChildPeer:
-    """A peer that comes when the run is under way, and has most of it to get ready in: rounds do not wait for it."""
+    """Add a peer after round 1, early enough to take part: rounds do not wait for it."""
     cluster.wait(None, "round 1 is committed", lambda: cluster.progress.round >= 1)
     return cluster.add(peers + 1)
 
@@ -81,7 +83,7 @@ def _end(
     added: Sequence[ChildPeer],
     frozen: Sequence[ChildPeer] = (),
 ) -> Scenario:
-    """Wait until all that are left have seen the run's end."""
+    """Wait until all surviving peers have finished the run."""
     survivors = [child for child in (*started, *added) if child not in killed]
     cluster.wait(None, "all peers finish", lambda: not any(child.alive for child in survivors))
 

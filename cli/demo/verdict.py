@@ -1,9 +1,10 @@
-"""From what the children of a quickstart said and left on disk to its report."""
+"""The report of a quickstart, from its children's events and the checkpoints they left on disk."""
 
 from __future__ import annotations
 
 import math
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Final
@@ -21,138 +22,173 @@ from cli.demo.report import (
 )
 from cli.demo.scenario import Scenario
 from cli.views.micro_batch_audit import MicroBatches, audit
-from cli.views.progress import Progress
+from cli.views.state import ViewState
 
 if TYPE_CHECKING:
-    from cli.export import KeptModel
     from swarm.protocol.head import Head
     from swarm.run.manifest import Manifest
+    from swarm.training.saved_models import SavedModel
 
 PROMPT: Final = "def "
 SAMPLE_TOKENS: Final = 200
 
 
-def judge(scenario: Scenario, progress: Progress, rounds: int, began: float) -> Report:
-    """The report, with every invariant that did not hold named in it. `began`: Unix time."""
-    from cli.export import newest_model
+@dataclass(frozen=True)
+class _Outcome:
+    """Everything that a quickstart is judged by."""
+
+    scenario: Scenario
+    view: ViewState
+    model: SavedModel
+    heads: list[Head]
+    """The last head of each stage; one if there is no pipeline."""
+    ids: dict[str, str]
+    """Peer ids by child name, of the surviving and the killed peers."""
+    rounds: int
+    """Number of rounds the run was to have."""
+    began: float
+    """Unix time."""
+
+
+def judge(scenario: Scenario, view: ViewState, rounds: int, began: float) -> Report:
+    """Return the report, which names every invariant that did not hold. `began` is a Unix time."""
     from swarm.protocol.head import Head
+    from swarm.training.saved_models import newest_model
 
     model = newest_model([scenario.children[name].home for name in scenario.survivors])
     heads = [msgspec.msgpack.decode(part.head, type=Head) for part in model.parts]
     ids = {name: _peer_id(scenario.children[name].home) for name in (*scenario.survivors, *scenario.killed)}
-    losses = progress.val_losses
-    parameters = sum(part.layout.numel for part in model.parts)
-    ddp = ddp_bytes(parameters, heads[0].inner_step, len(scenario.survivors))
-    factor = ddp / max(1, *(progress.rows[name].bytes_up for name in progress.commits))
-    report = Report(
-        rounds_committed=min(head.round for head in heads),
-        rounds_discarded=len(progress.discarded),
-        peers={ids[name]: _peer(scenario, progress, name, began) for name in ids},
-        state_hash=heads[0].state_hash.hex(),
-        val_loss_first=losses.get(min(losses, default=0), math.nan),
-        val_loss_last=losses.get(max(losses, default=0), math.nan),
-        val_losses={str(number): loss for number, loss in sorted(losses.items())},
-        tokens=heads[0].tokens,
-        parameters=parameters,
-        inner_steps=heads[0].inner_step,
-        ddp_bytes_equivalent=ddp,
-        traffic_factor=round(factor, 1),
-        killed=[ids[name] for name in scenario.killed],
-        added=[ids[name] for name in scenario.added],
-        sample=_sample(model),
-        wall_s=round(time.time() - began, 1),
-        broken_invariants=_broken_states(scenario, progress, model, heads),
-    )
-    if len(heads) > 1:
-        return _judge_pipeline(report, scenario, progress, model, heads, rounds, began, ids)
-    ended = _ended(scenario, progress)
-    broken = broken_invariants(progress.commits, ended, rounds, scenario.killed, scenario.added, losses, factor)
-    return msgspec.structs.replace(report, broken_invariants=[*broken, *report.broken_invariants])
+    outcome = _Outcome(scenario, view, model, heads, ids, rounds, began)
+    return _judge_pipeline(outcome) if len(heads) > 1 else _judge_whole(outcome)
 
 
-def train_losses(progress: Progress) -> dict[int, float]:
-    """Mean training loss of the peers in each round."""
+def train_losses(view: ViewState) -> dict[int, float]:
+    """Return the mean training loss of the peers by round."""
     by_round: dict[int, list[float]] = {}
-    for seen in progress.commits.values():
+    for seen in view.commits.values():
         for number, commit in seen.items():
             if commit.fields.get("loss") is not None:
                 by_round.setdefault(number, []).append(float(commit.fields["loss"]))
     return {number: fmean(values) for number, values in sorted(by_round.items())}
 
 
-def _judge_pipeline(
-    report: Report,
-    scenario: Scenario,
-    progress: Progress,
-    model: KeptModel,
-    heads: list[Head],
-    rounds: int,
-    began: float,
-    ids: dict[str, str],
-) -> Report:
-    """What is to be said of a pipeline besides."""
+def _judge_whole(outcome: _Outcome) -> Report:
+    scenario, view = outcome.scenario, outcome.view
+    report = _common_report(outcome)
+    ended = _last_rounds(outcome)
+    broken = broken_invariants(
+        view.commits, ended, outcome.rounds, scenario.killed, scenario.added, view.val_losses, _traffic_factor(outcome)
+    )
+    return msgspec.structs.replace(report, broken_invariants=[*broken, *report.broken_invariants])
+
+
+def _judge_pipeline(outcome: _Outcome) -> Report:
+    scenario, view, ids = outcome.scenario, outcome.view, outcome.ids
     unknown: list[str] = []
-    books, uncounted = _books(progress, model.manifest, heads, unknown)
+    micro_batches, uncounted = _audit_micro_batches(view, outcome.model.manifest, outcome.heads, unknown)
     faults = {"killed": scenario.killed, "frozen": scenario.frozen, "added": scenario.added}
-    commits = (commit for seen in progress.commits.values() for commit in seen.values())
-    broken = broken_in_pipeline(commits, _ended(scenario, progress), rounds, faults, train_losses(progress), books)
-    broken += [f"{name} never took part in a commit" for name in scenario.added if not progress.commits.get(name)]
-    rows = progress.rows
+    commits = (commit for seen in view.commits.values() for commit in seen.values())
+    broken = broken_in_pipeline(
+        commits, _last_rounds(outcome), outcome.rounds, faults, train_losses(view), micro_batches
+    )
+    broken += [f"{name} never took part in a commit" for name in scenario.added if not view.commits.get(name)]
+    report = _common_report(outcome)
     return msgspec.structs.replace(
         report,
         broken_invariants=[*broken, *unknown, *report.broken_invariants],
         frozen=[ids[name] for name in scenario.frozen],
-        micro_batches=books,
+        micro_batches=micro_batches,
         stages=[
             StageReport(
                 stage=stage,
                 round=head.round,
                 state_hash=head.state_hash.hex(),
-                replicas=[ids[name] for name in scenario.survivors if rows[name].stage == stage],
+                replicas=[ids[name] for name in scenario.survivors if view.rows[name].stage == stage],
                 uncounted=uncounted[stage],
             )
-            for stage, head in enumerate(heads)
+            for stage, head in enumerate(outcome.heads)
         ],
         moves=[
             MoveReport(
                 peer=ids[move.name],
-                at=round(move.at - began, 3),
+                at=round(move.at - outcome.began, 3),
                 source=move.source,
                 target=move.target,
                 reason=move.reason,
                 gain=move.gain,
             )
-            for move in progress.moves
+            for move in view.moves
         ],
     )
 
 
-def _ended(scenario: Scenario, progress: Progress) -> dict[str, int]:
-    """The round that each survivor stood at in the end, whether it merged it or arrived too late and adopted it."""
-    return {name: progress.rows[name].round for name in scenario.survivors}
+def _common_report(outcome: _Outcome) -> Report:
+    """Return the part of the report that every run has. Its invariants are those of the final states."""
+    scenario, view, heads, ids = outcome.scenario, outcome.view, outcome.heads, outcome.ids
+    losses = view.val_losses
+    return Report(
+        rounds_committed=min(head.round for head in heads),
+        rounds_discarded=len(view.discarded),
+        peers={ids[name]: _peer(outcome, name) for name in ids},
+        state_hash=heads[0].state_hash.hex(),
+        val_loss_first=losses.get(min(losses, default=0), math.nan),
+        val_loss_last=losses.get(max(losses, default=0), math.nan),
+        val_losses={str(number): loss for number, loss in sorted(losses.items())},
+        tokens=heads[0].tokens,
+        parameters=_parameters(outcome),
+        inner_steps=heads[0].inner_step,
+        ddp_bytes_equivalent=_ddp_bytes(outcome),
+        traffic_factor=round(_traffic_factor(outcome), 1),
+        killed=[ids[name] for name in scenario.killed],
+        added=[ids[name] for name in scenario.added],
+        sample=_sample(outcome.model),
+        wall_s=round(time.time() - outcome.began, 1),
+        broken_invariants=_broken_states(outcome),
+    )
 
 
-def _books(
-    progress: Progress, manifest: Manifest, heads: list[Head], unknown: list[str]
+def _parameters(outcome: _Outcome) -> int:
+    return sum(part.layout.numel for part in outcome.model.parts)
+
+
+def _ddp_bytes(outcome: _Outcome) -> int:
+    return ddp_bytes(_parameters(outcome), outcome.heads[0].inner_step, len(outcome.scenario.survivors))
+
+
+def _traffic_factor(outcome: _Outcome) -> float:
+    """Return how many times less the busiest peer sent than in an fp32 all-reduce after every inner step."""
+    view = outcome.view
+    return _ddp_bytes(outcome) / max(1, *(view.rows[name].bytes_up for name in view.commits))
+
+
+def _last_rounds(outcome: _Outcome) -> dict[str, int]:
+    """Return each surviving peer's last round, whether it merged that round or adopted it."""
+    return {name: outcome.view.rows[name].round for name in outcome.scenario.survivors}
+
+
+def _audit_micro_batches(
+    view: ViewState, manifest: Manifest, heads: list[Head], unknown: list[str]
 ) -> tuple[MicroBatches, list[int]]:
-    """What was issued, and whether each stage merged it once; and how many of the first stage's each of them has not
-    merged. Adds to `unknown` the stages of which that cannot be told."""
-    accounts, size = progress.accounts, manifest.micro_batch
+    """Audit every stage. Return the micro-batch counts, and for each stage those that only the first stage has merged.
+
+    Adds a sentence to `unknown` for each stage whose commits are not all known.
+    """
+    trail, size = view.audit_trail, manifest.micro_batch
     twice, lost, undone, trained = 0, 0, 0, []
     for stage, head in enumerate(heads):
-        merged = accounts.merged(stage, manifest.first_head(stage).hash.hex(), head.hash.hex())
+        merged = trail.merged(stage, manifest.first_head(stage).hash.hex(), head.hash.hex())
         if merged is None:
-            unknown.append(f"nobody told of all the commits of stage {stage}: what it merged is not in the books")
+            unknown.append(f"no peer reported all commits of stage {stage}, so its micro-batches were not audited")
         else:
-            elsewhere = accounts.merged_elsewhere(stage) if stage == 0 else ()
+            elsewhere = trail.merged_elsewhere(stage) if stage == 0 else ()
             found = audit(merged, head.ledger.cursor, head.ledger.returned, elsewhere)
             twice, lost, undone = twice + found.twice, lost + found.lost, undone + found.undone
         trained.append(head.tokens // manifest.data.seq_len)
 
     def total(name: str) -> int:
-        return sum(totals.of(name) for totals in accounts.totals.values())
+        return sum(totals.of(name) for totals in trail.totals.values())
 
-    books = MicroBatches(
+    micro_batches = MicroBatches(
         dispatched=total("dispatched"),
         completed=total("completed"),
         retried=total("retried"),
@@ -160,30 +196,31 @@ def _books(
         lost=-(-lost // size),
         undone=-(-undone // size),
     )
-    return books, [max(0, trained[0] - samples) // size for samples in trained]
+    return micro_batches, [max(0, trained[0] - samples) // size for samples in trained]
 
 
-def _broken_states(scenario: Scenario, progress: Progress, model: KeptModel, heads: list[Head]) -> list[str]:
-    """Whether what is on disk, and what each survivor ended with, is what was committed."""
-    broken = []
-    for stage, (part, head) in enumerate(zip(model.parts, heads, strict=True)):
+def _broken_states(outcome: _Outcome) -> list[str]:
+    """Check that the checkpoints on disk, and the final state of each surviving peer, are what was committed."""
+    broken, heads = list[str](), outcome.heads
+    for stage, (part, head) in enumerate(zip(outcome.model.parts, heads, strict=True)):
         of = f" of stage {stage}" if len(heads) > 1 else ""
         if part.tree.root != head.state_hash:
             broken.append(f"the checkpoint{of} on disk is not the state that was committed")
-        rows = [progress.rows[name] for name in scenario.survivors]
+        rows = [outcome.view.rows[name] for name in outcome.scenario.survivors]
         final = {row.state_hash for row in rows if len(heads) == 1 or row.stage == stage} | {part.tree.root.hex()}
         if len(final) > 1:
-            broken.append(f"the survivors{of} ended with {len(final)} different states")
+            broken.append(f"the surviving peers{of} ended with {len(final)} different states")
     return broken
 
 
-def _peer(scenario: Scenario, progress: Progress, name: str, began: float) -> PeerReport:
-    child, row = scenario.children[name], progress.rows[name]
+def _peer(outcome: _Outcome, name: str) -> PeerReport:
+    scenario, view, began = outcome.scenario, outcome.view, outcome.began
+    child, row = scenario.children[name], view.rows[name]
     return PeerReport(
         name=name,
         joined=round(child.since - began, 3),
         left=None if name in scenario.survivors or child.until is None else round(child.until - began, 3),
-        rounds=len(progress.commits.get(name, ())),
+        rounds=len(view.commits.get(name, ())),
         state_hash=row.state_hash,
         bytes_up=row.bytes_up,
         bytes_down=row.bytes_down,
@@ -198,9 +235,11 @@ def _peer_id(home: Path) -> str:
     return Identity.load_or_create(Home(home).identity).peer_id
 
 
-def _sample(model: KeptModel) -> str:
-    """What the trained model writes after "def ". On one thread: so small a model's would mostly wait for each other,
-    minutes where other processes want the cores."""
+def _sample(model: SavedModel) -> str:
+    """Return what the trained model writes after "def ".
+
+    It runs on one thread: with so small a model more threads mostly wait for each other, for minutes on a busy machine.
+    """
     import torch
 
     from peer.data.tokenizer import ByteTokenizer

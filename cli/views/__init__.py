@@ -1,0 +1,1 @@
+"""Terminal views of events: what they add up to, the live table, and the audit of micro-batches."""

@@ -13,10 +13,10 @@ _CHUNK_BYTES = 1 << 20
 
 
 class EventTail:
-    """`poll()` yields the events written since the last call; the file need not exist yet. One that cannot be opened is
-    passed over like one that does not exist: whoever is to write it says what is wrong.
+    """A reader of events as they are written.
 
-    When the writer rotates the file, the rest of the old one is read before the new one. `from_end` skips what is there
+    The file need not exist yet. A file that cannot be opened counts as missing: its writer reports the error. When the
+    writer rotates the file, the rest of the old one is read before the new one. `from_end` skips what the file holds
     already.
     """
 
@@ -28,13 +28,13 @@ class EventTail:
             os.lseek(self._fd, 0, os.SEEK_END)
 
     def poll(self) -> Iterator[tuple[float, str, dict[str, Any]]]:
-        """(seconds since the Unix epoch, name, fields) of each new event."""
+        """Yield (Unix time, name, fields) of each event since the last call."""
         while True:
             if self._fd is None:
                 self._fd = self._open()
             if self._fd is None:
                 return
-            rotated = self._rotated()  # asked before reading, so that nothing can be written to the old file after it
+            rotated = self._rotated()  # before reading: nothing is written to a file once it is rotated
             yield from self._read()
             if not rotated:
                 return

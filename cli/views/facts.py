@@ -1,4 +1,4 @@
-"""What the events of peers say, put together: rows, commits and moves, of which views and reports are made."""
+"""The rows that views and reports are made of: peers, groups, commits, moves and saved checkpoints."""
 
 from __future__ import annotations
 
@@ -11,19 +11,22 @@ Fields = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class FeederRow:
-    """What a feeder had read by `at`, and for which peers (ids); `told_at`: when people were last told. Unix time."""
+    """What a feeder has read so far. Times are Unix times."""
 
     at: float
     micro_batches: int
     peers: tuple[str, ...]
+    """Ids of the peers that asked for text."""
     told_at: float
+    """When a note about this feeder was last shown."""
 
 
 @dataclass
 class GroupRow:
-    """Where a group stands, as the coordinator sees it: the whole run (None) or one stage of a pipeline."""
+    """One group as the coordinator sees it."""
 
     stage: int | None
+    """None: the run has one group for the whole model."""
     round: int = 0
     members: int = 0
     phase: str = "waiting for peers"
@@ -47,14 +50,19 @@ class Row:
     val_loss: float | None = None
     bytes_up: int = 0
     bytes_down: int = 0
-    gone: str = ""  # why the process is no more
-    stage: int | None = None  # of a pipeline
-    queue: float = 0.0  # micro-batches that wait there
-    rate: float = 0.0  # micro-batches a second; of a feeder, those it reads
+    gone: str = ""
+    """Why the process has ended."""
+    stage: int | None = None
+    queue: float = 0.0
+    """Micro-batches that wait at this peer."""
+    rate: float = 0.0
+    """Micro-batches a second: counted by a replica, read by a feeder."""
     role: str = ""
-    pipelined: bool = False  # whether it takes part in a pipeline
+    pipelined: bool = False
+    """Whether the peer takes part in a pipeline."""
     fed: FeederRow | None = None
-    stale: bool = False  # whether it was ever unable to hear of the others, or to tell them of itself
+    stale: bool = False
+    """Whether the peer has ever lost touch with the other members' records."""
 
 
 @dataclass
@@ -68,18 +76,18 @@ class CommitRow:
 
     @property
     def stage(self) -> int | None:
-        """Of a pipeline."""
+        """Stage of a pipeline."""
         return self.fields.get("stage")
 
     @property
     def term(self) -> int:
-        """After a regroup the rounds that were lost are made again, in the next term."""
+        """Term of the commit. A regroup repeats lost rounds in the next term."""
         return int(self.fields.get("term", 0))
 
 
 @dataclass(frozen=True)
 class MoveRow:
-    """A peer that changed its stage. `gain`: micro-batches a second that it expected of it."""
+    """A peer's move to another stage."""
 
     name: str
     at: float
@@ -87,11 +95,12 @@ class MoveRow:
     target: int
     reason: str
     gain: float
+    """Micro-batches a second that the peer expected to gain."""
 
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint on disk; of a pipeline, of that stage."""
+    """A checkpoint on disk."""
 
     round: int
     path: str

@@ -1,4 +1,4 @@
-"""Show a `Progress` while work goes on: a table redrawn in a terminal, plain lines anywhere else, or JSON lines."""
+"""Show a `Progress` while work goes on: a redrawn table in a terminal, plain lines elsewhere, or JSON lines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ POLL_S: Final = 0.25
 
 
 def read_tails(progress: Progress, tails: Mapping[str, EventTail], as_json: bool = False) -> None:
-    """Feed what is new in each stream to `progress`; with `as_json` also copy it to standard output."""
+    """Apply the new events of each stream to `progress`; with `as_json` also print them to standard output."""
     for name, tail in tails.items():
         for at, event, fields in tail.poll():
             if as_json:
@@ -30,7 +30,7 @@ def read_tails(progress: Progress, tails: Mapping[str, EventTail], as_json: bool
 
 @contextmanager
 def shown(progress: Progress, as_json: bool = False) -> Iterator[Callable[[], None]]:
-    """Yields a function that redraws. Where standard error is no terminal, milestones come as lines by themselves."""
+    """Yield a function that redraws the table. Notes are plain lines where standard error is no terminal."""
     screen = console()
     if as_json:
         yield _nothing
@@ -44,7 +44,7 @@ def shown(progress: Progress, as_json: bool = False) -> Iterator[Callable[[], No
 
 
 async def follow(progress: Progress, tails: Mapping[str, EventTail], as_json: bool = False) -> None:
-    """Read and redraw until cancelled, and once more then."""
+    """Read and redraw until cancelled, and once more at the end."""
     with shown(progress, as_json) as redraw:
         try:
             while True:
@@ -65,5 +65,5 @@ def _nothing() -> None:
 
 
 def event_line(event: str, **fields: Any) -> str:
-    """One JSON line in the shape of the event stream."""
+    """Return one JSON line in the format of the event stream."""
     return msgspec.json.encode({"event": event, **fields}).decode()

@@ -1,7 +1,7 @@
-"""The books of a pipeline: which micro-batches each stage has merged, from what the peers say of every commit.
+"""The audit of a pipeline: which micro-batches each stage has merged, by what the peers report of every commit.
 
-The ledger of a stage's last commit says which samples it takes for trained; the commits that led there say which ones
-their contributions were made of. Where both tell the same, each was counted exactly once.
+The ledger of a stage's last commit says which samples count as trained. The commits that led there say which samples
+their contributions were made of. Where both agree, each sample was counted exactly once.
 """
 
 from __future__ import annotations
@@ -16,37 +16,43 @@ from swarm.protocol.ledger import Range, count, union, without
 
 
 class MicroBatches(msgspec.Struct, frozen=True, kw_only=True):
-    """report.json. `dispatched`, `completed` and `retried` (calls made once more) as the replicas of the first stage
-    say; `double_counted` and `lost` of all stages whose commits are known: micro-batches that were merged twice, and
-    that a stage's ledger takes for trained though no commit has them. `undone`: those that later stages have merged,
-    while the first one has lost its commits with its last replica."""
+    """Micro-batch counts of report.json.
+
+    `dispatched`, `completed` and `retried` are reported by the replicas of the first stage; the others are sums over
+    the stages whose commits are all known.
+    """
 
     dispatched: int
     completed: int
     retried: int
+    """Calls made once more."""
     double_counted: int
+    """Merged twice in a stage."""
     lost: int
+    """Trained according to a stage's ledger, but in none of its commits."""
     undone: int
+    """Merged by later stages, while the first stage lost those commits with its last replica."""
 
 
 @dataclass(frozen=True)
 class AuditEntry:
-    """One commit of a stage: `previous` is the head that it follows, `counted` what each merged contribution had."""
+    """One commit of a stage, by the hashes of its head and of the previous head."""
 
     head: str
     previous: str
     counted: tuple[tuple[Range, ...], ...] = ()
+    """Samples of each merged contribution."""
 
 
 @dataclass
 class AuditTotals:
-    """Of one issuer, over all its lives: their counters start from 0."""
+    """Counters of one source of micro-batches, summed over restarts of its process."""
 
     sums: dict[str, int] = field(default_factory=dict)
     last: dict[str, int] = field(default_factory=dict)
 
     def note(self, counters: dict[str, int]) -> None:
-        """What it says now."""
+        """Take in the counters' present values."""
         if any(counters[name] < seen for name, seen in self.last.items() if name in counters):
             self._close()
         self.last = dict(counters)
@@ -60,21 +66,25 @@ class AuditTotals:
 
 
 @dataclass
-class Accounts:
-    """`entries[stage][head]`; `totals` by peer."""
+class AuditTrail:
+    """All known commits of every stage, and the counters of every source of micro-batches."""
 
     entries: dict[int, dict[str, AuditEntry]] = field(default_factory=dict)
+    """Commits by stage and head hash."""
     totals: dict[str, AuditTotals] = field(default_factory=dict)
+    """Counters by peer name."""
 
     def commit(self, stage: int, entry: AuditEntry) -> None:
-        """Many peers tell of the same commit; who only adopted it does not know what was merged."""
+        """Add a commit. Many peers report the same one; a peer that only adopted it does not know what was merged."""
         known = self.entries.setdefault(stage, {})
         if entry.head not in known or entry.counted:
             known[entry.head] = entry
 
     def merged(self, stage: int, first: str, head: str) -> list[Range] | None:
-        """What all the commits that led from the head `first` to `head` have merged, repetitions included; None where
-        one is not known."""
+        """Return what the commits from head `first` to `head` have merged, repetitions included.
+
+        None if one of the commits is not known.
+        """
         known, found = self.entries.get(stage, {}), list[Range]()
         while head != first:
             entry = known.get(head)
@@ -85,28 +95,33 @@ class Accounts:
         return found
 
     def merged_elsewhere(self, stage: int) -> list[Range]:
-        """What any known commit of the other stages has merged, also of those that were gone back on."""
+        """Return what any known commit of the other stages has merged, superseded commits included."""
         others = (entry for other, known in self.entries.items() if other != stage for entry in known.values())
         return [r for entry in others for ranges in entry.counted for r in ranges]
 
 
 class Audit(NamedTuple):
-    """In samples. `twice`: merged twice; `lost`: taken for trained by the ledger, and in no commit; `undone`: the same,
-    but other stages have merged them."""
+    """The result of an audit of one stage, in samples."""
 
     twice: int
+    """Merged twice."""
     lost: int
+    """Trained according to the ledger, but in no commit."""
     undone: int
+    """Like `lost`, but merged by other stages."""
 
 
 def audit(merged: Iterable[Range], cursor: int, returned: Sequence[Range], elsewhere: Iterable[Range] = ()) -> Audit:
-    """A stage's ledger beside what its commits have `merged`, repetitions included. `elsewhere`, for the first stage:
-    what any commit of the others has merged. A first stage that has lost all its replicas goes back, but hands out no
-    more what the others have had (`Ledger.after`)."""
+    """Compare a stage's ledger with what its commits have `merged`, repetitions included.
+
+    `elsewhere` is for the first stage: what any commit of the other stages has merged. A first stage that has lost all
+    its replicas restarts from an older commit, but does not hand out again what other stages have merged
+    (`Ledger.after`).
+    """
     ranges = list(merged)
     distinct = union(ranges)
     trained = without([(0, cursor)], returned)
     missing = without(trained, distinct)
     lost = without(missing, elsewhere)
-    again = without(distinct, trained)  # to be handed out anew
+    again = without(distinct, trained)  # will be handed out once more
     return Audit(count(ranges) - count(distinct) + count(again), count(lost), count(missing) - count(lost))

@@ -1,12 +1,9 @@
-"""What a terminal shows of a `Progress`: a line a peer or, where the coordinator looks on, a line a group; and below it
-what happened last."""
+"""The live table in a terminal: one line a peer (for the coordinator: one line a group), and the last notes below."""
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable
-from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from rich.box import HEAVY_HEAD, SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
@@ -14,25 +11,24 @@ from rich.table import Table
 from rich.text import Text
 
 from cli.views.facts import GroupRow, Row
-
-if TYPE_CHECKING:
-    from cli.views.progress import Progress
+from cli.views.state import ViewState
+from cli.views.text import number_text, size_text
 
 _WHOLE: Final = ("peer", "round", "members", "phase", "loss", "held-out", "up", "down", "state")
 _PIPELINE: Final = ("peer", "stage", "round", "mb/s", "queue", "phase", "loss", "held-out")  # 80 columns wide
 _LEFT: Final = ("peer", "phase", "state")
-NOTHING: Final = "-"  # what does not apply, or is not known yet
+NOTHING: Final = "-"  # not applicable, or not known yet
 
 
-def live_view(progress: Progress) -> RenderableType:
-    """The table and the notes below it."""
-    peers = [row for row in progress.rows.values() if row.role != "coordinator"]
-    table = _peers(progress.title, peers) if peers or not progress.groups else _groups(progress)
-    return Group(table, *(Text(note, style="dim") for note in progress.notes))
+def live_view(view: ViewState) -> RenderableType:
+    """Return the table and the notes below it."""
+    peers = [row for row in view.rows.values() if row.role != "coordinator"]
+    table = _peers(view.title, peers) if peers or not view.groups else _groups(view)
+    return Group(table, *(Text(note, style="dim") for note in view.notes))
 
 
 def _peers(title: str, rows: Iterable[Row]) -> Table:
-    """One line a peer."""
+    """Return a table with one line a peer."""
     rows = list(rows)
     pipelined = any(row.pipelined for row in rows)
     columns, box = (_PIPELINE, SIMPLE_HEAD) if pipelined else (_WHOLE, HEAVY_HEAD)
@@ -45,11 +41,11 @@ def _peers(title: str, rows: Iterable[Row]) -> Table:
     return table
 
 
-def _groups(progress: Progress) -> Table:
-    """One line a group: the whole run, or a stage of a pipeline."""
-    groups = sorted(progress.groups.values(), key=lambda group: -1 if group.stage is None else group.stage)
+def _groups(view: ViewState) -> Table:
+    """Return a table with one line a group."""
+    groups = sorted(view.groups.values(), key=lambda group: -1 if group.stage is None else group.stage)
     columns = ("stage", "round", "members", "phase") if any(g.stage is not None for g in groups) else _WHOLE[1:4]
-    table = Table(title=progress.title, title_justify="left", expand=False, box=SIMPLE_HEAD)
+    table = Table(title=view.title, title_justify="left", expand=False, box=SIMPLE_HEAD)
     for column in columns:
         table.add_column(column, justify="left" if column in _LEFT else "right")
     for group in groups:
@@ -59,8 +55,8 @@ def _groups(progress: Progress) -> Table:
 
 
 def _cells(row: Row) -> dict[str, str]:
-    """Each column's text."""
-    known = row.round or row.state_hash  # round 0 is one, too
+    """Return the text of each column."""
+    known = row.round or row.state_hash  # round 0 counts
     at_stage = row.stage is not None
     return {
         "peer": row.name,
@@ -87,35 +83,6 @@ def _group_cells(group: GroupRow) -> dict[str, str]:
     }
 
 
-def size_text(size_bytes: float) -> str:
-    """1536 -> "1.5 kB"."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if size_bytes < 1000 or unit == "GB":
-            return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
-        size_bytes /= 1000
-    raise AssertionError("unreachable")
-
-
-def several(count: int, what: str) -> str:
-    """ "1 peer", "2 peers", "3 micro-batches"."""
-    return f"{count} {what}{'' if count == 1 else 'es' if what.endswith('ch') else 's'}"
-
-
-def quoted(path: Path) -> str:
-    """As it is typed in a shell."""
-    return shlex.quote(str(path))
-
-
-def number_text(value: float | None) -> str:
-    """A loss; nothing for None."""
-    return "" if value is None else f"{value:.3f}"
-
-
 def console() -> Console:
-    """Where people look: standard error, so that standard output stays for what scripts read."""
+    """Return a console on standard error; standard output is for scripts."""
     return Console(stderr=True)
-
-
-def plain(text: str) -> str:
-    """What somebody else wrote, without characters that a terminal obeys."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)

@@ -10,14 +10,14 @@ from peer.model.layout import FlatLayout
 
 
 class SharedOptimizer:
-    """AdamW's or LAMB's state, a function of the merged gradients alone, so that all peers hold the same."""
+    """AdamW or LAMB whose state depends on the merged gradients alone, so that all peers hold the same state."""
 
     def __init__(self, rule: LargeBatchStep, lr: float, layout: FlatLayout, like: torch.Tensor) -> None:
         self.rule, self.lr, self.layout, self.steps = rule, lr, layout, 0
         self.mean, self.square = torch.zeros_like(like), torch.zeros_like(like)
 
     def step(self, theta: torch.Tensor, gradient: torch.Tensor) -> None:
-        """Move theta (n,) in place."""
+        """Move theta (n,), in place."""
         self.steps += 1
         state = [theta, self.mean, self.square]
         self.rule.step_into(state, state, gradient, self.layout, self.steps, self.lr)
@@ -27,8 +27,8 @@ class SharedOptimizer:
 
 
 class AllReduce(Dense):
-    """Peers add up gradients for `accumulate` steps each; their mean, over all peers and steps, makes one optimizer
-    step everywhere. Equal to one process with the whole batch."""
+    """Synchronous large batches: the mean gradient over all peers and `accumulate` steps makes one optimizer step at
+    every peer. Equal to one process with the whole batch."""
 
     takes_gradients = True
 
@@ -45,7 +45,7 @@ class AllReduce(Dense):
         return step % self.accumulate == 0
 
     def add(self, gradient: torch.Tensor) -> None:
-        """One more micro-batch of mine."""
+        """Add the gradient of one more micro-batch."""
         self.sum.add_(gradient)
         self._added += 1
 

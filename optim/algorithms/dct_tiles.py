@@ -1,4 +1,4 @@
-"""Cutting a parameter into tiles, their cosine transform, and the largest coefficients of each.
+"""Tiles of a parameter, their cosine transform, and the largest coefficients of each tile.
 
 As in DeMo's reference (github.com/bloc97/DeMo) and, without the transform, in SparseLoCo's: each dimension is cut by
 its largest divisor that is at most `chunk`. A prime dimension above `chunk` is cut into ones and not compressed.
@@ -15,12 +15,12 @@ import torch
 
 from peer.model.layout import FlatLayout
 
-BITS: Final = 24  # of the integers of the exact transform: as many as an fp32 value has
-AT_ONCE: Final = 1 << 18  # values that the exact transform works on at a time
+BITS: Final = 24  # of the integer transform's numbers: as many as an fp32 value has
+AT_ONCE: Final = 1 << 18  # values that the integer transform works on at a time
 
 
 def largest_divisor(n: int, at_most: int) -> int:
-    """The largest divisor of n that is at most `at_most`."""
+    """Return the largest divisor of n that is at most `at_most`."""
     return max(d for d in range(1, min(n, at_most) + 1) if n % d == 0)
 
 
@@ -35,7 +35,7 @@ class Tiling:
 
     @classmethod
     def of(cls, shape: tuple[int, ...], chunk: int) -> Tiling:
-        """Matrices are cut into (h, w) tiles, vectors into (1, w); more dimensions than two are taken as (first, all
+        """Cut matrices into (h, w) tiles and vectors into (1, w). More dimensions than two count as (first, all
         others)."""
         if len(shape) < 2:
             n = math.prod(shape)
@@ -55,31 +55,31 @@ class Tiling:
         return self.down * self.across * self.h * self.w
 
     def bands(self, most: int) -> list[Tiling]:
-        """Itself, cut between rows of tiles into pieces of at most `most` values, or one row of tiles each."""
+        """Cut the matrix between rows of tiles into pieces of at most `most` values, or of one row of tiles."""
         rows = max(1, most // (self.h * self.w * self.across))
         return [
             Tiling(self.h, self.w, min(rows, self.down - first), self.across) for first in range(0, self.down, rows)
         ]
 
     def cut(self, x: torch.Tensor) -> torch.Tensor:
-        """A parameter, in any shape -> (tiles, elements)."""
+        """Cut a parameter of any shape into (tiles, elements)."""
         return x.reshape(self.down, self.h, self.across, self.w).transpose(1, 2).reshape(self.size)
 
     def join(self, tiles: torch.Tensor) -> torch.Tensor:
-        """The inverse of `cut`, flat."""
+        """Invert `cut`; flat."""
         return tiles.reshape(self.down, self.across, self.h, self.w).transpose(1, 2).reshape(-1)
 
 
 @dataclass(frozen=True)
 class TileRange:
-    """A stretch of the flat vector, a parameter or rows of one, and how it is cut."""
+    """A span of the flat vector (a parameter, or rows of one) and its tiling."""
 
     span: slice
     tiling: Tiling
 
 
 def pieces(layout: FlatLayout, chunk: int, most: int | None = None) -> list[TileRange]:
-    """All parameters in the layout's order, each whole, or in bands where it has more than `most` values."""
+    """Return all parameters in the layout's order; one with more than `most` values is cut into bands."""
     found = []
     for slot in layout.slots.values():
         whole, first = Tiling.of(slot.shape, chunk), slot.offset
@@ -96,12 +96,13 @@ class Cosines:
         self._h, self._w, self._dtype = tiling.h, tiling.w, dtype
 
     def forward(self, tiles: torch.Tensor) -> torch.Tensor:
-        """(tiles, elements) -> coefficients, same shape."""
+        """Transform (tiles, elements) to coefficients, same shape."""
         high, wide = _basis(self._h).to(self._dtype), _basis(self._w).to(self._dtype)
         return (high.T @ tiles.view(-1, self._h, self._w) @ wide).reshape(tiles.shape)
 
     def inverse(self, coefficients: torch.Tensor) -> torch.Tensor:
-        """In fp32 the same bits on every machine, as all peers must agree on the result's sign: see `_exactly`."""
+        """Invert the transform. In fp32 all machines get the same bits (`_integer_inverse`), as peers vote on the
+        result."""
         if self._dtype != torch.float32:
             c = coefficients.view(-1, self._h, self._w)
             high, wide = _basis(self._h).to(self._dtype), _basis(self._w).to(self._dtype)
@@ -110,13 +111,13 @@ class Cosines:
         step = max(1, AT_ONCE // (self._h * self._w))
         for first in range(0, len(out), step):
             part = coefficients[first : first + step]
-            out[first : first + step] = self._exactly(part).view(part.shape)
+            out[first : first + step] = self._integer_inverse(part).view(part.shape)
         return out
 
-    def _exactly(self, coefficients: torch.Tensor) -> torch.Tensor:
-        """The two products on integers of 24 bits, held in float64. Every product and every partial sum is an integer
-        below 2^53 (the largest: sqrt(2 * 256) * 2^24 * 2^24), so it is exact in whatever order a BLAS adds, fused or
-        not. What is rounded is rounded between the products, an element at a time, to the tile's largest magnitude."""
+    def _integer_inverse(self, coefficients: torch.Tensor) -> torch.Tensor:
+        """Multiply integers of 24 bits, held in float64. Every product and partial sum is an integer below 2^53 (the
+        largest: sqrt(2 * 256) * 2^24 * 2^24). It has no rounding, in whatever order a BLAS adds, fused or not. Rounding
+        happens only between the products, per element, relative to the tile's largest magnitude."""
         high, wide = _integers(self._h), _integers(self._w)
         c, scale = _fixed_point(coefficients.to(torch.float64).view(-1, self._h, self._w))
         c, again = _fixed_point(torch.matmul(high.expand(len(c), -1, -1), c))
@@ -124,23 +125,23 @@ class Cosines:
 
 
 def _fixed_point(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(T, h, w) float64, overwritten -> (integers of at most 24 bits, a power of 2 for each tile that they are to be
-    multiplied with, (T, 1, 1))."""
+    """Convert x, (T, h, w) float64, overwritten, to integers of at most 24 bits and a power of 2 for each tile to
+    multiply them with, (T, 1, 1)."""
     largest = x.abs().amax((1, 2), keepdim=True).clamp_(min=2.0**-200)
-    exponent = largest.view(torch.int64) & 0x7FF0_0000_0000_0000  # the largest power of 2 that is no greater
+    exponent = largest.view(torch.int64) & 0x7FF0_0000_0000_0000  # of the largest power of 2 that is not greater
     scale = exponent.view(torch.float64).mul_(2.0 ** (1 - BITS))
     return x.div_(scale).round_(), scale
 
 
 def top_k(tiles: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(index, value), each (tiles, k'), k' = k or all there are: the largest magnitudes of each tile."""
+    """Return (index, value) of each tile's largest magnitudes, each (tiles, k'), k' = k or all there are."""
     index = torch.topk(tiles.abs(), k=max(1, min(k, tiles.shape[1])), dim=1, sorted=False).indices
     return index, torch.gather(tiles, 1, index)
 
 
 @lru_cache(maxsize=512)
 def _basis(n: int) -> torch.Tensor:
-    """(n, n) float64: column b is the b-th cosine."""
+    """Return (n, n) float64: column b is the b-th cosine."""
     place, wave = torch.arange(n, dtype=torch.float64), torch.arange(n, dtype=torch.float64)
     basis = torch.cos(math.pi / n * (place[:, None] + 0.5) * wave[None, :]) * math.sqrt(2 / n)
     basis[:, 0] /= math.sqrt(2)
@@ -149,5 +150,6 @@ def _basis(n: int) -> torch.Tensor:
 
 @lru_cache(maxsize=512)
 def _integers(n: int) -> torch.Tensor:
-    """The basis times 2^24, rounded: two libraries' cosines, some 2^-30 apart here, round alike (tested for each n)."""
+    """Return the basis times 2^24, rounded. Two libraries' cosines, some 2^-30 apart here, round alike (tested for each
+    n)."""
     return (_basis(n) * 2.0**BITS).round_()

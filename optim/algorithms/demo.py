@@ -1,8 +1,8 @@
-"""DeMo, decoupled momentum (arXiv 2411.19870), as its reference implementation has it.
+"""DeMo, decoupled momentum (arXiv 2411.19870), as in its reference implementation.
 
-Each step: delta <- decay * delta + lr * gradient; of each tile's cosine transform the k largest coefficients are sent
-and leave delta, which so is momentum and error feedback at once; theta steps by lr against the SIGN of the mean of what
-was sent. The mean of a coefficient is over those who sent it.
+Each step: delta <- decay * delta + lr * gradient. The k largest coefficients of each tile's cosine transform are sent
+and subtracted from delta, which is momentum and error feedback at once. theta steps by lr against the SIGN of the mean
+of the sent coefficients; the mean of a coefficient is over the peers that sent it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from peer.model.layout import FlatLayout
 
 @dataclass(frozen=True)
 class DemoScheme(Scheme):
-    """lr is inside delta and in the step, as in the reference. `wd`: decoupled, before the step, on all parameters."""
+    """DeMo's formulas. lr is both inside delta and in the step, as in the reference. `wd`: decoupled, before the step,
+    on all parameters."""
 
     decay: float = 0.999
     topk: int = 32
@@ -51,6 +52,8 @@ class DemoScheme(Scheme):
 
 
 class Demo(SparseMethod):
+    """DeMo: an exchange every step."""
+
     takes_gradients = True
 
     def __init__(

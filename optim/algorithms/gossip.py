@@ -1,4 +1,4 @@
-"""NoLoCo (arXiv 2506.10911): outer steps by random pairs, no common round."""
+"""NoLoCo (arXiv 2506.10911): outer steps in random pairs, without a common round."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ def pair_step(
     apart: torch.Tensor,
     constants: tuple[float, float, float],
 ) -> None:
-    """One outer step of one peer, in place, on any stretch of its vectors. `delta`: the pair's mean of phi - local;
-    `apart`: this peer's phi less the pair's mean phi; `constants`: alpha, beta, gamma."""
+    """Make one peer's outer step in place, on any span of its vectors. `delta`: the pair's mean of phi - local;
+    `apart`: this peer's phi minus the pair's mean phi; `constants`: alpha, beta, gamma."""
     alpha, beta, gamma = constants
     move.mul_(alpha).sub_(delta * beta).sub_(apart * gamma)
     theta.add_(move)
 
 
 class Gossip(Dense):
-    """Every H inner steps a peer meets one other, drawn anew each time. With phi its outer weights,
+    """NoLoCo. Every H inner steps a peer exchanges with one other, newly drawn. With phi its outer weights,
     delta = phi - local, and means over the pair:
 
         move <- alpha * move - beta * mean(delta) - gamma * (phi - mean(phi));  phi <- phi + move;  local <- phi
 
-    The last term pulls the replicas together; they are never equal, so there is no state hash to vote on and a
-    checkpoint is one peer's. An odd one out meets itself. The message is delta and phi, side by side: phi can be sent
-    early. The paper's bound for pairs is alpha < gamma; in its first author's code (jkolehm/noloco,
-    sparse_optimizer_c.py) gamma is beta, 0.7, and alpha 0.9.
+    The last term pulls the replicas together. They are never equal, so there is no state hash to vote on, and a
+    checkpoint is one peer's. With an odd number of peers one merges with itself. The message is delta and phi, side by
+    side: phi can be sent early. The paper's bound for pairs is alpha < gamma; its first author's code (jkolehm/noloco,
+    sparse_optimizer_c.py) has gamma = beta = 0.7 and alpha 0.9.
     """
 
     replicas_equal = False
@@ -65,7 +65,7 @@ class Gossip(Dense):
         local.copy_(self.theta)
 
     def partners(self, exchange: int, peers: int) -> list[list[int]]:
-        """Pairs that every peer can work out by itself."""
+        """Draw pairs from the seed, the same at every peer."""
         order = list(range(peers))
         random.Random(self.seed * 1_000_003 + exchange).shuffle(order)
         return [sorted(order[i : i + 2]) for i in range(0, peers, 2)]

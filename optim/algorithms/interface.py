@@ -1,14 +1,14 @@
-"""The seam between a way to agree on weights and whatever carries the messages.
+"""The interface between an algorithm and its driver, `optim.simulate.Group`.
 
-Two drivers use it: the network's round engine, with peers and codecs, and `optim.simulate`, with K workers in one
-process. A method is one peer's half. After inner step t (1-based) the driver asks
+An algorithm object is one peer's part. After inner step t (from 1) the driver asks
 
-    method.sends(t)    -> message = method.outgoing(local, gradient)      my message of this exchange
-                          merged  = method.merge(all messages, weights)   a pure function, done by the owners of parts
-    method.applies(t)  -> method.incoming(merged, local)                  the shared state moves; `local` is overwritten
+    algorithm.sends(t)    -> message = algorithm.outgoing(local, gradient)     this peer's message
+                             merged  = algorithm.merge(messages, weights)      a pure function
+    algorithm.applies(t)  -> algorithm.incoming(merged, local)                 theta moves; `local` is overwritten
 
-Between `sends` and `applies` an exchange is in flight and the worker goes on; in the plain methods both come at the
-same step. All vectors are flat, of one dtype and layout: fp32 on the network, float64 if one likes in simulation.
+Between `sends` and `applies` an exchange is in flight and the worker continues; in plain algorithms both happen at the
+same step. All vectors are flat, of one dtype and layout. The network's strategies (`optim.strategies`) have an
+interface of their own and share the formulas.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ M = TypeVar("M")
 
 
 class OuterAlgorithm(ABC, Generic[M]):
-    """One peer's half of a method. `theta`, (n,): the weights it shares with the others, changed by `incoming` only.
-
-    `takes_gradients`: the message is made from each step's gradient; otherwise an inner optimizer moves `local` and
-    the message is made from where it went. `exchanges`: merges that follow one another at each synchronization.
-    `lag`: how many synchronizations later a merged message is applied. `replicas_equal`: all peers hold the same theta
-    after `incoming`; where it is False the round engine can neither vote on a state hash nor checkpoint a group, and
-    replay and state transfer give a peer somebody's weights, not the group's.
-    """
+    """One peer's part of an algorithm. `theta`, (n,): the weights shared with the others; only `incoming` changes
+    it."""
 
     takes_gradients: ClassVar[bool] = False
+    """Whether messages are made from each step's gradient. Otherwise an inner optimizer moves `local`, and messages are
+    made from its movement."""
     exchanges: ClassVar[int] = 1
+    """Consecutive merges at each synchronization."""
     lag: ClassVar[int] = 0
+    """How many synchronizations later a merged message is applied."""
     replicas_equal: ClassVar[bool] = True
+    """Whether all peers hold the same theta after `incoming`. Otherwise a group has no state to vote on, to checkpoint
+    or to transfer, only each peer's own."""
 
     def __init__(self, layout: FlatLayout, theta: torch.Tensor) -> None:
         self.layout = layout
@@ -51,34 +51,36 @@ class OuterAlgorithm(ABC, Generic[M]):
 
     @abstractmethod
     def outgoing(self, local: torch.Tensor, gradient: torch.Tensor) -> M:
-        """My message. `local`: my weights after the inner step; `gradient`: of that step. Neither is changed."""
+        """Return this peer's message. `local`: its weights after the inner step; `gradient`: of that step. Both are
+        only read."""
 
     @abstractmethod
     def merge(self, messages: Sequence[M], weights: Sequence[float]) -> torch.Tensor:
-        """What the group makes of its messages; the same bits whoever computes it. `weights` sum to 1."""
+        """Merge the group's messages; every peer gets the same bits. `weights` sum to 1."""
 
     @abstractmethod
     def incoming(self, merged: torch.Tensor | None, local: torch.Tensor) -> None:
-        """Take the merged message (None: there is none yet, see `lag`) and overwrite `local` with where to go on."""
+        """Apply the merged message (None: there is none yet, see `lag`) and overwrite `local` with the next start."""
 
     def partners(self, exchange: int, peers: int) -> list[list[int]]:
-        """Who merges with whom in the `exchange`-th exchange: by default, everybody with everybody."""
+        """Return the groups that merge in the `exchange`-th exchange: by default, all peers together."""
         return [list(range(peers))]
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """What must be kept besides theta, to go on after a restart."""
+        """Return what a restart needs besides theta."""
         return {}
 
 
 class Dense(OuterAlgorithm[torch.Tensor]):
-    """A method whose messages are flat vectors that are averaged: any codec carries them, `merge_part` merges them."""
+    """An algorithm whose messages are flat vectors that are averaged: any codec carries them, `merge_part` merges
+    them."""
 
     def merge(self, messages: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
         return weighted_sum(messages, weights)
 
 
 def weighted_sum(vectors: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
-    """Sum of weight * vector in the order given, each operation rounded by itself: as `optim.merge.merge_part`."""
+    """Sum weight * vector in the order given, with one rounding an operation, as `optim.merge.merge_part` does."""
     total = vectors[0] * weights[0]
     for vector, weight in zip(vectors[1:], weights[1:], strict=True):
         total.add_(vector * weight)

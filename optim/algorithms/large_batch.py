@@ -1,6 +1,6 @@
-"""One step of AdamW or LAMB that all members of a run make alike, on a gradient that all of them hold.
+"""One step of AdamW or LAMB that all members of a run make on the same merged gradient.
 
-Bit for bit alike: one rounding an operation, each its own call; norms added up in a fixed order
+All CPUs get the same bits: every operation is its own call with its own rounding, and norms are summed in a fixed order
 (`optim.deterministic`).
 """
 
@@ -24,7 +24,7 @@ class LargeBatchStep:
     """AdamW with decoupled decay (arXiv 1711.05101) in torch's order of operations, or LAMB (1904.00962, algorithm 2
     with phi the identity): AdamW's direction plus decay, scaled by |theta| / |direction| for each parameter.
 
-    The gradient is shortened to `clip_norm` first. `matrices_only`: gains and biases do not decay.
+    The gradient is clipped to `clip_norm` first. `matrices_only`: gains and biases do not decay.
     """
 
     optimizer: Literal["adamw", "lamb"] = "adamw"
@@ -43,8 +43,8 @@ class LargeBatchStep:
         t: int,
         lr: float,
     ) -> None:
-        """`after`, `before`: [theta, mean, square], each (P,), on the CPU; they may be the same. `t`: the number of
-        this step, from 1. `lr`: of the run, the same at all members."""
+        """Make step number `t` (from 1). `after`, `before`: [theta, mean, square], each (P,), on the CPU; they may be
+        the same tensors. `lr`: the run's, the same at all members."""
         length = norm(gradient)
         shorten = self.clip_norm / length if length > self.clip_norm else 1.0
         for slot in layout.slots.values():
@@ -72,7 +72,7 @@ class LargeBatchStep:
         shorten: float,
         t: int,
     ) -> torch.Tensor:
-        """The bias-corrected m / (sqrt(v) + eps) of a chunk, whose moments are moved on."""
+        """Update a chunk's moments and return its bias-corrected m / (sqrt(v) + eps)."""
         b1, b2 = self.betas
         g = gradient * shorten
         mean = torch.mul(before[1], b1, out=after[1]).add_(g * (1 - b1))

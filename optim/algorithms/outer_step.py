@@ -1,8 +1,8 @@
 """DiLoCo's outer optimizer (arXiv 2311.08105): SGD with Nesterov momentum on the merged pseudo-gradient.
 
 Peers compare hashes of the result, so every CPU must get the same bits. IEEE 754 fixes the bits of one multiplication
-or addition, but not whether two are fused, and torch's `add(alpha=...)`, `addcmul`, `lerp` and `torch.optim.SGD` fuse
-on some CPUs and not on others. So: one rounding an operation, each its own call.
+or addition, but not whether two are fused: torch's `add(alpha=...)`, `addcmul`, `lerp` and `torch.optim.SGD` fuse on
+some CPUs only. Here every operation is its own call with its own rounding.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ CHUNK: Final = 1 << 16  # values; four chunks of fp32 stay in one core's L2 cach
 
 @dataclass(frozen=True)
 class DilocoOuter:
-    """momentum 0 and lr 1: FedAvg, Local SGD. `nesterov=False`: heavy-ball momentum."""
+    """The outer step. With momentum 0 and lr 1 the weights become the mean of the peers' weights. `nesterov=False`:
+    heavy-ball momentum."""
 
     lr: float = 0.7
     momentum: float = 0.9
     nesterov: bool = True
 
     def step(self, theta: torch.Tensor, velocity: torch.Tensor, update: torch.Tensor) -> None:
-        """`step_into` in place."""
+        """Make `step_into` in place."""
         self.step_into(theta, velocity, theta, velocity, update)
 
     def step_into(
@@ -35,13 +36,15 @@ class DilocoOuter:
         velocity: torch.Tensor,
         update: torch.Tensor,
     ) -> None:
-        """next velocity = momentum * velocity + update;  next theta = theta - lr * (update + momentum * next velocity).
+        """Make one outer step.
 
-        All flat and of one shape and floating dtype; `update` (old weights minus new) is only read. torch's form of
-        momentum: no dampening, so the first velocity is the first update. Any slice can be stepped by itself.
+        next velocity = momentum * velocity + update;  next theta = theta - lr * (update + momentum * next velocity)
+
+        All vectors are flat, of one shape and floating dtype; `update` (old weights minus new) is only read. As in
+        torch, momentum has no dampening: the first velocity is the first update. Each slice can be stepped alone.
         """
         if not next_theta.shape == next_velocity.shape == theta.shape == velocity.shape == update.shape:
-            raise ValueError("weights, velocity and update must have one shape")
+            raise ValueError("weights, velocity and update differ in shape: pass vectors of one shape")
         scratch = torch.empty_like(theta[:CHUNK])
         for first in range(0, theta.numel(), CHUNK):
             span = slice(first, first + CHUNK)

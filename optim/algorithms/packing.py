@@ -1,9 +1,9 @@
-"""Sparse messages to exact bytes: what `demo` and `sparseloco` put on the wire.
+"""The bytes of sparse messages, which `demo` and `sparseloco` send.
 
-For each piece (a parameter, or a band of one), in order: the places of the chosen coefficients, in as few bits as a
-tile's size needs (12 for 64 x 64), then their values: fp32 each, or, quantized, fp32 shift, fp32 levels and a code of
-log2(bins) bits each.
-Every field starts at a whole byte; numbers are little-endian, bits fill a byte from the low end.
+For each piece (a parameter, or a band of one), in order: the indices of the chosen coefficients, in as few bits as a
+tile's size needs (12 for 64 x 64), then their values: fp32 each; or, quantized, an fp32 shift, fp32 levels, and a code
+of log2(bins) bits each. Every field starts at a whole byte; numbers are little-endian; bits fill a byte from the low
+end.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ Quantized: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class Sparse:
-    """A message: one part for each piece, in order, and where they are quantized what their values stand for."""
+    """A message: one part for each piece, in order, and their quantized form where values are quantized."""
 
     parts: tuple[Part, ...]
     quantized: tuple[Quantized, ...] | None = None
 
 
 class SparsePacking:
-    """The format of one method's messages. `sizes`: (tiles, elements) of each piece; `kept`: how many coefficients
-    of each of its tiles; `bins`: a power of 2, or None for fp32 values. The size is the same for every message."""
+    """The format of one method's messages, which all have one size. `sizes`: (tiles, elements) of each piece; `kept`:
+    coefficients of each of its tiles; `bins`: a power of 2, or None for fp32 values."""
 
     def __init__(self, sizes: Sequence[tuple[int, int]], kept: Sequence[int], bins: int | None) -> None:
         if bins is not None and (bins < 2 or bins & (bins - 1)):
-            raise ValueError(f"bins is {bins}: it must be a power of 2")
+            raise ValueError(f"bins is {bins}: set it to a power of 2")
         self.sizes, self.kept, self.bins = tuple(sizes), tuple(kept), bins
 
     @property
     def size(self) -> int:
-        """Bytes of a message."""
+        """The size of a message in bytes."""
         return sum(self._index_bytes(p) + self._value_bytes(p) for p in range(len(self.sizes)))
 
     def pack(self, message: Sparse) -> torch.Tensor:
-        """uint8, shape (size,). Values become fp32 if they are not quantized."""
+        """Return the message as uint8, shape (size,). Values that are not quantized become fp32."""
         parts = []
         for p, (index, value) in enumerate(message.parts):
             parts.append(_pack_bits(index, self._index_bits(p)))
@@ -62,15 +62,15 @@ class SparsePacking:
         return torch.from_numpy(np.concatenate(parts)) if parts else torch.empty(0, dtype=torch.uint8)
 
     def unpack(self, data: Buffer) -> Sparse:
-        """`ProtocolViolation` unless `data` holds finite values at places that exist, none twice in a tile."""
+        """Read a message. `ProtocolViolation` unless values are finite and indices exist, none twice in a tile."""
         raw = as_bytes(data, self.size).numpy()
         parts, quantized, at = [], [], 0
         for p, (tiles, elements) in enumerate(self.sizes):
             count = tiles * self.kept[p]
             index = _unpack_bits(raw[at : at + self._index_bytes(p)], self._index_bits(p), count)
-            places = index.view(tiles, -1).sort(1).values
-            if int(places.max()) >= elements or bool((places[:, 1:] == places[:, :-1]).any()):
-                raise ProtocolViolation("a sparse message names a place twice or beyond its tile")
+            ordered = index.view(tiles, -1).sort(1).values
+            if int(ordered.max()) >= elements or bool((ordered[:, 1:] == ordered[:, :-1]).any()):
+                raise ProtocolViolation("a sparse message has an index twice in a tile or beyond it")
             at += self._index_bytes(p)
             field = raw[at : at + self._value_bytes(p)]
             if self.bins is None:
@@ -108,6 +108,6 @@ def _pack_bits(values: torch.Tensor, bits: int) -> np.ndarray[tuple[int], np.dty
 
 
 def _unpack_bits(raw: np.ndarray[tuple[int], np.dtype[np.uint8]], bits: int, count: int) -> torch.Tensor:
-    """int64, (count,)."""
+    """Return int64, (count,)."""
     each = np.unpackbits(raw, count=count * bits, bitorder="little").reshape(count, bits)
     return torch.from_numpy(each.astype(np.int64) @ (1 << np.arange(bits, dtype=np.int64)))

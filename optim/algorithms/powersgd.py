@@ -1,4 +1,7 @@
-"""PowerSGD (arXiv 1905.13727): low-rank gradients with error feedback and warm start."""
+"""PowerSGD (arXiv 1905.13727) with two exchanges a step: low-rank gradients, error feedback, warm start.
+
+Only `optim.simulate` runs it. The network has `optim.strategies.low_rank`, one exchange within DiLoCo.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,12 @@ EPS = 1e-8
 
 
 class PowerSgd(Dense):
-    """For each matrix M = error + gradient (mine): P <- mean of M Q; P <- orthonormal P; Q <- mean of M^T P (kept for
-    the next step); the group's gradient is P Q^T, and error <- M - P Q^T. The rest is averaged as it is.
+    """PowerSGD. For each matrix M = error + gradient (a peer's own): P <- mean of M Q; P <- orthonormal P; Q <- mean of
+    M^T P (kept for the next step); the group's gradient is P Q^T, and error <- M - P Q^T. Vectors are averaged plainly.
 
-    Two merges a step, the second needing the first's result: it rides the seam with `exchanges` = 2, and costs the
-    latency of two exchanges. The error is only meaningful while the same peers meet again; a newcomer starts at 0 and
-    must fetch Q (`state_dict`). A matrix is compressed if that halves it at least (`saving_min`, hivemind's rule).
+    The second merge needs the first's result (`exchanges` = 2), so a step costs the latency of two exchanges. The error
+    is meaningful only while the same peers stay; a joiner starts with 0 and must fetch Q (`state_dict`). A matrix is
+    compressed if that at least halves it (`saving_min`, hivemind's rule).
     """
 
     takes_gradients = True
@@ -91,7 +94,7 @@ class PowerSgd(Dense):
 
 
 def orthonormal(p: torch.Tensor) -> torch.Tensor:
-    """(rows, rank), in place: Gram and Schmidt's columns, in order."""
+    """Orthonormalize the columns of p (rows, rank) in order, in place (Gram-Schmidt)."""
     for i in range(p.shape[1]):
         column = p[:, i]
         column.div_(column.norm().clamp(min=EPS))
@@ -101,6 +104,6 @@ def orthonormal(p: torch.Tensor) -> torch.Tensor:
 
 
 def _as_matrix(shape: tuple[int, ...]) -> tuple[int, int] | None:
-    """The split of the dimensions into two with the smallest sum; None for vectors."""
+    """Return the split of the dimensions into two with the smallest sum; None for vectors."""
     splits = [(math.prod(shape[:i]), math.prod(shape[i:])) for i in range(1, len(shape))]
     return min(splits, key=sum) if splits else None

@@ -1,7 +1,6 @@
-"""What DeMo and SparseLoCo have in common: a memory, of each tile of which the largest coefficients are sent.
+"""The common part of DeMo and SparseLoCo: a memory; the largest coefficients of each of its tiles are sent.
 
-Two drivers share it: `SparseMethod` for simulation, in any dtype, and `optim.strategies.sparse` for the network, in
-fp32.
+Two drivers share the schemes: `SparseMethod` here, in any dtype, and `optim.strategies.sparse` on the network, in fp32.
 """
 
 from __future__ import annotations
@@ -18,41 +17,43 @@ from peer.model.layout import FlatLayout
 
 
 class Scheme(ABC):
-    """How a memory is filled, what of it is sent, and what the group makes of that. `bins`: levels a value is
-    quantized to; None: not quantized. Pieces are flat, (n,), n = tiling.numel."""
+    """The formulas of one method: how a memory is filled, what part of it is sent, and how messages are averaged.
+
+    Pieces are flat, (n,), n = tiling.numel."""
 
     bins: int | None
+    """Levels that a value is quantized to; None: not quantized."""
 
     @abstractmethod
     def kept(self, elements: int) -> int:
-        """How many coefficients of a tile of so many elements are sent."""
+        """Return how many coefficients of a tile of so many elements are sent."""
 
     @abstractmethod
     def remember(self, memory: torch.Tensor, product: torch.Tensor, lr: float) -> None:
-        """Take in what the worker made; `memory` is changed in place, elementwise."""
+        """Add the worker's product to `memory`, in place, elementwise."""
 
     @abstractmethod
     def quantize(self, value: torch.Tensor) -> tuple[torch.Tensor, Quantized | None]:
-        """What others will read in place of `value`."""
+        """Return what others will read in place of `value`."""
 
     @abstractmethod
     def coefficients(self, tiles: torch.Tensor, tiling: Tiling) -> torch.Tensor:
-        """(tiles, elements) of a memory -> what is chosen from, same shape."""
+        """Map a memory's (tiles, elements) to the coefficients to choose from, same shape."""
 
     @abstractmethod
     def values(self, coefficients: torch.Tensor, tiling: Tiling) -> torch.Tensor:
-        """The inverse of `coefficients`, flat. The same bits on every CPU in fp32."""
+        """Invert `coefficients`; flat. In fp32 every CPU gets the same bits."""
 
     @abstractmethod
     def clipped(self, parts: Sequence[Part]) -> Sequence[Part]:
-        """Of one piece, all senders' parts before they are averaged."""
+        """Clip all senders' parts of one piece before they are averaged."""
 
     @abstractmethod
     def step_into(self, after: torch.Tensor, before: torch.Tensor, update: torch.Tensor, lr: float) -> None:
-        """The weights after the step; elementwise; `after` may be `before`. `lr`: the inner learning rate."""
+        """Write the weights after the step, elementwise; `after` may be `before`. `lr`: the inner learning rate."""
 
     def take(self, memory: torch.Tensor, tiling: Tiling) -> tuple[Part, Quantized | None]:
-        """The message of one piece of the memory, which loses what the others will read."""
+        """Return the message of one piece of the memory, and subtract from the memory what others will read."""
         found = self.coefficients(tiling.cut(memory), tiling)
         index, value = top_k(found, self.kept(tiling.size[1]))
         value, quantized = self.quantize(value)
@@ -60,21 +61,21 @@ class Scheme(ABC):
         return (index, value), quantized
 
     def put_back(self, memory: torch.Tensor, tiling: Tiling, part: Part) -> None:
-        """Undo `take`, but for rounding."""
+        """Undo `take`, except for rounding."""
         memory.add_(self.values(_scattered(part, tiling), tiling))
 
     def mean(self, parts: Sequence[Part], weights: Sequence[float], tiling: Tiling) -> torch.Tensor:
-        """What the group makes of all senders' parts of one piece: flat."""
+        """Average all senders' parts of one piece; flat."""
         return self.values(mean_over_senders(self.clipped(parts), tiling.size, weights), tiling)
 
     def packing(self, cut: Sequence[TileRange]) -> SparsePacking:
-        """Bytes of a message about these pieces."""
+        """Return the format of a message about these pieces."""
         sizes = [piece.tiling.size for piece in cut]
         return SparsePacking(sizes, [self.kept(elements) for _, elements in sizes], self.bins)
 
 
 class SparseMethod(OuterAlgorithm[Sparse]):
-    """A scheme on whole parameters. `lr`: the inner learning rate, where the scheme uses one."""
+    """An algorithm that applies a scheme to whole parameters. `lr`: the inner learning rate, if the scheme uses one."""
 
     def __init__(self, layout: FlatLayout, theta: torch.Tensor, scheme: Scheme, chunk: int, lr: float) -> None:
         super().__init__(layout, theta)
@@ -83,7 +84,7 @@ class SparseMethod(OuterAlgorithm[Sparse]):
         self.pieces = pieces(layout, chunk)
 
     def product(self, local: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-        """What the memory takes in."""
+        """Return what is added to the memory."""
         return gradient if self.takes_gradients else self.theta - local
 
     def outgoing(self, local: torch.Tensor, gradient: torch.Tensor) -> Sparse:
@@ -108,8 +109,9 @@ class SparseMethod(OuterAlgorithm[Sparse]):
 
 
 def mean_over_senders(parts: Sequence[Part], size: tuple[int, int], weights: Sequence[float]) -> torch.Tensor:
-    """Dense (tiles, elements) = `size`: the weighted mean of a coefficient over those who SENT it, which is up to K
-    times the mean over everybody; where nobody sent, 0. Added up in the order given, a sender at a time."""
+    """Return the weighted mean of each coefficient over the peers that SENT it, dense, (tiles, elements) = `size`.
+
+    It is up to K times the mean over all peers. A coefficient that no peer sent is 0. Sums are in the order given."""
     total = parts[0][1].new_zeros(size)
     weight = torch.zeros_like(total)
     for (index, value), share in zip(parts, weights, strict=True):

@@ -1,4 +1,4 @@
-"""SparseLoCo (arXiv 2508.15706), as Templar's implementation has it: top-k, few bits, error feedback, no momentum."""
+"""SparseLoCo (arXiv 2508.15706), as in Templar's implementation: top-k, few bits, error feedback, no momentum."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ CLIP_EPS: Final = 1e-8
 
 @dataclass(frozen=True)
 class SparseLocoScheme(Scheme):
-    """error <- ef_decay * error + (theta - local); of each tile of it the k largest values are sent, quantized, and
-    leave it; theta <- theta - outer_lr * (mean over senders).
+    """SparseLoCo's formulas. error <- ef_decay * error + (theta - local); the k largest values of each tile are sent,
+    quantized, and subtracted from the error; theta <- theta - outer_lr * (mean over senders).
 
-    The quantizer's statistics, and the norms that `clip_norm` shortens to the median peer's, are a piece's own: a
-    parameter's, or a band's where the network cuts a large one.
+    Each piece (a parameter, or a band of a large one on the network) has its own statistics for the quantizer, and its
+    own norm, which `clip_norm` shortens to the median peer's.
     """
 
     topk: int = 64
@@ -36,7 +36,7 @@ class SparseLocoScheme(Scheme):
     clip_norm: bool = True
 
     def kept(self, elements: int) -> int:
-        """An even number, at least 2, as in the source; or a tile's only element."""
+        """Return an even number, at least 2, as in the source; 1 for a tile of one element."""
         k = max(2, min(self.topk, elements))
         return min(k - k % 2, elements)
 
@@ -63,21 +63,12 @@ class SparseLocoScheme(Scheme):
 
 
 class SparseLoco(SparseMethod):
-    """An exchange every H inner steps."""
+    """SparseLoCo: an exchange every H inner steps."""
 
     def __init__(
-        self,
-        layout: FlatLayout,
-        theta: torch.Tensor,
-        H: int,
-        topk: int = 64,
-        chunk: int = 64,
-        bins: int | None = 4,
-        outer_lr: float = 0.4,
-        ef_decay: float = 0.95,
-        clip_norm: bool = True,
+        self, layout: FlatLayout, theta: torch.Tensor, H: int, scheme: SparseLocoScheme, chunk: int = 64
     ) -> None:
-        super().__init__(layout, theta, SparseLocoScheme(topk, bins, outer_lr, ef_decay, clip_norm), chunk, lr=0.0)
+        super().__init__(layout, theta, scheme, chunk, lr=0.0)
         self.every = H
 
     def sends(self, step: int) -> bool:
@@ -88,8 +79,8 @@ class SparseLoco(SparseMethod):
 
 
 def quantize(value: torch.Tensor, bins: int) -> Quantized:
-    """(q, levels, shift): uint8 codes below `bins`, the mean of what fell into each bin, and the mean of all, with
-    levels in fp32 as they are sent; bins of equal width over +-3 standard deviations. Decodes to levels[q] + shift."""
+    """Return (q, levels, shift): uint8 codes below `bins`, the mean of each bin's values (fp32, as sent), and the mean
+    of all values. Bins have equal width over +-3 standard deviations. A code stands for levels[q] + shift."""
     shift = value.mean()
     centered = value - shift
     scale = RANGE_IN_SIGMAS * centered.norm() / math.sqrt(max(1, centered.numel() - 1)) / bins
@@ -103,14 +94,15 @@ def quantize(value: torch.Tensor, bins: int) -> Quantized:
 
 
 def dequantize(quantized: Quantized, dtype: torch.dtype) -> torch.Tensor:
-    """In fp32, as the others do it, then `dtype`."""
+    """Decode in fp32, as receivers do, and convert to `dtype`."""
     q, levels, shift = quantized
     return (levels[q.long()] + shift.float()).to(dtype)
 
 
 def clipped_to_median(parts: Sequence[Part]) -> list[Part]:
-    """Each sender's values of one piece, scaled by min(1, median norm / norm); the lower median of an even number.
-    Norms are added up in a fixed order: everybody must scale alike."""
+    """Scale each sender's values of one piece by min(1, median norm / norm), with the lower median of an even number.
+
+    Norms are summed in a fixed order, so that all peers scale alike."""
     norms = [norm(value) for _, value in parts]
     usual = median_low(norms)
     factors = [min(1.0, usual / (length + CLIP_EPS)) for length in norms]

@@ -1,4 +1,4 @@
-"""Codecs: how fp32 vectors cross the wire. One file a family; `get_codec(name)` is how a manifest's name finds one."""
+"""Codecs: the forms of fp32 vectors on the wire. One file a family; `get_codec` finds a codec by its name."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ CODECS: Final[Mapping[str, Codec]] = MappingProxyType({codec.name: codec for cod
 
 
 def get_codec(name: str) -> Codec:
-    """The codec of that name; `ConfigError` lists the names there are."""
+    """Return the codec of that name; `ConfigError` lists the names."""
     try:
         return CODECS[name]
     except KeyError:
-        raise ConfigError(f"there is no codec {name!r}: choose one of {', '.join(CODECS)}.") from None
+        raise ConfigError(f"there is no codec {name!r}: choose one of {', '.join(CODECS)}") from None

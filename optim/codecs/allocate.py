@@ -1,30 +1,26 @@
-"""L-GreCo (arXiv 2210.17357): for each layer its own rank, k or number of bits, under one budget of error.
+"""L-GreCo (arXiv 2210.17357): the number of bits of each part, under one budget of error.
 
-Layers differ in how much compression hurts them. Given for each layer the choices there are, with the bytes each takes
-and the squared error it makes, dynamic programming over (layer, error spent) finds the choice of fewest bytes whose
-errors sum to no more than the budget. The usual budget is the error of one choice used everywhere: the result is then
-as small or smaller, at no more error.
+Each part (a layer in the paper, a slice here) has several choices, with their bytes and squared error. Dynamic
+programming over (part, error spent) finds the fewest bytes whose errors sum to at most the budget. The usual budget is
+the error of one choice everywhere: the result is then no larger, with no more error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import torch
 
-from optim.codecs import Codec
 from peer.errors import ConfigError
-from peer.model.layout import FlatLayout
 
 STEPS: Final = 10_000  # the budget is spent in steps of 1/10,000
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One way to code one layer. `error`: squared L2 distance of what is decoded from what was encoded."""
+    """One way to code a part. `error`: squared L2 distance between decoded and encoded values."""
 
     name: str
     size_bytes: int
@@ -32,12 +28,12 @@ class Choice:
 
 
 def allocate(tables: Sequence[Sequence[Choice]], budget: float) -> list[Choice]:
-    """One choice for each layer: the fewest bytes with a sum of errors of at most `budget`.
+    """Return one choice for each part: the fewest bytes with a sum of errors of at most `budget`.
 
-    Errors are rounded up to steps of the budget, so the budget holds exactly, while a choice that would fill it to
-    within a step for each layer may be missed. `ConfigError` if even the most exact choices exceed it.
+    Errors are rounded up to steps of the budget, so the budget always holds; a choice within one step a part of it may
+    be missed. `ConfigError` if even the smallest errors exceed it.
     """
-    # cost[e]: fewest bytes of the layers so far with error of at most e steps
+    # cost[e]: fewest bytes of the parts so far with error of at most e steps
     cost = np.zeros(STEPS + 1)
     picks: list[np.ndarray] = []
     for table in tables:
@@ -53,7 +49,9 @@ def allocate(tables: Sequence[Sequence[Choice]], budget: float) -> list[Choice]:
         picks.append(pick)
         cost = best
     if not np.isfinite(cost[STEPS]):
-        raise ConfigError("no choice of codecs stays within the error budget: raise it, or offer a finer codec.")
+        raise ConfigError(
+            f"no choice of codecs stays within the error budget {budget:g}: raise it, or offer a finer codec"
+        )
     chosen: list[Choice] = []
     left = STEPS
     for table, pick in zip(reversed(tables), reversed(picks), strict=True):
@@ -61,20 +59,6 @@ def allocate(tables: Sequence[Sequence[Choice]], budget: float) -> list[Choice]:
         chosen.append(choice)
         left -= _steps(choice.error, budget)
     return chosen[::-1]
-
-
-def codec_table(layout: FlatLayout, vector: torch.Tensor, codecs: Mapping[str, Codec]) -> list[list[Choice]]:
-    """For each parameter in the layout's order, what each codec would cost on `vector` (n,), fp32."""
-    tables = []
-    for slot in layout.slots.values():
-        part = vector[slot.offset : slot.offset + slot.numel]
-        table = []
-        for name, codec in codecs.items():
-            data = codec.encode(part)
-            error = (codec.decode(data, slot.numel) - part).double().square().sum()
-            table.append(Choice(name, data.numel(), float(error)))
-        tables.append(table)
-    return tables
 
 
 def _steps(error: float, budget: float) -> int:

@@ -75,8 +75,8 @@ class Ternary(RowCodec):
 
 
 def pack_trits(trits: torch.Tensor, out: torch.Tensor) -> None:
-    """(R, m) of 0, 1 and 2 in fp32, m a multiple of 5 -> out (R, m / 5) uint8: t0 + 3 t1 + 9 t2 + 27 t3 + 81 t4 of
-    values m / 5 apart."""
+    """Pack (R, m) of 0, 1 and 2 in fp32, m a multiple of 5, into out (R, m / 5) uint8: t0 + 3 t1 + 9 t2 + 27 t3 + 81 t4
+    of values m / 5 apart."""
     fifths = trits.view(len(trits), TRITS, -1)
     packed = fifths[:, TRITS - 1].clone()
     for i in reversed(range(TRITS - 1)):
@@ -85,13 +85,13 @@ def pack_trits(trits: torch.Tensor, out: torch.Tensor) -> None:
 
 
 def unpack_trits(data: torch.Tensor, m: int) -> torch.Tensor:
-    """The inverse, (R, m) fp32; `ProtocolViolation` if a byte stands for no five trits."""
+    """Invert `pack_trits`: (R, m) fp32; `ProtocolViolation` if a byte is not five trits."""
     if len(data) and int(data.max()) >= 3**TRITS:
-        raise ProtocolViolation("an encoded vector holds a byte that stands for no five trits")
+        raise ProtocolViolation("an encoded vector holds a byte that is not five trits")
     rest = data.float()
     trits = torch.empty(len(data), TRITS, rest.shape[1], device=data.device)
     for i in range(TRITS):
-        thirds = ((rest - 1) / 3).round_()  # exact: the remainder is -1, 0 or 1 thirds away
+        thirds = ((rest - 1) / 3).round_()  # always right: the remainder is -1, 0 or 1 thirds away
         torch.sub(rest, thirds, alpha=3, out=trits[:, i])
         rest = thirds
     return trits.view(len(data), -1)[:, :m]

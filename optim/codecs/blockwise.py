@@ -21,8 +21,8 @@ TINY: Final = 2.0**-126  # fp32's smallest normal number: its reciprocal is fini
 
 
 def scales_up(largest: torch.Tensor, qmax: int, clear_bits: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(scale, 1 / scale) for blocks of that absmax; scale >= absmax / qmax, with `clear_bits` low bits zero. Overwrites
-    `largest`."""
+    """Return (scale, 1 / scale) for blocks of that absmax, which is overwritten: scale >= absmax / qmax, with
+    `clear_bits` low bits zero."""
     scale = largest.div_(qmax)
     mask = (1 << clear_bits) - 1
     scale.view(torch.int32).add_(mask).bitwise_and_(~mask)  # of positive floats, order of bits is order of values
@@ -30,7 +30,7 @@ def scales_up(largest: torch.Tensor, qmax: int, clear_bits: int) -> tuple[torch.
 
 
 class Int8(RowCodec):
-    """Block 4096, an fp32 scale of 17 significant bits. Row: scale (4 bytes), q (4096 bytes)."""
+    """int8: block 4096, an fp32 scale of 17 significant bits. Row: scale (4 bytes), q (4096 bytes)."""
 
     name = "int8"
     bits_per_value = 8 + 32 / ROW
@@ -51,7 +51,8 @@ class Int8(RowCodec):
         out.copy_(data[:, 4:].view(torch.int8)).mul_(scale)
 
     def chunk_sqnorm(self, data: torch.Tensor, values: torch.Tensor, wide: torch.Tensor) -> float:
-        """Sums q^2, then multiplies by scale^2: a sum of 1024 integers up to 2^14 is exact in fp32, in any order."""
+        """Sum q^2, then multiply by scale^2. fp32 holds a sum of 1024 integers up to 2^14 without rounding, in any
+        order."""
         rows, m = self._shape(values.numel())
         data, q = data.view(rows, -1), values.view(rows, m)
         scale = check_scales(field(data, 0, 4, torch.float32), largest=2.0**120).double().view(rows)
@@ -62,10 +63,11 @@ class Int8(RowCodec):
 
 
 class Int4(RowCodec):
-    """Block 128, a bf16 scale (fp16 would round the scales of small updates away). Row: 32 scales (64 bytes), q (2048).
+    """int4: block 128, a bf16 scale (fp16 would round the scales of small updates to 0). Row: 32 scales (64 bytes), q
+    (2048).
 
-    A byte holds, as one signed number 16 * high + low, a value of the row's first half (low) and the one at the same
-    place in its second half (high): so packing and unpacking are arithmetic on contiguous halves.
+    A byte holds 16 * high + low, one signed number: low is a value of the row's first half, high the value at the same
+    place in its second half. Packing and unpacking are arithmetic on contiguous halves.
     """
 
     name = "int4"

@@ -1,7 +1,7 @@
 """INTELLECT-1's int8 (arXiv 2412.01152): uniform bins over mean +- 6 sigma, each decoded to the mean of its values.
 
-As the paper words it. Its code (PrimeIntellect-ai/prime, compression.cpp) makes the 256 bins span 6 sigma in all, 3 to
-each side of 0, and rounds to their middles: finer bins, but one and the same value for all that lies further out.
+As the paper describes it. Its code (PrimeIntellect-ai/prime, compression.cpp) has 256 bins over 6 sigma in all, 3 on
+each side of 0, and decodes to their middles: finer bins, but a single value for everything outside.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ SIGMAS: Final = 6.0
 
 
 class SixSigma(RowCodec):
-    """The codebook is a row's own, so rows are long: 65,536 values. What lies outside the range falls into the
-    outermost bins. Row: 256 fp32 means (an empty bin's is 0), then a byte a value."""
+    """int8 with a codebook for each row, so rows are long: 65,536 values. Values outside the range fall into the
+    outermost bins. Row: 256 fp32 means (0 for an empty bin), then a byte a value."""
 
     name = "int8_6sigma"
     row = 1 << 16

@@ -1,4 +1,4 @@
-"""Error feedback (arXiv 1901.09847) around any codec: what a message lost is added to the next."""
+"""Error feedback (arXiv 1901.09847) for any codec: the coding error of a message is added to the next message."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from optim.codecs import Codec
 
 
 class ErrorFeedback:
-    """What is sent plus what is kept is what was asked for: decoded + residual == x + old residual, exactly up to the
-    one rounding of their sum in fp32."""
+    """A codec with a residual: decoded + residual == x + old residual, up to the one rounding of their sum in fp32."""
 
     def __init__(self, codec: Codec, numel: int) -> None:
         self.codec = codec
         self.residual = torch.zeros(numel)
 
     def encode(self, x: torch.Tensor) -> torch.Tensor:
-        """`x` (numel,) fp32, only read -> uint8."""
+        """Encode `x` (numel,), fp32, only read, to uint8."""
         wanted = self.residual + x
         data = self.codec.encode(wanted)
         self.residual = wanted.sub_(self.codec.decode(data, len(wanted)))

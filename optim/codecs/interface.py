@@ -1,4 +1,4 @@
-"""What a codec is: fp32 values to bytes and back, of a size known beforehand.
+"""The interface of codecs, which map fp32 values to bytes of a known size and back.
 
 Shapes: n values; a row is `ROW` values, the unit in which codecs work and vectors may be cut.
 """
@@ -18,60 +18,70 @@ ROW: Final = 4096
 
 
 class Codec(Protocol):
-    """Maps fp32 vectors of shape (n,) to bytes and back.
+    """A map of fp32 vectors of shape (n,) to bytes and back.
 
-    The size is an exact function of n. Cutting: the encoding of a vector is the concatenation of the encodings of its
-    pieces, bit for bit, when it is cut at multiples of `granule`. Multi-byte fields are little-endian.
-
-    `bits_per_value` is exact for whole rows. `unbiased`: the expectation of the decoded value is the value.
-    `needs_error_feedback`: training goes wrong unless the sender adds to its next vector what this one lost.
-    `idempotent`: coding a decoded vector again changes nothing. A codec that is random (`ternary`) gives other bytes
-    each time; what is said here of bytes then holds for the same draws.
+    The size depends on n alone. Multi-byte fields are little-endian. A random codec (`ternary`) gives different bytes
+    each time; the statements about bytes here then hold for the same draws.
     """
 
     @property
     def name(self) -> str: ...
     @property
-    def bits_per_value(self) -> float: ...
+    def bits_per_value(self) -> float:
+        """The size of whole rows, in bits a value."""
+        ...
+
     @property
-    def unbiased(self) -> bool: ...
+    def unbiased(self) -> bool:
+        """Whether the expectation of a decoded value is the value."""
+        ...
+
     @property
-    def needs_error_feedback(self) -> bool: ...
+    def needs_error_feedback(self) -> bool:
+        """Whether training fails unless the sender adds to its next vector what this one lost."""
+        ...
+
     @property
-    def idempotent(self) -> bool: ...
+    def idempotent(self) -> bool:
+        """Whether coding a decoded vector again changes nothing."""
+        ...
+
     @property
-    def granule(self) -> int: ...
+    def granule(self) -> int:
+        """Values between cuts: the encodings of pieces cut at multiples of it, concatenated, are the encoding of the
+        whole vector, bit for bit."""
+        ...
 
     def encoded_size(self, numel: int) -> int:
-        """Bytes that `numel` values take."""
+        """Return the bytes that `numel` values take."""
         ...
 
     def encode(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """uint8, shape (encoded_size(n),), on x's device. `ProtocolViolation` if a value is not finite or too large
-        for the format: such a vector must not be sent."""
+        """Return uint8, shape (encoded_size(n),), on x's device. `ProtocolViolation` if a value is not finite or too
+        large for the format: such a vector must not be sent."""
         ...
 
     def encode_with_sqnorm(self, x: torch.Tensor, out: torch.Tensor | None = None) -> tuple[torch.Tensor, float]:
-        """`encode`, and `decoded_sqnorm` of the result, in one pass over memory."""
+        """Return `encode` and the result's `decoded_sqnorm`, in one pass over memory."""
         ...
 
     def decode(self, data: Buffer, numel: int, out: torch.Tensor | None = None) -> torch.Tensor:
-        """fp32, shape (numel,), finite. `ProtocolViolation` unless `data` is exactly `encoded_size(numel)` bytes that
-        stand for finite values; then `out` may be partly written. Allocates nothing that grows with `data`."""
+        """Return fp32, shape (numel,), finite. `ProtocolViolation` unless `data` is `encoded_size(numel)` bytes that
+        stand for finite values; `out` may be partly written then. Scratch memory does not grow with `data`."""
         ...
 
     def decoded_sqnorm(self, data: Buffer, numel: int) -> float:
-        """The squared L2 norm, summed in float64, of what `data` decodes to; `ProtocolViolation` as `decode`. Equal
-        within 1e-12 on every CPU and however the vector is cut."""
+        """Return the squared L2 norm of the decoded values, summed in float64; `ProtocolViolation` as `decode`. Equal
+        within 1e-12 on every CPU and for every cut of the vector."""
         ...
 
 
 def as_bytes(data: Buffer, size: int) -> torch.Tensor:
-    """`data` as a uint8 tensor of shape (size,), not copied and not to be written; `ProtocolViolation` if it has
-    another length."""
+    """View `data` as a uint8 tensor of shape (size,), which must not be written. `ProtocolViolation` for another
+    length."""
     if isinstance(data, torch.Tensor):
         if data.dtype != torch.uint8 or data.dim() != 1:
-            raise ValueError("encoded data must be a flat uint8 tensor")
+            raise ValueError(f"encoded data is {data.dtype} of {data.dim()} dimensions: pass a flat uint8 tensor")
         found = data.numel()
     else:
         found = memoryview(data).nbytes
@@ -86,19 +96,19 @@ def as_bytes(data: Buffer, size: int) -> torch.Tensor:
 
 
 def bytes_of(data: Buffer) -> bytes:
-    """A copy of it, to be compared with others."""
+    """Return a copy as bytes, to compare with others."""
     return data.numpy().tobytes() if isinstance(data, torch.Tensor) else bytes(data)
 
 
 def check_vector(x: torch.Tensor) -> torch.Tensor:
-    """`x` itself, if it can be encoded: fp32, flat, contiguous."""
+    """Return `x` if it can be encoded: fp32, flat, contiguous."""
     if x.dtype != torch.float32 or x.dim() != 1 or not x.is_contiguous():
-        raise ValueError(f"a codec takes a flat contiguous fp32 vector, not {x.dtype} of shape {tuple(x.shape)}")
+        raise ValueError(f"a vector is {x.dtype} of shape {tuple(x.shape)}: pass a flat contiguous fp32 vector")
     return x
 
 
 class _Unlocked:
-    """A read-only array that poses as writable: torch warns of every read-only buffer it is shown, and we only read."""
+    """A read-only array declared writable: torch warns of read-only buffers, and codecs only read them."""
 
     def __init__(self, array: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> None:
         self._keep_alive = array

@@ -1,12 +1,11 @@
-"""The frame all codecs share: whole rows, a chunk of rows at a time.
+"""The common part of all codecs: whole rows, a chunk of rows at a time.
 
     x     |--row--|--row--| ... |--row--|-tail-|      row: ROW values;  tail: the rest, padded to the codec's block
     bytes |-bytes-|-bytes-| ... |-bytes-|-bytes|      a row's bytes depend on that row alone
 
-Two things follow. A vector may be cut at any row, and the pieces' bytes put side by side are the bytes of the whole.
-And a chunk of rows fits in the L2 cache, so the four or five passes of a codec over a chunk, into scratch that is used
-again for the next chunk, cost little more than one pass over memory: several times faster than the same passes over the
-whole vector.
+A vector may therefore be cut at any row: the pieces' bytes, concatenated, are the bytes of the whole. And a chunk of
+rows fits in the L2 cache: a codec's four or five passes over it, into scratch that the next chunk reuses, cost little
+more than one pass over memory. That is several times faster than the same passes over the whole vector.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ CHUNK_GPU: Final = 1 << 26  # kernels want long vectors
 
 
 class RowCodec(ABC):
-    """A codec whose rows stand alone. A subclass says how many bytes a row takes and codes a chunk of rows.
+    """A codec whose rows are independent. A subclass defines a row's bytes and codes a chunk of rows.
 
-    Legend: R rows of m values (m = `row`, or the padded tail's length) in b bytes each.
+    Shapes: R rows of m values (m = `row`, or the padded tail's length) in b bytes each.
     """
 
     name: ClassVar[str]
@@ -41,20 +40,20 @@ class RowCodec(ABC):
 
     @abstractmethod
     def row_bytes(self, values: int) -> int:
-        """b for a row of `values` values, a multiple of `block`."""
+        """Return b for a row of `values` values, a multiple of `block`."""
 
     @abstractmethod
     def encode_rows(self, x: torch.Tensor, out: torch.Tensor, work: torch.Tensor, valid: int) -> None:
-        """x (R, m) fp32, only read -> out (R, b) uint8. work (R, m) fp32: scratch. `valid`: how many values of a row
-        are real; zeros follow. Checks that x is finite."""
+        """Encode x (R, m) fp32, only read, into out (R, b) uint8. work (R, m) fp32: scratch. `valid`: the number of
+        real values in a row; zeros follow. Checks that x is finite."""
 
     @abstractmethod
     def decode_rows(self, data: torch.Tensor, out: torch.Tensor, work: torch.Tensor) -> None:
-        """data (R, b) uint8, only read -> out (R, m) fp32, finite. work (R, m) fp32: scratch."""
+        """Decode data (R, b) uint8, only read, into out (R, m) fp32, finite. work (R, m) fp32: scratch."""
 
     def chunk_sqnorm(self, data: torch.Tensor, values: torch.Tensor, wide: torch.Tensor) -> float:
-        """The squared norm of the chunk that `data` stands for, of the length of `values`, which is overwritten;
-        `wide`: fp64 scratch. A subclass may know a shorter way."""
+        """Return the squared norm of an encoded chunk as long as `values`, which is overwritten; `wide`: fp64 scratch.
+        A subclass may have a faster way."""
         self.decode(data, values.numel(), values)
         total = 0.0
         for piece in values.split(wide.numel()):
@@ -80,7 +79,7 @@ class RowCodec(ABC):
         raw = as_bytes(data, self.encoded_size(numel))
         out = torch.empty(numel, device=raw.device) if out is None else check_vector(out)
         if out.numel() != numel:
-            raise ValueError(f"the vector to decode into has {out.numel()} values instead of {numel}")
+            raise ValueError(f"the vector to decode into has {out.numel()} values: pass one of {numel}")
         work = self._scratch(numel, out.device)
         for first, last, begin, end in self._chunks(numel, out.device):
             rows, m = self._shape(last - first)
@@ -106,7 +105,7 @@ class RowCodec(ABC):
         size = self.encoded_size(n)
         out = torch.empty(size, dtype=torch.uint8, device=x.device) if out is None else out
         if out.dtype != torch.uint8 or out.shape != (size,) or not out.is_contiguous():
-            raise ValueError(f"{n} values are encoded into a flat contiguous uint8 tensor of {size} bytes")
+            raise ValueError(f"{n} values do not fit the output: pass a flat contiguous uint8 tensor of {size} bytes")
         work = self._scratch(n, x.device)
         meter = _SquareMeter(self, x.device) if measure else None
         for first, last, begin, end in self._chunks(n, x.device):
@@ -118,21 +117,21 @@ class RowCodec(ABC):
             scratch = work[: rows * m].view(rows, m)
             self.encode_rows(values.view(rows, m), out[begin:end].view(rows, -1), scratch, (last - first) // rows)
             if meter is not None:
-                meter.add(out[begin:end], work[: last - first])  # encode_rows is done with it
+                meter.add(out[begin:end], work[: last - first])  # encode_rows needs the scratch no longer
         return out, meter.total if meter is not None else 0.0
 
     def _padded(self, tail: int) -> int:
         return -(-tail // self.block) * self.block
 
     def _shape(self, values: int) -> tuple[int, int]:
-        """(rows, padded values in each) of one chunk."""
+        """Return (rows, padded values in each) of one chunk."""
         return (values // self.row, self.row) if values % self.row == 0 else (1, self._padded(values))
 
     def _scratch(self, numel: int, device: torch.device) -> torch.Tensor:
         return torch.empty(min(_chunk(device), self._padded(numel)), device=device)
 
     def _chunks(self, numel: int, device: torch.device) -> list[tuple[int, int, int, int]]:
-        """Chunks of whole rows, then the tail: (first value, last value, first byte, last byte)."""
+        """Return chunks of whole rows, then the tail: (first value, last value, first byte, last byte)."""
         step, whole = _chunk(device), numel // self.row * self.row
         edges = [*range(0, whole, step), whole, numel]
         return [
@@ -143,7 +142,7 @@ class RowCodec(ABC):
 
 
 class _SquareMeter:
-    """Adds up the squares of what chunks decode to, in float64, while each chunk is in the cache."""
+    """A float64 sum of the squares of decoded values, taken while each chunk is in the cache."""
 
     def __init__(self, codec: RowCodec, device: torch.device) -> None:
         self.total = 0.0
@@ -151,7 +150,7 @@ class _SquareMeter:
         self._wide = torch.empty(_chunk(device) // 4, device=device, dtype=torch.float64)
 
     def add(self, data: torch.Tensor, values: torch.Tensor) -> None:
-        """`data` decodes to the length of `values`, which is overwritten."""
+        """Add a chunk that decodes to the length of `values`, which is overwritten."""
         self.total += self._codec.chunk_sqnorm(data, values, self._wide)
 
 
@@ -160,25 +159,26 @@ def _chunk(device: torch.device) -> int:
 
 
 def absmax(x: torch.Tensor) -> torch.Tensor:
-    """Largest magnitude along the last dimension, kept with length 1; `ProtocolViolation` if a value is not finite.
+    """Return the largest magnitude along the last dimension, kept with length 1; `ProtocolViolation` if a value is not
+    finite.
 
-    Two plain reductions: torch's own `abs().amax()`, `aminmax` and inf-norm are 1.3 to 15 times slower.
+    It takes two plain reductions: torch's own `abs().amax()`, `aminmax` and inf-norm are 1.3 to 15 times slower.
     """
     largest = torch.maximum(x.amax(-1, keepdim=True), x.amin(-1, keepdim=True).neg_())
     if not float(largest.max()) < math.inf:  # NaN, too, is not less
         raise ProtocolViolation(
-            "a vector to be encoded holds values that are not finite: training has diverged; lower the learning rate"
+            "a vector to encode holds values that are not finite, as training has diverged: lower the learning rate"
         )
     return largest
 
 
 def field(data: torch.Tensor, begin: int, end: int, dtype: torch.dtype) -> torch.Tensor:
-    """Bytes [begin, end) of each row, (R, b) uint8, read as `dtype`: a small copy, as rows are not aligned."""
+    """Read bytes [begin, end) of each row, (R, b) uint8, as `dtype`: a small copy, as rows are not aligned."""
     return data[:, begin:end].clone(memory_format=torch.contiguous_format).view(dtype)
 
 
 def check_scales(scales: torch.Tensor, largest: float) -> torch.Tensor:
-    """`scales` themselves if all lie in [0, largest]; `ProtocolViolation` otherwise."""
+    """Return `scales` if all lie in [0, largest]; `ProtocolViolation` otherwise."""
     low, high = torch.aminmax(scales)
     if not (float(low) >= 0 and float(high) <= largest):
         raise ProtocolViolation("an encoded vector holds a scale that is negative, infinite or not a number")

@@ -1,8 +1,8 @@
 """Four-bit codes into a table of 16 values, times a scale a block: NF4 and fp4 E3M0.
 
-value = table[code] * scale, the code that of the nearest table value, exactly. Comparing with 15 midpoints would be
-slow; so the range is cut into cells so fine that a cell holds one midpoint at most: one look-up finds the cell's lower
-code and its midpoint, one comparison decides.
+value = table[code] * scale, with the code of the nearest table value. Comparing with 15 midpoints would be slow, so the
+range is cut into cells that hold at most one midpoint each: one look-up finds the cell's lower code and its midpoint,
+one comparison decides.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ CELLS: Final = 256  # over [-1, 1]; the closest midpoints, E3M0's around 0, are 
 
 
 class _Table(RowCodec):
-    """Row: bf16 scales, then a byte for each two neighbours, the first in the low half. The scale is the block's
-    absmax, rounded up to bf16."""
+    """A table codec. Row: bf16 scales, then a byte for each two neighbours, the first in the low half. The scale is the
+    block's absmax, rounded up to bf16."""
 
     block: ClassVar[int]
 
     def __init__(self, values: Sequence[float]) -> None:
-        """`values`: 16 of them, ascending, between -1 and 1."""
+        """Prepare the cells. `values`: 16, ascending, between -1 and 1."""
         table = torch.tensor(values, dtype=torch.float32)
         middles = [(a + b) / 2 for a, b in pairwise(values)]
         lower = torch.empty(CELLS + 1, dtype=torch.float32)  # the last cell holds exactly 1

@@ -1,4 +1,4 @@
-"""The largest values of each row and nothing else, for use with error feedback (arXiv 1809.07599)."""
+"""Only the largest values of each row, for use with error feedback (arXiv 1809.07599)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ INDEX_BITS: Final = 12
 
 
 class TopK(RowCodec):
-    """64 of each 4096 values, in bf16; of a shorter tail as large a share, rounded up to an even number. Row: values
+    """64 of each 4096 values, in bf16, and the same share of a shorter tail, rounded up to an even number. Row: values
     (2 bytes each) in the order of their places, then the places, two 12-bit numbers in three bytes, low bits first."""
 
     name = "topk"
@@ -48,7 +48,7 @@ class TopK(RowCodec):
         both = packed[..., 0] | (packed[..., 1] << 8) | (packed[..., 2] << 16)
         place = torch.stack([both & 0xFFF, both >> INDEX_BITS], dim=2).view(rows, k)
         if not bool((place[:, 1:] > place[:, :-1]).all()) or int(place.max()) >= m:
-            raise ProtocolViolation("an encoded vector names a place twice, out of order or beyond its end")
+            raise ProtocolViolation("an encoded vector has places that are repeated, out of order or beyond its end")
         if not bool(torch.isfinite(kept).all()):
             raise ProtocolViolation("an encoded vector holds a value that is infinite or not a number")
         out.zero_().scatter_(1, place, kept)

@@ -1,4 +1,4 @@
-"""Votes of -1, 0 and 1, and sums of them: exact, unlike a gradient's codecs, which round."""
+"""Votes of -1, 0 and 1, and their sums, coded without loss."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ SENDERS_MAX: Final = 32_767  # a sum of votes fits in 16 bits
 
 
 class Votes(RowCodec):
-    """Five votes to a byte. A sign alone would take 1 bit, but not say 0: the vote on what got no gradient, the
-    embedding of a word not seen, would come out as 1, and weights would drift that nobody means to move."""
+    """Five votes to a byte. A sign alone takes 1 bit but has no 0: the vote on a value without a gradient, such as the
+    embedding of an unseen word, would be 1, and that weight would drift."""
 
     name = "votes"
     bits_per_value = 8 * -(-ROW // TRITS) / ROW
@@ -29,7 +29,7 @@ class Votes(RowCodec):
     def encode_rows(self, x: torch.Tensor, out: torch.Tensor, work: torch.Tensor, valid: int) -> None:
         rows, m = x.shape
         if not torch.equal(torch.sign(x, out=work), x):
-            raise ValueError("a vote is -1, 0 or 1")
+            raise ValueError("a vote is not -1, 0 or 1: pass signs")
         trits = x.new_ones(rows, -(-m // TRITS) * TRITS)
         trits[:, :m].add_(x)
         pack_trits(trits, out)
@@ -39,20 +39,20 @@ class Votes(RowCodec):
 
 
 def tally_bytes(numel: int, senders: int) -> int:
-    """The size of `pack_tally`'s bytes."""
+    """Return the size of `pack_tally`'s bytes."""
     return _planes(senders) * -(-numel // 8)
 
 
 def pack_tally(sums: torch.Tensor, senders: int) -> torch.Tensor:
-    """Sums of the votes of so many senders, (n,) fp32 -> uint8: sum + senders, a number of ceil(log2(2 senders + 1))
-    bits, its bits in as many planes of n bits, low ones first."""
+    """Encode sums of the votes of so many senders, (n,) fp32, to uint8: sum + senders, a number of
+    ceil(log2(2 senders + 1)) bits, in as many planes of n bits, low bits first."""
     numbers = (sums + senders).to(torch.int32).numpy().astype(np.uint16)
     planes = [np.packbits((numbers >> bit) & 1, bitorder="little") for bit in range(_planes(senders))]
     return torch.from_numpy(np.concatenate(planes))
 
 
 def unpack_tally(data: Buffer, numel: int, senders: int) -> torch.Tensor:
-    """The sums, (n,) fp32; `ProtocolViolation` if there are more votes in one than senders."""
+    """Return the sums, (n,) fp32; `ProtocolViolation` if a sum has more votes than senders."""
     planes = as_bytes(data, tally_bytes(numel, senders)).numpy().reshape(_planes(senders), -1)
     numbers = np.zeros(numel, np.uint16)
     for bit, plane in enumerate(planes):

@@ -1,1 +1,1 @@
-"""How a run's groups agree on weights: one recipe a method, all on the round engine of `swarm`."""
+"""How a run's group agrees on weights: one strategy a method; the round engine of `swarm` drives them."""

@@ -1,8 +1,9 @@
-"""L-GreCo on the network (arXiv 2210.17357): each slice of a message in the bits that suit it.
+"""L-GreCo on the network (arXiv 2210.17357): each slice of a message gets its own number of bits.
 
-What suits it is judged by the shared momentum, which looks like the deltas to come and is the same at all members, so
-that all choose alike without a word. int4 everywhere sets the budget of error; dynamic programming then takes bits from
-slices that hardly make any and gives them to those that make most.
+Slices are equal parts of the flat vector (at most 12 of a small model), not layers. The choice is made on the shared
+momentum, not on the delta: momentum resembles the next deltas and is the same at all members, so all choose alike
+without a message. The error of int4 everywhere is the budget. Dynamic programming takes bits from slices with little
+error and gives them to slices with much.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from peer.errors import ConfigError
 
 CODES: Final = tuple(get_codec(name) for name in ("int8", "int4", "ternary"))
 USUAL: Final = get_codec("int4")
-ROWS_JUDGED: Final = 16  # of a slice, evenly spread: all of them would take seconds in a large model
+ROWS_JUDGED: Final = 16  # of a slice, evenly spread: judging all rows would take seconds in a large model
 
 
 class AllocatedCoding(DenseCoding):
-    """`codes`: one a slice; any of them may be cut at rows."""
+    """A dense coding with a codec for each slice, `codes`; all of them may be cut at rows."""
 
     def __init__(self, places: Sequence[slice], codes: Sequence[Codec], down: Codec) -> None:
         super().__init__(places, USUAL, down)
@@ -37,7 +38,9 @@ class AllocatedCoding(DenseCoding):
 
 
 class AllocatedWire(DenseWire):
-    """`budget`: the error allowed, in shares of what int4 everywhere would make. None of the codes needs a memory."""
+    """Dense messages whose slices differ in codec. `budget`: the error allowed, relative to int4 everywhere.
+
+    None of the codecs needs error feedback."""
 
     def __init__(self, fragments: Sequence[Sequence[slice]], down: Codec, budget: float) -> None:
         super().__init__(fragments, USUAL, down)
@@ -52,24 +55,24 @@ class AllocatedWire(DenseWire):
 
 
 def choose(slices: Sequence[torch.Tensor], budget: float) -> list[Codec]:
-    """A code for each of the slices, flat fp32. A slice that is all 0 tells nothing and gets int4; if not even int8
-    everywhere stays within the budget, that."""
-    telling = [i for i, values in enumerate(slices) if bool(values.any())]
-    tables = [[Choice(code.name, *_cost(code, slices[i])) for code in CODES] for i in telling]
+    """Return a codec for each slice (flat fp32). A slice that is all 0 gets int4. If even int8 everywhere exceeds the
+    budget, all others get int8."""
+    nonzero = [i for i, values in enumerate(slices) if bool(values.any())]
+    tables = [[Choice(code.name, *_cost(code, slices[i])) for code in CODES] for i in nonzero]
     chosen = [USUAL] * len(slices)
     allowed = budget * sum(choice.error for table in tables for choice in table if choice.name == USUAL.name)
     try:
         names = [choice.name for choice in allocate(tables, allowed)]
     except ConfigError:
-        names = ["int8"] * len(telling)
-    for i, name in zip(telling, names, strict=True):
+        names = ["int8"] * len(nonzero)
+    for i, name in zip(nonzero, names, strict=True):
         chosen[i] = get_codec(name)
     return chosen
 
 
 def _cost(code: Codec, values: torch.Tensor) -> tuple[int, float]:
-    """(bytes of the slice, squared error of its sample in proportion). A ternary code is random: its expected error,
-    s |x| - x^2 for a row's scale s, is everybody's. Sums are in a fixed order."""
+    """Return the bytes of the slice and its squared error, estimated from a sample. A ternary code is random; its
+    expected error, s |x| - x^2 for a row's scale s, is the same at all peers. Sums are in a fixed order."""
     rows = values.split(ROW)
     rows = rows[:: max(1, len(rows) // ROWS_JUDGED)]
     error = 0.0

@@ -16,8 +16,8 @@ from peer.model.layout import FlatLayout
 
 
 class AllReduceStrategy(OuterStrategy):
-    """AdamW's moments are functions of the merged gradients: shared, voted on and fetched like theta. The clip needs
-    the whole gradient's norm, so the step is made on the whole."""
+    """Synchronous large batches. AdamW's moments depend on merged gradients alone: members share them, vote on them and
+    fetch them like theta. Clipping needs the whole gradient's norm, so the step is made on whole vectors."""
 
     shared = ("mean", "square")
     product: ClassVar[Product] = "gradient"

@@ -1,4 +1,4 @@
-"""Messages that are vectors: coded by a codec on their way to the owner, averaged, coded once more on the way back."""
+"""Messages that are vectors: coded on their way to the owner, averaged there, and coded again on the way back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from optim.merge import merge_part
 from optim.strategies.interface import Coding, Sent
 from peer.errors import ProtocolViolation
 
-SLICE_VALUES_MAX: Final = 1 << 21  # 2 MiB at 8 bits: fine-grained enough to overlap send and merge, few enough calls
+SLICE_VALUES_MAX: Final = 1 << 21  # 2 MiB at 8 bits: small enough to overlap send and merge, with few calls
 SLICE_VALUES_MIN: Final = 1 << 14
 SLICES_WANTED: Final = 12  # a smaller model has smaller slices; 2, 3, 4 or 6 peers share that many evenly
 RESULT_SLACK: Final = 2.0  # more than any codec adds to a norm
@@ -24,15 +24,15 @@ CHUNK: Final = 1 << 16  # values; the update and a few pieces of state stay in o
 
 
 def slice_length(numel: int) -> int:
-    """How long the slices of a message of so many values should be."""
+    """Return the slice length of a message of so many values."""
     return min(max(-(-numel // SLICES_WANTED), SLICE_VALUES_MIN), SLICE_VALUES_MAX)
 
 
 class DenseCoding(Coding):
-    """Slices of equal length, cut at the codecs' granules: the same for every peer of a run.
+    """A coding with slices of equal length, cut at the codecs' granules, the same at every peer of a run.
 
-    `up` codes a contributor's slice, `down` the owner's result. `places` may have gaps between them: a message is what
-    lies at the places, one after the other.
+    `up` codes a contributor's slice, `down` the owner's result. A message is the values at `places`, concatenated;
+    there may be gaps between the places.
     """
 
     def __init__(self, places: Sequence[slice], up: Codec, down: Codec) -> None:
@@ -45,11 +45,11 @@ class DenseCoding(Coding):
         self.count: int = -(-self.numel // self.length)
 
     def code(self, index: int) -> Codec:
-        """Of contributors' slices."""
+        """Return the codec of contributors' slices."""
         return self.up
 
     def span(self, index: int) -> slice:
-        """The slice's stretch of the message."""
+        """Return the slice's span of the message."""
         return slice(index * self.length, min(self.numel, (index + 1) * self.length))
 
     def size(self, index: int) -> int:
@@ -64,7 +64,7 @@ class DenseCoding(Coding):
         return self.code(index).decoded_sqnorm(data, self.size(index))
 
     def merge(self, index: int, messages: Sequence[Buffer], weights: Sequence[float]) -> torch.Tensor:
-        """Added up in the order of the messages' own bytes: the sum does not depend on who sent which."""
+        """Sum in the order of the messages' own bytes, so that the result does not depend on the senders' order."""
         order = sorted(range(len(messages)), key=lambda i: (bytes_of(messages[i]), weights[i]))
         return merge_part(
             self.code(index), [messages[i] for i in order], [weights[i] for i in order], self.size(index), self.down
@@ -74,10 +74,10 @@ class DenseCoding(Coding):
         return self.down.encoded_size(self.size(index))
 
     def check_result(self, index: int, data: Buffer, sent: Sequence[Sent]) -> None:
-        """It may not be longer than all the contributions laid end to end."""
+        """Refuse a result whose norm exceeds the weighted sum of the contributions' norms."""
         bound = sum(s.weight * s.sqnorm**0.5 for s in sent)
         if self.down.decoded_sqnorm(data, self.size(index)) > (RESULT_SLACK * bound) ** 2:
-            raise ProtocolViolation("a result is larger than any mean of what was committed to")
+            raise ProtocolViolation("a result is larger than any mean of the committed contributions")
 
     def updates(self, index: int, data: Buffer) -> Iterator[tuple[slice, torch.Tensor]]:
         numel = self.size(index)
@@ -90,7 +90,7 @@ class DenseCoding(Coding):
             yield from self._placed(index * self.length + first, piece)
 
     def _placed(self, first: int, piece: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
-        """Cut a piece of the message, which begins at its value `first`, at the ends of the places it belongs to."""
+        """Cut a piece of the message, which begins at value `first`, at the ends of its places."""
         reached = 0  # values of the message before this place
         for place in self.places:
             begin, end = max(first, reached), min(first + len(piece), reached + place.stop - place.start)
@@ -101,38 +101,39 @@ class DenseCoding(Coding):
 
 
 class Feedback:
-    """What a peer's messages left out so far, where a codec needs that; else nothing is kept.
+    """A peer's coding errors, for codecs that need error feedback (arXiv 1901.09847).
 
-    One residual for each set of places (a fragment), so that what one left out comes back in the next of the same."""
+    Each set of places (a fragment) has its own residual, which is added to the next message of the same places."""
 
     def __init__(self) -> None:
         self._residuals: dict[tuple[tuple[int, int], ...], torch.Tensor] = {}
 
     def encode(self, coding: DenseCoding, vector: torch.Tensor, out: Sequence[torch.Tensor]) -> list[float]:
-        """Error feedback (arXiv 1901.09847): send what was asked for plus what is owed, keep what the code lost."""
+        """Encode the vector plus the residual into `out`; keep what the code lost. Returns the slices' squared
+        norms."""
         if not coding.up.needs_error_feedback:
             return [coding.code(i).encode_with_sqnorm(vector[coding.span(i)], out[i])[1] for i in range(coding.count)]
-        absmax(vector)  # finite: nothing else may enter what is owed
-        owed = self._owed(coding)
-        wanted = owed + vector
+        absmax(vector)  # finite: nothing else may enter the residual
+        residual = self._residual(coding)
+        wanted = residual + vector
         sqnorms = []
         for i in range(coding.count):
             span = coding.span(i)
             sqnorms.append(coding.up.encode_with_sqnorm(wanted[span], out[i])[1])
-            torch.sub(wanted[span], coding.up.decode(out[i], coding.size(i)), out=owed[span])
+            torch.sub(wanted[span], coding.up.decode(out[i], coding.size(i)), out=residual[span])
         return sqnorms
 
     def memory(self, coding: DenseCoding) -> Sequence[torch.Tensor]:
-        return (self._owed(coding),) if coding.up.needs_error_feedback else ()
+        return (self._residual(coding),) if coding.up.needs_error_feedback else ()
 
     def restore_residual(self, coding: DenseCoding, messages: Sequence[Buffer]) -> None:
-        """That message was not merged: all of it is owed again."""
+        """Add a message that was not merged to the residual again."""
         if coding.up.needs_error_feedback:
-            owed = self._owed(coding)
+            residual = self._residual(coding)
             for i, message in enumerate(messages):
-                owed[coding.span(i)] += coding.up.decode(message, coding.size(i))
+                residual[coding.span(i)] += coding.up.decode(message, coding.size(i))
 
-    def _owed(self, coding: DenseCoding) -> torch.Tensor:
+    def _residual(self, coding: DenseCoding) -> torch.Tensor:
         key = tuple((place.start, place.stop) for place in coding.places)
         if key not in self._residuals:
             self._residuals[key] = torch.zeros(coding.numel)
@@ -140,30 +141,31 @@ class Feedback:
 
 
 class Wire(ABC):
-    """How the vectors of a dense method cross, whatever the method does with their mean. `fragments`: of which one is
-    exchanged at a time. `encode` and `restore_residual` have this peer's memory."""
+    """The form of a dense method's messages, independent of the outer step. `encode` and `restore_residual` use this
+    peer's memory."""
 
     fragments: int
+    """One of these is exchanged at a time."""
 
     @abstractmethod
     def coding(self, fragment: int, momentum: torch.Tensor) -> Coding:
-        """Of that fragment; a pure function. `momentum`: the shared state's, (P,), only read."""
+        """Return the fragment's coding, a pure function of `momentum` (the shared state's, (P,), only read)."""
 
     @abstractmethod
     def encode(self, coding: Coding, vector: torch.Tensor, out: Sequence[torch.Tensor]) -> list[float]:
-        """As `OuterStrategy.encode`."""
+        """Do as `OuterStrategy.encode`."""
 
     @abstractmethod
     def memory(self, coding: Coding) -> Sequence[torch.Tensor]:
-        """As `OuterStrategy.memory`."""
+        """Do as `OuterStrategy.memory`."""
 
     @abstractmethod
     def restore_residual(self, coding: Coding, messages: Sequence[Buffer]) -> None:
-        """As `OuterStrategy.restore_residual`."""
+        """Do as `OuterStrategy.restore_residual`."""
 
 
 class DenseWire(Wire):
-    """One codec up, one down. `fragments`: the places of each."""
+    """Dense messages with one codec up and one down. `fragments`: the places of each."""
 
     def __init__(self, fragments: Sequence[Sequence[slice]], up: Codec, down: Codec) -> None:
         self.fragments = len(fragments)

@@ -13,9 +13,10 @@ from optim.strategies.interface import Coding, OuterStrategy, RoundInfo
 
 
 class DilocoStrategy(OuterStrategy):
-    """`wire`: of the fragments of which a round exchanges the next in turn; DiLoCo has one, the whole vector (arXiv
-    2311.08105); Streaming DiLoCo several (2501.18512). A round that is discarded is retried with the same fragment,
-    since the turn is counted in commits."""
+    """DiLoCo (arXiv 2311.08105) with one fragment, the whole vector, or Streaming DiLoCo (2501.18512) with several.
+
+    Each round exchanges the next fragment of `wire`. Fragments follow the count of commits, so a discarded round is
+    retried with the same fragment."""
 
     shared = ("momentum",)
 

@@ -1,8 +1,8 @@
-"""Messages so small that the owner passes them on as they are: everybody decodes and averages all of them.
+"""Small messages that the owner forwards unchanged: every member decodes and averages all of them.
 
 A result: the number of senders n (uint64), their n weights (float64), then their n messages, in the roster's order; all
-little-endian. Its size is exact, and everybody can hold each message in it against what its sender committed to. It
-grows with n: K peers receive K messages, where a merged vector is received once.
+little-endian. Every member can check each message against its sender's commitment. The result grows with n: each of K
+peers receives K messages instead of one merged vector.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from optim.strategies.interface import Coding, Sent
 from peer.errors import ProtocolViolation
 
 M = TypeVar("M")
-SQNORM_CLOSE = 1e-6  # relative; as the owner holds a committed norm against the message
+SQNORM_CLOSE = 1e-6  # relative; the owner checks committed norms with the same tolerance
 
 
 class GatheredCoding(Coding, Generic[M]):
-    """A subclass says what a message is and what the mean of several is."""
+    """A coding whose results hold all messages. A subclass defines the message and the mean."""
 
     @abstractmethod
     def unpack(self, index: int, message: Buffer) -> M:
-        """`ProtocolViolation` if it does not decode."""
+        """Decode a message; `ProtocolViolation` if it does not decode."""
 
     @abstractmethod
     def sqnorm(self, index: int, message: M) -> float:
-        """The squared norm of what it stands for."""
+        """Return the squared norm of a decoded message."""
 
     @abstractmethod
     def mean(self, index: int, messages: Sequence[M], weights: Sequence[float]) -> Iterator[tuple[slice, torch.Tensor]]:
-        """The merged update, as `updates` yields it. The same bits on every CPU; in the order given.
+        """Yield the merged update, as `updates` does; sums are in the order given and have the same bits on every CPU.
         `ProtocolViolation` if it is not finite."""
 
     def message_sqnorm(self, index: int, data: Buffer) -> float:
@@ -46,9 +46,11 @@ class GatheredCoding(Coding, Generic[M]):
 
     def merge(self, index: int, messages: Sequence[Buffer], weights: Sequence[float]) -> torch.Tensor:
         if len(messages) != len(weights) or not messages:
-            raise ValueError(f"{len(messages)} contributions with {len(weights)} weights cannot be merged")
+            raise ValueError(
+                f"{len(messages)} contributions with {len(weights)} weights cannot be merged: pass one weight each"
+            )
         for message in messages:
-            self.unpack(index, message)  # it decodes
+            self.unpack(index, message)  # raises if it does not decode
         header = np.array([len(messages)], "<u8").tobytes() + np.array(weights, "<f8").tobytes()
         parts = [as_bytes(header, len(header))]
         return torch.cat([*parts, *(as_bytes(message, self.message_bytes(index)) for message in messages)])
@@ -59,7 +61,7 @@ class GatheredCoding(Coding, Generic[M]):
     def check_result(self, index: int, data: Buffer, sent: Sequence[Sent]) -> None:
         messages, weights = self._split(index, data)
         if weights != [s.weight for s in sent]:
-            raise ProtocolViolation("a result weighs its messages otherwise than was agreed")
+            raise ProtocolViolation("a result weighs its messages differently from the roster")
         for message, s in zip(messages, sent, strict=True):
             if blake3(message.numpy().data).digest() != s.hash:
                 raise ProtocolViolation("a result holds a message that its sender has not committed to")
@@ -67,7 +69,7 @@ class GatheredCoding(Coding, Generic[M]):
                 raise ProtocolViolation("a result holds a message of another norm than its sender committed to")
 
     def updates(self, index: int, data: Buffer) -> Iterator[tuple[slice, torch.Tensor]]:
-        """The sum is in the order of the messages' own bytes: it does not depend on who sent which."""
+        """Sum in the order of the messages' own bytes, so that the result does not depend on the senders' order."""
         messages, weights = self._split(index, data)
         order = sorted(range(len(messages)), key=lambda i: (bytes_of(messages[i]), weights[i]))
         yield from self.mean(index, [self.unpack(index, messages[i]) for i in order], [weights[i] for i in order])
@@ -79,5 +81,5 @@ class GatheredCoding(Coding, Generic[M]):
         raw = as_bytes(data, self.result_bytes(index, max(1, senders)))
         weights = raw[8 : 8 + 8 * senders].numpy().view("<f8").tolist()
         if int(raw[:8].numpy().view("<u8")[0]) != senders or not all(0 < weight <= 1 for weight in weights):
-            raise ProtocolViolation("a result does not tell its senders or their weights")
+            raise ProtocolViolation("a result has a wrong number of senders or a weight outside (0, 1]")
         return list(raw[8 + 8 * senders :].split(size)) if size else [raw[:0]] * senders, weights

@@ -1,11 +1,11 @@
-"""What the round engine must know of a method of agreeing on weights.
+"""The interface between the round engine and a method of agreeing on weights.
 
-A *recipe* is one peer's copy of a method. It has a shared half, the same at every member and a pure function of the
-last commit (coding, weights, step), and a private half that belongs to this peer alone (encode, memory, take_back):
+A strategy is one peer's copy of a method. Its shared part (coding, weights, step) is a pure function of the last
+commit, the same at every member. Its private part (encode, memory, restore_residual) belongs to this peer:
 
-    work of the worker --encode--> slices --merge (a slice's owner)--> result --updates--> step_into --> next state
+    worker's product --encode--> slices --merge (a slice's owner)--> result --updates--> step_into --> next state
 
-Vectors are flat, fp32, in the canonical order of the run's layout; P: its length; m <= P: the length of one round's
+Vectors are flat, fp32, in the canonical order of the run's layout. P: its length; m <= P: the length of one round's
 message before it is coded.
 """
 
@@ -20,83 +20,87 @@ import torch
 
 from optim.codecs import Buffer
 from optim.merge import contribution_weights
-from optim.round_info import RoundInfo as RoundInfo
+from optim.schedule import RoundInfo as RoundInfo
 
 Product = Literal["delta", "gradient"]
 
 
 @dataclass(frozen=True)
 class Sent:
-    """What a contributor committed to for one slice, and its weight in the merge: blake3 hash, squared norm of the
-    decoded values (float64)."""
+    """A contributor's commitment to one slice, and its weight in the merge."""
 
     hash: bytes
+    """blake3 of the encoded slice."""
     sqnorm: float
+    """Squared norm of the decoded values, float64."""
     weight: float
 
 
 class Coding(ABC):
-    """How one round's messages cross the wire, cut into `count` slices, each coded, merged and applied by itself.
-
-    `places`: the stretches of the flat vector that the round changes, in order; together m values."""
+    """The form of one round's messages: slices that are coded, merged and applied separately."""
 
     places: tuple[slice, ...]
+    """The spans of the flat vector that the round changes, in order; together m values."""
     count: int
+    """Slices of a message."""
 
     @abstractmethod
     def message_bytes(self, index: int) -> int:
-        """The exact size of a contributor's slice."""
+        """Return the size of a contributor's slice in bytes."""
 
     @abstractmethod
     def message_sqnorm(self, index: int, data: Buffer) -> float:
-        """Of what a contributor's slice decodes to; `ProtocolViolation` if it does not decode."""
+        """Return the squared norm of a decoded slice; `ProtocolViolation` if it does not decode."""
 
     @abstractmethod
     def merge(self, index: int, messages: Sequence[Buffer], weights: Sequence[float]) -> torch.Tensor:
-        """The owner's part: contributors' slices, in the roster's order, to the one result everybody decodes (uint8).
-        The same bits whoever computes it. `ProtocolViolation` if a message does not decode."""
+        """Merge contributors' slices, in the roster's order, into the result that all members decode (uint8).
+
+        This is the owner's part; every peer would get the same bits. `ProtocolViolation` if a message does not
+        decode."""
 
     @abstractmethod
     def result_bytes(self, index: int, senders: int) -> int:
-        """The exact size of a result merged from so many contributors."""
+        """Return the size in bytes of a result of so many contributors."""
 
     @abstractmethod
     def check_result(self, index: int, data: Buffer, sent: Sequence[Sent]) -> None:
-        """`ProtocolViolation` if `data` does not decode or cannot be what the owner should have made of `sent`."""
+        """Raise `ProtocolViolation` if `data` does not decode or cannot be the merge of `sent`."""
 
     @abstractmethod
     def updates(self, index: int, data: Buffer) -> Iterator[tuple[slice, torch.Tensor]]:
-        """The merged update, piece after piece: where in the flat vector, and its values. A piece is small enough for
-        the cache and is valid until the next is taken. `ProtocolViolation` if `data` does not decode."""
+        """Yield the merged update in pieces: a span of the flat vector and its values.
+
+        A piece fits in the cache and is valid until the next one. `ProtocolViolation` if `data` does not decode."""
 
 
 class OuterStrategy(ABC):
-    """One peer's copy of a method. `shared`: names of the vectors (P,) besides theta that all members hold, zero at
-    the run's beginning. `product`: what the worker is asked for, theta - local after its inner steps, or the mean
-    gradient over its samples. `elementwise`: whether `step_into` may be called on any piece by itself.
-
-    `encode` and `restore_residual` are called one after the other, but in threads of the caller's choice."""
+    """One peer's copy of a method. `encode` and `restore_residual` are never called at the same time, but may be called
+    in different threads."""
 
     shared: ClassVar[tuple[str, ...]] = ()
+    """Names of the vectors (P,) besides theta that all members hold; 0 at the start of the run."""
     product: ClassVar[Product] = "delta"
+    """The worker's result: theta - local after its inner steps, or the mean gradient over its samples."""
     elementwise: ClassVar[bool] = True
+    """Whether `step_into` may be called on any piece separately."""
 
     # -- shared: pure ------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def coding(self, round_info: RoundInfo, state: Sequence[torch.Tensor]) -> Coding:
-        """Of that round; `state` is [theta, *shared] before it, only read."""
+        """Return the round's coding. `state`: [theta, *shared] before the round, only read."""
 
     @abstractmethod
     def step_into(
         self, round_info: RoundInfo, after: Sequence[torch.Tensor], before: Sequence[torch.Tensor], update: torch.Tensor
     ) -> None:
-        """Write the state after the round: `after` and `before` are (the same piece of) [theta, *shared], `update` the
-        merged update there. One IEEE rounding an operation: all CPUs must get the same bits."""
+        """Write the state after the round. `after`, `before`: the same piece of [theta, *shared]; `update`: the merged
+        update there. All CPUs must get the same bits: one IEEE rounding an operation."""
 
     def weights(self, tokens: Sequence[int], norms: Sequence[float]) -> tuple[float, ...]:
-        """Each contributor's weight in the merge, 0 for one that is left out. `tokens`: its work; `norms`: L2 norm of
-        its whole message."""
+        """Return each contributor's weight in the merge; 0 leaves it out. `tokens`: its work; `norms`: L2 norm of its
+        whole message."""
         return contribution_weights(tokens, norms)
 
     # -- private -----------------------------------------------------------------------------------------------------
@@ -105,15 +109,15 @@ class OuterStrategy(ABC):
     def encode(
         self, round_info: RoundInfo, coding: Coding, product: torch.Tensor, out: Sequence[torch.Tensor]
     ) -> list[float]:
-        """My message of this round into `out` (uint8, one a slice); returns the slices' squared norms. `product`: what
-        the worker made at the coding's places, (m,), only read. What the message leaves out is kept for the next one.
-        `ProtocolViolation` if the product is not finite."""
+        """Write this peer's message into `out` (uint8, one a slice) and return the slices' squared norms.
+
+        `product`: the worker's product at the coding's places, (m,), only read. A method with error feedback keeps the
+        coding error for the next message. `ProtocolViolation` if the product is not finite."""
 
     def memory(self, coding: Coding) -> Sequence[torch.Tensor]:
-        """The vectors that `encode` of that coding keeps for the next message, to be copied and written back."""
+        """Return the vectors that `encode` of that coding keeps for the next message, to be copied and written back."""
         return ()
 
     @abstractmethod
     def restore_residual(self, round_info: RoundInfo, coding: Coding, messages: Sequence[Buffer]) -> None:
-        """My message of that round was not merged after all: a method with memory keeps what it held for the next
-        one."""
+        """Add a message that was not merged to the memory again, so that the next message contains it."""

@@ -1,7 +1,7 @@
-"""Distributed Lion on the network (arXiv 2404.00438): votes up, their majority or their exact mean down.
+"""Distributed Lion on the network (arXiv 2404.00438): votes up, their majority or their mean down, without rounding.
 
-The paper's sign is 1 bit a value; ours says 0 too and takes 1.6 (see `optim.codecs.votes`), up and, for a majority, in
-which there may be ties, down. The mean of n votes comes down as the sum, in ceil(log2(2 n + 1)) bits: 4 for 4 peers.
+The paper's sign takes 1 bit a value. A vote here may be 0 and takes 1.6 bits (see `optim.codecs.votes`), up and, as
+majorities may be ties, down. The mean of n votes comes down as their sum, in ceil(log2(2 n + 1)) bits: 4 for 4 peers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import torch
 
-from optim.algorithms.lion import LionRule
+from optim.algorithms.lion import LionRule, majority_of, mean_of
 from optim.codecs import Buffer
 from optim.codecs.interface import as_bytes
 from optim.codecs.rows import absmax
@@ -23,21 +23,21 @@ from peer.errors import ProtocolViolation
 
 
 class MajorityCoding(DenseCoding):
-    """The result: the sign of the sum of votes. A message's weight is not looked at: one peer, one vote."""
+    """A coding whose result is the sign of the sum of votes. Weights are not used: each peer has one vote."""
 
     def __init__(self, numel: int) -> None:
         super().__init__([slice(0, numel)], Votes(), Votes())
 
     def merge(self, index: int, messages: Sequence[Buffer], weights: Sequence[float]) -> torch.Tensor:
-        return self.down.encode(self._count(index, messages).sign_())
+        return self.down.encode(majority_of(self._count(index, messages)))
 
     def check_result(self, index: int, data: Buffer, sent: Sequence[Sent]) -> None:
-        """Where the result is not 0 somebody voted: it has no more such places than all the votes together."""
+        """Refuse a result with more values other than 0 than votes other than 0 were cast."""
         if self.down.decoded_sqnorm(data, self.size(index)) > math.fsum(s.sqnorm for s in sent):
             raise ProtocolViolation("a result has more votes than were cast")
 
     def _count(self, index: int, messages: Sequence[Buffer]) -> torch.Tensor:
-        """Sums of small integers: exact, in any order."""
+        """Sum the votes. Sums of small integers are exact in any order."""
         votes = [self.up.decode(message, self.size(index)) for message in messages[:1]]
         scratch = torch.empty_like(votes[0])
         for message in messages[1:]:
@@ -46,7 +46,7 @@ class MajorityCoding(DenseCoding):
 
 
 class AverageCoding(MajorityCoding):
-    """The result: the number of senders (uint64), then the sums of their votes."""
+    """A coding whose result is the number of senders (uint64) and the sums of their votes."""
 
     def merge(self, index: int, messages: Sequence[Buffer], weights: Sequence[float]) -> torch.Tensor:
         header = as_bytes(len(messages).to_bytes(8, "little"), 8)
@@ -56,7 +56,7 @@ class AverageCoding(MajorityCoding):
         return 8 + tally_bytes(self.size(index), senders)
 
     def check_result(self, index: int, data: Buffer, sent: Sequence[Sent]) -> None:
-        """A mean's squared norm is at most the mean of theirs."""
+        """Refuse a result whose squared norm exceeds the mean of the senders' squared norms."""
         if self._senders(data) != len(sent):
             raise ProtocolViolation("a result counts other voters than were agreed")
         total = sum(float(torch.dot(piece, piece)) for _, piece in self.updates(index, data))
@@ -66,7 +66,7 @@ class AverageCoding(MajorityCoding):
     def updates(self, index: int, data: Buffer) -> Iterator[tuple[slice, torch.Tensor]]:
         senders, size, begin = self._senders(data), self.size(index), index * self.length
         body = as_bytes(data, self.result_bytes(index, senders))[8:]
-        mean = unpack_tally(body, size, senders).div_(senders)
+        mean = mean_of(unpack_tally(body, size, senders), senders)
         for first in range(0, size, CHUNK):
             piece = mean[first : first + CHUNK]
             yield slice(begin + first, begin + first + len(piece)), piece
@@ -75,13 +75,13 @@ class AverageCoding(MajorityCoding):
         head = (data.numpy() if isinstance(data, torch.Tensor) else memoryview(data))[:8]
         senders = int.from_bytes(bytes(head), "little")
         if not 1 <= senders <= SENDERS_MAX:
-            raise ProtocolViolation("a result does not tell how many have voted")
+            raise ProtocolViolation("a result states an impossible number of voters")
         return senders
 
 
 class LionStrategy(OuterStrategy):
-    """A step each round, by the inner learning rate. The momentum is each peer's own; a vote that was not counted is
-    gone, as the gradient behind it is in the momentum."""
+    """Distributed Lion: one step a round, by the inner learning rate. Momentum is each peer's own. A vote that was not
+    counted needs no memory: its gradient is in the momentum."""
 
     product: ClassVar[Product] = "gradient"
 
@@ -99,7 +99,7 @@ class LionStrategy(OuterStrategy):
         self.rule.step_into(after[0], before[0], update, round_info.lr)
 
     def weights(self, tokens: Sequence[int], norms: Sequence[float]) -> tuple[float, ...]:
-        """One peer, one vote, however long or short it worked."""
+        """Weigh all peers that did any work alike."""
         counts = [work > 0 and math.isfinite(norm) for work, norm in zip(tokens, norms, strict=True)]
         return tuple(1 / sum(counts) if counted else 0.0 for counted in counts)
 

@@ -1,14 +1,14 @@
 """PowerSGD's compressor (arXiv 1905.13727) in one exchange: each peer sends the two factors of its own matrices.
 
-The paper averages P, orthonormalizes the average, then averages Q: two exchanges a step, one after the other, which
-`optim.algorithms.powersgd` does. Over the internet a round trip costs more than bytes, so here each peer makes one
-step of the same power iteration on its own: P = orthonormal(M Q), Q <- M^T P, kept for the next time; what P Q^T lacks
-stays in its error feedback. The merge is the mean of everybody's P Q^T, of a rank up to n times as large. Factors are
-gathered, not merged: 16 bits for each of rank * (rows + columns) numbers and sender, where a merged matrix takes a
-down codec's bits for each of rows * columns; `codec.down` is not used. With a hundred peers that is no longer less.
+The paper averages P, orthonormalizes the average, then averages Q: two exchanges a step, as `optim.algorithms.powersgd`
+does. Over the internet a round trip costs more than bytes, so here each peer makes one step of the power iteration
+alone: P = orthonormal(M Q), Q <- M^T P, kept for the next message; error feedback keeps M - P Q^T. The merge is the
+mean of all peers' P Q^T, whose rank is up to n times as large. Factors are gathered, not merged: they take 16 bits for
+each of rank * (rows + columns) numbers and sender, a merged matrix a down codec's bits for each of rows * columns
+numbers. With a hundred peers gathering is no longer smaller. `codec.down` is not used.
 
-Factors are 16-bit integers under one scale, so that P Q^T is a sum of integers, below 2^40: exact in float64, and so
-the same on every CPU whatever the order of a BLAS. A parameter that rank `r` does not halve goes in bf16.
+Factors are 16-bit integers under one scale. P Q^T is then a sum of integers below 2^40, which float64 holds without
+rounding: every CPU gets the same bits in any order of a BLAS. A parameter that the rank does not halve is sent in bf16.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ Drawn = tuple[slice, torch.Tensor]
 
 @dataclass(frozen=True)
 class MatrixBlock:
-    """A parameter, or rows of one: where it begins in the message and in the flat vector. rank 0: not factored."""
+    """A parameter, or rows of one. `at`: its first value in the message; `start`: in the flat vector; rank 0: not
+    factored."""
 
     at: int
     start: int
@@ -56,18 +57,18 @@ class MatrixBlock:
 
     @property
     def span(self) -> slice:
-        """Of the message."""
+        """Its span of the message."""
         return slice(self.at, self.at + self.numel)
 
     def bands(self) -> Iterator[slice]:
-        """Of its rows: few enough for the cache."""
+        """Return spans of its rows that fit in the cache."""
         step = max(1, CHUNK // self.columns)
         return (slice(first, min(first + step, self.rows)) for first in range(0, self.rows, step))
 
 
 class Factors(NamedTuple):
-    """What a block's message says: `scale` * p q^T with p (rows, rank) and q (columns, rank), integers in float64; or
-    the values themselves, (numel,) bf16."""
+    """A block's decoded message: `scale` * p q^T with p (rows, rank) and q (columns, rank), integers in float64; or
+    plain values, (numel,) bf16."""
 
     scale: float
     p: torch.Tensor
@@ -75,20 +76,20 @@ class Factors(NamedTuple):
     plain: torch.Tensor
 
     def rows(self, block: MatrixBlock, band: slice, weight: float) -> torch.Tensor:
-        """Flat float64: weight times those rows of the matrix, rounded once."""
+        """Return weight times those rows of the matrix, flat float64, rounded once."""
         if not block.rank:
             return self.plain[band.start * block.columns : band.stop * block.columns].double().mul_(weight)
         return torch.mm(self.p[band], self.q.T).mul_(self.scale * weight).view(-1)
 
     def square_sum(self) -> float:
-        """Of all values: |p q^T|^2 is the sum of (p^T p) * (q^T q), whose entries are exact; a matrix is never made."""
+        """Return the squared norm: |p q^T|^2 is the sum of (p^T p) * (q^T q), without the matrix itself."""
         if not self.plain.numel():
             gram = (self.p.T @ self.p).flatten().tolist(), (self.q.T @ self.q).flatten().tolist()
             return self.scale * self.scale * math.fsum(a * b for a, b in zip(*gram, strict=True))
         return square_sum(self.plain.float())
 
     def add_to(self, values: torch.Tensor, block: MatrixBlock, sign: int) -> None:
-        """values (numel,) fp32 <- values + sign * what this stands for, to the last bit or so."""
+        """Add sign * the block to values (numel,) fp32; the last bits may differ between CPUs."""
         if not block.rank:
             values.add_(self.plain, alpha=sign)
             return
@@ -97,7 +98,7 @@ class Factors(NamedTuple):
 
 
 class LowRankCoding(GatheredCoding[list[Factors]]):
-    """`names`: the parameters whose turn it is, in the layout's order."""
+    """A coding of factors. `names`: the round's parameters, in the layout's order."""
 
     def __init__(self, layout: FlatLayout, names: Sequence[str], rank: int) -> None:
         self.slices = _slices(layout, names, rank)
@@ -131,12 +132,12 @@ class LowRankCoding(GatheredCoding[list[Factors]]):
                     total.add_(share)
                 total = total.float()
                 if not math.isfinite(float(total.sum())):
-                    raise ProtocolViolation("the mean of what was sent is infinite")
+                    raise ProtocolViolation("the mean of the messages is infinite")
                 yield slice(block.start + band.start * block.columns, block.start + band.stop * block.columns), total
 
 
 class LowRankWire(Wire):
-    """`fragments`: the names of each. Error and warm start are this peer's own, for each fragment."""
+    """Low-rank messages. `fragments`: the parameter names of each. Residual and warm start are this peer's own."""
 
     def __init__(self, layout: FlatLayout, fragments: Sequence[Sequence[str]], rank: int) -> None:
         self.fragments = len(fragments)
@@ -149,26 +150,26 @@ class LowRankWire(Wire):
 
     def encode(self, coding: Coding, vector: torch.Tensor, out: Sequence[torch.Tensor]) -> list[float]:
         assert isinstance(coding, LowRankCoding)
-        absmax(vector)  # finite: nothing else may enter the error
-        owed = self._owed(coding)
-        owed.add_(vector)
+        absmax(vector)  # finite: nothing else may enter the residual
+        residual = self._residual(coding)
+        residual.add_(vector)
         sqnorms = []
         for index, blocks in enumerate(coding.slices):
-            packed = [self._packed(block, owed[block.span]) for block in blocks]
+            packed = [self._packed(block, residual[block.span]) for block in blocks]
             out[index].copy_(torch.from_numpy(np.concatenate(packed)))
             message = coding.unpack(index, out[index])
             sqnorms.append(coding.sqnorm(index, message))
-            _add(owed, blocks, message, -1)
+            _add(residual, blocks, message, -1)
         return sqnorms
 
     def memory(self, coding: Coding) -> Sequence[torch.Tensor]:
         assert isinstance(coding, LowRankCoding)
-        return (self._owed(coding),)
+        return (self._residual(coding),)
 
     def restore_residual(self, coding: Coding, messages: Sequence[Buffer]) -> None:
         assert isinstance(coding, LowRankCoding)
         for index, data in enumerate(messages):
-            _add(self._owed(coding), coding.slices[index], coding.unpack(index, data), 1)
+            _add(self._residual(coding), coding.slices[index], coding.unpack(index, data), 1)
 
     def _packed(self, block: MatrixBlock, values: torch.Tensor) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
         if not block.rank:
@@ -185,7 +186,7 @@ class LowRankWire(Wire):
         scale = np.array([widths[0] * widths[1]], "<f4")
         return np.concatenate([x.reshape(-1).view(np.uint8) for x in (scale, *(i.numpy() for i in integers))])
 
-    def _owed(self, coding: LowRankCoding) -> torch.Tensor:
+    def _residual(self, coding: LowRankCoding) -> torch.Tensor:
         return self._errors.setdefault(coding, torch.zeros(coding.numel))
 
 
@@ -203,9 +204,9 @@ def _unpacked(block: MatrixBlock, raw: np.ndarray[tuple[int], np.dtype[np.uint8]
     return Factors(scale, numbers[: block.rows], numbers[block.rows :], nothing)
 
 
-def _add(owed: torch.Tensor, blocks: Sequence[MatrixBlock], message: Sequence[Factors], sign: int) -> None:
+def _add(residual: torch.Tensor, blocks: Sequence[MatrixBlock], message: Sequence[Factors], sign: int) -> None:
     for block, factors in zip(blocks, message, strict=True):
-        factors.add_to(owed[block.span], block, sign)
+        factors.add_to(residual[block.span], block, sign)
 
 
 def _slices(layout: FlatLayout, names: Sequence[str], rank: int) -> list[list[MatrixBlock]]:

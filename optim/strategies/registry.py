@@ -1,4 +1,4 @@
-"""From a manifest's words to the recipe that carries them out."""
+"""Builds a strategy from the manifest's method and codec sections."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from itertools import pairwise
 
 from optim import config
 from optim.algorithms.demo import DemoScheme
-from optim.algorithms.diloco import fragment_spans, strided_fragments
 from optim.algorithms.large_batch import LargeBatchStep
 from optim.algorithms.lion import LionRule
 from optim.algorithms.outer_step import DilocoOuter
 from optim.algorithms.sparseloco import SparseLocoScheme
+from optim.algorithms.streaming import fragment_spans, strided_fragments
 from optim.codecs import get_codec
 from optim.strategies.allocated import AllocatedWire
 from optim.strategies.allreduce import AllReduceStrategy
@@ -28,10 +28,11 @@ from peer.model.layout import FlatLayout
 def build_strategy(
     method: config.OuterConfig, codec: config.CodecConfig, layout: FlatLayout, inner: InnerConfig
 ) -> OuterStrategy:
-    """A peer's own copy of the run's method, with fresh private state. `ConfigError` if the codec does not go with it.
-    Not for gossip, which has no common rounds."""
+    """Return a peer's own strategy, with new private state. `ConfigError` if the codec does not fit the method.
+
+    Gossip has no common rounds and therefore no strategy."""
     if not isinstance(method, config.DENSE) and codec != config.CodecConfig():
-        raise ConfigError("demo, sparseloco and lion pack their own messages: leave the codec section out.")
+        raise ConfigError("demo, sparseloco and lion pack their own messages: leave the codec section out")
     match method:
         case config.DilocoConfig() | config.EagerConfig():
             return DilocoStrategy(build_wire(codec, layout, 1), _outer(method))
@@ -51,24 +52,24 @@ def build_strategy(
             rule_of_votes = LionRule(method.b1, method.b2, inner.weight_decay)
             return LionStrategy(layout.numel, rule_of_votes, majority=method.vote == "majority")
         case _:
-            raise ValueError("gossip has an engine of its own")
+            raise ValueError("gossip has an engine of its own: build no strategy for it")
 
 
 def shared_vectors(
     method: config.OuterConfig, codec: config.CodecConfig, layout: FlatLayout, inner: InnerConfig
 ) -> tuple[str, ...]:
-    """What a joiner takes over besides theta: the recipe's `shared`; nothing in gossip, where momentum is a peer's own.
-    `ConfigError` if the codec does not go with the method."""
+    """Return the names of the vectors that a joiner fetches besides theta: the strategy's `shared`. None in gossip,
+    where momentum is a peer's own. `ConfigError` if the codec does not fit the method."""
     if not isinstance(method, config.GossipConfig):
         return build_strategy(method, codec, layout, inner).shared
     get_codec(codec.down)
     if codec.up in ("powersgd", "lgreco"):
-        raise ConfigError(f"gossip does not go with the codec {codec.up}: choose one that codes every value by itself.")
+        raise ConfigError(f"gossip cannot use the codec {codec.up}: choose one that codes every value separately")
     return ()
 
 
 def build_wire(codec: config.CodecConfig, layout: FlatLayout, fragments: int) -> Wire:
-    """How vectors cross, a fragment at a time."""
+    """Return the form of dense messages, of one fragment at a time."""
     if codec.up == "powersgd":  # matrices stay whole
         names = strided_fragments(list(layout.slots), fragments) if fragments > 1 else [list(layout.slots)]
         return LowRankWire(layout, [[n for n in layout.slots if n in fragment] for fragment in names], codec.rank)
@@ -79,9 +80,11 @@ def build_wire(codec: config.CodecConfig, layout: FlatLayout, fragments: int) ->
 
 
 def even_fragments(layout: FlatLayout, count: int) -> list[list[slice]]:
-    """Stretches of the flat vector: whole blocks, strided (2501.18512), and of what is no block's, embedding and head,
-    an equal share of the rows each. With an embedding of a third of the model's size in one fragment, the peak of
-    bandwidth, which is what fragments are for, would not fall."""
+    """Return the spans of each fragment: whole blocks, strided (2501.18512), and an equal share of the rows of each
+    other parameter (embedding, head).
+
+    An embedding may be a third of the model. In one fragment it would keep the peak of bandwidth high, which fragments
+    are there to lower."""
     if count == 1:
         return [[slice(0, layout.numel)]]
     blocks = [name for name in layout.slots if any(part.isdigit() for part in name.split("."))]

@@ -1,8 +1,8 @@
-"""DeMo and SparseLoCo on the network: chosen coefficients, packed, gathered from everybody.
+"""DeMo and SparseLoCo on the network: chosen coefficients, packed and gathered.
 
-A slice is a run of whole parameters; one of more than `SLICE_VALUES_MAX` values is cut into bands of whole rows of
-tiles. DeMo does not notice. SparseLoCo's quantizer and its norm clip then work on a band where the source has the whole
-parameter: finer statistics, 20 bytes more for each band.
+A slice is a run of whole parameters. A parameter of more than `SLICE_VALUES_MAX` values is cut into bands of whole rows
+of tiles. For DeMo that changes nothing. SparseLoCo's quantizer and norm clip then work on a band instead of the whole
+parameter of its source: finer statistics, 20 bytes more a band.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from peer.model.layout import FlatLayout
 
 
 class SparseCoding(GatheredCoding[Sparse]):
-    """`slices`: the pieces of each."""
+    """A coding of sparse messages. `slices`: the pieces of each slice."""
 
     def __init__(self, layout: FlatLayout, scheme: Scheme, chunk: int) -> None:
         self.scheme = scheme
@@ -46,7 +46,7 @@ class SparseCoding(GatheredCoding[Sparse]):
         return self.packings[index].unpack(message)
 
     def sqnorm(self, index: int, message: Sparse) -> float:
-        """Of the coefficients; the transform, being orthonormal, changes nothing."""
+        """Return the squared norm of the coefficients, which an orthonormal transform does not change."""
         return math.fsum(square_sum(value) for _, value in message.parts)
 
     def mean(
@@ -55,14 +55,14 @@ class SparseCoding(GatheredCoding[Sparse]):
         for p, piece in enumerate(self.slices[index]):
             update = self.scheme.mean([message.parts[p] for message in messages], weights, piece.tiling)
             if not bool(torch.isfinite(update).all()):
-                raise ProtocolViolation("the mean of what was sent is infinite")
+                raise ProtocolViolation("the mean of the messages is infinite")
             for first in range(0, len(update), CHUNK):
                 part = update[first : first + CHUNK]
                 yield slice(piece.span.start + first, piece.span.start + first + len(part)), part
 
 
 class SparseStrategy(OuterStrategy):
-    """Nothing is shared but theta; the memory is each peer's own."""
+    """A scheme as a strategy. Members share only theta; the memory is each peer's own."""
 
     def __init__(self, layout: FlatLayout, scheme: Scheme, chunk: int) -> None:
         self.scheme = scheme
@@ -104,7 +104,7 @@ class SparseStrategy(OuterStrategy):
 
 
 class DemoStrategy(SparseStrategy):
-    """A step each round, by the inner learning rate (arXiv 2411.19870)."""
+    """DeMo (arXiv 2411.19870): one step a round, by the inner learning rate."""
 
     product: ClassVar[Product] = "gradient"
 
@@ -116,7 +116,7 @@ class DemoStrategy(SparseStrategy):
 
 
 class SparseLocoStrategy(SparseStrategy):
-    """arXiv 2508.15706."""
+    """SparseLoCo (arXiv 2508.15706)."""
 
     product: ClassVar[Product] = "delta"
 
@@ -125,10 +125,10 @@ class SparseLocoStrategy(SparseStrategy):
 
 
 def cut_into_slices(whole: Sequence[TileRange]) -> list[list[TileRange]]:
-    """Runs of pieces of about one slice's length each."""
+    """Group pieces into runs of about one slice's length."""
     length = slice_length(sum(piece.tiling.numel for piece in whole))
     slices: list[list[TileRange]] = []
-    held = length  # by the last slice
+    held = length  # values in the last slice
     for piece in whole:
         size = piece.tiling.numel
         if not slices or held + size > length:

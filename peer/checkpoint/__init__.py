@@ -1,0 +1,1 @@
+"""Checkpoints on disk: files with hashes, written atomically and read back with checks."""

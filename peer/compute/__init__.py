@@ -1,0 +1,1 @@
+"""The arithmetic of a worker process: inner optimizers, training loops, stages, devices."""

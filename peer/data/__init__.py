@@ -1,0 +1,1 @@
+"""Text and tokens: the corpus on this machine's disk, samplers, tokenizers."""

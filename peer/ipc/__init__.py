@@ -1,0 +1,1 @@
+"""What both ends of a worker's socket share: messages, frames, shared memory."""

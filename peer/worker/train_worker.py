@@ -12,6 +12,7 @@ import torch
 from peer.compute.build_optimizer import state_bytes
 from peer.compute.device import resolve_device, uses_bf16
 from peer.compute.lr_schedule import learning_rate
+from peer.compute.mixing import mix_into
 from peer.compute.optimizer import InnerSpec
 from peer.compute.train_loop import InnerRun, InnerTrainer, StepOutcome, run_inner
 from peer.data.corpus import load_corpus, sample_numbers
@@ -123,11 +124,7 @@ class TrainWorker:
             self._has_local = True
             return
         for start, stop in options.mix:
-            mine, outer = local[start:stop], self._outer[start:stop]
-            if options.alpha:
-                mine.mul_(options.alpha).add_((outer * (1 - options.alpha)).to(mine.device))
-            else:
-                mine.copy_(outer)
+            mix_into(local[start:stop], self._outer[start:stop], options.alpha)
 
     def _capture(self, options: InnerRunOptions) -> None:
         """Write the product at the wanted ranges to the beginning of delta."""

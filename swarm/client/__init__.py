@@ -1,0 +1,1 @@
+"""Read-only access to a run: status and download, without taking part."""

@@ -1,4 +1,4 @@
-"""Fetching the last commit of a run for somebody who does not take part in it."""
+"""Downloading the last commit of a run without taking part in it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from optim.config import GossipConfig
 from peer.errors import NetworkError
 from peer.ipc.span import spans_of
 from peer.model.layout import join_flat
-from swarm.client.session import RunClient, visit
+from swarm.client.session import RunClient, open_client
 from swarm.gossip.pairing import PeerView
 from swarm.gossip.state_transfer import find_donor
-from swarm.membership.membership import MemberRecord
+from swarm.membership.member_record import MemberRecord
 from swarm.placement.stages import state_bytes, vectors_of
 from swarm.protocol.head import Head
 from swarm.protocol.quorum import POLL_S, HeadCandidate
@@ -30,20 +30,22 @@ from swarm.state.fetch import fetch_state
 
 TRIES: Final = 5
 PAUSE_S: Final = 2.0
-FETCHES_FOR_A_RECORD: Final = 2  # of a stage: what a record says of its round anybody may make up
+FETCHES_FOR_A_RECORD: Final = 2  # of a stage: any peer may publish a record with a made-up round
 APART_MAX: Final = 1  # rounds: stages of a pipeline commit one after the other, so they are this far apart anyway
 
 
 @dataclass(frozen=True)
 class Download:
-    """theta: outer weights of the whole model, flat fp32, shape (P,), in the order of `FlatLayout.of(manifest.model)`;
-    `heads`: where they come from, one a stage, with one stage the run's; `donors`: how many peers gave them."""
+    """The weights of a commit."""
 
     manifest: Manifest
     tokenizer: bytes
     heads: tuple[Head, ...]
+    """The commit of each stage."""
     theta: Tensor
+    """Outer weights of the whole model, flat fp32, shape (P,), in the order of `FlatLayout.of(manifest.model)`."""
     donors: int
+    """How many peers served them."""
 
 
 @dataclass(frozen=True)
@@ -56,14 +58,14 @@ class _Part:
 
 
 async def download_head(invite: Invite, part_file: Path) -> Download:
-    """The state of the head that a quorum stands at, from several of its holders at once; of a pipeline, that of each
-    stage's group, where possible at most `APART_MAX` rounds apart, put together to the whole model.
+    """Fetch the state of the head that a quorum stands at, from several of its holders at once. Of a pipeline, fetch
+    that of each stage's group, where possible at most `APART_MAX` rounds apart, and join them to the whole model.
 
-    Rounds go on meanwhile: if the state is gone from all shelves before it has been fetched, the next head is tried.
-    Raises NotAdmitted, DialError, and NetworkError if no head with a quorum is to be had.
+    Rounds go on meanwhile: if no peer serves the state any more before it has been fetched, the next head is tried.
+    Raises NotAdmitted, DialError, and NetworkError if no head with a quorum can be fetched.
     """
-    async with visit(invite) as client:
-        if isinstance(client.manifest.outer, GossipConfig):
+    async with open_client(invite) as client:
+        if isinstance(client.training.outer, GossipConfig):
             return await _download_replica(client, part_file)
         download = _HeadDownload(client, part_file)
         for attempt in range(TRIES):
@@ -76,13 +78,13 @@ async def download_head(invite: Invite, part_file: Path) -> Download:
 
 
 class _HeadDownload:
-    """What has been fetched so far. A stage may have to be fetched again, because the others have gone on too far."""
+    """The parts fetched so far. A stage may have to be fetched again when the others have gone on too far."""
 
     def __init__(self, client: RunClient, part_file: Path) -> None:
         self._client, self._part_file = client, part_file
         self._parts: dict[int, _Part] = {}
         self._failures: dict[int, NetworkError] = {}
-        self._told: dict[int, int] = {}  # of each stage the last round that a record names
+        self._told: dict[int, int] = {}  # the last round that a record names, by stage
         self._fetched = Counter[int]()
 
     @property
@@ -92,12 +94,12 @@ class _HeadDownload:
         told = {stage: number for stage, number in self._told.items() if self._fetched[stage] < FETCHES_FOR_A_RECORD}
         return [
             stage
-            for stage in range(self._client.manifest.stages)
+            for stage in range(self._client.training.stages)
             if stage not in self._parts or self._parts[stage].head.round < max(newest, told.get(stage, 0)) - APART_MAX
         ]
 
     async def advance(self) -> None:
-        """Try to fetch what is wanted, all of it at once."""
+        """Try to fetch all wanted stages at once."""
         records = await self._client.members()
         for record in records.values():
             self._told[record.stage] = max(record.round, self._told.get(record.stage, 0))
@@ -106,8 +108,8 @@ class _HeadDownload:
                 nursery.start_soon(self._try, stage, records)
 
     def result(self) -> Download:
-        """The whole model. Raises the NetworkError of a stage that could not be had."""
-        manifest = self._client.manifest
+        """Return the whole model. Raises the NetworkError of a stage that could not be fetched."""
+        manifest = self._client.training
         for stage in range(manifest.stages):
             if stage not in self._parts:
                 raise self._failures[stage]
@@ -123,22 +125,22 @@ class _HeadDownload:
             if stage not in self._parts or part.head.round > self._parts[stage].head.round:
                 self._parts[stage] = part
         except NetworkError as error:
-            whole = self._client.manifest.stages == 1
+            whole = self._client.training.stages == 1
             self._failures[stage] = error if whole else NetworkError(f"stage {stage}: {error}")
 
     async def _fetch(self, stage: int, records: Mapping[str, MemberRecord]) -> _Part:
-        manifest = self._client.manifest
+        manifest = self._client.training
         candidates = await self._client.candidates(records, stage)
         if not candidates:
-            raise NetworkError("no commit that a majority of its members stands by was found: try again later.")
+            raise NetworkError("no commit was found that a majority of its members stands at: try again later")
         best = candidates[0]
         if stage in self._parts and best.head == self._parts[stage].head:
             return self._parts[stage]
         authority = records.get(manifest.authority)
         if authority is not None and authority.round > best.head.round:
             raise NetworkError(
-                f"nobody who holds round {authority.round} is there (only round {best.head.round} is):"
-                " wait for a member, or export from one's --home."
+                f"no peer that holds round {authority.round} is there (only round {best.head.round} is):"
+                " wait for a member, or export from the --home of one"
             )
         size_bytes, vectors = state_bytes(manifest, stage), len(vectors_of(manifest, stage))
         file = self._part_file.with_name(f"{self._part_file.name}.{stage}")
@@ -146,8 +148,8 @@ class _HeadDownload:
 
 
 async def _download_replica(client: RunClient, part_file: Path) -> Download:
-    """In a gossip run there is no common state: the weights of one peer near the middle of the group. If that has gone
-    on before the first chunk was asked for, another is tried."""
+    """Fetch the weights of one peer near the group's median round: a gossip run has no common state. If that peer has
+    gone on before the first chunk was asked for, another is tried."""
     for _ in range(TRIES - 1):
         with suppress(NetworkError):
             return await _try_replica(client, part_file)
@@ -159,7 +161,7 @@ async def _try_replica(client: RunClient, part_file: Path) -> Download:
     records = await client.members()
     others = {peer: PeerView(record.round) for peer, record in records.items() if record.role == "full"}
     donor, place = await find_donor(client.host.rpc, others, POLL_S)
-    manifest = client.manifest
+    manifest = client.training
     head = msgspec.structs.replace(manifest.first_head(), state_hash=place.state_hash, round=place.round)
     part = await _fetch_part(client, HeadCandidate(head, (donor,), None), state_bytes(manifest), 1, part_file)
     return Download(manifest, client.tokenizer, (head,), part.theta, len(part.donors))

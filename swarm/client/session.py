@@ -1,7 +1,7 @@
-"""A visit to a run without taking part in it: to look (`peer status`), check (`doctor`) or fetch (`export`).
+"""Read-only access to a run, without taking part: to look (`peer status`), check (`doctor`) or fetch (`export`).
 
-A visitor has a key of its own for the length of the visit, so that it never gets in the way of a peer that runs from
-the same home, and it publishes nothing.
+A client generates its own key, so it never gets in the way of a peer that runs from the same home, and it publishes
+nothing.
 """
 
 from __future__ import annotations
@@ -21,27 +21,28 @@ from peer.events import EventLog
 from peer.identity import Identity
 from peer.net.host import Host, HostConfig, open_host
 from peer.temp_folder import temporary_folder
-from swarm.membership.membership import MEMBERS, MemberRecord
+from swarm.membership.member_record import MEMBERS, MemberRecord
+from swarm.membership.membership import read_records
 from swarm.protocol.head import Member
-from swarm.protocol.quorum import ASKED_MAX, HeadCandidate, Viewpoint, ask_head_reports, weigh
+from swarm.protocol.quorum import ASKED_MAX, HeadCandidate, ask_head_reports, rank_heads
 from swarm.run.bootstrap import fetch_run_files
 from swarm.run.gate import Gate
 from swarm.run.home import Home
 from swarm.run.invite import Invite
-from swarm.run.manifest import Manifest, open_manifest
+from swarm.run.manifest import AnyManifest, Manifest, open_any_manifest, training_manifest
 from swarm.run.manifest_transfer import MANIFEST_FILE, TOKENIZER_FILE
 
 
 @dataclass(frozen=True)
 class DialBackConfig:
-    """Where a visitor can be reached, for visits that are about just that. Multiaddrs, as in `HostConfig`."""
+    """The addresses at which other peers may dial a client back. Multiaddrs, as in `HostConfig`."""
 
     listen: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/0",)
     announce: tuple[str, ...] = ()
     relays: tuple[str, ...] = ()
 
     def config(self) -> HostConfig:
-        """A host with these addresses, a key of its own, and nobody who listens to its events."""
+        """Return the configuration of a host with these addresses, a new key, and events that go nowhere."""
         return HostConfig(
             identity=Identity.generate(),
             events=EventLog(),
@@ -56,81 +57,84 @@ _QUIET: Final = DialBackConfig()
 
 @dataclass(frozen=True)
 class RunClient:
-    """Somebody who is in touch with a run. `tokenizer` is the run's tokenizer.json, empty for bytes."""
+    """A read-only connection to a training run or a served model."""
 
     host: Host
     node: Node
-    manifest: Manifest
+    manifest: AnyManifest
     tokenizer: bytes
+    """The run's tokenizer.json, empty for bytes."""
+
+    @property
+    def training(self) -> Manifest:
+        """The manifest of the training run. Raises ConfigError for a served model."""
+        return training_manifest(self.manifest)
 
     async def members(self) -> dict[str, MemberRecord]:
-        """What the peers of the run publish of themselves, by peer id; their addresses go to the host's book."""
-        entries = await self.node.get(MEMBERS, self.manifest.run_id)
-        records = {peer: entry.value for peer, entry in entries.items()}
-        for peer, record in records.items():
-            self.host.book.add(peer, record.addresses)
-        return records
+        """Read the records of the run's peers, by peer id; their addresses go to the host's book."""
+        return await read_records(self.node, self.host, MEMBERS, self.manifest.run_id)
 
     async def candidates(self, records: Mapping[str, MemberRecord], stage: int = 0) -> list[HeadCandidate]:
-        """The heads of that stage's group that count among these peers, best first (`swarm.protocol.quorum`)."""
-        manifest = self.manifest
+        """Return the heads of that stage's group that enough of these peers report, best first
+        (`swarm.protocol.quorum`)."""
+        manifest = self.training
         ours = [p for p, record in records.items() if manifest.stages == 1 or record.stage == stage]
         asked = ours if manifest.stages == 1 else [manifest.authority, *ours]
         start = manifest.first_head(stage)
         most = manifest.run.max_peers + ASKED_MAX
         head_reports = await ask_head_reports(self.host.rpc, asked, group=start.run_id, most=most)
-        return weigh(head_reports, manifest.authority, start, Viewpoint(Member(self.host.peer_id, ""), start))
+        return rank_heads(head_reports, manifest.authority, start, Member(self.host.peer_id, ""), start)
 
     async def all_candidates(self, records: Mapping[str, MemberRecord]) -> list[list[HeadCandidate]]:
-        """The `candidates` of each stage, asked for at once."""
-        found: list[list[HeadCandidate]] = [[] for _ in range(self.manifest.stages)]
+        """Return the `candidates` of each stage, asked for at once."""
+        found: list[list[HeadCandidate]] = [[] for _ in range(self.training.stages)]
 
         async def look(stage: int) -> None:
             found[stage] = await self.candidates(records, stage)
 
         async with trio.open_nursery() as nursery:
-            for stage in range(self.manifest.stages):
+            for stage in range(self.training.stages):
                 nursery.start_soon(look, stage)
         return found
 
 
-def read_kept_invite(home: Path) -> Invite:
-    """The invite that the peer of `home` keeps. ConfigError if there is none."""
+def read_saved_invite(home: Path) -> Invite:
+    """Return the invite in the peer's `home`. Raises ConfigError if there is none."""
     path = Home(home).invite
     try:
         return Invite.parse(path.read_text())
     except FileNotFoundError as error:
-        raise ConfigError(f"{home} is no peer's home: give the --home of `peer join` or `peer coordinate`.") from error
+        raise ConfigError(f"{home} is no peer's home: give the --home of `peer join` or `peer coordinate`") from error
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read ({error.strerror}): check who owns it.") from error
+        raise ConfigError(f"{path} cannot be read ({error.strerror}): check its owner and permissions") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is damaged: give the INVITE itself in place of --home.") from error
+        raise ConfigError(f"{path} is damaged: give the INVITE itself in place of --home") from error
 
 
 @asynccontextmanager
-async def visit(
+async def open_client(
     invite: Invite, home: Path | None = None, dial_back_config: DialBackConfig = _QUIET
 ) -> AsyncIterator[RunClient]:
-    """Be in touch with the run inside the block. What `home` remembers (rules, addresses) is used but not changed, so a
-    run can be visited although every address of the invite is gone.
+    """Connect to the run inside the block. The manifest and addresses in `home` are used but not changed, so a run
+    can be reached although every address of the invite is gone.
 
-    Raises NotAdmitted, DialError if nobody answers, or ResourceError if `home` cannot be read or TMPDIR not written.
+    Raises NotAdmitted, DialError if no peer answers, or ResourceError if `home` cannot be read or TMPDIR not written.
     """
-    with temporary_folder("barnraise-visit-") as folder:
+    with temporary_folder("barnraise-client-") as folder:
         own = Home(folder)
         if home is not None:
-            _copy_memory(home, own)
+            _copy_run_files(home, own)
         async with open_host(dial_back_config.config()) as host:
-            signed, tokenizer = await fetch_run_files(host, invite, own.path)
-            manifest = open_manifest(signed, invite.run_id)
+            signed, tokenizer = await fetch_run_files(host, invite, own.path, open_any_manifest)
+            manifest = open_any_manifest(signed, invite.run_id)
             Gate(host.rpc, manifest, invite.token)
             config = NodeConfig(manifest.run_id, invite.addresses, own.addresses, required=True)
             async with open_node(host, config, [MEMBERS]) as node:
                 yield RunClient(host, node, manifest, tokenizer)
 
 
-def _copy_memory(home: Path, own: Home) -> None:
-    """Rules and addresses, as far as `home` has them."""
+def _copy_run_files(home: Path, own: Home) -> None:
+    """Copy the run files and addresses that `home` has."""
     for name in (MANIFEST_FILE, TOKENIZER_FILE, own.addresses.name):
         try:
             shutil.copy(home / name, own.path / name)
@@ -138,5 +142,5 @@ def _copy_memory(home: Path, own: Home) -> None:
             continue
         except OSError as error:
             raise ResourceError(
-                f"{home / name} cannot be copied to {own.path} ({error.strerror}): check who owns it, and free space."
+                f"{home / name} cannot be copied to {own.path} ({error.strerror}): check its permissions and free space"
             ) from error

@@ -1,4 +1,4 @@
-"""The run as an onlooker sees it: one reading of the members' records and of where they stand."""
+"""The status of a run: one reading of its members' records and heads."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Final
 import msgspec
 
 from optim.config import GossipConfig
-from swarm.client.session import RunClient, visit
+from swarm.client.session import RunClient, open_client
 from swarm.gossip.pairing import PeerView, group_round
-from swarm.membership.membership import MemberRecord
+from swarm.membership.member_record import MemberRecord
 from swarm.protocol.head import Head
 from swarm.protocol.messages import NO_MAJORITY
 from swarm.protocol.quorum import HeadCandidate
@@ -25,46 +25,49 @@ _ROLES: Final = ("full", "stage", "feeder", "coordinator")
 
 
 class MemberStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One peer, as it described itself `age_s` seconds ago. `round`: None where it has no state (yet), as feeders.
-    `in_head`: whether it is a member of the last commit (its stage's), `speed` in inner steps a second, bytes since it
-    started.
-
-    In a pipeline: `stage` where it is, or where it is on its way to and expects to be at work in `ready_in_s` seconds,
-    coming from the stage `source` (-1: no stage); `queue` micro-batches wait for it, one takes it `service_s` of work,
-    `rate` a second were counted there lately."""
+    """One peer as it described itself. From `stage` on the fields are those of a pipeline."""
 
     peer: str
     name: str
     role: str
     version: str
     round: int | None
+    """None where the peer has no state (yet), as feeders."""
     phase: str
     state_hash: str
     in_head: bool
+    """Whether the peer is a member of the last commit, in a pipeline of its stage's."""
     speed: float
+    """Inner steps a second."""
     loss: float | None
     val_loss: float | None
     bytes_up: int
+    """Since the peer started, as `bytes_down`."""
     bytes_down: int
     age_s: float
+    """Seconds since the peer wrote its record."""
     stage: int
+    """Where the peer is or is going; -1: no stage."""
     source: int
+    """The stage that the peer came from; -1: none."""
     queue: float
+    """Micro-batches that wait for the peer."""
     service_s: float
+    """Seconds of work on one micro-batch."""
     rate: float
+    """Micro-batches a second that were counted there lately."""
     ready_in_s: float
+    """Seconds until the peer expects to be at work in `stage`."""
 
 
 class StageStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One stage of a pipeline: blocks `first` to before `end`. The head is that of its group (None and 0: none found).
-    `replicas` are at work there, `arriving` on their way. `queue`: micro-batches that wait at a replica, `service_s`:
-    seconds that one takes it, means over the replicas that have measured them (None: nobody has); `rate`: how many a
-    second all of them together have counted lately. `phase`: what most of them do, or why nothing goes on."""
+    """One stage of a pipeline: blocks `first` to before `end`."""
 
     stage: int
     first: int
     end: int
     round: int | None
+    """Of the head of the stage's group, as the fields up to `tokens`; None, 0 or empty if no head was found."""
     term: int
     state_hash: str
     head: str
@@ -73,20 +76,27 @@ class StageStatus(msgspec.Struct, frozen=True, kw_only=True):
     quorum_alive: bool
     tokens: int
     replicas: int
+    """At work."""
     arriving: int
+    """On their way."""
     queue: float | None
+    """Micro-batches that wait at a replica, the mean of the replicas that have measured it; None: none has."""
     service_s: float | None
+    """Seconds of a replica's work on one micro-batch, the mean as of `queue`."""
     rate: float
+    """Micro-batches a second that all replicas together have counted lately."""
     phase: str
+    """What most replicas do, or why the stage stands still."""
 
 
 class SwarmStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """`round`, `state_hash` and `members` are those of the head that a majority of its members stands at; None and 0 if
-    no such head was found. `quorum_alive`: whether enough of its members answered to go on. With
-    `method` "gossip" there is no such head: `round` is where the middle of the members stands, `tokens` their sum.
+    """A run at one time.
 
-    A pipeline has a head for each of its `stages` (empty otherwise): `round` and `tokens` are then those that all
-    stages have reached, `members` those of all of them, and there is no common hash."""
+    `round`, `state_hash` and `members` are those of the head that a majority of its members stands at; None, empty or 0
+    if no such head was found. With `method` "gossip" there is no such head: `round` is the median of the members,
+    `tokens` their sum. In a pipeline `round` and `tokens` are those that all stages have reached, `members` those of
+    all stages, and there is no common hash.
+    """
 
     run_id: str
     name: str
@@ -99,22 +109,44 @@ class SwarmStatus(msgspec.Struct, frozen=True, kw_only=True):
     members: int
     quorum: int
     quorum_alive: bool
+    """Whether enough of the head's members answered to go on."""
     method: str
     tokens: int
     val_loss: float | None
     peers: list[MemberStatus]
     stages: list[StageStatus]
+    """Empty where the model is not cut into stages."""
 
 
-async def read_status(invite: Invite, home: Path | None = None) -> SwarmStatus:
-    """Visit the run once. Raises NotAdmitted, or DialError if nobody answers."""
-    async with visit(invite, home) as client:
-        return await look(client)
+class ServedModelStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What the manifest says of a served model. Its servers publish nothing yet."""
+
+    run_id: str
+    name: str
+    open: bool
+    blocks: int
+    parts: int
+    """Parts of the checkpoint."""
+
+
+async def read_status(invite: Invite, home: Path | None = None) -> SwarmStatus | ServedModelStatus:
+    """Connect to the run and read its status. Raises NotAdmitted, or DialError if no peer answers."""
+    async with open_client(invite, home) as client:
+        manifest = client.manifest
+        if isinstance(manifest, Manifest):
+            return await look(client)
+        return ServedModelStatus(
+            run_id=manifest.run_id,
+            name=manifest.name,
+            open=manifest.open,
+            blocks=manifest.model.layers,
+            parts=len(manifest.cuts),
+        )
 
 
 async def look(client: RunClient) -> SwarmStatus:
-    """One reading; takes a few seconds at most, whoever is frozen."""
-    manifest = client.manifest
+    """Read the run's status once; takes a few seconds at most, even if peers are frozen."""
+    manifest = client.training
     records = await client.members()
     found = await client.all_candidates(records)
     best = [None if isinstance(manifest.outer, GossipConfig) or not seen else seen[0] for seen in found]
@@ -124,7 +156,7 @@ async def look(client: RunClient) -> SwarmStatus:
 def picture(
     manifest: Manifest, records: Mapping[str, MemberRecord], best: Sequence[HeadCandidate | None], now: float
 ) -> SwarmStatus:
-    """The run as `records` and each stage's `best` sighting show it at `now`, Unix time."""
+    """Return the status that `records` and each stage's `best` head show at `now`, Unix time."""
     members_of = [{member.peer for member in candidate.head.members} if candidate else set() for candidate in best]
 
     def in_head(peer: str, record: MemberRecord) -> bool:
@@ -133,10 +165,12 @@ def picture(
 
     peers = [_member(peer, record, in_head(peer, record), now) for peer, record in records.items()]
     peers.sort(key=lambda status: (_ROLES.index(status.role), status.stage, status.name, status.peer))
-    # Of those that are furthest the lowest: who measured long ago still says so.
+    # The lowest of those that are furthest: a peer goes on publishing an old measurement.
     measured = [(record.round, -record.val_loss) for record in records.values() if record.val_loss is not None]
-    told = records.get(manifest.authority)
-    stages = [_stage(manifest, stage, records.values(), candidate, told, now) for stage, candidate in enumerate(best)]
+    authority = records.get(manifest.authority)
+    stages = [
+        _stage(manifest, stage, records.values(), candidate, authority, now) for stage, candidate in enumerate(best)
+    ]
     heads = [candidate.head for candidate in best if candidate]
     head: Head | None = heads[0] if manifest.stages == 1 and heads else None
     rounds = [stage.round for stage in stages if stage.round is not None]
@@ -195,11 +229,14 @@ def _stage(
     stage: int,
     records: Iterable[MemberRecord],
     best: HeadCandidate | None,
-    told: MemberRecord | None,
+    authority: MemberRecord | None,
     now: float,
 ) -> StageStatus:
-    """`told`: the authority's record, which has the last round that all stages have committed. Asked for a stage of
-    which nobody is there, it answers with the head that it began the term with."""
+    """Return the status of one stage.
+
+    The record of the `authority` has the last round that all stages have committed. Its head of a stage without
+    replicas is the one that began the term, so the record counts there.
+    """
     first, end = manifest.cuts[stage]
     head = best.head if best else None
     there = [record for record in records if record.stage == stage]
@@ -207,7 +244,7 @@ def _stage(
     measured = [record for record in at_work if record.service_s > 0]
     members = {member.peer for member in head.members} if head else set[str]()
     alive = bool(best and head and len(members.intersection(best.holders)) >= head.quorum)
-    at_least = told if told is not None and not at_work else None
+    at_least = authority if not at_work else None
     return StageStatus(
         stage=stage,
         first=first,
@@ -230,7 +267,7 @@ def _stage(
 
 
 def _phase(at_work: Sequence[MemberRecord], there: Sequence[MemberRecord], alive: bool, now: float) -> str:
-    """What most of those that are `at_work` do; or why nothing goes on there."""
+    """Return what most replicas `at_work` do, or why the stage stands still."""
     if at_work:
         usual = Counter(record.phase for record in at_work).most_common(1)[0][0]
         return usual if alive else NO_MAJORITY

@@ -27,10 +27,9 @@ from swarm.protocol import messages as say
 from swarm.protocol.head import Head, Member
 from swarm.protocol.quorum import (
     ASKED_MAX,
-    Viewpoint,
     ask_head_reports,
     majority_speaks,
-    weigh,
+    rank_heads,
 )
 
 ANSWER_S: Final = 3.0
@@ -156,7 +155,7 @@ class Authority:
         """Take over a later head that counts. Return whether a majority of the best one can continue from it."""
         if any(self.history.knows(peer) for peer, _ in reports):
             self._watch.known_answered(now)
-        ranked = weigh(reports, self.me.peer, self.rules.genesis, Viewpoint(self.me, self.head))
+        ranked = rank_heads(reports, self.me.peer, self.rules.genesis, self.me, self.head)
         trust_strangers = self._watch.trusts_strangers(now)
         heads = [c.head for c in ranked if c.head.members and self.history.is_credible(c, trust_strangers)]
         if self._may_follow(reports, now) and heads and heads[0].position > self.head.position:

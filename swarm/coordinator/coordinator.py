@@ -1,7 +1,7 @@
-"""The run's owner: founds it, invites to it, holds its door open, begins it and regroups it. It does not train.
+"""The coordinator: creates the run, invites peers, starts the run and regroups it. It does not train.
 
-Training goes on without it. What it needs to come back after a crash is in its home: key, manifest, initial state,
-the last regroup that it signed and the last heads that it saw; the last three of each stage, if the model is cut.
+Training continues without it. Its home holds what it needs after a crash: key and manifest, and for each group the
+initial state, the last regroup that it signed and the last heads that it saw.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from peer.events import EventLog
 from peer.identity import Identity
 from peer.net.host import Host, HostConfig, open_host
 from swarm.coordinator.authority import Authority
-from swarm.coordinator.create_run import Founded, InitialState, found, reload
+from swarm.coordinator.create_run import CreatedRun, InitialState, create_run, reload
 from swarm.coordinator.durable_state import FileState
 from swarm.coordinator.handlers import CoordinatorHandlers
 from swarm.coordinator.rules import GroupRules
 from swarm.coordinator.run_progress import RunProgress
 from swarm.membership.bans import extend_bans, spread_bans
-from swarm.membership.membership import MEMBERS, LocalStatus, MemberRecord, Membership, member_record
+from swarm.membership.member_record import MEMBERS, MemberRecord, member_record
+from swarm.membership.membership import Membership
 from swarm.membership.reachability import serve_dial_back
 from swarm.run.config import RunConfig
 from swarm.run.credentials import TOKEN_DAYS, issue_token
@@ -43,27 +44,30 @@ from swarm.state.snapshots import SnapshotStore
 
 @dataclass(frozen=True)
 class CoordinatorConfig:
-    """`run` founds a new run in `home`, or is the one that is there; None goes on with that. `bootstrap`: further
-    meeting points to name in the invite, full multiaddrs. `banned`: peers to ban from now on, besides those banned
-    before."""
+    """What `peer coordinate` is started with. Addresses are multiaddrs."""
 
     home: Path
     run: RunConfig | None
+    """Creates a run in `home`, or describes the one there; None: continue with that one."""
     listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
     announce: tuple[str, ...] = ()
     relays: tuple[str, ...] = ()
     bootstrap: tuple[str, ...] = ()
+    """Further peers to name in the invite, full multiaddrs."""
     banned: tuple[str, ...] = ()
+    """Peers to ban, besides those banned before."""
 
 
 async def run_coordinator(config: CoordinatorConfig, ready: Callable[[Invite], None]) -> None:
-    """Coordinate until cancelled; `ready` gets the invite once others can join. Raises ConfigError, ResourceError,
-    CheckpointError, IdentityError."""
+    """Coordinate until cancelled. `ready` gets the invite once peers can join.
+
+    Raises ConfigError, ResourceError, CheckpointError, IdentityError.
+    """
     home = Home(config.home)
     with home.locked():
         events = EventLog(home.events)
         identity = Identity.load_or_create(home.identity)
-        run_files, tokenizer, states = await trio.to_thread.run_sync(_found_or_reopen, config, identity, events)
+        run_files, tokenizer, states = await trio.to_thread.run_sync(_create_or_reopen, config, identity, events)
         manifest = open_manifest(run_files)
         rules, stages = manifest.run, manifest.stages
         events.emit("run_entered", name=rules.name, role="coordinator", rounds=rules.rounds, stages=stages)
@@ -85,7 +89,7 @@ async def run_coordinator(config: CoordinatorConfig, ready: Callable[[Invite], N
             async with open_node(host, node_config, [MEMBERS]) as node:
                 addresses = (*host.addresses, *config.bootstrap)[:ADDRESSES_MAX]
                 coordinator = _Coordinator(config, manifest, host, home)
-                membership = Membership(node, host, manifest.run_id, coordinator.member_record, events)
+                membership = Membership(node, host, MEMBERS, manifest.run_id, coordinator.member_record)
                 coordinator.membership = membership
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(membership.run)
@@ -93,7 +97,7 @@ async def run_coordinator(config: CoordinatorConfig, ready: Callable[[Invite], N
                         nursery.start_soon(spread_bans, gate, lambda: membership.view, identity.peer_id, events)
                     for authority in coordinator.authorities:
                         nursery.start_soon(authority.run)
-                    nursery.start_soon(coordinator.tell_of_the_end, membership)
+                    nursery.start_soon(coordinator.announce_completion, membership)
                     ready(Invite(manifest.run_id, identity.peer_id, addresses, token))
 
 
@@ -101,7 +105,7 @@ class _Coordinator:
     """One authority for each group; `membership` is set before they run."""
 
     def __init__(self, config: CoordinatorConfig, manifest: Manifest, host: Host, home: Home) -> None:
-        self.membership: Membership | None = None
+        self.membership: Membership[MemberRecord] | None = None
         self._manifest, self._host, self._home = manifest, host, home
         self._began = time.time()
         progress = RunProgress(synchronous=manifest.synchronous, source=manifest.group_id(0))
@@ -120,29 +124,30 @@ class _Coordinator:
         durable = FileState(self._home.stage(stage, manifest.stages))
         return Authority(self._host, rules, durable, lambda: self._replicas(stage), progress)
 
-    async def tell_of_the_end(self, membership: Membership) -> None:
-        """Once all groups have made their last commit: their members wait for us to know."""
+    async def announce_completion(self, membership: Membership[MemberRecord]) -> None:
+        """Announce the end once all groups have made their last commit: their members wait for that."""
         for authority in self.authorities:
             await authority.completed.wait()
         await membership.announce()
 
     def _replicas(self, stage: int) -> list[str]:
-        """Who says that it belongs to that group."""
+        """Return the peers whose records say that they belong to that group."""
         view = self.membership.view if self.membership else {}
         whole = self._manifest.stages == 1
         return [peer for peer, record in view.items() if whole or record.stage == stage]
 
     def member_record(self) -> MemberRecord:
-        """Of a pipeline, with the head of the group that is furthest behind: all have come that far."""
+        """Return the coordinator's record, with the head of the group furthest behind."""
         last = min(self.authorities, key=lambda authority: authority.head.round)
-        own = LocalStatus(
+        return member_record(
+            self._host,
+            last.head,
             session=last.me.session,
             name="coordinator",
             role="coordinator",
             phase=last.report().phase,
             joined_at=self._began,
         )
-        return member_record(self._host, last.head, own)
 
 
 def _snapshots(state: InitialState) -> SnapshotStore:
@@ -151,37 +156,37 @@ def _snapshots(state: InitialState) -> SnapshotStore:
     return snapshots
 
 
-def _found_or_reopen(config: CoordinatorConfig, identity: Identity, events: EventLog) -> Founded:
+def _create_or_reopen(config: CoordinatorConfig, identity: Identity, events: EventLog) -> CreatedRun:
     kept = load_run_files(config.home)
     if kept is None:
         if config.run is None:
-            raise ConfigError(f"{config.home} holds no run yet: give a RUN.toml (`peer coordinate --init` writes one).")
-        return found(config.home, config.run, identity, events)
+            raise ConfigError(f"{config.home} holds no run yet: give a RUN.toml (`peer coordinate --init` writes one)")
+        return create_run(config.home, config.run, identity, events)
     run_files, tokenizer = kept
     manifest = open_manifest(run_files)
     if manifest.authority != identity.peer_id:
-        raise ConfigError(f"{config.home} belongs to a run of another authority: choose another folder with --home.")
+        raise ConfigError(f"{config.home} belongs to a run of another authority: choose another folder with --home")
     if config.run is not None:
         _check_same(config.run, manifest, config.home)
     return run_files, tokenizer, reload(config.home, manifest, identity, events)
 
 
 def _check_same(run: RunConfig, manifest: Manifest, home: Path) -> None:
-    """ConfigError if RUN.toml describes another run than the one in `home`: what it says now would change nothing."""
+    """Raise ConfigError if RUN.toml describes another run than the one in `home`: it could not change that run."""
     if run.run.name != manifest.run.name:
         raise ConfigError(
-            f"{home} holds the run {manifest.run.name!r}: choose another folder with --home for a new one."
+            f"{home} holds the run {manifest.run.name!r}: choose another folder with --home for a new one"
         )
     sections = ["run", "data", "inner", "outer", "codec", "pipeline"]
     if run.pretrained is None:
         sections.insert(1, "model")
     differing = [f"[{name}]" for name in sections if getattr(run, name) != getattr(manifest, name)]
-    if run.pretrained is None or run.tokenizer.source != BYTES_TOKENIZER:  # else it is the checkpoint's
-        with suppress(ConfigError):  # the run has a copy: it goes on without the file
+    if run.pretrained is None or run.tokenizer.source != BYTES_TOKENIZER:  # else the checkpoint's is used
+        with suppress(ConfigError):  # the run has a copy, so the file may be missing
             if read_tokenizer(run)[1] != manifest.tokenizer:
                 differing.append("[tokenizer]")
     if differing:
         raise ConfigError(
             f"the run in {home} has another {', '.join(differing)} than RUN.toml, and the rules of a run never change:"
-            " choose another folder with --home for a new one, or leave RUN.toml out to go on with the one there."
+            " choose another folder with --home for a new one, or leave RUN.toml out to continue that one"
         )

@@ -1,4 +1,4 @@
-"""A run's beginning: its initial state, stage for stage, its manifest, both kept in the coordinator's home."""
+"""Creation of a run: its manifest and the initial state of each stage, kept in the coordinator's home."""
 
 from __future__ import annotations
 
@@ -35,31 +35,31 @@ from swarm.run.tokenizer import read_tokenizer
 
 @dataclass(frozen=True)
 class InitialState:
-    """The initial outer state of one stage: "theta" and what else the method shares, flat fp32, shape (P,) of that
-    stage."""
+    """The initial outer state of one stage."""
 
     tensors: dict[str, Tensor]
+    """"theta" and what else the method shares, flat fp32, each of the stage's shape (P,)."""
     tree: StateTree
 
 
-Founded = tuple[Signed, bytes, list[InitialState]]
-"""The signed manifest, the tokenizer.json (or nothing) and each stage's state of round 0."""
+CreatedRun = tuple[Signed, bytes, list[InitialState]]
+"""The signed manifest, the tokenizer.json (empty for bytes) and each stage's state of round 0."""
 
 
-def found(path: Path, run: RunConfig, identity: Identity, events: EventLog) -> Founded:
-    """Make the initial state, sign the manifest, keep both."""
+def create_run(path: Path, run: RunConfig, identity: Identity, events: EventLog) -> CreatedRun:
+    """Make the initial state, sign the manifest, keep both under `path`. Raises ConfigError, CheckpointError."""
     tokenizer, tokenizer_name, vocabulary = read_tokenizer(run)
     model, theta = _model(run)
     if vocabulary > model.vocab_size:
         raise ConfigError(
             f"the tokenizer has {vocabulary} ids and the model only {model.vocab_size}: raise [model] vocab_size,"
-            " or name the tokenizer that belongs to the checkpoint."
+            " or name the tokenizer that belongs to the checkpoint"
         )
     try:
         check_fit(model, run.data, tokenizer_name)
         check_pipeline(run.pipeline, model, run.inner, run.outer)
     except ValueError as error:
-        raise ConfigError(f"RUN.toml does not fit the model: {error}.") from error
+        raise ConfigError(f"RUN.toml does not fit the model: {error}") from error
     cuts = cut(run.pipeline.stages, model, run.outer, run.codec, run.inner, run.data.seq_len)
     states = []
     spans = spans_of(cuts)
@@ -90,7 +90,7 @@ def found(path: Path, run: RunConfig, identity: Identity, events: EventLog) -> F
         head = msgspec.msgpack.encode(manifest.first_head(stage))
         if not trio.from_thread.run(store.save, 0, head, state.tensors, layout_of(manifest, stage)):
             raise CheckpointError(
-                f"the run's initial state cannot be written under {path}: free some space and try again."
+                f"the run's initial state cannot be written under {path}: free some space and try again"
             )
     run_files = sign_manifest(identity, manifest)
     save_run_files(path, run_files, tokenizer)
@@ -98,20 +98,20 @@ def found(path: Path, run: RunConfig, identity: Identity, events: EventLog) -> F
 
 
 def reload(path: Path, manifest: Manifest, identity: Identity, events: EventLog) -> list[InitialState]:
-    """The initial state of each stage, from disk."""
+    """Read the initial state of each stage from `path`. Raises CheckpointError."""
     states = []
     for stage in range(manifest.stages):
         store = open_store(Home(path), manifest, stage, identity, events)
         store.prepare()
         loaded = store.load_latest()
         if loaded is None:
-            raise CheckpointError(f"the run's initial state under {path} is gone or damaged: restore it from a backup.")
+            raise CheckpointError(f"the run's initial state under {path} is gone or damaged: restore it from a backup")
         states.append(InitialState(loaded.tensors, loaded.tree))
     return states
 
 
 def _model(run: RunConfig) -> tuple[ModelConfig, Tensor]:
-    """The model's shape and its initial weights, flat fp32; for a pipeline with a head of its own."""
+    """Return the model's shape and its initial weights, flat fp32; for a pipeline with the head untied."""
     if run.pretrained is None:
         assert run.model is not None
         return run.model, init_flat(run.model, run.run.seed)
@@ -121,7 +121,7 @@ def _model(run: RunConfig) -> tuple[ModelConfig, Tensor]:
 
 
 def _check_slices(run: RunConfig, layout: FlatLayout, state: Sequence[Tensor]) -> None:
-    """ConfigError if a merged slice would not fit a call once the group is as large as it may get."""
+    """Raise ConfigError if a merged slice of the largest allowed group would not fit into a call."""
     if isinstance(run.outer, GossipConfig):
         return
     coding = build_strategy(run.outer, run.codec, layout, run.inner).coding(RoundInfo(1, 0, run.inner.lr), state)
@@ -129,5 +129,5 @@ def _check_slices(run: RunConfig, layout: FlatLayout, state: Sequence[Tensor]) -
     if largest > SLICE_BYTES_MAX:
         raise ConfigError(
             f"[run] max_peers is {run.run.max_peers}: with this method a merged slice of so many peers would take"
-            f" {largest / 1e6:.0f} MB, and a call carries {SLICE_BYTES_MAX / 1e6:.0f}: lower max_peers, topk or rank."
+            f" {largest / 1e6:.0f} MB, and a call carries {SLICE_BYTES_MAX / 1e6:.0f}: lower max_peers, topk or rank"
         )

@@ -1,7 +1,7 @@
-"""What an authority must not forget: its last signature, the last head that it saw committed, and what it saw before.
+"""What an authority must not forget: its last signature, the last head that it saw committed, and recent heads.
 
-Heads of the last while are kept by their hashes, with who was a member: a group that has lost its last commit goes back
-to an earlier one only if that is remembered. The coordinator's memory is on disk, so that a restart costs none of it.
+Recent heads are kept by their hashes, with their members: a group that has lost its last commit goes back to an earlier
+one only if the authority remembers it. The coordinator keeps all this on disk, so a restart loses none of it.
 """
 
 from __future__ import annotations
@@ -14,29 +14,31 @@ import msgspec
 
 from peer.decoding import MALFORMED
 from peer.errors import CheckpointError
-from peer.files import write_atomically
+from peer.files import read_bounded, write_atomically
 from peer.identity import Signed
 from swarm.protocol.head import MEMBERS_MAX, Hash, Head, Name
 from swarm.run.home import Home
 
 HEADS_MAX: Final = 1024
-FILE_BYTES_MAX: Final = 8 << 20  # a head of 4096 members, as many names and all hashes are less than one
+FILE_BYTES_MAX: Final = 8 << 20  # a head of 4096 members, as many names and all hashes take less than 1 MiB
 
 Stored = TypeVar("Stored")
 Key = TypeVar("Key", bytes, str)
 
 
 class SeenHead(msgspec.Struct, frozen=True):
-    """The last head, and of the time before it: `heads` by their hashes, and who was a member of one (`members`), each
-    with when that was last, Unix time, the latest at the end."""
+    """The last head and recent ones. Times are Unix times, the latest at the end."""
 
     head: Head
+    """The last one."""
     heads: Annotated[dict[Hash, float], msgspec.Meta(max_length=HEADS_MAX)] = {}
+    """When each recent head was last seen, by its hash."""
     members: Annotated[dict[Name, float], msgspec.Meta(max_length=MEMBERS_MAX)] = {}
+    """When each peer was last a member of a recent head."""
 
     def then(self, head: Head, now: float, back_s: float) -> SeenHead:
-        """What there is to remember once `head` was seen at `now`: nothing that is more than `back_s` older."""
-        # The commit before it counts too: where commits come fast not all of them are looked at.
+        """Return what to remember once `head` was seen at `now`: nothing that is more than `back_s` older."""
+        # The commit before it counts too: not every one of fast commits is polled.
         names = [name for name in (head.previous, head.hash) if name]
         peers = [member.peer for member in head.members]
         return SeenHead(
@@ -47,35 +49,37 @@ class SeenHead(msgspec.Struct, frozen=True):
 
 
 class DurableState:
-    """`signed`: None before the run has begun. This memory lives as long as the process."""
+    """The memory of one group's authority, in this process. `signed`: None before the group has begun."""
 
     def __init__(self, signed: Signed | None = None, seen: SeenHead | None = None) -> None:
         self.signed = signed
         self.seen = seen
 
     def keep(self, signed: Signed) -> None:
-        """The authority has signed a regroup."""
+        """Keep a regroup that the authority has signed."""
         self.signed = signed
 
     def see(self, head: Head, back_s: float) -> None:
-        """`head` is now the last. Of what was seen before, forget what is more than `back_s` seconds older."""
+        """Make `head` the last one. Forget what is more than `back_s` seconds older."""
         self.seen = self._with(head, back_s)
 
     def _with(self, head: Head, back_s: float) -> SeenHead:
         return (self.seen or SeenHead(head)).then(head, time.time(), back_s)
 
     def saw(self, head: bytes) -> bool:
-        """Whether the head of that hash was committed within the time that is remembered."""
+        """Return whether the head of that hash was committed within the remembered time."""
         return self.seen is not None and head in self.seen.heads
 
     def knew(self, peer: str) -> bool:
-        """Whether that peer was a member within that time."""
+        """Return whether that peer was a member within that time."""
         return self.seen is not None and peer in self.seen.members
 
 
 class FileState(DurableState):
-    """In `home`; each change is on disk before it counts. CheckpointError if what is there cannot be read: guessing
-    could fork the run."""
+    """The same, kept in `home`. Each change is on disk before it counts.
+
+    Raises CheckpointError if the files there cannot be read: guessing could fork the run.
+    """
 
     def __init__(self, home: Home) -> None:
         super().__init__(_read(home.regroup, Signed), _read(home.seen, SeenHead))
@@ -92,7 +96,7 @@ class FileState(DurableState):
 
 
 def _latest(old: dict[Key, float], new: dict[Key, float], since: float, most: int) -> dict[Key, float]:
-    """Both, without what is older than `since`, and of more than `most` the latest."""
+    """Merge both, without what is older than `since`. Of more than `most` entries keep the latest."""
     kept = {name: at for name, at in old.items() if at >= since and name not in new} | new
     return dict(list(kept.items())[-most:])
 
@@ -101,8 +105,6 @@ def _read(path: Path, kind: type[Stored]) -> Stored | None:
     if not path.exists():
         return None
     try:
-        if path.stat().st_size > FILE_BYTES_MAX:
-            raise CheckpointError(f"{path} is too large to be what a coordinator wrote: restore it from a backup.")
-        return msgspec.msgpack.decode(path.read_bytes(), type=kind)
+        return msgspec.msgpack.decode(read_bounded(path, FILE_BYTES_MAX), type=kind)
     except (OSError, *MALFORMED) as error:
-        raise CheckpointError(f"{path} is damaged ({error}): restore it from a backup.") from error
+        raise CheckpointError(f"{path} is damaged ({error}): restore it from a backup") from error

@@ -1,0 +1,1 @@
+"""NoLoCo: peers merge their weights in random pairs, without common rounds."""

@@ -1,7 +1,7 @@
-"""A message of a gossip run, phi and delta, to bytes and back; what a pair makes of its two messages.
+"""Encoding of a gossip update, phi and delta, and the outer step from a pair's two updates.
 
-Both halves are cut into the same slices; delta is coded by the run's `up` codec, phi by its `down` codec. A peer sees
-its own message as its partner does, decoded: so both compute the same mean to the bit, their pulls on each other are
+Both halves are cut into the same slices; delta is coded by the run's `up` codec, phi by its `down` codec. A peer uses
+its own update as its partner sees it, decoded. So both compute the same mean to the bit, their pulls on each other are
 equal and opposite, and where both hold the same phi the codec moves neither.
 """
 
@@ -27,15 +27,17 @@ CHUNK: Final = 1 << 16  # values; a few pieces stay in one core's L2 cache
 
 @dataclass(frozen=True)
 class Packed:
-    """One half of a message: encoded slices (uint8) and their blake3 hashes."""
+    """One half of an update, encoded."""
 
     slices: tuple[memoryview, ...]
+    """uint8."""
     hashes: tuple[bytes, ...]
+    """blake3, one a slice."""
 
 
 @dataclass(frozen=True)
 class PairMessage:
-    """What one peer brings to a meeting."""
+    """One peer's update, encoded."""
 
     phi: Packed
     delta: Packed
@@ -43,23 +45,25 @@ class PairMessage:
 
 @dataclass(frozen=True)
 class Compared:
-    """L2 norms: of both peers' phi and delta, and of the difference between the two phi, all as decoded."""
+    """L2 norms of a pair's decoded updates."""
 
     my_phi: float
     my_delta: float
     phi: float
+    """The partner's, as `delta`."""
     delta: float
     distance: float
+    """Of the difference between the two phi."""
 
     @property
     def relative_distance(self) -> float:
-        """Of the two phi, to the length of ours."""
+        """The distance of the two phi in lengths of this peer's own."""
         return self.distance / self.my_phi if self.my_phi else self.distance
 
 
 class PairCoding:
-    """Of vectors with `numel` values. Everything here blocks; `pack_delta` and `restore_residual` have a memory (error
-    feedback), and are called one after the other."""
+    """Encodes vectors of `numel` values. All methods block. `pack_delta` and `restore_residual` share the error
+    feedback's residual: they must not run at the same time."""
 
     def __init__(self, numel: int, up: Codec, down: Codec) -> None:
         self._cut = DenseCoding([slice(0, numel)], up, down)
@@ -71,38 +75,38 @@ class PairCoding:
         return self._cut.count
 
     def size(self, half: Half, index: int) -> int:
-        """Bytes of a slice, exactly."""
+        """Return the exact size of a slice in bytes."""
         size: int = self._codec(half).encoded_size(self._cut.size(index))
         return size
 
     def total(self, half: Half) -> int:
-        """Bytes of a half."""
+        """Return the size of a half in bytes."""
         return sum(self.size(half, index) for index in range(self.count))
 
     def pack_phi(self, theta: torch.Tensor) -> Packed:
-        """theta: (P,). `ProtocolViolation` if it does not fit the codec."""
+        """Encode theta, (P,). Raises ProtocolViolation if it does not fit the codec."""
         out = self._room("phi")
         for index, piece in enumerate(out):
             self._cut.down.encode(theta[self._cut.span(index)], piece)
         return _packed(out)
 
     def pack_delta(self, delta: torch.Tensor) -> Packed:
-        """delta: (P,), only read. `ProtocolViolation` if it is not finite."""
+        """Encode delta, (P,), only read. Raises ProtocolViolation if it is not finite."""
         out = self._room("delta")
         self._feedback.encode(self._cut, delta, out)
         return _packed(out)
 
     def restore_residual(self, delta: Packed) -> None:
-        """That delta was not met with: a codec with error feedback owes it again."""
+        """Put a delta that no partner has merged back into the error feedback."""
         self._feedback.restore_residual(self._cut, delta.slices)
 
     def delta_norm(self, delta: Packed) -> float:
-        """L2 norm of what it decodes to."""
+        """Return the L2 norm of what `delta` decodes to."""
         slices = enumerate(delta.slices)
         return math.sqrt(sum(self._cut.up.decoded_sqnorm(piece, self._cut.size(i)) for i, piece in slices))
 
     def compare(self, mine: PairMessage, theirs: PairMessage) -> Compared:
-        """`ProtocolViolation` if a slice of theirs does not decode."""
+        """Return the norms of both updates. Raises ProtocolViolation if a slice of theirs does not decode."""
         sums = [0.0] * 5
         for index in range(self.count):
             my_phi, phi = self._phi(mine, index), self._phi(theirs, index)
@@ -122,15 +126,15 @@ class PairCoding:
         theirs: PairMessage,
         constants: tuple[float, float, float],
     ) -> None:
-        """The outer step of NoLoCo with the pair's means, in place. `constants`: alpha, beta, gamma."""
+        """Make the outer step of NoLoCo with the pair's means, in place. `constants`: alpha, beta, gamma."""
         for index, (delta, phi) in enumerate(self.means(mine, theirs)):
             span = self._cut.span(index)
             apart = self._phi(mine, index).sub_(phi)
             pair_step(theta[span], move[span], delta, apart, constants)
 
     def means(self, mine: PairMessage, theirs: PairMessage) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """The pair's mean delta and mean phi, slice after slice: the same bits on both sides, for of two floats the sum
-        does not depend on the order."""
+        """Yield the pair's mean delta and mean phi, slice by slice. They are the same bits on both sides: the sum of
+        two floats does not depend on their order."""
         for index in range(self.count):
             deltas = [self._delta(message, index) for message in (mine, theirs)]
             phis = [self._phi(message, index) for message in (mine, theirs)]
@@ -152,7 +156,7 @@ class PairCoding:
 def step_alone(
     theta: torch.Tensor, move: torch.Tensor, delta: torch.Tensor, constants: tuple[float, float, float]
 ) -> None:
-    """The outer step of a peer that met itself: nothing was coded, so nothing was lost."""
+    """Make the outer step of a peer without a partner: with its own delta, uncoded."""
     zero = torch.zeros_like(theta[:CHUNK])
     for first in range(0, theta.numel(), CHUNK):
         t, m, d = (x[first : first + CHUNK] for x in (theta, move, delta))

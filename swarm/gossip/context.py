@@ -1,4 +1,4 @@
-"""Where a peer takes part in a gossip run from, and what the run's manifest fixes."""
+"""What a peer needs to take part in a gossip run, and what the run's manifest fixes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Protocol
 
 import torch
 
-from peer.events import EventLog
 from peer.net.host import Host
 from swarm.gossip.pairing import PeerView
 from swarm.protocol.head import Head, Member
@@ -20,69 +19,76 @@ from swarm.state.snapshots import SnapshotStore
 
 @dataclass(frozen=True)
 class GossipRules:
-    """What the manifest fixes. `steps`: H; `constants`: alpha, beta, gamma; `genesis`: the hash of the initial weights,
-    which `authority` can hand out; `rounds` 0: for ever."""
+    """What the manifest of a gossip run fixes."""
 
     run_id: str
     genesis: bytes
+    """The hash of the initial weights."""
     authority: str
+    """The peer that serves the initial weights."""
     steps: int
+    """H, the inner steps of a round."""
     batch_size: int
     seq_len: int
     rounds: int
+    """0: no end."""
     min_peers: int
     compute_s_max: float
     timeout_floor_s: float
     constants: tuple[float, float, float]
+    """alpha, beta, gamma."""
 
 
 @dataclass(frozen=True)
 class Trained:
-    """`steps` inner steps on `samples` samples, mean `loss`; `delta`: phi less the local weights, flat fp32, shape
-    (P,), valid until the next call."""
+    """The result of a round's inner steps."""
 
     steps: int
     samples: int
     loss: float
+    """Mean, nats a token."""
     delta: torch.Tensor
+    """phi less the local weights, flat fp32, shape (P,), valid until the next call."""
 
 
 class GossipTrainer(Protocol):
-    """Trains one replica. `speed` in inner steps a second, 0 until measured."""
+    """Trains one replica."""
 
     @property
-    def speed(self) -> float: ...
+    def speed(self) -> float:
+        """Inner steps a second, 0 until measured."""
 
     async def train(self, samples: tuple[Range, ...], first_step: int, steps: int, deadline_s: float) -> Trained:
-        """`steps` inner steps from the weights last adopted, the first being number `first_step` of the run's schedule;
-        fewer if `deadline_s` is over. `WorkerError` if the compute worker failed."""
+        """Make `steps` inner steps from the weights last adopted, the first being number `first_step` of the run's
+        schedule; fewer if `deadline_s` is over. Raises WorkerError if the compute worker failed."""
 
     def adopt(self, theta: torch.Tensor) -> None:
-        """Train from these outer weights from now on; they are copied."""
+        """Copy these outer weights, and train from them from now on."""
 
 
 class GossipListener(Protocol):
-    """Who knows the others and keeps what the engine makes (`swarm.gossip.peer`)."""
+    """Knows the other peers, and is told of each step (`swarm.gossip.peer`)."""
 
     def others(self) -> Mapping[str, PeerView]:
-        """Live members of the run but us, as their records say."""
+        """Return the other live members of the run, as their records say."""
 
     def banned(self) -> Iterable[str]:
-        """Whom the authority banned."""
+        """Return the peers that the authority has banned."""
 
     async def stepped(self, head: Head) -> None:
-        """The replica has changed; it will not again until this returns."""
+        """Note that the replica has changed; it does not change again until this returns."""
 
 
 @dataclass(frozen=True)
 class GossipContext:
-    """One peer: who it is, its network, its worker, what it lends to joiners and where it keeps what it fetches."""
+    """What one peer takes part in a gossip run with."""
 
     me: Member
     host: Host
     trainer: GossipTrainer
-    keeper: GossipListener
+    listener: GossipListener
     timeouts: AdaptiveTimeouts
     snapshots: SnapshotStore
+    """Serves this peer's weights to joiners."""
     part_file: Path
-    events: EventLog
+    """Holds a state while it is fetched."""

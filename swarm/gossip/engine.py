@@ -1,7 +1,7 @@
-"""A peer's life in a gossip run (NoLoCo, arXiv 2506.10911): train, meet one other peer, step; no rounds in common.
+"""The loop of a gossip run (NoLoCo, arXiv 2506.10911): train, exchange updates with one other peer, step.
 
-Nothing is voted on and nobody leads. A peer that finds nobody to meet steps with its own delta and goes on; one that is
-too far behind the others takes over the weights of one of them.
+There are no common rounds, leaders or votes. A peer without a partner steps with its own delta; a peer too far behind
+the others takes over the weights of one of them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from swarm.gossip.coding import PairCoding, step_alone
 from swarm.gossip.context import GossipContext, GossipRules, Trained
 from swarm.gossip.exchange import PairExchange
 from swarm.gossip.matchmaking import Matchmaker
-from swarm.gossip.norm_check import Examiner
+from swarm.gossip.norm_check import NormCheck
 from swarm.gossip.outgoing import OutgoingUpdate
 from swarm.gossip.pairing import PeerView, candidates, is_left_behind, round_after, round_after_alone, steps_for
 from swarm.gossip.replica import Replica
@@ -35,14 +35,14 @@ HISTORY: Final = 8
 
 
 class GossipEngine:
-    """`run()` takes part until this peer's round is the run's last."""
+    """Runs rounds until this peer's round is the run's last."""
 
     def __init__(self, context: GossipContext, rules: GossipRules, replica: Replica, coding: PairCoding) -> None:
         self.phase = "joining"
         self.replica = replica
         self._context, self._rules, self._coding = context, rules, coding
         self._state_server = GossipStateServer(context, rules, replica)
-        self._examiner = Examiner(coding, rules.steps)
+        self._norm_check = NormCheck(coding, rules.steps)
         self._compute_s: deque[float] = deque(maxlen=HISTORY)
         self._random = Random()
         self._heard: dict[str, int] = {}
@@ -50,13 +50,13 @@ class GossipEngine:
 
     @property
     def head(self) -> Head:
-        """What this peer publishes of itself."""
+        """The head that this peer publishes."""
         return self.replica.head(self._rules.run_id, self._rules.steps)
 
     async def run(self) -> None:
         context = self._context
         async with trio.open_nursery() as tasks:
-            match = Matchmaker(context.host, context.timeouts, context.events, tasks, self._heard)
+            match = Matchmaker(context.host, context.timeouts, context.host.events, tasks, self._heard)
             await self._gather()
             while not self._rules.rounds or self.replica.round < self._rules.rounds:
                 if self._must_fetch():
@@ -68,14 +68,14 @@ class GossipEngine:
             tasks.cancel_scope.cancel()
 
     def others(self) -> dict[str, PeerView]:
-        """Live members but us, with the newest that is known of each."""
-        seen = dict(self._context.keeper.others())
+        """Return the other live members, with the newest that is known of each."""
+        seen = dict(self._context.listener.others())
         for peer in self._heard.keys() - seen.keys():
             del self._heard[peer]
         for peer, round_number in self._heard.items():
             if round_number > seen[peer].round:
                 seen[peer] = PeerView(round_number, seen[peer].speed)
-        for peer in self._context.keeper.banned():
+        for peer in self._context.listener.banned():
             seen.pop(peer, None)
         return seen
 
@@ -94,15 +94,15 @@ class GossipEngine:
         began = trio.current_time()
         outgoing = OutgoingUpdate(self._coding, self.replica.theta)
         match.open(outgoing, self.replica.round, began + (median(self._compute_s) if self._compute_s else 0.0))
-        meeting: PairExchange | None = None
+        exchange: PairExchange | None = None
         try:
             work = await self._train_and_publish()
-            if work is not None and await self._seal(outgoing, work):
+            if work is not None and await self._add_delta(outgoing, work):
                 trained = trio.current_time()
                 self._compute_s.append(trained - began)
-                self.phase = "meeting"
-                self._examiner.begin(outgoing, work.steps)
-                meeting = await match.meet(self._partners, self._wait_s(), self._examiner)
+                self.phase = "exchanging"
+                self._norm_check.begin(outgoing, work.steps)
+                exchange = await match.meet(self._partners, self._wait_s(), self._norm_check)
             else:
                 work = None
         finally:
@@ -113,14 +113,14 @@ class GossipEngine:
             await trio.sleep(RETRY_S)
             return
         waited_s = trio.current_time() - trained
-        await self._step(outgoing, work, meeting)
-        self._report(work, meeting, trio.current_time() - began, waited_s)
-        await self._context.keeper.stepped(self.head)
+        await self._step(outgoing, work, exchange)
+        self._report(work, exchange, trio.current_time() - began, waited_s)
+        await self._context.listener.stepped(self.head)
 
     async def _train_and_publish(self) -> Trained | None:
         self.phase = "training"
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._state_server.publish)  # what we start from does not change while we train
+            nursery.start_soon(self._state_server.publish)  # the outer weights do not change while the worker trains
             work = await self._train()
         return work
 
@@ -128,23 +128,23 @@ class GossipEngine:
         context, rules, replica = self._context, self._rules, self.replica
         speed = context.trainer.speed
         steps = steps_for(speed, self.others(), rules.steps)
-        ((first, _),) = draw(rules.run_id, context.me.peer, replica.round_info, rules.steps * rules.batch_size)
-        replica.round_info += 1  # whatever becomes of it, these samples are not drawn again
+        ((first, _),) = draw(rules.run_id, context.me.peer, replica.draws, rules.steps * rules.batch_size)
+        replica.draws += 1  # even if the work fails, these samples are not drawn again
         samples = ((first, first + steps * rules.batch_size),)
         deadline_s = min(rules.compute_s_max, 2 * steps / speed + 5.0) if speed > 0 else rules.compute_s_max
         try:
             work = await context.trainer.train(samples, replica.round * rules.steps, steps, deadline_s)
         except WorkerError as error:
-            context.events.emit("worker_failed", round=replica.round, reason=str(error))
+            context.host.events.emit("worker_failed", round=replica.round, reason=str(error))
             return None
         return work if work.steps else None
 
-    async def _seal(self, outgoing: OutgoingUpdate, work: Trained) -> bool:
-        """Whether the work can be shown to anybody."""
+    async def _add_delta(self, outgoing: OutgoingUpdate, work: Trained) -> bool:
+        """Add the work to the outgoing update; return whether it can be exchanged."""
         try:
-            self._examiner.norms.note_own(await outgoing.seal(work.delta))
+            self._norm_check.norms.note_own(await outgoing.add_delta(work.delta))
         except ProtocolViolation as error:
-            self._context.events.emit("update_unusable", round=self.replica.round, reason=str(error))
+            self._context.host.events.emit("update_unusable", round=self.replica.round, reason=str(error))
             return False
         return True
 
@@ -152,35 +152,35 @@ class GossipEngine:
         return candidates(self.others(), self.replica.round, (), self._random)
 
     def _wait_s(self) -> float:
-        """As long as our own work takes: whoever is as fast as we are is ready by then."""
+        """As long as this peer's own work takes: a peer as fast as this one is ready by then."""
         return max(TIMEOUT_MIN_S, self._rules.timeout_floor_s, median(self._compute_s))
 
-    async def _step(self, outgoing: OutgoingUpdate, work: Trained, meeting: PairExchange | None) -> None:
+    async def _step(self, outgoing: OutgoingUpdate, work: Trained, exchange: PairExchange | None) -> None:
         replica, constants, others = self.replica, self._rules.constants, self.others()
-        with trio.CancelScope(shield=True):  # what is saved at the end is the old state or the new one
-            if meeting is None or meeting.theirs is None:
+        with trio.CancelScope(shield=True):  # a save at the end finds the old state or the new one
+            if exchange is None or exchange.theirs is None:
                 await outgoing.restore_residual()
                 await trio.to_thread.run_sync(step_alone, replica.theta, replica.move, work.delta, constants)
                 replica.round = round_after_alone(replica.round, others)
             else:
-                mine, theirs = await outgoing.message(), meeting.theirs
+                mine, theirs = await outgoing.message(), exchange.theirs
                 await trio.to_thread.run_sync(self._coding.step, replica.theta, replica.move, mine, theirs, constants)
-                meeting.forget()
-                replica.round = round_after(replica.round, replica.round + meeting.terms.rounds_apart, others)
+                exchange.forget()
+                replica.round = round_after(replica.round, replica.round + exchange.terms.rounds_apart, others)
             replica.tokens += work.samples * self._rules.seq_len
             await trio.to_thread.run_sync(replica.rehash)
         self._context.trainer.adopt(replica.theta)
 
-    def _report(self, work: Trained, meeting: PairExchange | None, seconds: float, waited_s: float) -> None:
-        compared = self._examiner.compared if meeting is not None else None
+    def _report(self, work: Trained, exchange: PairExchange | None, seconds: float, waited_s: float) -> None:
+        compared = self._norm_check.compared if exchange is not None else None
         host = self._context.host
-        self._context.events.emit(
-            "gossip_alone" if meeting is None else "gossip_met",
+        self._context.host.events.emit(
+            "gossip_alone" if exchange is None else "gossip_met",
             round=self.replica.round,
-            partner="" if meeting is None else meeting.terms.partner,
-            rounds_apart=0 if meeting is None else meeting.terms.rounds_apart,
+            partner="" if exchange is None else exchange.terms.partner,
+            rounds_apart=0 if exchange is None else exchange.terms.rounds_apart,
             distance=None if compared is None else compared.relative_distance,
-            payload_bytes=0 if meeting is None else meeting.bytes_down,
+            payload_bytes=0 if exchange is None else exchange.bytes_down,
             members=len(self.others()) + 1,
             state_hash=self.replica.tree.root.hex(),
             steps=work.steps,
@@ -192,24 +192,24 @@ class GossipEngine:
             waited_s=round(waited_s, 3),
         )
 
-    # -- coming late, straying -----------------------------------------------------------------------------------------
+    # -- joining late, straying ----------------------------------------------------------------------------------------
 
     def _must_fetch(self) -> bool:
         mine = self.replica.round
-        return mine < 0 or self._examiner.strayed or is_left_behind(mine, self.others())
+        return mine < 0 or self._norm_check.strayed or is_left_behind(mine, self.others())
 
     async def _catch_up(self) -> None:
         self.phase = "catching up"
         try:
             await self._state_server.fetch(self.others())
         except (NetworkError, ProtocolViolation) as error:
-            self._context.events.emit("catch_up_failed", round=self.replica.round, reason=str(error))
+            self._context.host.events.emit("catch_up_failed", round=self.replica.round, reason=str(error))
             await trio.sleep(RETRY_S)
             return
         self._context.trainer.adopt(self.replica.theta)
-        self._examiner = Examiner(self._coding, self._rules.steps)
-        await self._context.keeper.stepped(self.head)
+        self._norm_check = NormCheck(self._coding, self._rules.steps)
+        await self._context.listener.stepped(self.head)
 
     async def _on_head_report(self, call: Call[AskHead]) -> HeadReport:
-        """For onlookers (`peer status`)."""
+        """Answer clients (`peer status`)."""
         return HeadReport(self.head, self._context.me, self.phase, None)

@@ -1,9 +1,9 @@
-"""One meeting of two peers: each commits to its message, half by half, then fetches the other's.
+"""The exchange of a pair's updates: each peer commits to its own, half by half, then fetches the partner's.
 
-The proposer is ready when the meeting begins; the other may still be training. phi crosses at once in both directions,
-delta as soon as both have theirs. Each side fetches at its own pace and checks every slice against the hash it was
-committed to before it saw anything of ours of that half. A side that got everything takes its step whatever becomes of
-the other: peers of a gossip run need not agree, so there is nothing to vote on.
+The proposer is ready when the exchange begins; the other may still be training. phi crosses at once in both directions,
+delta as soon as both have theirs. A peer serves a half only to a partner that has committed to its own, and checks
+every slice against the committed hash. A peer that got everything takes its step, even if its partner fails: peers of a
+gossip run need not agree, so there is nothing to vote on.
 """
 
 from __future__ import annotations
@@ -27,19 +27,21 @@ CALLS: Final = 3  # hides the round trip of a fast link
 
 @dataclass(frozen=True)
 class Terms:
-    """What a proposal and its answer settled. `proposed`: whether we proposed; `rounds_apart`: how many rounds the
-    partner is ahead of us (behind: negative); `wait_s`: how long the proposer waits for the other's work."""
+    """What a proposal and its answer settled."""
 
     id: bytes
     partner: str
     proposed: bool
+    """Whether this peer proposed."""
     rounds_apart: int
+    """How many rounds the partner is ahead; negative if it is behind."""
     wait_s: float
+    """How long the proposer waits for the partner's delta."""
 
 
 class PairExchange:
-    """One side of it. `over` is set when `run` ends; then `theirs` is the partner's message, or `failure` says why not.
-    `fetched` is set when the partner has taken everything of ours."""
+    """One side of an exchange. When `over` is set, `theirs` is the partner's update, or `failure` says why there is
+    none. `fetched` is set when the partner has fetched all of this peer's update."""
 
     def __init__(self, terms: Terms, outgoing: OutgoingUpdate, host: Host, timeouts: AdaptiveTimeouts) -> None:
         self.terms = terms
@@ -56,7 +58,7 @@ class PairExchange:
         self._owed = {(half, index) for half in say.HALVES for index in range(outgoing.coding.count)}
 
     async def run(self) -> None:
-        """Ends when the partner's message is here, or with a failure."""
+        """Run until the partner's update is here, or the exchange fails."""
         try:
             with self._scope:
                 async with trio.open_nursery() as nursery:
@@ -67,34 +69,34 @@ class PairExchange:
                         self.fail(error)
                     nursery.cancel_scope.cancel()
             if self.theirs is None and self.failure is None:
-                self.failure = RoundDiscarded("the partner left the meeting")
+                self.failure = RoundDiscarded("the partner left the exchange")
         finally:
             self.over.set()
 
     async def leave(self) -> None:
-        """Tell the partner that we are not coming, if it can be told."""
+        """End the exchange, and tell the partner if it can be reached."""
         self._scope.cancel()
         message = say.Leave(self.terms.id)
         try:
             await self._host.rpc.call(self.terms.partner, say.LEAVE, message, timeout_s=self._timeouts.answer_s)
         except BarnraiseError:
-            return  # it will find out
+            return  # its own deadline ends it
 
     def forget(self) -> None:
-        """The partner's message has been used; ours can still be fetched."""
+        """Drop the partner's update, which has been used; this peer's can still be fetched."""
         self.theirs = None
 
-    # -- what the partner asks -----------------------------------------------------------------------------------------
+    # -- the partner's calls -------------------------------------------------------------------------------------------
 
     async def take_commitment(self, commit: say.Commit) -> Packed:
-        """The partner's hashes of one half; returns ours, once we have them."""
+        """Take the partner's hashes of one half; return this peer's, once it has them."""
         self._note_hashes(commit.half, commit.hashes)
         return await self.outgoing.half(commit.half)
 
-    async def give(self, half: say.Half, index: int) -> memoryview:
-        """A slice of ours. Only whoever has committed to its own half sees ours."""
+    async def serve_slice(self, half: say.Half, index: int) -> memoryview:
+        """Return a slice of this peer's, once the partner has committed to its own half."""
         if not 0 <= index < self.outgoing.coding.count:
-            raise ProtocolViolation("a slice was asked for that there is not")
+            raise ProtocolViolation(f"there is no slice {index}")
         await self._committed[half].wait()
         packed = await self.outgoing.half(half)
         self._owed.discard((half, index))
@@ -103,10 +105,10 @@ class PairExchange:
         return packed.slices[index]
 
     def left(self) -> None:
-        """The partner is not coming. Once it has all our slices it owes us nothing but its own."""
+        """Note that the partner has ended the exchange."""
         self._scope.cancel()
 
-    # -- our own part --------------------------------------------------------------------------------------------------
+    # -- this peer's part ----------------------------------------------------------------------------------------------
 
     async def _exchange(self) -> None:
         halves = [await self._take(half) for half in say.HALVES]
@@ -115,7 +117,7 @@ class PairExchange:
     async def _take(self, half: say.Half) -> Packed:
         wait_s = self.terms.wait_s if half == "delta" else 0.0
         if not self.terms.proposed and half == "delta":
-            await self.outgoing.sealed.wait()  # our own work: we are not late to ourselves
+            await self.outgoing.delta_ready.wait()  # this peer's own work, which has no deadline here
             wait_s = 0.0
         await self._agree(half, wait_s + self._timeouts.answer_s)
         began = trio.current_time()
@@ -128,13 +130,13 @@ class PairExchange:
                     nursery.start_soon(self._fetch_slices, half, left, slices, limit_s)
         if timeout.cancelled_caught:
             raise DeadlineExceeded(f"the partner's {half} did not come within {limit_s:.1f} s")
-        if self.failure is not None:  # of fetchers that all failed at once: then nobody was left to be cancelled
+        if self.failure is not None:  # all fetchers failed at once: none was left to be cancelled
             raise self.failure
         self._timeouts.note_exchange(trio.current_time() - began)
         return Packed(tuple(slices[i] for i in sorted(slices)), self._hashes[half])
 
     async def _agree(self, half: say.Half, limit_s: float) -> None:
-        """Both sides' hashes of that half cross: the proposer calls."""
+        """Exchange the hashes of one half; the proposer calls."""
         if self.terms.proposed:
             mine = await self.outgoing.half(half)
             message = say.Commit(self.terms.id, half, mine.hashes)
@@ -150,7 +152,7 @@ class PairExchange:
         if len(hashes) != self.outgoing.coding.count or any(len(h) != blake3.digest_size for h in hashes):
             raise ProtocolViolation("a commitment has the wrong number of slices")
         if self._hashes.setdefault(half, hashes) != hashes:
-            raise ProtocolViolation("a peer committed to two messages in one meeting")
+            raise ProtocolViolation("a peer committed to two updates in one exchange")
         self._committed[half].set()
 
     async def _fetch_slices(
@@ -178,7 +180,7 @@ class PairExchange:
         self.fail(ConnectionLost("the partner fell silent"))
 
     def fail(self, error: BarnraiseError) -> None:
-        """The first reason counts."""
+        """End the exchange with `error`, unless it has failed already."""
         if self.failure is None:
             self.failure = error
         self._scope.cancel()

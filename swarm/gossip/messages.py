@@ -1,4 +1,4 @@
-"""What two peers of a gossip run say to each other: to arrange a meeting, to commit to a message, to fetch it."""
+"""The calls of a gossip run: two peers arrange an exchange, commit to their updates, and fetch them."""
 
 from __future__ import annotations
 
@@ -14,32 +14,36 @@ SLICES_MAX: Final = 1 << 16
 
 Half = Literal["phi", "delta"]
 HALVES: Final[tuple[Half, Half]] = ("phi", "delta")
-"""The two halves of a message, in the order in which they are exchanged: phi is there before the work is."""
+"""The two halves of an update, in the order in which they are exchanged: phi is there before the inner steps end."""
 
 Verdict = Literal["come", "busy", "apart", "done"]
 Id = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 
 
 class Propose(msgspec.Struct, frozen=True):
-    """The sender has done its inner steps after `round` rounds and would meet, waiting `wait_s` at most. `meeting`
-    is a name it made up."""
+    """A proposal to exchange updates: the sender has done its inner steps after `round` rounds."""
 
     meeting: Id
+    """Names the exchange; chosen by the sender at random."""
     round: Count
     wait_s: float
+    """How long the sender waits at most."""
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """ "come": the answerer will be ready in about `in_s` seconds, and is spoken for until then. "busy": ask somebody
-    else, or again; "apart": its `round` is too far from the sender's; "done": it has finished the run."""
+    """The answer to a proposal."""
 
     verdict: Verdict
+    """ "come": agreed. "busy": ask another peer, or again. "apart": the rounds are too far apart. "done": the answerer
+    has finished the run."""
     round: Count
+    """The answerer's."""
     in_s: float = 0.0
+    """Seconds until the answerer is ready."""
 
 
 class Commit(msgspec.Struct, frozen=True):
-    """The blake3 hashes of the slices of one half of the sender's message. The reply commits to the answerer's."""
+    """The blake3 hashes of the slices of one half of the sender's update. The reply commits to the answerer's."""
 
     meeting: Id
     half: Half
@@ -53,7 +57,7 @@ class Committed(msgspec.Struct, frozen=True):
 
 
 class AskSlice(msgspec.Struct, frozen=True):
-    """Slice `index` of one half of the answerer's message, please."""
+    """A request for slice `index` of one half of the answerer's update."""
 
     meeting: Id
     half: Half
@@ -61,20 +65,21 @@ class AskSlice(msgspec.Struct, frozen=True):
 
 
 class Leave(msgspec.Struct, frozen=True):
-    """The sender will not come, or not go on."""
+    """The sender ends the exchange."""
 
     meeting: Id
 
 
 class AskState(msgspec.Struct, frozen=True):
-    """Where do you stand, and which state of yours could I fetch?"""
+    """A request for the answerer's round and the state that it serves."""
 
 
 class StateOffer(msgspec.Struct, frozen=True):
-    """`state_hash` is on the answerer's shelf; empty if nothing is."""
+    """The answerer's round, and the state that may be fetched from it."""
 
     round: Count
     state_hash: Hash
+    """Empty if the answerer serves no state."""
 
 
 class Nothing(msgspec.Struct, frozen=True):

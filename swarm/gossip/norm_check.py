@@ -1,7 +1,7 @@
-"""What a partner's message may weigh: measured against what this peer itself has seen lately, never against claims.
+"""Bounds on the norms of a partner's update: from what this peer itself has seen lately, never from claims.
 
-A delta is compared with our own: NoLoCo's peers train alike. A phi is compared with ours: replicas stay within a few
-steps of each other, and the distances of earlier meetings say how far that is.
+A delta is compared with this peer's own deltas: NoLoCo's peers train alike. A phi is compared with this peer's phi:
+replicas stay within a few steps of each other, and the distances of earlier exchanges say how far that is.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from swarm.gossip.outgoing import OutgoingUpdate
 BAND: Final = 3.0
 HISTORY: Final = 16
 ENOUGH: Final = 3  # distances before there is a band
-STRAYED_AT: Final = 3  # different partners whose weights were too far away, one after another: then it is us
+STRAYED_AT: Final = 3  # different partners in a row whose weights were too far away: then this peer has strayed
 
 
-class Norms:
-    """Of one peer. `steps`: H, the most inner steps anybody does in a round."""
+class NormHistory:
+    """The norms that one peer has seen lately. `steps`: H, the most inner steps of a round."""
 
     def __init__(self, steps: int) -> None:
         self._steps = steps
@@ -32,37 +32,40 @@ class Norms:
         self._distances: deque[float] = deque(maxlen=HISTORY)
 
     def note_own(self, norm: float) -> None:
-        """The norm of a delta of ours, one a round."""
+        """Note the norm of this peer's own delta, one a round."""
         self._own.append(norm)
 
     def note_met(self, compared: Compared) -> None:
-        """A meeting that was taken in."""
+        """Note an exchange whose update was accepted."""
         self._distances.append(compared.distance)
 
     def check(self, compared: Compared, my_steps: int, rounds_apart: int) -> None:
-        """Refuse a partner whose delta is more than `BAND` times longer than our longest or shorter than our shortest
-        of late, or whose phi is that much longer or shorter than ours: `ProtocolViolation`. The band of delta is wider
-        where we did less than H steps, and for each round between us: the learning rate may be warming up. One whose
-        phi is further away than others' were is refused without blame, for it may be us who strayed:
-        `RoundDiscarded`."""
+        """Check a partner's update.
+
+        Raises ProtocolViolation if its delta is more than `BAND` times longer than this peer's longest or shorter than
+        its shortest of late, or its phi that much longer or shorter than this peer's. The band of delta is wider where
+        this peer did less than H steps, and for each round between the two: the learning rate may be warming up.
+        Raises RoundDiscarded, which is no violation, if its phi is further away than others' were: this peer may have
+        strayed.
+        """
         if not compared.phi <= BAND * compared.my_phi or compared.phi * BAND < compared.my_phi:
-            raise ProtocolViolation("a partner's weights are several times longer or shorter than ours")
+            raise ProtocolViolation("the norm of the partner's weights is several times too large or too small")
         band = BAND * (1 + rounds_apart)
         if self._own and compared.delta > band * max(self._own) * max(1.0, self._steps / max(1, my_steps)):
-            raise ProtocolViolation("a partner's delta is several times longer than any of ours")
-        if self._own and compared.delta * band * self._steps < min(self._own):  # it may have done a single step
-            raise ProtocolViolation("a partner's delta is next to nothing")
+            raise ProtocolViolation("the norm of the partner's delta is several times too large")
+        if self._own and compared.delta * band * self._steps < min(self._own):  # it may have done one step
+            raise ProtocolViolation("the norm of the partner's delta is next to zero")
         if len(self._distances) >= ENOUGH and self._own:
             usual = max(median_low(self._distances), (1 + rounds_apart) * max(self._own))
             if compared.distance > BAND * usual:
-                raise RoundDiscarded("a partner's weights are several times further away than those of others")
+                raise RoundDiscarded("the partner's weights are several times further away than earlier partners' were")
 
 
-class Examiner:
-    """Decides for one peer whether a partner's message is taken in; `compared` is that of the last one that was."""
+class NormCheck:
+    """Decides for one peer whether a partner's update is accepted; `compared` is of the last one that was."""
 
     def __init__(self, coding: PairCoding, steps: int) -> None:
-        self.norms = Norms(steps)
+        self.norms = NormHistory(steps)
         self.compared: Compared | None = None
         self._coding = coding
         self._outgoing: OutgoingUpdate | None = None
@@ -71,22 +74,22 @@ class Examiner:
 
     @property
     def strayed(self) -> bool:
-        """Whether it is rather we who went astray."""
+        """Whether this peer's own weights, not its partners', are the ones far away."""
         return len(self._far) >= STRAYED_AT
 
     def begin(self, outgoing: OutgoingUpdate, steps: int) -> None:
-        """A round in which we did `steps` steps ourselves."""
+        """Begin a round in which this peer did `steps` inner steps."""
         self._outgoing, self._steps, self.compared = outgoing, steps, None
 
-    async def __call__(self, meeting: PairExchange) -> None:
-        """Raises as `Norms.check`, or ProtocolViolation for what does not decode."""
-        assert self._outgoing is not None and meeting.theirs is not None
+    async def __call__(self, exchange: PairExchange) -> None:
+        """Raises as `NormHistory.check`, or ProtocolViolation for what does not decode."""
+        assert self._outgoing is not None and exchange.theirs is not None
         mine = await self._outgoing.message()
-        compared = await trio.to_thread.run_sync(self._coding.compare, mine, meeting.theirs)
+        compared = await trio.to_thread.run_sync(self._coding.compare, mine, exchange.theirs)
         try:
-            self.norms.check(compared, self._steps, abs(meeting.terms.rounds_apart))
+            self.norms.check(compared, self._steps, abs(exchange.terms.rounds_apart))
         except RoundDiscarded:
-            self._far.add(meeting.terms.partner)
+            self._far.add(exchange.terms.partner)
             raise
         self._far.clear()
         self.norms.note_met(compared)

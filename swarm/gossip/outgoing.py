@@ -1,4 +1,4 @@
-"""What a peer brings to its next meeting, half of it ready before its inner steps are done."""
+"""The update that a peer exchanges next. Its first half, phi, is ready before the inner steps are done."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from swarm.gossip.messages import Half
 
 
 class OutgoingUpdate:
-    """One round's message of this peer. phi is coded when somebody first asks for it, delta when `seal` is called.
+    """One round's update of this peer. phi is encoded when a partner first asks for it, delta by `add_delta`.
 
-    `theta` must not change until the letter is closed. Coding runs in threads."""
+    `theta` must not change until `close`. Encoding runs in threads."""
 
     def __init__(self, coding: PairCoding, theta: torch.Tensor) -> None:
         self.coding = coding
@@ -22,11 +22,11 @@ class OutgoingUpdate:
         self._packing = trio.Lock()
         self._delta: Packed | None = None
         self._closed = False
-        self.sealed = trio.Event()
-        """Set when delta is there, or when the letter is closed without."""
+        self.delta_ready = trio.Event()
+        """Set when delta is there, or when the update is closed without it."""
 
     async def phi(self) -> Packed:
-        """`ProtocolViolation` if the weights do not fit the codec."""
+        """Return phi, encoded. Raises ProtocolViolation if the weights do not fit the codec."""
         async with self._packing:
             if self._phi is None:
                 if self._closed:
@@ -34,18 +34,18 @@ class OutgoingUpdate:
                 self._phi = await trio.to_thread.run_sync(self.coding.pack_phi, self._theta)
             return self._phi
 
-    async def seal(self, delta: torch.Tensor) -> float:
-        """The work is done; returns the norm of delta as others see it. `ProtocolViolation` if `delta` is not finite:
-        then the letter is of no use."""
+    async def add_delta(self, delta: torch.Tensor) -> float:
+        """Encode delta once the inner steps are done; return its norm as partners see it. Raises ProtocolViolation if
+        `delta` is not finite."""
         self._delta = await trio.to_thread.run_sync(self.coding.pack_delta, delta)
-        self.sealed.set()
+        self.delta_ready.set()
         return await trio.to_thread.run_sync(self.coding.delta_norm, self._delta)
 
     async def half(self, which: Half) -> Packed:
-        """Waits until it is there. `RoundDiscarded` if it never will be."""
+        """Return one half, when it is there. Raises RoundDiscarded if it never will be."""
         if which == "phi":
             return await self.phi()
-        await self.sealed.wait()
+        await self.delta_ready.wait()
         if self._delta is None:
             raise RoundDiscarded("this peer has done no work in that round")
         return self._delta
@@ -54,12 +54,12 @@ class OutgoingUpdate:
         return PairMessage(await self.half("phi"), await self.half("delta"))
 
     async def restore_residual(self) -> None:
-        """Nobody met us with this letter: a codec with error feedback sends again what it held."""
+        """Put delta back into the error feedback: no partner has merged it."""
         if self._delta is not None:
             await trio.to_thread.run_sync(self.coding.restore_residual, self._delta)
 
     async def close(self) -> None:
-        """theta is about to change. What is packed can still be fetched; what is not never will be."""
+        """Encode no more: theta is about to change. What is encoded already can still be fetched."""
         async with self._packing:
             self._closed = True
-            self.sealed.set()
+            self.delta_ready.set()

@@ -1,7 +1,7 @@
-"""One volunteer's peer in a gossip run: what `swarm.training.peer` puts together for other runs.
+"""One volunteer's peer in a gossip run: what `swarm.training.replica` is to other runs.
 
-Checkpoints hold this peer's own weights and momentum: there are no others. After a restart it goes on from them, or, if
-the others are too far ahead by then, from the weights of one of those.
+Checkpoints hold this peer's own weights and momentum, as there are no common ones. After a restart the peer goes on
+from them or, if the others are too far ahead by then, from the weights of another peer.
 """
 
 from __future__ import annotations
@@ -9,14 +9,12 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 import torch
 import trio
 
-from dht.node import Node
 from optim.codecs import get_codec
 from optim.config import GossipConfig
 from optim.strategies.interface import RoundInfo
@@ -24,7 +22,6 @@ from peer.checkpoint.hash_tree import hash_state
 from peer.checkpoint.store import CheckpointStore
 from peer.compute.train_loop import learning_rate
 from peer.model.layout import init_flat
-from peer.net.host import Host
 from peer.worker.client import WorkerGroup
 from swarm.gossip.coding import PairCoding
 from swarm.gossip.context import GossipContext, GossipRules, Trained
@@ -32,52 +29,35 @@ from swarm.gossip.engine import GossipEngine
 from swarm.gossip.messages import SLICE_BYTES_MAX
 from swarm.gossip.pairing import PeerView
 from swarm.gossip.replica import Replica
-from swarm.membership.membership import LocalStatus, MemberRecord, Membership, member_record
+from swarm.membership.member_record import MEMBERS, MemberRecord, member_record
+from swarm.membership.membership import Membership
 from swarm.protocol.head import Head, Member
 from swarm.protocol.ledger import Range
 from swarm.protocol.plan import Assignment
 from swarm.protocol.timeouts import AdaptiveTimeouts
 from swarm.rounds.trainer import TrainRequest
+from swarm.rounds.upkeep import ReplicaUpkeep
 from swarm.rounds.worker_trainer import WorkerTrainer
-from swarm.run.gate import Gate
-from swarm.run.home import Home
 from swarm.run.manifest import Manifest
+from swarm.run.peer_context import PeerContext
 from swarm.state.snapshots import SnapshotStore
 
 COMPUTE_S_MAX: Final = 3600.0
-CHECKPOINT_EVERY_S: Final = 10.0
 VECTORS: Final = ("theta", "move")
 
 
-@dataclass(frozen=True)
-class GossipPeerContext:
-    """All of one machine that a run needs, opened. `name` is what others see."""
-
-    name: str
-    home: Home
-    manifest: Manifest
-    host: Host
-    gate: Gate
-    node: Node
-    worker_group: WorkerGroup
-
-
-async def run_gossip(peer_context: GossipPeerContext) -> None:
-    """Take part until this peer's round is the run's last; its state is on disk then, also when cancelled."""
-    store = CheckpointStore(
-        peer_context.home.checkpoints,
-        peer_context.host.identity,
-        peer_context.manifest.run_id,
-        peer_context.host.events,
-    )
+async def run_gossip(context: PeerContext, worker_group: WorkerGroup) -> None:
+    """Take part until this peer's round is the run's last. Its state is saved at the end, also when cancelled."""
+    host, manifest = context.host, context.manifest
+    store = CheckpointStore(context.home.checkpoints, host.identity, manifest.run_id, host.events)
     store.prepare()
-    replica = await trio.to_thread.run_sync(_initial, store, peer_context.manifest)
-    await _GossipParticipant(peer_context, store, replica).run()
+    replica = await trio.to_thread.run_sync(_initial, store, manifest)
+    await _GossipParticipant(context, worker_group, store, replica).run()
 
 
 def _initial(store: CheckpointStore, manifest: Manifest) -> Replica:
-    """The last checkpoint, or the run's initial weights. Where these come out differently on this machine (or the run
-    began from a checkpoint), they must be fetched: round -1."""
+    """Load the last checkpoint, or make the run's initial weights. Where these come out differently on this machine (or
+    the run began from a checkpoint), round -1 says that the peer must fetch a state."""
     loaded = store.load_latest()
     if loaded is not None and tuple(loaded.tensors) == VECTORS:
         theta, move = loaded.tensors.values()
@@ -87,8 +67,8 @@ def _initial(store: CheckpointStore, manifest: Manifest) -> Replica:
     return Replica(theta, torch.zeros_like(theta), 0 if known else -1)
 
 
-class _Worker:
-    """The engine's Trainee: the gang's inner steps."""
+class _InnerSteps:
+    """The inner steps of a worker group. Implements `swarm.gossip.context.GossipTrainer`."""
 
     def __init__(self, me: Member, trainer: WorkerTrainer, manifest: Manifest, numel: int) -> None:
         self._me, self._trainer, self._manifest = me, trainer, manifest
@@ -112,92 +92,75 @@ class _Worker:
 
 
 class _GossipParticipant:
-    """Keeps what the engine makes: checkpoints, the published record. Implements the engine's Keeper."""
+    """Saves checkpoints and publishes this peer's record. Implements `swarm.gossip.context.GossipListener`."""
 
-    def __init__(self, peer_context: GossipPeerContext, store: CheckpointStore, replica: Replica) -> None:
-        manifest, host, worker_group = peer_context.manifest, peer_context.host, peer_context.worker_group
-        self._peer_context, self._store, self._replica = peer_context, store, replica
-        self._joined_at, self._saved_at = time.time(), trio.current_time()
+    def __init__(
+        self, context: PeerContext, worker_group: WorkerGroup, store: CheckpointStore, replica: Replica
+    ) -> None:
+        manifest, host = context.manifest, context.host
+        self._context, self._store, self._replica, self._layout = context, store, replica, worker_group.layout
+        self._joined_at = time.time()
         self._saved: Head | None = None
-        self._tasks: trio.Nursery | None = None
         self._me = Member(host.peer_id, secrets.token_hex(8))
         self._trainer = WorkerTrainer(worker_group, "delta", host.events)
         self._trainer.adopt(replica.theta, None)
+        self._upkeep = ReplicaUpkeep(self._trainer, self._save, host.events)
         snapshots = SnapshotStore(replica.size_bytes, SLICE_BYTES_MAX)
         snapshots.serve(host.rpc)
-        worker = _Worker(self._me, self._trainer, manifest, worker_group.layout.numel)
+        numel = worker_group.layout.numel
+        inner_steps = _InnerSteps(self._me, self._trainer, manifest, numel)
         timeouts = AdaptiveTimeouts(manifest.run.timeout_floor_s)
-        context = GossipContext(
-            self._me, host, worker, self, timeouts, snapshots, peer_context.home.state_part, host.events
-        )
-        coding = PairCoding(worker_group.layout.numel, get_codec(manifest.codec.up), get_codec(manifest.codec.down))
-        self._engine = GossipEngine(context, _rules(manifest), replica, coding)
-        self._membership = Membership(peer_context.node, host, manifest.run_id, self._describe, host.events)
+        part_file = context.home.state_part
+        gossip_context = GossipContext(self._me, host, inner_steps, self, timeouts, snapshots, part_file)
+        coding = PairCoding(numel, get_codec(manifest.codec.up), get_codec(manifest.codec.down))
+        self._engine = GossipEngine(gossip_context, _rules(manifest), replica, coding)
+        self._membership = Membership(context.node, host, MEMBERS, manifest.run_id, self._describe)
 
     async def run(self) -> None:
-        try:
-            async with trio.open_nursery() as nursery:
-                self._tasks = nursery
-                nursery.start_soon(self._membership.run)
-                await self._engine.run()
-                await self._finish()
-                nursery.cancel_scope.cancel()
-        finally:
-            with trio.CancelScope(shield=True):
-                await self._save(self._engine.head)
+        async with self._upkeep.open(lambda: self._engine.head) as tasks:
+            tasks.start_soon(self._membership.run)
+            await self._engine.run()
+            await self._upkeep.finish(self._engine.head, self._measures)
 
-    # -- Keeper ------------------------------------------------------------------------------------------------------
+    # -- GossipListener ----------------------------------------------------------------------------------------------
 
     def others(self) -> Mapping[str, PeerView]:
-        view = self._membership.view.items()
-        return {peer: PeerView(r.round, r.speed) for peer, r in view if r.role == "full" and peer != self._me.peer}
+        records = self._membership.others().items()
+        return {peer: PeerView(record.round, record.speed) for peer, record in records if record.role == "full"}
 
     def banned(self) -> Iterable[str]:
-        bans = self._peer_context.gate.bans
+        bans = self._context.gate.bans
         return bans.peers if bans is not None else ()
 
     async def stepped(self, head: Head) -> None:
-        """Ask for what is due after a step."""
-        self._trainer.validate_round = head.round if self._measures else None
-        now = trio.current_time()
-        if now - self._saved_at >= CHECKPOINT_EVERY_S and self._tasks is not None:
-            self._saved_at = now
-            self._tasks.start_soon(self._save, head)  # it copies at once, and theta rests while we train
+        # A save copies the state at once, and theta does not change while the worker trains.
+        self._upkeep.committed(head, self._measures)
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
     @property
     def _measures(self) -> bool:
-        """One peer measures the held-out loss, of its own weights."""
+        """Whether this peer measures the held-out loss, of its own weights, for the whole run."""
         return all(self._me.peer < peer for peer in self.others())
 
     def _describe(self) -> MemberRecord:
-        own = LocalStatus(
+        record = member_record(
+            self._context.host,
+            self._engine.head,
             session=self._me.session,
-            name=self._peer_context.name,
+            name=self._context.config.name,
             role="full",
             phase=self._engine.phase,
             joined_at=self._joined_at,
-            speed=self._trainer.speed,
-            loss=self._trainer.loss,
-            val_loss=self._trainer.val_loss,
         )
-        return member_record(self._peer_context.host, self._engine.head, own)
-
-    async def _finish(self) -> None:
-        head = self._engine.head
-        if self._measures:
-            self._trainer.validate_round = head.round
-            await self._trainer.validate()
-        self._peer_context.host.events.emit("run_finished", round=head.round, state_hash=head.state_hash.hex())
+        trainer = self._trainer
+        return msgspec.structs.replace(record, speed=trainer.speed, loss=trainer.loss, val_loss=trainer.val_loss)
 
     async def _save(self, head: Head) -> None:
         if head == self._saved or head.round < 0:
             return
         named = dict(zip(VECTORS, (self._replica.theta, self._replica.move), strict=True))
-        if await self._store.save(
-            head.round, msgspec.msgpack.encode(head), named, self._peer_context.worker_group.layout
-        ):
+        if await self._store.save(head.round, msgspec.msgpack.encode(head), named, self._layout):
             self._saved = head
 
 

@@ -1,8 +1,8 @@
-"""Whom this peer would rather not meet: what it remembers of those that broke the rules or did not come.
+"""Scores of gossip partners: which peers this peer avoids, because they failed or broke the protocol.
 
-A peer that fails (a timeout, a lost connection) is left alone for a while, longer each time, and never banned:
-volunteers close their laptops. One that breaks the protocol has a strike; three in an hour keep it out for an hour. All
-this is our own opinion; the authority's bans (`swarm.run.gate`) come on top of it.
+A peer that fails (a timeout, a lost connection) is avoided for a while, longer each time, and never banned: volunteers
+close their laptops. A peer that breaks the protocol gets a strike; three in an hour keep it out for an hour. Scores are
+local; the authority's bans (`swarm.run.gate`) come on top of them.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ class _Record:
 
 
 class PeerScores:
-    """`clock` gives seconds."""
+    """The failures and strikes of at most `PEERS_MAX` peers. `clock` returns seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._records: dict[str, _Record] = {}
 
     def failed(self, peer: str) -> None:
-        """It did not answer or not come: 5 s without it, then 10, 20 ... up to ten minutes."""
+        """Note that the peer did not answer: avoid it for 5 s, then 10, 20 ... up to ten minutes."""
         record = self._record(peer)
         pause_s = min(PAUSE_S * 2**record.failures, PAUSE_MAX_S)
         record.failures = min(record.failures + 1, 16)
         record.avoid_until = max(record.avoid_until, self._clock() + pause_s)
 
     def strike(self, peer: str) -> None:
-        """It broke the protocol: as a failure, and the third time within an hour for an hour."""
+        """Note a protocol violation: a failure, and the third within an hour counts for an hour."""
         self.failed(peer)
         record = self._record(peer)
         record.strikes.append(self._clock())
@@ -49,7 +49,7 @@ class PeerScores:
             record.avoid_until = max(record.avoid_until, self._clock() + MEMORY_S)
 
     def fine(self, peer: str) -> None:
-        """A meeting with it went well: its failures are forgotten, its strikes are not."""
+        """Forget the peer's failures, not its strikes: an exchange with it went well."""
         if peer in self._records:
             self._records[peer].failures = 0
 
@@ -59,5 +59,5 @@ class PeerScores:
 
     def _record(self, peer: str) -> _Record:
         if peer not in self._records and len(self._records) >= PEERS_MAX:
-            del self._records[next(iter(self._records))]  # the oldest acquaintance
+            del self._records[next(iter(self._records))]  # the oldest
         return self._records.setdefault(peer, _Record())

@@ -1,4 +1,4 @@
-"""One peer's own state in a gossip run. There is no state of the group: every replica is a little different."""
+"""One peer's state in a gossip run. The group has no common state: every replica is a little different."""
 
 from __future__ import annotations
 
@@ -13,40 +13,44 @@ from swarm.protocol.ledger import Ledger
 
 @dataclass
 class Replica:
-    """theta: phi, the outer weights; move: the momentum; flat fp32, shape (P,). `round` counts outer steps as
-    `swarm.gossip.pairing` says (-1: these weights are not of the run yet); `round_info` counts the times this peer has
-    drawn samples; `tokens` it has trained on itself. `tree` hashes theta, which is all that others can want of it."""
+    """The state that one peer trains, and its place in the run."""
 
     theta: torch.Tensor
+    """phi, the outer weights, flat fp32, shape (P,)."""
     move: torch.Tensor
+    """The outer momentum, flat fp32, shape (P,)."""
     round: int = 0
-    round_info: int = 0
+    """Outer steps, as `swarm.gossip.pairing` counts them; -1: these weights are not of the run yet."""
+    draws: int = 0
+    """How often this peer has drawn samples."""
     tokens: int = 0
+    """Tokens that this peer has trained on."""
     tree: StateTree = field(init=False)
+    """Hashes theta, the part that joiners fetch."""
 
     def __post_init__(self) -> None:
         self.rehash()
 
     @property
     def size_bytes(self) -> int:
-        """Of what a joiner fetches."""
+        """The size of what a joiner fetches."""
         return 4 * self.theta.numel()
 
     def rehash(self) -> None:
-        """After theta has changed. Blocks for about 0.2 s a GB."""
+        """Hash theta after it has changed. Blocks for about 0.2 s a GB."""
         self.tree = hash_state([self.theta])
 
     def replace(self, theta: torch.Tensor, round_number: int) -> None:
-        """Take over another peer's weights; its momentum is its own, so ours begins at zero."""
+        """Take over another peer's weights. Momentum is not transferred: it begins at zero."""
         self.theta.copy_(theta)
         self.move.zero_()
         self.round = round_number
-        self.round_info = max(self.round_info, round_number)
+        self.draws = max(self.draws, round_number)
         self.rehash()
 
     def head(self, run_id: str, steps: int) -> Head:
-        """In the form in which heads of other runs are published and stored: no members, for nobody voted, and the
-        ledger's cursor is our turn."""
+        """Return this state's head, in the form that other runs publish and store: without members, as there are no
+        votes, and with `draws` as the ledger's cursor."""
         return Head(
             run_id=run_id,
             term=0,
@@ -54,12 +58,12 @@ class Replica:
             previous=b"",
             state_hash=self.tree.root,
             members=(),
-            ledger=Ledger(cursor=self.round_info),
+            ledger=Ledger(cursor=self.draws),
             inner_step=max(0, self.round) * steps,
             tokens=self.tokens,
         )
 
     @classmethod
     def at(cls, head: Head, theta: torch.Tensor, move: torch.Tensor) -> Replica:
-        """What a checkpoint holds."""
+        """Rebuild the replica that a checkpoint holds."""
         return cls(theta, move, head.round, head.ledger.cursor, head.tokens)

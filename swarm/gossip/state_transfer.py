@@ -1,8 +1,8 @@
-"""States in a gossip run: what a peer lends of its own, and whose it takes over when it comes late or strays.
+"""State transfer in a gossip run: a peer serves its own state, and fetches another's when it joins late or strays.
 
-No quorum stands behind a state here, for no two peers hold the same. What a joiner takes is one peer's weights, checked
-against the hash which that peer named; of its round no more is believed than the middle of the group bears out: the
-others' records, and of those who answered the middle one.
+No quorum stands behind a state here, as no two peers hold the same. A joiner takes one peer's weights, checked against
+the hash that this peer named. Of its round no more is believed than the group bears out: the median of the others'
+records, and the median of the peers that answered.
 """
 
 from __future__ import annotations
@@ -24,35 +24,37 @@ from swarm.gossip.replica import Replica
 from swarm.state.fetch import fetch_state
 
 ASKED: Final = 5
-AHEAD_MAX: Final = 100  # rounds that a group may go on while the records of its members are under way
+AHEAD_MAX: Final = 100  # rounds that a group may advance while its members' records are under way
 
 
 async def find_donor(rpc: Rpc, others: Mapping[str, PeerView], answer_s: float) -> tuple[str, StateOffer]:
-    """Somebody to fetch a state from, and which: of a few random peers, one whose round is near the middle of theirs.
-    Their answers count, for rounds may last less than a record; but who is `AHEAD_MAX` rounds ahead of the records is
-    not believed, though it be the only one that answers. NetworkError if there is none."""
+    """Return a peer to fetch a state from, and its offer: of a few random peers, one near the median of their rounds.
+
+    Rounds may last less than a record, so answers count, not records; but an answer more than `AHEAD_MAX` rounds ahead
+    of the records is ignored, even if it is the only one. Raises NetworkError if no peer offers a state.
+    """
     places: dict[str, StateOffer] = {}
 
     async def ask(peer: str) -> None:
         try:
             places[peer] = (await rpc.call(peer, OFFER_STATE, AskState(), timeout_s=answer_s)).body
         except BarnraiseError:
-            return  # others will do
+            return  # another peer will do
 
     async with trio.open_nursery() as nursery:
         for peer in sample(sorted(others), min(ASKED, len(others))):
             nursery.start_soon(ask, peer)
-    under_way = {peer: seen for peer, seen in others.items() if seen.round > 0}  # newcomers bear out nothing
+    under_way = {peer: seen for peer, seen in others.items() if seen.round > 0}  # newcomers' rounds say nothing
     newest = (group_round(under_way) or 0) + AHEAD_MAX
-    uploading = {peer: place for peer, place in places.items() if place.state_hash and place.round <= newest}
-    if not uploading:
-        raise NetworkError("nobody lends its state at the moment: try again later.")
-    middle = median_low([place.round for place in uploading.values()])
-    return choice([(peer, place) for peer, place in uploading.items() if abs(place.round - middle) <= APART_MAX])
+    offers = {peer: place for peer, place in places.items() if place.state_hash and place.round <= newest}
+    if not offers:
+        raise NetworkError("no peer serves its state at the moment: try again later")
+    middle = median_low([place.round for place in offers.values()])
+    return choice([(peer, place) for peer, place in offers.items() if abs(place.round - middle) <= APART_MAX])
 
 
 class GossipStateServer:
-    """Of one peer; `publish` each round, `fetch` when it must."""
+    """Publishes one peer's state each round, and fetches another's when it must."""
 
     def __init__(self, context: GossipContext, rules: GossipRules, replica: Replica) -> None:
         self._context, self._rules, self._replica = context, rules, replica
@@ -60,7 +62,7 @@ class GossipStateServer:
         context.host.rpc.register(OFFER_STATE, self._on_place)
 
     async def publish(self) -> None:
-        """Put the weights on the shelf; they must not change meanwhile."""
+        """Publish the weights as a snapshot; they must not change meanwhile."""
         replica = self._replica
         if replica.round < 0:
             return
@@ -69,8 +71,8 @@ class GossipStateServer:
         self._place = StateOffer(replica.round, replica.tree.root)
 
     async def fetch(self, others: dict[str, PeerView]) -> None:
-        """Take over the weights of a peer near the middle of the `others`; at the run's beginning, the authority's.
-        NetworkError if nobody could deliver."""
+        """Take over the weights of a peer near the median round of the `others`; at the run's beginning, the
+        authority's. Raises NetworkError if no peer could deliver."""
         context, replica = self._context, self._replica
         began = trio.current_time()
         donor, place = await self._find_donor(others)
@@ -80,12 +82,12 @@ class GossipStateServer:
             place.state_hash,
             replica.size_bytes,
             context.part_file,
-            context.events,
+            context.host.events,
             1,
         )
         await trio.to_thread.run_sync(replica.replace, fetched.tensors[0], place.round)
         seconds = round(trio.current_time() - began, 3)
-        context.events.emit("state_fetched", round=replica.round, donors=1, replayed=False, seconds=seconds)
+        context.host.events.emit("state_fetched", round=replica.round, donors=1, replayed=False, seconds=seconds)
 
     async def _find_donor(self, others: dict[str, PeerView]) -> tuple[str, StateOffer]:
         middle = group_round(others)

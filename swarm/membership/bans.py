@@ -1,4 +1,4 @@
-"""The authority's ban list: kept in its home, handed to every member once, and on from there with introductions."""
+"""The authority's ban list: a file in its home, sent to every member once, and passed on with introductions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from peer.errors import BarnraiseError, CheckpointError, ConfigError, ProtocolVi
 from peer.events import EventLog
 from peer.files import write_atomically
 from peer.identity import Identity, Signed, is_peer_id
-from swarm.membership.membership import MemberRecord
+from swarm.membership.member_record import MemberRecord
 from swarm.run.credentials import BanList, open_bans, sign_bans
 from swarm.run.gate import Gate
 from swarm.run.manifest import Manifest
@@ -24,36 +24,36 @@ TELL_S: Final = 5.0
 
 
 def extend_bans(path: Path, authority: Identity, manifest: Manifest, banned: Iterable[str]) -> Signed | None:
-    """The list kept at `path` with the peers `banned` added; None if nobody is banned.
+    """Add the peers `banned` to the list at `path`, and return it; None if no peer is banned.
 
-    Raises ConfigError for what is no peer id, CheckpointError if the kept list is damaged.
+    Raises ConfigError for what is no peer id, CheckpointError if the file is damaged.
     """
-    kept = _load(path, manifest)
+    saved = _load(path, manifest)
     wanted = frozenset(banned)
     for peer in wanted:
         if not is_peer_id(peer):
-            raise ConfigError(f"--ban {peer} is no peer id: `peer status INVITE --json` lists them.")
+            raise ConfigError(f"--ban {peer} is no peer id: `peer status INVITE --json` lists them")
         if peer == authority.peer_id:
-            raise ConfigError("--ban names this coordinator itself: name another peer.")
-    known = open_bans(kept, manifest).peers if kept is not None else frozenset[str]()
+            raise ConfigError("--ban names this coordinator itself: name another peer")
+    known = open_bans(saved, manifest).peers if saved is not None else frozenset[str]()
     if wanted <= known:
-        return kept
+        return saved
     signed = sign_bans(authority, BanList(manifest.run_id, time.time_ns(), known | wanted))
     write_atomically(path, msgspec.msgpack.encode(signed))
     return signed
 
 
 async def spread_bans(gate: Gate, view: Callable[[], Mapping[str, MemberRecord]], own: str, events: EventLog) -> None:
-    """Show the gate's list to every member in `view()`, once a session; for ever."""
-    told: set[tuple[str, str]] = set()
+    """Send the gate's list to every member in `view()`, once a session, until cancelled."""
+    informed: set[tuple[str, str]] = set()
     while True:
         for peer, record in list(view().items()):
-            life = (peer, record.session)
-            if peer == own or life in told or (gate.bans is not None and peer in gate.bans.peers):
+            session = (peer, record.session)
+            if peer == own or session in informed or (gate.bans is not None and peer in gate.bans.peers):
                 continue
             try:
                 await gate.introduce(peer, TELL_S)
-                told.add(life)
+                informed.add(session)
             except BarnraiseError as error:
                 events.emit("bans_untold", peer=peer, reason=str(error))
         await trio.sleep(SPREAD_EVERY_S)
@@ -66,5 +66,5 @@ def _load(path: Path, manifest: Manifest) -> Signed | None:
     except FileNotFoundError:
         return None
     except (OSError, msgspec.MsgspecError, ProtocolViolation) as error:
-        raise CheckpointError(f"{path} is damaged ({error}): delete it and give the --ban options again.") from error
+        raise CheckpointError(f"{path} is damaged ({error}): delete it and give the --ban options again") from error
     return signed

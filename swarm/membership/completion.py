@@ -1,8 +1,9 @@
-"""The end of a run: nobody is left alone with less than its last round.
+"""The end of a run: no peer is left alone with less than the last round.
 
-Joiners and other stages come to the last commit later. Whoever was left behind by all who had it would go on from an
-earlier round, so peers stay until joiners, the other groups and the coordinator have it too; but not for ever. The last
-measurement needs all stages, too: whoever makes it says so. Whoever comes when all have left is told.
+Joiners and other stages reach the last commit later. A peer that all holders of it had left would go on from an earlier
+round, so peers stay until joiners, the other groups and the coordinator have it, for a limited time. The last
+measurement needs all stages, too: the peer that makes it publishes the phase `MEASURING`. A peer that comes after all
+have left is told so.
 """
 
 from __future__ import annotations
@@ -14,31 +15,34 @@ from typing import Final
 import trio
 
 from peer.errors import NetworkError, NoQuorum
-from swarm.membership.membership import TTL_S, MemberRecord, Membership, MemberView
+from swarm.membership.member_record import MemberRecord, MemberView
+from swarm.membership.membership import TTL_S, Membership
 
-PART_S: Final = 60.0  # after its own group's last commit a peer serves the others so long at most
-TOO_LATE_S: Final = 60.0  # whoever has the last commit may come back
+SERVE_S: Final = 60.0  # after the last commit of its own group a peer serves the others for this long at most
+TOO_LATE_S: Final = 60.0  # a peer that has the last commit may come back within this time
 LOOK_EVERY_S: Final = 0.5
-MEASURING: Final = "measuring"  # the phase of who has the last commit, and has yet to measure what the run has learnt
+MEASURING: Final = "measuring"  # the phase of a peer that has the last commit and has yet to measure the final loss
 
 
-async def wait_for_others(membership: Membership, others: MemberView, rounds: int) -> None:
-    """Stay, with the last commit of our own group, while somebody has yet to have its own."""
+async def wait_for_others(membership: Membership[MemberRecord], rounds: int) -> None:
+    """Stay, with the last commit of this peer's group, while another peer has yet to get its own."""
     await membership.announce()
-    with trio.move_on_after(PART_S):
-        await run_is_over(membership, others, rounds, trains=True)
+    with trio.move_on_after(SERVE_S):
+        await run_is_over(membership, rounds, trains=True)
 
 
-async def run_is_over(membership: Membership, others: MemberView, rounds: int, trains: bool) -> None:
-    """Until all that are there have seen the last of `rounds`, and nobody measures any more. `trains`: we are a
-    replica, which has; else somebody must be there, and until one of them has it there is no hurry: what `membership`
-    reads by itself is new enough. Whom a reading lacks is there while its record may live, unless it said goodbye: a
-    store that stood still has told nothing of it."""
-    read: dict[str, tuple[float, MemberRecord]] = {}  # since when, and for how long: a record that is old expires
+async def run_is_over(membership: Membership[MemberRecord], rounds: int, trains: bool) -> None:
+    """Return when all other peers have the last of `rounds` and none measures any more.
+
+    `trains`: this peer is a replica and has the last round. A feeder waits until at least one other peer is there, and
+    until one has the last round the regular readings of `membership` are new enough for it. A peer that is missing from
+    a reading counts as there while its record may live, unless it has said goodbye: a store that stood still lacks it.
+    """
+    read: dict[str, tuple[float, MemberRecord]] = {}  # when each record was first read: an old one expires
     has_left, looked_at = membership.has_left, trio.current_time()
     while True:
-        now, known = trio.current_time(), others()
-        if now - looked_at > TTL_S / 2:  # we stood still: none of them could tell us that it is there
+        now, known = trio.current_time(), membership.others()
+        if now - looked_at > TTL_S / 2:  # this process stood still: no peer could tell it anything
             read = {peer: (now, record) for peer, (_, record) in read.items()}
         looked_at = now
         for peer, record in known.items():
@@ -53,21 +57,21 @@ async def run_is_over(membership: Membership, others: MemberView, rounds: int, t
                 await membership.read()
 
 
-async def check_run_alive(others: MemberView, authority: str, rounds: int, waits: Callable[[], bool]) -> None:
-    """For ever. Raises NoQuorum where the coordinator, the peer `authority`, says that the run is complete, and we have
-    sat at an earlier round (`waits()`) for `TOO_LATE_S` in which nobody was there who has the last of `rounds`."""
+async def check_run_alive(others: MemberView, authority: str, rounds: int, is_behind: Callable[[], bool]) -> None:
+    """Run until cancelled. Raises NoQuorum where the coordinator, the peer `authority`, says that the run is complete,
+    this peer has been behind (`is_behind()`) for `TOO_LATE_S`, and no other peer had the last of `rounds` meanwhile."""
     since = trio.current_time()
     while True:
         await trio.sleep(LOOK_EVERY_S)
         now, there = trio.current_time(), others()
         over = rounds and authority in there and there[authority].round >= rounds
         passed_on = any(record.round >= rounds for peer, record in there.items() if peer != authority)
-        if not over or passed_on or not waits():
+        if not over or passed_on or not is_behind():
             since = now
         elif now - since >= TOO_LATE_S:
             raise NoQuorum(
-                f"the run is complete, and nobody is there any more who could pass on its last round, {rounds}:"
-                " `peer export` makes the model from the --home of whoever took part to the end."
+                f"the run is complete, and no peer is left that could pass on its last round, {rounds}: make the model"
+                " with `peer export --home` from a peer that took part to the end"
             )
 
 

@@ -1,6 +1,7 @@
-"""Can others dial this machine? A peer that is asked tries the caller's ports at the address it sees the caller at.
+"""Dial-back: whether others can dial this machine (AutoNAT). The answering peer tries the caller's TCP ports at the
+address that it sees the caller at.
 
-The caller cannot name an address, only ports, so nobody can be made to knock at a third party's door.
+The caller names ports only, no address, so no peer can be made to dial a third party.
 """
 
 from __future__ import annotations
@@ -23,24 +24,25 @@ ASKERS_MAX: Final = 1024
 
 
 class DialBackRequest(msgspec.Struct, frozen=True):
-    """Please try to connect to these TCP ports of mine."""
+    """A request to connect to these TCP ports of the sender."""
 
     ports: tuple[int, ...]
 
 
 class DialBackReply(msgspec.Struct, frozen=True):
-    """`seen_at`: the caller's IP address as the answerer sees it, empty if they talk through a relay; `outcomes`: what
-    came of each port, as (port, outcome)."""
+    """What came of each port."""
 
     seen_at: str
+    """The caller's IP address as the answerer sees it, empty if they are connected through a relay."""
     outcomes: tuple[tuple[int, Outcome], ...]
+    """(port, outcome)."""
 
 
 DIAL_BACK: Final = Method("net.dial_back", DialBackRequest, DialBackReply)
 
 
 def serve_dial_back(host: Host) -> None:
-    """Answer others that want to know whether they can be dialled."""
+    """Answer peers that ask whether they can be dialled."""
     asked: OrderedDict[str, float] = OrderedDict()
 
     async def answer(call: Call[DialBackRequest]) -> DialBackReply:

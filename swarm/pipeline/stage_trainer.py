@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -24,7 +24,7 @@ from swarm.pipeline.stage_server import StageServer
 from swarm.pipeline.weight_sync import WeightSync
 from swarm.protocol.ledger import Range, without
 from swarm.protocol.round_schedule import RoundSchedule
-from swarm.rounds.trainer import Claims, TrainRequest, TrainResult
+from swarm.rounds.trainer import TrainRequest, TrainResult
 
 SPEED_MEMORY: Final = 0.7  # of the smoothed speed
 VALIDATION_SHARE: Final = 0.03  # of the time, at most
@@ -74,7 +74,7 @@ class StageTrainer(WeightSync):
     async def train(self, request: TrainRequest) -> TrainResult:
         self._cut_short = request.cut_short  # `finish_early` may have been meant for the round before
         await self._changed.until(lambda: self._is_ready(request), math.inf)
-        if request.assignment.anew or not self._may_go_on(request):
+        if request.assignment.reset or not self._may_go_on(request):
             async with self._alone():
                 await self._start_over()
         return await self._train(request)
@@ -86,7 +86,7 @@ class StageTrainer(WeightSync):
     def has_run_dry(self, round: int) -> bool:
         return False
 
-    async def gather(self, members: Sequence[str]) -> Claims | None:
+    async def gather(self, members: Sequence[str]) -> Mapping[str, Sequence[Range]] | None:
         await trio.sleep_forever()
 
     async def validate(self) -> None:

@@ -24,7 +24,7 @@ from swarm.pipeline.weight_sync import Adoption
 from swarm.protocol.head import Head
 from swarm.protocol.ledger import Range, contains, count, union
 from swarm.protocol.round_schedule import RoundSchedule
-from swarm.rounds.trainer import Claims, TrainRequest, TrainResult
+from swarm.rounds.trainer import TrainRequest, TrainResult
 
 POLL_S: Final = 0.2
 ANSWER_S: Final = 1.0  # a member that takes longer is asked again
@@ -49,7 +49,7 @@ class BatchTracker:
         self._next_source = 0
         self._gathered = -1  # the last round that was gathered for, in any term
 
-    async def gather(self, head: Head, members: Sequence[str], resumed: bool = False) -> Claims:
+    async def gather(self, head: Head, members: Sequence[str], resumed: bool = False) -> Mapping[str, Sequence[Range]]:
         """Wait until the members, this peer among them, have counted the whole batch of the round after `head`; return
         what each says it has. Members without a part in the plan count, too: then only the next plan can merge the
         batch. `resumed`: a leader that is gone had begun with that round."""
@@ -172,7 +172,7 @@ class Synchronous(StageTrainer):
         self._previous: torch.Tensor | None = None  # the weights of the epoch before that of `head`, if we have them
         self._resumes = False  # the group had begun with this round before a regroup
 
-    async def gather(self, members: Sequence[str]) -> Claims:
+    async def gather(self, members: Sequence[str]) -> Mapping[str, Sequence[Range]]:
         await self._changed.until(lambda: self.head is not None and self._adoption is None, math.inf)
         head = self.head
         assert head is not None

@@ -1,0 +1,1 @@
+"""Which peer takes which stage: cuts of the model, load, choices and moves."""

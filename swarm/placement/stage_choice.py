@@ -15,7 +15,8 @@ from typing import Final
 from blake3 import blake3
 from msgspec.structs import replace
 
-from swarm.membership.membership import REFRESH_S, MemberRecord
+from swarm.membership.member_record import MemberRecord
+from swarm.membership.membership import REFRESH_S
 from swarm.pipeline.config import LoadReport
 from swarm.placement.load import LoadView, PeerLoad, StageCost, fits, move_s
 from swarm.placement.rebalance import Move, RebalanceConfig, decide, stages_for_joiners

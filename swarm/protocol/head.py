@@ -1,9 +1,8 @@
-"""The chain of commits: who holds what, since when, and who leads the next round.
+"""The chain of commits: the committed state, its members, and the leader of the next round.
 
-A *head* names one committed state: its round, the hash of the outer state, and the members that took part. Heads form
-a hash chain through `previous`. The members of a head, and nobody else, vote on the next one; a majority of them must
-agree. Where a majority is gone only the run's authority can go on, by signing a head of a higher *term* over the same
-state."""
+A *head* names one committed state: its round, the hash of the outer state, and the members of the round. Heads form
+a hash chain through `previous`. Only the members of a head vote on the next one, and a majority of them must agree.
+If a majority is gone, the run's authority signs a head of a higher *term* over the same state."""
 
 from __future__ import annotations
 
@@ -20,22 +19,22 @@ Name = Annotated[str, msgspec.Meta(max_length=64)]
 Hash = Annotated[bytes, msgspec.Meta(max_length=HASH_BYTES)]
 Count = Annotated[int, msgspec.Meta(ge=-1, le=1 << 53)]  # -1 stands for "before the first"
 
-TRIES_PER_LEADER: Final = 8  # a leader whose attempt fails retries at once; only then does the next one take over
+TRIES_PER_LEADER: Final = 8  # consecutive attempts of one leader, before the next leader takes over
 
 
 class Member(msgspec.Struct, frozen=True, order=True):
-    """One life of one peer. A restarted peer has the same id and another session: it forgot what it promised,
-    so it does not count as the member it was (see `swarm.protocol.paxos`)."""
+    """One incarnation of a peer. A restarted peer has the same id and another session: it has forgotten its promises,
+    so it is not the same member (see `swarm.protocol.paxos`)."""
 
     peer: Name
     session: Name
 
 
 class Head(msgspec.Struct, frozen=True):
-    """One committed state of a run. `inner_step` is the run's position in the learning-rate schedule,
-    `tokens` the number of tokens trained on so far by all contributors together."""
+    """One committed state of a run."""
 
     run_id: Name
+    """The id of the group: the run's, and in a pipeline the stage's."""
     term: Count
     round: Count
     previous: Hash
@@ -43,47 +42,49 @@ class Head(msgspec.Struct, frozen=True):
     members: Annotated[tuple[Member, ...], msgspec.Meta(max_length=MEMBERS_MAX)]
     ledger: Ledger
     inner_step: Count
+    """The run's position in the learning-rate schedule."""
     tokens: Count
+    """Tokens that all contributors together have trained on so far."""
 
     @property
     def hash(self) -> bytes:
-        """32 bytes that name this head and, through `previous`, the whole chain behind it."""
+        """32 bytes that name this head and, through `previous`, all heads before it."""
         return blake3(_ENCODER.encode(self)).digest()
 
     @property
     def quorum(self) -> int:
-        """How many members must agree on the next head: a strict majority."""
+        """The number of members that must agree on the next head: a strict majority."""
         return len(self.members) // 2 + 1
 
     @property
     def position(self) -> tuple[int, int]:
-        """(term, round): heads of one run compare by this; a higher one supersedes a lower one."""
+        """(term, round). Heads of one run compare by position; the higher one supersedes the lower one."""
         return (self.term, self.round)
 
     def has(self, member: Member) -> bool:
         return member in self.members
 
     def leader(self, attempt: int) -> Member:
-        """Who may lead attempt number `attempt` of the round after this head, which has members. No fixed host: the
-        order starts at a place that the head's own hash picks."""
+        """Return the member that may lead that attempt of the round after this head, which must have members.
+        The head's hash picks the first leader, so that no fixed peer leads every round."""
         order = len(self.members)
         start = int.from_bytes(self.hash[:8], "big")
         return self.members[(start + attempt // TRIES_PER_LEADER) % order]
 
     def next_attempt(self, floor: int, suspects: frozenset[str]) -> int:
-        """The lowest attempt >= `floor` whose leader is not suspected; `floor` itself if all of them are."""
+        """Return the lowest attempt >= `floor` whose leader is not suspected, or `floor` if all leaders are."""
         for attempt in range(floor, floor + len(self.members) * TRIES_PER_LEADER):
             if self.leader(attempt).peer not in suspects:
                 return attempt
         return floor
 
     def regrouped(self, members: tuple[Member, ...], term: int) -> Head:
-        """The same state in a later term with other members; valid only when the authority has signed it."""
+        """Return a head of a later term over the same state. It is valid only if the authority signs it."""
         return msgspec.structs.replace(self, term=term, previous=self.hash, members=tuple(sorted(members)))
 
 
 def genesis(run_id: str, state_hash: bytes) -> Head:
-    """Round 0: the initial state, which nobody has joined yet."""
+    """Return the head of round 0: the initial state, without members."""
     return Head(
         run_id=run_id,
         term=0,

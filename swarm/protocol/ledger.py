@@ -1,8 +1,8 @@
-"""Which training samples the run has consumed: nothing is lost, nothing is silently repeated, whoever comes and goes.
+"""Accounting of training samples: no sample is lost or silently repeated when peers join, fail or leave.
 
-Samples are numbered 0, 1, 2, ... without end (`peer.data.corpus` maps a number to text). The ledger is part of every
-committed head: a cursor below which all numbers have been handed out, and the ranges that were handed out but given
-back because their peer died, was too slow or was left out of the commit. Those are handed out first.
+Samples are numbered 0, 1, 2, ... (`peer.data.corpus` maps a number to text). The ledger is part of every committed
+head. It holds a cursor, below which all samples have been assigned, and the ranges below it that were returned because
+their peer failed, was too slow or was left out of the commit. Returned ranges are assigned first.
 """
 
 from __future__ import annotations
@@ -19,28 +19,29 @@ NUMBERS_END: Final = 1 << 53
 
 
 class Ledger(msgspec.Struct, frozen=True):
-    """Every sample below `cursor` was trained on and committed, unless it lies in one of the `returned` ranges, or is
-    `promised` to a peer (by id) for the next round: one that trains on while an exchange is in flight must know what
-    on."""
+    """The samples that were trained on and committed: all below `cursor` that are neither returned nor promised."""
 
     cursor: int = 0
     returned: tuple[Range, ...] = ()
+    """Ranges below `cursor` that no commit contains, in order."""
     promised: tuple[tuple[str, tuple[Range, ...]], ...] = ()
+    """Ranges promised to peers (by id) for the next round, so that they can train while an exchange is in flight."""
 
     @property
     def free(self) -> tuple[Range, ...]:
-        """All samples that were neither committed nor promised."""
+        """All samples that are neither committed nor promised."""
         return (*self.returned, (self.cursor, NUMBERS_END))
 
     def is_free(self, ranges: Iterable[Range]) -> bool:
+        """Return whether every sample of `ranges` is free."""
         return contains(self.free, ranges)
 
     def promise(self, peer: str) -> tuple[Range, ...]:
+        """Return the ranges promised to that peer."""
         return next((ranges for holder, ranges in self.promised if holder == peer), ())
 
     def assign(self, wanted: Sequence[int]) -> list[tuple[Range, ...]]:
-        """Hand out `wanted[i]` samples to contributor i: returned ranges first, then fresh ones. Disjoint by
-        construction."""
+        """Assign `wanted[i]` samples to contributor i: returned ranges first, then new ones. Results are disjoint."""
         free = [*self.returned, (self.cursor, self.cursor + sum(wanted))]
         position = 0
         handed: list[tuple[Range, ...]] = []
@@ -63,9 +64,9 @@ class Ledger(msgspec.Struct, frozen=True):
         consumed: Iterable[tuple[Range, ...]],
         promised: Mapping[str, tuple[Range, ...]] | None = None,
     ) -> Ledger:
-        """The ledger after a commit that contains exactly the `consumed` samples, which were `assigned` or free, and
-        begins the next round with those `promised`. Promises of old that were not among those assigned are given
-        back."""
+        """Return the ledger after a commit of exactly the `consumed` samples, which were `assigned` or free.
+
+        `promised` are the promises for the next round. Old promises that were not assigned are returned."""
         promises = tuple(sorted((peer, ranges) for peer, ranges in (promised or {}).items() if ranges))
         ahead = [r for _, ranges in promises for r in ranges]
         used = _union([*(r for ranges in consumed for r in ranges), *ahead])
@@ -76,19 +77,21 @@ class Ledger(msgspec.Struct, frozen=True):
         return Ledger(cursor, tuple(_subtract(left, used)), promises)
 
     def after(self, others: Iterable[Ledger]) -> Ledger:
-        """With all that any of `others` takes for trained taken for trained, too; but for one that says it has come so
-        far that it would leave nothing to hand out."""
+        """Return this ledger with the samples that any of `others` marks as trained marked as trained.
+
+        A ledger with an absurd cursor is ignored, since it would leave nothing to assign."""
         free: Sequence[Range] = self.free
         for other in others:
             if other.cursor <= NUMBERS_END // 2:
                 free = without(free, without([(0, NUMBERS_END)], other.free))
-        if not free or free[-1][1] != NUMBERS_END:  # no honest ledger's
+        if not free or free[-1][1] != NUMBERS_END:  # some ledger is forged
             return self
         return msgspec.structs.replace(self, cursor=free[-1][0], returned=tuple(free[:-1]))
 
     def narrowed(self, at: int, most: int) -> Ledger:
-        """With the `most` returned ranges before the sample `at`, and as many from there on, that are nearest to it.
-        The samples of those further back are given up; further ahead all are free again, trained on or not."""
+        """Return this ledger with only the `most` returned ranges nearest to sample `at` on either side.
+
+        Ranges further back are given up. All samples further ahead are free again, even if they were trained on."""
         split = bisect_left(self.returned, (at, 0))
         before, after = self.returned[:split], self.returned[split:]
         cursor = after[most][0] if len(after) > most else self.cursor
@@ -96,7 +99,7 @@ class Ledger(msgspec.Struct, frozen=True):
 
 
 def head_of(ranges: Sequence[Range], count: int) -> tuple[Range, ...]:
-    """The first `count` samples of `ranges`, in order."""
+    """Return the first `count` samples of `ranges`, in order."""
     taken: list[Range] = []
     for first, last in ranges:
         step = min(count, last - first)
@@ -107,7 +110,7 @@ def head_of(ranges: Sequence[Range], count: int) -> tuple[Range, ...]:
 
 
 def tail_of(ranges: Sequence[Range], count: int) -> tuple[Range, ...]:
-    """What is left of `ranges` without their first `count` samples."""
+    """Return `ranges` without their first `count` samples."""
     left: list[Range] = []
     for first, last in ranges:
         step = min(count, last - first)
@@ -118,26 +121,27 @@ def tail_of(ranges: Sequence[Range], count: int) -> tuple[Range, ...]:
 
 
 def count(ranges: Iterable[Range]) -> int:
+    """Return the number of samples in `ranges`."""
     return sum(last - first for first, last in ranges)
 
 
 def contains(outer: Iterable[Range], inner: Iterable[Range]) -> bool:
-    """Whether every sample of `inner` lies in `outer`."""
+    """Return whether every sample of `inner` lies in `outer`."""
     return not _subtract(_union(inner), _union(outer))
 
 
 def union(ranges: Iterable[Range]) -> tuple[Range, ...]:
-    """All samples that lie in any of `ranges`, in order, in as few ranges as can be."""
+    """Return the samples of all `ranges`, in order and in as few ranges as possible."""
     return tuple(_union(ranges))
 
 
 def without(ranges: Iterable[Range], others: Iterable[Range]) -> tuple[Range, ...]:
-    """The samples of `ranges` that lie in none of `others`, in order."""
+    """Return the samples of `ranges` that lie in none of `others`, in order."""
     return tuple(_subtract(_union(ranges), _union(others)))
 
 
 def overlaps(assignments: Mapping[str, tuple[Range, ...]]) -> bool:
-    """Whether any sample is handed to two contributors, or twice to one."""
+    """Return whether any sample is assigned to two contributors, or twice to one."""
     flat = [r for ranges in assignments.values() for r in ranges]
     return count(_union(flat)) != count(flat)
 
@@ -155,9 +159,9 @@ def _union(ranges: Iterable[Range]) -> list[Range]:
 
 
 def _subtract(ranges: Sequence[Range], holes: Sequence[Range]) -> list[Range]:
-    """Both sorted and disjoint."""
+    """Return `ranges` without `holes`; both are sorted and disjoint."""
     left: list[Range] = []
-    passed = 0  # holes that end before whatever is still to come
+    passed = 0  # holes that end before all remaining ranges
     for first, last in ranges:
         while passed < len(holes) and holes[passed][1] <= first:
             passed += 1

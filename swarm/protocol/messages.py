@@ -1,5 +1,4 @@
-"""What the peers of one run say to each other during rounds. State transfer has its own calls in
-`swarm.state.snapshots`."""
+"""The messages of rounds between the peers of a run. State transfer has its own, in `swarm.state.messages`."""
 
 from __future__ import annotations
 
@@ -18,80 +17,89 @@ BELIEVED_MAX: Final = 32
 
 
 class Done(msgspec.Struct, frozen=True):
-    """The empty answer."""
+    """An empty answer."""
 
 
 class Prepare(msgspec.Struct, frozen=True):
-    """Phase 1: the leader of `attempt` asks for a promise. `addresses`: where the others of the group can be
-    dialled."""
+    """Phase 1: the leader of `attempt` asks for a promise."""
 
     head: Head
     attempt: Count
     addresses: dict[str, tuple[str, ...]]
+    """Addresses of the peers of the group, by peer id."""
 
 
 class Promise(msgspec.Struct, frozen=True):
-    """`granted` is false if a later attempt was promised, or if the two heads differ: then `head` tells which is ahead.
-    `plan` (signed by its leader) and `contribution` are what this member already has for the round; as an owner it
-    still waits for slices of the `missing`, and for results of the `silent`. `accepted` is its vote, and what is needed
-    to finish what it voted for: the roster and the plan that led there."""
+    """The answer to `Prepare`: a member's promise, or its refusal."""
 
     granted: bool
+    """False if a later attempt was promised, or if the heads differ."""
     promised: Count
+    """The latest attempt this member has promised."""
     head: Head
+    """This member's head; if the heads differ, it tells which side is ahead."""
     member: Member
     speed: float = 0.0
+    """Measured inner steps a second; 0 while unknown."""
     plan: Signed | None = None
+    """The `WorkPlan` this member has accepted, signed by the plan's leader."""
     contribution: Signed | None = None
+    """This member's contribution, if it is ready."""
     accepted: Accepted | None = None
+    """This member's latest vote; the next two fields are needed to finish the head voted for."""
     accepted_roster: Roster | None = None
     accepted_plan: Signed | None = None
     missing: tuple[str, ...] = ()
+    """Peers whose slices this member, as an owner, still waits for."""
     silent: tuple[str, ...] = ()
+    """Owners whose results this member still waits for."""
     bandwidths: dict[str, float] = {}
+    """Measured bytes/s to other members, by peer id."""
 
 
 class StartRound(msgspec.Struct, frozen=True):
-    """Start computing; `plan` is a signed `WorkPlan`. With `finish_early`, stop where you are and hand in what you
-    have."""
+    """The order to compute under a plan."""
 
     plan: Signed
+    """A signed `WorkPlan`."""
     finish_early: bool = False
+    """Stop after the present step and submit what there is."""
 
 
 class Submit(msgspec.Struct, frozen=True):
-    """A contributor has finished; `contribution` is a signed `Contribution`."""
+    """A finished contribution; `contribution` is a signed `Contribution`."""
 
     contribution: Signed
 
 
 class StartExchange(msgspec.Struct, frozen=True):
-    """Phase 2 begins: exchange the slices of this roster."""
+    """The order to begin phase 2: exchange the slices of this roster."""
 
     roster: Roster
 
 
 class SliceOf(msgspec.Struct, frozen=True):
-    """The payload is one encoded slice: of the sender's pseudo-gradient, or (as a result) of the merged update.
-    `key` is the hash of the attempt's roster."""
+    """The header of one encoded slice in the payload: of the sender's update, or of the merged result."""
 
     key: Hash
+    """The hash of the attempt's roster."""
     index: Count
 
 
 class Finish(msgspec.Struct, frozen=True):
-    """Phase 2 of an attempt that must finish what an earlier one voted for; `holder` has the merged slices of `roster`,
-    which was made under `plan`."""
+    """The order to finish, in `attempt`, a head that members voted for in an earlier attempt."""
 
     attempt: Count
     accepted: Accepted
     plan: Signed
+    """The plan of `roster`."""
     roster: Roster
     holder: str
+    """The peer that has the merged slices of `roster`."""
 
 
 class Vote(msgspec.Struct, frozen=True):
-    """The sender votes for the head named by hash `choice`."""
+    """A vote for the head with hash `choice`."""
 
     head: Hash
     attempt: Count
@@ -100,57 +108,66 @@ class Vote(msgspec.Struct, frozen=True):
 
 
 class VoteSeen(msgspec.Struct, frozen=True):
-    """`current` is the answerer's head hash: equal to the choice if it has committed it already."""
+    """The answer to a vote."""
 
     current: bytes
+    """The hash of the receiver's head; it equals the choice if the receiver has already committed it."""
 
 
 class AskHead(msgspec.Struct, frozen=True):
-    """Where do you stand in the group of that id (a head's `run_id`)? Empty: in the only one you are in."""
+    """A request for the receiver's head."""
 
     group: Name = ""
+    """The id of the group (a head's `run_id`); empty for the receiver's only group."""
 
 
 class HeadReport(msgspec.Struct, frozen=True):
-    """Where a peer stands. `signed` is the authority's signature of `head`, if that head began a term."""
+    """A peer's report of its head."""
 
     head: Head
     member: Member
     phase: str
     regroup: Signed | None = None
+    """The first head of the term, signed by the authority; None in term 0."""
 
 
 class JoinRequest(msgspec.Struct, frozen=True):
-    """The sender, who listens at `addresses`, holds the state of the head named by hash `head`, of round `round`, and
-    asks to be planned for in `group` (as in `AskHead`)."""
+    """A request to join a group by a peer that holds the state of a head."""
 
     head: Hash
+    """The hash of that head."""
     round: Count
+    """The round of that head."""
     member: Member
     addresses: tuple[str, ...]
     group: Name = ""
+    """As in `AskHead`."""
 
 
 class Regroup(msgspec.Struct, frozen=True):
-    """A head of a new term, signed by the authority, and where its members can be dialled."""
+    """A head of a new term."""
 
     signed: Signed
+    """The `Head`, signed by the authority."""
     addresses: dict[str, tuple[str, ...]]
+    """Addresses of its members, by peer id."""
 
 
 class AskBelieved(msgspec.Struct, frozen=True):
-    """Which of these heads of `group`, by (hash, round), would you begin a term from, if the sender stood there? The
-    first is the sender's own; of the others it has heard."""
+    """A question to the authority: from which of these heads would it begin a term if the sender held that head?"""
 
     group: Name
     heads: Annotated[tuple[tuple[Hash, Count], ...], msgspec.Meta(max_length=BELIEVED_MAX)]
+    """(hash, round) of each head: first the sender's own, then those it was told of."""
 
 
 class Believed(msgspec.Struct, frozen=True):
-    """Their hashes; `last`: the height of the head that the authority saw last."""
+    """The answer to `AskBelieved`."""
 
     last: tuple[Count, Count]
+    """The position (term, round) of the latest head that the authority has seen."""
     heads: tuple[Hash, ...]
+    """The hashes of the heads it would begin a term from."""
 
 
 PREPARE: Final = Method("round.prepare", Prepare, Promise)
@@ -169,4 +186,4 @@ NEED_REGROUP: Final = Method("authority.need_regroup", AskHead, HeadReport)
 BELIEVED: Final = Method("authority.believed", AskBelieved, Believed)
 
 REGROUP_KIND: Final = "regroup"
-NO_MAJORITY: Final = "waiting for a majority"  # the phase of a member that cannot go on by itself
+NO_MAJORITY: Final = "waiting for a majority"  # the phase of a member whose group has lost its majority

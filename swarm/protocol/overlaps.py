@@ -1,9 +1,8 @@
-"""What the contributions of a pipeline's stage have counted: no sample is merged twice, whoever claims it.
+"""Contributions of a pipeline's stage that have counted the same samples: no sample is merged twice.
 
-A micro-batch whose answer was lost may have been counted by two replicas that could not ask each other. Both name it;
-of contributions that name the same samples only some are merged. Which ones follows from the contributions alone, so
-that every member of the group decides alike; whoever is not merged stays a member, and what only it has counted is free
-again.
+If an answer is lost, two replicas that cannot ask each other may count the same micro-batch. Both name its samples, and
+only one of the two contributions is merged. The choice follows from the contributions alone, so that all members decide
+alike. A peer whose contribution is not merged stays a member; the samples that only it has counted are free again.
 """
 
 from __future__ import annotations
@@ -14,32 +13,34 @@ from typing import Final
 from swarm.protocol.ledger import Range, count, union
 from swarm.protocol.plan import Contribution
 
-EXACT_MAX: Final = 16  # contributions in one tangle; of more, the largest that fits is taken first
+EXACT_MAX: Final = 16  # contributions in one cluster for an exact search; larger clusters are searched greedily
 
 
-def merged_of(bodies: Sequence[Contribution]) -> tuple[bool, ...]:
-    """Which of the contributions of a roster may be merged: those that lose fewest samples, and among these choices the
-    one that keeps the earlier ones."""
+def select_disjoint(bodies: Sequence[Contribution]) -> tuple[bool, ...]:
+    """Choose contributions without common samples; return for each contribution whether it is merged.
+
+    The choice loses the fewest samples; among equals it keeps the earlier contributions. In clusters of more than
+    `EXACT_MAX` contributions it takes the largest that fit."""
     sizes = [count(body.counted) for body in bodies]
     rivals = _rivals(bodies)
     kept: set[int] = set()
-    for tangle in _tangles(rivals):
-        if len(tangle) > EXACT_MAX:
-            kept |= _largest_first(tangle, rivals, sizes)
+    for cluster in _clusters(rivals):
+        if len(cluster) > EXACT_MAX:
+            kept |= _largest_first(cluster, rivals, sizes)
         else:
-            kept |= _best(tangle, rivals, sizes)[1]
+            kept |= _best(cluster, rivals, sizes)[1]
     return tuple(i in kept for i in range(len(bodies)))
 
 
-def all_counted(bodies: Sequence[Contribution], batch: Range) -> bool:
-    """Whether contributions that do not overlap are made of all the samples of `batch`."""
+def covers_batch(bodies: Sequence[Contribution], batch: Range) -> bool:
+    """Return whether contributions without common samples contain exactly the samples of `batch`."""
     return union(r for body in bodies for r in body.counted) == (batch,)
 
 
 def _rivals(bodies: Sequence[Contribution]) -> dict[int, set[int]]:
-    """For each contribution those that name a sample of it."""
+    """Map each contribution to those that share a sample with it."""
     rivals: dict[int, set[int]] = {i: set() for i in range(len(bodies))}
-    reaching: list[tuple[int, int]] = []  # (its end, whose range): those that the next one may overlap
+    reaching: list[tuple[int, int]] = []  # (end, contribution) of the ranges that the next range may overlap
     for first, last, i in sorted((first, last, i) for i, body in enumerate(bodies) for first, last in body.counted):
         reaching = [(end, other) for end, other in reaching if end > first]
         for _, other in reaching:
@@ -49,25 +50,25 @@ def _rivals(bodies: Sequence[Contribution]) -> dict[int, set[int]]:
     return rivals
 
 
-def _tangles(rivals: Mapping[int, set[int]]) -> list[list[int]]:
-    """The contributions in groups that have nothing to do with each other."""
-    tangles: list[list[int]] = []
+def _clusters(rivals: Mapping[int, set[int]]) -> list[list[int]]:
+    """Return the connected components of the graph of rivals."""
+    clusters: list[list[int]] = []
     seen: set[int] = set()
     for start in rivals:
-        tangle, next_ones = [], [start]
-        while next_ones:
-            i = next_ones.pop()
+        cluster, open_ones = [], [start]
+        while open_ones:
+            i = open_ones.pop()
             if i not in seen:
                 seen.add(i)
-                tangle.append(i)
-                next_ones += rivals[i]
-        if tangle:
-            tangles.append(sorted(tangle))
-    return tangles
+                cluster.append(i)
+                open_ones += rivals[i]
+        if cluster:
+            clusters.append(sorted(cluster))
+    return clusters
 
 
 def _best(left: Sequence[int], rivals: Mapping[int, set[int]], sizes: Sequence[int]) -> tuple[int, set[int]]:
-    """The heaviest set without rivals, and its samples."""
+    """Return the number of samples of the largest set without rivals, and that set."""
     if not left:
         return 0, set()
     first, others = left[0], left[1:]
@@ -79,9 +80,10 @@ def _best(left: Sequence[int], rivals: Mapping[int, set[int]], sizes: Sequence[i
     return (samples, kept) if samples >= without_it[0] else without_it
 
 
-def _largest_first(tangle: Sequence[int], rivals: Mapping[int, set[int]], sizes: Sequence[int]) -> set[int]:
+def _largest_first(cluster: Sequence[int], rivals: Mapping[int, set[int]], sizes: Sequence[int]) -> set[int]:
+    """Return a set without rivals, built greedily from the largest contribution on."""
     kept: set[int] = set()
-    for i in sorted(tangle, key=lambda i: (-sizes[i], i)):
+    for i in sorted(cluster, key=lambda i: (-sizes[i], i)):
         if not rivals[i] & kept:
             kept.add(i)
     return kept

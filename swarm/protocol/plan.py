@@ -1,10 +1,10 @@
-"""What a round will do, decided before it does it: who trains on what for how long, who sums which slice.
+"""Plans, contributions and rosters of a round: which peer trains on which samples and merges which slices.
 
-Everything here is a pure function of values that all members hold, so that whoever receives a plan or a roster can
-check every number in it instead of trusting the leader.
+Everything here is a pure function of values that all members hold. A peer that receives a plan or a roster checks every
+number in it instead of trusting the leader.
 
-The method cuts its messages into *slices*. A slice is the unit that is encoded, hashed, sent, merged by its *owner*,
-and sent back to all (butterfly all-reduce with one owner a slice).
+The method cuts its updates into *slices*. A slice is encoded, hashed, sent, merged by its *owner* and sent back to all
+contributors (butterfly all-reduce with one owner a slice).
 """
 
 from __future__ import annotations
@@ -23,80 +23,84 @@ from swarm.protocol.head import Count, Hash, Head, Member
 from swarm.protocol.ledger import Range, contains, count, head_of, overlaps, union
 from swarm.protocol.round_schedule import RoundSchedule, with_surplus
 
-EQUAL_WITHIN: Final = 3.0  # links whose speeds differ by less than this share equally: measurements are noisy
+EQUAL_WITHIN: Final = 3.0  # links whose speeds differ by a smaller factor share equally: measurements are noisy
 ROUND_TIME_SLACK: Final = 2.0  # a contributor may take this many times the expected compute time
 RANGES_MAX: Final = 1 << 15  # of samples, in one contribution
-RETURNED_MAX: Final = 2048  # ranges that a later stage's ledger keeps, on either side of where its members are
-ROSTER_BYTES_MAX: Final = 3 << 18  # of contributions; a message has at most 1 MiB, and more than these in it
-REACH_MAX: Final = 1 << 40  # samples: no contribution is further ahead of the ledger, or numbers would run out
+RETURNED_MAX: Final = 2048  # ranges that a later stage's ledger keeps on either side of its members' position
+ROSTER_BYTES_MAX: Final = 3 << 18  # of contributions; a message of at most 1 MiB holds more than these
+REACH_MAX: Final = 1 << 40  # samples that a contribution may be ahead of the ledger, so that numbers do not run out
 
 CONTRIBUTION_KIND: Final = "contribution"
 PLAN_KIND: Final = "plan"
 
 
 class Assignment(msgspec.Struct, frozen=True):
-    """`steps` inner steps on the samples in `ranges` (see `swarm.protocol.ledger`); `ahead` is promised to the member
-    for the next round, so that it can train on while this one's exchange is in flight. Ranges that were promised may
-    hold more than `steps` need: a member that waits for the others may use them up.
-
-    In a pipeline only the first stage is assigned samples; `steps` bounds what another may claim. `anew`: the member is
-    to forget what it has counted since the last commit, since others have counted the same."""
+    """One member's part of a plan."""
 
     member: Member
     ranges: tuple[Range, ...]
+    """Samples to train on; empty for a pipeline's later stages. Promised ranges may exceed `steps`: a member may use
+    them up while it waits for the others."""
     steps: int
+    """Inner steps to make; for a pipeline's later stages, a bound on what the member may claim."""
     ahead: tuple[Range, ...] = ()
-    anew: bool = False
+    """Samples promised for the next round, to train on while this round's exchange is in flight."""
+    reset: bool = False
+    """The member must forget what it has counted since the last commit, because others have counted the same."""
 
 
 class WorkPlan(msgspec.Struct, frozen=True):
-    """The compute half of a round: sent signed by the leader before anybody computes. `deadline_s` is the time from its
-    receipt after which a contributor stops where it is."""
+    """The compute phase of a round. The leader signs it and sends it to all members."""
 
     head: Hash
     round: Count
     attempt: Count
     assignments: tuple[Assignment, ...]
     deadline_s: float
+    """Seconds from receipt after which a contributor stops where it is."""
 
     @property
     def hash(self) -> bytes:
         return blake3(_ENCODER.encode(self)).digest()
 
     def of(self, member: Member) -> Assignment | None:
+        """Return the member's assignment, or None."""
         return next((a for a in self.assignments if a.member == member), None)
 
 
 class Contribution(msgspec.Struct, frozen=True):
-    """What a contributor commits to, signed, before it sends a byte: the blake3 hash and the squared norm (of the
-    decoded values, float64) of each encoded slice of its pseudo-gradient. No slices at all if it did no work (`steps`
-    = 0). `counted`, in a pipeline: the samples that are in it, in order; elsewhere they are the first of those
-    assigned."""
+    """A contributor's signed commitment to its update, made before it sends any slice."""
 
     head: Hash
     plan: Hash
     member: Member
     steps: Count
+    """Inner steps made; 0 means no work, and no slices."""
     samples: Count
     loss: float
     hashes: tuple[Hash, ...]
+    """The blake3 hash of each encoded slice."""
     sqnorms: tuple[float, ...]
+    """The squared norm of each slice's decoded values, float64."""
     counted: Annotated[tuple[Range, ...], msgspec.Meta(max_length=RANGES_MAX)] = ()
+    """In a pipeline, the samples in the update, in order. Elsewhere they are the first `samples` of those assigned."""
 
     @property
     def norm(self) -> float:
+        """The norm of the whole update."""
         return float(sum(self.sqnorms) ** 0.5)
 
 
 class Roster(msgspec.Struct, frozen=True):
-    """The exchange half of a round, for one attempt: whose updates are merged (`contributions`, in order of peer id)
-    and which of them owns each slice (`owners[i]` indexes `contributions`)."""
+    """The exchange phase of a round in one attempt: the contributors and the owners of the slices."""
 
     head: Hash
     plan: Hash
     attempt: Count
     contributions: tuple[Signed, ...]
+    """Signed `Contribution`s, in order of member."""
     owners: tuple[int, ...]
+    """For each slice, the index of its owner in `contributions`."""
 
     @property
     def hash(self) -> bytes:
@@ -104,10 +108,10 @@ class Roster(msgspec.Struct, frozen=True):
 
 
 def make_plan(
-    head: Head, attempt: int, members: Mapping[Member, float], schedule: RoundSchedule, anew: Collection[Member] = ()
+    head: Head, attempt: int, members: Mapping[Member, float], schedule: RoundSchedule, reset: Collection[Member] = ()
 ) -> WorkPlan:
-    """Assign a round's work. `members` maps each to its measured speed in inner steps a second, 0 if not yet known;
-    those in `anew` are to forget what they have."""
+    """Assign a round's work. `members` maps each member to its measured inner steps a second, 0 if unknown; members in
+    `reset` must forget what they have counted."""
     counts, expected_s = schedule.divide(head, members)
     ordered = sorted(members)
     assignments = [Assignment(m, (), counts[m]) for m in ordered] if schedule.stage else _assign(head, counts, schedule)
@@ -115,32 +119,32 @@ def make_plan(
         head=head.hash,
         round=head.round + 1,
         attempt=attempt,
-        assignments=tuple(msgspec.structs.replace(a, anew=a.member in anew) for a in assignments),
+        assignments=tuple(msgspec.structs.replace(a, reset=a.member in reset) for a in assignments),
         deadline_s=min(schedule.compute_s_max, ROUND_TIME_SLACK * expected_s + 5.0),
     )
 
 
 def _assign(head: Head, counts: Mapping[Member, int], schedule: RoundSchedule) -> list[Assignment]:
-    """Samples for each member's steps: those it was promised, or the next that are free."""
+    """Assign each member the samples it was promised, or the next free ones."""
     ordered = sorted(counts)
     ranges = {member: head.ledger.promise(member.peer) for member in ordered}
     fresh = [member for member in ordered if not ranges[member]]
-    eager = ordered if schedule.overlaps else []
-    wanted = [counts[member] for member in fresh] + [with_surplus(counts[member]) for member in eager]
+    overlapping = ordered if schedule.overlaps else []
+    wanted = [counts[member] for member in fresh] + [with_surplus(counts[member]) for member in overlapping]
     handed = head.ledger.assign([steps * schedule.unit for steps in wanted])
     ranges.update(zip(fresh, handed, strict=False))
-    ahead = dict(zip(eager, handed[len(fresh) :], strict=True))
+    ahead = dict(zip(overlapping, handed[len(fresh) :], strict=True))
     steps = {member: min(counts[member], count(ranges[member]) // schedule.unit) for member in ordered}
     return [Assignment(m, ranges[m], steps[m], ahead.get(m, ())) for m in ordered]
 
 
 def check_plan(plan: WorkPlan, head: Head, schedule: RoundSchedule) -> None:
-    """Refuse a plan that does not follow from the head: `ProtocolViolation` says what is wrong with it."""
+    """Raise `ProtocolViolation` if a plan does not follow from the head."""
     ranges = {a.member.peer: a.ranges for a in plan.assignments}
     if plan.head != head.hash or plan.round != head.round + 1:
         raise ProtocolViolation("the plan is for another round")
     if len(ranges) != len(plan.assignments) or not plan.assignments:
-        raise ProtocolViolation("the plan names a peer twice, or nobody")
+        raise ProtocolViolation("the plan names a peer twice, or no peer")
     schedule.check(head, {a.member: a.steps for a in plan.assignments})
     if not 0 < plan.deadline_s <= schedule.compute_s_max:
         raise ProtocolViolation("the plan's deadline is outside what the run's manifest allows")
@@ -167,9 +171,10 @@ def check_plan(plan: WorkPlan, head: Head, schedule: RoundSchedule) -> None:
         raise ProtocolViolation("the plan assigns samples that are not free")
 
 
-def whose_fit(contributions: Mapping[Member, Signed]) -> list[Member]:
-    """Whose contributions go into one roster, in order: the shortest first, so that nobody who names samples here and
-    there crowds the others out."""
+def fit_roster(contributions: Mapping[Member, Signed]) -> list[Member]:
+    """Return the members whose contributions fit into one roster, in order.
+
+    The shortest contributions are taken first, so that one that names many scattered ranges cannot crowd out others."""
     sizes = {member: len(signed.body) for member, signed in contributions.items()}
     shortest = sorted(sizes, key=lambda member: (sizes[member], member))
     ends = accumulate(sizes[member] for member in shortest)
@@ -177,7 +182,7 @@ def whose_fit(contributions: Mapping[Member, Signed]) -> list[Member]:
 
 
 def share_slices(slices: int, bandwidths: Sequence[float]) -> tuple[int, ...]:
-    """Owner of each slice, in contiguous parts proportional to bandwidth (bytes/s, measured; 0 if unknown)."""
+    """Return each slice's owner: contiguous parts proportional to `bandwidths` (measured bytes/s, 0 if unknown)."""
     usual = median(known) if (known := [b for b in bandwidths if b > 0]) else 1.0
     weights = [b if b > 0 else usual for b in bandwidths]
     if max(weights) < EQUAL_WITHIN * min(weights):
@@ -193,7 +198,7 @@ def share_slices(slices: int, bandwidths: Sequence[float]) -> tuple[int, ...]:
 
 
 def open_contribution(signed: Signed, plan: WorkPlan, slices: int, head: Head, schedule: RoundSchedule) -> Contribution:
-    """Check one commitment against the plan; `ProtocolViolation` if it is forged, foreign or claims too much."""
+    """Check a contribution against its plan. Raise `ProtocolViolation` if it is forged, foreign or claims too much."""
     body = open_body(signed, CONTRIBUTION_KIND, Contribution)
     assignment = plan.of(body.member)
     if body.plan != plan.hash or body.head != plan.head or assignment is None:
@@ -216,7 +221,7 @@ def open_contribution(signed: Signed, plan: WorkPlan, slices: int, head: Head, s
 
 def _check_counted(body: Contribution, assignment: Assignment, head: Head, schedule: RoundSchedule) -> None:
     if body.counted != union(body.counted) or body.samples != count(body.counted):
-        raise ProtocolViolation("a contribution does not say which samples it is made of")
+        raise ProtocolViolation("a contribution does not name the samples it contains")
     size = schedule.micro_batch
     if size and any(first % size or last % size for first, last in body.counted):
         raise ProtocolViolation(f"a contribution counts samples that are no whole micro-batches of {size}")
@@ -228,12 +233,13 @@ def _check_counted(body: Contribution, assignment: Assignment, head: Head, sched
     batch = schedule.batch(head)
     given = assignment.ranges if batch is None else (batch,)
     if not (batch is None and schedule.stage) and not contains(given, body.counted):
-        raise ProtocolViolation("a contribution counts samples that this round is not about")
+        raise ProtocolViolation("a contribution counts samples that do not belong to this round")
 
 
 def open_roster(roster: Roster, head: Head, plan: WorkPlan, slices: int, schedule: RoundSchedule) -> list[Contribution]:
-    """Check a roster against the head and the plan; returns its contributions in order. Where some have counted the
-    same samples, `swarm.protocol.overlaps` tells which are merged."""
+    """Check a roster against the head and the plan; return its contributions in order.
+
+    Contributions may have counted the same samples: `swarm.protocol.overlaps` tells which are merged."""
     if roster.head != head.hash or roster.plan != plan.hash:
         raise ProtocolViolation("the roster is for another round or plan")
     if len(roster.contributions) > len(plan.assignments):
@@ -257,8 +263,10 @@ def next_head(
     schedule: RoundSchedule,
     state_hash: bytes,
 ) -> Head:
-    """The head a completed exchange leads to. `merged` are the contributions that passed the gate, no two of which have
-    counted the same; `everyone` stays."""
+    """Return the head that follows from a completed exchange.
+
+    `merged` are the contributions that passed the gate, no two of which share samples. The contributors of `everyone`
+    are the new members."""
     consumed = []
     for body in merged:
         assignment = plan.of(body.member)
@@ -269,8 +277,8 @@ def next_head(
     ledger = head.ledger.settle([a.ranges for a in plan.assignments], consumed, promised)
     reached = [body.counted[-1][1] for body in merged if body.counted]
     if schedule.stage and not schedule.synchronous and reached:
-        # Nobody is assigned what it is to count there: one member could count a sample here and there without end. The
-        # others are where most are; what they left behind long ago does not come again.
+        # Later stages are assigned no samples, so one member could count scattered samples without limit. Keep only the
+        # ranges near the median position; samples left far behind do not come again.
         ledger = ledger.narrowed(median_low(reached), RETURNED_MAX)
     return Head(
         run_id=head.run_id,

@@ -1,9 +1,9 @@
-"""Finding out where the run stands: for joiners, for those who woke from a freeze, for those who missed a vote.
+"""Finding the run's current head: for joiners, and for peers that were frozen or missed a vote.
 
-No single peer is believed. Whoever knows a group (its own head's members, or those of a later term that the authority
-signed) and hears enough of them to make a majority, goes where a majority of them went, and nowhere else. Who knows
-nobody, or whose group has dissolved, goes by numbers: a head counts if a majority of its own members has committed it.
-What the authority signed counts anyway.
+No single peer is believed. A peer knows a group: the members of its own head, or those of a later term that the
+authority signed. If a majority of that group answers, the peer follows the head of a majority of the group and no
+other. If the peer knows no group, or its group has dissolved, a head counts if a majority of the head's own members has
+committed it. A head that the authority signed always counts.
 """
 
 from __future__ import annotations
@@ -21,85 +21,81 @@ from swarm.protocol.head import Head, Member
 from swarm.protocol.messages import HEAD_REPORT, REGROUP_KIND, AskHead, HeadReport
 
 POLL_S: Final = 4.0
-ASKED_MAX: Final = 64  # besides the members of a head, whom nobody else may crowd out
+ASKED_MAX: Final = 64  # besides the members of a head, which others must not crowd out
 
 
 @dataclass(frozen=True)
 class HeadCandidate:
-    """A head that counts, the peers that stand at it or at the next one (these hold its state too), and the authority's
-    signature of its term (None in term 0)."""
+    """A head that enough reports support."""
 
     head: Head
     holders: tuple[str, ...]
+    """The peers that report this head or its successor. Both kinds hold its state."""
     regroup: Signed | None
-
-
-@dataclass(frozen=True)
-class Viewpoint:
-    """Who looks, and from which head."""
-
-    me: Member
-    head: Head
+    """The first head of its term, signed by the authority; None in term 0."""
 
 
 def open_regroup(signed: Signed, authority: str, run_id: str) -> Head:
-    """The head with which the authority began a term; `ProtocolViolation` if anybody else signed it."""
+    """Return the head with which the authority began a term. Raise `ProtocolViolation` if another peer signed it."""
     head = open_body(signed, REGROUP_KIND, Head, signer=authority)
     if head.run_id != run_id:
         raise ProtocolViolation("a regroup belongs to another run")
     return head
 
 
-def weigh(
+def rank_heads(
     head_reports: Iterable[tuple[str, HeadReport]],
     authority: str,
     genesis: Head,
-    view: Viewpoint | None = None,
+    me: Member | None = None,
+    mine: Head | None = None,
     unheard: int = 0,
 ) -> list[HeadCandidate]:
-    """The heads that count, best first. `head_reports`: what each peer said, by authenticated peer id; `unheard`: how
-    many may still answer."""
+    """Return the heads that count, best first.
+
+    `head_reports` come with the authenticated id of their sender. `mine` is the head of `me`, the peer that asks; both
+    are None for a peer that has none. `unheard` is the number of peers that may still answer."""
     seen: dict[bytes, HeadReport] = {}
-    there: dict[bytes, set[Member]] = {}
-    witnesses: dict[bytes, set[Member]] = {}  # who is there, or has gone on from there to the next
+    reporters: dict[bytes, set[Member]] = {}
+    holders: dict[bytes, set[Member]] = {}  # members that report that head or its successor
     starts: dict[bytes, Head] = {}
-    voices = set()
+    answered = set()
     for peer, report, start in _valid(head_reports, authority, genesis):
         head = report.head
         if start is not None:
             starts[start.hash] = start
-        voices.add(peer)
+        answered.add(peer)
         seen.setdefault(head.hash, report)
-        there.setdefault(head.hash, set()).add(report.member)
+        reporters.setdefault(head.hash, set()).add(report.member)
         for committed in (head.hash, head.previous):
-            witnesses.setdefault(committed, set()).add(report.member)
-    group = max([view.head, *starts.values()], key=lambda head: head.term) if view else genesis
-    known = {m.peer for m in group.members} - {view.me.peer if view else ""}
-    mine = int(view is not None and group.has(view.me))
-    if group.members and len(known & voices) + unheard + mine >= group.quorum:
-        enough = max(1, group.quorum - mine)
-        gone = {name: sum(m.peer in known for m in witnesses[name]) for name in seen}
-        believed = [n for n in seen if n in starts or seen[n].head in (group, genesis) or gone[n] >= enough]
-        believed.sort(key=lambda n: seen[n].head.position, reverse=True)
+            holders.setdefault(committed, set()).add(report.member)
+    group = max([mine, *starts.values()], key=lambda head: head.term) if mine is not None else genesis
+    known = {m.peer for m in group.members} - {me.peer if me is not None else ""}
+    own = int(me is not None and group.has(me))
+    if group.members and len(known & answered) + unheard + own >= group.quorum:
+        enough = max(1, group.quorum - own)
+        backers = {name: sum(m.peer in known for m in holders[name]) for name in seen}
+        counting = [n for n in seen if n in starts or seen[n].head in (group, genesis) or backers[n] >= enough]
+        counting.sort(key=lambda n: seen[n].head.position, reverse=True)
     else:
-        backers = {name: sum(s.head.has(member) for member in witnesses[name]) for name, s in seen.items()}
+        backers = {name: sum(s.head.has(member) for member in holders[name]) for name, s in seen.items()}
         signed = [name for name, s in seen.items() if name in starts or s.head == genesis]
-        counting = [name for name, s in seen.items() if name in signed or backers[name] >= s.head.quorum]
-        believed = [n for n in counting if not unheard or n in signed or 2 * backers[n] > len(voices) + unheard]
-        believed.sort(key=lambda n: _weight(seen[n].head, there[n], known), reverse=True)
-    return [HeadCandidate(seen[n].head, tuple(sorted(m.peer for m in witnesses[n])), seen[n].regroup) for n in believed]
+        backed = [name for name, s in seen.items() if name in signed or backers[name] >= s.head.quorum]
+        counting = [n for n in backed if not unheard or n in signed or 2 * backers[n] > len(answered) + unheard]
+        counting.sort(key=lambda n: _rank(seen[n].head, reporters[n], known), reverse=True)
+    return [HeadCandidate(seen[n].head, tuple(sorted(m.peer for m in holders[n])), seen[n].regroup) for n in counting]
 
 
 def majority_speaks(head_reports: Iterable[tuple[str, HeadReport]], authority: str, genesis: Head, head: Head) -> bool:
-    """Whether `weigh` goes where the group of `head` went, for who looks from there without a vote; else by numbers."""
-    voices = {peer for peer, _, _ in _valid(head_reports, authority, genesis)}
-    return len(voices & {member.peer for member in head.members}) >= head.quorum
+    """Return whether a majority of the members of `head` has answered, so that `rank_heads` follows that group."""
+    answered = {peer for peer, _, _ in _valid(head_reports, authority, genesis)}
+    return len(answered & {member.peer for member in head.members}) >= head.quorum
 
 
 def _valid(
     head_reports: Iterable[tuple[str, HeadReport]], authority: str, genesis: Head
 ) -> Iterator[tuple[str, HeadReport, Head | None]]:
-    """What is said of this run by whom it is about, with the start of its term."""
+    """Yield the reports of this run that name their sender and a valid term, with the first head of that term."""
     for peer, report in head_reports:
         head = report.head
         if head.run_id != genesis.run_id or report.member.peer != peer:
@@ -109,13 +105,13 @@ def _valid(
             yield peer, report, start
 
 
-def _weight(head: Head, there: set[Member], known: set[str]) -> tuple[int, int, int, int]:
-    """By what heads compare where nobody speaks for a majority."""
-    return head.term, sum(m.peer in known for m in there), sum(head.has(m) for m in there), head.round
+def _rank(head: Head, reporters: set[Member], known: set[str]) -> tuple[int, int, int, int]:
+    """Return the sort key of heads if no majority of a known group has answered."""
+    return head.term, sum(m.peer in known for m in reporters), sum(head.has(m) for m in reporters), head.round
 
 
 def _start_of_term(report: HeadReport, authority: str) -> Head | None:
-    """The head with which the authority began the term of that standing, if it did."""
+    """Return the head with which the authority began the term of that report, or None."""
     if report.regroup is None:
         return None
     try:
@@ -134,9 +130,10 @@ async def ask_head_reports(
     most: int = ASKED_MAX,
     gone: set[str] | None = None,
 ) -> list[tuple[str, HeadReport]]:
-    """Ask peers, the first `most` of them, where they stand in `group` (see `AskHead`), all at once; those who do not
-    answer in time, or before it is `enough` (called with the answers and the number of those still asked), or are in
-    another group, are left out. Whose machine says that nobody listens there any more is put into `gone`."""
+    """Ask the first `most` peers at once for their head in `group` (see `AskHead`).
+
+    Peers that do not answer in time, or are in another group, are left out. `enough(answers, unheard)` ends the poll
+    early. Peers whose machine refuses the connection are added to `gone`."""
     answers: list[tuple[str, HeadReport]] = []
     asked = list(dict.fromkeys(peers))[:most]
     unheard = len(asked)

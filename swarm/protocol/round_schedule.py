@@ -1,4 +1,4 @@
-"""How much work a round has: what the manifest and the last head fix, the same for every member."""
+"""The work of each round, as the manifest and the last head fix it. It is the same for every member."""
 
 from __future__ import annotations
 
@@ -9,37 +9,40 @@ from statistics import median_low
 from typing import Final
 
 from optim.config import AllReduceConfig, DilocoConfig, EagerConfig, OuterConfig, PerStepConfig, StreamingConfig
-from optim.round_info import RoundInfo
-from optim.schedule import quadratic_steps
+from optim.schedule import RoundInfo, quadratic_steps
 from peer.compute.lr_schedule import learning_rate
 from peer.config import InnerConfig
 from peer.errors import ProtocolViolation
 from swarm.protocol.head import Head, Member
 from swarm.protocol.ledger import Range
 
-CLAIM_MAX: Final = 4.0  # nobody counts as faster than this many times the median
-SURPLUS: Final = 0.25  # of a round's steps; peers of one speed differ by less from round to round
-SPEED_MAX: Final = 1e9  # steps/s; whoever reports more, or NaN, is not believed
-STEPS_FACTOR_MAX: Final = 64  # a lone replica does the work of all that issue
+CLAIM_MAX: Final = 4.0  # a member's claimed speed counts up to this many times the median
+SURPLUS: Final = 0.25  # of a round's steps; a peer's speed varies by less from round to round
+SPEED_MAX: Final = 1e9  # steps/s; a higher claim, or NaN, is not believed
+STEPS_FACTOR_MAX: Final = 64  # a stage's only replica does the work of all replicas of the first stage
 
 
 @dataclass(frozen=True)
 class RoundSchedule:
-    """`seq_len` tokens a sequence; `compute_s_max`: seconds after which any round's compute ends.
+    """The steps, samples and deadlines of rounds.
 
-    In a pipeline, which has `stages` > 1, every stage's replicas have rounds of their own. Those of stage 0 are
-    assigned samples and issue them in micro-batches of `micro_batch` sequences; the others work on whatever comes. A
-    replica makes inner steps of its own between commits or, where the method is synchronous, all stages go through the
-    same batch in a round, each sample exactly once a stage.
+    In a pipeline the replicas of each stage have rounds of their own. Those of stage 0 are assigned samples and
+    dispatch them as micro-batches; the others work on what arrives. Replicas make inner steps of their own between
+    commits. With a synchronous method all stages instead process the same batch in a round, each sample exactly once
+    a stage.
     """
 
     outer: OuterConfig
     inner: InnerConfig
     seq_len: int
+    """Tokens a sequence."""
     compute_s_max: float
+    """Seconds after which any round's compute phase ends."""
     stage: int = 0
     stages: int = 1
+    """More than 1 in a pipeline."""
     micro_batch: int = 0
+    """Sequences a micro-batch, in a pipeline."""
 
     @property
     def batch_size(self) -> int:
@@ -51,27 +54,27 @@ class RoundSchedule:
 
     @property
     def synchronous(self) -> bool:
-        """Whether a round of a pipeline is one batch that all stages go through."""
+        """Whether a round of a pipeline is one batch that all stages process."""
         return self.pipeline and isinstance(self.outer, AllReduceConfig)
 
     @property
     def unit(self) -> int:
-        """Samples in a step of an assignment."""
+        """Samples in one step of an assignment."""
         return self.micro_batch if self.synchronous else self.batch_size
 
     def round_info(self, head: Head) -> RoundInfo:
-        """The round that follows `head`."""
+        """Return the round after `head`."""
         step = max(head.inner_step, 0)
         return RoundInfo(head.round + 1, step, learning_rate(self.inner, step))
 
     def batch(self, head: Head) -> Range | None:
-        """The samples of a synchronous pipeline's round, all of which must be counted; None elsewhere."""
+        """Return the samples of a synchronous pipeline's round, all of which must be counted; None otherwise."""
         if not (self.pipeline and isinstance(self.outer, AllReduceConfig)):
             return None
         return head.ledger.cursor, head.ledger.cursor + self.outer.batch
 
     def steps(self, head: Head) -> int:
-        """Steps of a contributor's work in the round after `head`: of the fastest, or of all together (`shared`)."""
+        """Return the steps of the round after `head`: of the fastest contributor, or (if `shared`) of all together."""
         outer = self.outer
         if isinstance(outer, AllReduceConfig):
             return max(1, outer.batch // self.unit)
@@ -83,41 +86,43 @@ class RoundSchedule:
         return outer.steps
 
     def most_steps(self, head: Head) -> int:
-        """How many a contribution may claim: a stage that has fewer replicas than the first makes more of them."""
+        """Return the steps a contribution may claim. A stage with fewer replicas than the first makes more steps."""
         steps = self.steps(head)
         return STEPS_FACTOR_MAX * steps if self.pipeline and not self.synchronous else steps
 
     @property
     def shared(self) -> bool:
-        """Whether the steps are divided among the members, as a global batch is."""
+        """Whether the members divide the steps among them, as the parts of a global batch."""
         return isinstance(self.outer, AllReduceConfig)
 
     @property
     def overlaps(self) -> bool:
-        """Whether peers train on while an exchange is in flight, on samples promised for it."""
+        """Whether peers train on promised samples while an exchange is in flight."""
         return isinstance(self.outer, StreamingConfig | EagerConfig)
 
     def ahead(self, head: Head) -> int:
-        """How many steps of the next round a member may be promised in the plan of this one."""
+        """Return the steps of the next round that a plan may promise to a member."""
         return with_surplus(self.steps(head)) if self.overlaps else 0
 
     def advance(self, head: Head, steps: int) -> int:
-        """By how much the round after `head`, in which the fastest made so many steps, moves the run along its inner
-        schedule. Stages of a pipeline must stay at one place, however many replicas share their work."""
+        """Return by how much the round after `head` moves the run along its inner schedule, if the fastest contributor
+        made that many steps. All stages of a pipeline advance alike, whatever their number of replicas."""
         if isinstance(self.outer, PerStepConfig):
             return min(1, steps)
         return self.steps(head) if self.pipeline else steps
 
     def divide(self, head: Head, speeds: Mapping[Member, float]) -> tuple[dict[Member, int], float]:
-        """Each member's steps, in proportion to its measured speed (inner steps a second, 0 if not yet known) so that
-        all finish together (DyLU, arXiv 2401.09135), and how many seconds that should take. A pipeline may have to
-        pause until some stage has a replica again, so its rounds take as long as they take."""
+        """Return each member's steps and the seconds they should take.
+
+        Steps are proportional to measured speed (inner steps a second, 0 if unknown), so that all members finish
+        together (DyLU, arXiv 2401.09135). A pipeline pauses while a stage has no replica, so its rounds are only
+        limited by `compute_s_max`."""
         if self.stage:
             return dict.fromkeys(speeds, self.most_steps(head)), self.compute_s_max
         steps = self.steps(head)
         known = [speed for speed in speeds.values() if 0 < speed < SPEED_MAX]
         usual = median_low(known) if known else 1.0
-        most = CLAIM_MAX * usual  # whoever boasts neither starves the others nor takes all the work
+        most = CLAIM_MAX * usual  # a false claim neither starves the others nor takes all the work
         believed = {m: min(s, most) if 0 < s < SPEED_MAX else usual for m, s in speeds.items()}
         fastest = max(believed.values())
         if self.shared:
@@ -129,7 +134,7 @@ class RoundSchedule:
         return counts, max(counts[m] / s for m, s in believed.items())
 
     def check(self, head: Head, counts: Mapping[Member, int]) -> None:
-        """`ProtocolViolation` unless a plan may assign so many steps."""
+        """Raise `ProtocolViolation` unless a plan may assign these steps."""
         steps = self.steps(head)
         if self.stage:
             if any(count != self.most_steps(head) for count in counts.values()):
@@ -145,13 +150,13 @@ class RoundSchedule:
 
 
 def with_surplus(steps: int) -> int:
-    """What a member that trains ahead is promised for a round in which it is to make `steps`: where the others are a
-    little slower, it goes on instead of waiting for them."""
+    """Return the steps promised to a member that trains ahead: more than `steps`, so that it does not have to wait for
+    slightly slower members."""
     return steps + math.ceil(SURPLUS * steps)
 
 
 def _apportion(total: int, speeds: Mapping[Member, float], least: int) -> dict[Member, int]:
-    """`total` in proportion to speed, at least `least` each; what rounding leaves goes to the largest remainders."""
+    """Divide `total` in proportion to speed, at least `least` each; the largest remainders get what rounding leaves."""
     whole = sum(speeds.values())
     exact = {member: total * speed / whole for member, speed in speeds.items()}
     counts = {member: max(least, math.floor(share)) for member, share in exact.items()}

@@ -1,4 +1,4 @@
-"""Deadlines that adapt to what was measured, so that the user need not guess timeouts. One knob: `timeout_floor_s`."""
+"""Deadlines from measured times, so that the user need not guess timeouts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HISTORY: Final = 16
 
 
 class AdaptiveTimeouts:
-    """How long to wait for what. `timeout_floor_s` > 0 is a floor under every deadline."""
+    """Deadlines for calls, exchanges and batches. None is shorter than `timeout_floor_s`, the only setting."""
 
     def __init__(self, timeout_floor_s: float = 0.0) -> None:
         self._timeout_floor_s = timeout_floor_s
@@ -21,11 +21,11 @@ class AdaptiveTimeouts:
 
     @property
     def answer_s(self) -> float:
-        """For a call that carries no payload."""
+        """Seconds for a call without payload."""
         return max(ANSWER_S, self._timeout_floor_s)
 
     def exchange_s(self, payload_bytes: int) -> float:
-        """For a whole exchange in which this peer sends and receives about `payload_bytes` each way."""
+        """Return the seconds for an exchange in which this peer sends and receives about `payload_bytes` each."""
         if self._exchanges:
             expected = 4.0 * median(self._exchanges) + ANSWER_S
         else:
@@ -38,9 +38,9 @@ class AdaptiveTimeouts:
 
     @property
     def batch_s(self) -> float:
-        """From the plan of a synchronous pipeline's round to our part of its batch, usually; 0 until measured."""
+        """Median seconds from a synchronous pipeline's plan to this peer's contribution; 0 until measured."""
         return median(self._batches) if self._batches else 0.0
 
     def note_batch(self, seconds: float) -> None:
-        """Record how long one took."""
+        """Record how long this peer took to contribute to a batch."""
         self._batches.append(seconds)

@@ -1,0 +1,1 @@
+"""The driver of one commit: plan, compute, submit, exchange, merge, vote."""

@@ -1,44 +1,36 @@
-"""The leader waits for a plan's work: for everybody who is alive, but not for ever."""
+"""The leader's wait for the contributions to a plan, until all live members have submitted or a deadline passes."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from statistics import median
-from typing import Final, NamedTuple
+from typing import Final
 
 import trio
 
 from peer.errors import BarnraiseError, ProtocolViolation, RemoteError, RoundError
-from peer.identity import Signed
 from peer.net.rpc_server import BUSY
 from swarm.protocol.head import Member
+from swarm.protocol.ledger import Range
 from swarm.protocol.messages import START_ROUND, StartRound
 from swarm.protocol.plan import Contribution, WorkPlan, open_contribution
 from swarm.rounds.context import RoundContext
 from swarm.rounds.round_state import RoundState
-from swarm.rounds.trainer import Claims
 
-FINISH_EARLY_FACTOR: Final = 1.5  # times the median compute time, then the slow are asked for what they have
+FINISH_EARLY_FACTOR: Final = (
+    1.5  # times the median compute time, after which slow members are asked to submit what they have
+)
 FINISH_EARLY_SLACK_S: Final = 2.0
-FINISH_EARLY_WAIT_S: Final = 8.0  # for them to finish their step, encode and hand in
+FINISH_EARLY_WAIT_S: Final = 8.0  # for slow members to finish their step, encode and submit
 PROBE_S: Final = 1.0
 
 
-class AttemptFailed(RoundError):
-    """This attempt decides nothing; another one will."""
-
-
-class Submission(NamedTuple):
-    """A contribution as it was signed, and what it says."""
-
-    signed: Signed
-    body: Contribution
-
-
 class ContributionCollector:
-    """Of one attempt: the contributions of those `assigned`. `finish_early` asks all of them for what they have.
-    `claims`: what each said it has once all was gathered; those `doubted` are not asked. `joining()`: peers outside
-    the group. Who missed a commit is one, and counts its part of the batch all the same."""
+    """Collects the contributions of the `assigned` members for one attempt.
+
+    `finish_early` asks all of them to submit what they have. In a synchronous pipeline the trainer asks the members
+    what they have counted. Peers in `doubted` are not asked. Peers that are `joining` are: one that missed a commit
+    may have counted a part of the batch."""
 
     def __init__(
         self,
@@ -55,17 +47,18 @@ class ContributionCollector:
         self._slices = slices
         self._assigned = assigned
         self._finish_early = finish_early
-        # Who did not answer in time is not in the plan, but goes on counting: nobody else will count what it has.
+        # A member that did not promise in time is not in the plan, but it may hold samples that no other will count.
         self._asked = sorted({m.peer for m in (*assigned, *round_state.head.members)}.difference(doubted))
         self._doubted, self._joining = doubted, joining
-        self.claims: Claims = {}
+        self.claims: Mapping[str, Sequence[Range]] = {}
+        """The samples that each peer (by id) says it has counted; empty until `gather` is done."""
         self._plan: WorkPlan = round_state.plan
         self._gathered = self._cut_short = False
         self._left: set[str] = set()
         self._end = max(round_state.planned_at + self._plan.deadline_s, trio.current_time()) + FINISH_EARLY_WAIT_S
 
     async def gather(self, scope: trio.CancelScope) -> None:
-        """Have all wrap up when together they have done what the round needs, in `scope`."""
+        """Wait, in `scope`, until the members together have done the round's work; then let `wait` end it."""
         with scope:
             async with trio.open_nursery() as nursery:
                 if self._context.schedule.pipeline:
@@ -75,15 +68,16 @@ class ContributionCollector:
                 self._round_state.changed.notify()
 
     async def wait(self, attempt: int, refused: Collection[str]) -> None:
-        """Until there is nobody left to wait for. `refused`: peers that did not take the plan. `AttemptFailed` if a
-        later attempt has begun."""
+        """Wait until every live member that took the plan has submitted, or a deadline has passed.
+
+        `refused` are the peers that refused the plan. Raises `RoundError` if a later attempt has begun."""
         round_state = self._round_state
         took: dict[Member, float] = {}
         while round_state.decided is None:
             if round_state.acceptor.promised > attempt:
-                raise AttemptFailed("a later attempt has begun")
+                raise RoundError("a later attempt has begun")
             now = trio.current_time()
-            if self._context.schedule.synchronous:  # whoever gathers looks at this list again and again
+            if self._context.schedule.synchronous:  # the trainer's `gather` rereads this list
                 self._asked += [peer for peer in self._joining() if peer not in {*self._asked, *self._doubted}]
             for member in round_state.submitted:
                 took.setdefault(member, now - round_state.planned_at)
@@ -102,8 +96,10 @@ class ContributionCollector:
         return [m for m in self._assigned if m not in self._round_state.submitted and m.peer not in away]
 
     async def _probe_missing(self) -> None:
-        """Who has moved to another stage is alive, but follows the plan no more: once somebody has handed in, those who
-        have not are told of it again, and whoever knows nothing of it has left."""
+        """Find members that are alive but have left for another stage.
+
+        Once a contribution has come, send the plan again to the members that have not submitted. A member that refuses
+        it has left."""
         me, signed = self._context.me.peer, self._round_state.signed_plan
         assert signed is not None
         while True:
@@ -123,11 +119,11 @@ class ContributionCollector:
                 self._left.add(peer)
                 self._round_state.changed.notify()
         except BarnraiseError:
-            return  # the heartbeat will tell
+            return  # the heartbeat finds dead peers
 
-    def usable(self) -> dict[Member, Submission]:
-        """What has come and may be merged."""
-        found: dict[Member, Submission] = {}
+    def usable(self) -> dict[Member, Contribution]:
+        """Return the submitted contributions that are valid and may be merged."""
+        found: dict[Member, Contribution] = {}
         for member, signed in self._round_state.submitted.items():
             if member.peer in self._context.host.suspects:
                 continue
@@ -136,17 +132,18 @@ class ContributionCollector:
                     signed, self._plan, self._slices, self._round_state.head, self._context.schedule
                 )
                 if body.member != member:
-                    raise ProtocolViolation("a contribution was handed in as another peer's")
+                    raise ProtocolViolation("a contribution was submitted as another peer's")
             except ProtocolViolation as error:
                 self._context.events.emit("peer_penalized", peer=member.peer, reason=str(error))
                 continue
-            found[member] = Submission(signed, body)
+            found[member] = body
         return found
 
     def _is_late(self, now: float, took: Sequence[float]) -> bool:
-        """Whether most have handed in, and the others had as much time again as may be expected of them. In a pipeline
-        the stages after the first all stop at the same event, which who has done nothing does not see; in a synchronous
-        one whoever gathers says when."""
+        """Return whether most members have submitted and the others have had a fair time.
+
+        In a pipeline the replicas of later stages stop at a common event, which an idle replica does not see; so one
+        contribution is enough there. In a synchronous pipeline `gather` decides instead."""
         schedule = self._context.schedule
         enough = 1 if schedule.stage else len(self._assigned) // 2 + 1
         if schedule.synchronous or len(took) < enough:

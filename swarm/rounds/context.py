@@ -1,4 +1,4 @@
-"""Where a peer takes part in rounds from."""
+"""What one member of a group needs to take part in rounds."""
 
 from __future__ import annotations
 
@@ -17,15 +17,22 @@ from swarm.state.snapshots import SnapshotStore
 
 @dataclass(frozen=True)
 class RoundContext:
-    """Where a peer takes part in rounds from: who it is, its network, its state, what it lends to joiners, its
-    trainer."""
+    """One member of a group: its network host, its state and its trainer."""
 
     me: Member
-    identity: Identity
     host: Host
     state: OuterState
     snapshots: SnapshotStore
+    """The states that this peer serves to joiners."""
     trainer: Trainer
     schedule: RoundSchedule
     timeouts: AdaptiveTimeouts
-    events: EventLog
+
+    @property
+    def identity(self) -> Identity:
+        """The key with which this member signs."""
+        return self.host.identity
+
+    @property
+    def events(self) -> EventLog:
+        return self.host.events

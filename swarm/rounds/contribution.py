@@ -1,4 +1,4 @@
-"""From an assignment to a signed commitment: train, encode, hash. What a contributor does before anybody exchanges."""
+"""A contributor's work before the exchange: train, encode, hash, and sign a commitment."""
 
 from __future__ import annotations
 
@@ -23,52 +23,54 @@ from swarm.rounds.trainer import TrainRequest, TrainResult
 
 @dataclass(frozen=True)
 class EncodedUpdate:
-    """What a peer has to say in a round: its encoded slices, their blake3 hashes and squared norms. `before`: in a
-    pipeline, what the method remembered before it."""
+    """A peer's encoded update, ready to send."""
 
     round_info: RoundInfo
     coding: Coding
     slices: Sequence[memoryview]
     hashes: tuple[bytes, ...]
+    """The blake3 hash of each slice."""
     sqnorms: tuple[float, ...]
+    """The squared norm of each slice's decoded values."""
     before: tuple[torch.Tensor, ...] = ()
+    """In a pipeline, the method's memory before this update was encoded."""
 
 
 class Contributor:
-    """Makes a peer's contributions, one at a time, and sees to it that what a method keeps between its messages stays
-    true: what was in a message that was not merged is in the next one. In a pipeline the trainer sees to that, or to
-    its being counted elsewhere: there the method forgets the message."""
+    """Makes a peer's contributions, one at a time, and keeps the method's memory (error feedback) correct.
+
+    An update that was not merged goes into the next one. In a pipeline the trainer keeps or re-dispatches what was not
+    merged, so there the method only forgets the update."""
 
     def __init__(self, context: RoundContext) -> None:
         self._context = context
-        self._returned: deque[EncodedUpdate] = deque()
+        self._unmerged: deque[EncodedUpdate] = deque()
 
     async def contribute(
         self, plan: WorkPlan, round_info: RoundInfo, coding: Coding, cut_short: bool
     ) -> tuple[Signed, EncodedUpdate | None]:
-        """Do this peer's part of `plan`, or (`cut_short`) take what there is. Returns the signed `Contribution` and the
-        message it commits to.
+        """Train under `plan`, or (`cut_short`) take what there is. Return the signed `Contribution` and its update.
 
-        A worker that fails, or a product that is not finite, makes a contribution of nothing: the peer stays in the
-        group, owns slices and votes.
+        If the worker fails or its product is not finite, the contribution is empty. The peer stays in the group, owns
+        slices and votes.
         """
         context = self._context
         assignment = plan.of(context.me)
         assert assignment is not None
         work: TrainResult | None = None
-        message: EncodedUpdate | None = None
+        update: EncodedUpdate | None = None
         try:
             request = TrainRequest(
                 assignment, round_info, coding.places, len(plan.assignments), plan.deadline_s, cut_short
             )
             work = await context.trainer.train(request)
             if work.steps:
-                message = await trio.to_thread.run_sync(self._encode, round_info, coding, work.product)
+                update = await trio.to_thread.run_sync(self._encode, round_info, coding, work.product)
         except WorkerError as error:
             context.events.emit("worker_failed", round=plan.round, reason=str(error))
         except BarnraiseError as error:
             context.events.emit("update_unusable", round=plan.round, reason=str(error))
-        usable = work if message else None
+        usable = work if update else None
         body = Contribution(
             head=plan.head,
             plan=plan.hash,
@@ -76,20 +78,20 @@ class Contributor:
             steps=usable.steps if usable else 0,
             samples=usable.samples if usable else 0,
             loss=usable.loss if usable and math.isfinite(usable.loss) else 0.0,
-            hashes=message.hashes if message else (),
-            sqnorms=message.sqnorms if message else (),
+            hashes=update.hashes if update else (),
+            sqnorms=update.sqnorms if update else (),
             counted=usable.counted if usable else (),
         )
-        return sign_body(context.identity, CONTRIBUTION_KIND, body), message
+        return sign_body(context.identity, CONTRIBUTION_KIND, body), update
 
-    def restore_residual(self, message: EncodedUpdate) -> None:
-        """That message was not merged."""
-        self._returned.append(message)
+    def restore_residual(self, update: EncodedUpdate) -> None:
+        """Put an update that was not merged back into the method's memory, before the next update is encoded."""
+        self._unmerged.append(update)
 
     def _encode(self, round_info: RoundInfo, coding: Coding, product: torch.Tensor) -> EncodedUpdate:
         strategy, pipeline = self._context.state.strategy, self._context.schedule.pipeline
-        while self._returned:
-            lost = self._returned.pop()  # the last one first: what was before it holds what came before that
+        while self._unmerged:
+            lost = self._unmerged.pop()  # the last one first: its `before` contains the earlier ones
             if pipeline:
                 for vector, was in zip(strategy.memory(lost.coding), lost.before, strict=True):
                     vector.copy_(was)

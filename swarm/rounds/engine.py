@@ -1,8 +1,9 @@
-"""A peer's life in a run, head after head: take part in rounds, or catch up and knock until the group plans for it.
+"""The engine runs rounds until the training run is complete.
 
-One `Round` is alive at a time. Calls from other peers are routed to it by the head they name; a call that names a
-head we do not have makes us look where the run stands, but only what `swarm.protocol.quorum` accepts makes us leave
-the round.
+For each head the peer either takes part in the next round (as member or leader), asks to join the group, or catches up
+with a later head. One `Round` is alive at a time; calls of other peers are routed to it by the head they name. A call
+that names another head makes the engine look for the run's current head. Only a head that `swarm.protocol.quorum`
+accepts makes it leave the round.
 """
 
 from __future__ import annotations
@@ -13,57 +14,60 @@ from typing import Final, Protocol
 import trio
 
 from optim.strategies.interface import Coding
-from peer.errors import BarnraiseError, NetworkError, ProtocolViolation, RemoteError, RoundError
+from peer.errors import BarnraiseError, NetworkError, NoQuorum, ProtocolViolation, RemoteError, RoundError
 from peer.identity import Signed
 from peer.net.rpc_server import BUSY
-from swarm.protocol import messages as say
+from swarm.protocol import messages
 from swarm.protocol.head import TRIES_PER_LEADER, Head, Member
+from swarm.protocol.join_requests import JoinRequests
 from swarm.protocol.ledger import Range
-from swarm.protocol.quorum import ASKED_MAX, HeadCandidate, Viewpoint, ask_head_reports, weigh
+from swarm.protocol.quorum import ASKED_MAX, HeadCandidate, ask_head_reports, rank_heads
 from swarm.rounds.context import RoundContext
 from swarm.rounds.contribution import Contributor
 from swarm.rounds.handlers import EngineState, RoundHandlers, RunLimits
-from swarm.rounds.leader import Leader, NoMajority
-from swarm.rounds.round import Nurseries, Round
+from swarm.rounds.leader import Leader
+from swarm.rounds.round import Round
 from swarm.rounds.round_state import RoundState
 
 JOIN_REQUEST_EVERY_S: Final = 1.0
-SEE_OFF_EVERY_S: Final = 0.2  # whoever has seen all others at the run's end is gone within a second
-LEADER_LEFT_S: Final = 1.0  # how often it is looked whether a pipeline's leader has moved to another stage
-LOOK_AROUND_S: Final = 5.0  # a member whose round does not move looks whether the run is elsewhere
-LOOK_PAUSE_S: Final = 0.1  # after a look for nothing, then doubled: a burst of calls must not become a burst of polls
+WAIT_FOR_OTHERS_EVERY_S: Final = 0.2  # short, since a peer that has seen all others at the last head leaves at once
+LEADER_LEFT_S: Final = 1.0  # interval of checks whether a pipeline's leader has moved to another stage
+LOOK_AROUND_S: Final = 5.0  # a peer whose round does not move looks for a later head
+LOOK_PAUSE_S: Final = 0.1  # after a vain look, doubled each time: a burst of calls must not cause a burst of polls
 ASK_AUTHORITY_EVERY_S: Final = 1.5
 
 
 class CommitListener(Protocol):
-    """Who keeps and fetches states on the engine's behalf (`swarm.training.peer`)."""
+    """Stores and fetches states for the engine (`swarm.training.replica`)."""
 
     async def committed(self, head: Head, results: list[memoryview]) -> None:
-        """The state of `head` is now current; `results` are the encoded merged slices that led to it."""
+        """Take note that `head` is committed; `results` are the encoded merged slices that led to its state."""
 
     async def fetch(self, candidate: HeadCandidate, mine: Head) -> None:
-        """Bring the outer state to that of `candidate.head`. `NetworkError` if no donor could deliver it."""
+        """Bring the outer state to that of `candidate.head`. Raises `NetworkError` if no donor could deliver it."""
 
     def known_peers(self) -> Iterable[str]:
-        """Peers of this run seen lately, besides the members of the current head."""
+        """Return the peers of this run seen lately, besides the members of the current head."""
 
 
 class Engine:
-    """`run()` takes part until the run's number of rounds is committed."""
+    """Takes part in rounds until the run's number of rounds is committed."""
 
     def __init__(
-        self, context: RoundContext, run: RunLimits, head: Head, regroup: Signed | None, keeper: CommitListener
+        self, context: RoundContext, run: RunLimits, head: Head, regroup: Signed | None, listener: CommitListener
     ) -> None:
-        self._state = here = EngineState(head, regroup)
+        self._state = EngineState(head, regroup)
+        self._join_requests = JoinRequests()
         self._context = context
-        self._keeper = keeper
+        self._listener = listener
         self._run = run
         self._contributor = Contributor(context)
         self.counted: tuple[tuple[Range, ...], ...] = ()
-        """In a pipeline: the samples of each contribution that the last commit has merged."""
-        RoundHandlers(context, run, here).open()
+        """In a pipeline, the samples of each contribution that the last commit has merged."""
+        RoundHandlers(context, run, self._state, self._join_requests).open()
 
     async def run(self) -> None:
+        """Run rounds until the run is complete."""
         round_state: RoundState | None = None
         async with trio.open_nursery() as lingering:
             while not self._run.rounds or self.head.round < self._run.rounds:
@@ -71,8 +75,9 @@ class Engine:
                 better: list[HeadCandidate] = []
                 coding = await self._coding()
                 async with trio.open_nursery() as tasks:
-                    nurseries = Nurseries(tasks, lingering)
-                    round_ = Round(self._context, round_state, coding, self._contributor, nurseries, self._look_again)
+                    round_ = Round(
+                        self._context, round_state, coding, self._contributor, tasks, lingering, self._look_again
+                    )
                     self._state.round = round_
                     self._state.moved.notify()
                     try:
@@ -89,11 +94,11 @@ class Engine:
                     await self._catch_up(round_state, better[0])
             self._state.phase = "finished"
             self._state.round = None
-            await self._serve_stragglers()
+            await self._wait_for_others()
             lingering.cancel_scope.cancel()
 
     async def _coding(self) -> Coding:
-        """How the messages of the next round are coded; where that depends on the state it takes a while."""
+        """Return how the updates of the next round are coded. This takes a while if it depends on the state."""
         state = self._context.state
         return await trio.to_thread.run_sync(
             state.strategy.coding, self._context.schedule.round_info(self.head), state.tensors
@@ -108,7 +113,7 @@ class Engine:
 
     @property
     def regroup(self) -> Signed | None:
-        """The authority's signature of the head's term."""
+        """The first head of the present term, signed by the authority."""
         return self._state.regroup
 
     @property
@@ -117,19 +122,19 @@ class Engine:
 
     @property
     def takes_part(self) -> bool:
-        """Whether the group counts on this peer: as a member, or as somebody whom the present plan takes in."""
+        """Whether this peer is a member of the group, or the present plan takes it in."""
         round_, me = self._state.round, self._context.me
         plan = round_.round_state.plan if round_ is not None else None
         return self.head.has(me) or (plan is not None and plan.of(me) is not None)
 
     def _ready(self) -> dict[str, Member]:
-        """Who wants to be planned for."""
-        return self._state.join_requests.ready(self._run.max_peers - len(self.head.members))
+        """Return the peers that ask to join, by peer id."""
+        return self._join_requests.ready(self._run.max_peers - len(self.head.members))
 
     # -- one head ----------------------------------------------------------------------------------------------------
 
     async def _live(self, round_: Round) -> list[HeadCandidate]:
-        """Returns when the round is decided (empty), or with a better head that was found elsewhere."""
+        """Take part until the round is decided (returns an empty list) or a better head is found elsewhere."""
         better: list[HeadCandidate] = []
         part = self._lead_or_follow if round_.round_state.head.has(self._context.me) else self._request_join
 
@@ -147,21 +152,21 @@ class Engine:
         return [] if round_.round_state.decided is not None else better
 
     async def _lead_or_follow(self, round_: Round) -> None:
-        """A member's part: see to it that some attempt of the round is led, by itself if it comes to that."""
+        """Take part as a member: lead an attempt, or follow its leader, until the round is decided."""
         round_state, head, host = round_.round_state, round_.round_state.head, self._context.host
         host.watch(m.peer for m in head.members if m != self._context.me)
         leader = Leader(round_, self._ready)
         floor = 0
         while round_state.decided is None:
             floor = max(floor, round_state.acceptor.promised)
-            attempt = round_state.awaited = head.next_attempt(floor, host.suspects)
-            round_.election_timeout.turn_to(head.leader(attempt).peer)
+            attempt = round_state.awaited_attempt = head.next_attempt(floor, host.suspects)
+            round_.election_timeout.follow(head.leader(attempt).peer)
             if head.leader(attempt) == self._context.me:
                 self._state.phase = "leading"
                 floor = attempt + 1
                 try:
                     await leader.lead(attempt)
-                except NoMajority as error:
+                except NoQuorum as error:
                     await self._wait_for_majority(round_, str(error))
                 except (RoundError, ProtocolViolation) as error:
                     self._context.events.emit("attempt_failed", round=round_.number, attempt=attempt, reason=str(error))
@@ -176,63 +181,61 @@ class Engine:
     async def _follow(self, round_state: RoundState, attempt: int) -> None:
         """Wait while the leader of `attempt` makes progress."""
         leader = round_state.head.leader(attempt).peer
-        if round_state.awaits != leader:  # else it has its time: it may have been quicker than we are
+        if round_state.awaited_leader != leader:  # else the leader was quicker and has its deadline already
             round_state.expect_progress_within(2 * self._context.timeouts.answer_s, leader)
         async with trio.open_nursery() as nursery:
             if self._context.schedule.pipeline:
-                nursery.start_soon(self._see_whether_it_left, round_state, leader)
+                nursery.start_soon(self._watch_for_leaving, round_state, leader)
             while round_state.decided is None and round_state.acceptor.promised <= attempt:
-                if leader in self._context.host.suspects or trio.current_time() > round_state.stage_deadline:
+                if leader in self._context.host.suspects or trio.current_time() > round_state.step_deadline:
                     break
                 await round_state.changed.until(lambda: round_state.decided is not None, 0.25)
             nursery.cancel_scope.cancel()
 
-    async def _see_whether_it_left(self, round_state: RoundState, leader: str) -> None:
-        """A leader that moves to another stage is alive, and leads no more: then its time is over."""
-        ask = say.AskHead(round_state.head.run_id)
+    async def _watch_for_leaving(self, round_state: RoundState, leader: str) -> None:
+        """End the leader's time if it has moved to another stage: it is alive, but leads no more."""
+        ask = messages.AskHead(round_state.head.run_id)
         while True:
             await trio.sleep(LEADER_LEFT_S)
             try:
                 await self._context.host.rpc.call(
-                    leader, say.HEAD_REPORT, ask, timeout_s=self._context.timeouts.answer_s
+                    leader, messages.HEAD_REPORT, ask, timeout_s=self._context.timeouts.answer_s
                 )
             except RemoteError as error:
                 if error.code != BUSY:
                     round_state.expect_progress_within(0.0, leader)
                     return
             except BarnraiseError:
-                continue  # the heartbeat will tell
+                continue  # the heartbeat finds dead peers
 
     async def _request_join(self, round_: Round) -> None:
-        """A joiner's part: tell the members that we hold their head's state, until a round that has us is decided."""
+        """Ask to join: tell the members that this peer holds their head's state, until the round is decided."""
         round_state, context = round_.round_state, self._context
         self._state.phase = "joining"
         head = round_state.head
-        request_join = say.JoinRequest(head.hash, head.round, context.me, context.host.addresses, head.run_id)
+        request_join = messages.JoinRequest(head.hash, head.round, context.me, context.host.addresses, head.run_id)
         while round_state.decided is None:
-            doors = [*(m.peer for m in head.members), self._run.authority]
+            asked = [*(m.peer for m in head.members), self._run.authority]
             async with trio.open_nursery() as nursery:
-                for door in doors:
-                    nursery.start_soon(self._request_join_at, door, request_join, head.position)
+                for peer in asked:
+                    nursery.start_soon(self._request_join_at, peer, request_join, head.position)
             await round_state.changed.until(lambda: round_state.decided is not None, JOIN_REQUEST_EVERY_S)
 
-    async def _request_join_at(self, door: str, request_join: say.JoinRequest, round_state: tuple[int, int]) -> None:
+    async def _request_join_at(self, peer: str, request: messages.JoinRequest, position: tuple[int, int]) -> None:
         try:
             reply = await self._context.host.rpc.call(
-                door, say.REQUEST_JOIN, request_join, timeout_s=self._context.timeouts.answer_s
+                peer, messages.REQUEST_JOIN, request, timeout_s=self._context.timeouts.answer_s
             )
         except BarnraiseError:
             return
-        if (
-            reply.body.head.position > round_state
-        ):  # the authority's is that of the last regroup: older than ours, as a rule
+        if reply.body.head.position > position:  # the authority's is usually older: that of the last regroup
             self._state.look.set()
 
     async def _look_around(self, round_: Round) -> HeadCandidate:
-        """Look where the run stands when somebody seems to be further on, and now and then anyway; returns what is.
+        """Look for a better head when a peer seems to have one, and every `LOOK_AROUND_S`; return it.
 
-        Vain looks that others make us take come ever more slowly; a quiet while ends that, so that a joiner sees the
-        next commit in time for the round after it."""
+        Each vain look that a call has caused doubles the pause before the next. A quiet `LOOK_AROUND_S` ends that, so
+        that a joiner sees the next commit in time for the round after it."""
         head = round_.round_state.head
         pause_s = LOOK_PAUSE_S
         while True:
@@ -249,20 +252,22 @@ class Engine:
             pause_s = min(2 * pause_s, LOOK_AROUND_S / 2)
 
     async def best_candidate(self) -> HeadCandidate | None:
-        """The head that counts most among all the peers we know of."""
+        """Return the best head among all known peers, or None."""
         me = self._context.me.peer
-        peers = [m.peer for m in self.head.members] + [self._run.authority] + list(self._keeper.known_peers())
+        peers = [m.peer for m in self.head.members] + [self._run.authority] + list(self._listener.known_peers())
         suspects = self._context.host.suspects
-        mine, view = (me, self._state.report(self._context.me)), Viewpoint(self._context.me, self.head)
+        head, mine, run = self.head, (me, self._state.report(self._context.me)), self._run
 
-        def weighed(head_reports: list[tuple[str, say.HeadReport]], unheard: int = 0) -> list[HeadCandidate]:
-            return weigh([*head_reports, mine], self._run.authority, self._run.genesis, view, unheard)
+        def ranked(head_reports: list[tuple[str, messages.HeadReport]], unheard: int = 0) -> list[HeadCandidate]:
+            reports = [*head_reports, mine]
+            return rank_heads(reports, run.authority, run.genesis, self._context.me, head, unheard)
 
-        def enough(head_reports: list[tuple[str, say.HeadReport]], unheard: int) -> bool:
-            """A majority further on is worth following at once; whoever is frozen would hold up the answer. What only
-            the authority of a pipeline's small groups remembers is often long past, and nobody has its state any more.
-            """
-            best = weighed(head_reports, unheard)[:1]
+        def enough(head_reports: list[tuple[str, messages.HeadReport]], unheard: int) -> bool:
+            """End the poll at a later head with a majority: waiting for frozen peers would only delay the answer.
+
+            A head that only the authority of a pipeline reports does not count here. In small groups it is often old,
+            and no peer has its state any more."""
+            best = ranked(head_reports, unheard)[:1]
             past = self._context.schedule.pipeline and best and set(best[0].holders) == {self._run.authority}
             if past and best[0].head.state_hash != self.head.state_hash:
                 return False
@@ -270,17 +275,17 @@ class Engine:
 
         others = [peer for peer in peers if peer != me and peer not in suspects]
         rpc, most = self._context.host.rpc, len(self.head.members) + ASKED_MAX
-        candidates = weighed(await ask_head_reports(rpc, others, group=self.head.run_id, enough=enough, most=most))
+        candidates = ranked(await ask_head_reports(rpc, others, group=self.head.run_id, enough=enough, most=most))
         return candidates[0] if candidates else None
 
     async def _wait_for_majority(self, round_: Round, reason: str) -> None:
-        """Too few members are left to go on: only the authority may regroup us. Wait, and say so."""
-        self._state.phase = say.NO_MAJORITY
+        """Ask the authority, which alone can regroup the members that are left, and wait a while."""
+        self._state.phase = messages.NO_MAJORITY
         self._context.events.emit("majority_lost", round=round_.number, reason=reason)
         try:
-            ask = say.AskHead(self.head.run_id)
+            ask = messages.AskHead(self.head.run_id)
             reply = await self._context.host.rpc.call(
-                self._run.authority, say.NEED_REGROUP, ask, timeout_s=self._context.timeouts.answer_s
+                self._run.authority, messages.NEED_REGROUP, ask, timeout_s=self._context.timeouts.answer_s
             )
             if reply.body.head.position > round_.round_state.head.position:
                 self._state.look.set()
@@ -296,14 +301,15 @@ class Engine:
         self._context.state.commit(head.state_hash)
         self._state.head = head
         round_.end(head)
-        self._state.join_requests.settle(exchange.merge.plan, head)
+        self._join_requests.settle(exchange.merge.plan, head)
         self.counted = tuple(body.counted for body in exchange.merge.merged())
         results = [exchange.results[i] for i in sorted(exchange.results)]
-        await self._keeper.committed(head, results)
+        await self._listener.committed(head, results)
 
     async def _catch_up(self, round_state: RoundState, candidate: HeadCandidate) -> None:
-        """Move to a head that others committed: by our own sealed result, by a change of term, or by fetching. If that
-        fails we stay where we are, unless the state has moved on part of the way."""
+        """Move to a head that others have committed: by this peer's own candidate, by a change of term, or by fetching.
+
+        If that fails, the peer stays at its head, unless replay has moved the state part of the way."""
         self._state.phase = "catching up"
         state = self._context.state
         while True:
@@ -311,11 +317,11 @@ class Engine:
             try:
                 if head.state_hash == state.tree.root:
                     break
-                if round_state.sealed is not None and round_state.sealed.hash == head.hash:
+                if round_state.candidate is not None and round_state.candidate.hash == head.hash:
                     state.commit(head.state_hash)
                 else:
-                    round_state.sealed = None  # its state is written over by what is fetched
-                    await self._keeper.fetch(candidate, self.head)
+                    round_state.candidate = None  # its state is overwritten by what is fetched
+                    await self._listener.fetch(candidate, self.head)
                 break
             except (NetworkError, ProtocolViolation) as error:
                 self._context.events.emit("catch_up_failed", round=head.round, reason=str(error))
@@ -324,16 +330,16 @@ class Engine:
                 return
             candidate = await self.best_candidate() or candidate
         self._state.head, self._state.regroup = head, candidate.regroup
-        await self._keeper.committed(head, [])
+        await self._listener.committed(head, [])
 
-    async def _serve_stragglers(self) -> None:
-        """The run is complete: stay until every member of the last head is there too, but not for ever."""
+    async def _wait_for_others(self) -> None:
+        """Wait, for a bounded time, until every member of the last head has committed it or has left."""
         rpc, head, me = self._context.host.rpc, self.head, self._context.me
         missing = {member.peer for member in head.members if member != me}
         with trio.move_on_after(4 * self._context.timeouts.answer_s):
-            while missing:  # whoever was seen there may leave before the others are, or before we have seen it
+            while missing:  # a peer seen at the last head may leave, so it is not asked again
                 gone: set[str] = set()
                 head_reports = await ask_head_reports(rpc, missing, group=head.run_id, most=len(missing), gone=gone)
                 missing -= gone.union(peer for peer, report in head_reports if report.head.hash == head.hash)
                 if missing:
-                    await trio.sleep(SEE_OFF_EVERY_S)
+                    await trio.sleep(WAIT_FOR_OTHERS_EVERY_S)

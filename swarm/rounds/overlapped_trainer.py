@@ -1,10 +1,10 @@
-"""The trainer of methods whose exchange overlaps compute: the worker trains on while a message is in flight.
+"""The trainer of methods whose exchange overlaps compute: the worker trains while an update is in flight.
 
-    train(r): [end the tail] [take in what round r-1 changed] steps left of round r -> capture --> message r in flight
+    train(r): [end the tail] [adopt the changes of round r-1] rest of round r's steps -> capture --> update r in flight
     tail:                                                          steps of round r+1, on samples promised for it
 
-A tail is `at_least` steps long and at most as long as what is promised for the next round, somewhat more than that
-round's work; only where an exchange takes longer than all of that does the worker wait.
+A tail is at least `at_least` steps long. It ends with the samples promised for the next round, somewhat more than that
+round's work. The worker waits only if an exchange takes longer than that.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import msgspec
 import torch
 import trio
 
+from optim.algorithms.eager import EagerOffset
 from optim.algorithms.outer_step import DilocoOuter
 from optim.config import EagerConfig, OuterConfig, StreamingConfig
-from optim.strategies.eager import EagerOffset
 from optim.strategies.interface import OuterStrategy
 from peer.errors import WorkerError
 from peer.events import EventLog
@@ -33,53 +33,55 @@ from swarm.rounds.trainer import TrainRequest, TrainResult
 from swarm.rounds.worker_trainer import NOTHING, WorkerTrainer, spans_of
 
 
-class Taking(Protocol):
-    """How a method that overlaps takes in what its rounds change."""
+class OverlapPolicy(Protocol):
+    """How a method that overlaps brings the changes of a round into the worker's weights."""
 
     at_least: int
+    """Steps of a tail, at least."""
 
     def begin(self, fresh: bool) -> InnerRunOptions:
-        """What the next steps begin from. `fresh`: the state was replaced."""
+        """Return how the next steps begin. `fresh` tells that the state was replaced."""
         ...
 
     def captured(self, delta: torch.Tensor, peers: int) -> InnerRunOptions:
-        """My delta is on its way, to be merged with those of `peers`; returns what the tail begins from."""
+        """Note that the peer's delta will be merged with those of `peers` peers; return how the tail begins."""
         ...
 
     def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None) -> None:
-        """As `Trainer.adopt`, which knows the head too."""
+        """Adopt outer weights, as `Trainer.adopt` does."""
         ...
 
 
 @dataclass
 class _Tail:
-    """Steps ahead, from number `first_step` on the samples `ranges`."""
+    """Steps ahead of the next round."""
 
     ranges: tuple[Range, ...]
     first_step: int
-    orders: InnerRunOptions
+    """The number of the first step in the run's schedule."""
+    options: InnerRunOptions
     result: InnerResult = NOTHING
     begun: trio.Event = field(default_factory=trio.Event)
     done: trio.Event = field(default_factory=trio.Event)
 
 
 class OverlapTrainer(WorkerTrainer):
-    """Implements `swarm.rounds.trainer.Trainer`; `run` must be running."""
+    """Trains while an exchange is in flight; implements `swarm.rounds.trainer.Trainer`. `run` must be running."""
 
-    def __init__(self, worker_group: WorkerGroup, taking: Taking, events: EventLog) -> None:
+    def __init__(self, worker_group: WorkerGroup, policy: OverlapPolicy, events: EventLog) -> None:
         super().__init__(worker_group, "delta", events)
-        self._taking = taking
+        self._policy = policy
         self._fresh = True
         self._tail: _Tail | None = None
         self._tails, self._asked = trio.open_memory_channel[_Tail](1)
-        self._training: TrainRequest | None = None  # of a round, not ahead of one
+        self._training: TrainRequest | None = None  # the round being trained, without its tail
 
     async def run(self) -> None:
-        """Train on while messages are in flight."""
+        """Train the tails, while updates are in flight."""
         async for tail in self._asked:
             tail.begun.set()
             try:
-                tail.result = await self._inner(tail.ranges, tail.first_step, math.inf, None, tail.orders)
+                tail.result = await self._inner(tail.ranges, tail.first_step, math.inf, None, tail.options)
             except WorkerError as error:
                 self._events.emit("worker_failed", reason=str(error))
             finally:
@@ -90,27 +92,27 @@ class OverlapTrainer(WorkerTrainer):
         try:
             return await self._train(request)
         finally:
-            if self._training is request:  # else a newer plan's is being trained already
+            if self._training is request:  # else a newer plan is being trained already
                 self._training = None
 
     async def _train(self, request: TrainRequest) -> TrainResult:
         work = request.assignment
-        await self._stop_tail(self._taking.at_least)
+        await self._stop_tail(self._policy.at_least)
         ahead = self._take_tail(request)
         await self._validate_if_due()
-        orders = msgspec.structs.replace(self._taking.begin(self._fresh), capture=spans_of(request.places))
+        options = msgspec.structs.replace(self._policy.begin(self._fresh), capture=spans_of(request.places))
         self._fresh = False
         left, first_step = tail_of(work.ranges, ahead.sequences), request.round_info.step + ahead.steps
         steps = 0 if self._cut_short else max(0, work.steps - ahead.steps)
-        result = await self._inner(left, first_step, request.deadline_s, steps, orders)
+        result = await self._inner(left, first_step, request.deadline_s, steps, options)
         delta = self._delta(request.places)
-        after = await trio.to_thread.run_sync(self._taking.captured, delta, request.peers)
+        after = await trio.to_thread.run_sync(self._policy.captured, delta, request.peers)
         self._say_trained(request, result, ahead)
         if work.ahead:
-            # a round given up while that thread ran has no tail: one that never begins would be waited for for ever
+            # A round cancelled while that thread ran must leave no tail: `_stop_tail` would wait for it without end.
             await trio.lowlevel.checkpoint_if_cancelled()
             self._tail = _Tail(work.ahead, request.round_info.step + ahead.steps + result.steps, after)
-            self._tails.send_nowait(self._tail)  # there is room: the tail before has begun
+            self._tails.send_nowait(self._tail)  # there is room: the previous tail has begun
         return TrainResult(
             ahead.steps + result.steps, ahead.sequences + result.sequences, _mean_loss(ahead, result), delta
         )
@@ -121,19 +123,19 @@ class OverlapTrainer(WorkerTrainer):
         await super().validate()
 
     def finish_early(self) -> None:
-        """Steps ahead of the next round go on: they hold up nobody."""
+        """As `Trainer.finish_early`. A tail goes on, since no other peer waits for it."""
         self._cut_short = True
         if self._training is not None:
             self._worker_group.stop_inner()
 
     def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None, head: Head | None = None) -> None:
         self._fresh = self._fresh or changed is None
-        self._taking.adopt(theta, changed)
+        self._policy.adopt(theta, changed)
 
     async def _inner(
-        self, ranges: Sequence[Range], first_step: int, deadline_s: float, steps: int | None, orders: InnerRunOptions
+        self, ranges: Sequence[Range], first_step: int, deadline_s: float, steps: int | None, options: InnerRunOptions
     ) -> InnerResult:
-        result = await self._worker_group.inner_steps(list(ranges), first_step, deadline_s, steps, options=orders)
+        result = await self._worker_group.inner_steps(list(ranges), first_step, deadline_s, steps, options=options)
         self._note(result)
         return result
 
@@ -144,7 +146,7 @@ class OverlapTrainer(WorkerTrainer):
             await self._tail.done.wait()
 
     def _take_tail(self, request: TrainRequest) -> InnerResult:
-        """What was done ahead of this round."""
+        """Return what was trained ahead of this round."""
         tail, self._tail = self._tail, None
         if tail is None:
             return NOTHING
@@ -154,9 +156,9 @@ class OverlapTrainer(WorkerTrainer):
         return tail.result
 
 
-class TakesFragments:
-    """Streaming DiLoCo (arXiv 2501.18512): a fragment that moved is mixed in, local <- mix * local + (1 - mix) * outer,
-    `tau` steps after its delta was captured, or when it has arrived."""
+class StreamingPolicy:
+    """The policy of Streaming DiLoCo (arXiv 2501.18512). A merged fragment is mixed into the local weights,
+    local <- mix * local + (1 - mix) * outer, `tau` steps after its delta was captured, or when it has arrived."""
 
     def __init__(self, worker_group: WorkerGroup, tau: int, mix: float) -> None:
         self.at_least = tau
@@ -175,13 +177,13 @@ class TakesFragments:
 
     def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None) -> None:
         self._worker_group.outer.copy_(theta)
-        # a peer that had no part in a round has two commits to take in at once
+        # a peer that missed a round adopts two commits at once
         self._changed = () if changed is None else tuple(sorted({*self._changed, *spans_of(changed)}))
 
 
-class TakesEagerly:
-    """Eager updates (arXiv 2502.12996): the worker starts every round from the shared weights, stepped by the deltas of
-    the round before the last, plus this peer's own offset, stepped by its fresh delta."""
+class EagerPolicy:
+    """The policy of eager updates (arXiv 2502.12996). Every round starts from the shared weights, stepped by the deltas
+    of the round before the last, plus this peer's own offset, stepped by its newest delta."""
 
     at_least = 0
 
@@ -208,12 +210,12 @@ class TakesEagerly:
 def trainer_of(
     worker_group: WorkerGroup, outer: OuterConfig, strategy: OuterStrategy, events: EventLog
 ) -> WorkerTrainer:
-    """The trainer that a run's method asks for."""
+    """Return the trainer for a run's method."""
     if isinstance(outer, StreamingConfig) and (outer.fragments > 1 or outer.tau or outer.mix):
-        return OverlapTrainer(worker_group, TakesFragments(worker_group, outer.tau, outer.mix), events)
+        return OverlapTrainer(worker_group, StreamingPolicy(worker_group, outer.tau, outer.mix), events)
     if isinstance(outer, EagerConfig):
-        taking = TakesEagerly(worker_group, DilocoOuter(outer.lr, outer.momentum, outer.nesterov))
-        return OverlapTrainer(worker_group, taking, events)
+        policy = EagerPolicy(worker_group, DilocoOuter(outer.lr, outer.momentum, outer.nesterov))
+        return OverlapTrainer(worker_group, policy, events)
     return WorkerTrainer(worker_group, strategy.product, events)
 
 

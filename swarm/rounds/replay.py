@@ -1,7 +1,7 @@
-"""Catching up without fetching a state: apply the merged results of the few rounds that were missed.
+"""Catching up by replay: apply the merged results of the few missed rounds in place of fetching a whole state.
 
-A donor keeps the encoded results of its last rounds. Each leads from one state hash to the next, so nothing needs to be
-believed: if the rebuilt state hashes to what the quorum named, it is that state.
+A donor keeps the encoded results of its last rounds. Each leads from one state hash to the next, so the donor need not
+be trusted: if the rebuilt state has the hash that the quorum named, it is that state.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ CALL_S: Final = 15.0
 
 
 async def replay(context: RoundContext, mine: Head, target: bytes, donors: Sequence[str]) -> bool:
-    """Bring the outer state from that of the head `mine` to the one with hash `target`; False if no donor has the
-    results (the state is then at some commit on the way, or unchanged)."""
+    """Bring the outer state from that of head `mine` to the one with hash `target`.
+
+    Returns False if no donor has the results. The state is then unchanged, or that of a commit on the way."""
     for donor in donors[:2]:
         try:
             for _ in range(ROUNDS_MAX):
@@ -40,8 +41,8 @@ async def replay(context: RoundContext, mine: Head, target: bytes, donors: Seque
 
 
 async def _one_round(context: RoundContext, mine: Head, donor: str) -> Head:
-    """Apply the result that leads on from the state of `mine`; returns the head it leads to, which is as good as the
-    donor's word: only its state is proven."""
+    """Apply the results of the round after `mine`; return the next head. Only its state is proven, the rest of it is
+    the donor's claim."""
     state, round_info = context.state, context.schedule.round_info(mine)
     method = StateMethods.of(state.size_bytes, SLICE_BYTES_MAX).result
     coding = await trio.to_thread.run_sync(state.strategy.coding, round_info, state.tensors)
@@ -51,11 +52,11 @@ async def _one_round(context: RoundContext, mine: Head, donor: str) -> Head:
         call = AskResult(mine.state_hash, index)
         reply = await context.host.rpc.call(donor, method, call, timeout_s=CALL_S, bulk=True)
         if reply.body.outcome != "here" or reply.body.parts != coding.count:
-            raise ProtocolViolation("the results of the rounds that were missed are not to be had there")
+            raise ProtocolViolation("the donor does not have the results of the missed rounds")
         leads_to, head = reply.body.leads_to, reply.body.head
         await trio.to_thread.run_sync(state.build, index, reply.payload)
-    if await trio.to_thread.run_sync(state.seal) != leads_to:
-        raise ProtocolViolation("a donor's result does not lead to the state it names")
+    if await trio.to_thread.run_sync(state.hash_next) != leads_to:
+        raise ProtocolViolation("a donor's result leads to another state than it names")
     try:
         after = msgspec.msgpack.decode(head, type=Head)
     except MALFORMED as error:

@@ -1,5 +1,4 @@
-"""What an attempt merges: from a roster, which a leader sent, to contributions and their weights, as every member of
-the group derives them alike."""
+"""From a leader's roster to the contributions that an attempt merges and their weights; all members derive the same."""
 
 from __future__ import annotations
 
@@ -12,45 +11,47 @@ from optim.strategies.interface import Coding
 from peer.errors import RoundDiscarded
 from peer.identity import Signed
 from swarm.protocol.head import Head
-from swarm.protocol.overlaps import all_counted, merged_of
+from swarm.protocol.overlaps import covers_batch, select_disjoint
 from swarm.protocol.plan import Contribution, Roster, WorkPlan, open_roster
 from swarm.rounds.context import RoundContext
 from swarm.rounds.exchange import MergePlan
 
-# A synchronous pipeline's gradient is that of its batch exactly, however uneven the shares are: only what is an order
-# of magnitude longer than the others' is shortened.
+# A synchronous pipeline's gradient is exactly that of its batch, however uneven the shares are. Only a gradient an
+# order of magnitude longer than the others is clipped.
 BATCH_GATE: Final = NormGate(token_cap=inf, norm_band=inf, norm_clip=10.0)
 
 
-def merge_of(
+def check_roster(
     context: RoundContext, head: Head, coding: Coding, roster: Roster, plan: WorkPlan, signed_plan: Signed
 ) -> MergePlan:
-    """Check a roster and derive what it merges. `ProtocolViolation` if it is wrong; `RoundDiscarded` if nobody's update
-    may be merged, or a synchronous pipeline's batch would not be whole.
+    """Check a roster and return what it merges.
 
-    Nothing at all is merged, and the state stays as it is, where nothing will ever come for a round: every member must
-    know that by itself, and have said that it has nothing."""
+    Raises `ProtocolViolation` if the roster is wrong. Raises `RoundDiscarded` if no update may be merged, or if a
+    synchronous pipeline's batch would be incomplete.
+
+    An empty merge, which leaves the state as it is, is accepted only if no work can come for the round: every member
+    that the plan names must have submitted an empty contribution, and this peer's trainer must have run dry."""
     bodies = open_roster(roster, head, plan, coding.count, context.schedule)
     weights = _weights(context, bodies)
     merged = [body for body, weight in zip(bodies, weights, strict=True) if weight > 0]
     if not merged and not _is_empty(context, plan, bodies):
         raise RoundDiscarded("no contributor has a usable update")
     batch = context.schedule.batch(head)
-    if batch is not None and not all_counted(merged, batch):
+    if batch is not None and not covers_batch(merged, batch):
         raise RoundDiscarded("not all of the batch was counted")
     return MergePlan(context.schedule.round_info(head), plan, signed_plan, roster, bodies, weights, coding)
 
 
 def _is_empty(context: RoundContext, plan: WorkPlan, bodies: Sequence[Contribution]) -> bool:
-    """Whether all whom the plan names have nothing, and never will. Somebody whose contribution is missing may have
-    counted a lot: if it is alive, the next plan names it again."""
-    everybody = len(bodies) == len(plan.assignments)
-    return everybody and not any(body.steps for body in bodies) and context.trainer.has_run_dry(plan.round)
+    """Return whether no member of the plan has, or will ever have, anything to merge. A member whose contribution is
+    missing may have counted samples; if it is alive, the next plan names it again."""
+    complete = len(bodies) == len(plan.assignments)
+    return complete and not any(body.steps for body in bodies) and context.trainer.has_run_dry(plan.round)
 
 
 def _weights(context: RoundContext, bodies: Sequence[Contribution]) -> tuple[float, ...]:
-    """Each contributor's share of the mean, from the work and the norms committed to."""
-    distinct = merged_of(bodies)
+    """Return each contributor's weight in the mean, from the work and the norms committed to."""
+    distinct = select_disjoint(bodies)
     working = [body for body, kept in zip(bodies, distinct, strict=True) if kept and body.steps > 0]
     tokens = [body.samples * context.schedule.seq_len for body in working]
     norms = [body.norm for body in working]

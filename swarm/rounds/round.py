@@ -1,14 +1,13 @@
-"""One round at one peer: plan -> compute -> exchange -> combine -> vote -> commit.
+"""One round at one peer: plan -> compute -> exchange -> merge -> vote -> commit.
 
-A leader drives it (`swarm.rounds.leader`); this file is what every peer of the group, the leader included, answers to
-it, the compute half being `swarm.rounds.compute`. Weights change only when a majority of the last head's members voted
-for the same next head, which names the state hash.
+A leader drives the round (`swarm.rounds.leader`). This file is how every peer, the leader included, answers its orders;
+the compute phase is in `swarm.rounds.compute`. Weights change only if a majority of the last head's members has voted
+for the same next head, which names the hash of the new state.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Final
 
 import trio
@@ -21,31 +20,24 @@ from peer.net.rpc import Call
 from swarm.protocol.head import TRIES_PER_LEADER, Head
 from swarm.protocol.messages import Done, Finish, Prepare, Promise, SliceOf
 from swarm.protocol.plan import PLAN_KIND, Roster, WorkPlan, next_head
-from swarm.rounds.build_lock import BuildLock
 from swarm.rounds.compute import ComputePhase
 from swarm.rounds.context import RoundContext
 from swarm.rounds.contribution import Contributor
-from swarm.rounds.exchange import ButterflyAllReduce, MergePlan
-from swarm.rounds.leader_timeout import ElectionTimeout
-from swarm.rounds.roster import merge_of
+from swarm.rounds.election_timeout import ElectionTimeout
+from swarm.rounds.exchange import BuildLock, ButterflyAllReduce, MergePlan
+from swarm.rounds.roster import check_roster
 from swarm.rounds.round_state import RoundState
 from swarm.rounds.voting import Voting
 
-LINGER_S: Final = 20.0  # after a commit, slower peers may still be served the slices that they lack
-ATTEMPTS_AHEAD_MAX: Final = 1 << 20  # nobody skips more: numbers must not run out
-
-
-@dataclass(frozen=True)
-class Nurseries:
-    """`tasks` ends with the round, `lingering` outlives it."""
-
-    tasks: trio.Nursery
-    lingering: trio.Nursery
+LINGER_S: Final = 20.0  # after a commit, to serve slower peers the slices that they lack
+ATTEMPTS_AHEAD_MAX: Final = 1 << 20  # attempts that a leader may skip, so that numbers do not run out
 
 
 class Round:
-    """The round after one head. The engine routes calls here; `round_state.decided` is set when it has committed.
-    `overtaken` is called when a peer seems to be further on."""
+    """The round after one head, until `round_state.decided` is set. The engine's handlers route calls to it.
+
+    Tasks in `tasks` end with the round; those in `lingering` outlive it. `overtaken` is called when a peer seems to
+    have a later head."""
 
     def __init__(
         self,
@@ -53,17 +45,18 @@ class Round:
         round_state: RoundState,
         coding: Coding,
         contributor: Contributor,
-        nurseries: Nurseries,
+        tasks: trio.Nursery,
+        lingering: trio.Nursery,
         overtaken: Callable[[], object],
     ) -> None:
         self.context = context
         self.round_state = round_state
         self.round_info = context.schedule.round_info(round_state.head)
         self.coding = coding
-        self.voting = Voting(context, round_state, nurseries.lingering, overtaken)
+        self.voting = Voting(context, round_state, lingering, overtaken)
         self._contributor = contributor
         self.election_timeout = ElectionTimeout(context, round_state)
-        self._nurseries = nurseries
+        self._tasks, self._lingering = tasks, lingering
         self._compute_phase = ComputePhase(
             context, round_state, self.round_info, coding, contributor, self.election_timeout, self.spawn
         )
@@ -75,31 +68,34 @@ class Round:
         return self.round_info.round
 
     def phase(self, name: str) -> None:
+        """Tell that this peer has entered that phase."""
         self.context.events.emit("phase_entered", round=self.number, phase=name)
 
     @property
     def over(self) -> bool:
-        """Whether it takes no more orders: calls are answered by tasks that know nothing of the round's end."""
+        """Whether the round takes no more orders. Handlers may still call it after its end."""
         return self._closed or self.round_state.decided is not None
 
     def spawn(self, task: Callable[..., Awaitable[object]], *arguments: object) -> None:
-        """Run a task that ends with the round; `RoundDiscarded` if that is over."""
+        """Start a task that ends with the round. Raise `RoundDiscarded` if the round is over."""
         if self.over:
             raise RoundDiscarded("that round is over")
-        self._nurseries.tasks.start_soon(task, *arguments)
+        self._tasks.start_soon(task, *arguments)
 
     # -- phase 1: promise, plan, compute -------------------------------------------------------------------------------
 
     async def promise_when_due(self, ask: Prepare, leader: str) -> Promise:
-        """Answer the leader of an attempt; to one that interrupts another who still makes progress, as late as it can
-        wait for it, and then with a refusal. So nobody stops a round by always calling for the next attempt."""
+        """Answer the leader of an attempt, but not before the current leader's time is over.
+
+        A leader that interrupts one still making progress gets a refusal, as late as it can wait for it. So a peer that
+        keeps calling for the next attempt cannot stop the round."""
         with trio.move_on_after(0.8 * self.context.timeouts.answer_s):
             while not self.over and not self.election_timeout.is_due(ask.attempt):
                 await self.round_state.changed.wait(0.25)
         return self.promise(ask, leader)
 
     def promise(self, ask: Prepare, leader: str) -> Promise:
-        """Answer the leader of an attempt."""
+        """Answer the leader of an attempt at once."""
         round_state = self.round_state
         self._check_order(leader, ask.attempt)
         if ask.attempt > max(round_state.acceptor.promised, 0) + ATTEMPTS_AHEAD_MAX:
@@ -108,7 +104,7 @@ class Round:
         granted = due and round_state.acceptor.promise(ask.attempt)
         merge = round_state.merge_of_vote()
         if granted:
-            self.election_timeout.give(leader, "promises", 2 * self.context.timeouts.answer_s)
+            self.election_timeout.allow(leader, "promises", 2 * self.context.timeouts.answer_s)
         return Promise(
             granted=granted,
             promised=round_state.acceptor.promised,
@@ -126,20 +122,20 @@ class Round:
         )
 
     def _bandwidths(self) -> dict[str, float]:
-        """Bytes/s that this peer measured to each member."""
+        """Return the bytes/s that this peer measured to each member."""
         measured = {m.peer: self.context.host.measured_bandwidth(m.peer) for m in self.round_state.head.members}
         return {peer: speed for peer, speed in measured.items() if speed}
 
     def take_work(self, signed: Signed, finish_early: bool, leader: str) -> None:
-        """Begin to compute under a plan, or hand in what is ready (`finish_early`). `leader` leads the attempt promised
-        last; the plan may be one that an earlier leader has signed."""
+        """Compute under a plan, or (`finish_early`) submit what is ready. `leader` leads the attempt promised last; the
+        plan may be signed by an earlier leader."""
         round_state = self.round_state
         plan = open_body(signed, PLAN_KIND, WorkPlan)
         if plan.head != round_state.head.hash:
-            raise RoundDiscarded("the plan is for another round, or another group's")
+            raise RoundDiscarded("the plan is for another round or another group")
         promised = max(round_state.acceptor.promised, 0)
         if round_state.head.leader(promised).peer != leader and self._may_have_led(leader, promised):
-            raise RoundDiscarded("a later attempt was promised")  # which an earlier leader need not know
+            raise RoundDiscarded("a later attempt was promised")  # an earlier leader may not know of it
         self._check_order(leader, promised)
         if round_state.plan == plan:
             self._compute_phase.go_on(plan, leader, finish_early)
@@ -151,17 +147,17 @@ class Round:
         self._compute_phase.begin(plan, signed, leader, finish_early)
 
     def discard(self, reason: str) -> None:
-        """Drop the round's work: outer weights stay, its samples stay unassigned, a new plan must come."""
+        """Drop the plan and what was computed under it. The outer weights stay; its samples stay free."""
         self._compute_phase.discard(reason)
 
     def take_submission(self, signed: Signed) -> None:
-        """The leader's side of a hand-in."""
+        """Accept a contribution, as the leader."""
         self._compute_phase.take_submission(signed)
 
     # -- phase 2: exchange, vote, commit ----------------------------------------------------------------------------
 
     async def begin_exchange(self, roster: Roster, leader: str) -> None:
-        """Exchange slices as the roster says, and vote for the head that the result leads to."""
+        """Start to exchange slices under a roster, and to vote for the head that the result leads to."""
         round_state = self.round_state
         self._check_order(leader, roster.attempt)
         if roster.hash in round_state.exchanges:
@@ -171,49 +167,51 @@ class Round:
         self._check_promised(roster.attempt)
         if any(exchange.merge.roster.attempt == roster.attempt for exchange in round_state.exchanges.values()):
             raise ProtocolViolation("a leader gave two rosters in one attempt")
-        merge = merge_of(self.context, round_state.head, self.coding, roster, round_state.plan, round_state.signed_plan)
+        merge = check_roster(
+            self.context, round_state.head, self.coding, roster, round_state.plan, round_state.signed_plan
+        )
         seconds = self.context.timeouts.exchange_s(self.payload_bytes()) + 2 * self.context.timeouts.answer_s
-        self.election_timeout.give(leader, roster.attempt, seconds)
+        self.election_timeout.allow(leader, roster.attempt, seconds)
         if all(body.member != self.context.me for body in merge.contributors):
             round_state.left_out = True
             return
-        build_lock = await self._build_alone(roster.attempt)
+        build_lock = await self._lock_buffers(roster.attempt)
         exchange = self._exchange_of(merge)
         round_state.remember(exchange)
         round_state.current = exchange
         round_state.changed.notify()
         self.phase("exchange")
-        self._nurseries.lingering.start_soon(self._run_exchange, exchange, build_lock)
+        self._lingering.start_soon(self._run_exchange, exchange, build_lock)
         self.spawn(self._vote_when_built, exchange, roster.attempt)
 
     async def begin_finish(self, finish: Finish, leader: str) -> None:
-        """A later leader found that an earlier attempt may have been decided: complete that one."""
+        """Start to finish an earlier attempt, because it may have been decided."""
         round_state = self.round_state
         self._check_order(leader, finish.attempt)
         self._check_promised(finish.attempt)
         seconds = self.context.timeouts.exchange_s(self.payload_bytes()) + 2 * self.context.timeouts.answer_s
-        self.election_timeout.give(leader, finish.attempt, seconds)
-        if round_state.sealed == finish.accepted.head:
+        self.election_timeout.allow(leader, finish.attempt, seconds)
+        if round_state.candidate == finish.accepted.head:
             self.spawn(self.voting.cast, finish.attempt, finish.accepted.head, finish.roster.hash)
         else:
-            build_lock = await self._build_alone(finish.attempt)
+            build_lock = await self._lock_buffers(finish.attempt)
             self.spawn(self._finish, finish, build_lock)
 
     async def _finish(self, finish: Finish, build_lock: BuildLock) -> None:
         try:
-            with build_lock.ends():
+            with build_lock.hold():
                 exchange = await self._complete(finish)
-            if build_lock.stopped:
+            if build_lock.cancelled:
                 return
-            if self._seal(exchange) != finish.accepted.head:
-                raise ProtocolViolation("the result leads to another head than was voted for")
+            if self._set_candidate(exchange) != finish.accepted.head:
+                raise ProtocolViolation("the result leads to another head than the one voted for")
         except (NetworkError, ProtocolViolation, RoundDiscarded) as error:
             self.context.events.emit("finish_failed", round=self.number, reason=str(error))
             return
         await self.voting.cast(finish.attempt, finish.accepted.head, finish.roster.hash)
 
     async def _complete(self, finish: Finish) -> ButterflyAllReduce:
-        """The exchange of an earlier attempt, with the next state built from its results."""
+        """Return the exchange of an earlier attempt, with the next state built from its results."""
         round_state = self.round_state
         known = round_state.exchanges.get(finish.roster.hash)
         if known is not None and known.built.is_set():
@@ -221,20 +219,17 @@ class Round:
             return known
         plan = open_body(finish.plan, PLAN_KIND, WorkPlan)
         exchange = self._exchange_of(
-            merge_of(self.context, round_state.head, self.coding, finish.roster, plan, finish.plan)
+            check_roster(self.context, round_state.head, self.coding, finish.roster, plan, finish.plan)
         )
         await exchange.fetch_from(finish.holder)
         round_state.remember(exchange)
         return exchange
 
     def _exchange_of(self, merge: MergePlan) -> ButterflyAllReduce:
-        context = self.context
-        timeout_s = context.timeouts.exchange_s(self.payload_bytes())
         round_state = self.round_state
-        mine = round_state.message.slices if round_state.message else ()
-        return ButterflyAllReduce(
-            context.me.peer, merge, context.state, mine, round_state.slices, context.host.rpc, timeout_s, context.events
-        )
+        timeout_s = self.context.timeouts.exchange_s(self.payload_bytes())
+        mine = round_state.update.slices if round_state.update else ()
+        return ButterflyAllReduce(self.context, merge, mine, round_state.received, round_state.delivered, timeout_s)
 
     async def _vote_when_built(self, exchange: ButterflyAllReduce, attempt: int) -> None:
         began = trio.current_time()
@@ -242,94 +237,94 @@ class Round:
         if self.round_state.current is not exchange:
             return
         self.context.timeouts.note_exchange(trio.current_time() - began)
-        head = self._seal(exchange)
+        head = self._set_candidate(exchange)
         self.phase("vote")
         faults.reach("before_vote", self.number)
         await self.voting.cast(attempt, head, exchange.key)
 
-    def _seal(self, exchange: ButterflyAllReduce) -> Head:
-        """The head that the next state, which that exchange has just built, stands for."""
+    def _set_candidate(self, exchange: ButterflyAllReduce) -> Head:
+        """Derive the candidate head from the next state that an exchange has just built."""
         round_state, merge = self.round_state, exchange.merge
         round_state.built_by = exchange
-        round_state.sealed = next_head(
+        round_state.candidate = next_head(
             round_state.head, merge.plan, merge.merged(), merge.contributors, self.context.schedule, exchange.state_hash
         )
         self.voting.count()
-        return round_state.sealed
+        return round_state.candidate
 
     # -- slices ------------------------------------------------------------------------------------------------------
 
     async def take_contribution(self, call: Call[SliceOf]) -> Done:
-        """A contributor's slice; waits for the roster if the slice was faster."""
+        """Accept a contributor's slice; wait for the roster if the slice was faster."""
         exchange = await self._exchange_named(call.body.key, call.peer)
         exchange.take_contribution(call.body.index, call.peer, call.payload)
         return Done()
 
     async def take_result(self, call: Call[SliceOf]) -> Done:
-        """A merged slice from its owner."""
+        """Accept a merged slice from its owner."""
         (await self._exchange_named(call.body.key, call.peer)).take_result(call.body.index, call.peer, call.payload)
         return Done()
 
     async def _exchange_named(self, key: bytes, sender: str) -> ButterflyAllReduce:
         plan = self.round_state.plan
         if plan is None or all(a.member.peer != sender for a in plan.assignments):
-            raise RoundDiscarded("the sender of a slice has no part in this round")  # no memory is held for strangers
+            raise RoundDiscarded("the sender of a slice has no part in this round")  # hold no memory for other peers
         await self.round_state.changed.until(lambda: key in self.round_state.exchanges, self.context.timeouts.answer_s)
         exchange = self.round_state.exchanges.get(key)
         if exchange is None:
-            raise RoundDiscarded("that attempt is over or not begun here")
+            raise RoundDiscarded("that attempt is over or has not begun here")
         return exchange
 
-    # -- small things ------------------------------------------------------------------------------------------------
+    # -- end and checks ----------------------------------------------------------------------------------------------
 
     def payload_bytes(self) -> int:
-        """About what one exchange makes this peer send: its message, and as much again as an owner."""
+        """Estimate what this peer sends in one exchange: its update, and as much again as an owner."""
         members = max(1, len(self.round_state.head.members))
         slices = range(self.coding.count)
         return sum(self.coding.message_bytes(i) + self.coding.result_bytes(i, members) for i in slices)
 
     def end(self, head: Head) -> None:
-        """After the commit: let a running exchange serve slower peers for a while."""
+        """End the round after the commit; let a running exchange serve slower peers for a while."""
         merge = self.round_state.built_by.merge if self.round_state.built_by is not None else None
-        if merge is not None and head == self.round_state.sealed and not merge.merged():
+        if merge is not None and head == self.round_state.candidate and not merge.merged():
             self.context.events.emit("round_empty", round=self.number, members=len(head.members))
         merged = (
             merge is not None
-            and head == self.round_state.sealed
+            and head == self.round_state.candidate
             and self.context.me in {c.member for c in merge.merged()}
         )
-        if self.round_state.message is not None and not merged:
-            self._contributor.restore_residual(self.round_state.message)
+        if self.round_state.update is not None and not merged:
+            self._contributor.restore_residual(self.round_state.update)
         if self._build_lock is not None:
             self._build_lock.scope.deadline = trio.current_time() + LINGER_S
 
     def close(self) -> None:
-        """Take no more orders."""
+        """Accept no more orders."""
         self._closed = True
 
     async def abandon(self) -> None:
-        """The round is overtaken: stop everything that touches the outer state."""
+        """End a round that was overtaken; return when nothing touches the outer state any more."""
         self.close()
-        while self._build_lock is not None and not self._build_lock.over.is_set():
-            await self._build_lock.stop()
+        while self._build_lock is not None and not self._build_lock.released.is_set():
+            await self._build_lock.cancel()
 
     async def _run_exchange(self, exchange: ButterflyAllReduce, build_lock: BuildLock) -> None:
-        with build_lock.ends(), self.context.snapshots.stepping_back():  # joiners get less of the link meanwhile
+        with build_lock.hold(), self.context.snapshots.stepping_back():  # joiners get less of the link meanwhile
             await exchange.run()
 
-    async def _build_alone(self, attempt: int) -> BuildLock:
-        """Begin to build the next state for `attempt`, when whatever else was building it has stopped."""
-        while self._build_lock is not None and not self._build_lock.over.is_set():
-            await self._build_lock.stop()
+    async def _lock_buffers(self, attempt: int) -> BuildLock:
+        """Cancel the present builder of the next state; return the lock for `attempt`."""
+        while self._build_lock is not None and not self._build_lock.released.is_set():
+            await self._build_lock.cancel()
         round_state = self.round_state
         if self.over or round_state.acceptor.promised > attempt:
             raise RoundDiscarded("that attempt is over")
-        round_state.current = round_state.sealed = round_state.built_by = None
+        round_state.current = round_state.candidate = round_state.built_by = None
         self._build_lock = BuildLock()
         return self._build_lock
 
     def _check_promised(self, attempt: int) -> None:
-        """Orders of phase 2 are taken in the attempt promised last, and in no other."""
+        """Raise unless `attempt` is the one promised last: only in it are orders of phase 2 accepted."""
         promised = self.round_state.acceptor.promised
         if attempt < promised:
             raise RoundDiscarded("a later attempt was promised")
@@ -337,15 +332,14 @@ class Round:
             raise ProtocolViolation("a leader gave orders in an attempt that was not announced")
 
     def _may_have_led(self, peer: str, promised: int) -> bool:
-        """Whether that peer led an attempt before the one `promised`, with its own plan or one that it found."""
+        """Return whether that peer may have led an attempt before `promised`."""
         head, mine = self.round_state.head, self.round_state.signed_plan
-        turns = range(max(0, promised - TRIES_PER_LEADER * len(head.members)), promised)
-        return (mine is not None and mine.signer == peer) or any(
-            head.leader(round_info).peer == peer for round_info in turns
-        )
+        attempts = range(max(0, promised - TRIES_PER_LEADER * len(head.members)), promised)
+        return (mine is not None and mine.signer == peer) or any(head.leader(n).peer == peer for n in attempts)
 
     def _check_order(self, sender: str, attempt: int) -> None:
+        """Raise unless the round is open and `sender` leads `attempt`."""
         if self.over:
             raise RoundDiscarded("that round is over")
         if attempt < 0 or not self.round_state.head.members or self.round_state.head.leader(attempt).peer != sender:
-            raise ProtocolViolation("a peer gave orders in an attempt that another leads")
+            raise ProtocolViolation("a peer gave orders in an attempt that another peer leads")

@@ -1,5 +1,4 @@
-"""What a round needs of whoever trains: the seam between rounds and compute workers (tests and benchmarks plug in
-here)."""
+"""The interface between rounds and compute workers; tests and benchmarks implement it, too."""
 
 from __future__ import annotations
 
@@ -14,65 +13,68 @@ from swarm.protocol.head import Head
 from swarm.protocol.ledger import Range
 from swarm.protocol.plan import Assignment
 
-Claims = Mapping[str, Sequence[Range]]
-"""What each peer says it has counted, by peer id."""
-
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What a trainer did: `steps` inner steps on the first `samples` samples it was assigned, mean training `loss`
-    (nats a token), and `product`, what the method asked for at the round's places, flat fp32, shape (m,): outer minus
-    local weights, or the mean gradient. The buffer stays valid until the next call of `train`. A stage of a pipeline
-    names the samples that it `counted`, whoever was assigned them."""
+    """The result of training in one round."""
 
     steps: int
+    """Inner steps made."""
     samples: int
+    """Samples trained on, the first of those assigned."""
     loss: float
+    """Mean training loss, nats a token."""
     product: torch.Tensor
+    """Outer minus local weights, or the mean gradient, as the method asks; at the round's places, flat fp32, shape
+    (m,). The buffer stays valid until the next call of `train`."""
     counted: tuple[Range, ...] = ()
+    """The samples that a pipeline's stage has counted, whether or not they were assigned to it."""
 
 
 @dataclass(frozen=True)
 class TrainRequest:
-    """What a round asks of a trainer: `assignment`, as the `round_info` has it, the first inner step being number
-    `round_info.step` of the run's schedule; the product is wanted at `places`. `peers` take part; compute ends at a
-    step boundary when `deadline_s` is over. `cut_short`: the others have done theirs; what there is already is wanted,
-    and no more."""
+    """A request to train in one round."""
 
     assignment: Assignment
     round_info: RoundInfo
+    """The first inner step is number `round_info.step` of the run's schedule."""
     places: tuple[slice, ...]
+    """Where the product is wanted."""
     peers: int
+    """The number of peers in the round."""
     deadline_s: float
+    """Seconds after which training ends at a step boundary."""
     cut_short: bool = False
+    """Return what there is already; the other peers have finished."""
 
 
 class Trainer(Protocol):
-    """Trains one replica. `speed` is its measured rate in inner steps a second, 0 until known."""
+    """Trains one replica."""
 
     speed: float
+    """Measured inner steps a second; 0 until known."""
 
     async def train(self, request: TrainRequest) -> TrainResult:
-        """Do the work from the weights last adopted. Cancelling it abandons the work. Raises `WorkerError` if the
+        """Train from the weights last adopted. Cancelling the call abandons the work. Raises `WorkerError` if the
         compute worker failed."""
         ...
 
     def finish_early(self) -> None:
-        """Let a running `train` return after the step it is in."""
+        """Let a running `train` return after its present step."""
         ...
 
     def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None, head: Head) -> None:
-        """Take over the outer weights of `head`, flat fp32, shape (P,). `changed`: where a commit changed them; None:
-        the state was replaced, and whatever was trained from the old one is void."""
+        """Adopt the outer weights of `head`, flat fp32, shape (P,). `changed` tells where a commit changed them; None
+        means that the state was replaced, which voids everything trained from the old one."""
         ...
 
     def has_run_dry(self, round: int) -> bool:
-        """Whether no work may ever come for the round of that number, so that it is one with nothing to merge: at a
-        later stage of a pipeline, at the end of the run."""
+        """Return whether no work can come for that round: at a later stage of a pipeline, at the end of the run."""
         ...
 
-    async def gather(self, members: Sequence[str]) -> Claims | None:
-        """The leader's part while `members` (peer ids) train: returns when all together have done what the round needs
-        and are to wrap up, with what each says it has counted, if they were asked; never, where each knows by itself
-        when it is done."""
+    async def gather(self, members: Sequence[str]) -> Mapping[str, Sequence[Range]] | None:
+        """Wait, as the leader, until `members` (peer ids) together have done the round's work.
+
+        Returns the samples each says it has counted, if they were asked. Never returns if each member's own assignment
+        tells it when it is done."""
         ...

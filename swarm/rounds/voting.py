@@ -1,4 +1,4 @@
-"""A member's vote: cast, told to the group until it counts, and counted."""
+"""A member's vote: cast it, send it until the round is decided, and count the votes of others."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ VOTE_RETRY_S: Final = 1.0
 
 
 class Voting:
-    """`overtaken` is called when a peer seems to be further on. Votes go out in `lingering`, which outlives the
-    round."""
+    """Casts and counts votes of one round. `overtaken` is called when a peer seems to have a later head. Votes are sent
+    in `lingering`, a nursery that outlives the round."""
 
     def __init__(
         self, context: RoundContext, round_state: RoundState, lingering: trio.Nursery, overtaken: Callable[[], object]
@@ -31,8 +31,7 @@ class Voting:
         self._overtaken = overtaken
 
     async def cast(self, attempt: int, head: Head, roster: bytes) -> None:
-        """Vote, tell the group, and keep asking until the round is decided: an answer may show that others
-        committed."""
+        """Vote and send the vote until the round is decided. An answer may show that another member has committed."""
         round_state, me = self._round_state, self._context.me
         if not round_state.acceptor.accept(attempt, head, roster):
             return
@@ -40,23 +39,23 @@ class Voting:
         round_state.votes.record(me, attempt, choice)
         vote = Vote(round_state.head.hash, attempt, choice, me)
         while round_state.decided is None and round_state.acceptor.promised == attempt:
-            self._lingering.start_soon(self._tell_all, vote, head)  # goes out even if it decides the round here
+            self._lingering.start_soon(self._tell_all, vote, head)  # it is sent even if it decides the round here
             self.count()
             await round_state.changed.until(lambda: round_state.decided is not None, VOTE_RETRY_S)
 
     def take(self, vote: Vote, sender: str) -> None:
-        """Another member's vote."""
+        """Record another member's vote."""
         if vote.member.peer != sender:
             raise ProtocolViolation("a vote names another member than its sender")
         self._round_state.votes.record(vote.member, vote.attempt, vote.choice)
         self.count()
 
     def count(self) -> None:
-        """Decide the round if a majority chose the head that the next state stands for here."""
+        """Decide the round if a majority chose this member's candidate head."""
         round_state = self._round_state
         chosen = round_state.votes.chosen
-        if chosen is not None and round_state.sealed is not None and round_state.sealed.hash == chosen:
-            round_state.decided = round_state.sealed
+        if chosen is not None and round_state.candidate is not None and round_state.candidate.hash == chosen:
+            round_state.decided = round_state.candidate
             round_state.changed.notify()
 
     async def _tell_all(self, vote: Vote, head: Head) -> None:
@@ -76,6 +75,6 @@ class Voting:
             return
         if reply.body.current not in (vote.choice, vote.head):
             self._overtaken()
-        if reply.body.current == vote.choice:  # committed there: it has seen a majority, its own vote included
+        if reply.body.current == vote.choice:  # the voter has committed, so it has voted for this head
             self._round_state.votes.record(voter, vote.attempt, vote.choice)
             self.count()

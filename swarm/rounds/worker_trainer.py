@@ -1,4 +1,4 @@
-"""The trainer of an ordinary peer: inner steps in its compute worker (`peer.worker.client`)."""
+"""The trainer of a peer with the whole model: inner steps in its compute worker (`peer.worker.client`)."""
 
 from __future__ import annotations
 
@@ -18,46 +18,49 @@ from peer.worker.client import WorkerGroup
 from swarm.protocol.head import Head
 from swarm.rounds.trainer import TrainRequest, TrainResult
 
-SPEED_MEMORY: Final = 0.7  # of the smoothed speed; volunteers' machines have other things to do at times
+SPEED_MEMORY: Final = (
+    0.7  # weight of the old value in the smoothed speed; other programs slow volunteers' machines at times
+)
 VALIDATION_BATCHES: Final = 8
-VALIDATION_SHARE: Final = 0.03  # of the time, at most: all the others' exchange waits for whoever measures
+VALIDATION_SHARE: Final = 0.03  # of the time, at most: the other members' exchange waits for a peer that measures
 NOTHING: Final = InnerResult(steps=0, sequences=0, tokens=0, loss=math.nan, seconds=0.0, skipped=0)
 
 
 class WorkerTrainer:
-    """Implements `swarm.rounds.trainer.Trainer`. `product`: what the method asks of the worker. Where `validate_round`
-    is set, the held-out loss of the current outer weights is measured before inner steps, not too often (event
-    `val_evaluated`). Event `round_trained` says how long the worker made steps (`busy_s`) and how long it had nothing
-    to do (`idle_s`) since it was captured from last."""
+    """Trains in a compute worker; implements `swarm.rounds.trainer.Trainer`. `product` is what the method needs.
+
+    Event `round_trained` tells how long the worker made steps (`busy_s`) and how long it was idle (`idle_s`) since the
+    last capture. Event `val_evaluated` tells a held-out loss."""
 
     def __init__(self, worker_group: WorkerGroup, product: Product, events: EventLog) -> None:
         self.speed = 0.0
         self.validate_round: int | None = None
+        """If set, the held-out loss of the present outer weights is measured before inner steps, not too often."""
         self.val_loss: float | None = None
         self.loss: float | None = None
         self._worker_group = worker_group
         self._product: Product = product
         self._events = events
         self._validates_from = -math.inf
-        self._cut_short = False  # asked to end the round that is being trained
+        self._cut_short = False  # whether the present round must end early
 
     async def run(self) -> None:
-        """What goes on besides `train`: nothing."""
+        """Do the work beside `train`: none."""
 
     async def train(self, request: TrainRequest) -> TrainResult:
         self._cut_short = request.cut_short
         await self._validate_if_due()
-        orders = InnerRunOptions(product=self._product, capture=spans_of(request.places))
+        options = InnerRunOptions(product=self._product, capture=spans_of(request.places))
         ranges, steps = list(request.assignment.ranges), 0 if self._cut_short else request.assignment.steps
         result = await self._worker_group.inner_steps(
-            ranges, request.round_info.step, request.deadline_s, steps, options=orders
+            ranges, request.round_info.step, request.deadline_s, steps, options=options
         )
         self._note(result)
         self._say_trained(request, result)
         return TrainResult(result.steps, result.sequences, result.loss, self._delta(request.places))
 
     async def validate(self) -> None:
-        """Measure the held-out loss if it is asked for; a worker that fails at it costs nothing but the number."""
+        """Measure the held-out loss if it is asked for. A worker failure costs only the number."""
         round_number = self.validate_round
         if round_number is None:
             return
@@ -70,11 +73,11 @@ class WorkerTrainer:
             ended = trio.current_time()
             self._validates_from = ended + (ended - began) / VALIDATION_SHARE
             self._events.emit("val_evaluated", round=round_number, loss=self.val_loss)
-        if self.validate_round == round_number:  # not sooner: if we are cancelled, it is still to be measured
+        if self.validate_round == round_number:  # not sooner: after a cancellation it must still be measured
             self.validate_round = None
 
     def finish_early(self) -> None:
-        self._cut_short = True  # the held-out loss may be being measured, and no step to stop
+        self._cut_short = True  # `train` may still be measuring, with no step to stop
         self._worker_group.stop_inner()
 
     def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None, head: Head | None = None) -> None:
@@ -104,7 +107,7 @@ class WorkerTrainer:
         return self._worker_group.delta[: sum(place.stop - place.start for place in places)]
 
     def _note(self, result: InnerResult) -> None:
-        """Speed and loss, as others will hear of them."""
+        """Note the speed and loss that this peer reports to others."""
         if result.steps and result.seconds > 0:
             speed = result.steps / result.seconds
             self.speed = SPEED_MEMORY * self.speed + (1 - SPEED_MEMORY) * speed if self.speed else speed

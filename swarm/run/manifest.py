@@ -37,7 +37,7 @@ RUN_ID_BYTES: Final = 20
 _KIND: Final = "manifest"
 _TAG_FIELD: Final = "kind"
 
-Span = tuple[int, int]
+BlockRange = tuple[int, int]
 """Blocks (first, past the last)."""
 
 
@@ -80,7 +80,7 @@ class Manifest(
     outer: OuterConfig
     codec: CodecConfig
     pipeline: PipelineConfig
-    cuts: tuple[Span, ...]
+    cuts: tuple[BlockRange, ...]
     """The blocks of each stage."""
     genesis: tuple[bytes, ...]
     """The state hash of round 0 of each stage."""
@@ -145,7 +145,7 @@ class ServedModelManifest(
     name: str
     open: bool = True
     """Whether any peer may join; else only with a token."""
-    cuts: tuple[Span, ...]
+    cuts: tuple[BlockRange, ...]
     """The blocks of each part of the checkpoint."""
     checkpoint: tuple[bytes, ...]
     """The state hash of the weights of each part (`peer.checkpoint.hash_tree`)."""
@@ -189,7 +189,11 @@ def open_any_manifest(signed: Signed, run_id: str | None = None) -> AnyManifest:
 
 def open_manifest(signed: Signed, run_id: str | None = None) -> Manifest:
     """Check and return the manifest of a training run. Also raises ConfigError if it is that of a served model."""
-    manifest = open_any_manifest(signed, run_id)
+    return training_manifest(open_any_manifest(signed, run_id))
+
+
+def training_manifest(manifest: AnyManifest) -> Manifest:
+    """Return `manifest` if it is that of a training run; else raise ConfigError."""
     if not isinstance(manifest, Manifest):
         raise ConfigError(
             f"{manifest.name!r} is a served model, not a training run: ask for an invite to a training run"
@@ -228,7 +232,7 @@ class _Preamble(msgspec.Struct, frozen=True):
     authority: str
 
 
-def _check_cuts(cuts: tuple[Span, ...], model: ModelConfig) -> None:
+def _check_cuts(cuts: tuple[BlockRange, ...], model: ModelConfig) -> None:
     ends = [0, *(end for _, end in cuts)]
     whole = [*pairwise(ends)] == [*cuts] and all(first < end for first, end in cuts)
     if not whole or ends[-1] != model.layers:

@@ -13,7 +13,7 @@ import msgspec
 from blake3 import blake3
 
 from peer.errors import CheckpointError, NotAdmitted, ProtocolViolation, ResourceError
-from peer.files import write_atomically
+from peer.files import read_bounded, write_atomically
 from peer.identity import Signed
 from peer.net.rpc import Call, Method, Rpc
 from swarm.run.manifest import MANIFEST_BYTES_MAX, TOKENIZER_BYTES_MAX, CommonManifest, open_any_manifest
@@ -108,7 +108,9 @@ def load_run_files(home: Path) -> tuple[Signed, bytes] | None:
             raise CheckpointError(f"{path} is no manifest: delete it and join again")
         signed = msgspec.msgpack.decode(raw, type=Signed)
         manifest = open_any_manifest(signed)
-        tokenizer = b"" if manifest.tokenizer == BYTES_TOKENIZER else (home / TOKENIZER_FILE).read_bytes()
+        tokenizer = (
+            b"" if manifest.tokenizer == BYTES_TOKENIZER else read_bounded(home / TOKENIZER_FILE, TOKENIZER_BYTES_MAX)
+        )
         check_tokenizer(manifest, tokenizer)
     except (OSError, msgspec.MsgspecError, ProtocolViolation) as error:
         raise CheckpointError(

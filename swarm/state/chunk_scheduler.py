@@ -1,8 +1,8 @@
-"""Which donor is asked for which chunk next: pure bookkeeping of one fetch, without sockets or disks.
+"""Which donor is asked for which chunk next: the bookkeeping of one fetch, without sockets or disks.
 
-Chunks wait, are asked for, and are done. A chunk whose donor fails waits again. When none waits any more the
-board hands out second asks for those that are long under way (endgame): else the fetch would end when the
-slowest donor does, or never, if that donor is frozen and all others have gone home.
+A chunk waits, is asked for, and is done. If its donor fails it waits again. When no chunk waits any more, chunks that
+are long under way are asked for a second time (BitTorrent's endgame). Otherwise the fetch would end with the slowest
+donor, or never if that donor is frozen.
 """
 
 from __future__ import annotations
@@ -27,48 +27,52 @@ _DEADLINE_MIN_S: Final = 3.0
 _DEADLINE_MAX_S: Final = 120.0
 _DOUBLINGS_MAX: Final = 16  # more of them would only overflow: every cap is reached long before
 
-HeadReport = Literal["new", "useful", "lost", "gone", "none", "bad"]  # "none": it lends no states at all
+DonorStatus = Literal["new", "useful", "lost", "gone", "none", "bad"]
+"""The outcome of the last call. "gone": it does not hold this state, "none": it serves no states, "bad": it lied."""
 
 
 @dataclass(eq=False)
 class Donor:
-    """What we know of one donor. `report` is the outcome of the last call, `resting` a pause after a
-    failure."""
+    """What a fetch knows of one donor."""
 
     peer: str
-    report: HeadReport = "new"
+    status: DonorStatus = "new"
     resting: bool = False
+    """It is left alone for a while after a failure."""
     failures: int = 0
     """In a row."""
     bytes: int = 0
+    """Delivered, as `chunks`."""
     chunks: int = 0
     asked: int = 0
     """Calls under way."""
     typical_s: float | None = None
+    """Smoothed seconds for one chunk."""
 
     @property
     def banned(self) -> bool:
-        """Who sent wrong bytes once, or lends none, is not asked again in this fetch."""
-        return self.report in ("none", "bad")
+        """Whether it sent wrong bytes or serves no states: it is not asked again in this fetch."""
+        return self.status in ("none", "bad")
 
     @property
     def backoff(self) -> int:
-        """How many times longer than usual it is waited for, and left alone: twice as long after each failure."""
+        """The factor on its deadlines and pauses, doubled by each failure."""
         return 1 << min(self.failures, _DOUBLINGS_MAX)
 
     @property
     def deadline_s(self) -> float:
-        """How long one chunk may take: a multiple of what it took so far, more after each failure."""
+        """How long one chunk may take: a multiple of the usual time, more after each failure."""
         usual = _FIRST_DEADLINE_S if self.typical_s is None else max(8 * self.typical_s, _DEADLINE_MIN_S)
         return float(min(usual * self.backoff, _DEADLINE_MAX_S))
 
     def took(self, seconds: float) -> None:
+        """Note the time of one chunk."""
         self.typical_s = _smooth(self.typical_s, seconds)
 
 
 @dataclass(eq=False)
 class Ask:
-    """One request under way. Its scope is cancelled when another donor delivers the chunk first."""
+    """One request under way. Its scope is cancelled if another donor delivers the chunk first."""
 
     index: int
     donor: Donor
@@ -77,7 +81,7 @@ class Ask:
 
 
 class ChunkScheduler:
-    """All chunks of `tree` that are `missing`. `finished` is set when none is."""
+    """Assigns the `missing` chunks of `tree` to donors. `finished` is set when all have arrived."""
 
     def __init__(self, tree: StateTree, missing: Iterable[int], clock: Callable[[], float] = trio.current_time) -> None:
         self.tree = tree
@@ -92,8 +96,8 @@ class ChunkScheduler:
         self._finish_if_done()
 
     def take(self, donor: Donor, donors: Iterable[Donor]) -> Ask | None:
-        """The next chunk for `donor`, one of `donors`; None if there is nothing for it to do now."""
-        index = self._next(donor, [d for d in donors if not d.resting and d.report not in ("gone", "none", "bad")])
+        """Return the next chunk for `donor`, one of `donors`; None if there is none for it now."""
+        index = self._next(donor, [d for d in donors if not d.resting and d.status not in ("gone", "none", "bad")])
         if index is None:
             return None
         ask = Ask(index, donor, self._clock())
@@ -102,13 +106,13 @@ class ChunkScheduler:
         return ask
 
     def deliver(self, ask: Ask) -> None:
-        """The chunk of `ask` is verified and stored: count it once, and call off other asks for it."""
+        """Count the chunk of `ask`, which is verified and stored, and cancel other asks for it."""
         took = self._clock() - ask.since
         ask.donor.took(took)
         self._typical_s = _smooth(self._typical_s, took)
         rivals = self._asked.pop(ask.index, None)
         if rivals is None:
-            return  # another donor was faster by a hair
+            return  # another donor was a moment faster
         start, end = self.tree.span(ask.index)
         ask.donor.bytes += end - start
         ask.donor.chunks += 1
@@ -119,8 +123,7 @@ class ChunkScheduler:
         self._announce()
 
     def settle(self, ask: Ask) -> None:
-        """The call of `ask` is over, however it ended: unless delivered or asked elsewhere, its chunk waits
-        again."""
+        """Note the end of a call. Unless its chunk was delivered or is asked for elsewhere, the chunk waits again."""
         ask.donor.asked -= 1
         rivals = self._asked.get(ask.index)
         if rivals is not None and ask in rivals:
@@ -131,7 +134,7 @@ class ChunkScheduler:
                 self._announce()
 
     async def wait_change(self, timeout_s: float) -> None:
-        """Until a chunk comes back or is done, or `timeout_s` has passed."""
+        """Wait until a chunk is done or waits again, at most `timeout_s`."""
         with trio.move_on_after(timeout_s):
             await self._change.wait()
 
@@ -142,7 +145,7 @@ class ChunkScheduler:
         share = -(-(len(self._waiting) + len(self._asked)) // rivals)
         if donor.asked >= max(1, share):
             return None
-        # A small state would be gone before the second donor has picked up: leave it its part for a moment.
+        # One donor could deliver a small state before the second has answered: leave each its share for a moment.
         early = self._clock() - self._opened_at < SHARE_GRACE_S
         if early and any(d.chunks == 0 and d is not donor for d in active):
             fair_total = -(-self._total // rivals)
@@ -151,8 +154,7 @@ class ChunkScheduler:
         return self._waiting.popleft()
 
     def _overdue(self, donor: Donor) -> int | None:
-        """The chunk longest under way, if that is suspiciously long and `donor` is not asked for it
-        already."""
+        """Return the chunk longest under way, if that is unusually long and `donor` is not asked for it already."""
         if self._typical_s is None:
             timeout = _HEDGE_FIRST_S
         else:

@@ -1,6 +1,6 @@
-"""What peers say to each other to hand a state over. Donors: `swarm.state.snapshots`; joiners: `swarm.state.fetch`.
+"""Messages of state transfer. Donors: `swarm.state.snapshots`; joiners: `swarm.state.fetch`.
 
-Every limit follows from the run's manifest (how large its state is), never from what the other side claims.
+Every limit follows from the size of the run's state, which its manifest fixes, never from what the other side claims.
 """
 
 from __future__ import annotations
@@ -17,59 +17,60 @@ Outcome = Literal["here", "busy", "gone"]
 
 
 class AskHashes(msgspec.Struct, frozen=True):
-    """Which chunks make up the state of this hash?"""
+    """Asks for the chunk hashes of a state."""
 
     state_hash: bytes
 
 
 class AskChunk(msgspec.Struct, frozen=True):
-    """Chunk `index` of the state of this hash."""
+    """Asks for one chunk of a state."""
 
     state_hash: bytes
     index: int
 
 
 class AskResult(msgspec.Struct, frozen=True):
-    """Part `index` of the merged result that led on from the state `after`."""
+    """Asks for one part of the merged result of the round after the state `after`."""
 
     after: bytes
     index: int
 
 
 class StateReply(msgspec.Struct, frozen=True):
-    """With "here" the payload is what was asked for: all chunk hashes joined, or one chunk.
-
-    With "busy": ask elsewhere, or here again after `retry_after_s`. With "gone": it is not on this shelf.
-    """
+    """Answers AskHashes and AskChunk. With "here" the payload is all chunk hashes joined, or one chunk."""
 
     outcome: Outcome
+    """"gone": this donor does not hold the state."""
     retry_after_s: float = 0.0
+    """With "busy": when to ask again."""
 
 
 class ResultPart(msgspec.Struct, frozen=True):
-    """With "here" the payload is one of `parts` encoded parts; they lead to the state `leads_to`, whose head
-    is `head` (opaque here)."""
+    """Answers AskResult. With "here" the payload is one encoded part."""
 
     outcome: Outcome
     retry_after_s: float = 0.0
     parts: int = 0
+    """How many parts the result has."""
     leads_to: bytes = b""
+    """The state hash after the round."""
     head: bytes = b""
+    """The encoded head of that state, opaque here."""
 
 
 @dataclass(frozen=True)
 class StateMethods:
-    """The calls of a run whose state has `size_bytes` and whose encoded result parts have at most
-    `part_bytes_max`."""
+    """The rpc methods, with the limits of one run."""
 
-    manifest: Method[AskHashes, StateReply]
+    hashes: Method[AskHashes, StateReply]
     chunk: Method[AskChunk, StateReply]
     result: Method[AskResult, ResultPart]
 
     @classmethod
     def of(cls, size_bytes: int, part_bytes_max: int) -> StateMethods:
+        """Return the methods for states of `size_bytes` and encoded result parts of at most `part_bytes_max`."""
         return cls(
-            Method("state.manifest", AskHashes, StateReply, reply_payload_max=hash_list_bytes(size_bytes)),
+            Method("state.hashes", AskHashes, StateReply, reply_payload_max=hash_list_bytes(size_bytes)),
             Method("state.chunk", AskChunk, StateReply, reply_payload_max=chunk_size_for(size_bytes)),
             Method("state.result", AskResult, ResultPart, reply_payload_max=part_bytes_max),
         )

@@ -1,7 +1,8 @@
-"""A peer's copy of the outer state: weights and whatever else its method shares, changed only by a commit.
+"""A peer's copy of the outer state: the weights and what else its method shares, changed only by a commit.
 
-The next state is built slice by slice in a second set of buffers while results still arrive, hashed, voted on, and
-takes over by swapping the sets. A round that is discarded leaves the current set untouched."""
+The next state is built slice by slice in a second set of buffers while results arrive, then hashed and voted on. A
+commit swaps the sets. A discarded round leaves the current set untouched.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +16,11 @@ from peer.checkpoint.hash_tree import StateTree, hash_state
 
 
 class OuterState:
-    """`tensors`: [theta, *recipe.shared], each flat fp32, shape (P,). `tree` is the hash tree of the current set; its
-    root is the state hash."""
+    """The current state and the next one.
+
+    `tensors`: [theta, *strategy.shared], each flat fp32, shape (P,). `tree`: their hash tree; its root is the state
+    hash.
+    """
 
     def __init__(self, tensors: Sequence[torch.Tensor], strategy: OuterStrategy) -> None:
         if len(tensors) != 1 + len(strategy.shared):
@@ -28,7 +32,7 @@ class OuterState:
         self._next_tree: StateTree | None = None
         self._apart: tuple[slice, ...] = (slice(0, self.numel),)  # where the next set may differ from the current one
         self._whole: torch.Tensor | None = None  # the merged update, for a method that steps on all of it at once
-        self._turn: RoundInfo | None = None
+        self._round_info: RoundInfo | None = None
         self._coding: Coding | None = None
 
     @property
@@ -45,16 +49,17 @@ class OuterState:
 
     @property
     def changed(self) -> tuple[slice, ...]:
-        """Where the last commit changed it."""
+        """The slices that the last commit changed."""
         return self._apart
 
     def named(self) -> dict[str, torch.Tensor]:
+        """Return the tensors by name."""
         return dict(zip(("theta", *self.strategy.shared), self.tensors, strict=True))
 
     def begin(self, round_info: RoundInfo, coding: Coding) -> None:
-        """Begin to build the state after that round, from the current one; forget one that was begun before."""
+        """Begin to build the state after that round from the current one. Drops one that was begun before."""
         self._next_tree = None
-        self._turn, self._coding = round_info, coding
+        self._round_info, self._coding = round_info, coding
         if not self.strategy.elementwise and self._whole is None:
             self._whole = torch.empty_like(self.theta)
         if sum(place.stop - place.start for place in coding.places) < self.numel:
@@ -66,27 +71,28 @@ class OuterState:
     def build(self, index: int, result: Buffer) -> None:
         """Apply one slice's merged update; `ProtocolViolation` if it does not decode.
 
-        A piece at a time: the old state is read once, the new one is written once, the decoded update never leaves
-        the cache."""
-        assert self._coding is not None and self._turn is not None
+        One piece at a time: the old state is read once, the new one written once, and the decoded update stays in the
+        cache.
+        """
+        assert self._coding is not None and self._round_info is not None
         self._next_tree = None
         for place, update in self._coding.updates(index, result):
             if self._whole is not None:
                 self._whole[place] = update
                 continue
             after, before = [t[place] for t in self._next], [t[place] for t in self.tensors]
-            self.strategy.step_into(self._turn, after, before, update)
+            self.strategy.step_into(self._round_info, after, before, update)
 
-    def seal(self) -> bytes:
-        """Hash the complete next state: what members vote on. Every slice must have been built."""
+    def hash_next(self) -> bytes:
+        """Hash the complete next state, for the vote. Every slice must have been built."""
         if self._whole is not None:
-            assert self._turn is not None
-            self.strategy.step_into(self._turn, self._next, self.tensors, self._whole)
+            assert self._round_info is not None
+            self.strategy.step_into(self._round_info, self._next, self.tensors, self._whole)
         self._next_tree = hash_state(self._next)
         return self._next_tree.root
 
-    def seal_unchanged(self) -> bytes:
-        """Instead of building slices: the next state is the current one. Returns its hash."""
+    def hash_unchanged(self) -> bytes:
+        """Make the current state the next one as well, instead of building slices. Return its hash."""
         for after, before in zip(self._next, self.tensors, strict=True):
             after.copy_(before)
         self._apart = ()
@@ -94,9 +100,9 @@ class OuterState:
         return self.tree.root
 
     def commit(self, state_hash: bytes) -> None:
-        """Make the sealed next state current."""
+        """Make the next state current. Its hash must be `state_hash`."""
         if self._next_tree is None or self._next_tree.root != state_hash:
-            raise RuntimeError("only the sealed next state can be committed")
+            raise RuntimeError("only the hashed next state can be committed")
         self.tensors, self._next = self._next, self.tensors
         self.tree, self._next_tree = self._next_tree, None
 

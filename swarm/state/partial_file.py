@@ -1,10 +1,10 @@
-"""A state that is still arriving, in one file: each verified chunk at its place, resumable after any
-crash."""
+"""The file of an arriving state: each verified chunk at its offset, holes elsewhere, resumable after any crash."""
 
 from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -13,23 +13,28 @@ from torch import Tensor
 
 from peer.checkpoint.hash_tree import StateTree
 from peer.errors import ResourceError
+from swarm.state.ranges import ByteRange, chunks_of, spans_of
 
+FLOAT_BYTES: Final = 4
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
-_FLOAT_BYTES: Final = 4
+_READ_BYTES: Final = 64 << 20
 _OPTION: Final = "with --home (of an export: --out)"
 
 
 class PartFile:
-    """Room for `size_bytes` at `path`. Every method blocks: call them in threads.
+    """Room at `path` for the chunks of a state that overlap `ranges`; by default for all. Every method blocks.
 
-    Nothing beside the file says which chunks are in it; hashing it again does, and cannot lie.
+    Nothing beside the file says which chunks are in it. Hashing them tells, and is always right.
     """
 
-    def __init__(self, path: Path, size_bytes: int) -> None:
-        """Open or make the file and reserve all its space at once; ResourceError names the remedy."""
+    def __init__(self, path: Path, size_bytes: int, ranges: Sequence[ByteRange] | None = None) -> None:
+        """Open or make the file and reserve the space of its chunks. Raises ResourceError."""
         self.path = path
         self.size_bytes = size_bytes
+        self.chunks = frozenset(chunks_of(size_bytes, ((0, size_bytes),) if ranges is None else ranges))
+        self._spans = spans_of(size_bytes, self.chunks)
         self._fd = -1
+        existed = path.exists()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -37,20 +42,28 @@ class PartFile:
                 os.ftruncate(self._fd, size_bytes)
             self._reserve()
         except OSError as error:
-            self.discard()
+            if existed and ranges is not None:
+                self.close()  # other ranges in it may be in use
+            else:
+                self.discard()
             raise self._refused(error) from error
 
+    @property
+    def wanted_bytes(self) -> int:
+        """The size of the chunks that overlap the ranges."""
+        return sum(end - first for first, end in self._spans)
+
     def intact(self, tree: StateTree) -> set[int]:
-        """The chunks of `tree` that are in the file already."""
+        """Return the wanted chunks that are in the file already."""
         found = set()
-        for index in range(len(tree.hashes)):
+        for index in self.chunks:
             start, end = tree.span(index)
             if tree.matches(index, os.pread(self._fd, end - start, start)):
                 found.add(index)
         return found
 
     def store(self, tree: StateTree, index: int, data: memoryview) -> bool:
-        """Write chunk `index` if it is what `tree` says, else answer False and write nothing."""
+        """Write chunk `index` if its hash is that in `tree`; else write nothing and return False."""
         if not tree.matches(index, data):
             return False
         offset, _ = tree.span(index)
@@ -63,19 +76,19 @@ class PartFile:
         return True
 
     def load(self) -> Tensor:
-        """All of it as flat fp32."""
-        flat = torch.empty(self.size_bytes // _FLOAT_BYTES)
+        """Return the whole file as flat fp32, in memory."""
+        flat = torch.empty(self.size_bytes // FLOAT_BYTES)
         view = memoryview(flat.numpy().view("u1").data)
         offset = 0
         while offset < self.size_bytes:
-            count = os.preadv(self._fd, [view[offset : offset + (64 << 20)]], offset)
+            count = os.preadv(self._fd, [view[offset : offset + _READ_BYTES]], offset)
             if count == 0:
-                raise ResourceError(f"{self.path} was cut short by another program: try again.")
+                raise ResourceError(f"{self.path} was cut short by another program: try again")
             offset += count
         return flat
 
     def close(self) -> None:
-        """Keep what is there for the next attempt."""
+        """Keep the file for the next attempt."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -90,17 +103,23 @@ class PartFile:
         """Claim the space now: better to fail here than after an hour of receiving."""
         if hasattr(os, "posix_fallocate"):
             try:
-                os.posix_fallocate(self._fd, 0, self.size_bytes)
-                return
+                for first, end in self._spans:
+                    os.posix_fallocate(self._fd, first, end - first)
             except OSError as error:
                 if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
-                    raise
-        os.ftruncate(self._fd, self.size_bytes)  # some systems and file systems cannot reserve
+                    raise  # some systems and file systems cannot reserve
+        if os.fstat(self._fd).st_size < self.size_bytes:
+            os.ftruncate(self._fd, self.size_bytes)
 
     def _refused(self, error: OSError) -> ResourceError:
         if error.errno in _FULL:
-            need = f"{(self.size_bytes >> 20) + 1} MiB are needed to receive the run's state"
+            need = f"{(self.wanted_bytes >> 20) + 1} MiB are needed to receive the run's state"
             return ResourceError(
-                f"The disk of {self.path.parent} is full, {need}: free some space, or choose another folder {_OPTION}."
+                f"the disk of {self.path.parent} is full, {need}: free some space, or choose another folder {_OPTION}"
             )
-        return ResourceError(f"{self.path} cannot be written ({error.strerror}): choose a writable folder {_OPTION}.")
+        return ResourceError(f"{self.path} cannot be written ({error.strerror}): choose a writable folder {_OPTION}")
+
+
+def map_floats(path: Path, size_bytes: int) -> Tensor:
+    """Return a file of flat fp32 as a tensor that is mapped, not read. Writing to it does not change the file."""
+    return torch.from_file(str(path), shared=False, size=size_bytes // FLOAT_BYTES, dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""Several states handed out by one peer: the coordinator's, which serves every stage's initial weights."""
+"""Several states served by one peer, as by the coordinator: every stage's initial weights."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ from swarm.state.snapshots import SnapshotStore
 
 
 def serve_snapshots(rpc: Rpc, stores: Sequence[SnapshotStore]) -> None:
-    """Answer joiners from now on, each from the shelf that holds what it asks for. Shelves of one run may differ in the
-    size of their states; answers are bounded by the largest."""
+    """Answer joiners from now on, each from the store that holds what it asks for.
+
+    The stores of one run may differ in the size of their states. Answers are bounded by the largest.
+    """
     methods = StateMethods.of(max(s.size_bytes for s in stores), max(s.part_bytes_max for s in stores))
 
     def holding(state_hash: bytes) -> SnapshotStore:
-        return next((snapshots for snapshots in stores if state_hash in snapshots.state_hashes), stores[0])
+        return next((store for store in stores if state_hash in store.state_hashes), stores[0])
 
-    async def manifest(call: Call[AskHashes]) -> StateReply | tuple[StateReply, Buffer]:
-        return await holding(call.body.state_hash).hand_out_hashes(call)
+    async def hashes(call: Call[AskHashes]) -> StateReply | tuple[StateReply, Buffer]:
+        return await holding(call.body.state_hash).send_hashes(call)
 
     async def chunk(call: Call[AskChunk]) -> StateReply | tuple[StateReply, Buffer]:
-        return await holding(call.body.state_hash).hand_out_chunk(call)
+        return await holding(call.body.state_hash).send_chunk(call)
 
     async def result(call: Call[AskResult]) -> ResultPart | tuple[ResultPart, Buffer]:
-        return await holding(call.body.after).hand_out_result(call)
+        return await holding(call.body.after).send_result(call)
 
-    rpc.register(methods.manifest, manifest)
+    rpc.register(methods.hashes, hashes)
     rpc.register(methods.chunk, chunk)
     rpc.register(methods.result, result)

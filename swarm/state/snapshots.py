@@ -1,9 +1,8 @@
-"""The donor's side of state transfer: recent states and results on a shelf, handed out without holding up a
-round.
+"""The donor's side of state transfer: a store of recent states and results, served without delaying a round.
 
-A commit copies the new state onto the shelf; joiners read that copy, so no round waits for a joiner and no
-commit tears what a joiner is reading. A snapshot whose readers make progress stays while others take its place in a
-second buffer. How fast joiners are served is `swarm.state.upload_limits`'s part.
+A commit copies the new state into the store, and joiners read that copy. So no round waits for a joiner, and no commit
+tears what a joiner reads. A snapshot whose readers make progress stays; newer ones use a second buffer.
+`swarm.state.upload_limits` decides how fast joiners are served.
 """
 
 from __future__ import annotations
@@ -27,33 +26,33 @@ from swarm.state.upload_limits import SnapshotLimits, UploadSlots
 
 
 class Lease:
-    """How long a snapshot is kept for those who read it: while a chunk is on its way to one who had not had it, and for
-    a pause after it.
+    """The time for which a snapshot is kept for its readers: while a new chunk is on its way to one, and a pause after.
 
-    So a reader that dawdles, asks for the same again and again or has died holds a buffer for seconds, and one that
-    makes progress until it is done. Times are `time.monotonic`, since commits come from other threads than readers.
+    A reader that makes progress holds a buffer until it is done. One that is slow, repeats itself or has died holds it
+    for seconds. Times are `time.monotonic`, since commits and readers are in different threads.
     """
 
     def __init__(self, limits: SnapshotLimits) -> None:
         self._limits = limits
         self._until = self._began = float("-inf")
         self._had: dict[str, set[int]] = {}
-        self._on_their_way: dict[tuple[str, int], float] = {}  # each with the time after which it counts no more
+        self._on_their_way: dict[tuple[str, int], float] = {}  # with the time after which it counts no more
 
     @property
     def is_on(self) -> bool:
+        """Whether the snapshot must stay."""
         now = time.monotonic()
         held = now < self._until or any(now < until for until in tuple(self._on_their_way.values()))
         return held and now - self._began < self._limits.lease_max_s
 
     def begin(self) -> None:
-        """Somebody means to read; it counts once."""
+        """Note the first request of any reader. Later calls change nothing."""
         if self._began == float("-inf"):
             self._began = time.monotonic()
             self._until = self._began + self._limits.lease_pause_s
 
     def upload(self, reader: str, index: int, size_bytes: int) -> None:
-        """`reader` is being given a chunk."""
+        """Note that a chunk is being sent to `reader`."""
         self.begin()
         if reader not in self._had and len(self._had) >= self._limits.lease_readers:
             return
@@ -63,19 +62,19 @@ class Lease:
             self._on_their_way[reader, index] = time.monotonic() + size_bytes / self._limits.lease_rate
 
     def left(self, reader: str, index: int) -> None:
-        """The chunk has left. Takes no lock: the interpreter calls this when it sees fit."""
+        """Note that the chunk has left. Takes no lock: the garbage collector may call this at any time."""
         if time.monotonic() < self._on_their_way.pop((reader, index), float("-inf")):
             self._until = max(self._until, time.monotonic() + self._limits.lease_pause_s)
 
     def extend(self, seconds: float) -> None:
-        """Time in which we held the readers back is no fault of theirs."""
+        """Add time in which this donor held the readers back."""
         if time.monotonic() - seconds < self._until:
             self._until += seconds
 
 
 @dataclass(eq=False)
 class _Snapshot:
-    """One buffer of the shelf. `tree` is None while it is being overwritten."""
+    """One buffer of the store. `tree` is None while it is being overwritten."""
 
     buffers: list[Tensor]
     bytes: StateBytes
@@ -92,7 +91,7 @@ class _Result:
 
 @dataclass
 class SnapshotStore:
-    """`publish` at every commit, `serve` once. Reading and publishing may happen in different threads."""
+    """Recent states and results. `publish` at every commit, `serve` once. The two may run in different threads."""
 
     size_bytes: int
     part_bytes_max: int
@@ -108,12 +107,13 @@ class SnapshotStore:
     def publish(
         self, tree: StateTree, buffers: Sequence[Tensor], head: bytes = b"", parts: Sequence[Buffer] = ()
     ) -> None:
-        """Put the state just committed on the shelf; `buffers` may change as soon as this returns.
+        """Copy the committed state into the store. `buffers` may change as soon as this returns.
 
-        `parts`: the encoded merged result that led here from the state published before (empty: there was
-        none, as after a fetch), with the opaque `head` it led to. Blocks for one memory copy of the state.
-        Where every buffer is being read the state is left out; joiners get it a round later, or from another
-        donor.
+        `parts`: the encoded merged result that led here from the state published before, with the opaque `head` it
+        led to. Empty if there was none, as after a fetch.
+
+        Blocks for one memory copy of the state. If every buffer is being read, the state is left out. Joiners then get
+        the next one, or fetch from another donor.
         """
         with self._lock:
             if parts and self._newest is not None:
@@ -134,13 +134,13 @@ class SnapshotStore:
     def serve(self, rpc: Rpc) -> None:
         """Answer joiners from now on."""
         methods = StateMethods.of(self.size_bytes, self.part_bytes_max)
-        rpc.register(methods.manifest, self.hand_out_hashes)
-        rpc.register(methods.chunk, self.hand_out_chunk)
-        rpc.register(methods.result, self.hand_out_result)
+        rpc.register(methods.hashes, self.send_hashes)
+        rpc.register(methods.chunk, self.send_chunk)
+        rpc.register(methods.result, self.send_result)
 
     @contextmanager
     def stepping_back(self) -> Iterator[None]:
-        """Inside the block joiners get a small share of the link: the round comes first."""
+        """Give joiners only a small share of the link inside the block: the round comes first."""
         began = time.monotonic()
         try:
             with self._slots.stepping_back():
@@ -152,7 +152,7 @@ class SnapshotStore:
 
     @property
     def state_hashes(self) -> tuple[bytes, ...]:
-        """States a joiner could get here now."""
+        """The states that a joiner can get here now."""
         with self._lock:
             return tuple(s.tree.root for s in self._snapshots if s.tree is not None)
 
@@ -163,7 +163,7 @@ class SnapshotStore:
         return None
 
     def _buffer_for(self, buffers: Sequence[Tensor]) -> _Snapshot | None:
-        """A buffer that may be overwritten: a new one, else the oldest that nobody holds by a lease."""
+        """Return a buffer that may be overwritten: a new one, else the oldest without a lease, else None."""
         if len(self._snapshots) < self.limits.snapshots:
             copies = [torch.empty_like(buffer) for buffer in buffers]
             self._snapshots.append(_Snapshot(copies, StateBytes(copies), Lease(self.limits)))
@@ -174,8 +174,8 @@ class SnapshotStore:
             self._snapshots.append(snapshot)  # in the order of publishing
         return snapshot
 
-    async def hand_out_hashes(self, call: Call[AskHashes]) -> StateReply | tuple[StateReply, Buffer]:
-        """Answer one call, as `serve` does; so the next two."""
+    async def send_hashes(self, call: Call[AskHashes]) -> StateReply | tuple[StateReply, Buffer]:
+        """Answer a request for the chunk hashes of a state."""
         faults.reach("during_state_transfer", 0)
         with self._lock:
             snapshot = self._find(call.body.state_hash)
@@ -184,7 +184,8 @@ class SnapshotStore:
             snapshot.lease.begin()
             return StateReply("here"), b"".join(snapshot.tree.hashes)
 
-    async def hand_out_chunk(self, call: Call[AskChunk]) -> StateReply | tuple[StateReply, Buffer]:
+    async def send_chunk(self, call: Call[AskChunk]) -> StateReply | tuple[StateReply, Buffer]:
+        """Answer a request for one chunk of a state."""
         faults.reach("during_state_transfer", 1)
         with self._lock:
             snapshot = self._find(call.body.state_hash)
@@ -194,10 +195,10 @@ class SnapshotStore:
                 raise ProtocolViolation(f"asked for chunk {call.body.index} of {len(snapshot.tree.hashes)}")
             start, end = snapshot.tree.span(call.body.index)
             lease, reader, index = snapshot.lease, call.peer, call.body.index
-        pin = await self._slots.round_info(reader, end - start, lambda: lease.left(reader, index))
+        pin = await self._slots.acquire(reader, end - start, lambda: lease.left(reader, index))
         if isinstance(pin, float):
             return StateReply("busy", pin)
-        with self._lock:  # its turn may have taken a while: look again
+        with self._lock:  # the wait may have been long: look again
             if snapshot.tree is None or snapshot.tree.root != call.body.state_hash:
                 return StateReply("gone")
             lease.upload(reader, index, end - start)
@@ -205,14 +206,15 @@ class SnapshotStore:
                 pin += piece
         return StateReply("here"), pin
 
-    async def hand_out_result(self, call: Call[AskResult]) -> ResultPart | tuple[ResultPart, Buffer]:
+    async def send_result(self, call: Call[AskResult]) -> ResultPart | tuple[ResultPart, Buffer]:
+        """Answer a request for one part of a round's merged result."""
         result = self._results.get(call.body.after)
         if result is None:
             return ResultPart("gone")
         if not 0 <= call.body.index < len(result.parts):
             raise ProtocolViolation(f"asked for part {call.body.index} of {len(result.parts)}")
         part = result.parts[call.body.index]
-        pin = await self._slots.round_info(call.peer, part.nbytes)
+        pin = await self._slots.acquire(call.peer, part.nbytes)
         if isinstance(pin, float):
             return ResultPart("busy", pin)
         pin += part

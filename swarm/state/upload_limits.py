@@ -1,8 +1,8 @@
 """What a donor spends on joiners: how many bytes at a time, and how fast.
 
-A round comes first. While an exchange needs the link and the cores, joiners together get a small share of what the
-donor has lately been able to send, as it measured by how fast its own loans left; between exchanges they get all they
-can take. Nothing here knows how fast a link is: a slow machine, a thin link and a busy one all show as slow loans.
+A round comes first. While an exchange needs the link and the cores, all joiners together get a small share of the speed
+that the donor measured on its own recent uploads. Between exchanges they get all they can take. The speed of the link
+itself is unknown: a slow machine, a slow link and a busy link all show as slow uploads.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import trio
 
 BUSY_RETRY_S: Final = 0.25
 BUSY_RETRY_MAX_S: Final = 1.0  # an exchange may end at any moment, and then there is no need to wait
-_SPEED_FIRST: Final = 20e6  # bytes/s, before the first loan has left
+_SPEED_FIRST: Final = 20e6  # bytes/s, before the first upload has left
 _SMOOTHING: Final = 0.25
-_TELLING_BYTES: Final = 64 << 10  # smaller loans measure latency
-_PIN_S_MAX: Final = 1.0  # a loan out for longer tells of the joiner, not of us
+_TELLING_BYTES: Final = 64 << 10  # smaller uploads measure latency
+_PIN_S_MAX: Final = 1.0  # a longer upload tells about the joiner, not about this donor
 
 
 @dataclass(frozen=True)
@@ -30,67 +30,69 @@ class SnapshotLimits:
     """What a donor spends on joiners. Rates in bytes per second, sizes in bytes."""
 
     snapshots: int = 2
-    """Buffers of the size of the state: the last commits, or what joiners are still reading."""
+    """Buffers of the size of the state: the last commits, or older ones that joiners still read."""
     results: int = 4
-    """Rounds whose merged results are kept, for those who missed only these."""
+    """Rounds whose merged results are kept, for peers that missed only these."""
     lease_pause_s: float = 3.0
     """A snapshot is kept this long for a reader's next request."""
     lease_rate: float = 64 << 10
-    """And while a chunk that the reader had not yet is on its way to it, if that is not slower than this."""
+    """It is also kept while a new chunk is on its way to a reader, if that is not slower than this."""
     lease_max_s: float = 1800.0
-    """No snapshot is kept longer for its readers, nor for more of them than `lease_readers` at a time."""
+    """No snapshot is kept longer for its readers."""
     lease_readers: int = 16
+    """Of more readers at a time, only so many hold a snapshot."""
     rate: float | None = None
-    """While no exchange is going on; None: as fast as the link takes it (the host's upload cap applies)."""
+    """Outside of exchanges; None: as fast as the link takes it (the host's upload cap applies)."""
     share_in_exchange: float = 0.05
     """Of the measured speed, while a round's exchange needs the link and the cores."""
     wait_max_s: float = 1.0
     """A request that the rate would delay for longer is answered "busy"."""
     uploading_per_joiner: int = 8 << 20
-    """Copies that have not left yet. Two chunks: enough that a link never idles, and little to be sent still when an
+    """Copies that have not left yet. Two chunks: enough that a link never idles, and little left to send when an
     exchange begins."""
     uploading_in_total: int = 256 << 20
-    """Joiners that ask and never read cost this much memory, no more."""
+    """The memory that joiners which ask and never read can cost."""
 
 
 def _nothing() -> None:
-    """Nobody waits for the loan."""
+    """The default where no caller waits for the upload."""
 
 
 class PinnedBytes(bytearray):
-    """Bytes on their way to a joiner. When the last view of it is gone, the transport is done with it."""
+    """Bytes on their way to a joiner. When the last view of them is gone, the transport is done with them."""
 
 
-class Pace:
-    """Spaces serves so that their sum stays below a rate."""
+class UploadSpacing:
+    """Spaces uploads so that their sum stays below a rate, which may differ from one upload to the next."""
 
     def __init__(self) -> None:
         self._free_at = 0.0
 
     def wait_s(self) -> float:
-        """How long the next serve has to wait."""
+        """Return how long the next upload has to wait."""
         return max(self._free_at - trio.current_time(), 0.0)
 
     def spend(self, size_bytes: int, rate: float | None) -> None:
+        """Note an upload of that size at that rate."""
         if rate is not None:
             self._free_at = trio.current_time() + self.wait_s() + size_bytes / rate
 
 
 class UploadSlots:
-    """Gives out loans within `limits`, which may be exchanged for others at any time."""
+    """Admits uploads within `limits`, which may be replaced at any time."""
 
     def __init__(self, limits: SnapshotLimits) -> None:
         self.limits = limits
         self._uploading: Counter[str] = Counter()
-        self._usual_rate, self._exchange_rate = Pace(), Pace()
+        self._usual_spacing, self._exchange_spacing = UploadSpacing(), UploadSpacing()
         self._exchanges = 0
         self._speed = _SPEED_FIRST
 
     @contextmanager
     def stepping_back(self) -> Iterator[None]:
-        """Inside the block joiners get their small share."""
+        """Give joiners only their small share inside the block."""
         if not self._exchanges:
-            self._exchange_rate = Pace()  # what the last exchange owed is paid
+            self._exchange_spacing = UploadSpacing()  # forget the debt of the last exchange
         self._exchanges += 1
         try:
             yield
@@ -99,38 +101,38 @@ class UploadSlots:
 
     @property
     def rate(self) -> float | None:
-        """Bytes a second that all joiners together get now; None for no bound."""
+        """Bytes a second that all joiners together get now; None: no bound."""
         limits = self.limits
         if not self._exchanges:
             return limits.rate
         share = limits.share_in_exchange * self._speed
         return share if limits.rate is None else min(share, limits.rate)
 
-    async def round_info(
-        self, joiner: str, size_bytes: int, left: Callable[[], None] = _nothing
-    ) -> PinnedBytes | float:
-        """Wait for this serve's turn: an empty loan to fill, or in how many seconds a busy donor should be asked
-        again. `left` is called, in any thread, when the transport is done with the loan."""
+    async def acquire(self, joiner: str, size_bytes: int, left: Callable[[], None] = _nothing) -> PinnedBytes | float:
+        """Wait until this upload may start. Return an empty buffer to fill; if busy, the seconds until the next try.
+
+        `left` is called, in any thread, when the transport is done with the buffer.
+        """
         limits = self.limits
         mine, all_uploading = self._uploading[joiner], self._uploading.total()
         if mine and mine + size_bytes > limits.uploading_per_joiner:
             return BUSY_RETRY_S
         if all_uploading and all_uploading + size_bytes > limits.uploading_in_total:
             return BUSY_RETRY_S
-        schedule = self._exchange_rate if self._exchanges else self._usual_rate
-        wait_s = schedule.wait_s()
+        spacing = self._exchange_spacing if self._exchanges else self._usual_spacing
+        wait_s = spacing.wait_s()
         if wait_s > limits.wait_max_s:
             return min(max(wait_s - limits.wait_max_s, BUSY_RETRY_S), BUSY_RETRY_MAX_S)
         pin = PinnedBytes()
         self._uploading[joiner] += size_bytes
         began = time.monotonic() + wait_s
-        weakref.finalize(pin, self._returned, joiner, size_bytes, self._uploading[joiner], began, left).atexit = False
-        schedule.spend(size_bytes, self.rate)
+        weakref.finalize(pin, self._note_left, joiner, size_bytes, self._uploading[joiner], began, left).atexit = False
+        spacing.spend(size_bytes, self.rate)
         await trio.sleep(wait_s)
         return pin
 
-    def _returned(self, joiner: str, size_bytes: int, under_way: int, began: float, left: Callable[[], None]) -> None:
-        """The transport is done with a loan. It may be the interpreter's end, or any thread: no trio here."""
+    def _note_left(self, joiner: str, size_bytes: int, under_way: int, began: float, left: Callable[[], None]) -> None:
+        """Note that the transport is done with an upload. Runs in any thread, perhaps at exit: no trio here."""
         self._uploading[joiner] -= size_bytes
         if not self._uploading[joiner]:
             del self._uploading[joiner]

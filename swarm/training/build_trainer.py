@@ -1,12 +1,13 @@
-"""What trains at a seat: a worker with the whole model or, in a pipeline, one with a stage and its station."""
+"""Building a replica's trainer: a worker with the whole model or, in a pipeline, a worker and a server for a stage."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from statistics import median_low
-from typing import Final, Protocol
+from typing import Final
 
 import trio
 from torch import Tensor
@@ -16,7 +17,7 @@ from peer.ipc.span import spans_of
 from peer.ipc.stage_spec import StageSpec
 from peer.worker.client import open_worker_group
 from peer.worker.stage_client import open_stage_worker_group
-from swarm.membership.membership import MemberRecord, MemberView
+from swarm.membership.member_record import MemberRecord, MemberView
 from swarm.pipeline.accounting import SampleAccounting
 from swarm.pipeline.config import STALENESS, LoadReport, PipelineSettings
 from swarm.pipeline.data_feed import RemoteTokens
@@ -26,87 +27,96 @@ from swarm.pipeline.stage_server import StageServer
 from swarm.pipeline.stage_trainer import HeldOut, StageTrainer
 from swarm.pipeline.synchronous import BatchTracker, Synchronous
 from swarm.placement.stage_choice import at_work, replicas_of
+from swarm.protocol.ledger import count
 from swarm.protocol.round_schedule import RoundSchedule
 from swarm.rounds.overlapped_trainer import trainer_of
-from swarm.rounds.trainer import Trainer
+from swarm.rounds.upkeep import ReplicaTrainer
 from swarm.run.manifest import Manifest
+from swarm.run.peer_context import PeerContext
 from swarm.training.checkpoints import LocalCheckpoint
-from swarm.training.context import PeerContext
 from swarm.training.corpus import CorpusReader, open_corpus
+from swarm.training.worker_config import worker_config
 
 COMPUTE_S_MAX: Final = 3600.0
 
 
-class ReplicaTrainer(Trainer, Protocol):
-    """A trainer that lives at a seat: `run` for as long as that. Losses in nats a token or (held out) a byte; where
-    `validate_round` is set it measures the held-out loss when it suits, or at once when told to `validate`."""
+@dataclass(frozen=True)
+class BuiltTrainer:
+    """A replica's trainer, and in a pipeline the server that its micro-batches come through."""
 
-    loss: float | None
-    val_loss: float | None
-    validate_round: int | None
+    trainer: ReplicaTrainer
+    server: StageServer | None = None
 
-    async def run(self) -> None: ...
+    def load(self) -> LoadReport:
+        """How busy the replica is."""
+        return LoadReport() if self.server is None else self.server.load()
 
-    async def validate(self) -> None: ...
+    @property
+    def passed(self) -> int:
+        """Micro-batches counted by this replica."""
+        return 0 if self.server is None else self.server.passed
 
-
-Fitting = tuple[ReplicaTrainer, StageServer | None]
-"""What trains, and in a pipeline the station that it works with."""
+    @property
+    def unmerged(self) -> int:
+        """Samples counted by this replica since the last commit."""
+        return 0 if self.server is None else count(self.server.accounting.counted)
 
 
 def schedule_of(manifest: Manifest, stage: int) -> RoundSchedule:
-    """How much work the rounds of a stage's group have."""
+    """Return how much work the rounds of a stage's group have."""
     inner, seq_len = manifest.inner, manifest.data.seq_len
     return RoundSchedule(manifest.outer, inner, seq_len, COMPUTE_S_MAX, stage, manifest.stages, manifest.micro_batch)
 
 
 @asynccontextmanager
-async def fitted(context: PeerContext, stage: int, kept: LocalCheckpoint, known: MemberView) -> AsyncIterator[Fitting]:
-    """Start the worker. Raises ConfigError, ResourceError, WorkerError."""
+async def build_trainer(
+    context: PeerContext, stage: int, checkpoint: LocalCheckpoint, known: MemberView
+) -> AsyncIterator[BuiltTrainer]:
+    """Start the worker; it ends with the block. Raises ConfigError, ResourceError, WorkerError."""
     manifest, events = context.manifest, context.host.events
     if manifest.stages > 1:
-        async with _fitted_with_stage(context, stage, kept, known) as fitting:
-            yield fitting
+        async with _build_stage_trainer(context, stage, checkpoint, known) as built:
+            yield built
         return
-    async with open_worker_group(context.worker_group()) as worker_group:
-        yield trainer_of(worker_group, manifest.outer, kept.state.strategy, events), None
+    async with open_worker_group(worker_config(context)) as worker_group:
+        yield BuiltTrainer(trainer_of(worker_group, manifest.outer, checkpoint.state.strategy, events))
 
 
 @asynccontextmanager
-async def _fitted_with_stage(
-    context: PeerContext, stage: int, kept: LocalCheckpoint, known: MemberView
-) -> AsyncIterator[Fitting]:
+async def _build_stage_trainer(
+    context: PeerContext, stage: int, checkpoint: LocalCheckpoint, known: MemberView
+) -> AsyncIterator[BuiltTrainer]:
     host = context.host
-    rules, schedule = rules_of(context.manifest), schedule_of(context.manifest, stage)
+    settings, schedule = settings_of(context.manifest), schedule_of(context.manifest, stage)
 
     def replicas(of: int) -> dict[str, LoadReport]:
         return replicas_of(of, known(), time.time())
 
     corpus = await open_corpus(context) if stage == 0 else None
-    async with open_stage_worker_group(context.worker_group(spec_of(context.manifest, stage))) as worker_group:
-        samples = rules.round_samples if rules.synchronous else None
-        accounting = SampleAccounting(kept.head, rules.micro_batch, samples, host.peer_id)
-        server = StageServer(stage, rules, worker_group, host, accounting, replicas)
+    async with open_stage_worker_group(worker_config(context, spec_of(context.manifest, stage))) as worker_group:
+        samples = settings.round_samples if settings.synchronous else None
+        accounting = SampleAccounting(checkpoint.head, settings.micro_batch, samples, host.peer_id)
+        server = StageServer(stage, settings, worker_group, host, accounting, replicas)
         source, held_out = None, None
         if corpus is not None:
-            source = MicroBatchSource(server, RemoteTokens(host, rules, lambda: feeders(known()), corpus.read))
-            held_out = _held_out(corpus, rules.micro_batch)
+            source = MicroBatchSource(server, RemoteTokens(host, settings, lambda: feeders(known()), corpus.read))
+            held_out = _held_out(corpus, settings.micro_batch)
 
         def committed() -> int | None:
             return first_round(known(), time.time())
 
         trainer: StageTrainer
-        if rules.synchronous:
+        if settings.synchronous:
             tracker = BatchTracker(server, schedule, lambda: list(replicas(0)), source)
             trainer = Synchronous(server, schedule, tracker, source, held_out)
         else:
             trainer = LocalSteps(server, schedule, source, held_out, committed, context.manifest.run.rounds)
         async with server.open(trainer):
-            yield trainer, server
+            yield BuiltTrainer(trainer, server)
 
 
-def rules_of(manifest: Manifest) -> PipelineSettings:
-    """What the manifest of a pipeline fixes about its micro-batches."""
+def settings_of(manifest: Manifest) -> PipelineSettings:
+    """Return what the manifest of a pipeline fixes about its micro-batches."""
     outer = manifest.outer
     return PipelineSettings(
         run_id=manifest.run_id,
@@ -122,7 +132,7 @@ def rules_of(manifest: Manifest) -> PipelineSettings:
 
 
 def spec_of(manifest: Manifest, stage: int) -> StageSpec:
-    """What the worker of a stage is told."""
+    """Return what the worker of a stage is told."""
     synchronous = manifest.synchronous
     return StageSpec(
         span=spans_of(manifest.cuts)[stage],
@@ -135,7 +145,7 @@ def spec_of(manifest: Manifest, stage: int) -> StageSpec:
 
 
 def feeders(records: Mapping[str, MemberRecord]) -> list[str]:
-    """Who reads text for others."""
+    """Return the peers that read text for others."""
     return [peer for peer, record in records.items() if record.role == "feeder"]
 
 
@@ -147,8 +157,8 @@ def _held_out(corpus: CorpusReader, micro_batch: int) -> HeldOut:
 
 
 def first_round(records: Mapping[str, MemberRecord], now_s: float) -> int | None:
-    """The latest round that most replicas at work in the first stage say they have committed; None where most have no
-    state yet, or nobody is there."""
+    """Return the latest round that most replicas at work in the first stage say they have committed; None where most
+    have no state yet, or none is there."""
     rounds = [record.round for record in at_work(0, records, now_s).values()]
     latest = median_low(rounds) if rounds else -1
     return latest if latest >= 0 else None

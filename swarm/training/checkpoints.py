@@ -1,4 +1,4 @@
-"""What a seat keeps on disk, and what it begins with: the group's last commit, with the authority's word for it."""
+"""The checkpoints in a peer's home: the last commit of a stage, and the authority's signature of its term."""
 
 from __future__ import annotations
 
@@ -22,20 +22,22 @@ from swarm.protocol.head import Head
 from swarm.protocol.quorum import open_regroup
 from swarm.run.home import Home
 from swarm.run.manifest import Manifest
+from swarm.run.peer_context import PeerContext
 from swarm.state.outer_state import OuterState
-from swarm.training.context import PeerContext
 
 
 @dataclass
 class LocalCheckpoint:
-    """The `state`, and the `head` that it began with; `home` holds what is kept of it."""
+    """A replica's state, and the files that it is saved to."""
 
     context: PeerContext
     home: Home
+    """The folder of the stage."""
     layout: FlatLayout
     store: CheckpointStore
     state: OuterState
     head: Head
+    """The head that the replica begins with."""
     _saved: Head = field(init=False)
 
     def __post_init__(self) -> None:
@@ -43,8 +45,8 @@ class LocalCheckpoint:
 
     @classmethod
     async def open(cls, context: PeerContext, stage: int) -> LocalCheckpoint:
-        """The last checkpoint, or the run's initial weights. Where these come out differently on this machine (or the
-        run began from a checkpoint), a head before round 0 stands for "no state yet": it is fetched like any other."""
+        """Load the last checkpoint, or make the run's initial weights. Where these come out differently on this machine
+        (or the run began from a checkpoint), round -1 stands for "no state yet", and the peer fetches one."""
         manifest, host = context.manifest, context.host
         home, layout = context.home.stage(stage, manifest.stages), layout_of(manifest, stage)
         store = open_store(context.home, manifest, stage, host.identity, host.events)
@@ -54,15 +56,15 @@ class LocalCheckpoint:
         return cls(context, home, layout, store, state, head)
 
     async def save(self, head: Head) -> None:
-        """Write a checkpoint, unless this head is on disk already or the state is on its way to another."""
+        """Write a checkpoint, unless this head is on disk already or the state has begun to change to another."""
         if head == self._saved or head.round < 0 or head.state_hash != self.state.tree.root:
             return
         if await self.store.save(max(head.round, 0), msgspec.msgpack.encode(head), self.state.named(), self.layout):
             self._saved = head
 
     def save_regroup(self, regroup: Signed | None) -> None:
-        """Keep the authority's signature of the head's term; beside it that of the last checkpoint's, as the next one
-        may never come."""
+        """Write the authority's signature of the head's term. That of the last checkpoint's term stays beside it, as
+        the next checkpoint may never be written."""
         if regroup is not None:
             before = regroup_of(self.home, self.context.manifest.authority, self._saved)
             try:
@@ -73,12 +75,12 @@ class LocalCheckpoint:
                 self.context.host.events.emit("regroup_unsaved", reason=str(error))
 
     def load_regroup(self) -> Signed | None:
-        """The authority's signature of the term of the head that was read from disk."""
+        """Return the authority's signature of the term of the head that was read from disk."""
         return regroup_of(self.home, self.context.manifest.authority, self.head)
 
 
 def regroup_of(home: Home, authority: str, head: Head) -> Signed | None:
-    """The authority's signature of the term of `head`, a commit that lies in `home`."""
+    """Return the authority's signature of the term of `head`, a commit that lies in `home`; None if there is none."""
     for path in (home.regroup, home.regroup_before):
         try:
             signed = msgspec.msgpack.decode(path.read_bytes(), type=Signed)
@@ -90,23 +92,23 @@ def regroup_of(home: Home, authority: str, head: Head) -> Signed | None:
     return None
 
 
-def kept_stages(context: PeerContext) -> list[int]:
-    """The stages that this home has a checkpoint of: first the one in which it had its seat last, then the latest."""
+def saved_stages(context: PeerContext) -> list[int]:
+    """Return the stages that this home has a checkpoint of: first the peer's last stage, then the latest."""
     manifest, host = context.manifest, context.host
     latest = {}
     for stage in range(manifest.stages):
         if entries := open_store(context.home, manifest, stage, host.identity, host.events).list():
             latest[stage] = entries[-1].path.stat().st_mtime
-    last = _last_replica(context)
+    last = _last_stage(context)
     return sorted(latest, key=lambda stage: (stage != last, -latest[stage]))
 
 
-def note_replica(context: PeerContext, stage: int) -> None:
-    """Remember across restarts that this is our stage: what we keep for another one may be as new."""
+def note_stage(context: PeerContext, stage: int) -> None:
+    """Remember across restarts that this is the peer's stage: its backup of another stage may be as new."""
     write_atomically(context.home.replica, str(stage).encode())
 
 
-def _last_replica(context: PeerContext) -> int | None:
+def _last_stage(context: PeerContext) -> int | None:
     try:
         return int(context.home.replica.read_text())
     except (OSError, ValueError):

@@ -1,6 +1,6 @@
-"""One volunteer's peer: everything a run needs of one machine, put together and taken apart again.
+"""One volunteer's peer: opens everything that a run needs of one machine, and closes it again.
 
-home lock -> identity -> host -> charter -> gate -> DHT node -> a seat in a group, and another one after a move
+home lock -> identity -> host -> run files -> gate -> DHT node -> a replica, and another one after each move
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from peer.files import write_atomically
 from peer.identity import Identity
 from peer.net.host import HostConfig, open_host
 from peer.worker.client import open_worker_group
-from swarm.gossip.peer import GossipPeerContext, run_gossip
-from swarm.membership.membership import MEMBERS
+from swarm.gossip.peer import run_gossip
+from swarm.membership.member_record import MEMBERS
 from swarm.membership.reachability import serve_dial_back
 from swarm.placement.stages import stage_costs
 from swarm.run.bootstrap import fetch_run_files
@@ -22,8 +22,9 @@ from swarm.run.gate import Gate
 from swarm.run.home import Home
 from swarm.run.manifest import Manifest, open_manifest
 from swarm.run.manifest_transfer import serve_run_files
-from swarm.training.context import JoinConfig, PeerContext
+from swarm.run.peer_context import JoinConfig, PeerContext
 from swarm.training.lifecycle import PeerLifecycle
+from swarm.training.worker_config import worker_config
 
 __all__ = ["JoinConfig", "run_participant"]
 
@@ -31,7 +32,7 @@ __all__ = ["JoinConfig", "run_participant"]
 async def run_participant(config: JoinConfig) -> None:
     """Join the run and train until it is complete or the task is cancelled; the last commit is then saved.
 
-    Raises what stands in the way of joining: ConfigError, NetworkError, NotAdmitted, ResourceError, CheckpointError.
+    Raises ConfigError, NetworkError, NotAdmitted, ResourceError or CheckpointError if this machine cannot join.
     """
     home = Home(config.home)
     with home.locked():
@@ -60,28 +61,28 @@ async def run_participant(config: JoinConfig) -> None:
             async with open_node(host, node_config, [MEMBERS]) as node:
                 context = PeerContext(config, home, manifest, host, gate, node)
                 if isinstance(manifest.outer, GossipConfig):
-                    async with open_worker_group(context.worker_group()) as worker_group:
-                        await run_gossip(GossipPeerContext(config.name, home, manifest, host, gate, node, worker_group))
+                    async with open_worker_group(worker_config(context)) as worker_group:
+                        await run_gossip(context, worker_group)
                 else:
                     await PeerLifecycle(context).run()
 
 
 def check_role(config: JoinConfig, manifest: Manifest) -> None:
-    """ConfigError unless the run has a place for such a role."""
+    """Raise ConfigError unless the run has a place for the role and stage of `config`."""
     if manifest.stages == 1:
         if config.role not in ("auto", "full") or config.stage not in (None, 0):
-            raise ConfigError("in this run every peer holds the whole model: leave out --role and --stage.")
+            raise ConfigError("in this run every peer holds the whole model: leave out --role and --stage")
     elif config.role == "full":
-        raise ConfigError(f"the model is cut into {manifest.stages} stages: no peer holds all; choose --role stage.")
+        raise ConfigError(f"--role full, but the model is cut into {manifest.stages} stages: choose --role stage")
     elif config.role == "feeder" and config.stage is not None:
-        raise ConfigError("a feeder has no stage: leave out either --role feeder or --stage.")
+        raise ConfigError("a feeder has no stage: leave out either --role feeder or --stage")
     elif config.stage is not None and not 0 <= config.stage < manifest.stages:
-        raise ConfigError(f"there is no stage {config.stage}: choose 0 to {manifest.stages - 1}, or leave --stage out.")
+        raise ConfigError(f"there is no stage {config.stage}: choose 0 to {manifest.stages - 1}, or leave --stage out")
     check_memory(config, manifest)
 
 
 def check_memory(config: JoinConfig, manifest: Manifest) -> None:
-    """ConfigError if --memory-limit forbids what this peer would hold: its stage, or every one."""
+    """Raise ConfigError if --memory-limit is too small for this peer's stage, or for every stage."""
     if config.memory_bytes is None or config.role == "feeder":
         return
     needs = [cost.memory_bytes for cost in stage_costs(manifest)]
@@ -93,4 +94,4 @@ def check_memory(config: JoinConfig, manifest: Manifest) -> None:
         remedy = "raise it, or leave --stage out" if min(needs) <= config.memory_bytes else remedy
     if needed > config.memory_bytes:
         limit = f"--memory-limit is {config.memory_bytes / 1e9:.3g} GB"
-        raise ConfigError(f"{limit} and {what} needs {needed / 1e9:.3g} GB: {remedy}.")
+        raise ConfigError(f"{limit} and {what} needs {needed / 1e9:.3g} GB: {remedy}")

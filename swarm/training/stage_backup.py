@@ -1,8 +1,8 @@
-"""So that a stage outlives all of its replicas: others keep a recent commit of it on disk.
+"""Backups of a stage at peers of another stage, so that it outlives all of its replicas.
 
-A replica of stage s keeps one of stage s + 1 (of the first stage, if s is the last), together with the authority's
-signature of its term: no more than a few keepers a stage, and refreshed so seldom that it takes a small share of the
-link. Who takes a stage that nobody serves begins with one of these (`swarm.training.restore`).
+A replica of stage s holds a recent commit of stage s + 1 (of the first stage, if s is the last), together with the
+authority's signature of its term. A stage has few backup holders, and they refresh so seldom that it takes a small
+share of the link. A peer that takes a stage without replicas begins with such a backup (`swarm.training.restore`).
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from peer.errors import BarnraiseError
 from peer.files import write_atomically
 from peer.identity import Signed
 from peer.net.rpc import Call, Method
-from swarm.membership.membership import MemberRecord, MemberView
+from swarm.membership.member_record import MemberRecord, MemberView
 from swarm.placement.stages import layout_of, open_store, state_bytes, vectors_of
 from swarm.protocol.head import Head, Member
 from swarm.protocol.messages import SLICE_BYTES_MAX
-from swarm.protocol.quorum import Viewpoint, ask_head_reports, weigh
+from swarm.protocol.quorum import ask_head_reports, rank_heads
+from swarm.run.peer_context import PeerContext
 from swarm.state.fetch import Fetched, fetch_state
 from swarm.state.snapshots import SnapshotStore
 from swarm.training.checkpoints import regroup_of
-from swarm.training.context import PeerContext
 
 BACKUP_HOLDERS: Final = 2  # of each stage
 EVERY_S: Final = 15.0
-DUTY: Final = 0.05  # of the time a keeper's link may be busy with it
+LINK_SHARE: Final = 0.05  # of a backup holder's time, at most
 FIRST_S: Final = 10.0
 ASK_S: Final = 4.0
 ASKED_MAX: Final = 16
 
 
 class AskBackup(msgspec.Struct, frozen=True):
-    """Which commit of that stage do you keep? From then on it is on your shelf."""
+    """Which commit of that stage do you hold? The receiver serves it as a snapshot from then on."""
 
     stage: int
 
 
 class BackupHead(msgspec.Struct, frozen=True):
-    """None where there is none."""
+    """The commit held, and the authority's signature of its term; None where there is none."""
 
     head: Head | None = None
     regroup: Signed | None = None
@@ -54,21 +54,21 @@ HELD_BACKUP: Final = Method("backup.held", AskBackup, BackupHead)
 
 
 class StageBackup:
-    """What one replica of `stage` keeps of the next one; `backups` is the shelf from which others may fetch it."""
+    """The backup of the next stage at one replica of `stage`; `snapshots` serves it to other peers."""
 
     def __init__(self, context: PeerContext, stage: int, known: MemberView) -> None:
         self._context, self._known = context, known
         self._manifest, self._host = context.manifest, context.host
         self.of = (stage + 1) % self._manifest.stages
-        self.backups: Final = SnapshotStore(state_bytes(self._manifest, self.of), SLICE_BYTES_MAX)
+        self.snapshots: Final = SnapshotStore(state_bytes(self._manifest, self.of), SLICE_BYTES_MAX)
         self._store = open_store(context.home, self._manifest, self.of, self._host.identity, self._host.events)
         self._head: Head | None = None
-        self._lending = trio.Lock()
-        self._backups: BackupHead | None = None
-        self._host.rpc.register(HELD_BACKUP, self._on_kept)
+        self._lock = trio.Lock()
+        self._held: BackupHead | None = None
+        self._host.rpc.register(HELD_BACKUP, self._on_held)
 
     async def run(self) -> None:
-        """Refresh for ever."""
+        """Refresh the backup until cancelled."""
         await trio.to_thread.run_sync(self._store.prepare)
         await trio.sleep(FIRST_S)
         while True:
@@ -79,42 +79,43 @@ class StageBackup:
                 except BarnraiseError as error:
                     self._host.events.emit("backup_stale", stage=self.of, reason=str(error))
             took_s = trio.current_time() - began
-            await trio.sleep(max(EVERY_S, took_s / DUTY))
+            await trio.sleep(max(EVERY_S, took_s / LINK_SHARE))
 
     @property
     def _is_backup_holder(self) -> bool:
-        """Whether we are among those of our stage that keep the next one: by lot, so that all agree."""
+        """Whether this peer is among the replicas of its stage that back up the next one: by rendezvous hashing, so all
+        agree."""
         before = (self.of - 1) % self._manifest.stages
         mates = {peer for peer, record in self._known().items() if record.role == "stage" and record.stage == before}
-        lots = sorted({*mates, self._host.peer_id}, key=lambda peer: lot(peer, self.of))
-        return self._host.peer_id in lots[:BACKUP_HOLDERS]
+        ranked = sorted({*mates, self._host.peer_id}, key=lambda peer: rendezvous_rank(peer, self.of))
+        return self._host.peer_id in ranked[:BACKUP_HOLDERS]
 
     async def _refresh(self) -> None:
-        """Fetch the head that a majority of that group stands at, unless it is kept already."""
+        """Fetch the state of the head that a majority of that group stands at, unless it is held already."""
         found = await newest_seen(self._context, self.of, self._known())
         if found is None or found[0] == self._head:
             return
         head, regroup, holders = found
         fetched = await fetch_commit(self._context, self.of, head, holders)
-        async with self._lending:
-            self._backups = None
-            if await keep(self._context, self.of, head, regroup, fetched):
+        async with self._lock:
+            self._held = None
+            if await save_backup(self._context, self.of, head, regroup, fetched):
                 self._head = head
                 self._host.events.emit("backup_saved", stage=self.of, round=head.round, donors=len(holders))
 
-    async def _on_kept(self, call: Call[AskBackup]) -> BackupHead:
+    async def _on_held(self, call: Call[AskBackup]) -> BackupHead:
         if call.body.stage != self.of:
             return BackupHead()
-        async with self._lending:
-            if self._backups is None:
+        async with self._lock:
+            if self._held is None:
                 loaded = await trio.to_thread.run_sync(self._store.load_latest)
-                self._backups = (
-                    await trio.to_thread.run_sync(self._lend, loaded) if loaded is not None else BackupHead()
+                self._held = (
+                    await trio.to_thread.run_sync(self._publish, loaded) if loaded is not None else BackupHead()
                 )
-            return self._backups
+            return self._held
 
-    def _lend(self, loaded: LoadedCheckpoint) -> BackupHead:
-        self.backups.publish(loaded.tree, list(loaded.tensors.values()), loaded.head)
+    def _publish(self, loaded: LoadedCheckpoint) -> BackupHead:
+        self.snapshots.publish(loaded.tree, list(loaded.tensors.values()), loaded.head)
         head, manifest = msgspec.msgpack.decode(loaded.head, type=Head), self._context.manifest
         folder = self._context.home.stage(self.of, manifest.stages)
         return BackupHead(head, regroup_of(folder, manifest.authority, head))
@@ -123,21 +124,21 @@ class StageBackup:
 async def newest_seen(
     context: PeerContext, stage: int, records: Mapping[str, MemberRecord]
 ) -> tuple[Head, Signed | None, tuple[str, ...]] | None:
-    """The head that the group of `stage` stands at, the signature of its term, and who holds its state. Where a
-    majority of those with whom the authority began the term answers, nobody else's word counts."""
+    """Return the head that the group of `stage` stands at, the signature of its term, and the holders of its state.
+    Where a majority of the members that the authority began the term with answers, no other report counts."""
     manifest, first = context.manifest, context.manifest.first_head(stage)
     asked = [peer for peer, record in records.items() if record.role == "stage" and record.stage == stage]
     head_reports = await ask_head_reports(context.host.rpc, asked[:ASKED_MAX], ASK_S, group=first.run_id)
-    view = Viewpoint(Member(context.host.peer_id, ""), first)
-    candidates = weigh(head_reports, manifest.authority, first, view)
+    me = Member(context.host.peer_id, "")
+    candidates = rank_heads(head_reports, manifest.authority, first, me, first)
     if not candidates or not candidates[0].head.members:
         return None
     best = candidates[0]
     return best.head, best.regroup, best.holders
 
 
-async def keep(context: PeerContext, stage: int, head: Head, regroup: Signed | None, state: Fetched) -> bool:
-    """Write a fetched state of `stage` to disk, as if we had been a replica of it; whether that went well."""
+async def save_backup(context: PeerContext, stage: int, head: Head, regroup: Signed | None, state: Fetched) -> bool:
+    """Write a fetched state of `stage` to disk, as a replica of it does; return whether that went well."""
     manifest, host = context.manifest, context.host
     store = open_store(context.home, manifest, stage, host.identity, host.events)
     await trio.to_thread.run_sync(store.prepare)
@@ -152,7 +153,7 @@ async def keep(context: PeerContext, stage: int, head: Head, regroup: Signed | N
 
 
 async def fetch_commit(context: PeerContext, stage: int, head: Head, holders: tuple[str, ...]) -> Fetched:
-    """The state of `head`, checked against its hash. Raises NetworkError, ResourceError."""
+    """Fetch the state of `head`, checked against its hash. Raises NetworkError, ResourceError."""
     folder = context.home.stage(stage, context.manifest.stages)
     await trio.to_thread.run_sync(lambda: folder.path.mkdir(parents=True, exist_ok=True))
     return await fetch_state(
@@ -166,6 +167,6 @@ async def fetch_commit(context: PeerContext, stage: int, head: Head, holders: tu
     )
 
 
-def lot(peer: str, stage: int) -> bytes:
-    """The peers with the lowest are the keepers of `stage`."""
+def rendezvous_rank(peer: str, stage: int) -> bytes:
+    """Return the rank of `peer` by rendezvous hashing: the lowest are the backup holders of `stage`."""
     return blake3(f"{peer}/{stage}".encode()).digest()

@@ -1,4 +1,4 @@
-"""What a user can get wrong on the way into a run: each ends with one sentence and its exit code."""
+"""Wrong input to a run: each case ends with one sentence and its exit code."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from cli.coordinate import template
 from cli.options import default_home
 from cli.quickstart import MARK, _claim, _prepare, run_toml
+from cli.templates import template
 from optim.config import METHODS
 from peer.config import ModelConfig, RopeScaling
 from peer.data.tokenizer import ByteTokenizer
@@ -39,7 +39,7 @@ def invite_to(port: int) -> str:
     return str(Invite(RUN_ID, authority, (f"/ip4/127.0.0.1/tcp/{port}/p2p/{authority}",)))
 
 
-def test_the_template_is_a_run_and_says_every_default_as_it_is() -> None:
+def test_the_template_shows_the_true_defaults() -> None:
     as_written = parse_run_config(template())
     init = '# init = "path/to/folder"'
     assert init in template()
@@ -50,7 +50,7 @@ def test_the_template_is_a_run_and_says_every_default_as_it_is() -> None:
 
 
 def section_of(text: str, name: str, method: str) -> str:
-    """That section of the template; of [outer], the lines of that method."""
+    """Return that section of the template; of [outer], the lines of that method."""
     (section,) = re.findall(rf"^(?:# )?\[{name}\](.*?)(?=^(?:# )?\[\w+\]|\Z)", text, re.MULTILINE | re.DOTALL)
     if name != "outer":
         return str(section)
@@ -95,7 +95,7 @@ def test_corrupt_invites(peer: Peer, tmp_path: Path, invite: str, words: str) ->
         assert re.search(words, said(peer(*arguments), 2))
 
 
-def test_an_argument_that_is_no_text(peer: Peer, tmp_path: Path) -> None:
+def test_an_argument_that_is_not_utf8(peer: Peer, tmp_path: Path) -> None:
     sentence = said(peer("join", invite_to(1), "--home", tmp_path, "--name", "J\udcfcrgen"), 2)
     assert r"J\udcfcrgen" in sentence and "UTF-8" in sentence
 
@@ -106,8 +106,8 @@ def test_a_home_that_cannot_be_written(peer: Peer, tmp_path: Path) -> None:
     assert "cannot write to" in sentence and "--home" in sentence
 
 
-def test_a_home_whose_name_no_disk_takes(peer: Peer, tmp_path: Path) -> None:
-    """Nothing can be found out about it, as about a folder that is not ours to look into."""
+def test_a_home_with_a_too_long_name(peer: Peer, tmp_path: Path) -> None:
+    """The system says nothing about it, as about a folder that may not be read."""
     home, run = tmp_path / ("x" * 300), tmp_path / "r.toml"
     run.write_text(template())
     assert "cannot write to" in said(peer("join", invite_to(1), "--home", home), 5)
@@ -125,16 +125,16 @@ def test_a_home_whose_log_cannot_be_written(peer: Peer, tmp_path: Path) -> None:
     assert "events.jsonl cannot be written" in said(peer("join", invite_to(1), "--home", tmp_path), 5)
 
 
-def test_a_home_of_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_home_of_an_unknown_user(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BARNRAISE_HOME", "~nobody-of-that-name/b")
     with pytest.raises(ConfigError, match="set HOME, or give --home"):
         default_home("peer")
 
 
-def test_an_export_to_where_nothing_can_be_written_fetches_nothing(peer: Peer, tmp_path: Path) -> None:
+def test_an_export_to_an_unwritable_folder_fetches_nothing(peer: Peer, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for out in (tmp_path / "file" / "model", tmp_path / ("x" * 300)):
-        sentence = said(peer("export", invite_to(1), "--out", out), 5)  # and not that nobody answers
+        sentence = said(peer("export", invite_to(1), "--out", out), 5)  # before the network is used
         assert f"cannot write to {out}" in sentence and "--out" in sentence
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
@@ -147,7 +147,7 @@ def test_a_temporary_folder_that_cannot_be_made(peer: Peer, tmp_path: Path, monk
     assert not (tmp_path / "model").exists(), "an export that fails leaves nothing behind"
 
 
-def test_a_home_that_is_not_what_it_should_be(peer: Peer, tmp_path: Path) -> None:
+def test_damaged_homes(peer: Peer, tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "invite").write_bytes(b"\xff\xfe\x00")
     assert "is damaged" in said(peer("status", "--home", tmp_path / "a"), 2)
@@ -159,21 +159,21 @@ def test_a_home_that_is_not_what_it_should_be(peer: Peer, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "address", ["garbage", "/ip4/1.2.3.4", "/ip4/1.2.3.4/udp/4001", "/ip4/1.2.3.4/tcp/0", "/ip4/0.0.0.0/tcp/4001"]
 )
-def test_an_address_to_announce_that_nobody_could_dial(peer: Peer, tmp_path: Path, address: str) -> None:
+def test_an_announced_address_that_cannot_be_dialled(peer: Peer, tmp_path: Path, address: str) -> None:
     options = ("--home", tmp_path / "h", "--listen", "/ip4/127.0.0.1/tcp/0", "--announce", address)
     assert f"--announce {address}" in said(peer("join", invite_to(1), *options), 2)
     found = peer("doctor", *options)
     assert found.code == 2 and f"--announce {address}" in found.stdout and "can take part" not in found.stdout
 
 
-def test_a_relay_without_a_name(peer: Peer, tmp_path: Path) -> None:
+def test_a_relay_without_a_peer_id(peer: Peer, tmp_path: Path) -> None:
     options = ("--home", tmp_path / "h", "--listen", "/ip4/127.0.0.1/tcp/0", "--relay", "/ip4/1.2.3.4/tcp/4001")
     assert "names no peer" in said(peer("join", invite_to(1), *options), 2)
     found = peer("doctor", *options)
     assert found.code == 2 and "names no peer" in found.stdout
 
 
-def test_a_coordinator_whose_home_is_in_use_says_only_that(peer: Peer, tmp_path: Path) -> None:
+def test_a_coordinator_whose_home_is_in_use(peer: Peer, tmp_path: Path) -> None:
     (tmp_path / "invite").write_text(invite_to(1))
     with Home(tmp_path).locked():
         ended = peer("coordinate", "--home", tmp_path)
@@ -187,17 +187,17 @@ def test_a_port_in_use(peer: Peer, tmp_path: Path, taken_port: int) -> None:
     assert f"port {taken_port} is in use" in sentence and "--listen" in sentence
 
 
-def test_export_and_status_want_to_know_where_from(peer: Peer, tmp_path: Path) -> None:
+def test_export_and_status_need_a_source(peer: Peer, tmp_path: Path) -> None:
     assert "either INVITE or --home" in said(peer("status"), 2)
     assert "either INVITE or --home" in said(peer("export", "--out", tmp_path / "o"), 2)
     assert "is no peer's home" in said(peer("export", "--home", tmp_path, "--out", tmp_path / "o"), 6)
     assert "is no peer's home" in said(peer("status", "--home", tmp_path), 2)
 
 
-def test_quickstart_does_not_touch_a_folder_that_is_not_its_own(peer: Peer, tmp_path: Path) -> None:
+def test_quickstart_leaves_other_folders_alone(peer: Peer, tmp_path: Path) -> None:
     precious = tmp_path / "run.toml"
     precious.write_text(template())
-    assert "not empty and no quickstart's" in said(peer("quickstart", "--home", tmp_path), 2)
+    assert "not empty and not a quickstart's" in said(peer("quickstart", "--home", tmp_path), 2)
     assert precious.read_text() == template()
 
 
@@ -209,7 +209,7 @@ def test_a_second_quickstart_leaves_the_first_one_alone(peer: Peer, tmp_path: Pa
     assert (tmp_path / "peer-1").is_dir()
 
 
-def test_quickstart_clears_up_after_an_earlier_one_and_nothing_else(tmp_path: Path) -> None:
+def test_quickstart_removes_only_what_an_earlier_one_left(tmp_path: Path) -> None:
     _claim(tmp_path / "q")
     _prepare(tmp_path / "q", 4)
     (tmp_path / "q" / "peer-1").mkdir()

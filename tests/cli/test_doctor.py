@@ -1,4 +1,4 @@
-"""`peer doctor`: each thing that stands in the way is found and has a remedy."""
+"""`peer doctor`: each failed check has a remedy."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.cli.support.typed import Peer
 from tests.cli.test_pipeline_input import manifest_of
 
 
-def test_this_machine_is_fit(tmp_path: Path) -> None:
+def test_this_machine_passes(tmp_path: Path) -> None:
     findings = list(local_findings(tmp_path / "home", "cpu"))
     assert all(finding.state == "ok" for finding in findings), findings
     assert {"python", "torch", "libp2p", "device", "home"} <= {finding.check for finding in findings}
@@ -60,7 +60,7 @@ def test_a_stage_that_fits_is_enough(tmp_path: Path) -> None:
     assert memory_finding(1e9, [0.5e9, 0.6e9]).state == "ok"
 
 
-def test_a_run_of_stages_is_measured_by_each(tmp_path: Path) -> None:
+def test_each_stage_of_a_pipeline_is_measured(tmp_path: Path) -> None:
     manifest = manifest_of(Identity.generate(), 3)
     model = msgspec.structs.replace(manifest.model, vocab_size=1 << 33)  # the first and the last stage fit nowhere
     disk, memory = size_findings(msgspec.structs.replace(manifest, model=model), tmp_path)
@@ -79,13 +79,13 @@ def test_unknown_device(tmp_path: Path) -> None:
     assert is_failure(finding, 2)
 
 
-def test_what_stands_in_the_way_is_counted(peer: Peer, tmp_path: Path) -> None:
+def test_failed_checks_are_counted(peer: Peer, tmp_path: Path) -> None:
     options = ("--device", "abacus", "--listen", "/ip4/127.0.0.1/tcp/0")
     found = peer("doctor", "--home", tmp_path, *options)
-    assert found.code == 2 and found.stdout.endswith("\n1 thing stands in the way.\n")
+    assert found.code == 2 and found.stdout.endswith("\nThis machine cannot take part: 1 check failed.\n")
     (tmp_path / "file").touch()
     found = peer("doctor", "--home", tmp_path / "file" / "home", *options)
-    assert " things stand in the way." in found.stdout
+    assert " checks failed." in found.stdout
 
 
 async def test_port_in_use_and_port_free() -> None:
@@ -120,18 +120,18 @@ def test_reachability(reach: DialBackReply, state: str, words: str) -> None:
     assert ("NAT" in finding.detail) == ("NAT" in words)
 
 
-def test_errors_keep_their_sentence_and_remedy() -> None:
-    finding = failure("admission", NotAdmitted("the token expired 3 hours ago: ask for a new invite."))
-    assert (finding.detail, finding.remedy) == ("the token expired 3 hours ago", "ask for a new invite.")
+def test_an_error_becomes_a_finding() -> None:
+    finding = failure("admission", NotAdmitted("the token expired 3 hours ago: ask for a new invite"))
+    assert (finding.detail, finding.remedy) == ("the token expired 3 hours ago", "ask for a new invite")
     assert finding.exit_code == 4
 
 
-async def test_every_address_of_the_invite_is_told_apart(tmp_path: Path) -> None:
-    nobody = Identity.generate().peer_id
+async def test_each_address_of_the_invite_is_reported(tmp_path: Path) -> None:
+    absent = Identity.generate().peer_id
     with trio.socket.socket() as closed:
         await closed.bind(("127.0.0.1", 0))
-        address = f"/ip4/127.0.0.1/tcp/{closed.getsockname()[1]}/p2p/{nobody}"
-        invite = Invite("a" * 32, nobody, (address, address.replace("127.0.0.1", "127.0.0.2")))
+        address = f"/ip4/127.0.0.1/tcp/{closed.getsockname()[1]}/p2p/{absent}"
+        invite = Invite("a" * 32, absent, (address, address.replace("127.0.0.1", "127.0.0.2")))
         findings = [finding async for finding in swarm_findings(invite, tmp_path, None, DialBackConfig())]
     assert [finding.check for finding in findings] == ["bootstrap", "bootstrap"]
     assert all(is_failure(finding, 3) and finding.detail.startswith("refused") for finding in findings)

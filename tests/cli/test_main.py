@@ -1,4 +1,4 @@
-"""The command line's front door: quick, complete, and silent about Python."""
+"""The command group: fast help, complete descriptions, and usage errors without tracebacks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ print(json.dumps(sorted(sys.modules)), file=sys.stderr)
     assert all(name in done.stdout for name in COMMANDS)
 
 
-def test_a_look_at_a_run_does_not_load_torch() -> None:
+def test_status_does_not_load_torch() -> None:
     probe = "import sys, cli.status, swarm.client.status; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", probe], timeout=120).returncode == 0
 
@@ -37,7 +37,7 @@ def test_every_command_describes_itself(name: str) -> None:
     assert "Usage:" in result.output and len(result.output.splitlines()) > 5
 
 
-def test_every_listed_command_exists_and_matches_its_module() -> None:
+def test_every_command_matches_its_module() -> None:
     context = click.Context(group)
     for name in group.list_commands(context):
         command = group.get_command(context, name)
@@ -47,9 +47,7 @@ def test_every_listed_command_exists_and_matches_its_module() -> None:
 @pytest.mark.parametrize(
     "typed", ["jion", "join", "quickstart --peers many", "quickstart --peers 2", "status --nonsense"]
 )
-def test_unknown_commands_and_options_are_usage_errors(
-    typed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_usage_errors(typed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["peer", *typed.split()])
     with pytest.raises(SystemExit) as ended:
         main()

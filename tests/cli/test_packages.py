@@ -1,4 +1,4 @@
-"""The five packages must come from one folder; a shadowing one is named."""
+"""The five packages must come from one folder; a shadowing package is named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user can get wrong about a pipeline: one sentence with the remedy, and the exit code of such errors."""
+"""Wrong input about a pipeline: one sentence with the remedy, and the exit code."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cli.coordinate import template
+from cli.templates import template
 from peer.config import ModelConfig
 from peer.events import EventLog
 from peer.identity import Identity
@@ -42,7 +42,7 @@ def manifest_of(identity: Identity, stages: int, name: str = "test") -> Manifest
 
 
 def guest(home: Path, stages: int) -> tuple[str, Path]:
-    """An invite, and a home that knows the rules of its run already: nobody need be reached to refuse a role."""
+    """Return an invite, and a home that has the run's manifest already, so that no network is needed."""
     authority = Identity.generate()
     manifest = manifest_of(authority, stages)
     home.mkdir()
@@ -54,7 +54,7 @@ def guest(home: Path, stages: int) -> tuple[str, Path]:
 @pytest.mark.parametrize(
     ("stages", "options", "words"),
     [
-        (3, "--role full", "cut into 3 stages: no peer holds all; choose --role stage"),
+        (3, "--role full", "--role full, but the model is cut into 3 stages: choose --role stage"),
         (3, "--stage 3", "there is no stage 3: choose 0 to 2, or leave --stage out"),
         (3, "--role feeder --stage 1", "a feeder has no stage: leave out either"),
         (
@@ -69,7 +69,7 @@ def guest(home: Path, stages: int) -> tuple[str, Path]:
         (1, "--memory-limit 0.0001", "and the model needs .* GB: raise it"),
     ],
 )
-def test_a_role_that_the_run_has_not(peer: Peer, tmp_path: Path, stages: int, options: str, words: str) -> None:
+def test_roles_that_do_not_fit_the_run(peer: Peer, tmp_path: Path, stages: int, options: str, words: str) -> None:
     invite, home = guest(tmp_path / "home", stages)
     assert re.search(words, said(peer("join", invite, "--home", home, *LOOPBACK, *options.split()), 2))
 
@@ -80,19 +80,22 @@ def test_a_role_that_the_run_has_not(peer: Peer, tmp_path: Path, stages: int, op
         ("quickstart --stages 0", "0 is not in the range"),
         ("quickstart --stages three", "'three' is not a valid integer"),
         ("quickstart --stages 3 --peers 4", "3 stages need 5 peers here, as some will fail: raise --peers"),
-        ("quickstart --rounds 5", "the peer that is added needs 6 rounds here to take part: raise --rounds"),
-        ("quickstart --stages 2 --rounds 7", "the peer that is added needs 8 rounds here to take part: raise --rounds"),
+        ("quickstart --rounds 5", "5 rounds are too few for the peer that is added: give --rounds 6 or more"),
+        (
+            "quickstart --stages 2 --rounds 7",
+            "7 rounds are too few for the peer that is added: give --rounds 8 or more",
+        ),
         ("join INVITE --stage -1", "-1 is not in the range"),
         ("join INVITE --memory-limit 0", "0.0 is not in the range"),
         ("join INVITE --memory-limit inf", "inf is not in the range"),
-        ("join INVITE --memory-limit nan", "nan is no number"),
+        ("join INVITE --memory-limit nan", "nan is not a number"),
         ("join INVITE --upload-limit inf", "inf is not in the range"),
         ("join INVITE --download-limit 1e9", "1000000000.0 is not in the range"),
-        ("join INVITE --upload-limit nan", "nan is no number"),
+        ("join INVITE --upload-limit nan", "nan is not a number"),
         ("join INVITE --role leader", "'leader' is not one of"),
     ],
 )
-def test_options_that_cannot_be(peer: Peer, tmp_path: Path, options: str, words: str) -> None:
+def test_impossible_options(peer: Peer, tmp_path: Path, options: str, words: str) -> None:
     assert words in said(peer(*options.split(), "--home", tmp_path / "home"), 2)
     assert not (tmp_path / "home").exists()
 
@@ -112,23 +115,22 @@ UNTIED = template().replace("# tie_embeddings = true", "tie_embeddings = false")
         (UNTIED, "stages = 2\nmicro_batch = 3", r"\[pipeline\] micro_batch: .* must divide \[inner\] batch_size \(8\)"),
         (UNTIED, 'stages = 2\nactivations = "int2"', r"\[pipeline\] activations: .*int2"),
         (UNTIED, 'stages = "two"', r"\[pipeline\] stages: expected int, got str"),
-        (UNTIED, "stages = ", "is not valid TOML: line .*mend that line"),
-        (UNTIED, "stage = 2", "unknown field, did you mean stages"),
+        (UNTIED, "stages = ", "is not valid TOML: line .*correct that line"),
+        (UNTIED, "stage = 2", "unknown field: write stages"),
         (template(), "stages = 2", r"\[model\] tie_embeddings: .* set it to false"),
     ],
 )
-def test_a_wrong_section(peer: Peer, tmp_path: Path, text: str, section: str, words: str) -> None:
+def test_wrong_pipeline_sections(peer: Peer, tmp_path: Path, text: str, section: str, words: str) -> None:
     path = tmp_path / "run.toml"
     path.write_text(f"{text}\n[pipeline]\n{section}\n")
     assert re.search(words, said(peer("coordinate", path, "--home", tmp_path / "home"), 2))
     assert not (tmp_path / "home").exists()
 
 
-def test_what_the_readme_says_to_put_into_the_template_is_a_pipeline() -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    (section,) = re.findall(r"^## A model larger.*?(?=^## |\Z)", readme, re.MULTILINE | re.DOTALL)
+def test_the_documented_pipeline_settings_are_valid() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "pipelines.md").read_text()
     text = template()
-    for block in re.findall(r"^```toml\n(.*?)^```", section, re.MULTILINE | re.DOTALL):
+    for block in re.findall(r"^```toml\n(.*?)^```", page, re.MULTILINE | re.DOTALL):
         if block.startswith("["):
             text += f"\n{block}"
             continue
@@ -138,8 +140,8 @@ def test_what_the_readme_says_to_put_into_the_template_is_a_pipeline() -> None:
     assert parse_run_config(text).pipeline == PipelineConfig(stages=3)
 
 
-async def kept(home: Path, manifest: Manifest, authority: Identity, stages: list[int]) -> Path:
-    """A home that holds a checkpoint of these stages."""
+async def home_with_checkpoints(home: Path, manifest: Manifest, authority: Identity, stages: list[int]) -> Path:
+    """Make a home that holds a checkpoint of these stages."""
     home.mkdir()
     save_run_files(home, sign_manifest(authority, manifest), b"")
     identity = Identity.load_or_create(Home(home).identity)
@@ -154,13 +156,13 @@ async def kept(home: Path, manifest: Manifest, authority: Identity, stages: list
     return home
 
 
-async def test_export_says_which_stages_are_missing_and_what_to_add(peer: Peer, tmp_path: Path) -> None:
+async def test_export_names_missing_stages(peer: Peer, tmp_path: Path) -> None:
     authority = Identity.generate()
     manifest = manifest_of(authority, 3)
-    first = await kept(tmp_path / "first", manifest, authority, [0])
-    empty = await kept(tmp_path / "empty", manifest, authority, [])
+    first = await home_with_checkpoints(tmp_path / "first", manifest, authority, [0])
+    empty = await home_with_checkpoints(tmp_path / "empty", manifest, authority, [])
     other = manifest_of(authority, 3, "another")
-    stranger = await kept(tmp_path / "stranger", other, authority, [1, 2])
+    stranger = await home_with_checkpoints(tmp_path / "stranger", other, authority, [1, 2])
     out = ("--out", tmp_path / "model")
     sentence = said(peer("export", "--home", first, "--home", empty, *out), 6)
     assert f"stages 1, 2 of 3 are missing ({first} holds stage 0; {empty} holds none)" in sentence
@@ -170,9 +172,9 @@ async def test_export_says_which_stages_are_missing_and_what_to_add(peer: Peer, 
     assert "no intact checkpoint yet" in said(peer("export", "--home", empty, *out), 6)
 
 
-async def test_export_says_which_stages_are_behind(peer: Peer, tmp_path: Path) -> None:
+async def test_export_names_stages_that_are_behind(peer: Peer, tmp_path: Path) -> None:
     authority = Identity.generate()
-    home = await kept(tmp_path / "home", manifest_of(authority, 3), authority, [0, 1, 2])
+    home = await home_with_checkpoints(tmp_path / "home", manifest_of(authority, 3), authority, [0, 1, 2])
     ended = peer("export", "--home", home, "--out", tmp_path / "model")
-    assert ended.code == 0 and "of its 3 stages at rounds 4, 5, 6," in ended.stdout
-    assert "Behind the others: stage 0; add the --home of one of its peers, if that has newer." in ended.stdout
+    assert ended.code == 0 and "from its 3 stages at rounds 4, 5, 6," in ended.stdout
+    assert "Behind the others: stage 0. Add the --home of a peer with a newer checkpoint of it." in ended.stdout

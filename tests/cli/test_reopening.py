@@ -1,4 +1,4 @@
-"""A coordinator comes back: to the run that its RUN.toml describes, or not at all."""
+"""A restarted coordinator continues the run of its home, and refuses a RUN.toml that differs."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import trio
 
-from cli.coordinate import template
+from cli.templates import template
 from peer.data.tokenizer import ByteTokenizer
 from peer.errors import ConfigError
 from peer.events import EventLog
 from peer.identity import Identity
 from peer.model.huggingface import export_pretrained
 from peer.model.layout import init_flat
-from swarm.coordinator.coordinator import CoordinatorConfig, _found_or_reopen
+from swarm.coordinator.coordinator import CoordinatorConfig, _create_or_reopen
 from swarm.run.config import parse_run_config
 from swarm.run.home import Home
 from swarm.run.manifest import open_manifest
@@ -25,10 +25,10 @@ FOLDER = PLAIN.replace('# source = "stdlib"', 'source = "folder"').replace('# pa
 
 
 async def coordinate(home: Path, text: str | None) -> str:
-    """Found or reopen the run; its id."""
+    """Create or reopen the run; return its id."""
     identity = Identity.load_or_create(Home(home).identity)
     config = CoordinatorConfig(home, None if text is None else parse_run_config(text))
-    run_files, _, _ = await trio.to_thread.run_sync(_found_or_reopen, config, identity, EventLog())
+    run_files, _, _ = await trio.to_thread.run_sync(_create_or_reopen, config, identity, EventLog())
     return open_manifest(run_files).run_id
 
 
@@ -41,7 +41,7 @@ def pretrained(folder: Path) -> str:
 
 
 @pytest.mark.parametrize("kind", ["plain", "cut", "folder", "pretrained", "tokenizer"])
-async def test_a_file_that_says_the_same_goes_on_with_the_run(tmp_path: Path, kind: str) -> None:
+async def test_the_same_settings_continue_the_run(tmp_path: Path, kind: str) -> None:
     from_hub = pretrained(tmp_path / "hub")
     with_file = PLAIN.replace('# [tokenizer]\n# source = "bytes"', f"[tokenizer]\nsource = {str(tmp_path / 'hub')!r}")
     text = {"plain": PLAIN, "cut": CUT, "folder": FOLDER, "pretrained": from_hub, "tokenizer": with_file}[kind]
@@ -51,7 +51,7 @@ async def test_a_file_that_says_the_same_goes_on_with_the_run(tmp_path: Path, ki
     for same in (text, spelt_out, None):
         assert await coordinate(tmp_path / "home", same) == run_id
     (tmp_path / "hub" / "tokenizer.json").unlink()
-    assert await coordinate(tmp_path / "home", text) == run_id, "the run has a copy of what it began with"
+    assert await coordinate(tmp_path / "home", text) == run_id, "the run has its own copy of the tokenizer"
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ async def test_a_file_that_says_the_same_goes_on_with_the_run(tmp_path: Path, ki
         ("batch_size = 8 ", 'dtype = "fp32"\nbatch_size = 16 ', r"\[inner\]"),
     ],
 )
-async def test_a_file_that_says_otherwise_is_refused(
+async def test_other_settings_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, sections: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -82,7 +82,7 @@ async def test_a_file_that_says_otherwise_is_refused(
     assert await coordinate(tmp_path / "home", None) == run_id
 
 
-async def test_a_pretrained_run_notices_what_stands_beside_the_checkpoint(tmp_path: Path) -> None:
+async def test_other_settings_beside_a_checkpoint_are_refused(tmp_path: Path) -> None:
     text = pretrained(tmp_path / "hub")
     await coordinate(tmp_path / "home", text)
     with pytest.raises(ConfigError, match=r"has another \[inner\] than"):

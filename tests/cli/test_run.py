@@ -1,4 +1,4 @@
-"""Every way a command can end: its exit code, and what it says."""
+"""The ways a command can end: exit codes and messages."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def every_error() -> Iterator[errors.BarnraiseError]:
         kind = pending.pop()
         pending += [child for child in kind.__subclasses__() if child.__module__ == errors.__name__]
         if kind is errors.DialError:
-            yield errors.DialError("a sentence: a remedy.", "refused")
+            yield errors.DialError("a sentence: a remedy", "refused")
         elif kind is errors.RemoteError:
-            yield errors.RemoteError("Code", "a sentence: a remedy.")
+            yield errors.RemoteError("Code", "a sentence: a remedy")
         elif kind is errors.StageRefused:
-            yield errors.StageRefused("a sentence: a remedy.", "full")
+            yield errors.StageRefused("a sentence: a remedy", "full")
         else:
-            yield kind("a sentence: a remedy.")
+            yield kind("a sentence: a remedy")
 
 
 @pytest.mark.parametrize("error", list(every_error()), ids=lambda error: type(error).__name__)
@@ -39,17 +39,17 @@ def test_our_errors_are_one_sentence_and_their_code(
     error: errors.BarnraiseError, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert report_failure(error) == error.exit_code
-    assert capsys.readouterr().err == "peer: a sentence: a remedy.\n"
+    assert capsys.readouterr().err == "peer: a sentence: a remedy\n"
 
 
-def test_nested_groups_tell_the_bug_before_the_fault_before_the_interruption(
+def test_a_bug_is_reported_before_a_fault_before_an_interruption(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    fault = errors.NetworkError("no network.")
+    fault = errors.NetworkError("no network")
     assert report_failure(BaseExceptionGroup("", [KeyboardInterrupt(), ExceptionGroup("", [fault])])) == 3
     assert report_failure(ExceptionGroup("", [fault, ZeroDivisionError("oops")])) == BUG
     told = capsys.readouterr().err
-    assert "no network." in told and "a bug ended this command (ZeroDivisionError: oops)" in told
+    assert "no network" in told and "a bug ended this command (ZeroDivisionError: oops)" in told
     assert "Traceback" not in told
 
 
@@ -60,7 +60,7 @@ def test_leaves_flattens() -> None:
 
 def test_debug_adds_the_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("PEER_DEBUG", "1")
-    assert report_failure(errors.ConfigError("x.")) == 2
+    assert report_failure(errors.ConfigError("x")) == 2
     assert "ConfigError" in capsys.readouterr().err
 
 
@@ -80,7 +80,7 @@ def test_other_endings(error: BaseException, code: int) -> None:
     assert report_failure(error) == code
 
 
-def test_the_result_comes_back() -> None:
+def test_the_result_is_returned() -> None:
     async def work() -> int:
         await trio.lowlevel.checkpoint()
         return 5
@@ -88,7 +88,7 @@ def test_the_result_comes_back() -> None:
     assert run_until_stopped(work) == 5
 
 
-def test_a_signal_cancels_and_lets_the_work_clean_up() -> None:
+def test_a_signal_lets_the_work_clean_up() -> None:
     cleaned: list[str] = []
 
     async def work() -> None:
@@ -119,7 +119,7 @@ except BaseException as error:
 """
 
 
-def test_a_tied_child_leaves_when_its_parent_is_gone() -> None:
+def test_a_tied_child_ends_with_its_parent() -> None:
     child = subprocess.Popen([sys.executable, "-c", TIED], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert child.stdin is not None and child.stdout is not None
     with child.stdout:
@@ -128,7 +128,7 @@ def test_a_tied_child_leaves_when_its_parent_is_gone() -> None:
         assert child.wait(timeout=60) == 143
 
 
-def test_a_second_signal_ends_a_stuck_clean_up() -> None:
+def test_a_second_signal_ends_a_stuck_cleanup() -> None:
     stuck = TIED.replace(
         "    await trio.sleep_forever()",
         "    try:\n        await trio.sleep_forever()\n    finally:\n        with trio.CancelScope(shield=True):\n"

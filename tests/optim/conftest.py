@@ -1,5 +1,4 @@
-"""One torch thread: the vectors here are small, and the machine is shared. And the same numbers in every run, whichever
-tests ran before."""
+"""One torch thread, as vectors here are small and the machine is shared, and the same random numbers in every run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must have the same bits on every CPU: sums in a fixed order, powers, and the transform in integers."""
+"""Results with the same bits on every CPU: sums in a fixed order, powers, and the integer transform."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from optim.deterministic import norm, ordered_sum, power, square_root, square_su
 
 
 def by_hand(values: list[float]) -> float:
-    """The order that `ordered_sum` promises, with Python's own additions."""
+    """Sum in `ordered_sum`'s order with Python's own additions."""
     while len(values) > 1:
         lower = (len(values) + 1) // 2
         values = [a + b for a, b in zip(values, values[lower:], strict=False)] + values[len(values) - lower : lower]
@@ -23,7 +23,7 @@ def by_hand(values: list[float]) -> float:
 
 
 @given(st.lists(st.floats(-1e6, 1e6), max_size=40))
-def test_a_sum_is_in_the_order_that_was_promised(values: list[float]) -> None:
+def test_sums_follow_the_stated_order(values: list[float]) -> None:
     assert ordered_sum(torch.tensor(values, dtype=torch.float64)) == by_hand(values)
 
 
@@ -45,15 +45,15 @@ def test_roots_are_rounded_correctly() -> None:
     assert torch.equal(square_root(x, torch.empty_like(x)), x.double().sqrt().float())
 
 
-def test_no_cosine_is_so_near_a_tie_that_two_libraries_would_round_it_apart() -> None:
+def test_no_cosine_is_near_a_rounding_tie() -> None:
     for n in range(1, 257):
         scaled = _basis(n) * 2.0**BITS
         assert float((scaled - scaled.floor() - 0.5).abs().min()) > 1e-6  # libraries differ by some 1e-9
 
 
 @pytest.mark.parametrize("shape", [(256, 256), (64, 48), (1, 250), (7, 1)])
-def test_the_inverse_transform_is_made_of_exact_integers(shape: tuple[int, int]) -> None:
-    """Python's integers, which do not overflow or round, give the same bits; and all stays below 2^53."""
+def test_the_inverse_transform_is_integer_arithmetic(shape: tuple[int, int]) -> None:
+    """Python's integers, which neither overflow nor round, give the same bits, and all stay below 2^53."""
     tiling = Tiling(*shape, 1, 1)
     found = torch.zeros(1, tiling.numel)
     places = torch.randperm(tiling.numel)[: max(1, tiling.numel // 50)]
@@ -74,7 +74,7 @@ def test_the_inverse_transform_is_made_of_exact_integers(shape: tuple[int, int])
     assert np.array_equal(Cosines(tiling, torch.float32).inverse(found).view(shape).numpy(), expected)
 
 
-def test_the_exact_transform_is_as_near_as_fp32_is() -> None:
+def test_the_integer_transform_is_as_accurate_as_fp32() -> None:
     tiling = Tiling.of((128, 192), 64)
     found = torch.zeros(tiling.size).scatter_(1, torch.randint(0, 4096, (6, 32)), torch.randn(6, 32))
     found[2] = 0

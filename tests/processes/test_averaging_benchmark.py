@@ -19,7 +19,7 @@ def test_three_processes_average_to_the_same_bits(tmp_path: Path) -> None:
     script = [sys.executable, "benchmarks/averaging.py", *arguments]
     done = subprocess.run(script, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    ours = json.loads(file.read_text())["bits"]["8"]["ours"]
+    ours = json.loads(file.read_text())["figures"]["bits"]["8"]["ours"]
     assert ours["identical"]
     assert len(ours["seconds"]) == 2
     assert 1.0 <= ours["of_ideal_wire"] < 1.1

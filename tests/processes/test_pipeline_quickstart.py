@@ -64,7 +64,7 @@ def play(cluster: LocalCluster) -> Scenario:
     assert set(stages_of(cluster, started)) == {0, 1}, "those who choose at the same time spread out"
     added = cluster.add(5)  # early: where it starts slowly, many rounds are over before it can take part
     cluster.wait(None, "both stages have committed a round", lambda: cluster.progress.round >= 1)
-    victim = cluster.spare(started)
+    victim = cluster.choose_victim(started)
     cluster.kill(victim)
     survivors = [child for child in (*started, added) if child is not victim]
     cluster.wait(None, "all see the end of the run", lambda: not any(child.alive for child in survivors))

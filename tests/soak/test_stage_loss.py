@@ -37,7 +37,7 @@ def test_a_peer_of_another_stage_restores_one_that_lost_all_replicas(tmp_path: P
         kept = lose(cluster, started, stage)
         cluster.wait(120, "a peer moves", lambda: bool(progress.moves))
         (move,) = progress.moves
-        assert (move.source, move.target, move.reason) == (1 - stage, stage, "nobody serves it")
+        assert (move.source, move.target, move.reason) == (1 - stage, stage, "no peer serves it")
         (stays,) = [child for child in kept if child.name != move.name]
         cluster.wait(30, "the other says what it waits for", lambda: waits_for(cluster, stays) == stage)
         cluster.wait(120, "rounds go on", cluster.rounds_from_now(3))
@@ -90,7 +90,7 @@ def waits_for(cluster: LocalCluster, child: ChildPeer) -> int | None:
 
 
 def check(cluster: LocalCluster) -> None:
-    totals = cluster.progress.accounts.totals.values()
+    totals = cluster.progress.audit_trail.totals.values()
     assert sum(each.of("completed") for each in totals) > 0
     heads: dict[tuple[int | None, int, int], set[str]] = {}
     for commits in cluster.progress.commits.values():

@@ -1,4 +1,4 @@
-"""The children of a command that is ended leave with it, a frozen one too."""
+"""Children end with the command that started them, even frozen ones."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ except BaseException as error:
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
 def test_a_frozen_child_leaves_however_its_parent_ends(tmp_path: Path, signum: signal.Signals) -> None:
     if signum == signal.SIGKILL and sys.platform != "linux":
-        pytest.skip("only Linux thaws the children of who is killed")
+        pytest.skip("only Linux thaws the children of a killed process")
     (tmp_path / "run.toml").write_text(run_toml(4))
     command = [sys.executable, "-c", FREEZES, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL) as parent:
@@ -56,9 +56,9 @@ def test_a_frozen_child_leaves_however_its_parent_ends(tmp_path: Path, signum: s
         assert parent.wait(60) == (-signum if signum == signal.SIGKILL else 128 + signum)
 
 
-def test_a_child_that_ends_by_itself_ends_the_run_whatever_it_died_of(tmp_path: Path) -> None:
+def test_a_child_that_fails_ends_the_run(tmp_path: Path) -> None:
     with children() as group:
         cluster = LocalCluster(tmp_path, 4, group, Progress("test"), lambda: None)
         group.start("peer-1", tmp_path / "peer-1", ["join", "nonsense"], threads=1)
-        with pytest.raises(RoundError, match=r"peer-1 ended with exit code 2: .*this is no invite"):
+        with pytest.raises(RoundError, match=r"peer-1 ended with exit code 2 \(.*this is no invite.*read the logs in"):
             cluster.wait(200, "it ends", lambda: False)

@@ -1,4 +1,4 @@
-"""Whom a quickstart strikes, and what its books say of a stage that nobody told of."""
+"""The choice of peers to kill and freeze, and the audit of a stage that no peer reported."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from cli.demo.child_processes import ChildPeer, Children, children
-from cli.demo.cluster import LocalCluster, to_freeze
+from cli.demo.cluster import LocalCluster, choose_frozen
 from cli.demo.scenario import play_pipeline
-from cli.demo.verdict import _books
+from cli.demo.verdict import _audit_micro_batches
 from cli.views.event_tail import EventTail
 from cli.views.progress import Progress
 from peer.identity import Identity
@@ -25,7 +25,7 @@ ARRIVALS = ((1, 0), (2, 1), (3, 0), (4, 1))
 
 
 class Late(LocalCluster):
-    """A run whose rounds are committed before its last peers have a stage; its peers do nothing."""
+    """A cluster whose rounds are committed before its last peers have a stage. Its peers do nothing."""
 
     def __init__(self, home: Path, group: Children, progress: Progress) -> None:
         super().__init__(home, 12, group, progress, lambda: None)
@@ -57,7 +57,7 @@ class Late(LocalCluster):
             self.progress.apply(name, event, 1.0, fields)
 
 
-def test_nobody_is_struck_before_all_have_begun(tmp_path: Path) -> None:
+def test_no_peer_is_killed_before_all_have_a_stage(tmp_path: Path) -> None:
     with children() as group:
         cluster = Late(tmp_path, group, Progress("test", keeps_all=True, stages=2))
         scenario = play_pipeline(cluster, 4)
@@ -66,7 +66,7 @@ def test_nobody_is_struck_before_all_have_begun(tmp_path: Path) -> None:
 
 
 class Fast(Late):
-    """Its rounds take no time."""
+    """A cluster whose rounds take no time."""
 
     def wait(self, limit_s: float | None, what: str, done: Callable[[], bool]) -> None:
         super().wait(limit_s, what, done)
@@ -81,8 +81,8 @@ class Fast(Late):
         super().thaw(frozen)
 
 
-def test_nobody_sleeps_through_the_end_of_the_run(tmp_path: Path) -> None:
-    """It would be left behind by all the others, who have the last round and go."""
+def test_a_frozen_peer_is_thawed_before_the_end(tmp_path: Path) -> None:
+    """Else all others would have the last round and leave."""
     with children() as group:
         cluster = Fast(tmp_path, group, Progress("test", keeps_all=True, stages=2))
         cluster.rounds = 15
@@ -99,11 +99,11 @@ def test_nobody_sleeps_through_the_end_of_the_run(tmp_path: Path) -> None:
         ({"a": 0, "b": 1, "c": 1, "d": 2, "e": 2, "f": 2}, 0, {"d", "e", "f"}),
     ],
 )
-def test_the_one_to_freeze_can_be_spared(stages: dict[str, int | None], killed_in: int, names: set[str]) -> None:
-    assert to_freeze(stages, killed_in) in names
+def test_the_frozen_peer_has_another_replica(stages: dict[str, int | None], killed_in: int, names: set[str]) -> None:
+    assert choose_frozen(stages, killed_in) in names
 
 
-def test_of_a_stage_that_nobody_told_of_no_number_is_guessed() -> None:
+def test_an_unreported_stage_is_not_audited() -> None:
     manifest = manifest_of(Identity.generate(), 3)
     heads = [
         msgspec.structs.replace(manifest.first_head(stage), round=1, ledger=Ledger(cursor=4096)) for stage in range(3)
@@ -114,6 +114,6 @@ def test_of_a_stage_that_nobody_told_of_no_number_is_guessed() -> None:
         fields = {"round": 1, "stage": stage, "head": head.hash.hex(), "previous": previous, "counted": ["0-4096"]}
         progress.apply("a", "round_committed", 1.0, {**fields, "state_hash": "ab"})
     unknown: list[str] = []
-    books, _ = _books(progress, manifest, heads, unknown)
-    assert (books.double_counted, books.lost) == (0, 0)
-    assert unknown == ["nobody told of all the commits of stage 2: what it merged is not in the books"]
+    counts, _ = _audit_micro_batches(progress, manifest, heads, unknown)
+    assert (counts.double_counted, counts.lost) == (0, 0)
+    assert unknown == ["no peer reported all commits of stage 2, so its micro-batches were not audited"]

@@ -38,15 +38,15 @@ WHOLE = Report(
 )
 
 
-def test_a_whole_model(capsys: pytest.CaptureFixture[str]) -> None:
+def test_summary_of_a_whole_model(capsys: pytest.CaptureFixture[str]) -> None:
     _summarize(WHOLE, Path("q"))
     text = capsys.readouterr().out
-    assert "4 rounds committed, 1 discarded, 2.0 million tokens in 60 s." in text
-    assert "At most 3.0 MB sent per peer, 200 times less than an fp32 all-reduce every step would take" in text
+    assert "4 rounds committed, 1 discarded: 2.0 million tokens in 60 s." in text
+    assert "No peer sent more than 3.0 MB, 200 times less than with an fp32 all-reduce after every step" in text
     assert "peer export --home q/peer-1 --out model" in text and "micro-batch" not in text
 
 
-def test_the_command_at_the_end_can_be_pasted(
+def test_the_printed_command_can_be_pasted(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     own = Path(sys.executable).with_name("peer")
@@ -62,17 +62,16 @@ def test_the_command_at_the_end_can_be_pasted(
         assert capsys.readouterr().out.endswith(f"\n  {typed} export --home 'my runs/peer-1' --out model\n")
 
 
-def test_a_pipeline_says_what_it_could_not_count(capsys: pytest.CaptureFixture[str]) -> None:
+def test_summary_of_a_pipeline(capsys: pytest.CaptureFixture[str]) -> None:
     stages = [
         StageReport(stage=stage, round=4, state_hash=f"{stage}" * 64, replicas=[f"id{stage + 1}"], uncounted=9 * stage)
         for stage in range(2)
     ]
-    books = MicroBatches(dispatched=90, completed=88, retried=3, double_counted=0, lost=0, undone=0)
-    _summarize(msgspec.structs.replace(WHOLE, stages=stages, micro_batches=books), Path("q"))
+    counts = MicroBatches(dispatched=90, completed=88, retried=3, double_counted=0, lost=0, undone=0)
+    _summarize(msgspec.structs.replace(WHOLE, stages=stages, micro_batches=counts), Path("q"))
     text = capsys.readouterr().out
-    assert "90 micro-batches issued, 88 completed, 3 calls made once more; 0 counted twice, 0 lost." in text
-    assert "The stages end with states 00000000 by 1 peer, 11111111 by 1 peer." in text
-    assert "Merged by the first stage and not by a later one: 9 at stage 1." in text
-    assert "What could not be counted once is reported, never guessed." in text
+    assert "90 micro-batches dispatched, 88 completed, 3 retried; 0 counted twice, 0 lost." in text
+    assert "Weights: stage 0 at 00000000 (1 peer), stage 1 at 11111111 (1 peer)." in text
+    assert "Merged by the first stage but not by a later one: 9 at stage 1." in text
     assert "All peers together sent 4.0 MB, 2 bytes a token" in text and "all-reduce" not in text
     assert "peer export --home q/peer-1 --home q/peer-2 --out model" in text

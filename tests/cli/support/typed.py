@@ -13,7 +13,7 @@ from cli.main import main
 
 
 class Ended(NamedTuple):
-    """How a command ended."""
+    """The end of a command."""
 
     code: int
     stderr: str
@@ -24,7 +24,7 @@ Peer = Callable[..., Ended]
 
 
 def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Peer:
-    """Runs `peer ARGUMENTS` in this process, as the console script would."""
+    """Return a function that runs `peer ARGUMENTS` in this process, as the console script would."""
 
     def run(*arguments: str | Path) -> Ended:
         monkeypatch.setattr(sys, "argv", ["peer", *map(str, arguments)])
@@ -38,7 +38,7 @@ def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 
 
 def said(ended: Ended, code: int) -> str:
-    """The sentence with which it ended, in that way."""
+    """Return the last line on standard error, after checking the exit code."""
     assert ended.code == code, ended.stderr
     assert "Traceback" not in ended.stderr
     return ended.stderr.strip().splitlines()[-1]

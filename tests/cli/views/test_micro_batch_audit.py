@@ -1,14 +1,14 @@
-"""The books of a pipeline: what was counted twice and what was lost, from commits and ledgers."""
+"""The audit of a pipeline: what was counted twice and what was lost, from commits and ledgers."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.views.micro_batch_audit import Accounts, AuditEntry, AuditTotals, audit
+from cli.views.micro_batch_audit import AuditEntry, AuditTotals, AuditTrail, audit
 
 
-def test_books_that_agree() -> None:
+def test_commits_and_ledger_agree() -> None:
     assert audit([(0, 8), (8, 16), (24, 32)], 32, [(16, 24)]) == (0, 0, 0)
 
 
@@ -16,23 +16,23 @@ def test_a_sample_merged_twice() -> None:
     assert audit([(0, 8), (4, 16)], 16, []) == (4, 0, 0)
 
 
-def test_a_sample_merged_and_yet_to_be_handed_out_again_counts_as_twice() -> None:
+def test_a_merged_sample_that_is_free_again_counts_as_twice() -> None:
     assert audit([(0, 8), (8, 16)], 16, [(8, 16)]) == (8, 0, 0)
     assert audit([(0, 8), (16, 24)], 16, [(8, 16)]) == (8, 0, 0)
 
 
-def test_a_sample_that_the_ledger_takes_for_trained_and_nobody_has_merged() -> None:
+def test_a_trained_sample_in_no_commit_is_lost() -> None:
     assert audit([(0, 8)], 24, [(8, 16)]) == (0, 8, 0)
 
 
-def test_what_only_others_have_merged_is_undone_and_not_lost() -> None:
-    accounts = Accounts()
-    accounts.commit(0, AuditEntry("a", "genesis", (((0, 8),),)))
-    accounts.commit(1, AuditEntry("b", "genesis", (((0, 8), (16, 20)),)))
-    accounts.commit(1, AuditEntry("gone back on", "b", (((20, 24), (24, 32)),)))
-    merged = accounts.merged(0, "genesis", "a")
+def test_samples_merged_by_other_stages_only_are_undone() -> None:
+    trail = AuditTrail()
+    trail.commit(0, AuditEntry("a", "genesis", (((0, 8),),)))
+    trail.commit(1, AuditEntry("b", "genesis", (((0, 8), (16, 20)),)))
+    trail.commit(1, AuditEntry("superseded", "b", (((20, 24), (24, 32)),)))
+    merged = trail.merged(0, "genesis", "a")
     assert merged is not None
-    assert audit(merged, 40, [(24, 32)], accounts.merged_elsewhere(0)) == (0, 16, 8)
+    assert audit(merged, 40, [(24, 32)], trail.merged_elsewhere(0)) == (0, 16, 8)
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 9)), max_size=8), st.integers(0, 40), st.data())
@@ -49,19 +49,19 @@ def test_audit_counts_sample_by_sample(pieces: list[tuple[int, int]], cursor: in
     assert found == (twice, len(missing - others), len(missing & others))
 
 
-def test_the_books_follow_the_chain_and_leave_out_what_was_superseded() -> None:
-    accounts = Accounts()
-    accounts.commit(1, AuditEntry("a", "genesis"))
-    accounts.commit(1, AuditEntry("b", "a", (((0, 8),), ((8, 16),))))
-    accounts.commit(1, AuditEntry("b", "a"))  # somebody who only fetched it
-    accounts.commit(1, AuditEntry("lost", "b", (((16, 24),),)))
-    accounts.commit(1, AuditEntry("c", "b", (((16, 32),),)))
-    assert accounts.merged(1, "genesis", "c") == [(16, 32), (0, 8), (8, 16)]
-    assert accounts.merged(1, "genesis", "d") is None and accounts.merged(0, "genesis", "a") is None
-    assert accounts.merged(1, "another", "c") is None
+def test_superseded_commits_are_left_out() -> None:
+    trail = AuditTrail()
+    trail.commit(1, AuditEntry("a", "genesis"))
+    trail.commit(1, AuditEntry("b", "a", (((0, 8),), ((8, 16),))))
+    trail.commit(1, AuditEntry("b", "a"))  # a peer that only fetched it
+    trail.commit(1, AuditEntry("lost", "b", (((16, 24),),)))
+    trail.commit(1, AuditEntry("c", "b", (((16, 32),),)))
+    assert trail.merged(1, "genesis", "c") == [(16, 32), (0, 8), (8, 16)]
+    assert trail.merged(1, "genesis", "d") is None and trail.merged(0, "genesis", "a") is None
+    assert trail.merged(1, "another", "c") is None
 
 
-def test_totals_add_up_over_lives() -> None:
+def test_totals_add_up_over_restarts() -> None:
     totals = AuditTotals()
     for dispatched in (3, 10, 2, 5):
         totals.note({"dispatched": dispatched, "completed": dispatched - 1})

@@ -1,4 +1,4 @@
-"""A pipeline's events as the live table shows them, and what a report says of them."""
+"""A pipeline's events in the live table and in the report."""
 
 from __future__ import annotations
 
@@ -61,45 +61,45 @@ def test_the_round_of_a_pipeline_is_that_of_its_last_stage() -> None:
     assert alone.round == 2
 
 
-def test_the_books_are_kept_of_commits_and_dispatches() -> None:
+def test_commits_and_dispatches_are_audited() -> None:
     progress = Progress("a run", keeps_all=True, stages=1)
     progress.apply("a", "head_adopted", 1.0, committed(0, 0, previous="genesis"))
     progress.apply("a", "round_committed", 2.0, committed(0, 1, counted=["0-8,16-24", "8-16"]))
-    assert progress.accounts.merged(0, "genesis", "h1") == [(0, 8), (16, 24), (8, 16)]
+    assert progress.audit_trail.merged(0, "genesis", "h1") == [(0, 8), (16, 24), (8, 16)]
     for dispatched in (4, 9):
         counters = {"dispatched": dispatched, "completed": 4, "retried": 1, "abandoned": 0}
         progress.apply("a", "pipeline_progress", 3.0, counters)
-    assert progress.accounts.totals["a"].of("dispatched") == 9
+    assert progress.audit_trail.totals["a"].of("dispatched") == 9
 
 
-def test_moves_are_told_and_kept() -> None:
+def test_moves_are_noted_and_kept() -> None:
     progress = Progress("a run", stages=2)
-    move = {"source": 0, "target": 1, "reason": "nobody serves it", "gain": 1.5}
+    move = {"source": 0, "target": 1, "reason": "it has no replica", "gain": 1.5}
     progress.apply("a", "move_started", 1.0, move)
     progress.apply("a", "move_finished", 9.0, {"target": 1, "seconds": 8.2})
     progress.apply("a", "stages_missing", 9.0, {"stages": ["1"]})
     assert [(m.name, m.source, m.target, m.gain) for m in progress.moves] == [("a", 0, 1, 1.5)]
     assert told(progress) == [
-        "a moves from stage 0 to 1: nobody serves it",
-        "a is at work in stage 1 after 8 s",
+        "a moves from stage 0 to 1: it has no replica",
+        "a works in stage 1 after 8 s",
         "a waits for stage 1",
     ]
 
 
-def test_what_every_replica_refuses_is_told_with_the_remedy() -> None:
+def test_refused_samples_are_noted_with_the_remedy() -> None:
     progress = Progress("a run", stages=2)
     refused = {"first": 8, "last": 12, "cause": "not_finite", "reason": "the output holds NaN.", "synchronous": True}
     for changes in ({}, {"cause": "value", "reason": "no\x1b ids"}, {"synchronous": False}):
         progress.apply("a", "pipeline_refused", 1.0, refused | changes)
     batch = "the batch cannot be completed while every replica refuses samples 8 to 11"
     assert told(progress) == [
-        f"{batch} (the output holds NaN): lower [inner] lr, or go on from an earlier checkpoint",
+        f"{batch} (the output holds NaN): lower [inner] lr, or continue from an earlier checkpoint",
         f"{batch} (no? ids)",
         "a puts off samples 8 to 11, which every replica refuses (the output holds NaN)",
     ]
 
 
-def test_who_takes_a_stage_says_so_and_has_no_round_yet() -> None:
+def test_a_peer_that_takes_a_stage_has_no_round_yet() -> None:
     progress = Progress("one peer's own view")
     progress.apply("a", "run_entered", 1.0, {"name": "big", "role": "auto", "rounds": 12, "stages": 3})
     assert " a " in (text := shown(progress)) and "stage" in text and " - " in text
@@ -109,15 +109,15 @@ def test_who_takes_a_stage_says_so_and_has_no_round_yet() -> None:
     assert told(progress) == [
         "a is in the run 'big': a model in 3 stages, 12 rounds",
         "a takes stage 2",
-        "a brings back stage 1 from round 7, which 2 peers kept",
+        "a restores stage 1 at round 7, from the backups of 2 peers",
     ]
 
 
-def test_what_is_kept_for_another_stage_is_not_ones_own_checkpoint() -> None:
+def test_a_backup_of_another_stage_is_not_the_own_checkpoint() -> None:
     progress = Progress("one peer's own view")
     progress.apply("a", "replica_opened", 1.0, {"stage": 0})
     progress.apply("a", "round_committed", 1.0, committed(0, 3))
-    assert "no checkpoint was written" in what_was_kept(progress, Path("home"))
+    assert "No checkpoint was written" in what_was_kept(progress, Path("home"))
     for stage, number in ((0, 3), (1, 2)):
         path = f"home/stage-{stage}/checkpoints/{number}"
         progress.apply("a", "checkpoint_saved", 2.0, {"round": number, "path": path})
@@ -126,35 +126,35 @@ def test_what_is_kept_for_another_stage_is_not_ones_own_checkpoint() -> None:
     assert "with a --home of each other stage" in kept
     feeder = Progress("another")
     feeder.apply("f", "text_fed", 1.0, {"micro_batches": 9, "peers": ["x"]})
-    assert what_was_kept(feeder, Path("home")) == "Read 9 micro-batches for 1 peer; a feeder keeps nothing."
+    assert what_was_kept(feeder, Path("home")) == "Read 9 micro-batches for 1 peer. A feeder saves nothing."
     assert what_was_kept(Progress("nothing yet"), Path("home")) == ""
 
 
-def test_after_a_move_the_farewell_says_of_which_stage_the_checkpoint_is() -> None:
+def test_after_a_move_the_stage_of_the_checkpoint_is_named() -> None:
     progress = Progress("one peer's own view")
     progress.apply("a", "replica_opened", 1.0, {"stage": 0})
     progress.apply("a", "round_committed", 1.0, committed(0, 12))
     progress.apply("a", "checkpoint_saved", 2.0, {"round": 12, "path": "home/stage-0/checkpoints/12"})
     progress.apply("a", "replica_opened", 3.0, {"stage": 1})
     kept = what_was_kept(progress, Path("home"))
-    assert "Saved: round 12 of stage 0 in home/stage-0/checkpoints/12, and nothing yet of stage 1" in kept
-    assert "goes on from there" not in kept
+    assert "Saved: round 12 of stage 0 in home/stage-0/checkpoints/12. Nothing is saved yet of stage 1" in kept
+    assert "to continue" not in kept
     progress.apply("a", "checkpoint_saved", 4.0, {"round": 13, "path": "home/stage-1/checkpoints/13"})
     kept = what_was_kept(progress, Path("home"))
-    assert "Saved: round 13 of stage 1 in home/stage-1/checkpoints/13. Joining again" in kept
+    assert "Saved: round 13 of stage 1 in home/stage-1/checkpoints/13. Join again" in kept
 
 
-def test_a_feeder_says_what_it_does_for_whom_and_how_much() -> None:
+def test_a_feeder_names_its_peers_and_totals() -> None:
     progress = Progress("one peer's own view")
     progress.apply("f", "member_joined", 1.0, {"peer": "12D3KooWverylong", "name": "ann\x1b[2J"})
     peers: list[str] = []
     progress.apply("f", "text_fed", 2.0, {"micro_batches": 0, "peers": peers})
-    assert "waiting to be asked" in shown(progress)
+    assert "waiting for requests" in shown(progress)
     progress.apply("f", "text_fed", 3.0, {"micro_batches": 1, "peers": ["12D3KooWverylong"]})
     for at in (13.0, 73.0):
         progress.apply("f", "text_fed", at, {"micro_batches": 41 + at, "peers": ["12D3KooWverylong"]})
     assert told(progress) == [
-        "f feeds: it reads text for the replicas of the first stage and holds no weights",
+        "f is a feeder: it reads text for the replicas of the first stage and holds no weights",
         "f feeds ann?[2J",
         "f has read 114 micro-batches for 1 peer",
     ]
@@ -168,12 +168,12 @@ GOOD: dict[str, Any] = {
     "rounds": 4,
     "faults": {"killed": ["c"], "frozen": ["d"], "added": ["e"]},
     "losses": {1: 3.0, 4: 2.5},
-    "books": MicroBatches(dispatched=9, completed=8, retried=1, double_counted=0, lost=0, undone=0),
+    "micro_batches": MicroBatches(dispatched=9, completed=8, retried=1, double_counted=0, lost=0, undone=0),
 }
 
 
-def books(**changes: int) -> dict[str, Any]:
-    return {"books": msgspec.structs.replace(GOOD["books"], **changes)}
+def counts(**changes: int) -> dict[str, Any]:
+    return {"micro_batches": msgspec.structs.replace(GOOD["micro_batches"], **changes)}
 
 
 def test_a_good_pipeline_breaks_no_invariant() -> None:
@@ -190,9 +190,9 @@ def test_a_good_pipeline_breaks_no_invariant() -> None:
         ({"faults": {"killed": ["c"], "frozen": [], "added": ["e"]}}, "no peer was frozen"),
         ({"losses": {1: 3.0}}, "not measured"),
         ({"losses": {1: 3.0, 4: 3.1}}, "did not fall"),
-        (books(double_counted=1), "counted twice"),
-        (books(lost=2), "lost: 2 micro-batches"),
-        (books(completed=0), "came through"),
+        (counts(double_counted=1), "counted twice"),
+        (counts(lost=2), "lost: 2 micro-batches"),
+        (counts(completed=0), "no micro-batch was completed"),
     ],
 )
 def test_each_broken_invariant_of_a_pipeline_is_named(changes: dict[str, Any], words: str) -> None:
@@ -200,7 +200,7 @@ def test_each_broken_invariant_of_a_pipeline_is_named(changes: dict[str, Any], w
     assert words in text
 
 
-def test_the_quickstarts_run_is_a_valid_pipeline() -> None:
+def test_the_quickstarts_pipeline_is_valid() -> None:
     config = parse_run_config(run_toml(12, 3))
     assert config.model is not None and config.pipeline.stages == 3
     assert config.model.layers == 6 and not config.model.tie_embeddings

@@ -1,4 +1,4 @@
-"""The event stream as the live table, the report and the curve see it."""
+"""The live table, the report and the loss curve, from the event stream."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from cli.demo.report import broken_invariants, ddp_bytes, draw_losses
 from cli.views.event_tail import EventTail
 from cli.views.facts import CommitRow
 from cli.views.progress import Progress
-from cli.views.table import live_view, size_text
+from cli.views.table import live_view
+from cli.views.text import size_text
 from optim.config import GossipConfig
 from peer.events import EventLog
 from swarm.client.status import picture
@@ -40,23 +41,23 @@ def test_the_table_follows_the_events() -> None:
     text = shown(progress)
     for word in ("a run", "exchange", "2.500", "5.500", "1.5 kB", "abcdef01"):
         assert word in text
-    assert text.count("round 1 committed by 3 members") == 1  # told once, though two peers report it
+    assert text.count("round 1 committed by 3 members") == 1  # noted once, though two peers report it
     assert progress.round == 1 and progress.val_losses == {0: 5.5}
 
 
-def test_people_see_names_and_each_loss_of_touch_once() -> None:
+def test_a_lost_peer_is_noted_once_by_name() -> None:
     progress = Progress("a run")
     progress.apply("a", "member_joined", 1.0, {"peer": "12D3KooWverylong", "name": "b"})
     for name in ("a", "c"):
         progress.apply(name, "peer_suspect", 2.0, {"peer": "12D3KooWverylong"})
     progress.apply("c", "peer_recovered", 3.0, {"peer": "12D3KooWverylong"})
     assert [note.split("  ", 1)[1] for note in progress.notes] == [
-        "b is no longer heard by a",
-        "b is heard again by c",
+        "a no longer hears b",
+        "c hears b again",
     ]
 
 
-def test_long_work_shows_how_far_it_is() -> None:
+def test_long_work_shows_its_progress() -> None:
     progress = Progress("a run")
     progress.apply("a", "state_progress", 1.0, {"done_bytes": 50, "size_bytes": 200})
     assert "fetching state, 25%" in shown(progress)
@@ -64,7 +65,7 @@ def test_long_work_shows_how_far_it_is() -> None:
     assert "step 17" in shown(progress) and "3.250" in shown(progress)
 
 
-def test_milestones_come_as_lines_where_there_is_no_terminal() -> None:
+def test_notes_are_lines_where_there_is_no_terminal() -> None:
     lines: list[str] = []
     progress = Progress("a run", say=lines.append)
     progress.apply("a", "round_discarded", 1.0, {"round": 4, "reason": "no quorum"})
@@ -72,15 +73,15 @@ def test_milestones_come_as_lines_where_there_is_no_terminal() -> None:
     assert [line.split("  ", 1)[1] for line in lines] == ["round 4 discarded: no quorum", "a: disk full"]
 
 
-def test_a_joiner_learns_that_it_has_no_text_and_once_that_it_does_not_hear_the_others() -> None:
+def test_missing_text_and_lost_contact_are_noted() -> None:
     progress = Progress("a run")
     progress.apply("a", "text_missing", 1.0, {"reason": "no text (--data names a folder)"})
     for name in ("a", "a", "b"):
-        progress.apply(name, "membership_stale", 2.0, {"reason": "nobody answers"})
+        progress.apply(name, "membership_stale", 2.0, {"reason": "no peer answers"})
     assert [note.split("  ", 1)[1] for note in progress.notes] == [
         "a: no text (--data names a folder)",
-        "a: nobody answers",
-        "b: nobody answers",
+        "a: no peer answers",
+        "b: no peer answers",
     ]
 
 
@@ -134,8 +135,8 @@ def test_a_good_run_breaks_no_invariant() -> None:
     assert broken_invariants(GOOD, {"a": 2, "b": 2, "n": 2}, 2, ["k"], ["n"], LOSSES, 100.0) == []
 
 
-def test_a_round_made_again_after_a_regroup_is_no_fork() -> None:
-    """Who was killed told of a round that nobody else had yet; the authority had the others go on without it."""
+def test_a_round_repeated_after_a_regroup_is_no_fork() -> None:
+    """The killed peer reported a round that no other peer had; the authority regrouped the others without it."""
     again = commits(1, k={1: "z"}) | commits(2, a={1: "x", 2: "y"}, b={1: "x", 2: "y"}, n={2: "y"})
     assert broken_invariants(again, {"a": 2, "b": 2, "n": 2}, 2, ["k"], ["n"], LOSSES, 100.0) == []
 
@@ -172,7 +173,7 @@ def test_the_curve_is_a_picture(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("keeps_all", [False, True])
-def test_a_run_of_months_remembers_its_last_rounds_only(keeps_all: bool) -> None:
+def test_only_the_last_rounds_are_kept(keeps_all: bool) -> None:
     progress = Progress("a run", keeps_all)
     for number in range(3000):
         progress.apply("a", "round_committed", 1.0, {"round": number, "state_hash": "ab"})
@@ -186,7 +187,7 @@ def test_a_run_of_months_remembers_its_last_rounds_only(keeps_all: bool) -> None
     assert len(progress.names) <= 1024 and len(progress.missed) <= 1024
 
 
-def test_a_gossip_round_is_told_as_one_peers_own() -> None:
+def test_gossip_rounds_are_noted_per_peer() -> None:
     progress = Progress("a run")
     progress.apply("a", "member_joined", 1.0, {"peer": "12D3KooWverylong", "name": "b"})
     fields = {"round": 7, "partner": "12D3KooWverylong", "distance": 0.0213, "members": 3, "loss": 2.5}
@@ -194,11 +195,11 @@ def test_a_gossip_round_is_told_as_one_peers_own() -> None:
     progress.apply("c", "gossip_alone", 3.0, {"round": 5, "partner": "", "distance": None, "state_hash": "0123"})
     assert progress.round == 7
     text = shown(progress)
-    for words in ("a met b for round 7, 2.1% apart, loss 2.500", "c met nobody for round 5", "abcdef01"):
+    for words in ("a met b for round 7, 2.1% apart, loss 2.500", "c had no partner for round 5", "abcdef01"):
         assert words in text
 
 
-def test_gossip_peers_that_are_still_starting_have_not_begun(capsys: pytest.CaptureFixture[str]) -> None:
+def test_starting_gossip_peers_have_not_begun(capsys: pytest.CaptureFixture[str]) -> None:
     manifest = manifest_of(1, outer=GossipConfig(steps=10))
     starting = msgspec.structs.replace(record("s"), round=-1)
     status._show(picture(manifest, {"a": starting, "b": starting}, [None], 1.0))

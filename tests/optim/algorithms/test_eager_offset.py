@@ -1,19 +1,19 @@
-"""Eager updates as a shared state and a private offset, against the simulation of the paper's own form."""
+"""Eager updates as a shared state and a private offset, against the paper's own form."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
+from optim.algorithms.eager import EagerOffset
 from optim.algorithms.outer_step import DilocoOuter
 from optim.simulate import Group
-from optim.strategies.eager import EagerOffset
 from tests.optim.support.trajectory import K
 
 
 @pytest.mark.parametrize("outer", [DilocoOuter(0.3, 0.5), DilocoOuter(0.7, 0.9, nesterov=False), DilocoOuter(1.0, 0.0)])
 def test_shared_state_and_offset_are_the_papers_weights(outer: DilocoOuter) -> None:
-    """float64, 40 rounds of one plain gradient step by workers of their own minds."""
+    """float64, 40 rounds of one plain gradient step by workers with different goals."""
     n, lr, rounds = 30, 0.1, 40
     pull = torch.linspace(0.1, 1.0, n, dtype=torch.float64)
     goals = [torch.randn(n, dtype=torch.float64) for _ in range(K)]
@@ -44,7 +44,7 @@ def test_shared_state_and_offset_are_the_papers_weights(outer: DilocoOuter) -> N
     assert float((begins[0] - begins[1]).norm()) > 1e-3  # replicas do differ
 
 
-def test_a_share_that_was_guessed_wrong_does_not_set_replicas_apart_for_good() -> None:
+def test_a_wrong_share_does_not_separate_replicas_permanently() -> None:
     offset = EagerOffset(5, DilocoOuter(0.3, 0.5))
     offset.advance(torch.ones(5), 0.9)
     for _ in range(60):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from optim.algorithms.diloco import strided_fragments
+from optim.algorithms.streaming import strided_fragments
 from optim.simulate import Group
 from peer.errors import ConfigError
 from tests.optim.support.trajectory import (
@@ -60,12 +60,12 @@ def test_diloco(H: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["heavy ball", "dampened"])
-def test_wrong_kinds_of_momentum_are_told_apart(kind: str) -> None:
+def test_wrong_kinds_of_momentum_differ(kind: str) -> None:
     _, ours = simulated("diloco", H=5, **OUTER)
     assert apart(ours, diloco_by_formula(5, kind)) > 1e-4
 
 
-def test_a_first_synchronization_one_step_late_is_told_apart() -> None:
+def test_a_first_synchronization_one_step_late_differs() -> None:
     """exogym's trap: H + 1 steps before the first exchange."""
     _, ours = simulated("diloco", H=6, **OUTER)
     assert apart(ours, diloco_by_formula(5)) > 1e-4
@@ -77,7 +77,7 @@ def test_all_replicas_are_bit_equal_after_every_round() -> None:
         assert all(np.array_equal(workers[0][n], other[n]) for n in SHAPES)
 
 
-def test_momentum_0_and_lr_1_is_federated_averaging() -> None:
+def test_momentum_0_and_lr_1_average_the_weights() -> None:
     inner = [AdamWReference() for _ in range(K)]
 
     def advance(step: int, workers: list[Arrays], grads: list[Arrays]) -> None:
@@ -135,12 +135,12 @@ def test_streaming(H: int, tau: int, alpha: float) -> None:
     assert apart(ours, streaming_by_formula(H, tau, alpha)) < CLOSE
 
 
-def test_a_delta_against_the_mixed_weights_is_told_apart() -> None:
+def test_a_delta_against_the_mixed_weights_differs() -> None:
     _, ours = simulated("streaming", H=12, fragments=FRAGMENTS, tau=1, alpha=0.5, **OUTER)
     assert apart(ours, streaming_by_formula(12, 1, 0.5, against_mixed=True)) > 1e-4
 
 
-def test_streaming_one_fragment_at_once_is_diloco_to_the_bit() -> None:
+def test_streaming_with_one_fragment_is_diloco_to_the_bit() -> None:
     _, plain = simulated("diloco", H=5, **OUTER)
     _, streamed = simulated("streaming", H=5, fragments=[list(SHAPES)], tau=0, alpha=0.0, **OUTER)
     assert all(np.array_equal(a[n], b[n]) for a, b in zip(plain, streamed, strict=True) for n in SHAPES)
@@ -235,7 +235,7 @@ def test_a_coded_group_stays_near_an_uncoded_one_and_counts_its_bytes() -> None:
         assert all(np.array_equal(coded[0][n], other[n]) for n in SHAPES)
 
 
-def test_unknown_names_and_settings_are_answered_in_a_sentence() -> None:
+def test_unknown_names_and_settings_are_refused() -> None:
     with pytest.raises(ConfigError, match="choose one of diloco"):
         simulated("dilocoo", H=5)
     with pytest.raises(ConfigError, match="does not take these settings"):

@@ -84,7 +84,7 @@ def test_demo() -> None:
 
 
 @pytest.mark.parametrize("variant", ["mean over K", "decay after the step"])
-def test_wrong_variants_of_demo_are_told_apart(variant: str) -> None:
+def test_wrong_variants_of_demo_differ(variant: str) -> None:
     assert apart(ours_demo(), demo_by_formula(variant)) > 1e-8
 
 
@@ -151,14 +151,14 @@ def test_sparseloco_two_bits() -> None:
     assert apart(ours_sparseloco(4, True), sparseloco_by_formula(4, True)) < 1e-6
 
 
-def test_wrong_variants_of_sparseloco_are_told_apart() -> None:
+def test_wrong_variants_of_sparseloco_differ() -> None:
     ours = ours_sparseloco(None, True)
     assert apart(ours, sparseloco_by_formula(None, True, over_k=True)) > 1e-4
     assert apart(ours, sparseloco_by_formula(None, False)) > 1e-5
 
 
 @pytest.mark.parametrize("bins", [None, 4])
-def test_what_is_sent_and_what_is_kept_are_what_there_was(bins: int | None) -> None:
+def test_decoded_plus_kept_is_the_input(bins: int | None) -> None:
     init = {n: torch.from_numpy(v) for n, v in initial().items()}
     group = Group("sparseloco", init, 1, H=1, topk=4, chunk=CHUNK, bins=bins, clip_norm=False)
     method = group.methods[0]
@@ -183,7 +183,7 @@ def test_the_largest_divisor_is_taken(n: int, chunk: int, found: int) -> None:
 
 
 @pytest.mark.parametrize("shape", [(), (5,), (12, 8), (8, 3, 2)])
-def test_cutting_and_transforming_can_be_undone(shape: tuple[int, ...]) -> None:
+def test_cutting_and_transforming_can_be_inverted(shape: tuple[int, ...]) -> None:
     x = torch.randn(shape, dtype=torch.float64)
     tiling = Tiling.of(shape, 4)
     cosines = Cosines(tiling, torch.float64)

@@ -126,7 +126,7 @@ def test_powersgd() -> None:
         ("powersgd", {"rank": 2}),
     ],
 )
-def test_which_worker_has_which_gradient_does_not_change_a_bit(algo: str, settings: dict[str, object]) -> None:
+def test_the_order_of_workers_does_not_change_a_bit(algo: str, settings: dict[str, object]) -> None:
     init = {n: torch.from_numpy(v) for n, v in initial().items()}
     groups = [Group(algo, init, K, **settings) for _ in range(2)]  # type: ignore[arg-type]
     order = [2, 0, 3, 1]

@@ -54,7 +54,7 @@ def test_equals_the_papers_formula() -> None:
     assert apart(ours(DilocoOuter()), torch.from_numpy(theta)) < 1e-12
 
 
-def test_heavy_ball_and_dampening_are_told_apart() -> None:
+def test_heavy_ball_and_dampening_differ() -> None:
     right = ours(DilocoOuter())
     assert apart(right, by_torch(0.9, nesterov=False)) > 1e-3
     assert apart(ours(DilocoOuter(nesterov=False)), by_torch(0.9, nesterov=False, dampening=0.9)) > 1e-3
@@ -67,7 +67,7 @@ def test_first_step_moves_by_lr_times_one_plus_momentum() -> None:
     assert velocity.tolist() == [1.0] * 3
 
 
-def test_every_operation_is_rounded_by_itself() -> None:
+def test_every_operation_is_rounded_separately() -> None:
     """Bit for bit what numpy's unfused fp32 arithmetic gives; a fused multiply-add would differ in some element."""
     generator = torch.Generator().manual_seed(5)
     theta, velocity, update = (torch.randn(100_000, generator=generator) for _ in range(3))
@@ -81,7 +81,7 @@ def test_every_operation_is_rounded_by_itself() -> None:
     assert not np.array_equal(fused.float().numpy(), v * np.float32(0.9) + u)
 
 
-def test_any_slice_can_be_stepped_by_itself() -> None:
+def test_any_slice_can_be_stepped_alone() -> None:
     numel = 2 * CHUNK + 100
     generator = torch.Generator().manual_seed(6)
     theta, velocity, update = (torch.randn(numel, generator=generator) for _ in range(3))

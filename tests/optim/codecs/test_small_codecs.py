@@ -70,7 +70,7 @@ def test_sign_is_the_sign_times_the_mean_magnitude() -> None:
         assert got.abs().unique().tolist() == pytest.approx([float(x.abs().mean())], rel=2**-8)
 
 
-def test_top_k_keeps_the_largest_and_nothing_else() -> None:
+def test_top_k_keeps_only_the_largest() -> None:
     x = normal(2 * ROW + 64 * 3)
     got = through(get_codec("topk"), x)
     for row, size in ((slice(0, ROW), 64), (slice(ROW, 2 * ROW), 64), (slice(2 * ROW, len(x)), 4)):
@@ -80,7 +80,7 @@ def test_top_k_keeps_the_largest_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("places", [b"\x00\x00\x00", b"\x02\x10\x00", b"\x01\xf0\xff"])  # twice, descending, beyond
-def test_top_k_refuses_places_no_encoder_writes(places: bytes) -> None:
+def test_top_k_refuses_impossible_places(places: bytes) -> None:
     codec = get_codec("topk")
     data = bytearray(codec.encode(torch.tensor([1.0, 2.0, 3.0])).numpy().tobytes())
     assert len(data) == 7
@@ -113,7 +113,7 @@ def test_unbiased_codecs_are_unbiased_within_their_standard_error(codec: Codec) 
 @pytest.mark.parametrize("name", ["sign", "topk", "int4", "nf4"])
 @settings(max_examples=15, deadline=None)
 @given(seeds=st.lists(st.integers(0, 99), min_size=1, max_size=4), numel=st.integers(1, 3 * ROW))
-def test_what_is_sent_and_what_is_kept_are_what_there_was(name: str, seeds: list[int], numel: int) -> None:
+def test_decoded_plus_kept_is_the_input(name: str, seeds: list[int], numel: int) -> None:
     codec = get_codec(name)
     feedback = ErrorFeedback(codec, numel)
     for seed in seeds:
@@ -125,7 +125,7 @@ def test_what_is_sent_and_what_is_kept_are_what_there_was(name: str, seeds: list
             assert torch.equal(sent + feedback.residual, wanted)  # no rounding at all
 
 
-def test_error_feedback_delivers_everything_in_the_end() -> None:
+def test_error_feedback_delivers_everything_eventually() -> None:
     codec, x = get_codec("topk"), normal(ROW)
     feedback, total = ErrorFeedback(codec, ROW), torch.zeros(ROW)
     for _ in range(300):
@@ -134,7 +134,7 @@ def test_error_feedback_delivers_everything_in_the_end() -> None:
     assert float((through(codec, x) - x).norm() / x.norm()) > 0.8  # without it, most is never sent
 
 
-def test_a_vector_that_cannot_be_encoded_leaves_the_residual_alone() -> None:
+def test_a_refused_vector_does_not_change_the_residual() -> None:
     feedback = ErrorFeedback(get_codec("sign"), 8)
     feedback.encode(torch.arange(8.0))
     before = feedback.residual.clone()

@@ -31,7 +31,7 @@ def error(codes: list[str], slices: list[torch.Tensor]) -> float:
 
 
 @pytest.mark.parametrize("budget", [0.5, 1.0, 3.0])
-def test_a_choice_keeps_to_the_budget_and_saves_bytes(budget: float) -> None:
+def test_the_choice_keeps_the_budget_and_saves_bytes(budget: float) -> None:
     slices = list(momentum().split(16_384))
     chosen = [code.name for code in choose(slices, budget)]
     usual = error(["int4"] * 14, slices)
@@ -45,13 +45,13 @@ def test_a_choice_keeps_to_the_budget_and_saves_bytes(budget: float) -> None:
         assert chosen[-1] == "int8"
 
 
-def test_a_budget_that_nothing_meets_takes_the_most_exact_code() -> None:
+def test_an_impossible_budget_takes_the_finest_codec() -> None:
     slices = list(momentum().split(16_384))
     assert {code.name for i, code in enumerate(choose(slices, 1e-9)) if i != 5} == {"int8"}
 
 
-def test_members_choose_alike_and_from_the_fragment_whose_turn_it_is() -> None:
-    """Whatever their random generators are up to, and wherever their threads add first."""
+def test_members_choose_alike_from_the_rounds_fragment() -> None:
+    """Independent of random generators and of threads."""
     half = N // 2
     vector = torch.cat([momentum()[half:].flip(0), momentum()[half:]])
     wire = AllocatedWire([[slice(0, half)], [slice(half, N)]], get_codec("int8"), 1.0)
@@ -65,7 +65,7 @@ def test_members_choose_alike_and_from_the_fragment_whose_turn_it_is() -> None:
     assert first.places == (slice(half, N),)
 
 
-def test_at_the_beginning_every_slice_has_four_bits() -> None:
+def test_the_first_round_uses_four_bits_everywhere() -> None:
     wire = AllocatedWire([[slice(0, N)]], get_codec("int8"), 1.0)
     coding = wire.coding(0, torch.zeros(N))
     assert {coding.code(i).name for i in range(coding.count)} == {"int4"}

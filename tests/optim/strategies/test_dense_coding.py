@@ -28,7 +28,7 @@ def test_slices_tile_the_vector_at_multiples_of_the_granule(numel: int, up: str,
     assert cut.span(cut.count - 1).stop == numel
 
 
-def test_updates_land_where_the_message_was_taken_from() -> None:
+def test_updates_land_at_their_places() -> None:
     places = [slice(100, 70_100), slice(200_000, 200_001), slice(300_000, 390_000)]
     coding = DenseCoding(places, get_codec("fp32"), get_codec("fp32"))
     whole = torch.randn(400_000)
@@ -45,7 +45,7 @@ def test_updates_land_where_the_message_was_taken_from() -> None:
 
 
 @pytest.mark.parametrize("up", ["topk", "sign"])
-def test_what_was_heard_and_what_is_owed_is_what_was_asked_for(up: str) -> None:
+def test_decoded_plus_residual_is_the_input(up: str) -> None:
     coding = DenseCoding([slice(0, 50_000)], get_codec(up), get_codec("fp32"))
     feedback, asked, heard, last = Feedback(), torch.zeros(50_000), torch.zeros(50_000), torch.zeros(50_000)
     for _ in range(5):

@@ -1,4 +1,4 @@
-"""Distributed Lion on the network: votes and their sums, exactly."""
+"""Distributed Lion on the network: votes and their sums, without loss."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def votes(seed: int, numel: int = N) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("numel", [0, 1, 4, 4095, 4096, N])
-def test_votes_come_out_as_they_went_in(numel: int) -> None:
+def test_votes_round_trip(numel: int) -> None:
     data = Votes().encode(votes(1, numel))
     assert torch.equal(Votes().decode(data, numel), votes(1, numel))
     assert len(data) == numel // 4096 * 820 + -(-(numel % 4096) // 5)
@@ -31,7 +31,7 @@ def test_votes_come_out_as_they_went_in(numel: int) -> None:
 
 
 @given(st.integers(1, 300), st.integers(1, 100), st.integers(0, 2**31))
-def test_sums_of_votes_come_out_as_they_went_in(senders: int, numel: int, seed: int) -> None:
+def test_sums_of_votes_round_trip(senders: int, numel: int, seed: int) -> None:
     sums = torch.randint(-senders, senders + 1, (numel,), generator=torch.Generator().manual_seed(seed)).float()
     data = pack_tally(sums, senders)
     assert len(data) == tally_bytes(numel, senders) == (2 * senders).bit_length() * -(-numel // 8)
@@ -40,7 +40,7 @@ def test_sums_of_votes_come_out_as_they_went_in(senders: int, numel: int, seed: 
 
 @settings(max_examples=100)
 @given(st.binary(max_size=200), st.integers(1, 100))
-def test_any_bytes_are_a_mean_of_votes_or_are_refused(raw: bytes, numel: int) -> None:
+def test_any_bytes_are_a_mean_of_votes_or_refused(raw: bytes, numel: int) -> None:
     for coding in (AverageCoding(numel), MajorityCoding(numel)):
         for data in (raw, bytes([3, 0, 0, 0, 0, 0, 0, 0]) + raw, raw[: coding.message_bytes(0)]):
             try:
@@ -53,7 +53,7 @@ def test_any_bytes_are_a_mean_of_votes_or_are_refused(raw: bytes, numel: int) ->
 
 @pytest.mark.parametrize("peers", [2, 3, 4, 7])
 @pytest.mark.parametrize("majority", [True, False])
-def test_a_round_is_a_vote_and_says_its_bits(peers: int, majority: bool) -> None:
+def test_a_round_applies_the_decision_and_counts_its_bytes(peers: int, majority: bool) -> None:
     rounds = Rounds(lambda: LionStrategy(N, LionRule(), majority), torch.zeros(N), peers)
     products = [votes(k) * (k + 1) for k in range(peers)]  # a first vote is the gradient's sign, however long
     rounds.exchange(products, tokens=[10**k for k in range(peers)], lr=1.0)
@@ -66,8 +66,8 @@ def test_a_round_is_a_vote_and_says_its_bits(peers: int, majority: bool) -> None
     assert rounds.bytes_down == pytest.approx(N * bits / 8, rel=3e-3)
 
 
-def test_what_has_no_gradient_does_not_move() -> None:
-    """A word nobody saw: a sign in one bit would drag it along."""
+def test_values_without_gradient_do_not_move() -> None:
+    """The embedding of an unseen word: a sign in one bit would move it."""
     rounds = Rounds(lambda: LionStrategy(N, LionRule(), True), torch.ones(N), 3)
     for step in range(5):
         gradient = votes(step)
@@ -78,7 +78,7 @@ def test_what_has_no_gradient_does_not_move() -> None:
 
 
 @pytest.mark.parametrize("coding", [MajorityCoding(64), AverageCoding(64)])
-def test_a_result_with_more_votes_than_were_cast_is_refused(coding: MajorityCoding) -> None:
+def test_a_result_with_too_many_votes_is_refused(coding: MajorityCoding) -> None:
     half = torch.cat([torch.ones(32), torch.zeros(32)])
     messages, sent = [Votes().encode(half)] * 3, [Sent(b"", 10.0, 1 / 3)] * 3  # they said 10 each, and cast 32
     coding.check_result(0, coding.merge(0, messages, [1 / 3] * 3), [Sent(b"", 32.0, 1 / 3)] * 3)

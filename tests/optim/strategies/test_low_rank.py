@@ -45,7 +45,7 @@ def test_the_size_is_what_two_factors_take() -> None:
     assert coding.result_bytes(0, 3) == 8 + 3 * (8 + coding.message_bytes(0))
 
 
-def test_sent_and_owed_are_what_was_asked_for() -> None:
+def test_decoded_plus_residual_is_the_input() -> None:
     ours, asked, heard = wire(), torch.zeros(LAYOUT.numel), torch.zeros(LAYOUT.numel)
     for number in range(6):
         vector = torch.randn(LAYOUT.numel)
@@ -75,7 +75,7 @@ def test_a_warm_start_finds_the_best_matrix_of_its_rank() -> None:
     assert torch.equal(LAYOUT.views(said)["gain"], LAYOUT.views(vector)["gain"].bfloat16().float())
 
 
-def test_a_mean_is_the_mean_of_everybodys_matrices() -> None:
+def test_the_mean_is_over_all_senders_matrices() -> None:
     wires, weights = [wire() for _ in range(3)], [0.5, 0.3, 0.2]
     messages, said = zip(*(sent(w, torch.randn(LAYOUT.numel)) for w in wires), strict=True)
     coding, mean = wires[0].coding(0, torch.zeros(0)), torch.zeros(LAYOUT.numel)
@@ -97,7 +97,7 @@ def test_a_large_matrix_is_cut_into_rows(monkeypatch: pytest.MonkeyPatch) -> Non
     assert torch.allclose(said + next(iter(ours._errors.values())), vector, rtol=0, atol=1e-6)
 
 
-def test_nothing_at_all_stays_nothing_and_does_not_stop_what_comes_after() -> None:
+def test_zeros_stay_zeros_and_do_not_block_later_messages() -> None:
     ours = wire()
     assert not bool(sent(ours, torch.zeros(LAYOUT.numel))[1].any())
     assert float(sent(ours, torch.randn(LAYOUT.numel))[1].norm()) > 1
@@ -105,7 +105,7 @@ def test_nothing_at_all_stays_nothing_and_does_not_stop_what_comes_after() -> No
 
 @settings(max_examples=100, deadline=None)
 @given(st.data())
-def test_any_bytes_are_an_update_or_are_refused(data: st.DataObject) -> None:
+def test_any_bytes_decode_or_are_refused(data: st.DataObject) -> None:
     layout = layout_of({"w": torch.zeros(12, 10), "b": torch.zeros(3)})
     coding = LowRankCoding(layout, list(layout.slots), 1)
     size = coding.message_bytes(0)

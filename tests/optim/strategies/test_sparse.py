@@ -1,4 +1,4 @@
-"""DeMo and SparseLoCo on the network: slices, memory, and bytes of strangers."""
+"""DeMo and SparseLoCo on the network: slices, memory, and hostile bytes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def strategy(name: str) -> SparseStrategy:
     return SparseLocoStrategy(LAYOUT, scheme, 64)  # type: ignore[arg-type]
 
 
-def test_a_message_takes_the_bits_that_the_table_says() -> None:
+def test_a_message_takes_the_documented_bits() -> None:
     """Of whole 64 x 64 tiles: demo 32 of 4096 at 12 + 32 bits, sparseloco 64 at 12 + 2."""
     layout = layout_of({"w": torch.zeros(1024, 2048)})
     for scheme, bits in ((DemoScheme(), 32 * 44 / 4096), (SparseLocoScheme(), 64 * 14 / 4096)):
@@ -63,7 +63,7 @@ def test_slices_hold_whole_parameters_unless_one_is_too_large(monkeypatch: pytes
     assert all(sum(p.tiling.numel for p in group) <= 20_000 for group in cut.slices)
 
 
-def test_cutting_a_parameter_changes_nothing_of_demo(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cutting_a_parameter_does_not_change_demo(monkeypatch: pytest.MonkeyPatch) -> None:
     products = [[torch.randn(LAYOUT.numel) for _ in range(2)] for _ in range(3)]
     states = []
     for most in (1 << 21, 9000):
@@ -76,7 +76,7 @@ def test_cutting_a_parameter_changes_nothing_of_demo(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("name", SCHEMES)
-def test_sent_and_kept_are_what_there_was_and_what_is_taken_back_is_sent_again(name: str) -> None:
+def test_memory_holds_what_was_not_sent_and_restored_messages(name: str) -> None:
     scheme = replace(SCHEMES[name], **{"decay" if name == "demo" else "ef_decay": 1.0})  # type: ignore[type-var]
     sender = strategy(name)
     sender.scheme = sender._coding.scheme = scheme  # type: ignore[assignment]
@@ -96,7 +96,7 @@ def test_sent_and_kept_are_what_there_was_and_what_is_taken_back_is_sent_again(n
 
 
 @pytest.mark.parametrize("name", SCHEMES)
-def test_an_owner_cannot_change_what_it_passes_on(name: str) -> None:
+def test_an_owner_cannot_change_forwarded_messages(name: str) -> None:
     sender = strategy(name)
     round_info = Rounds(lambda: sender, torch.zeros(1), peers=1).round_info(lr=1.0)
     coding = sender.coding(round_info, [])
@@ -122,7 +122,7 @@ def test_an_owner_cannot_change_what_it_passes_on(name: str) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(st.data(), st.sampled_from([DemoScheme(topk=3), SparseLocoScheme(topk=4), SparseLocoScheme(topk=4, bins=None)]))
-def test_any_bytes_are_an_update_or_are_refused(data: st.DataObject, scheme: Scheme) -> None:
+def test_any_bytes_decode_or_are_refused(data: st.DataObject, scheme: Scheme) -> None:
     coding = SparseCoding(SMALL, scheme, 4)
     size = coding.result_bytes(0, 2)
     raw = bytearray(data.draw(st.binary(min_size=size, max_size=size)))

@@ -75,7 +75,7 @@ def test_streaming_steps_one_fragment_a_round(short_slices: None, up: str) -> No
     else stays as it is."""
     codec = config.CodecConfig(up=up, down="fp32", rank=1)  # type: ignore[arg-type]
     method = config.StreamingConfig(steps=6, fragments=2, lr=0.4, momentum=0.9)
-    rounds = Rounds(lambda: build_strategy(method, codec, LAYOUT, INNER), flat(initial()))
+    rounds = Rounds(lambda: build_strategy(method, codec, LAYOUT, INNER), flat(initial()), K)
     half = len(initial()["embed"]) // 2
     rows = [slice(0, half), slice(half, None)] if up == "fp32" else [slice(None), slice(0, 0)]
     everything = slice(None)
@@ -149,10 +149,10 @@ def test_the_large_batch_step_clips_and_decays_as_a_worker_does() -> None:
     + [("diloco", config.CodecConfig(up=up)) for up in ("fp32", "lgreco", "topk", "sign", "ternary")]  # type: ignore
     + [(name, config.CodecConfig(up="powersgd", rank=1)) for name in ("diloco", "streaming", "lamb")],
 )
-def test_who_sent_what_does_not_change_a_bit(name: str, codec: config.CodecConfig) -> None:
+def test_the_order_of_senders_does_not_change_a_bit(name: str, codec: config.CodecConfig) -> None:
     method = METHODS[name]
     torch.manual_seed(4)
-    rounds = [Rounds(lambda: build_strategy(method, codec, LAYOUT, INNER), flat(initial())) for _ in range(2)]
+    rounds = [Rounds(lambda: build_strategy(method, codec, LAYOUT, INNER), flat(initial()), K) for _ in range(2)]
     rounds[1].order = [2, 0, 3, 1]
     for _ in range(4):
         products, tokens = [torch.randn(LAYOUT.numel) * 0.1 for _ in range(K)], [100, 120, 90, 300]
@@ -168,7 +168,7 @@ def test_who_sent_what_does_not_change_a_bit(name: str, codec: config.CodecConfi
     [(name, config.CodecConfig()) for name in METHODS]
     + [("diloco", config.CodecConfig(up=up, rank=1)) for up in ("topk", "sign", "powersgd", "lgreco")],  # type: ignore
 )
-def test_a_product_that_is_not_finite_is_refused_and_leaves_no_trace(name: str, codec: config.CodecConfig) -> None:
+def test_a_product_that_is_not_finite_is_refused_and_changes_nothing(name: str, codec: config.CodecConfig) -> None:
     spoiled, clean = (build_strategy(METHODS[name], codec, LAYOUT, INNER) for _ in range(2))
     state = [torch.zeros(LAYOUT.numel)] * (1 + len(spoiled.shared))
     rounds = Rounds(lambda: clean, state[0], peers=1)
@@ -183,7 +183,7 @@ def test_a_product_that_is_not_finite_is_refused_and_leaves_no_trace(name: str, 
 
 
 @pytest.mark.parametrize("name", ["demo", "sparseloco", "lion, average"])
-def test_a_method_that_packs_its_own_messages_takes_no_codec(name: str) -> None:
+def test_methods_with_own_packing_take_no_codec(name: str) -> None:
     with pytest.raises(ConfigError, match="leave the codec section out"):
         build_strategy(METHODS[name], config.CodecConfig(up="int4"), LAYOUT, INNER)
 

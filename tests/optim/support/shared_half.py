@@ -1,8 +1,8 @@
-"""What all members must compute alike, run by `test_other_cpus.py` in processes that pretend to be other CPUs:
+"""The part of a round that all members compute alike, for `test_other_cpus.py` and its processes posing as other CPUs:
 
-    python -m tests.optim.shared_half FOLDER    prints a hash of the next state for each method
+    python -m tests.optim.support.shared_half FOLDER    prints a hash of the next state for each method
 
-FOLDER holds the state before (theta.bin and others, fp32) and each method's messages, as `write` left them.
+FOLDER holds the state before (fp32) and each method's messages, as `write` left them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def built(name: str) -> OuterStrategy:
 
 
 def write(folder: Path) -> None:
-    """One process makes everything that is random or a peer's own."""
+    """Write everything that is random or a peer's own, in one process."""
     generator = torch.Generator().manual_seed(11)
     for number in range(3):
         state = torch.randn(LAYOUT.numel, generator=generator)

@@ -29,7 +29,7 @@ def gradient(k: int, step: int, params: Arrays) -> Arrays:
 
 
 def simulated(algo: str, **cfg: object) -> tuple[Group, list[Arrays]]:
-    """Our run: the group after all steps, and the weights of every worker."""
+    """Run `Group`; return it and the weights of every worker."""
     init = {name: torch.from_numpy(value.copy()) for name, value in initial().items()}
     group = Group(algo, init, K, **cfg)  # type: ignore[arg-type]
     for step in range(1, STEPS + 1):
@@ -39,7 +39,7 @@ def simulated(algo: str, **cfg: object) -> tuple[Group, list[Arrays]]:
 
 
 def replayed(advance: Callable[[int, list[Arrays], list[Arrays]], None]) -> list[Arrays]:
-    """An independent run: `advance(step, weights of every worker, gradients of every worker)` moves the weights."""
+    """Run independently: `advance(step, weights of every worker, gradients of every worker)` moves the weights."""
     workers = [initial() for _ in range(K)]
     for step in range(1, STEPS + 1):
         advance(step, workers, [gradient(k, step, workers[k]) for k in range(K)])

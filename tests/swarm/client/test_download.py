@@ -1,4 +1,4 @@
-"""Fetching a cut model: from the coordinator before the run begins, later from the replicas of each stage."""
+"""Downloading a cut model: from the coordinator before the run begins, later from the replicas of each stage."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 import torch
 import trio
 
-from cli.coordinate import template
+from cli.templates import template
 from dht.node import NodeConfig, open_node
 from peer.checkpoint.hash_tree import hash_state
 from peer.errors import NetworkError
@@ -26,10 +26,10 @@ from peer.net.host import HostConfig, open_host
 from peer.net.method import Call
 from swarm.client import download
 from swarm.client.download import Download, download_head
-from swarm.client.session import RunClient, visit
+from swarm.client.session import RunClient, open_client
 from swarm.client.status import look
 from swarm.coordinator.coordinator import CoordinatorConfig, run_coordinator
-from swarm.membership.membership import MEMBERS, LocalStatus, MemberRecord, member_record
+from swarm.membership.member_record import MEMBERS, MemberRecord, member_record
 from swarm.placement.stages import layout_of, vectors_of
 from swarm.protocol import messages
 from swarm.protocol.head import Head, Member
@@ -48,7 +48,7 @@ CUT = template().replace("layers = 2", "layers = 6\ntie_embeddings = false") + f
 
 @dataclass
 class Run:
-    """A coordinator of this process, and replicas that do nothing but stand somewhere and hand out states."""
+    """A coordinator in this process, and replicas that only report a head and serve its state."""
 
     home: Path
     invite: Invite
@@ -60,13 +60,13 @@ class Run:
         return open_manifest(run_files[0])
 
     def theta(self, stage: int, round: int) -> torch.Tensor:
-        """What a made-up training run has made of that stage by then."""
+        """The weights of that stage in an invented training run."""
         return torch.full((layout_of(self.manifest, stage).numel,), 100.0 * stage + round)
 
     @asynccontextmanager
     async def replica(self, stage: int, rounds: list[int]) -> AsyncIterator[None]:
-        """The only member of that stage's group: in the first of these `rounds`, and in the next one after each time it
-        was asked where it stands."""
+        """The only member of that stage's group: in the first of these `rounds`, and in the next one after each head
+        report."""
         manifest, authority = self.manifest, Identity.load_or_create(Home(self.home).identity)
         async with open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as host:
             me = Member(host.peer_id, "s")
@@ -90,16 +90,18 @@ class Run:
                 return messages.HeadReport(head, me, "training", regroup)
 
             host.rpc.register(messages.HEAD_REPORT, report)
-            own = LocalStatus(session="s", name=f"s{stage}", role="stage", phase="", joined_at=time.time(), stage=stage)
             config = NodeConfig(manifest.run_id, self.invite.addresses, tuning=BRISK)
             async with open_node(host, config, [MEMBERS]) as node:
-                assert await node.put(MEMBERS, manifest.run_id, member_record(host, heads[0], own), 60.0) >= 2
+                name, now = f"s{stage}", time.time()
+                record = member_record(host, heads[0], session="s", name=name, role="stage", phase="", joined_at=now)
+                record = msgspec.structs.replace(record, stage=stage)
+                assert await node.put(MEMBERS, manifest.run_id, record, 60.0) >= 2
                 yield
 
 
 @pytest.fixture(autouse=True)
-def nobody_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of them are in this process: where it stands still nobody answers."""
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All peers are in this process: while it stands still none answers."""
     for module in ("client.session", "coordinator.coordinator"):
         monkeypatch.setattr(f"swarm.{module}.NodeConfig", partial(NodeConfig, tuning=BRISK))
     monkeypatch.setattr("swarm.client.session.ask_head_reports", partial(ask_head_reports, timeout_s=60.0))
@@ -129,13 +131,13 @@ async def fetched(run: Run, folder: Path) -> Download:
         return await download_head(run.invite, folder / "state.part")
 
 
-async def test_the_coordinator_hands_out_every_stage(tmp_path: Path) -> None:
+async def test_the_coordinator_serves_every_stage(tmp_path: Path) -> None:
     async with coordinated(tmp_path / "home") as run:
         found = await fetched(run, tmp_path)
         assert [head.round for head in found.heads] == [0, 0, 0] and found.donors == 1
         assert [head.state_hash for head in found.heads] == list(run.manifest.genesis)
         assert torch.equal(found.theta, init_flat(run.manifest.model, run.manifest.run.seed))
-        async with visit(run.invite) as client:
+        async with open_client(run.invite) as client:
             seen = await look(client)
         assert (seen.round, seen.members, seen.quorum_alive) == (0, 0, False)
         assert [stage.replicas for stage in seen.stages] == [0, 0, 0]
@@ -143,7 +145,7 @@ async def test_the_coordinator_hands_out_every_stage(tmp_path: Path) -> None:
         assert torch.equal((await fetched(again, tmp_path)).theta, found.theta)
 
 
-async def test_a_model_is_put_together_of_its_stages(tmp_path: Path) -> None:
+async def test_a_model_is_joined_from_its_stages(tmp_path: Path) -> None:
     async with coordinated(tmp_path / "home") as run, AsyncExitStack() as stack:
         for stage, number in enumerate((5, 4, 5)):
             await stack.enter_async_context(run.replica(stage, [number]))
@@ -151,16 +153,14 @@ async def test_a_model_is_put_together_of_its_stages(tmp_path: Path) -> None:
         assert [head.round for head in found.heads] == [5, 4, 5] and found.donors == 3
         parts = [run.theta(0, 5), run.theta(1, 4), run.theta(2, 5)]
         assert torch.equal(found.theta, torch.cat(parts)), "one round apart is as near as stages are"
-        async with visit(run.invite) as client:
+        async with open_client(run.invite) as client:
             seen = await look(client)
         assert [(stage.round, stage.replicas, stage.quorum_alive) for stage in seen.stages] == [
             (5, 1, True), (4, 1, True), (5, 1, True)
         ]  # fmt: skip
 
 
-async def test_a_stage_that_others_have_left_behind_is_fetched_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_stage_left_behind_is_fetched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(download, "PAUSE_S", 0.1)
     async with coordinated(tmp_path / "home") as run, AsyncExitStack() as stack:
         for stage, rounds in enumerate(([9], [6, 9], [9])):
@@ -170,10 +170,8 @@ async def test_a_stage_that_others_have_left_behind_is_fetched_again(
         assert torch.equal(found.theta, torch.cat([run.theta(stage, 9) for stage in range(3)]))
 
 
-async def test_a_stage_whose_replica_did_not_answer_in_time_is_asked_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The authority's word alone would be the beginning of the run."""
+async def test_a_replica_that_did_not_answer_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The authority alone knows only the beginning of the run."""
     monkeypatch.setattr(download, "PAUSE_S", 0.1)
     asked, candidates = Counter[int](), RunClient.candidates
 
@@ -190,7 +188,7 @@ async def test_a_stage_whose_replica_did_not_answer_in_time_is_asked_again(
         assert [head.round for head in (await fetched(run, tmp_path)).heads] == [5, 4, 5]
 
 
-async def test_a_stage_that_stays_behind_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stage_that_stays_behind_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(download, "PAUSE_S", 0.1)
     async with coordinated(tmp_path / "home") as run, AsyncExitStack() as stack:
         for stage, number in enumerate((9, 6, 9)):
@@ -198,7 +196,7 @@ async def test_a_stage_that_stays_behind_is_taken_as_it_is(tmp_path: Path, monke
         assert [head.round for head in (await fetched(run, tmp_path)).heads] == [9, 6, 9]
 
 
-async def test_a_stage_that_nobody_holds_any_more_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stage_without_holders_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(download, "TRIES", 2)
     monkeypatch.setattr(download, "PAUSE_S", 0.1)
     async with coordinated(tmp_path / "home") as run:

@@ -1,4 +1,4 @@
-"""What an onlooker sees of a run: with one stage as ever, of a pipeline each stage by itself."""
+"""The status of a run, with one stage and with several."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 
 from cli import status
 from swarm.client.status import SwarmStatus, picture
-from swarm.membership.membership import MemberRecord
+from swarm.membership.member_record import MemberRecord
 from swarm.protocol.head import Head, Member
 from swarm.protocol.quorum import HeadCandidate
 from swarm.run.manifest import Manifest
@@ -30,7 +30,7 @@ def candidate(
 
 
 def three_stages() -> tuple[Manifest, dict[str, MemberRecord], list[HeadCandidate | None]]:
-    """Stage 0 has two replicas, stage 1 one and one on its way from stage 0, stage 2 nobody."""
+    """Stage 0 has two replicas, stage 1 one and one on its way from stage 0, stage 2 none."""
     manifest = manifest_of(3)
     records = {
         "a": peer(name="ann", role="stage", stage=0, queue=3.0, service_s=0.2, rate=2.5, phase="training"),
@@ -44,7 +44,7 @@ def three_stages() -> tuple[Manifest, dict[str, MemberRecord], list[HeadCandidat
     return manifest, records, [candidate(manifest, 0, 7, ["a", "b", "d"], 2), candidate(manifest, 1, 6, ["c"]), None]
 
 
-def test_each_stage_is_seen_by_itself() -> None:
+def test_each_stage_has_its_status() -> None:
     manifest, records, best = three_stages()
     seen = picture(manifest, records, best, NOW)
     assert [(s.round, s.members, s.replicas, s.arriving, s.quorum_alive) for s in seen.stages] == [
@@ -61,13 +61,13 @@ def test_each_stage_is_seen_by_itself() -> None:
     assert [p.name for p in seen.peers] == ["ann", "bob", "cyd", "dan", "eve", "fay", "coordinator"]
 
 
-def test_the_run_is_as_far_as_its_last_stage() -> None:
+def test_the_run_stands_at_its_last_stages_round() -> None:
     manifest, records, best = three_stages()
     seen = picture(manifest, records, [*best[:2], candidate(manifest, 2, 8, ["g"])], NOW)
     assert (seen.round, seen.tokens, seen.members, seen.quorum_alive) == (6, 6000, 5, True)
 
 
-def test_a_whole_model_looks_as_ever() -> None:
+def test_a_whole_model_has_no_stages() -> None:
     manifest = manifest_of(1)
     best = candidate(manifest, 0, 4, ["a", "b"])
     records = {"a": peer(name="ann"), "b": peer(name="bob"), "c": peer(name="cyd")}
@@ -108,15 +108,15 @@ def test_status_shows_stages_moves_and_feeders(capsys: pytest.CaptureFixture[str
     assert "3 stages, all at round 6 or beyond" in shown(seen, capsys)
 
 
-def test_why_nothing_goes_on_at_a_stage_is_said() -> None:
+def test_a_stages_phase_says_why_it_stands_still() -> None:
     manifest, records, best = three_stages()
     coming = {name: records[name] for name in ("a", "b", "e")}
     stages = picture(manifest, coming, [candidate(manifest, 0, 7, ["a", "b", "x"], 1), *best[1:]], NOW).stages
     assert [stage.phase for stage in stages] == ["waiting for a majority", "ready in 30 s", "not served"]
 
 
-def test_a_stage_that_nobody_serves_is_as_far_as_the_authority_says() -> None:
-    """Which is asked for its head, too, and has only the one that the term began with."""
+def test_a_stage_without_replicas_has_the_authoritys_round() -> None:
+    """The authority's own head of the stage is only the one that began the term."""
     manifest, records, best = three_stages()
     told = peer(name="coordinator", role="coordinator", round=34, tokens=34_000)
     lost = candidate(manifest, 2, 0, ["h"], 0)
@@ -125,7 +125,7 @@ def test_a_stage_that_nobody_serves_is_as_far_as_the_authority_says() -> None:
     assert (seen.stages[2].quorum_alive, seen.stages[2].phase) == (False, "not served")
 
 
-def test_a_name_is_no_command_to_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_name_is_escaped_for_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     manifest, records, best = three_stages()
     for name in ("[/red]", "x\x1b[2J"):
         records["d"] = msgspec.structs.replace(records["d"], name=name, phase=name)
@@ -140,7 +140,7 @@ def test_the_held_out_loss_is_the_latest() -> None:
     assert picture(manifest, records, best, NOW).val_loss == 2.0
 
 
-def test_status_of_a_whole_model_knows_no_stages(capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_of_a_whole_model_shows_no_stages(capsys: pytest.CaptureFixture[str]) -> None:
     manifest = manifest_of(1)
     text = shown(picture(manifest, {"a": peer(name="ann")}, [candidate(manifest, 0, 4, ["a"])], NOW), capsys)
     assert "round 4" in text and "state 04040404, 1 member (quorum 1: alive)" in text

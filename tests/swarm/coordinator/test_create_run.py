@@ -1,4 +1,4 @@
-"""What is refused before a run begins, and what it begins with."""
+"""What is refused when a run is created, and the state that it starts with."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import pytest
 import torch
 import trio
 
-from cli.coordinate import template
-from cli.export import newest_model
+from cli.templates import template
 from peer.checkpoint.hash_tree import hash_state
 from peer.data.tokenizer import ByteTokenizer
 from peer.errors import CheckpointError, ConfigError
@@ -18,11 +17,12 @@ from peer.identity import Identity
 from peer.ipc.span import Span
 from peer.model.huggingface import export_pretrained
 from peer.model.layout import FlatLayout, init_flat
-from swarm.coordinator.create_run import found, reload
+from swarm.coordinator.create_run import create_run, reload
 from swarm.run.config import RunConfig, parse_run_config
 from swarm.run.home import Home
 from swarm.run.manifest import open_manifest
 from swarm.run.manifest_transfer import load_run_files
+from swarm.training.saved_models import newest_model
 
 CUT = template().replace("layers = 2", "layers = 6\ntie_embeddings = false") + "\n[pipeline]\nstages = 3\n"
 
@@ -34,24 +34,24 @@ CUT = template().replace("layers = 2", "layers = 6\ntie_embeddings = false") + "
         ("vocab_size = 256", "vocab_size = 200", "vocab_size is 200"),
     ],
 )
-def test_a_run_that_could_not_work_is_not_founded(old: str, new: str, said: str, tmp_path: Path) -> None:
+def test_a_run_that_could_not_work_is_not_created(old: str, new: str, said: str, tmp_path: Path) -> None:
     head, _, _ = template().replace("hidden_size = 64", "hidden_size = 512").partition("[outer]\n")
     sparse = '[outer]\nmethod = "demo"\ntopk = 512\n'
     with pytest.raises(ConfigError, match=said):
-        found(tmp_path, parse_run_config(head.replace(old, new) + sparse), Identity.generate(), EventLog())
+        create_run(tmp_path, parse_run_config(head.replace(old, new) + sparse), Identity.generate(), EventLog())
     assert not list(tmp_path.iterdir())
 
 
-async def founded(home: Path, run: RunConfig) -> Identity:
-    """A coordinator's home with a new run in it."""
+async def created(home: Path, run: RunConfig) -> Identity:
+    """Create a run in a coordinator's home."""
     identity = Identity.load_or_create(Home(home).identity)
-    await trio.to_thread.run_sync(found, home, run, identity, EventLog())
+    await trio.to_thread.run_sync(create_run, home, run, identity, EventLog())
     return identity
 
 
-async def test_each_stage_begins_with_its_part_of_the_model(tmp_path: Path) -> None:
+async def test_each_stage_starts_with_its_part_of_the_model(tmp_path: Path) -> None:
     run = parse_run_config(CUT)
-    identity = await founded(tmp_path, run)
+    identity = await created(tmp_path, run)
     run_files = load_run_files(tmp_path)
     assert run_files is not None and run.model is not None
     manifest = open_manifest(run_files[0])
@@ -68,8 +68,8 @@ async def test_each_stage_begins_with_its_part_of_the_model(tmp_path: Path) -> N
     assert torch.equal(newest_model([tmp_path]).theta, whole)
 
 
-async def test_a_stage_that_is_gone_is_missed_by_name(tmp_path: Path) -> None:
-    identity = await founded(tmp_path, parse_run_config(CUT))
+async def test_a_missing_stage_is_named(tmp_path: Path) -> None:
+    identity = await created(tmp_path, parse_run_config(CUT))
     lost = Home(tmp_path).stage(1, 3).checkpoints
     lost.rename(tmp_path / "elsewhere")
     run_files = load_run_files(tmp_path)
@@ -84,11 +84,11 @@ async def test_a_stage_that_is_gone_is_missed_by_name(tmp_path: Path) -> None:
     Home(tmp_path).stage(0, 3).checkpoints.rename(tmp_path / "mixed-up")
     lost.rename(Home(tmp_path).stage(0, 3).checkpoints)
     with pytest.raises(CheckpointError, match="stages 0, 1 of 3 are missing"):
-        newest_model([tmp_path])  # what belongs to another stage does not count
+        newest_model([tmp_path])  # checkpoints of another stage do not count
 
 
-async def test_whole_models_keep_their_one_folder(tmp_path: Path) -> None:
-    await founded(tmp_path, parse_run_config(template()))
+async def test_a_whole_model_has_one_folder(tmp_path: Path) -> None:
+    await created(tmp_path, parse_run_config(template()))
     assert Home(tmp_path).checkpoints.is_dir() and not list(tmp_path.glob("stage-*"))
     assert len(newest_model([tmp_path]).parts) == 1
 
@@ -102,7 +102,7 @@ async def test_a_pretrained_model_is_cut_as_well(stages: int, tmp_path: Path) ->
     (tmp_path / "hub" / "tokenizer.json").unlink()  # bytes
     before, _, rest = template().partition("[model]")
     text = f"{before}[model]\ninit = {str(tmp_path / 'hub')!r}\n{rest[rest.index('[data]') :]}"
-    await founded(tmp_path / "home", parse_run_config(f"{text}\n[pipeline]\nstages = {stages}\n"))
+    await created(tmp_path / "home", parse_run_config(f"{text}\n[pipeline]\nstages = {stages}\n"))
     kept = newest_model([tmp_path / "home"])
     assert kept.manifest.stages == stages
     if stages == 1:

@@ -1,4 +1,4 @@
-"""What an authority remembers of the heads it saw: for a while, so many, and on disk only what can be read back."""
+"""What an authority remembers of the heads it saw, and for how long."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def head_of(round: int, *peers: str) -> Head:
     return genesis("run", round.to_bytes(32, "big")).regrouped(members, round)
 
 
-def test_what_is_older_is_forgotten() -> None:
+def test_older_heads_are_forgotten() -> None:
     heads = [head_of(round, f"p{round}", "always") for round in range(4)]
     seen = SeenHead(heads[0])
     for head, at in zip(heads, (0.0, 50.0, 120.0, 140.0), strict=True):
@@ -31,7 +31,7 @@ def test_what_is_older_is_forgotten() -> None:
     assert set(seen.members) == {"p1", "p2", "p3", "always"}
 
 
-def test_the_commit_before_one_that_was_seen_counts_too() -> None:
+def test_the_commit_before_a_seen_one_is_remembered() -> None:
     unseen = head_of(1)
     durable = DurableState()
     durable.see(unseen.regrouped((Member("p", "s"),), 2), BACK_S)
@@ -39,7 +39,7 @@ def test_the_commit_before_one_that_was_seen_counts_too() -> None:
     assert durable.knew("p") and not durable.knew("q")
 
 
-def test_of_too_many_the_latest_are_kept() -> None:
+def test_of_too_many_heads_the_latest_are_kept() -> None:
     seen = SeenHead(head_of(0))
     for round in range(HEADS_MAX):
         seen = seen.then(head_of(round), 0.0, BACK_S)
@@ -48,7 +48,7 @@ def test_of_too_many_the_latest_are_kept() -> None:
 
 
 @pytest.mark.parametrize("name", ["seen.msgpack", "regroup.msgpack"])
-def test_a_damaged_memory_is_said_and_not_guessed(tmp_path: Path, name: str) -> None:
+def test_a_damaged_file_is_an_error(tmp_path: Path, name: str) -> None:
     home, me = Home(tmp_path), Identity.generate()
     durable = FileState(home)
     durable.keep(sign_body(me, REGROUP_KIND, head_of(1, me.peer_id)))
@@ -63,7 +63,7 @@ def test_a_damaged_memory_is_said_and_not_guessed(tmp_path: Path, name: str) -> 
     assert FileState(home).saw(head_of(1, me.peer_id).hash)
 
 
-def test_what_could_not_be_written_does_not_count(tmp_path: Path) -> None:
+def test_a_head_that_could_not_be_written_does_not_count(tmp_path: Path) -> None:
     durable = FileState(Home(tmp_path))
     durable.see(head_of(1, "p"), BACK_S)
     (tmp_path / "seen.msgpack").unlink()

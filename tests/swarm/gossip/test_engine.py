@@ -1,4 +1,4 @@
-"""Meetings of gossiping peers: to the letter of NoLoCo, and with partners that lie, freeze or come late."""
+"""Exchanges of gossiping peers: as NoLoCo says, and with partners that lie, freeze or come late."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def as_decoded(x: Vector, codec: str) -> Vector:
 
 
 def noloco(thetas: list[Vector], deltas: list[list[Vector]], codec: str) -> list[Vector]:
-    """Two peers that meet in every round, in float64 from the paper's formula."""
+    """Two peers that exchange in every round, in float64 from the paper's formula."""
     phi, move = [t.copy() for t in thetas], [np.zeros_like(t) for t in thetas]
     for pair in deltas:
         seen = [as_decoded(p, codec) for p in phi]
@@ -56,7 +56,7 @@ def noloco(thetas: list[Vector], deltas: list[list[Vector]], codec: str) -> list
 
 
 @pytest.mark.parametrize("codec", ["fp32", "int8"])
-async def test_a_pair_does_what_the_paper_says(tmp_path: Path, codec: str) -> None:
+async def test_a_pair_computes_the_papers_formula(tmp_path: Path, codec: str) -> None:
     rounds = 3
     thetas = [noise(1) + noise(2 + k, 0.1) for k in range(2)]
     deltas = [[noise(100 * n + k, 0.05) for k in range(2)] for n in range(rounds)]
@@ -84,7 +84,7 @@ def test_both_sides_of_a_pair_compute_the_same_means() -> None:
         assert torch.equal(delta, delta_too) and torch.equal(phi, phi_too)
 
 
-def test_a_coarse_code_does_not_move_peers_that_agree() -> None:
+def test_a_coarse_codec_does_not_move_peers_that_agree() -> None:
     """The pull is between what partners see of each other, not towards what the code can express."""
     from swarm.gossip.coding import PairMessage
 
@@ -96,7 +96,7 @@ def test_a_coarse_code_does_not_move_peers_that_agree() -> None:
     assert torch.equal(after, theta)
 
 
-async def test_a_peer_without_others_goes_on_alone(tmp_path: Path) -> None:
+async def test_a_peer_without_others_steps_alone(tmp_path: Path) -> None:
     group = Group(tmp_path, "int8", 3, 1)
     async with group.join(noise(1), lambda n: noise(10 + n, 0.1)) as peer:
         await run(peer)
@@ -109,8 +109,8 @@ async def test_a_peer_without_others_goes_on_alone(tmp_path: Path) -> None:
 
 
 class Liar:
-    """A partner that says yes to everybody, and then sends what `message` makes: slices by half, hashes to match unless
-    `forge` changes what is sent after that."""
+    """A partner that agrees to every proposal and then sends `slices`, by half. Their hashes match unless `forge`
+    changes what is sent."""
 
     def __init__(self, host: Host, slices: dict[str, list[bytes]], forge: Callable[[bytes], bytes]) -> None:
         self._slices, self._forge = slices, forge
@@ -154,7 +154,7 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-async def test_a_lying_partner_is_refused_and_struck(tmp_path: Path, lie: str) -> None:
+async def test_a_lying_partner_is_penalized(tmp_path: Path, lie: str) -> None:
     phi, delta, forge = LIES[lie]
     group = Group(tmp_path, "fp32", 1, 2)
     slices = {"phi": cut(group, "phi", phi), "delta": cut(group, "delta", delta)}
@@ -167,15 +167,15 @@ async def test_a_lying_partner_is_refused_and_struck(tmp_path: Path, lie: str) -
 
 
 @pytest.mark.parametrize("cheats", [True, False])
-async def test_a_partner_without_its_last_slice_is_left(
+async def test_a_partner_that_withholds_its_last_slice_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cheats: bool
 ) -> None:
-    """All has come but the last slice, so that nothing else is under way that could be cancelled when that one fails.
-    Nothing is used of what came, and the peer goes on alone."""
+    """Everything has come but the last slice, so no other call is left to be cancelled when that one fails. The peer
+    uses nothing of what came, and steps alone."""
     rest_is_here, fetch = trio.Event(), PairExchange._fetch
 
-    async def fetch_and_tell(meeting: PairExchange, half: say.Half, index: int, limit_s: float) -> memoryview:
-        piece = await fetch(meeting, half, index, limit_s)
+    async def fetch_and_tell(exchange: PairExchange, half: say.Half, index: int, limit_s: float) -> memoryview:
+        piece = await fetch(exchange, half, index, limit_s)
         if half == "delta":
             rest_is_here.set()
         return piece
@@ -188,37 +188,37 @@ async def test_a_partner_without_its_last_slice_is_left(
             await rest_is_here.wait()
             if cheats:
                 return nothing, piece[:-4]
-            raise RoundDiscarded("there is no such meeting here any more")
+            raise RoundDiscarded("there is no such exchange here any more")
 
     monkeypatch.setattr(PairExchange, "_fetch", fetch_and_tell)
     group = Group(tmp_path, "fp32", 1, 2)
     assert group.coding.count == 2
     peer, stranger = await meet_once(group, lambda host: Withholds(host, honest(group), lambda b: b))
-    struck = {event.fields["peer"] for event in peer.seen("peer_penalized")}
-    assert rest_is_here.is_set() and struck == ({stranger} if cheats else set())
+    penalized = {event.fields["peer"] for event in peer.seen("peer_penalized")}
+    assert rest_is_here.is_set() and penalized == ({stranger} if cheats else set())
     assert len(peer.seen("gossip_alone")) == 1 and not peer.seen("gossip_met")
 
 
-async def test_a_partner_that_has_sent_all_and_then_something_else_is_left(
+async def test_a_second_commitment_after_the_exchange_is_penalized(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its second commitment comes when the meeting is over here, and before its message was looked at."""
+    """It comes when the exchange is over here, and before the update was examined."""
     hold = Matchmaker._hold
 
-    async def hold_and_be_cheated(match: Matchmaker, meeting: PairExchange) -> None:
-        await hold(match, meeting)
-        assert meeting.theirs is not None
-        meeting.fail(ProtocolViolation("a peer committed to two messages in one meeting"))
+    async def hold_and_cheat(match: Matchmaker, exchange: PairExchange) -> None:
+        await hold(match, exchange)
+        assert exchange.theirs is not None
+        exchange.fail(ProtocolViolation("a peer committed to two updates in one exchange"))
 
-    monkeypatch.setattr(Matchmaker, "_hold", hold_and_be_cheated)
+    monkeypatch.setattr(Matchmaker, "_hold", hold_and_cheat)
     group = Group(tmp_path, "fp32", 1, 2)
     peer, stranger = await meet_once(group, lambda host: Liar(host, honest(group), lambda b: b))
     assert {event.fields["peer"] for event in peer.seen("peer_penalized")} == {stranger}
     assert len(peer.seen("gossip_alone")) == 1 and not peer.seen("gossip_met")
 
 
-async def test_an_honest_stranger_of_the_same_kind_is_met(tmp_path: Path) -> None:
-    """What the test above refuses, it refuses for the lie."""
+async def test_an_honest_stranger_is_a_partner(tmp_path: Path) -> None:
+    """So the tests above refuse a partner for its lie."""
     group = Group(tmp_path, "fp32", 1, 2)
     peer, _ = await meet_once(group, lambda host: Liar(host, honest(group), lambda b: b))
     assert len(peer.seen("gossip_met")) == 1 and not peer.seen("peer_penalized")
@@ -251,7 +251,7 @@ async def test_a_frozen_partner_costs_one_deadline(tmp_path: Path, monkeypatch: 
     assert len(peer.seen("gossip_alone")) == 3 and not peer.seen("peer_penalized")
 
 
-async def test_a_late_joiner_takes_over_a_state_and_begins_without_momentum(tmp_path: Path) -> None:
+async def test_a_late_joiner_fetches_weights_and_starts_without_momentum(tmp_path: Path) -> None:
     group = Group(tmp_path, "int8", 0, 2)
     deltas = [lambda n, k=k: noise(1000 * k + n, 0.02) for k in range(3)]
     async with AsyncExitStack() as stack:
@@ -273,10 +273,8 @@ async def test_a_late_joiner_takes_over_a_state_and_begins_without_momentum(tmp_
     assert not [e for peer in group.peers for e in peer.events if e.name in ("peer_penalized", "bug")]
 
 
-async def test_who_is_stopped_in_the_middle_of_a_step_has_one_whole_state(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is saved then names the weights that it has."""
+async def test_a_peer_stopped_in_a_step_has_a_whole_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The head that is saved then names its weights."""
     group = Group(tmp_path, "fp32", 1, 1, timeout_floor_s=0.0)
     with trio.CancelScope() as stopped:
 
@@ -292,7 +290,7 @@ async def test_who_is_stopped_in_the_middle_of_a_step_has_one_whole_state(
     assert hash_state([replica.theta]).root == replica.tree.root
 
 
-async def test_who_is_too_far_apart_does_not_meet(tmp_path: Path) -> None:
+async def test_peers_too_far_apart_do_not_exchange(tmp_path: Path) -> None:
     group = Group(tmp_path, "int8", 0, 2)
     async with AsyncExitStack() as stack:
         ahead = await stack.enter_async_context(group.join(THETA, lambda n: noise(n, 0.02), pause_s=5.0))
@@ -307,7 +305,7 @@ async def test_who_is_too_far_apart_does_not_meet(tmp_path: Path) -> None:
             await until(behind, lambda: bool(behind.seen("state_fetched")))
             nursery.cancel_scope.cancel()
     early = [e for e in behind.events if e.name == "gossip_met"]
-    assert not early, "they met although they were forty rounds apart"
+    assert not early, "they exchanged although they were forty rounds apart"
 
 
 # -- helpers -----------------------------------------------------------------------------------------------------------
@@ -319,7 +317,7 @@ def meet_stranger(group: Group, peer: Peer, host: Host) -> None:
 
 
 def honest(group: Group) -> dict[str, list[bytes]]:
-    """The slices of a message as it should be."""
+    """The slices of a correct update."""
     return {"phi": cut(group, "phi", THETA), "delta": cut(group, "delta", noise(5, 0.05))}
 
 
@@ -334,7 +332,7 @@ async def meet_once(group: Group, serve: Callable[[Host], object]) -> tuple[Peer
 
 
 async def step_once(peer: Peer) -> None:
-    """Its first round. It would then stay for a partner that had not taken everything from it."""
+    """Run its first round. It would then wait for a partner that had not fetched everything from it."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(peer.engine.run)
         await until(peer, lambda: bool(peer.stands))

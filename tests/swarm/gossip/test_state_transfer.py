@@ -1,4 +1,4 @@
-"""Whose state a gossip peer takes over, and how far a donor's word about its round goes."""
+"""Which donor a gossip peer chooses, and how far a donor's claim about its round counts."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ async def found(rounds: Mapping[str, int], seen: int = 50) -> int:
     return (await find_donor(cast(Rpc, Answers(rounds)), others, 1.0))[1].round
 
 
-async def test_the_only_donor_that_answers_is_not_believed_beyond_the_records() -> None:
+async def test_a_single_donor_is_not_believed_beyond_the_records() -> None:
     for claim in (1 << 53, 50 + AHEAD_MAX + 1):
         with pytest.raises(NetworkError):
             await found({"a": claim})
         assert await found({"a": claim, "b": claim, "c": 51}) == 51
 
 
-async def test_a_group_may_go_on_while_its_records_are_under_way() -> None:
+async def test_a_group_may_advance_while_its_records_are_under_way() -> None:
     assert await found({"a": 50 + AHEAD_MAX}) == 50 + AHEAD_MAX
     assert await found({"a": 3, "b": 90, "c": 90}) == 90
 
 
-async def test_newcomers_do_not_make_the_others_unbelievable() -> None:
+async def test_newcomers_do_not_discredit_the_others() -> None:
     for new in (-1, 0):
         others = {"a": PeerView(500), "b": PeerView(new), "c": PeerView(new)}
         assert (await find_donor(cast(Rpc, Answers({"a": 500})), others, 1.0))[0] == "a"

@@ -1,4 +1,4 @@
-"""Ban lists of a coordinator: kept, extended, handed to every member."""
+"""Ban lists of a coordinator: saved, extended, sent to every member."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from peer.events import EventLog
 from peer.files import write_atomically
 from peer.identity import Identity
 from swarm.membership.bans import extend_bans, spread_bans
-from swarm.membership.membership import MemberRecord
+from swarm.membership.member_record import MemberRecord
 from swarm.run.credentials import admit, open_bans
 from swarm.run.gate import Gate
 from swarm.run.home import Home
@@ -34,7 +34,7 @@ def record(session: str) -> MemberRecord:
     )  # fmt: skip
 
 
-def test_bans_are_kept_and_only_grow(tmp_path: Path) -> None:
+def test_bans_are_saved_and_only_grow(tmp_path: Path) -> None:
     manifest = manifest_of(open_run=True)
     path = Home(tmp_path).bans
     first, second = Identity.generate().peer_id, Identity.generate().peer_id
@@ -59,7 +59,7 @@ def test_bad_bans_are_refused(tmp_path: Path) -> None:
         extend_bans(path, AUTHORITY, manifest, [])
 
 
-async def test_every_member_is_told_and_shuts_the_banned_peer_out(tmp_path: Path) -> None:
+async def test_every_member_learns_the_bans_and_refuses_the_banned(tmp_path: Path) -> None:
     manifest = manifest_of(open_run=True)
     async with hosts(3, first=AUTHORITY) as (coordinator, member, banned):
         gate, at_member = Gate(coordinator.rpc, manifest, None), Gate(member.rpc, manifest, None)
@@ -78,7 +78,7 @@ async def test_every_member_is_told_and_shuts_the_banned_peer_out(tmp_path: Path
             await hear(banned, member)
 
 
-def test_an_invite_made_out_to_one_peer(
+def test_an_invite_for_one_peer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     home, guest = Home(tmp_path / "c"), Identity.generate().peer_id

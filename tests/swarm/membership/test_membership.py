@@ -1,49 +1,101 @@
-"""What a member's record may say: others compute with it."""
+"""Membership over a record type of its own, between real nodes on 127.0.0.1."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 
 import msgspec
 import pytest
+import trio
 
-from swarm.membership.membership import MEMBERS, MemberRecord
+from dht.node import NodeConfig, open_node
+from dht.records import Schema
+from peer.events import Event, EventLog
+from peer.identity import Identity
+from peer.net.host import Host, HostConfig, open_host
+from swarm.membership import membership as module
+from swarm.membership.member_record import MEMBERS
+from swarm.membership.membership import Membership, read_records
+from tests.dht.support.local_swarm import BRISK
 from tests.swarm.membership.test_bans import record
 
-
-def read_back(changes: dict[str, object]) -> MemberRecord:
-    content = {**msgspec.to_builtins(record("s"), builtin_types=(bytes,)), **changes}
-    return msgspec.msgpack.decode(msgspec.msgpack.encode(content), type=MemberRecord)
+NAMESPACE, MODEL = "network", "a served model"
 
 
-def test_a_record_says_where_a_peer_is_or_is_going() -> None:
-    here = read_back({"role": "stage", "stage": 2, "since": 50.0})
-    assert not here.moving(60.0)
-    going = read_back({"role": "stage", "stage": 2, "source": 0, "since": 50.0, "ready_at": 75.0})
-    assert going.moving(60.0) and not going.moving(75.0)
-    assert not read_back({"role": "feeder", "ready_at": 75.0}).moving(60.0), "to no stage"
-    assert (record("s").stage, record("s").source) == (-1, -1)
+class ServerRecord(msgspec.Struct, frozen=True):
+    """What a peer that serves blocks might publish: nothing of a training run."""
+
+    name: str
+    addresses: list[str]
+    first: int
+    end: int
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("role", "boss"), ("stage", -2), ("stage", 1024), ("source", 1 << 40), ("stage", 0.5),
-        *((field, bad) for field in ("queue", "service_s", "download_bytes_s", "memory_bytes", "since", "ready_at")
-          for bad in (math.nan, math.inf, -1.0, 1e300)),
-    ],
-)  # fmt: skip
-def test_what_nobody_could_compute_with_is_refused(field: str, value: object) -> None:
-    with pytest.raises(msgspec.ValidationError, match=field):
-        read_back({field: value})
+SERVERS = Schema[ServerRecord]("server", ServerRecord, ttl_max_s=60.0, size_max=1024, signer=lambda key, peer: True)
 
 
-def test_a_full_record_fits() -> None:
-    longest = "x" * 128
-    full = read_back(
-        {
-            "session": longest, "name": longest, "version": longest, "phase": longest, "addresses": ["y" * 256] * 8,
-            "head": b"h" * 32, "state_hash": b"s" * 32, "stage": 1000, "source": 1000, "queue": 1e17,
-        }
-    )  # fmt: skip
-    assert len(msgspec.msgpack.encode(full)) < MEMBERS.size_max
+@dataclass
+class Server:
+    """A peer that publishes the blocks it serves."""
+
+    host: Host
+    name: str
+    first: int
+    membership: Membership[ServerRecord] = field(init=False)
+    events: list[Event] = field(default_factory=list)
+
+    def describe(self) -> ServerRecord:
+        return ServerRecord(self.name, list(self.host.addresses), self.first, self.first + 2)
+
+    def told(self, name: str) -> list[object]:
+        return [event.fields["name"] for event in self.events if event.name == name]
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        with trio.fail_after(60):
+            while not holds():
+                await trio.sleep(0.01)
+
+
+@asynccontextmanager
+async def open_server(name: str, first: int, bootstrap: tuple[str, ...] = ()) -> AsyncIterator[Server]:
+    log = EventLog()
+    async with open_host(HostConfig(identity=Identity.generate(), events=log)) as host:
+        server = Server(host, name, first)
+        async with open_node(host, NodeConfig(NAMESPACE, bootstrap, tuning=BRISK), [MEMBERS, SERVERS]) as node:
+            server.membership = Membership(node, host, SERVERS, MODEL, server.describe)
+            with log.subscribed(server.events.append):
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(server.membership.run)
+                    yield server
+                    nursery.cancel_scope.cancel()
+
+
+async def test_any_record_type_is_published_refreshed_and_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "REFRESH_S", 0.1)
+    async with open_server("one", 0) as one:
+        async with open_server("two", 2, one.host.addresses) as two:
+            both = {one.host.peer_id, two.host.peer_id}
+            for server in (one, two):
+                await server.until(lambda server=server: server.membership.view.keys() == both)  # type: ignore[misc]
+            assert one.membership.others() == {two.host.peer_id: two.describe()}
+            assert isinstance(one.membership.others()[two.host.peer_id], ServerRecord)
+            two.first = 4
+            await one.until(lambda: one.membership.others()[two.host.peer_id].first == 4)
+            left = two.host.peer_id
+        await one.until(lambda: one.membership.has_left(left) and not one.membership.others())
+        assert sorted(one.told("member_joined")) == ["one", "two"] and one.told("member_left") == ["two"]  # type: ignore[type-var]
+
+
+async def test_records_of_two_types_do_not_mix() -> None:
+    """A training run's record and a server's record of one peer, under one key."""
+    async with (
+        open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as host,
+        open_node(host, NodeConfig(NAMESPACE, tuning=BRISK), [MEMBERS, SERVERS]) as node,
+    ):
+        server = ServerRecord("one", [], 0, 2)
+        await node.put(SERVERS, MODEL, server, 60.0)
+        await node.put(MEMBERS, MODEL, record("s"), 60.0)
+        assert await read_records(node, host, SERVERS, MODEL) == {host.peer_id: server}
+        assert await read_records(node, host, MEMBERS, MODEL) == {host.peer_id: record("s")}

@@ -12,7 +12,7 @@ import torch
 import trio
 
 from optim.config import AllReduceConfig
-from optim.round_info import RoundInfo
+from optim.schedule import RoundInfo
 from peer.model.layout import init_flat, join_flat, split_flat
 from swarm.protocol.head import Head, Member
 from swarm.protocol.ledger import Ledger, Range

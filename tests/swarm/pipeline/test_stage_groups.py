@@ -175,19 +175,19 @@ async def test_late_member_is_told_of_the_plans_end(tmp_path: Path) -> None:
 
 async def test_overlapping_batch_is_gathered_again(tmp_path: Path) -> None:
     """Two have counted the same at first: the plan is given up, and one of them forgets it."""
-    told_anew: list[int] = []
+    told_reset: list[int] = []
 
     async def script(number: int, order: TrainRequest) -> tuple[Range, ...]:
         assert order.assignment.ranges == ()
-        if order.assignment.anew:
-            told_anew.append(number)
+        if order.assignment.reset:
+            told_reset.append(number)
         if number == 2:
-            return ((6, 8),) if told_anew or order.round_info.round > 1 else ((2, 8),)
+            return ((6, 8),) if told_reset or order.round_info.round > 1 else ((2, 8),)
         return [((0, 6),), ((8, 12),)][number]
 
     async with running(tmp_path, SYNCHRONOUS, 1, script) as members:
         pass
-    assert told_anew == [2]
+    assert told_reset == [2]
     assert seen(members, "attempt_failed", "not all of the batch")
     for member in members:
         assert union(r for ranges in member.engine.counted for r in ranges) == ((0, 12),)
@@ -324,7 +324,7 @@ async def test_former_leader_is_not_penalized(tmp_path: Path) -> None:
             await trio.sleep(0.02)
         round_state, order = here.round.round_state, here.round.round_state.signed_plan
         second, third = (round_state.head.leader(turn * TRIES_PER_LEADER).peer for turn in (1, 2))
-        with pytest.raises(ProtocolViolation, match="another leads"):
+        with pytest.raises(ProtocolViolation, match="another peer leads"):
             here.round.take_work(order, True, second)
         round_state.acceptor.promise(2 * TRIES_PER_LEADER)
         with pytest.raises(RoundDiscarded, match="a later attempt"):
@@ -333,4 +333,4 @@ async def test_former_leader_is_not_penalized(tmp_path: Path) -> None:
 
 
 def _submitted(member: StageReplica) -> bool:
-    return any(event.fields["phase"] == "hand in" for event in member.seen("phase_entered"))
+    return any(event.fields["phase"] == "submit" for event in member.seen("phase_entered"))

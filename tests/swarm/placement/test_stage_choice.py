@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarm.membership.membership import REFRESH_S, MemberRecord
+from swarm.membership.member_record import MemberRecord
+from swarm.membership.membership import REFRESH_S
 from swarm.placement.load import PeerLoad, StageCost
 from swarm.placement.rebalance import RebalanceConfig
 from swarm.placement.stage_choice import (

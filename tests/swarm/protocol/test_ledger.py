@@ -1,4 +1,4 @@
-"""The data ledger loses no sample and hands none out twice, whatever happens to contributors."""
+"""The ledger loses no sample and assigns none twice."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +15,7 @@ rounds = st.lists(st.lists(st.tuples(st.integers(1, 20), st.integers(0, 20)), mi
 
 @settings(deadline=None)
 @given(rounds)
-def test_every_sample_is_committed_once_or_still_to_come(plan: list[list[tuple[int, int]]]) -> None:
+def test_every_sample_is_committed_once_or_free(plan: list[list[tuple[int, int]]]) -> None:
     ledger, committed = Ledger(), []
     for contributors in plan:
         assigned = ledger.assign([wanted for wanted, _ in contributors])
@@ -28,7 +28,7 @@ def test_every_sample_is_committed_once_or_still_to_come(plan: list[list[tuple[i
     assert sorted(committed + outstanding) == list(range(ledger.cursor))
 
 
-def test_a_ledger_narrowed_keeps_what_is_nearest_and_hands_out_again_what_is_far_ahead() -> None:
+def test_a_narrowed_ledger_keeps_the_nearest_ranges() -> None:
     ledger = Ledger(90, tuple((10 * k, 10 * k + 4) for k in range(9)))
     narrow = ledger.narrowed(at=43, most=2)
     assert narrow == Ledger(70, ((30, 34), (40, 44), (50, 54), (60, 64)))
@@ -39,7 +39,7 @@ def test_a_ledger_narrowed_keeps_what_is_nearest_and_hands_out_again_what_is_far
 
 @settings(deadline=None)
 @given(rounds)
-def test_what_was_given_back_is_handed_out_before_fresh_samples(plan: list[list[tuple[int, int]]]) -> None:
+def test_returned_samples_are_assigned_first(plan: list[list[tuple[int, int]]]) -> None:
     ledger = Ledger()
     for contributors in plan:
         assigned = ledger.assign([wanted for wanted, _ in contributors])
@@ -54,8 +54,8 @@ rosters = st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=5, unique=Tr
 
 @settings(deadline=None)
 @given(rosters, st.integers(1, 9))
-def test_promises_are_kept_or_given_back(present: list[list[int]], size: int) -> None:
-    """Each round its peers train on what they were promised, or on fresh samples, and are promised as many more."""
+def test_promises_are_kept_or_returned(present: list[list[int]], size: int) -> None:
+    """In each round peers train on promised or new samples, and are promised as many more."""
     ledger, committed = Ledger(), []
     for peers in present:
         names = [str(peer) for peer in peers]

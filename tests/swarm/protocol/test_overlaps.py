@@ -1,4 +1,4 @@
-"""Whatever the replicas of a pipeline's stage claim to have counted, no sample is merged twice and none is lost."""
+"""Contributions of a pipeline's stage: no sample is merged twice and none is lost, whatever the replicas claim."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from peer.identity import Identity, Signed, sign_body
 from peer.net.limits import NetLimits
 from swarm.protocol.head import Head, Member, genesis
 from swarm.protocol.ledger import Ledger, Range, count, overlaps, union, without
-from swarm.protocol.overlaps import EXACT_MAX, all_counted, merged_of
+from swarm.protocol.overlaps import EXACT_MAX, covers_batch, select_disjoint
 from swarm.protocol.plan import (
     CONTRIBUTION_KIND,
     RANGES_MAX,
@@ -27,11 +27,11 @@ from swarm.protocol.plan import (
     Roster,
     WorkPlan,
     check_plan,
+    fit_roster,
     make_plan,
     next_head,
     open_contribution,
     open_roster,
-    whose_fit,
 )
 from swarm.protocol.round_schedule import RoundSchedule
 from tests.swarm.support.group import schedule_of
@@ -79,11 +79,11 @@ def spans(*firsts: int) -> tuple[Range, ...]:
 
 
 @pytest.mark.parametrize("schedule", [LATER, SYNCHRONOUS_LATER])
-def test_later_stages_are_assigned_nothing_and_have_all_the_time(schedule: RoundSchedule) -> None:
-    plan = make_plan(HEAD, 0, SPEEDS, schedule, anew={MEMBERS[1]})
+def test_later_stages_are_assigned_no_samples(schedule: RoundSchedule) -> None:
+    plan = make_plan(HEAD, 0, SPEEDS, schedule, reset={MEMBERS[1]})
     check_plan(plan, HEAD, schedule)
     assert all(a.ranges == () and a.steps == schedule.most_steps(HEAD) for a in plan.assignments)
-    assert [a.anew for a in plan.assignments] == [False, True, False, False]
+    assert [a.reset for a in plan.assignments] == [False, True, False, False]
     assert plan.deadline_s == schedule.compute_s_max
     first = plan.assignments[0]
     for wrong, why in (
@@ -97,7 +97,7 @@ def test_later_stages_are_assigned_nothing_and_have_all_the_time(schedule: Round
 
 @settings(deadline=None)
 @given(st.lists(st.floats(0.1, 10), min_size=1, max_size=4))
-def test_the_first_stage_issues_the_whole_synchronous_batch(speeds: list[float]) -> None:
+def test_the_first_stage_is_assigned_the_whole_synchronous_batch(speeds: list[float]) -> None:
     plan = make_plan(WHOLE, 0, dict(zip(MEMBERS, speeds, strict=False)), SYNCHRONOUS)
     check_plan(plan, WHOLE, SYNCHRONOUS)
     assert union(r for a in plan.assignments for r in a.ranges) == ((96, 112),)
@@ -111,7 +111,7 @@ def test_the_first_stage_issues_the_whole_synchronous_batch(speeds: list[float])
         )
 
 
-def test_stages_keep_one_place_in_the_schedule_however_many_steps_they_make() -> None:
+def test_all_stages_advance_alike_in_the_schedule() -> None:
     assert LATER.advance(HEAD, 3) == FIRST.advance(HEAD, 17) == STEPS
     assert SYNCHRONOUS.advance(HEAD, 8) == 1 and schedule_of(STEPS).advance(HEAD, 3) == 3
 
@@ -125,7 +125,7 @@ def refuse(schedule: RoundSchedule, reason: str, counted: tuple[Range, ...], hea
         open_contribution(signed_by(0, body_of(0, plan, counted, **changes)), plan, 1, head, schedule)
 
 
-def test_what_a_stage_may_claim_to_have_counted() -> None:
+def test_impossible_claims_are_refused() -> None:
     plan = make_plan(HEAD, 0, SPEEDS, LATER)
     for counted in ((), spans(10, 40, 100), spans(200)):
         open_contribution(signed_by(0, body_of(0, plan, counted)), plan, 1, HEAD, LATER)
@@ -135,25 +135,25 @@ def test_what_a_stage_may_claim_to_have_counted() -> None:
     refuse(LATER, "not free", spans(20))
     refuse(LATER, "not free", spans(14, 100))
     refuse(LATER, "not free", spans(1 << 50))
-    refuse(LATER, "which samples", ((100, 104), (102, 106)))
-    refuse(LATER, "which samples", ((104, 106), (100, 102)))
-    refuse(LATER, "which samples", ((100, 100), (102, 104)))
-    refuse(LATER, "which samples", spans(100), samples=4)
+    refuse(LATER, "does not name the samples", ((100, 104), (102, 106)))
+    refuse(LATER, "does not name the samples", ((104, 106), (100, 102)))
+    refuse(LATER, "does not name the samples", ((100, 100), (102, 104)))
+    refuse(LATER, "does not name the samples", spans(100), samples=4)
     refuse(LATER, "impossible", spans(100), steps=0)
     refuse(LATER, "impossible", spans(100), steps=LATER.most_steps(HEAD) + 1)
     refuse(LATER, "impossible", ((100, 100 + 2 * LATER.most_steps(HEAD) * LATER.batch_size),))
 
 
-def test_the_first_stage_counts_what_it_was_assigned_and_a_synchronous_one_the_batch() -> None:
+def test_the_first_stage_counts_only_its_samples() -> None:
     plan = make_plan(HEAD, 0, SPEEDS, FIRST)
     mine, other = plan.assignments[0].ranges, plan.assignments[1].ranges
     open_contribution(signed_by(0, body_of(0, plan, union(mine))), plan, 1, HEAD, FIRST)
-    refuse(FIRST, "not about", union(other))
-    refuse(SYNCHRONOUS_LATER, "not about", spans(112), WHOLE)
-    refuse(SYNCHRONOUS, "not about", spans(94, 96), replace(WHOLE, ledger=Ledger(96, ((90, 96),))))
+    refuse(FIRST, "do not belong to this round", union(other))
+    refuse(SYNCHRONOUS_LATER, "do not belong to this round", spans(112), WHOLE)
+    refuse(SYNCHRONOUS, "do not belong to this round", spans(94, 96), replace(WHOLE, ledger=Ledger(96, ((90, 96),))))
 
 
-def test_only_pipelines_name_samples() -> None:
+def test_only_pipelines_name_counted_samples() -> None:
     refuse(schedule_of(STEPS), "only a stage", spans(100))
 
 
@@ -169,9 +169,9 @@ def bodies_of(claimed: list[set[int]]) -> list[Contribution]:
 
 @settings(deadline=None)
 @given(claims)
-def test_as_much_as_can_be_is_merged_without_counting_twice(claimed: list[set[int]]) -> None:
+def test_the_largest_disjoint_set_is_merged(claimed: list[set[int]]) -> None:
     bodies = bodies_of(claimed)
-    kept = merged_of(bodies)
+    kept = select_disjoint(bodies)
     chosen = [claim for claim, merged in zip(claimed, kept, strict=True) if merged]
     assert sum(map(len, chosen)) == len(set().union(*chosen))
     best = max(
@@ -182,18 +182,18 @@ def test_as_much_as_can_be_is_merged_without_counting_twice(claimed: list[set[in
     )
     assert sum(map(len, chosen)) == best
     whole = set().union(*chosen)
-    assert all_counted([b for b, k in zip(bodies, kept, strict=True) if k], (100, 124)) == (len(whole) == 12)
+    assert covers_batch([b for b, k in zip(bodies, kept, strict=True) if k], (100, 124)) == (len(whole) == 12)
 
 
-def test_a_tangle_too_large_to_be_searched_is_still_merged_without_overlaps() -> None:
+def test_a_large_cluster_is_merged_without_overlaps() -> None:
     chain = [{k, k + 1} for k in range(2 * EXACT_MAX)]
-    kept = merged_of(bodies_of(chain))
+    kept = select_disjoint(bodies_of(chain))
     chosen = [claim for claim, merged in zip(chain, kept, strict=True) if merged]
     assert chosen and sum(map(len, chosen)) == len(set().union(*chosen))
 
 
-def test_who_counts_here_and_there_without_end_makes_no_head_grow_and_takes_nobodys_samples() -> None:
-    """One member claims as many ranges as it may, half of them just ahead of the others, half as far as it may."""
+def test_scattered_claims_do_not_grow_the_head() -> None:
+    """One member claims as many ranges as it may: half of them just ahead of the others, half as far as possible."""
     schedule = dataclasses.replace(LATER, outer=DilocoConfig(steps=1024))
     head, at = replace(HEAD, ledger=Ledger(cursor=100)), 100
     half = RANGES_MAX // 2
@@ -213,15 +213,15 @@ def test_who_counts_here_and_there_without_end_makes_no_head_grow_and_takes_nobo
         at += 16
 
 
-def test_contributions_that_no_message_holds_together_go_without_the_longest() -> None:
+def test_a_roster_leaves_out_the_longest_contributions() -> None:
     plan = make_plan(HEAD, 0, SPEEDS, LATER)
     far = tuple((REACH_MAX + 2 * MICRO * k, REACH_MAX + 2 * MICRO * k + MICRO) for k in range(RANGES_MAX))
     signed = {MEMBERS[i]: signed_by(i, body_of(i, plan, claim)) for i, claim in enumerate((far, spans(100), far, ()))}
-    assert whose_fit(signed) == [MEMBERS[0], MEMBERS[1], MEMBERS[3]]
-    roster = Roster(HEAD.hash, plan.hash, 0, tuple(signed[member] for member in whose_fit(signed)), (0,))
+    assert fit_roster(signed) == [MEMBERS[0], MEMBERS[1], MEMBERS[3]]
+    roster = Roster(HEAD.hash, plan.hash, 0, tuple(signed[member] for member in fit_roster(signed)), (0,))
     assert len(msgspec.msgpack.encode(roster)) < NetLimits().header_bytes * 0.9
     del signed[MEMBERS[0]]
-    assert whose_fit(signed) == list(MEMBERS[1:])
+    assert fit_roster(signed) == list(MEMBERS[1:])
 
 
 histories = st.lists(st.lists(st.sets(st.integers(0, 40), max_size=6), min_size=1, max_size=4), min_size=1, max_size=6)
@@ -229,7 +229,7 @@ histories = st.lists(st.lists(st.sets(st.integers(0, 40), max_size=6), min_size=
 
 @settings(max_examples=50, deadline=None)
 @given(histories)
-def test_whatever_is_contributed_round_after_round_every_sample_is_merged_once_or_free(
+def test_over_many_rounds_every_sample_is_merged_once_or_free(
     rounds: list[list[set[int]]],
 ) -> None:
     head, merged_before = replace(HEAD, ledger=Ledger()), list[Range]()
@@ -247,7 +247,7 @@ def test_whatever_is_contributed_round_after_round_every_sample_is_merged_once_o
         everyone = open_roster(
             Roster(head.hash, plan.hash, 0, tuple(signed for _, signed in opened), (0,)), head, plan, 1, LATER
         )
-        merged = [body for body, kept in zip(everyone, merged_of(everyone), strict=True) if kept and body.steps]
+        merged = [body for body, kept in zip(everyone, select_disjoint(everyone), strict=True) if kept and body.steps]
         if not merged:
             continue
         head = replace(next_head(head, plan, merged, everyone, LATER, b"t" * 32), members=MEMBERS)

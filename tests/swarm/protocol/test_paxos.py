@@ -1,4 +1,4 @@
-"""At most one head is ever chosen, under every order of prepares and votes, with any minority silent at any time."""
+"""At most one head is chosen, in every order of prepares and votes, with any minority silent at any time."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,8 +22,8 @@ def candidate(base: Head, name: bytes) -> Head:
 steps = st.lists(
     st.tuples(
         st.integers(0, 6),  # attempt
-        st.sets(st.integers(0, 4)),  # who hears the prepare
-        st.lists(st.integers(0, 4), max_size=5),  # who gets to vote, in this order
+        st.sets(st.integers(0, 4)),  # members that receive the prepare
+        st.lists(st.integers(0, 4), max_size=5),  # members that vote, in this order
     ),
     max_size=25,
 )
@@ -52,7 +52,7 @@ def test_two_heads_are_never_both_chosen(schedule: list[tuple[int, set[int], lis
     assert len(chosen) <= 1
 
 
-def test_a_minority_chooses_nothing_and_strangers_do_not_count() -> None:
+def test_a_minority_and_non_members_choose_nothing() -> None:
     base = head_with(MEMBERS[:4])
     votes = VoteCount(base)
     votes.record(MEMBERS[0], 0, b"x")
@@ -66,7 +66,7 @@ def test_a_minority_chooses_nothing_and_strangers_do_not_count() -> None:
     assert votes.chosen == b"x"
 
 
-def test_the_lead_passes_on_and_skips_suspects() -> None:
+def test_leaders_rotate_and_suspects_are_skipped() -> None:
     base = head_with(MEMBERS)
     leaders = {base.leader(attempt) for attempt in range(0, TRIES_PER_LEADER * 5, TRIES_PER_LEADER)}
     assert leaders == set(MEMBERS)

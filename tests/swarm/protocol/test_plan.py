@@ -1,4 +1,4 @@
-"""What a round will do can be checked by whoever is told it: every number of a plan, a contribution and a roster."""
+"""Every number of a plan, a contribution and a roster is checked by its receiver."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def with_ranges(*ranges: tuple[int, int]) -> WorkPlan:
     return replace(PLAN, assignments=(first, *PLAN.assignments[1:]))
 
 
-def test_an_honest_plan_passes_and_hands_out_returned_samples_first() -> None:
+def test_an_honest_plan_assigns_returned_samples_first() -> None:
     check_plan(PLAN, HEAD, SCHEDULE)
     handed = [r for a in PLAN.assignments for r in a.ranges]
     assert contains(handed, HEAD.ledger.returned)
@@ -87,11 +87,11 @@ def test_plans_of_another_round_are_refused() -> None:
     refuse(PLAN, "another round", replace(HEAD, tokens=1))
 
 
-def test_nobody_twice_and_not_nobody() -> None:
-    refuse(replace(PLAN, assignments=()), "twice, or nobody")
-    refuse(replace(PLAN, assignments=(*PLAN.assignments, PLAN.assignments[0])), "twice, or nobody")
+def test_a_plan_names_each_peer_once() -> None:
+    refuse(replace(PLAN, assignments=()), "twice, or no peer")
+    refuse(replace(PLAN, assignments=(*PLAN.assignments, PLAN.assignments[0])), "twice, or no peer")
     other_session = replace(PLAN.assignments[0], member=Member(MEMBERS[0].peer, "t"), ranges=((2000, 2020),))
-    refuse(replace(PLAN, assignments=(*PLAN.assignments, other_session)), "twice, or nobody")
+    refuse(replace(PLAN, assignments=(*PLAN.assignments, other_session)), "twice, or no peer")
 
 
 @pytest.mark.parametrize("steps", [0, -1, STEPS + 1, 1 << 40])
@@ -120,9 +120,7 @@ AHEAD = dataclasses.replace(SCHEDULE, outer=StreamingConfig(steps=4 * STEPS, fra
 
 @settings(deadline=None)
 @given(st.lists(st.floats(0.1, 10.0), min_size=4, max_size=4), st.lists(st.floats(0.1, 10.0), min_size=4, max_size=4))
-def test_who_trains_ahead_is_promised_more_than_it_has_to_do_and_may_use_it_up(
-    now: list[float], then: list[float]
-) -> None:
+def test_a_peer_that_trains_ahead_may_use_up_its_promise(now: list[float], then: list[float]) -> None:
     plan = make_plan(HEAD, 0, dict(zip(MEMBERS, now, strict=True)), AHEAD)
     check_plan(plan, HEAD, AHEAD)
     for a in plan.assignments:
@@ -149,23 +147,23 @@ odd = st.floats(allow_nan=True, allow_infinity=True)
 
 @settings(deadline=None, max_examples=200)
 @given(st.lists(st.one_of(odd, st.floats(0.01, 100.0)), min_size=1, max_size=4), st.integers(0, 500))
-def test_whatever_speeds_are_reported_the_plan_passes_the_check(speeds: list[float], returned: int) -> None:
+def test_plans_pass_the_check_for_any_reported_speeds(speeds: list[float], returned: int) -> None:
     head = replace(HEAD, ledger=Ledger(1000, ((0, returned),) if returned else ()))
     plan = make_plan(head, 3, dict(zip(MEMBERS, speeds, strict=False)), SCHEDULE)
     check_plan(plan, head, SCHEDULE)
     assert len(plan.assignments) == len(speeds)
 
 
-def test_steps_go_with_speed_so_that_all_finish_together() -> None:
+def test_steps_are_proportional_to_speed() -> None:
     plan = make_plan(HEAD, 0, dict(zip(MEMBERS, [4.0, 2.0, 2.0, 0.0], strict=True)), SCHEDULE)
-    assert [a.steps for a in plan.assignments] == [10, 5, 5, 5], "who has not been measured counts as usual"
+    assert [a.steps for a in plan.assignments] == [10, 5, 5, 5], "an unmeasured peer counts as a median one"
     assert plan.deadline_s == pytest.approx(2 * STEPS / 4.0 + 5)
     assert [a.steps for a in PLAN.assignments] == [10] * 4
     unknown = make_plan(HEAD, 0, dict.fromkeys(MEMBERS, 0.0), SCHEDULE)
     assert [a.steps for a in unknown.assignments] == [10] * 4 and unknown.deadline_s == COMPUTE_S
 
 
-def test_a_boast_does_not_starve_the_others() -> None:
+def test_a_false_speed_claim_does_not_starve_the_others() -> None:
     honest = make_plan(HEAD, 0, dict(zip(MEMBERS, [1e8, 1.0, 1.0, 1.0], strict=True)), schedule_of(100, BATCH))
     assert min(a.steps for a in honest.assignments) >= 20
 
@@ -178,7 +176,7 @@ def refuse_contribution(signed: Signed, reason: str) -> None:
         open_contribution(signed, PLAN, SLICES, HEAD, SCHEDULE)
 
 
-def test_an_honest_contribution_passes_also_one_of_nothing() -> None:
+def test_honest_and_empty_contributions_pass() -> None:
     assert open_contribution(contribution(1), PLAN, SLICES, HEAD, SCHEDULE).norm == pytest.approx(math.sqrt(SLICES))
     open_contribution(contribution(1, steps=0, samples=0, hashes=(), sqnorms=()), PLAN, SLICES, HEAD, SCHEDULE)
     open_contribution(contribution(1, steps=3, samples=6), PLAN, SLICES, HEAD, SCHEDULE)
@@ -209,7 +207,7 @@ def test_forged_and_foreign_contributions_are_refused() -> None:
         {"steps": 1},
     ],
 )
-def test_nobody_claims_more_than_was_assigned(claims: dict[str, int]) -> None:
+def test_claims_beyond_the_assignment_are_refused(claims: dict[str, int]) -> None:
     refuse_contribution(contribution(0, **claims), "more work")
 
 
@@ -234,7 +232,7 @@ def test_an_honest_roster_passes() -> None:
     assert [body.member for body in open_roster(ROSTER, HEAD, PLAN, SLICES, SCHEDULE)] == list(MEMBERS)
 
 
-def test_what_is_wrong_with_a_roster() -> None:
+def test_wrong_rosters_are_refused() -> None:
     signed = ROSTER.contributions
     refuse_roster(replace(ROSTER, head=b"x" * 32), "another round or plan")
     refuse_roster(replace(ROSTER, plan=b"x" * 32), "another round or plan")
@@ -247,8 +245,8 @@ def test_what_is_wrong_with_a_roster() -> None:
     refuse_roster(replace(ROSTER, owners=(0, 1, 2, 3, -1)), "without an owner")
 
 
-def test_newcomers_are_no_majority() -> None:
-    lone = replace(HEAD, members=(Member("somebody else", "s"), *MEMBERS[:1]))
+def test_joiners_do_not_count_towards_a_majority() -> None:
+    lone = replace(HEAD, members=(Member("another peer", "s"), *MEMBERS[:1]))
     with pytest.raises(ProtocolViolation, match="no majority"):
         open_roster(replace(ROSTER, head=lone.hash), lone, PLAN, SLICES, SCHEDULE)
 
@@ -264,7 +262,7 @@ def test_every_slice_has_one_owner_in_order(slices: int, bandwidths: list[float]
     assert set(owners) <= set(range(len(bandwidths)))
 
 
-def test_shares_go_with_bandwidth_beyond_the_noise() -> None:
+def test_shares_follow_bandwidth_beyond_the_noise() -> None:
     assert share_slices(8, [1e6, 1.9e6]) == (0, 0, 0, 0, 1, 1, 1, 1)
     assert share_slices(8, [1e6, 3e6]).count(1) == 6
     assert share_slices(9, [0.0, 0.0, 0.0]) == (0, 0, 0, 1, 1, 1, 2, 2, 2)
@@ -278,7 +276,7 @@ def test_shares_go_with_bandwidth_beyond_the_noise() -> None:
     st.lists(st.integers(0, STEPS), min_size=4, max_size=4),
     st.sets(st.integers(0, 3)),
 )
-def test_the_next_head_gives_back_what_was_not_merged(steps: list[int], dropped: set[int]) -> None:
+def test_samples_that_were_not_merged_are_returned(steps: list[int], dropped: set[int]) -> None:
     bodies = []
     for i, n in enumerate(steps):
         slices = SLICES if n else 0
@@ -294,7 +292,7 @@ def test_the_next_head_gives_back_what_was_not_merged(steps: list[int], dropped:
     assert after.tokens == 8 * BATCH * sum(body.steps for body in merged)
     consumed = count([(0, after.ledger.cursor)]) - count(after.ledger.returned)
     before = count([(0, HEAD.ledger.cursor)]) - count(HEAD.ledger.returned)
-    assert consumed - before == BATCH * sum(body.steps for body in merged), "nothing is lost, nothing counts twice"
+    assert consumed - before == BATCH * sum(body.steps for body in merged), "no sample is lost or counted twice"
     again = make_plan(after, 0, SPEEDS, SCHEDULE)
     assert not overlaps({a.member.peer: a.ranges for a in again.assignments})
 

@@ -1,4 +1,4 @@
-"""What a method remembers between its messages when one of them was not merged."""
+"""A method's memory between updates, when one of them was not merged."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def contributor_of(name: str) -> tuple[Contributor, Any]:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_in_a_pipeline_a_message_that_is_given_back_was_never_sent(name: str) -> None:
-    """The next product has all of the last one in it, as nothing was thrown away."""
+def test_a_pipeline_forgets_an_update_that_was_not_merged(name: str) -> None:
+    """The next product contains all of the last one."""
     torch.manual_seed(0)
     (ours, strategy), (theirs, other) = contributor_of(name), contributor_of(name)
     coding = strategy.coding(ROUND_INFO, [torch.zeros(LAYOUT.numel)] * 2)
@@ -46,10 +46,10 @@ def test_in_a_pipeline_a_message_that_is_given_back_was_never_sent(name: str) ->
     for product in (first, first + second):
         ours.restore_residual(ours._encode(ROUND_INFO, coding, product))
     whole = first + second + third
-    message, reference = ours._encode(ROUND_INFO, coding, whole), theirs._encode(ROUND_INFO, coding, whole)
-    if name != "diloco, powersgd":  # its warm start is a better one by now
-        assert message.hashes == reference.hashes
+    update, reference = ours._encode(ROUND_INFO, coding, whole), theirs._encode(ROUND_INFO, coding, whole)
+    if name != "diloco, powersgd":  # its warm start has improved
+        assert update.hashes == reference.hashes
         assert all(map(torch.equal, strategy.memory(coding), other.memory(coding)))
     elif owed:
-        said = decoded(coding, [torch.frombuffer(piece, dtype=torch.uint8) for piece in message.slices], LAYOUT.numel)
+        said = decoded(coding, [torch.frombuffer(piece, dtype=torch.uint8) for piece in update.slices], LAYOUT.numel)
         assert torch.allclose(said + strategy.memory(coding)[0], owed[0] + whole, rtol=0, atol=1e-4)

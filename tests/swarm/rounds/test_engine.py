@@ -1,4 +1,4 @@
-"""Whole rounds between real hosts: what is committed, by whom, and that everybody holds the same bits."""
+"""Whole rounds between real hosts: what is committed, by which members, with the same bits at all of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.swarm.support.group import Group, InventedTrainer, Patient, StageRepl
 
 @pytest.fixture(autouse=True)
 def slow_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who is late because this machine stood still is hurried, and then not dropped."""
+    """A member that is late because this machine stood still must finish early, but is not dropped."""
     monkeypatch.setattr("swarm.rounds.collect.FINISH_EARLY_WAIT_S", 600.0)
 
 
@@ -30,7 +30,7 @@ def deltas(peer: str, first_step: int, assignment: Assignment, numel: int = 40_0
 
 
 async def run_with(late: StageReplica, replicas: list[StageReplica], has_come: Callable[[], bool]) -> None:
-    """A whole run of `replicas`. `late` comes when they stand at round 2; they end the next one when it `has_come`."""
+    """A whole run of `replicas`. `late` starts after their round 2; they end the next round when it `has_come`."""
     gate = trio.Event()
     with trio.fail_after(120):
         async with trio.open_nursery() as nursery:
@@ -81,20 +81,20 @@ async def test_fp32_result_is_diloco_in_float64(tmp_path: Path) -> None:
         theta, velocity = group.theta.double(), torch.zeros(40_000, dtype=torch.float64)
         for round_number in range(3):
             everyone = [deltas(s.host.peer_id, round_number * 4, None).double() for s in replicas]  # type: ignore[arg-type]
-            mean = torch.stack(everyone).mean(0)  # alike in norm: the gate clips nobody
+            mean = torch.stack(everyone).mean(0)  # of equal norm: the gate clips none
             velocity = 0.9 * velocity + mean
             theta = theta - 0.7 * (mean + 0.9 * velocity)
         error = (replicas[0].context.state.theta.double() - theta).norm() / theta.norm()
         assert error < 1e-6
 
 
-async def test_a_joiner_is_taken_in_at_the_next_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_joiner_takes_part_in_the_next_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with AsyncExitStack() as stack:
         group = await stack.enter_async_context(open_group(tmp_path, 40_000, rounds=8, min_peers=2))
         group.timeouts = Patient
         replicas = [await stack.enter_async_context(group.join(deltas)) for _ in range(2)]
         late = await stack.enter_async_context(group.join(deltas))
-        monkeypatch.setattr("swarm.rounds.leader.JOINER_GRACE_S", 60.0)
+        monkeypatch.setattr("swarm.rounds.promises.JOINER_GRACE_S", 60.0)
         await run_with(
             late, replicas, lambda: all(late.host.peer_id in replica.engine._ready() for replica in replicas)
         )
@@ -103,13 +103,13 @@ async def test_a_joiner_is_taken_in_at_the_next_round(tmp_path: Path, monkeypatc
         assert torch.equal(late.context.state.theta, replicas[0].context.state.theta)
 
 
-async def test_a_joiner_that_knocks_for_long_still_sees_the_next_commit(
+async def test_a_joiner_that_asks_for_long_still_sees_the_next_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the authority signed last is old news: no reason to look around at each knock, ever more slowly."""
+    """The authority's last signed head is old, so its replies must not cause vain looks for a later head."""
     monkeypatch.setattr("swarm.rounds.engine.JOIN_REQUEST_EVERY_S", 0.05)
     monkeypatch.setattr("swarm.rounds.engine.LOOK_AROUND_S", 600.0)
-    monkeypatch.setattr("swarm.rounds.leader.JOINER_GRACE_S", 60.0)
+    monkeypatch.setattr("swarm.rounds.promises.JOINER_GRACE_S", 60.0)
     async with AsyncExitStack() as stack:
         group = await stack.enter_async_context(open_group(tmp_path, 40_000, rounds=5, min_peers=2))
         group.timeouts = Patient
@@ -118,9 +118,9 @@ async def test_a_joiner_that_knocks_for_long_still_sees_the_next_commit(
         requests, looks = Counter[tuple[int, str]](), Counter[int]()
         request_join_at, best_candidate = late.engine._request_join_at, late.engine.best_candidate
 
-        async def count_request(door: str, *rest: Any) -> None:
-            await request_join_at(door, *rest)
-            requests[late.engine.head.round, door] += 1
+        async def count_request(peer: str, *rest: Any) -> None:
+            await request_join_at(peer, *rest)
+            requests[late.engine.head.round, peer] += 1
 
         async def count_look() -> Any:
             looks[late.engine.head.round] += 1
@@ -129,19 +129,19 @@ async def test_a_joiner_that_knocks_for_long_still_sees_the_next_commit(
         monkeypatch.setattr(late.engine, "_request_join_at", count_request)
         monkeypatch.setattr(late.engine, "best_candidate", count_look)
 
-        def has_knocked_for_long() -> bool:
-            assert looks[2] <= 1, "each knock had it look around"
+        def has_asked_for_long() -> bool:
+            assert looks[2] <= 1, "each request caused a look"
             return requests[2, group.authority_host.peer_id] >= 40
 
-        await run_with(late, replicas, has_knocked_for_long)
+        await run_with(late, replicas, has_asked_for_long)
         fourth = next(head for head in replicas[0].heads if head.round == 4)
         assert fourth.has(late.context.me)
 
 
-async def test_who_has_left_at_the_end_of_the_run_is_not_waited_for(tmp_path: Path) -> None:
+async def test_a_member_that_left_at_the_end_is_not_waited_for(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         group = await stack.enter_async_context(open_group(tmp_path, 40_000, rounds=2, min_peers=2))
-        group.timeouts = Patient  # so that whoever is waited for is waited for until the test fails
+        group.timeouts = Patient  # so that waiting for a member that left fails the test
         stays = await stack.enter_async_context(group.join(deltas))
         decided, has_left, committed = trio.Event(), trio.Event(), stays.committed
 
@@ -157,7 +157,7 @@ async def test_who_has_left_at_the_end_of_the_run_is_not_waited_for(tmp_path: Pa
                 nursery.start_soon(stays.engine.run)
                 async with group.join(deltas) as leaves, trio.open_nursery() as first:
                     first.start_soon(leaves.engine.run)
-                    await decided.wait()  # whose vote had not come would be waited for, and rightly so
+                    await decided.wait()  # a member whose vote is missing is rightly waited for
                     while leaves.engine.head.round < 2:
                         await trio.sleep(0.01)
                     first.cancel_scope.cancel()
@@ -179,6 +179,8 @@ async def test_a_poisoned_update_is_left_out(tmp_path: Path, poison: float) -> N
         await run_all(group, replicas)
         head = replicas[0].engine.head
         assert all(replica.engine.head == head for replica in replicas)
-        assert len(head.members) == 4, "an accident does not cost the peer its membership"
+        assert len(head.members) == 4, "a bad update does not cost the peer its membership"
         assert float(replicas[0].context.state.theta.norm()) < 2 * float(group.theta.norm())
-        assert head.ledger.returned or head.ledger.cursor < 2 * 4 * 4 * 2, "the samples of the bad update come again"
+        assert head.ledger.returned or head.ledger.cursor < 2 * 4 * 4 * 2, (
+            "the samples of the bad update are free again"
+        )

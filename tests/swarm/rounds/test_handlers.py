@@ -1,4 +1,4 @@
-"""A peer that is asked about a group it is not in says so, and holds it against nobody: peers move between groups."""
+"""Calls about another group are refused without a penalty, since peers move between groups."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def nothing(peer: str, step: int, assignment: Assignment) -> torch.Tensor:
     return torch.zeros(64)
 
 
-async def test_calls_for_another_group_are_refused_without_a_strike(tmp_path: Path) -> None:
+async def test_calls_for_another_group_are_refused_without_a_penalty(tmp_path: Path) -> None:
     async with (
         open_group(tmp_path, 64) as group,
         group.join(nothing) as replica,

@@ -1,4 +1,4 @@
-"""A hostile member that gives orders, floods calls, or leads badly: refused, bounded, and replaced in time."""
+"""A hostile member that gives false orders, floods calls, or leads badly is refused, bounded and replaced."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ replace = msgspec.structs.replace
 
 
 class Junk(msgspec.Struct):
-    """What no method expects."""
+    """A body that no method accepts."""
 
     head: Any = None
     member: Any = None
@@ -37,7 +37,7 @@ def round_of(replica: StageReplica) -> Round:
 
 
 def not_led_by(peer: str, head: Head) -> int:
-    """An attempt that the round does not come to."""
+    """Return an attempt, too late for the round to reach, that another peer leads."""
     return next(attempt for attempt in range(1000, 1100) if head.leader(attempt).peer != peer)
 
 
@@ -53,11 +53,11 @@ async def test_orders_of_a_peer_that_does_not_lead_are_refused(tmp_path: Path) -
         liar, gate = scene.liar, trio.Event()
         replicas = (*scene.honest, liar.member)
         trainers: list[Any] = [replica.context.trainer for replica in replicas]
-        begun = max(replica.engine.head.round for replica in replicas) + 1  # some may be done with their part of it
+        begun = max(replica.engine.head.round for replica in replicas) + 1  # some may have computed it already
         for trainer in trainers:
             trainer.gate, trainer.gated_from = gate, begun + 1
-            trainer.speed = 0.01  # by what it says of itself: the deadline of that round is a minute away
-        # Who was slow to answer has no part in that round, which stays where it is once somebody is held up in it.
+            trainer.speed = 0.01  # as it reports: the deadline of that round is a minute away
+        # A member that was slow to promise has no part in that round, which stands still once one trainer waits.
         while not (
             held := [replica for replica in scene.honest if cast(InventedTrainer, replica.context.trainer).waiting]
         ):
@@ -85,10 +85,10 @@ async def test_orders_of_a_peer_that_does_not_lead_are_refused(tmp_path: Path) -
         leader = head.leader(promised).peer
         overdue = leader != liar.peer and round_of(victim)._may_have_led(liar.peer, promised)
         for method, body in orders:
-            # who led before need not know that a later attempt was promised: its work is refused, and it is not struck
+            # An earlier leader may not know of the later attempt: its order is refused without a penalty.
             expected = "RoundDiscarded" if method is say.START_ROUND and overdue else "ProtocolViolation"
             assert await refused(scene, victim, method, body) == expected, method.name
-        assert len(scene.struck()) >= len(orders) - overdue
+        assert len(scene.penalties()) >= len(orders) - overdue
         if leader != liar.peer:
             await refused(scene, victim, say.START_ROUND, say.StartRound(round_state.signed_plan, finish_early=True))
             assert not gate.is_set(), "a replayed plan must not cut the work short"
@@ -96,7 +96,7 @@ async def test_orders_of_a_peer_that_does_not_lead_are_refused(tmp_path: Path) -
         await scene.rounds(2)
 
 
-async def test_votes_knocks_and_garbage_leave_nothing_behind(tmp_path: Path) -> None:
+async def test_floods_of_votes_requests_and_garbage_are_bounded(tmp_path: Path) -> None:
     async with hostile_scene(tmp_path) as scene:
         await scene.rounds(1)
         victim, liar = scene.honest[0], scene.liar
@@ -113,9 +113,9 @@ async def test_votes_knocks_and_garbage_leave_nothing_behind(tmp_path: Path) -> 
                 request_join = say.JoinRequest(head.hash, head.round, Member(f"12D3KooWSomebody{i}", "s"), ())
                 nursery.start_soon(quietly, say.VOTE, vote)
                 nursery.start_soon(quietly, say.REQUEST_JOIN, request_join)
-        # an honest peer that missed a round knocks, too
+        # an honest peer that missed a round asks to join, too
         known = {replica.host.peer_id for replica in (*scene.honest, liar.member)}
-        assert victim.engine._state.join_requests._waiting.keys() <= known
+        assert victim.engine._join_requests._waiting.keys() <= known
         assert sum(len(cast) for cast in round_of(victim).round_state.votes._votes.values()) <= 4 * ATTEMPTS_KEPT
         long_name = say.JoinRequest(victim.engine.head.hash, 0, Member(liar.peer, "s" * 900_000), ())
         await quietly(say.REQUEST_JOIN, long_name)
@@ -130,11 +130,11 @@ async def test_votes_knocks_and_garbage_leave_nothing_behind(tmp_path: Path) -> 
                 for body in junk:
                     call = Method(method.name, Junk, method.reply, 1 << 20, method.reply_payload_max)
                     nursery.start_soon(quietly, call, body, b"x" * 1000 if method.request_payload_max else b"")
-        assert scene.struck()
+        assert scene.penalties()
         await scene.rounds(2)
 
 
-async def test_slices_of_strangers_are_not_waited_for(tmp_path: Path) -> None:
+async def test_slices_of_unknown_exchanges_are_refused(tmp_path: Path) -> None:
     async with hostile_scene(tmp_path) as scene:
         await scene.rounds(1)
         victim = scene.honest[0]
@@ -146,7 +146,7 @@ async def test_slices_of_strangers_are_not_waited_for(tmp_path: Path) -> None:
         await scene.rounds(2)
 
 
-async def test_nobody_stops_a_round_by_calling_for_the_next_attempt(tmp_path: Path) -> None:
+async def test_calls_for_the_next_attempt_do_not_stop_a_round(tmp_path: Path) -> None:
     async with hostile_scene(tmp_path) as scene:
         await scene.rounds(1)
         liar = scene.liar
@@ -170,7 +170,7 @@ async def test_nobody_stops_a_round_by_calling_for_the_next_attempt(tmp_path: Pa
 
 
 def silence(peer: str, body: Any, payload: bytes) -> None:
-    """Promises are collected, and then nothing follows."""
+    """Send nothing after the promises."""
 
 
 def absurd_deadline(scene: Scene) -> Any:
@@ -206,6 +206,6 @@ async def test_a_leader_that_stalls_or_orders_nonsense_is_replaced(tmp_path: Pat
 
         scene.liar.sends(say.START_ROUND, forged)
         await led.wait()
-        while forge is not silence and not scene.struck():
+        while forge is not silence and not scene.penalties():
             await trio.sleep(0.05)
         await scene.rounds(2)

@@ -1,4 +1,4 @@
-"""One hostile member among four: the honest three commit the same bits, go on in time, and know whom to blame."""
+"""One hostile member among four: the honest three commit the same bits in time, and penalize the right peer."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ replace = msgspec.structs.replace
 SLICES = 5  # of `tests.swarm.support.hostile.NUMEL` values
 
 
-# -- slices and what is said of them --------------------------------------------------------------------------------
+# -- slices and claims about them ----------------------------------------------------------------------------------
 
 
 def other_bytes(liar: Liar) -> None:
-    """A slice that is not the one committed to."""
+    """Sends a slice other than the one committed to."""
     liar.sends(say.CONTRIBUTION, lambda peer, body, payload: (body, payload[::-1]))
 
 
 def nan_bytes(liar: Liar) -> None:
-    """A slice of NaN."""
+    """Sends a slice of NaN."""
     liar.sends(say.CONTRIBUTION, lambda peer, body, payload: (body, b"\xff" * len(payload)))
 
 
 def another_index(liar: Liar) -> None:
-    """A slice in the place of another one."""
+    """Sends a slice in the place of another one."""
     liar.sends(say.CONTRIBUTION, lambda peer, body, payload: (replace(body, index=10**6), payload))
 
 
@@ -66,13 +66,13 @@ def infinite_norm(liar: Liar) -> None:
 
 
 def in_anothers_name(liar: Liar) -> None:
-    """Its contribution names another member."""
+    """Names another member in its contribution."""
     other = Member("12D3KooWnobody", "s")
     _changes_contribution(liar, lambda signed: liar.forge(signed, member=other))
 
 
 def _changes_contribution(liar: Liar, forge: Any) -> None:
-    """What it hands in, and what it reports to a later leader."""
+    """Change the contribution it submits, and the one it reports to a later leader."""
     liar.sends(say.SUBMIT, lambda peer, body, payload: (say.Submit(forge(body.contribution)), payload))
     liar.answers(
         say.PREPARE, lambda p: replace(p, contribution=forge(p.contribution)) if p.contribution is not None else p
@@ -80,12 +80,12 @@ def _changes_contribution(liar: Liar, forge: Any) -> None:
 
 
 def corrupt_results(liar: Liar) -> None:
-    """As an owner it sends NaN."""
+    """Sends NaN as an owner."""
     liar.sends(say.RESULT, lambda peer, body, payload: (body, b"\xff" * len(payload)))
 
 
 def huge_results(liar: Liar) -> None:
-    """As an owner it sends numbers that no mean of the updates can reach."""
+    """Sends, as an owner, numbers that no mean of the updates can reach."""
 
     def scale(peer: str, body: Any, payload: bytes) -> tuple[Any, bytes]:
         return body, (np.frombuffer(payload, np.float32) * np.float32(1e6)).tobytes()
@@ -98,17 +98,17 @@ def short_results(liar: Liar) -> None:
 
 
 def foreign_results(liar: Liar) -> None:
-    """Results of slices that it does not own: of each in turn, as it does not know which are its own in this round."""
-    turn = count()
-    liar.sends(say.RESULT, lambda peer, body, payload: (replace(body, index=next(turn) % SLICES), payload))
+    """Sends results of slices that it does not own: of each in turn, since it does not know its own in this round."""
+    numbers = count()
+    liar.sends(say.RESULT, lambda peer, body, payload: (replace(body, index=next(numbers) % SLICES), payload))
 
 
 def soak(attack: Any) -> Any:
-    """Much like another one, which `make test` runs."""
+    """Run an attack only in the soak: it resembles one that `make test` runs."""
     return pytest.param(attack, marks=pytest.mark.soak)
 
 
-STRUCK = [
+PENALIZED = [
     other_bytes,
     nan_bytes,
     soak(another_index),
@@ -124,10 +124,10 @@ STRUCK = [
 ]
 
 
-@pytest.mark.parametrize("attack", STRUCK)
-async def test_a_liar_is_struck_and_left_out(tmp_path: Path, attack: Any) -> None:
+@pytest.mark.parametrize("attack", PENALIZED)
+async def test_a_liar_is_penalized_and_left_out(tmp_path: Path, attack: Any) -> None:
     async with hostile_scene(tmp_path, attack) as scene:
-        while not scene.struck():  # a liar that leads keeps its own lies to itself
+        while not scene.penalties():  # a liar that leads does not expose its own lies
             await scene.rounds(1)
         await scene.rounds(2)
 
@@ -137,15 +137,15 @@ async def silent_to_one(scene: Scene) -> None:
     scene.liar.sends(say.CONTRIBUTION, lambda peer, body, payload: None if peer == victim else (body, payload))
 
 
-async def blames_everybody(scene: Scene) -> None:
-    """It sends one owner nothing, and says that the others sent it nothing."""
+async def accuses_others(scene: Scene) -> None:
+    """Sends one owner nothing, and claims that the others sent it nothing."""
     await silent_to_one(scene)
     others = tuple(replica.host.peer_id for replica in scene.honest[:2])
     scene.liar.answers(say.PREPARE, lambda promise: replace(promise, missing=others))
 
 
 async def two_faced_owner(scene: Scene) -> None:
-    """It sends one member results that differ, within what the norms allow."""
+    """Sends one member other results, within the limits of the norms."""
     victim = scene.honest[0].host.peer_id
 
     def negate(peer: str, body: Any, payload: bytes) -> tuple[Any, bytes]:
@@ -157,7 +157,7 @@ async def two_faced_owner(scene: Scene) -> None:
 
 
 async def invents_a_vote(scene: Scene) -> None:
-    """It reports a vote, for a head of its own, that every later leader would have to finish."""
+    """Reports a vote for an invented head, which every later leader would have to finish."""
 
     def lie(promise: Any) -> Any:
         head = replace(promise.head, round=promise.head.round + 1, state_hash=b"\x01" * 32)
@@ -167,7 +167,7 @@ async def invents_a_vote(scene: Scene) -> None:
 
 
 async def absurd_head(scene: Scene) -> None:
-    """It says that it is a billion rounds further on, alone, with the authority's signature of the term."""
+    """Reports a head a billion rounds ahead, with itself as the only member and the authority's signed term."""
     me = scene.liar.member.context.me
 
     def lie(report: Any) -> Any:
@@ -181,8 +181,8 @@ async def absurd_head(scene: Scene) -> None:
         replica.engine._look_again()
 
 
-async def boasts(scene: Scene) -> None:
-    """Numbers that no leader's arithmetic must trip over."""
+async def false_speeds(scene: Scene) -> None:
+    """Reports speeds and bandwidths that must not break a leader's arithmetic."""
     names = [replica.host.peer_id for replica in scene.honest]
     for value in (1e308, float("inf"), float("nan"), -1.0):
         speeds = dict.fromkeys(names, value)
@@ -191,7 +191,7 @@ async def boasts(scene: Scene) -> None:
 
 
 async def junk_in_promises(scene: Scene) -> None:
-    """Signed things in a promise that do not decode, or are somebody else's."""
+    """Puts signed bodies into its promise that do not decode, or are another peer's."""
     identity = scene.liar.member.context.identity
     broken = sign_body(identity, PLAN_KIND, say.Done())
     utf8 = replace(broken, body=b"\x81\xa4head\xa2\xff\xff")
@@ -209,7 +209,7 @@ async def junk_in_promises(scene: Scene) -> None:
 
 
 async def answers_garbage(scene: Scene) -> None:
-    """Every call to it is answered with something that does not decode."""
+    """Answers every call with a body that does not decode."""
     for method in (
         say.PREPARE,
         say.VOTE,
@@ -226,16 +226,16 @@ async def answers_garbage(scene: Scene) -> None:
     "attack",
     [
         silent_to_one,
-        soak(blames_everybody),
+        soak(accuses_others),
         two_faced_owner,
         invents_a_vote,
         absurd_head,
-        boasts,
+        false_speeds,
         soak(junk_in_promises),
         answers_garbage,
     ],
 )
-async def test_the_honest_go_on_with_the_same_bits(tmp_path: Path, attack: Any) -> None:
+async def test_honest_members_go_on_with_the_same_bits(tmp_path: Path, attack: Any) -> None:
     async with hostile_scene(tmp_path) as scene:
         await scene.rounds(1)
         await attack(scene)

@@ -1,4 +1,4 @@
-"""A late joiner gets the state from several donors at once, although one dies and one lies, and then takes part."""
+"""A late joiner fetches the state from several donors, of which one dies and one lies, and then takes part."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def deltas(peer: str, first_step: int, assignment: Assignment) -> torch.Tensor:
 
 
 def instead(replica: StageReplica, answer: Any) -> None:
-    """From now on `answer(call, honest handler)` is what that donor says when asked for a chunk."""
+    """Let a donor answer requests for chunks with `answer(call, honest handler)`."""
     served = replica.host.rpc.server._methods["state.chunk"]
     honest = served.handler
     served.handler = lambda call: answer(call, honest)
@@ -42,7 +42,7 @@ async def test_a_late_joiner_survives_a_dead_and_a_lying_donor(tmp_path: Path) -
         await trio.sleep_forever()
 
     async def not_before_it(call: Call[Any], honest: Any) -> Any:
-        await asked.wait()  # else these two might have given it all by the time the other two are asked
+        await asked.wait()  # else these two might serve everything before the other two are asked
         while not late.seen("peer_penalized"):
             await trio.sleep(0.02)
         return await honest(call)
@@ -57,7 +57,7 @@ async def test_a_late_joiner_survives_a_dead_and_a_lying_donor(tmp_path: Path) -
         gate, kill = trio.Event(), trio.CancelScope()
 
         def hold(replica: StageReplica) -> None:
-            """No later than after its fifth round: all of them hold the same state when the joiner asks."""
+            """Stop it after its fifth round at the latest: all donors must hold the same state when the joiner asks."""
             trainer = cast(InventedTrainer, replica.context.trainer)
             trainer.gate, trainer.gated_from = gate, 6
 
@@ -75,9 +75,8 @@ async def test_a_late_joiner_survives_a_dead_and_a_lying_donor(tmp_path: Path) -
                 for replica in replicas:
                     hold(replica)
                     nursery.start_soon(replica.engine.run)
-                while any(
-                    replica.engine.head.round < 5 for replica in (*replicas, doomed)
-                ):  # more than replaying makes up for
+                # more rounds than replay covers
+                while any(replica.engine.head.round < 5 for replica in (*replicas, doomed)):
                     await trio.sleep(0.02)
                 nursery.start_soon(late.engine.run)
                 await asked.wait()
@@ -89,8 +88,8 @@ async def test_a_late_joiner_survives_a_dead_and_a_lying_donor(tmp_path: Path) -
         assert final.round == 12 and all(replica.engine.head == final for replica in (*replicas, late))
         assert final.has(late.context.me) and not final.has(doomed.context.me)
         assert torch.equal(late.context.state.theta, replicas[0].context.state.theta)
-        struck = {event.fields["peer"] for event in late.seen("peer_penalized")}
-        assert struck == {replicas[2].host.peer_id}
+        penalized = {event.fields["peer"] for event in late.seen("peer_penalized")}
+        assert penalized == {replicas[2].host.peer_id}
         gave = {
             replica.host.peer_id: late.host.bytes_by_peer[replica.host.peer_id].bytes_down for replica in replicas[:2]
         }

@@ -1,4 +1,4 @@
-"""Who comes to grief in the first round it was planned for is no member of the head yet, and still holds up nobody."""
+"""A joiner that fails in its first round, before it is a member of any head, does not hold up the others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.swarm.support.group import Patient, StageReplica, open_group, schedul
 
 NUMEL = 1000
 STEPS = 4
-ROUND_S = 3000.0  # how long the plans' deadlines are; this test ends after a tenth of it
+ROUND_S = 3000.0  # the plans' deadlines; the test ends after a tenth of it
 
 
 def no_change(peer: str, first_step: int, assignment: Assignment) -> torch.Tensor:
@@ -23,12 +23,12 @@ def no_change(peer: str, first_step: int, assignment: Assignment) -> torch.Tenso
 
 
 def slow(replica: StageReplica) -> StageReplica:
-    """By what it says of itself: a round of such peers has a deadline of many minutes."""
+    """Let it report a low speed, so that its rounds have a deadline of many minutes."""
     replica.context.trainer.speed = STEPS / ROUND_S  # type: ignore[misc]
     return replica
 
 
-async def test_a_newcomer_that_dies_before_its_first_commit_is_not_waited_for(tmp_path: Path) -> None:
+async def test_a_joiner_that_dies_before_its_first_commit_is_not_waited_for(tmp_path: Path) -> None:
     killed = trio.CancelScope()
     async with AsyncExitStack() as stack:
         group = await stack.enter_async_context(open_group(tmp_path, NUMEL, rounds=100_000, min_peers=1, steps=STEPS))
@@ -63,9 +63,9 @@ async def test_a_newcomer_that_dies_before_its_first_commit_is_not_waited_for(tm
                 nursery.cancel_scope.cancel()
 
 
-async def test_a_newcomer_that_plays_dead_in_every_exchange_stops_no_round(tmp_path: Path) -> None:
-    """It knocks, promises and hands in as if it were honest, and is gone whenever its slices are waited for."""
-    rounds = set[int]()  # the furthest stood at, when it was told to exchange
+async def test_a_joiner_that_plays_dead_in_every_exchange_stops_no_round(tmp_path: Path) -> None:
+    """It joins, promises and submits as an honest peer, and falls silent whenever an exchange begins."""
+    rounds = set[int]()  # the latest committed round at each order to exchange
 
     async with AsyncExitStack() as stack:
         group = await stack.enter_async_context(open_group(tmp_path, NUMEL, rounds=100_000, min_peers=3, steps=STEPS))

@@ -1,4 +1,4 @@
-"""Training while an exchange is in flight, with a real worker process, against the same steps made in this one."""
+"""Training while an exchange is in flight: a real worker process against the same steps in this process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from peer.model.layout import FlatLayout, init_flat
 from peer.worker.client import WorkerGroup
 from swarm.protocol.head import Member
 from swarm.protocol.plan import Assignment
-from swarm.rounds.overlapped_trainer import OverlapTrainer, TakesFragments, trainer_of
+from swarm.rounds.overlapped_trainer import OverlapTrainer, StreamingPolicy, trainer_of
 from swarm.rounds.trainer import TrainRequest, TrainResult
 from swarm.rounds.worker_trainer import WorkerTrainer
 from tests.peer.support.worker_harness import HOUR_S, INNER, MODEL, Log, freeze, open_test_worker_group
@@ -68,7 +68,7 @@ class Scene:
     async def train(
         self, number: int, place: slice, *, ahead: int = 0, steps: int = STEPS, first: int = 0
     ) -> TrainResult:
-        """Round `number`, on the samples that follow those of the round before; or from sample `first` on."""
+        """Train round `number` on the samples after those of the previous round, or from sample `first` on."""
         begin = first or (number - 1) * STEPS * BATCH
         end = begin + steps * BATCH
         promised = ((end, end + ahead * BATCH),) if ahead else ()
@@ -77,8 +77,7 @@ class Scene:
         return await self.trainer.train(TrainRequest(assignment, round_info, (place,), 4, HOUR_S))
 
     async def train_at_once(self, number: int, place: slice, *, ahead: int) -> TrainResult:
-        """As `train`, before the worker makes one step of the tail that there is: this process may stand still between
-        what it sends."""
+        """As `train`, before the worker makes a step of its tail. The worker is frozen while this process sends."""
         works: list[TrainResult] = []
 
         async def train() -> None:
@@ -96,7 +95,7 @@ class Scene:
         return works[0]
 
     def steps(self, first: int, last: int) -> None:
-        """The twin makes the run's steps from `first` on, before `last`, each on its own samples."""
+        """Let the twin make the run's steps `first` to `last` - 1, each on its own samples."""
         for step in range(first, last):
             samples = list(range(step * BATCH, (step + 1) * BATCH))
             self.twin.step(self.corpus.batch(samples, 0), step)
@@ -110,19 +109,19 @@ class Scene:
 
     @property
     def ahead(self) -> int:
-        """Steps of the last round that were made ahead of it."""
+        """Steps of the last round made ahead of it."""
         trained = [event for event in self.events if event.name == "round_trained"]
         return int(trained[-1].fields["steps_ahead"])  # type: ignore[arg-type]
 
     async def tail_over(self) -> None:
-        """The worker takes commands one after the other."""
+        """Wait until the tail has ended: the worker takes one command after the other."""
         await trio.testing.wait_all_tasks_blocked()
         await self.worker_group.evaluate(1)
 
 
 @asynccontextmanager
 async def _scene(directory: Path, text: Path, outer: StreamingConfig) -> AsyncIterator[Scene]:
-    torch.set_num_threads(1)  # like the worker: more would add up in another order
+    torch.set_num_threads(1)  # like the worker: more threads would add in another order
     async with open_test_worker_group(directory, text) as (worker_group, log):
         strategy = build_strategy(outer, CodecConfig(), worker_group.layout, INNER)
         corpus = load_corpus(worker_group.config.data, ByteTokenizer())
@@ -137,7 +136,7 @@ async def _scene(directory: Path, text: Path, outer: StreamingConfig) -> AsyncIt
 
 
 STREAMING = StreamingConfig(steps=2 * STEPS, fragments=2, tau=TAU, mix=MIX)
-IN_TURN = StreamingConfig(steps=STEPS, fragments=1, tau=0, mix=0.0)
+PLAIN = StreamingConfig(steps=STEPS, fragments=1, tau=0, mix=0.0)
 
 
 async def test_every_promised_sample_is_trained_on_once(tmp_path: Path, text: Path) -> None:
@@ -157,7 +156,7 @@ async def test_every_promised_sample_is_trained_on_once(tmp_path: Path, text: Pa
         scene.steps(STEPS + scene.ahead, 2 * STEPS)
         scene.check(work, HALVES[1])
 
-        # one that takes longer than all the work there is; and a round that this peer had no part in
+        # an exchange that takes longer than all the work; and a round in which this peer had no part
         await scene.tail_over()
         scene.new_outer(2, (HALVES[1],))
         theta = scene.new_outer(3, (HALVES[0],))
@@ -169,13 +168,13 @@ async def test_every_promised_sample_is_trained_on_once(tmp_path: Path, text: Pa
         scene.check(work, HALVES[0])
 
 
-async def test_steps_ahead_that_nobody_wants_are_told(tmp_path: Path, text: Path) -> None:
+async def test_void_steps_ahead_are_reported(tmp_path: Path, text: Path) -> None:
     async with _scene(tmp_path, text, STREAMING) as scene:
         await scene.train(1, HALVES[0], ahead=STEPS)
         scene.steps(0, STEPS)
         await scene.tail_over()
         scene.steps(STEPS, 2 * STEPS)
-        theta = scene.new_outer(1, None)  # fetched: what was trained from the old weights is void
+        theta = scene.new_outer(1, None)  # fetched: steps from the old weights are void
         work = await scene.train(2, HALVES[1], ahead=STEPS)
         assert [(e.name, e.fields["steps"]) for e in scene.events if "void" in e.name] == [("steps_ahead_void", STEPS)]
         scene.twin.local.copy_(theta)
@@ -188,7 +187,7 @@ async def test_steps_ahead_that_nobody_wants_are_told(tmp_path: Path, text: Path
         assert work.samples == STEPS * BATCH and scene.ahead == 0
 
 
-async def test_a_worker_that_dies_ahead_costs_what_it_did_ahead(tmp_path: Path, text: Path) -> None:
+async def test_a_worker_that_dies_in_a_tail_costs_only_the_tail(tmp_path: Path, text: Path) -> None:
     async with _scene(tmp_path, text, STREAMING) as scene:
         await scene.train(1, HALVES[0], ahead=MANY)
         async with trio.open_nursery() as nursery:
@@ -200,10 +199,10 @@ async def test_a_worker_that_dies_ahead_costs_what_it_did_ahead(tmp_path: Path, 
         assert (work.steps, scene.ahead) == (5, 0)
 
 
-async def test_being_hurried_ends_the_round_and_not_the_steps_ahead(tmp_path: Path, text: Path) -> None:
+async def test_finishing_early_ends_the_round_but_not_the_tail(tmp_path: Path, text: Path) -> None:
     async with _scene(tmp_path, text, STREAMING) as scene:
         await scene.train(1, HALVES[0], ahead=STEPS)
-        scene.trainer.finish_early()  # for a round that it has handed in
+        scene.trainer.finish_early()  # for a round whose contribution it has submitted
         await scene.tail_over()
         await scene.train(2, HALVES[1])
         assert scene.ahead == STEPS
@@ -220,29 +219,27 @@ async def test_being_hurried_ends_the_round_and_not_the_steps_ahead(tmp_path: Pa
         assert works[0].steps < MANY and works[0].samples == works[0].steps * BATCH
 
 
-@pytest.mark.parametrize("outer", [STREAMING, IN_TURN], ids=["overlaps", "in-turn"])
-async def test_an_order_that_comes_when_the_others_are_done_takes_no_step(
-    tmp_path: Path, text: Path, outer: StreamingConfig
-) -> None:
+@pytest.mark.parametrize("outer", [STREAMING, PLAIN], ids=["overlaps", "plain"])
+async def test_a_request_to_finish_early_makes_no_step(tmp_path: Path, text: Path, outer: StreamingConfig) -> None:
     async with _scene(tmp_path, text, outer) as scene:
         place = HALVES[0] if outer is STREAMING else slice(0, NUMEL)
         assignment = Assignment(Member("me", "here"), ((0, MANY * BATCH),), MANY)
-        order = TrainRequest(assignment, RoundInfo(1, 0, INNER.lr), (place,), 4, HOUR_S, cut_short=True)
-        work = await scene.trainer.train(order)
+        request = TrainRequest(assignment, RoundInfo(1, 0, INNER.lr), (place,), 4, HOUR_S, cut_short=True)
+        work = await scene.trainer.train(request)
         assert (work.steps, work.samples) == (0, 0)
         theta = scene.new_outer(1, (place,))
         work = await scene.train(1, place)
-        if outer is IN_TURN:
+        if outer is PLAIN:
             scene.twin.local.copy_(theta)
             scene.steps(0, STEPS)
             scene.check(work, place)
         assert work.steps == STEPS
 
 
-async def test_a_round_given_up_while_its_delta_is_taken_in_blocks_none_after_it(tmp_path: Path, text: Path) -> None:
+async def test_a_round_cancelled_during_capture_blocks_no_later_round(tmp_path: Path, text: Path) -> None:
     async with _scene(tmp_path, text, STREAMING) as scene:
         assert isinstance(scene.trainer, OverlapTrainer)
-        captured = scene.trainer._taking.captured
+        captured = scene.trainer._policy.captured
         with trio.CancelScope() as scope:
 
             def cancelled_meanwhile(delta: torch.Tensor, peers: int) -> InnerRunOptions:
@@ -250,7 +247,7 @@ async def test_a_round_given_up_while_its_delta_is_taken_in_blocks_none_after_it
                 return captured(delta, peers)
 
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(scene.trainer._taking, "captured", cancelled_meanwhile)
+                patch.setattr(scene.trainer._policy, "captured", cancelled_meanwhile)
                 await scene.train(1, HALVES[0], ahead=STEPS)
         assert scope.cancelled_caught
         with trio.fail_after(60):
@@ -259,8 +256,8 @@ async def test_a_round_given_up_while_its_delta_is_taken_in_blocks_none_after_it
                 assert work.steps == STEPS
 
 
-@pytest.mark.parametrize("outer", [STREAMING, IN_TURN], ids=["overlaps", "in-turn"])
-async def test_being_hurried_while_the_loss_is_measured_ends_the_round(
+@pytest.mark.parametrize("outer", [STREAMING, PLAIN], ids=["overlaps", "plain"])
+async def test_finishing_early_during_validation_ends_the_round(
     tmp_path: Path, text: Path, outer: StreamingConfig
 ) -> None:
     async with _scene(tmp_path, text, outer) as scene:
@@ -279,8 +276,8 @@ async def test_being_hurried_while_the_loss_is_measured_ends_the_round(
         assert scene.trainer.val_loss is not None and scene.trainer.validate_round is None
 
 
-async def test_a_loss_that_was_not_measured_to_the_end_is_measured_later(tmp_path: Path, text: Path) -> None:
-    async with _scene(tmp_path, text, IN_TURN) as scene:
+async def test_an_interrupted_validation_is_repeated(tmp_path: Path, text: Path) -> None:
+    async with _scene(tmp_path, text, PLAIN) as scene:
         scene.trainer.validate_round = 1
         async with trio.open_nursery() as nursery:
             nursery.start_soon(scene.trainer.validate)
@@ -293,20 +290,20 @@ async def test_a_loss_that_was_not_measured_to_the_end_is_measured_later(tmp_pat
 
 
 async def _measuring(scene: Scene) -> None:
-    """The worker has been given something to do."""
+    """Wait until the worker has a command."""
     while not scene.worker_group._supervisor._pending:
         await trio.lowlevel.checkpoint()
 
 
 @pytest.mark.parametrize("overlaps", [False, True])
-async def test_one_fragment_at_once_and_unmixed_is_diloco(tmp_path: Path, text: Path, overlaps: bool) -> None:
-    """To the bit, by the plain trainer, which such a run takes, and by the other one, given nothing ahead."""
+async def test_one_fragment_without_mixing_is_diloco(tmp_path: Path, text: Path, overlaps: bool) -> None:
+    """Bit-identical with the plain trainer, which such a run uses, and with the overlapping one without tails."""
     everything = slice(0, NUMEL)
-    async with _scene(tmp_path, text, IN_TURN) as scene:
+    async with _scene(tmp_path, text, PLAIN) as scene:
         assert type(scene.trainer) is WorkerTrainer
         if overlaps:
             scene.trainer = OverlapTrainer(
-                scene.worker_group, TakesFragments(scene.worker_group, tau=0, mix=0.0), scene.log
+                scene.worker_group, StreamingPolicy(scene.worker_group, tau=0, mix=0.0), scene.log
             )
         for number in (1, 2, 3):
             theta = scene.new_outer(number, None if number == 1 else (everything,))
@@ -316,7 +313,7 @@ async def test_one_fragment_at_once_and_unmixed_is_diloco(tmp_path: Path, text: 
             scene.check(work, everything)
 
 
-async def test_what_the_worker_did_not_do_is_measured(tmp_path: Path, text: Path) -> None:
+async def test_idle_time_of_the_worker_is_measured(tmp_path: Path, text: Path) -> None:
     """`idle_s` is the worker's own time without a command (`tests.peer.worker.test_worker_clock`), `busy_s` that of
     its steps; evaluation is neither."""
     async with _scene(tmp_path, text, STREAMING) as scene:

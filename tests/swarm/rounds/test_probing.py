@@ -1,4 +1,4 @@
-"""A replica that moves to another stage in the middle of a round is alive, and yet nobody waits for it."""
+"""A replica that moves to another stage during a round is alive, but its old group does not wait for it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ENDLESS_S = 600.0
 
 
 class Endless(AdaptiveTimeouts):
-    """Whoever is waited for is waited for until the test fails."""
+    """Timeouts longer than the test."""
 
     def __init__(self) -> None:
         super().__init__(timeout_floor_s=ENDLESS_S)
@@ -29,7 +29,7 @@ def leads(replica: StageReplica) -> bool:
 
 
 @pytest.mark.parametrize("leader", [False, True], ids=["member", "leader"])
-async def test_nobody_waits_for_who_has_left_the_group(
+async def test_a_member_that_left_the_group_is_not_waited_for(
     tmp_path: Path, leader: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("swarm.rounds.collect.FINISH_EARLY_WAIT_S", ENDLESS_S)

@@ -1,4 +1,4 @@
-"""What must outlive a failed attempt to leave a head, and what must not outlive a new builder."""
+"""What a round keeps when a peer returns to its head, and who may write the next state."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import trio
 from optim.codecs import get_codec
 from optim.strategies.interface import RoundInfo
 from swarm.protocol.head import Member, genesis
-from swarm.rounds.build_lock import BuildLock
+from swarm.rounds.exchange import BuildLock
 from swarm.rounds.round_state import RoundState
 from swarm.state.outer_state import OuterState
 from tests.swarm.support.group import diloco
@@ -29,11 +29,11 @@ async def test_coming_back_to_a_head_keeps_promises_and_votes() -> None:
 
 
 async def test_one_builder_at_a_time() -> None:
-    building, began = BuildLock(), trio.Event()
+    lock, began = BuildLock(), trio.Event()
     wrote: list[str] = []
 
     async def build() -> None:
-        with building.ends():
+        with lock.hold():
             began.set()
             try:
                 await trio.sleep_forever()
@@ -45,12 +45,12 @@ async def test_one_builder_at_a_time() -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(build)
         await began.wait()
-        await building.stop()
-        assert wrote == ["the last slice"], "whoever comes next must wait for it"
-        assert building.stopped
+        await lock.cancel()
+        assert wrote == ["the last slice"], "the next builder must wait for it"
+        assert lock.cancelled
 
 
-def test_a_state_that_was_built_on_is_not_what_was_sealed() -> None:
+def test_a_state_changed_after_hashing_is_not_committed() -> None:
     numel, codec = 64, get_codec("fp32")
     state = OuterState([torch.zeros(numel), torch.zeros(numel)], diloco(numel, "fp32"))
     round_info = RoundInfo(1, 0, 1.0)
@@ -58,11 +58,11 @@ def test_a_state_that_was_built_on_is_not_what_was_sealed() -> None:
     voted = codec.encode(torch.ones(numel)).numpy().data
     other = codec.encode(torch.full((numel,), 2.0)).numpy().data
     state.build(0, voted)
-    sealed = state.seal()
+    hashed = state.hash_next()
     state.build(0, other)
     with pytest.raises(RuntimeError):
-        state.commit(sealed)
+        state.commit(hashed)
     state.build(0, voted)
-    assert state.seal() == sealed
-    state.commit(sealed)
-    assert state.tree.root == sealed
+    assert state.hash_next() == hashed
+    state.commit(hashed)
+    assert state.tree.root == hashed

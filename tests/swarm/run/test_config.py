@@ -1,4 +1,4 @@
-"""RUN.toml: a right one is read, a wrong one is told with its line, its field and what to do."""
+"""RUN.toml is read, or refused with line, field and remedy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cli.coordinate import template
+from cli.templates import template
 from optim.config import METHODS, EagerConfig
 from peer.errors import ConfigError
 from swarm.run.config import parse_run_config, read_run_config
@@ -64,19 +64,19 @@ def test_a_model_may_come_from_a_folder() -> None:
         ("lr = 1e-3", "lr = -1.0", 17, ["[inner] lr", "above 0"]),
         ("lr = 1e-3\n", "", 16, ["[inner]", "lr is missing"]),
         ("lr = 1e-3", "lr = 1e-3\nlerning_rate = 1", 18, ["[inner] lerning_rate", "unknown field"]),
-        ("batch_size", "batchsize", 18, ["[inner] batchsize", "did you mean batch_size?"]),
+        ("batch_size", "batchsize", 18, ["[inner] batchsize", "write batch_size"]),
         ("betas = [0.9, 0.95]", "betas = [0.9]", 20, ["[inner] betas", "length 2"]),
         ("kv_heads = 1", "kv_heads = 3", 9, ["[model] kv_heads", "divide"]),
         ("[data]\nseq_len = 64", "[data]\nseq_len = 128", 14, ["[data] seq_len", "max_seq_len"]),
         ("hidden_size = 32", "hidden_size = 32\nvocab_size = 100", 7, ["[model] vocab_size", "256"]),
-        ("\nsteps = 10", "\nsteps = 0", 23, ["[outer] steps", "at least 1"]),
+        ("\nsteps = 10", "\nsteps = 0", 23, ["[outer] steps", "between 1 and"]),
         ("\nsteps = 10", "\nsteps = 10\n[codec]\nup = 'int7'", 25, ["[codec] up", "int7", "one of fp32, fp16"]),
         ("lr = 1e-3", "lr = 1e-3\nwarmup_steps = 101", 18, ["[inner] warmup_steps", "between 0 and total_steps, 100"]),
         ("lr = 1e-3", "lr = 1e-3\nschedule = 'linear'", 18, ["[inner] schedule", "one of cosine, constant"]),
         ("layers = 1", f"layers = 1\nrope_scaling = {{{STRETCH}}}", 8, ["[model] rope_scaling", "factor is 0.0"]),
         ("rounds = 3", "rounds = -3", 3, ["[run] rounds"]),
         ("rounds = 3", "rounds = ", 3, ["not valid TOML"]),
-        ("[data]", "[dta]", 13, ["[dta]", "did you mean data?"]),
+        ("[data]", "[dta]", 13, ["[dta]", "write data"]),
         ("[outer]\nsteps = 10", "", None, ["section outer is missing"]),
         ("[outer]", "[outer", 22, ["not valid TOML"]),
         ("[outer]", '[outer]\nmethod = ["diloco"]', 23, ["[outer] method", "choose one of"]),
@@ -85,11 +85,11 @@ def test_a_model_may_come_from_a_folder() -> None:
         ("rounds = 3", f"rounds = {'9' * 5000}", None, ["too long"]),
         ("rounds = 3", f"seed = {1 << 63}", 3, ["[run] seed", "2**63"]),
         ("rounds = 3", f"rounds = {'[' * 2000}{']' * 2000}", None, ["too deeply"]),
-        ("layers = 1", "layers = 1000000000000", 7, ["[model] layers", "above 16384"]),
+        ("layers = 1", "layers = 1000000000000", 7, ["[model] layers", "at most 16384"]),
         ("hidden_size = 32", "hidden_size = 30000000000\nhead_dim = 16", 6, ["[model] hidden_size", "parameters"]),
     ],
 )
-def test_what_is_wrong_is_told_with_line_and_field(old: str, new: str, line: int | None, words: list[str]) -> None:
+def test_an_error_names_line_and_field(old: str, new: str, line: int | None, words: list[str]) -> None:
     assert GOOD.count(old) == 1
     with pytest.raises(ConfigError) as caught:
         parse_run_config(GOOD.replace(old, new))
@@ -113,7 +113,7 @@ def test_init_excludes_sizes() -> None:
         parse_run_config(GOOD.replace("hidden_size = 32", 'init = "x"'))
 
 
-def test_missing_model_and_unreadable_files_say_what_to_do(tmp_path: Path) -> None:
+def test_a_missing_model_and_unreadable_files_have_remedies(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no section \[model\]"):
         parse_run_config("[run]\nname = 'x'")
     with pytest.raises(ConfigError, match="does not exist: write one with `peer coordinate --init"):
@@ -127,7 +127,7 @@ def test_missing_model_and_unreadable_files_say_what_to_do(tmp_path: Path) -> No
 
 @settings(deadline=None)
 @given(position=st.integers(0, len(GOOD) - 1), replacement=st.text(max_size=3))
-def test_any_edit_is_read_or_refused_with_one_sentence(position: int, replacement: str) -> None:
+def test_any_edit_is_read_or_refused(position: int, replacement: str) -> None:
     try:
         parse_run_config(GOOD[:position] + replacement + GOOD[position + 1 :])
     except ConfigError as error:
@@ -139,7 +139,7 @@ def test_any_edit_is_read_or_refused_with_one_sentence(position: int, replacemen
 DEEP = GOOD.replace("layers = 1", "layers = 4\ntie_embeddings = false")
 
 
-def test_one_stage_is_the_default_and_the_template_says_so() -> None:
+def test_one_stage_is_the_default_in_the_template_too() -> None:
     assert parse_run_config(GOOD).pipeline == PipelineConfig()
     lines = template().partition("# [pipeline]\n")[2].splitlines()[:4]
     section = "[pipeline]\n" + "\n".join(line.removeprefix("# ") for line in lines)
@@ -156,7 +156,7 @@ def test_a_pipeline_is_read() -> None:
     ("text", "section", "said"),
     [
         (DEEP, "stages = 5", r"line 27: \[pipeline\] stages: stages is 5: the model's 4 blocks make at most 4 stages"),
-        (DEEP, "stages = 0", r"line 27: \[pipeline\] stages: stages is 0: it must lie between 1"),
+        (DEEP, "stages = 0", r"line 27: \[pipeline\] stages: stages is 0: choose a number between 1"),
         (DEEP, "stages = 2\nmicro_batch = 3", r"line 28: \[pipeline\] micro_batch: .* divide \[inner\] batch_size"),
         (DEEP, "stages = 2\nmicro_batch = -1", r"line 28: \[pipeline\] micro_batch: micro_batch is -1"),
         (
@@ -164,7 +164,7 @@ def test_a_pipeline_is_read() -> None:
             'stages = 2\nactivations = "int2"',
             r"line 28: .*activations is 'int2': choose one of int8, int4, fp16, none",
         ),
-        (DEEP, "stages = 2\nstage = 2", r"line 28: \[pipeline\] stage: unknown field, did you mean stages"),
+        (DEEP, "stages = 2\nstage = 2", r"line 28: \[pipeline\] stage: unknown field: write stages"),
         (DEEP.replace("tie_embeddings = false", ""), "stages = 2", r"\[model\] tie_embeddings: .* set it to false"),
         (DEEP.replace("[outer]", '[outer]\nmethod = "eager"'), "stages = 2", r"\[outer\] method: .*sparseloco"),
         (
@@ -179,7 +179,7 @@ def test_a_pipeline_is_read() -> None:
         ),
     ],
 )
-def test_a_wrong_pipeline_is_told_with_line_field_and_remedy(text: str, section: str, said: str) -> None:
+def test_an_error_in_a_pipeline_names_line_field_and_remedy(text: str, section: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         parse_run_config(f"{text}\n[pipeline]\n{section}\n")
 
@@ -209,13 +209,13 @@ def test_the_template_shows_every_method_and_its_defaults(name: str) -> None:
     [
         ('method = "dilocco"\nsteps = 5', r"line 20: \[outer\] method: method is 'dilocco': choose one of diloco"),
         ('method = "demo"\nfragments = 2', "unknown field"),
-        ('method = "streaming"\nsteps = 10\nfragments = 3', "must be a multiple of fragments"),
-        ('method = "lion"\n[codec]\nup = "int4"', "packs its messages by itself: leave this section out"),
+        ('method = "streaming"\nsteps = 10\nfragments = 3', "to a multiple of fragments"),
+        ('method = "lion"\n[codec]\nup = "int4"', "packs its own messages: leave this section out"),
         ('steps = 5\n[codec]\ndown = "topk"', "topk"),
-        ('steps = 5\nschedule = "quadratic"', "alpha goes with schedule"),
+        ('steps = 5\nschedule = "quadratic"', r"alpha is 0\.0 with schedule"),
     ],
 )
-def test_a_wrong_method_is_told_with_line_field_and_remedy(section: str, said: str) -> None:
+def test_an_error_in_a_method_names_line_field_and_remedy(section: str, said: str) -> None:
     head = template().partition("[outer]\n")[0]
     with pytest.raises(ConfigError, match=said if "line" not in said else said.replace("line 20", r"line \d+")):
         parse_run_config(f"{head}[outer]\n{section}\n")

@@ -1,4 +1,4 @@
-"""Who may enter a run: each reason to refuse has a sentence of its own."""
+"""Which peers may enter a run. Each reason to refuse has its own message."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def test_bearer_and_bound_tokens_admit() -> None:
     admit(manifest, None, AUTHORITY.peer_id, NOW)
 
 
-def test_an_open_run_wants_no_token() -> None:
+def test_an_open_run_needs_no_token() -> None:
     admit(make_manifest(AUTHORITY.peer_id), None, PEER, NOW)
 
 
-def test_every_refusal_has_its_own_sentence() -> None:
+def test_every_refusal_has_its_own_message() -> None:
     run_id = invitation_only().run_id
     stranger = Identity.generate()
     good = issue_token(AUTHORITY, run_id, NOW, 60.0)
@@ -75,7 +75,7 @@ def test_clocks_may_be_off_by_two_minutes() -> None:
     admit(manifest, token, PEER, NOW + 60 + CLOCK_SKEW_S - 1)
 
 
-def test_withdrawing_a_token_shuts_out_whoever_brings_it() -> None:
+def test_a_banned_token_admits_no_peer() -> None:
     run_id = invitation_only().run_id
     token = issue_token(AUTHORITY, run_id, NOW, 60.0)
     serial = msgspec.msgpack.decode(token.body, type=JoinToken).serial
@@ -88,7 +88,7 @@ def test_an_open_run_bans_too() -> None:
         admit(manifest, None, PEER, NOW, BanList(manifest.run_id, 1, peers=frozenset({PEER})))
 
 
-def test_ban_lists_count_only_when_the_authority_signed_them_for_this_run() -> None:
+def test_only_the_authoritys_ban_list_for_this_run_counts() -> None:
     manifest = invitation_only()
     bans = BanList(manifest.run_id, 3, peers=frozenset({PEER}))
     assert open_bans(sign_bans(AUTHORITY, bans), manifest) == bans

@@ -1,4 +1,4 @@
-"""The door of a run between real hosts: introductions, bans, charters, dialling back, visits."""
+"""The gate of a run between real hosts: introductions, bans, run files, dialling back."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def echo(call: Call[Word]) -> Word:
 
 
 def manifest_of(*, open_run: bool, **changes: object) -> Manifest:
-    return make_manifest(AUTHORITY.peer_id, run=RunRules(name="door", open=open_run), **changes)
+    return make_manifest(AUTHORITY.peer_id, run=RunRules(name="gated", open=open_run), **changes)
 
 
 def token_for(manifest: Manifest) -> Signed:
@@ -76,14 +76,14 @@ async def hear(host: Host, other: Host) -> str:
     return (await host.rpc.call(other.peer_id, ECHO, Word("hi"), timeout_s=SOON)).body.text
 
 
-async def test_in_an_open_run_nobody_needs_an_introduction() -> None:
+async def test_an_open_run_needs_no_introduction() -> None:
     manifest = manifest_of(open_run=True)
     async with hosts(2) as (a, b):
         Gate(b.rpc, manifest, None)
         assert await hear(a, b) == "hi"
 
 
-async def test_strangers_are_kept_out_and_members_introduce_themselves_unasked() -> None:
+async def test_strangers_are_refused_and_members_introduce_themselves() -> None:
     manifest = manifest_of(open_run=False)
     async with hosts(3) as (a, b, stranger):
         for host in (a, b):
@@ -95,13 +95,13 @@ async def test_strangers_are_kept_out_and_members_introduce_themselves_unasked()
         assert await hear(b, a) == "hi"
 
 
-async def test_a_peer_that_forgot_us_is_introduced_to_again() -> None:
+async def test_a_peer_that_forgot_the_caller_is_introduced_again() -> None:
     manifest = manifest_of(open_run=False)
     async with hosts(2) as (a, b):
         Gate(a.rpc, manifest, token_for(manifest))
         gate = Gate(b.rpc, manifest, token_for(manifest))
         assert await hear(a, b) == "hi"
-        gate.learn_bans(sign_bans(AUTHORITY, BanList(manifest.run_id, 1)))  # a new list: everybody shows tokens again
+        gate.learn_bans(sign_bans(AUTHORITY, BanList(manifest.run_id, 1)))  # every token is shown again
         assert await hear(a, b) == "hi"
 
 
@@ -116,7 +116,7 @@ async def test_a_peer_that_forgot_us_is_introduced_to_again() -> None:
         ("other version", "protocol version"),
     ],
 )
-async def test_whoever_may_not_enter_is_told_why(case: str, words: str) -> None:
+async def test_a_refused_peer_gets_the_reason(case: str, words: str) -> None:
     manifest = manifest_of(open_run=False)
     run_id, now = manifest.run_id, time.time()
     shown = {
@@ -153,7 +153,7 @@ async def test_bans_take_effect_at_once_and_spread_with_introductions() -> None:
             gates[b].learn_bans(sign_bans(Identity.generate(), BanList(manifest.run_id, 9)))
 
 
-async def test_the_charter_travels_and_is_checked() -> None:
+async def test_the_run_files_travel_and_are_checked() -> None:
     tokenizer = b'{"a": "tokenizer"}'
     manifest = manifest_of(open_run=True, tokenizer=blake3(tokenizer).hexdigest())
     signed = sign_manifest(AUTHORITY, manifest)
@@ -167,13 +167,13 @@ async def test_the_charter_travels_and_is_checked() -> None:
         check_tokenizer(manifest, tokenizer + b" ")
 
 
-async def test_a_newcomer_gets_the_charter_and_the_reason_if_it_may_not(tmp_path: Path) -> None:
+async def test_a_joiner_gets_the_run_files_or_the_reason(tmp_path: Path) -> None:
     manifest = manifest_of(open_run=False)
     signed = sign_manifest(AUTHORITY, manifest)
-    async with hosts(2, first=AUTHORITY) as (door, newcomer):
-        Gate(door.rpc, manifest, None)
-        serve_run_files(door.rpc, signed, b"")
-        good = Invite(manifest.run_id, AUTHORITY.peer_id, door.addresses, token_for(manifest))
+    async with hosts(2, first=AUTHORITY) as (member, newcomer):
+        Gate(member.rpc, manifest, None)
+        serve_run_files(member.rpc, signed, b"")
+        good = Invite(manifest.run_id, AUTHORITY.peer_id, member.addresses, token_for(manifest))
         assert await fetch_run_files(newcomer, good, tmp_path / "a") == (signed, b"")
         assert load_run_files(tmp_path / "a") == (signed, b"")
         with pytest.raises(NotAdmitted, match="no token"):
@@ -182,12 +182,12 @@ async def test_a_newcomer_gets_the_charter_and_the_reason_if_it_may_not(tmp_path
             await fetch_run_files(newcomer, msgspec.structs.replace(good, run_id="c" * 32), tmp_path / "c")
 
 
-async def test_unreachable_bootstraps_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unreachable_address_has_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarm.run.bootstrap.TRIES", 1)
     stranger = Identity.generate().peer_id
     with trio.socket.socket() as silent, trio.socket.socket() as closed:
         await silent.bind(("127.0.0.1", 0))
-        silent.listen(1)  # the kernel accepts, nobody ever answers
+        silent.listen(1)  # the kernel accepts, no process answers
         await closed.bind(("127.0.0.1", 0))
         async with hosts(2) as (a, b):
             wrong = b.addresses[0].replace(b.peer_id, stranger)
@@ -195,10 +195,10 @@ async def test_unreachable_bootstraps_are_told_apart(tmp_path: Path, monkeypatch
             mute = f"/ip4/127.0.0.1/tcp/{silent.getsockname()[1]}/p2p/{stranger}"
             dial = a.connect_address
 
-            async def soon_tired_of_the_mute(address: str, timeout_s: float) -> str:
+            async def dial_quickly(address: str, timeout_s: float) -> str:
                 return await dial(address, timeout_s=0.5 if address == mute else SOON)
 
-            monkeypatch.setattr(a, "connect_address", soon_tired_of_the_mute)
+            monkeypatch.setattr(a, "connect_address", dial_quickly)
             for addresses, reason in (
                 ((refused,), "refused"),
                 ((mute,), "timeout"),
@@ -212,7 +212,7 @@ async def test_unreachable_bootstraps_are_told_apart(tmp_path: Path, monkeypatch
                 assert ": " in str(caught.value)
 
 
-def test_a_damaged_charter_is_noticed(tmp_path: Path) -> None:
+def test_damaged_run_files_are_noticed(tmp_path: Path) -> None:
     signed = sign_manifest(AUTHORITY, manifest_of(open_run=True))
     assert load_run_files(tmp_path) is None
     save_run_files(tmp_path, signed, b"")
@@ -223,7 +223,7 @@ def test_a_damaged_charter_is_noticed(tmp_path: Path) -> None:
         load_run_files(tmp_path)
 
 
-async def test_a_peer_tries_our_ports_at_the_address_it_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_peer_dials_back_to_the_address_it_sees(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarm.membership.reachability.ASK_EVERY_S", 3600.0)
     monkeypatch.setattr("swarm.membership.reachability.CONNECT_S", SOON)
     with trio.socket.socket() as closed:
@@ -239,8 +239,8 @@ async def test_a_peer_tries_our_ports_at_the_address_it_sees(monkeypatch: pytest
                 await a.rpc.call(b.peer_id, DIAL_BACK, DialBackRequest(ports), timeout_s=SOON)
 
 
-def test_a_home_without_an_invite_is_nobodys(tmp_path: Path) -> None:
-    from swarm.client.session import read_kept_invite
+def test_a_home_without_an_invite_is_refused(tmp_path: Path) -> None:
+    from swarm.client.session import read_saved_invite
 
     with pytest.raises(ConfigError, match="no peer's home"):
-        read_kept_invite(tmp_path)
+        read_saved_invite(tmp_path)

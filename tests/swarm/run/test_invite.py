@@ -1,4 +1,4 @@
-"""The invite string: one token to paste, and a sentence for each way to spoil it."""
+"""The invite string, and an error for each way to damage it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_round_trip_with_and_without_token() -> None:
         assert Invite.parse(text) == invite
 
 
-def test_line_wraps_and_capitals_are_forgiven() -> None:
+def test_line_wraps_and_capitals_are_accepted() -> None:
     text = str(OPEN)
     wrapped = "  \n".join(text[i : i + 70] for i in range(0, len(text), 70)).upper()
     assert Invite.parse(f"\t{wrapped}\n") == OPEN
@@ -48,7 +48,7 @@ def test_line_wraps_and_capitals_are_forgiven() -> None:
         (PREFIX + VERSION + "a" * 10_000, "longer than any invite"),
     ],
 )
-def test_spoilt_invites_name_the_remedy(text: str, words: str) -> None:
+def test_a_damaged_invite_has_a_remedy(text: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         Invite.parse(text)
 
@@ -64,7 +64,7 @@ def test_one_wrong_letter_never_passes(position: int, letter: str) -> None:
 
 @settings(deadline=None)
 @given(st.text())
-def test_any_text_is_refused_with_a_sentence(text: str) -> None:
+def test_any_text_is_refused(text: str) -> None:
     with pytest.raises(ConfigError):
         Invite.parse(PREFIX + VERSION + text)
 
@@ -72,11 +72,11 @@ def test_any_text_is_refused_with_a_sentence(text: str) -> None:
 @pytest.mark.parametrize(
     ("addresses", "words"),
     [
-        ((), "1 to 16 addresses"),
-        (ADDRESSES * 6, "1 to 16 addresses"),
+        ((), "give it 1 to 16"),
+        (ADDRESSES * 6, "give it 1 to 16"),
         (("/ip4/192.0.2.7/tcp/31337",), "names no peer"),
     ],
 )
-def test_an_invite_made_by_hand_is_checked_too(addresses: tuple[str, ...], words: str) -> None:
+def test_the_addresses_of_an_invite_are_checked(addresses: tuple[str, ...], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         Invite.parse(str(Invite(RUN_ID, AUTHORITY.peer_id, addresses)))

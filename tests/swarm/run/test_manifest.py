@@ -1,4 +1,4 @@
-"""The manifest: who signs it, what names it, what is refused."""
+"""The manifest of a training run: its signature, its name, and what is refused."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_another_protocol_version_is_refused_before_its_fields_are_read(
         open_manifest(sign_body(authority, "manifest", Later(version, authority.peer_id)))
 
 
-def test_rules_that_make_no_sense_are_refused_although_signed(authority: Identity) -> None:
+def test_signed_nonsense_is_refused(authority: Identity) -> None:
     content = msgspec.msgpack.decode(msgspec.msgpack.encode(make_manifest(authority.peer_id)))
     body = msgspec.msgpack.encode({**content, "genesis": [b"short"]})
     signature = authority.sign(b"barnraise/1/manifest\0" + body)
@@ -117,7 +117,7 @@ def test_run_rules_are_checked(rules: dict[str, object], word: str) -> None:
 
 
 @pytest.mark.parametrize(("size", "word"), [("layers", "layers is"), ("vocab_size", "parameters")])
-def test_a_model_that_no_run_can_have_is_refused_although_signed(authority: Identity, size: str, word: str) -> None:
+def test_a_signed_manifest_of_an_absurd_model_is_refused(authority: Identity, size: str, word: str) -> None:
     model = msgspec.structs.replace(make_manifest(authority.peer_id).model, **{size: 1 << 40})
     content = msgspec.to_builtins(make_manifest(authority.peer_id), builtin_types=(bytes,))
     content["model"] = msgspec.to_builtins(model)
@@ -138,7 +138,7 @@ THREE = {
 }
 
 
-def test_one_group_goes_by_the_runs_name_several_by_names_of_their_own(authority: Identity) -> None:
+def test_a_single_group_has_the_runs_id_several_have_their_own(authority: Identity) -> None:
     one = make_manifest(authority.peer_id)
     assert (one.stages, one.groups) == (1, (one.run_id,))
     assert one.first_head().state_hash == bytes(32)
@@ -151,7 +151,7 @@ def test_one_group_goes_by_the_runs_name_several_by_names_of_their_own(authority
     assert set(three.groups).isdisjoint(make_manifest(authority.peer_id, **THREE, created_at=1).groups)
 
 
-def test_a_micro_batch_is_a_step_unless_it_is_said_otherwise(authority: Identity) -> None:
+def test_a_micro_batch_is_a_batch_by_default(authority: Identity) -> None:
     assert make_manifest(authority.peer_id, **THREE).micro_batch == 2
     assert make_manifest(authority.peer_id, **THREE | {"pipeline": PipelineConfig(stages=3)}).micro_batch == 4
     assert not make_manifest(authority.peer_id, **THREE).synchronous
@@ -178,7 +178,7 @@ def test_a_micro_batch_is_a_step_unless_it_is_said_otherwise(authority: Identity
         ({"outer": AllReduceConfig(batch=2 * (RANGES_MAX + 1))}, r"micro_batch is 2: .* 32769 of them.*; raise it"),
     ],
 )
-def test_a_pipeline_that_cannot_be_is_refused_although_signed(
+def test_a_signed_manifest_of_an_impossible_pipeline_is_refused(
     authority: Identity, changes: dict[str, object], word: str
 ) -> None:
     content = msgspec.to_builtins(make_manifest(authority.peer_id, **THREE), builtin_types=(bytes,))

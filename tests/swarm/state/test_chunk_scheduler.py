@@ -1,4 +1,4 @@
-"""Every chunk is delivered exactly once, whatever the donors do and in whatever order."""
+"""Every chunk is delivered exactly once, whatever the donors do, in any order."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_every_chunk_is_delivered_once(chunks: int, count: int, dice: object) ->
 
 
 def test_the_last_chunk_of_a_frozen_donor_is_asked_for_elsewhere() -> None:
-    """The naive version ended at 63 of 64: the good donors had gone home when the frozen one gave its chunk back."""
+    """Otherwise the fetch would never end: the other donors have no chunk left to deliver."""
     clock = Clock()
     scheduler = ChunkScheduler(tree_of(4), range(4), clock)
     good, frozen = Donor("good"), Donor("frozen")
@@ -72,7 +72,7 @@ def test_the_last_chunk_of_a_frozen_donor_is_asked_for_elsewhere() -> None:
     assert scheduler.finished.is_set() and stuck.scope.cancel_called
 
 
-def test_a_chunk_that_is_only_just_under_way_is_not_asked_for_twice() -> None:
+def test_a_chunk_just_asked_for_is_not_asked_for_again() -> None:
     clock = Clock()
     scheduler = ChunkScheduler(tree_of(1), range(1), clock)
     one, two = Donor("one"), Donor("two")
@@ -88,7 +88,7 @@ def test_a_small_state_is_shared_by_two_donors(chunks: int) -> None:
     while (ask := scheduler.take(quick, [quick, slow])) is not None:
         scheduler.deliver(ask)
         scheduler.settle(ask)
-    assert not scheduler.finished.is_set()  # the rest is left to the other one, for a moment
+    assert not scheduler.finished.is_set()  # the rest is left to the other donor, for a moment
     assert scheduler.take(slow, [quick, slow]) is not None
     clock.now = SHARE_GRACE_S
     assert chunks == 2 or scheduler.take(quick, [quick, slow]) is not None
@@ -104,7 +104,7 @@ def test_deadlines_grow_with_failures_and_follow_what_a_chunk_takes() -> None:
     assert donor.deadline_s == 4 * usual
 
 
-def test_a_donor_that_always_fails_is_left_alone_for_long_and_no_sum_overflows() -> None:
+def test_pauses_and_deadlines_of_a_failing_donor_are_capped() -> None:
     donor = Donor("dead", failures=100_000)
     assert donor.deadline_s == Donor("dead", failures=10).deadline_s == 120.0
-    assert min(0.5 * donor.backoff, 8.0) == 8.0  # as `swarm.state.fetch` pauses
+    assert min(0.5 * donor.backoff, 8.0) == 8.0  # as `swarm.state.chunk_fetch` pauses

@@ -1,4 +1,4 @@
-"""What a donor spends on joiners: for how long it keeps a snapshot, and how fast it gives it away."""
+"""What a donor spends on joiners: how long it keeps a snapshot, and how fast it sends it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.swarm.support.state_donors import NUMEL, STATE, TREE
 
 
 class Time:
-    """In place of `time` in `swarm.state.snapshots`."""
+    """Replaces `time` in `swarm.state.snapshots`."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -31,14 +31,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
 
 
 async def read(snapshots: SnapshotStore, root: bytes, index: int, reader: str = "reader") -> memoryview:
-    """A chunk; it is on its way until nobody holds it any more."""
-    answer = await snapshots.hand_out_chunk(Call(reader, AskChunk(root, index), memoryview(b"")))
+    """Return a chunk. It is on its way until the last reference to it is gone."""
+    answer = await snapshots.send_chunk(Call(reader, AskChunk(root, index), memoryview(b"")))
     assert isinstance(answer, tuple)
     return memoryview(answer[1])
 
 
 def commit(snapshots: SnapshotStore, seed: int) -> bytes | None:
-    """The hash of a new state if it found a buffer."""
+    """Publish a new state. Return its hash if it found a buffer."""
     state = seeded_state(NUMEL, seed)
     tree = hash_state(state)
     snapshots.publish(tree, state)
@@ -50,7 +50,7 @@ async def test_a_reader_that_makes_progress_keeps_its_snapshot(clock: Time) -> N
     snapshots.publish(TREE, STATE)
     for index in range(len(TREE.hashes) - 1):  # the last one is shorter
         chunk = await read(snapshots, TREE.root, index)
-        clock.now += 0.9 * TREE.chunk_size / snapshots.limits.lease_rate  # a thin link
+        clock.now += 0.9 * TREE.chunk_size / snapshots.limits.lease_rate  # a slow link
         assert commit(snapshots, 8) is None
         chunk.release()
         clock.now += 0.9 * snapshots.limits.lease_pause_s  # and a slow disk
@@ -59,8 +59,8 @@ async def test_a_reader_that_makes_progress_keeps_its_snapshot(clock: Time) -> N
     assert commit(snapshots, 8)
 
 
-async def test_readers_that_dawdle_do_not_hold_both_buffers(clock: Time) -> None:
-    """Each asks again and again, the list and a chunk it had, as it would to hold the donor's memory for ever."""
+async def test_readers_that_repeat_themselves_do_not_hold_both_buffers(clock: Time) -> None:
+    """Each asks again and again for the hashes and a chunk that it had, to hold the donor's memory."""
     snapshots = SnapshotStore(TREE.size_bytes, 1 << 16, SnapshotLimits())
     snapshots.publish(TREE, STATE)
     other = commit(snapshots, 8)
@@ -68,7 +68,7 @@ async def test_readers_that_dawdle_do_not_hold_both_buffers(clock: Time) -> None
     began = clock.now
     for _ in range(1000):
         for root, reader in ((TREE.root, "one"), (other, "two")):
-            await snapshots.hand_out_hashes(Call(reader, AskHashes(root), memoryview(b"")))
+            await snapshots.send_hashes(Call(reader, AskHashes(root), memoryview(b"")))
             await read(snapshots, root, 0, reader)
         if commit(snapshots, 9):
             break
@@ -88,7 +88,7 @@ async def test_readers_that_never_read_do_not_hold_both_buffers(clock: Time) -> 
     del unread
 
 
-async def test_readers_that_are_done_hold_nothing(clock: Time) -> None:
+async def test_a_reader_that_is_done_holds_nothing(clock: Time) -> None:
     snapshots = SnapshotStore(TREE.size_bytes, 1 << 16, SnapshotLimits(snapshots=1))
     snapshots.publish(TREE, STATE)
     for index in range(len(TREE.hashes)):
@@ -97,7 +97,7 @@ async def test_readers_that_are_done_hold_nothing(clock: Time) -> None:
     assert commit(snapshots, 8)
 
 
-async def test_many_names_of_one_reader_hold_no_buffer_for_ever(clock: Time) -> None:
+async def test_many_names_of_one_reader_do_not_hold_a_buffer(clock: Time) -> None:
     snapshots = SnapshotStore(TREE.size_bytes, 1 << 16, SnapshotLimits(snapshots=1))
     snapshots.publish(TREE, STATE)
     for number in range(3 * snapshots.limits.lease_readers):
@@ -115,18 +115,18 @@ async def test_an_exchange_costs_a_reader_no_lease(clock: Time) -> None:
     assert commit(snapshots, 8) is None
     clock.now += snapshots.limits.lease_pause_s
     assert commit(snapshots, 8)
-    with snapshots.stepping_back():  # nobody reads it: nothing to extend
+    with snapshots.stepping_back():  # no reader: nothing to extend
         clock.now += 500
     assert commit(snapshots, 9)
 
 
-async def test_the_share_follows_how_fast_loans_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_share_follows_the_speed_of_uploads(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Time()
     monkeypatch.setattr("swarm.state.upload_limits.time", clock)
     slots = UploadSlots(SnapshotLimits(share_in_exchange=0.1, uploading_per_joiner=1 << 30))
 
     async def upload(seconds: float) -> float:
-        pin = await slots.round_info("joiner", 4 << 20)
+        pin = await slots.acquire("joiner", 4 << 20)
         clock.now += seconds
         del pin
         with slots.stepping_back():
@@ -138,8 +138,8 @@ async def test_the_share_follows_how_fast_loans_leave(monkeypatch: pytest.Monkey
         quick = await upload(0.04)
     assert quick == pytest.approx(0.1 * (4 << 20) / 0.04, rel=1e-3)
     for _ in range(40):
-        thin = await upload(0.4)
-    assert thin == pytest.approx(0.1 * (4 << 20) / 0.4, rel=1e-3)
+        slow = await upload(0.4)
+    assert slow == pytest.approx(0.1 * (4 << 20) / 0.4, rel=1e-3)
     for _ in range(40):
-        stuck = await upload(900.0)  # a reader that dawdles says nothing of our link
+        stuck = await upload(900.0)  # a slow reader tells nothing about the donor's link
     assert stuck == pytest.approx(0.1 * (4 << 20), rel=1e-3)

@@ -1,4 +1,4 @@
-"""Donors of states: what is on their shelf, what they keep for whom, and what becomes of a joiner when they die."""
+"""Donors of states: what they store, what they send, and what happens to a joiner when one dies."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ from tests.swarm.support.state_donors import (
 __all__ = ["joiner"]
 
 
-# -- the shelf -----------------------------------------------------------------------------------------------
+# -- the store -----------------------------------------------------------------------------------------------
 
 
-async def test_commits_do_not_disturb_a_joiner_and_the_shelf_does_not_grow(joiner: Joiner) -> None:
-    patient = dataclasses.replace(SLOW, lease_pause_s=60.0)  # a standstill of ours is no pause of the joiner's
-    snapshots = SnapshotStore(TREE.size_bytes, 1 << 16, patient)
+async def test_commits_do_not_disturb_a_joiner_nor_grow_the_store(joiner: Joiner) -> None:
+    limits = dataclasses.replace(SLOW, lease_pause_s=60.0)  # so that a slow test machine costs no lease
+    snapshots = SnapshotStore(TREE.size_bytes, 1 << 16, limits)
     snapshots.publish(TREE, STATE)
     async with bare_host() as host:
         snapshots.serve(host.rpc)
         commits = 0
 
-        def known() -> list[str]:  # asked ten times a second: as good a clock for commits as any
+        def known() -> list[str]:  # called ten times a second: a clock for commits
             nonlocal commits
             if host.bytes_up > TREE.chunk_size and commits < 12:  # once the joiner is reading
                 commits += 1
@@ -63,7 +63,7 @@ async def test_commits_do_not_disturb_a_joiner_and_the_shelf_does_not_grow(joine
             return [joiner.know(host)]
 
         fetched = await joiner.fetch_from(known)
-        assert arrived_whole(fetched) and commits > 3 and not joiner.struck
+        assert arrived_whole(fetched) and commits > 3 and not joiner.penalized
         assert len(snapshots.state_hashes) == 2
 
 
@@ -71,13 +71,13 @@ async def test_a_joiner_that_asks_and_does_not_read_costs_bounded_memory() -> No
     snapshots = SnapshotStore(TREE.size_bytes, 1 << 16, SnapshotLimits(uploading_per_joiner=TREE.chunk_size * 2))
     snapshots.publish(TREE, STATE)
     call = Call("joiner", AskChunk(TREE.root, 1), memoryview(b""))
-    held = [await snapshots.hand_out_chunk(call) for _ in range(3)]
+    held = [await snapshots.send_chunk(call) for _ in range(3)]
     outcomes = [answer[0].outcome if isinstance(answer, tuple) else answer.outcome for answer in held]
     assert outcomes == ["here", "here", "busy"]
-    other = await snapshots.hand_out_chunk(Call("other", call.body, call.payload))
+    other = await snapshots.send_chunk(Call("other", call.body, call.payload))
     assert isinstance(other, tuple)
     held.clear()
-    assert isinstance(await snapshots.hand_out_chunk(call), tuple)  # what has left is not counted any more
+    assert isinstance(await snapshots.send_chunk(call), tuple)  # what has left does not count
 
 
 async def test_requests_outside_the_state_are_violations() -> None:
@@ -89,8 +89,8 @@ async def test_requests_outside_the_state_are_violations() -> None:
             assert caught.value.code == "ProtocolViolation"
 
 
-async def test_during_an_exchange_joiners_get_a_trickle(joiner: Joiner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarm.state.upload_limits._TELLING_BYTES", 1 << 30)  # so that the speed stays what it was
+async def test_during_an_exchange_joiners_get_a_small_share(joiner: Joiner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm.state.upload_limits._TELLING_BYTES", 1 << 30)  # so that the speed stays
     monkeypatch.setattr("swarm.state.upload_limits._SPEED_FIRST", 20e6)
     snapshots = SnapshotStore(TREE.size_bytes, 1 << 16, SnapshotLimits(share_in_exchange=0.1))
     snapshots.publish(TREE, STATE)
@@ -129,7 +129,7 @@ async def test_the_results_of_the_last_rounds_are_kept(joiner: Joiner) -> None:
                 assert reply.body.leads_to == trees[after + 1].root and reply.body.parts == 5
                 assert reply.body.head == b"head %d" % (after + 1)
         assert (await ask(0, 0)).body.outcome == "gone"  # too long ago
-        assert (await ask(3, 0)).body.outcome == "gone"  # state 4 was fetched: no result led to it
+        assert (await ask(3, 0)).body.outcome == "gone"  # state 4 was fetched, without a result
         with pytest.raises(RemoteError, match="asked for part 5 of 5"):
             await ask(1, 5)
 
@@ -144,7 +144,7 @@ class ChildDonor:
     addresses: tuple[str, ...]
 
     @property
-    def has_fallen(self) -> bool:
+    def has_stopped(self) -> bool:
         """Whether it is dead or frozen."""
         options = os.WEXITED | os.WSTOPPED | os.WNOHANG | os.WNOWAIT
         return os.waitid(os.P_PID, self.process.pid, options) is not None
@@ -182,8 +182,8 @@ async def child_donors(*faults: str) -> AsyncIterator[list[ChildDonor]]:
 async def test_a_donor_that_dies_or_freezes_in_the_middle(
     joiner: Joiner, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The fault fires when the donor is asked for a chunk; a corrupt donor stands beside it. Whoever waited for the
-    first would wait for an hour."""
+    """The fault fires when the donor is asked for a chunk. A lying donor is asked as well. A joiner that waited for the
+    first donor would wait for an hour."""
     monkeypatch.setattr("swarm.state.chunk_scheduler._FIRST_DEADLINE_S", 3600.0)
     monkeypatch.setattr("swarm.state.chunk_scheduler._DEADLINE_MAX_S", 3600.0)
     async with child_donors(f"{fault}:during_state_transfer:1", "") as [bad, good], odd_donor(flipped) as liar:
@@ -191,12 +191,12 @@ async def test_a_donor_that_dies_or_freezes_in_the_middle(
             joiner.host.book.add(child.peer, child.addresses)
         names = [bad.peer, joiner.know(liar), good.peer]
 
-        def known() -> list[str]:  # the good one could give it all before the others are asked
-            return names if joiner.struck and bad.has_fallen else names[:2]
+        def known() -> list[str]:  # else the good one could deliver all before the others are asked
+            return names if joiner.penalized and bad.has_stopped else names[:2]
 
         fetched = await joiner.fetch_from(known)
         assert arrived_whole(fetched)
-        assert set(fetched.donors) == {good.peer} and joiner.struck == {liar.peer_id}
+        assert set(fetched.donors) == {good.peer} and joiner.penalized == {liar.peer_id}
         if fault == "kill":
             assert await bad.process.wait() == -signal.SIGKILL
 

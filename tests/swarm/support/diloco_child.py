@@ -2,10 +2,10 @@
 
     diloco_child.py NUMBER NUMEL ROUNDS FOLDER
 
-Prints where it is, reads the whole group from stdin, says when it can be called, and once a further line has come takes
-part in ROUNDS rounds, writes its final state to FOLDER, says so, and stays until another line comes: the others look
-for it at the end. All children hold the key of a throwaway authority (in FOLDER) and sign the head that the run begins
-with: Ed25519 is deterministic, so they sign the same bytes.
+The child prints its addresses, reads the whole group from stdin and prints that it is ready. After another line it
+takes part in ROUNDS rounds, writes its final state to FOLDER and prints a report. It stays until a last line comes,
+because the others look for it at the end. All children hold the key of one authority (in FOLDER) and sign the first
+head: Ed25519 is deterministic, so they sign the same bytes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from swarm.state.outer_state import OuterState
 from swarm.state.snapshots import SnapshotStore
 
 STEPS, BATCH, SEQ = 2, 1, 8
-PATIENT = NetLimits(suspect_after_s=120.0)  # who stands still for some seconds is in every round all the same
+PATIENT = NetLimits(suspect_after_s=120.0)  # a peer that stands still for some seconds must be in every round
 
 
 def initial_theta(numel: int) -> torch.Tensor:
@@ -64,17 +64,17 @@ class Invented:
     def __init__(self, number: int, numel: int) -> None:
         self._number, self._numel = number, numel
 
-    async def train(self, order: TrainRequest) -> TrainResult:
-        assignment = order.assignment
+    async def train(self, request: TrainRequest) -> TrainResult:
+        assignment = request.assignment
         await trio.lowlevel.checkpoint()
-        delta = delta_of(self._number, order.round_info.step, self._numel)
+        delta = delta_of(self._number, request.round_info.step, self._numel)
         return TrainResult(assignment.steps, assignment.steps * BATCH, 1.0, delta)
 
     def finish_early(self) -> None:
-        """There is nothing to end."""
+        """Do nothing: training takes no time."""
 
     def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None, head: Head) -> None:
-        """There is nobody to train with it."""
+        """Wait without end: each member knows its own work."""
 
     def has_run_dry(self, round: int) -> bool:
         return False
@@ -84,8 +84,8 @@ class Invented:
 
 
 class Witness:
-    """The engine's Keeper: notes how many took part in each round. Who sees the others' commit before its own result is
-    ready replays it; nobody is left further behind."""
+    """The engine's `CommitListener`: notes the number of members in each round. A peer that sees the others' commit
+    before its own result is ready replays it; none falls further behind."""
 
     def __init__(self, context: RoundContext) -> None:
         self.members: list[int] = []
@@ -128,19 +128,11 @@ async def main(number: int, numel: int, rounds: int, folder: Path) -> None:
         snapshots = SnapshotStore(state.size_bytes, 9 << 20)
         snapshots.serve(host.rpc)
         context = RoundContext(
-            me,
-            identity,
-            host,
-            state,
-            snapshots,
-            Invented(number, numel),
-            schedule,
-            AdaptiveTimeouts(timeout_floor_s=60.0),
-            log,
+            me, host, state, snapshots, Invented(number, numel), schedule, AdaptiveTimeouts(timeout_floor_s=60.0)
         )
         witness = Witness(context)
-        facts = RunLimits(first, authority.peer_id, rounds, len(group))
-        engine = Engine(context, facts, head, sign_body(authority, REGROUP_KIND, head), witness)
+        limits = RunLimits(first, authority.peer_id, rounds, len(group))
+        engine = Engine(context, limits, head, sign_body(authority, REGROUP_KIND, head), witness)
         print(json.dumps("ready"), flush=True)  # noqa: T201
         await hear()
         await engine.run()

@@ -1,4 +1,4 @@
-"""What must hold after a peer was struck, wherever and however."""
+"""What must hold after a fault at any peer and at any point."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import trio
 from tests.swarm.support.swarm_harness import PeerProcess, Swarm
 
 FREEZE_COSTS_S = 15.0
-ROUND_TAKES_S = 5.0  # at the most, once the frozen are left out
+ROUND_TAKES_S = 5.0  # at most, once the frozen peers are left out
 
 
 @dataclass(frozen=True)
 class Fault:
-    """`signal`: kill or stop, at a point of `peer.faults`, in the first round >= `round` that gets there."""
+    """A fault: `signal` (kill or stop) at a point of `peer.faults`, in the first round >= `round` that reaches it."""
 
     signal: str
     point: str
@@ -27,7 +27,7 @@ class Fault:
         return f"{self.signal}:{self.point}:{self.round}"
 
     async def strikes(self, victim: PeerProcess, timeout_s: float = 300.0) -> None:
-        """Until it has."""
+        """Wait until the fault has hit the victim."""
         if self.signal == "kill":
             assert await victim.wait_exit(timeout_s) == -9, victim.scenario()
         else:
@@ -35,7 +35,7 @@ class Fault:
 
 
 async def strikes_a_donor(swarm: Swarm, fault: Fault, donor: PeerProcess) -> None:
-    """Joiners come, one after another, until one asks `donor`: a small state may come whole from the others."""
+    """Start joiners one after another until one asks `donor`: others may serve a small state completely."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_joiners_come, swarm)
         await fault.strikes(donor)
@@ -46,13 +46,13 @@ async def _joiners_come(swarm: Swarm) -> None:
     for number in count():
         joiner = swarm.join(f"joiner{number}")
         await joiner.wait_for("state_fetched")
-        joiner.interrupt()  # a crowd would take the processor from the others
+        joiner.interrupt()  # many joiners would slow the other peers
         await joiner.wait_exit()
 
 
 class Onlooker:
-    """Counts what the `healthy` lose to one strike, from now on. `timed`: and how long it takes them, which is for a
-    machine that does nothing else."""
+    """Counts what the `healthy` peers lose to one fault. With `timed` it also checks how long that takes, which needs
+    an otherwise idle machine."""
 
     def __init__(self, swarm: Swarm, healthy: Sequence[PeerProcess], timed: bool) -> None:
         self._swarm = swarm
@@ -61,11 +61,11 @@ class Onlooker:
         self._discarded = [len(peer.all("round_discarded")) for peer in healthy]
 
     async def more_rounds(self, count: int = 2) -> None:
-        """Until all the healthy have committed `count` further rounds."""
+        """Wait until all healthy peers have committed `count` more rounds."""
         await self._swarm.committed(max(peer.round for peer in self._healthy) + count, *self._healthy)
 
     async def check_the_others_go_on(self, victims: Sequence[PeerProcess]) -> None:
-        """Call it right after the strike. The frozen among the victims are thawed, and must come back, at the end."""
+        """Check right after the fault that the others go on. Frozen victims are thawed and must come back."""
         struck_at = time.time()
         await self.more_rounds()
         for peer, before in zip(self._healthy, self._discarded, strict=True):
@@ -73,15 +73,15 @@ class Onlooker:
             assert not self._timed or peer.longest_pause(struck_at) <= FREEZE_COSTS_S, peer.scenario()
         frozen = [victim for victim in victims if victim.alive]
         if frozen and self._timed:
-            await self._check_nobody_waits_twice()
+            await self._check_no_second_delay()
         for victim in frozen:
             victim.thaw()
             await victim.wait_for("round_committed", since=victim.mark())
         self._swarm.check_agreement()
         self._swarm.check_chain()
 
-    async def _check_nobody_waits_twice(self) -> None:
-        """Whoever is waited for again costs every round; a machine that stands still for once costs one."""
+    async def _check_no_second_delay(self) -> None:
+        """A peer that is waited for again delays every round; a machine that stands still once delays one."""
         since = time.time()
         await self.more_rounds(3)
         for peer in self._healthy:

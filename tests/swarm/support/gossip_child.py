@@ -31,7 +31,8 @@ from swarm.gossip.context import GossipContext, GossipRules, Trained
 from swarm.gossip.engine import GossipEngine
 from swarm.gossip.pairing import PeerView
 from swarm.gossip.replica import Replica
-from swarm.membership.membership import MEMBERS, LocalStatus, MemberRecord, Membership, member_record
+from swarm.membership.member_record import MEMBERS, MemberRecord, member_record
+from swarm.membership.membership import Membership
 from swarm.protocol.head import Head, Member
 from swarm.protocol.ledger import Range
 from swarm.protocol.timeouts import AdaptiveTimeouts
@@ -39,7 +40,7 @@ from swarm.state.snapshots import SnapshotStore
 
 RUN, BATCH, STEPS, SEQ, PEERS = "gossip test", 1, 2, 8, 4
 COMPUTE_S = 0.1
-TIMEOUT_S = 60.0  # whoever is killed is noticed at once, and who stands still for some seconds is waited for
+TIMEOUT_S = 60.0  # a killed peer is noticed at once, a slow one is waited for
 STEP, CONSTANT_ROUNDS, DECAY = 0.01, 10, 0.7
 CONSTANTS = (0.5, 0.7, 0.6)
 
@@ -66,17 +67,17 @@ class Invented:
         return Trained(steps, steps * BATCH, 1.0, delta)
 
     def adopt(self, theta: torch.Tensor) -> None:
-        """There is nobody to train with it."""
+        """No worker uses these weights."""
 
 
 class Neighbourhood:
-    """The engine's Keeper, with the real membership records."""
+    """A GossipListener with real membership records."""
 
-    def __init__(self, host: Host, node: Node, events: EventLog) -> None:
+    def __init__(self, host: Host, node: Node) -> None:
         self._host = host
         self._began = time.time()
         self.engine: GossipEngine | None = None
-        self.membership = Membership(node, host, RUN, self._describe, events)
+        self.membership = Membership(node, host, MEMBERS, RUN, self._describe)
 
     def others(self) -> Mapping[str, PeerView]:
         view = self.membership.view
@@ -90,8 +91,8 @@ class Neighbourhood:
 
     def _describe(self) -> MemberRecord:
         assert self.engine is not None
-        own = LocalStatus(session="", name="", role="full", phase=self.engine.phase, joined_at=self._began)
-        return member_record(self._host, self.engine.head, own)
+        head, phase = self.engine.head, self.engine.phase
+        return member_record(self._host, head, session="", name="", role="full", phase=phase, joined_at=self._began)
 
 
 def say(message: object) -> None:
@@ -124,14 +125,14 @@ async def main(number: int, numel: int, codec_name: str, folder: Path) -> None:
                 say({"event": event.name, "at": event.at, **event.fields})
 
         async with open_node(host, NodeConfig(RUN, addresses, folder / f"{number}.json"), [MEMBERS]) as node:
-            keeper = Neighbourhood(host, node, log)
+            listener = Neighbourhood(host, node)
             context = GossipContext(
-                me, host, trainer, keeper, AdaptiveTimeouts(TIMEOUT_S), snapshots, folder / f"{number}.part", log
+                me, host, trainer, listener, AdaptiveTimeouts(TIMEOUT_S), snapshots, folder / f"{number}.part"
             )
-            keeper.engine = engine = GossipEngine(context, rules, replica, coding)
+            listener.engine = engine = GossipEngine(context, rules, replica, coding)
             with log.subscribed(tell):
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(keeper.membership.run)
+                    nursery.start_soon(listener.membership.run)
                     nursery.start_soon(engine.run)
                     await hear()
                     nursery.cancel_scope.cancel()

@@ -51,12 +51,12 @@ class Invented:
         return Trained(steps, steps * BATCH, 1.0, self.deltas(self.calls - 1))
 
     def adopt(self, theta: torch.Tensor) -> None:
-        """There is nobody to train with it."""
+        """No worker uses these weights."""
 
 
 @dataclass
 class Peer:
-    """One of them: `stands` are copies of (theta, move) after each of its rounds. Implements the engine's Keeper."""
+    """One of them; implements GossipListener. `stands` are copies of (theta, move) after each of its rounds."""
 
     host: Host
     group: Group
@@ -86,8 +86,8 @@ class Peer:
 
 @dataclass
 class Group:
-    """`strangers`: peers that everybody believes to be members, with their rounds. Nobody gives up on anybody for
-    `timeout_floor_s` at least, whatever the machine is busy with."""
+    """`strangers`: peers that all others take for members, with their rounds. No peer gives another up before
+    `timeout_floor_s`, however busy the machine is."""
 
     folder: Path
     codec: str
@@ -115,7 +115,7 @@ class Group:
             rules = GossipRules("run", b"", "", *sizes, *waits, CONSTANTS)
             part = self.folder / f"{host.peer_id}.part"
             context = GossipContext(
-                me, host, peer.trainer, peer, AdaptiveTimeouts(self.timeout_floor_s), snapshots, part, log
+                me, host, peer.trainer, peer, AdaptiveTimeouts(self.timeout_floor_s), snapshots, part
             )
             peer.engine = GossipEngine(context, rules, replica, self.coding)
             for other in self.peers:  # as the DHT would

@@ -1,4 +1,4 @@
-"""A training group with real sockets and made-up gradients: what round tests and benchmarks plug into."""
+"""A training group with real sockets and invented gradients, for tests of rounds and benchmarks."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ NESTEROV = DilocoOuter(0.7, 0.9, True)
 
 
 class Patient(AdaptiveTimeouts):
-    """Nobody is left out of a round because this machine stood still for some seconds."""
+    """Timeouts long enough that no member is left out because this machine stood still for some seconds."""
 
     def __init__(self) -> None:
         super().__init__(timeout_floor_s=60.0)
@@ -57,7 +57,7 @@ def diloco(numel: int, codec: str, outer: DilocoOuter = NESTEROV) -> OuterStrate
 
 
 def schedule_of(steps: int, batch_size: int = BATCH, seq_len: int = SEQ, compute_s_max: float = 60.0) -> RoundSchedule:
-    """The pace of a run of invented gradients: H inner steps, no schedule to speak of."""
+    """The schedule of a run of invented gradients: H inner steps, no schedule of the learning rate."""
     return RoundSchedule(
         DilocoConfig(steps=steps), InnerConfig(lr=1e-3, batch_size=batch_size, total_steps=1), seq_len, compute_s_max
     )
@@ -65,8 +65,8 @@ def schedule_of(steps: int, batch_size: int = BATCH, seq_len: int = SEQ, compute
 
 @dataclass
 class InventedTrainer:
-    """Returns `deltas(peer, first_step, assignment)` as the pseudo-gradient; `gate` (if set) holds it up, from the
-    round `gated_from` on."""
+    """Returns `deltas(peer, first_step, assignment)` as the pseudo-gradient. From round `gated_from` on it waits for
+    `gate`, if that is set."""
 
     peer: str
     deltas: Deltas
@@ -74,12 +74,12 @@ class InventedTrainer:
     gate: trio.Event | None = None
     gated_from: int = 0
     waiting: bool = False  # at the gate
-    dry: bool = False  # nothing will ever come
+    dry: bool = False  # no work can come
     theta: torch.Tensor | None = None
 
-    async def train(self, order: TrainRequest) -> TrainResult:
-        assignment = order.assignment
-        if self.gate is not None and order.round_info.round >= self.gated_from:
+    async def train(self, request: TrainRequest) -> TrainResult:
+        assignment = request.assignment
+        if self.gate is not None and request.round_info.round >= self.gated_from:
             self.waiting = True
             try:
                 await self.gate.wait()
@@ -87,7 +87,7 @@ class InventedTrainer:
                 self.waiting = False
         await trio.lowlevel.checkpoint()
         assert count(assignment.ranges) == assignment.steps * BATCH
-        delta = self.deltas(self.peer, order.round_info.step, assignment)
+        delta = self.deltas(self.peer, request.round_info.step, assignment)
         return TrainResult(assignment.steps, assignment.steps * BATCH, 1.0, delta)
 
     def finish_early(self) -> None:
@@ -106,7 +106,7 @@ class InventedTrainer:
 
 @dataclass
 class StageReplica:
-    """One member: its host, engine, state and events. Implements the engine's Keeper."""
+    """One member: its host, engine, state and events. Implements the engine's `CommitListener`."""
 
     host: Host
     context: RoundContext
@@ -125,7 +125,7 @@ class StageReplica:
         self.context.trainer.adopt(state.theta, None, head)
 
     async def fetch(self, candidate: HeadCandidate, mine: Head) -> None:
-        donors = list(candidate.holders)  # those that answered until there were enough
+        donors = list(candidate.holders)  # the peers that answered before the poll ended
         if not await replay(self.context, mine, candidate.head.state_hash, donors):
             told = [peer for peer in self.others() if peer != self.host.peer_id]  # as records in the DHT would
             fetched = await fetch_state(
@@ -164,7 +164,7 @@ class Group:
 
     @asynccontextmanager
     async def join(self, deltas: Deltas, rounds: int | None = None) -> AsyncIterator[StageReplica]:
-        """One more peer: its engine is ready to `run()`."""
+        """Add a peer whose engine is ready to `run()`."""
         identity = Identity.generate()
         log = EventLog()
         async with open_host(HostConfig(identity=identity, events=log)) as host:
@@ -173,12 +173,12 @@ class Group:
             trainer = InventedTrainer(host.peer_id, deltas)
             snapshots = SnapshotStore(state.size_bytes, 8 << 20)
             me = Member(host.peer_id, secrets.token_hex(4))
-            context = RoundContext(me, identity, host, state, snapshots, trainer, self.schedule, self.timeouts(), log)
+            context = RoundContext(me, host, state, snapshots, trainer, self.schedule, self.timeouts())
             snapshots.publish(state.tree, state.tensors)
             snapshots.serve(host.rpc)
             member = StageReplica(host, context, self.folder / f"{host.peer_id}.part", snapshots, self._addresses)  # type: ignore[operator]
-            facts = RunLimits(self.genesis(), self.authority.me.peer, self.rounds if rounds is None else rounds, 64)
-            member.engine = Engine(context, facts, self.genesis(), None, member)
+            limits = RunLimits(self.genesis(), self.authority.me.peer, self.rounds if rounds is None else rounds, 64)
+            member.engine = Engine(context, limits, self.genesis(), None, member)
             for other in self.members:  # as the DHT would
                 host.book.add(other.host.peer_id, other.host.addresses)
                 other.host.book.add(host.peer_id, host.addresses)
@@ -200,7 +200,7 @@ async def open_group(
     steps: int = 4,
     outer: DilocoOuter = NESTEROV,
 ) -> AsyncIterator[Group]:
-    """An authority that begins the run once `min_peers` knock."""
+    """Open a group with an authority that begins the run once `min_peers` ask to join."""
     theta = torch.randn(numel, generator=torch.Generator().manual_seed(0))
     state = OuterState([theta.clone(), torch.zeros_like(theta)], diloco(numel, codec, outer))
     async with (

@@ -1,4 +1,4 @@
-"""A member that lies: an ordinary seat of a group whose outgoing calls and answers a test changes at will."""
+"""A member that lies: an ordinary member of a group whose calls and answers a test changes."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from swarm.protocol.plan import CONTRIBUTION_KIND, Assignment, Contribution
 from swarm.protocol.timeouts import AdaptiveTimeouts
 from tests.swarm.support.group import Group, StageReplica, open_group
 
-NUMEL = 80_000  # five slices, so that everybody owns one
+NUMEL = 80_000  # five slices, so that every member owns one
 Change = Callable[[str, Any, bytes], tuple[Any, bytes] | None]
 
 
 class Impatient(AdaptiveTimeouts):
-    """Short deadlines, so that a test sees them pass; not so short that on a busy machine they all do, again and
-    again: a refusal may be held back for 0.8 of `answer_s`."""
+    """Timeouts short enough for a test to see them pass, but not so short that they always do on a busy machine: a
+    refusal may be held back for 0.8 of `answer_s`."""
 
     @property
     def answer_s(self) -> float:
@@ -42,7 +42,7 @@ def deltas(peer: str, first_step: int, assignment: Assignment) -> torch.Tensor:
 
 @dataclass
 class Liar:
-    """`sends` and `answers` replace what the seat would say by itself."""
+    """A hostile member. `sends` and `answers` replace its honest calls and answers."""
 
     member: StageReplica
 
@@ -51,7 +51,7 @@ class Liar:
         return self.member.host.peer_id
 
     def sends(self, method: Method[Any, Any], change: Change) -> None:
-        """From now on calls of `method` go out as `change(peer, body, payload)` says; None: not at all."""
+        """Replace calls of `method` by `change(peer, body, payload)`; None drops the call."""
         rpc: Any = self.member.host.rpc
         honest = rpc.call
 
@@ -59,14 +59,14 @@ class Liar:
             if called.name == method.name and peer != self.peer:
                 changed = change(peer, body, bytes(payload))
                 if changed is None:
-                    raise ConnectionLost("the liar keeps it to itself")
+                    raise ConnectionLost("the liar drops this call")
                 body, payload = changed
             return await honest(peer, called, body, payload, **options)
 
         rpc.call = call
 
     def answers(self, method: Method[Any, Any], change: Callable[[Any], Any]) -> None:
-        """From now on the answer to `method` is `change(honest answer)`, of whatever type."""
+        """Replace answers to `method` by `change(honest answer)`, of any type."""
         served = self.member.host.rpc.server._methods[method.name]
         honest = served.handler
 
@@ -79,12 +79,12 @@ class Liar:
         served.handler = handle
 
     def forge(self, signed: Signed, **changes: Any) -> Signed:
-        """Its own contribution with other claims in it, properly signed."""
+        """Return its own contribution with changed claims, correctly signed."""
         body = open_body(signed, CONTRIBUTION_KIND, Contribution)
         return sign_body(self.member.context.identity, CONTRIBUTION_KIND, msgspec.structs.replace(body, **changes))
 
     async def call(self, peer: str, method: Method[Any, Any], body: Any, payload: bytes = b"") -> Any:
-        # a refusal may be held back for some seconds, and this machine stand still for as long again
+        # a refusal may be held back for some seconds, and the machine may stand still as long
         return (await self.member.host.rpc.call(peer, method, body, payload, timeout_s=60)).body
 
 
@@ -96,8 +96,8 @@ class Scene:
     honest: list[StageReplica]
     liar: Liar
 
-    def struck(self) -> list[str]:
-        """Why honest members struck the liar."""
+    def penalties(self) -> list[str]:
+        """Return the reasons for which honest members penalized the liar."""
         return [
             str(event.fields["reason"])
             for member in self.honest
@@ -106,13 +106,13 @@ class Scene:
         ]
 
     async def rounds(self, number: int) -> None:
-        """Until every honest member has committed so many rounds more."""
+        """Wait until every honest member has committed that many more rounds."""
         wanted = max(member.engine.head.round for member in self.honest) + number
         while any(member.engine.head.round < wanted for member in self.honest):
             await trio.sleep(0.02)
 
     def tell(self) -> None:
-        """What happened, for whoever reads the output of a failed test."""
+        """Print what happened, for the output of a failed test."""
         told = [
             (e.at, member.host.peer_id[-4:], e) for member in (*self.honest, self.liar.member) for e in member.events
         ]
@@ -121,19 +121,19 @@ class Scene:
         print("the liar is", self.liar.peer[-4:])  # noqa: T201
 
     def check(self) -> None:
-        """What must hold whatever the liar did: one chain, the same bits, no bug, and nobody honest struck."""
+        """Check what must hold in any case: one chain, the same bits, no bug, no honest member penalized."""
         names = {member.host.peer_id for member in self.honest}
         committed = {head.state_hash for member in (*self.honest, self.liar.member) for head in member.heads}
         chains = [{head.position: head.hash for head in member.heads} for member in self.honest]
         for chain in chains[1:]:
-            assert all(chains[0].get(round_state, name) == name for round_state, name in chain.items()), "a fork"
+            assert all(chains[0].get(position, name) == name for position, name in chain.items()), "a fork"
         for member in self.honest:
             assert not member.seen("bug"), member.seen("bug")
             assert not [e for e in member.seen("peer_penalized") if e.fields["peer"] in names], member.seen(
                 "peer_penalized"
             )
             root = member.context.state.tree.root
-            replaying = member.engine.phase == "catching up"  # round by round: the end may come between two of them
+            replaying = member.engine.phase == "catching up"  # round by round, and the test may end between two
             assert root == member.engine.head.state_hash or (replaying and root in committed)
             assert bool(torch.isfinite(member.context.state.theta).all())
             assert float(member.context.state.theta.norm()) < 2 * float(self.group.theta.norm())
@@ -143,11 +143,11 @@ class Scene:
 async def hostile_scene(
     folder: Path, prepare: Callable[[Liar], None] = lambda liar: None, codec: str = "fp32", timeout_s: float = 150.0
 ) -> AsyncIterator[Scene]:
-    """Leaves the block when the test has seen enough; then everything is checked."""
+    """Open the scene; check it when the test leaves the block."""
     async with AsyncExitStack() as stack:
         group = await stack.enter_async_context(open_group(folder, NUMEL, codec=codec, rounds=10**6, min_peers=4))
         group.timeouts = Impatient
-        group.authority._regroup_wait_s = lambda best, head_reports: 600.0  # type: ignore[method-assign]  # nobody is missing
+        group.authority._regroup_wait_s = lambda best, head_reports: 600.0  # type: ignore[method-assign]  # no member is missing
         honest = [await stack.enter_async_context(group.join(deltas)) for _ in range(3)]
         liar = Liar(await stack.enter_async_context(group.join(deltas)))
         prepare(liar)

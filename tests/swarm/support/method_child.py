@@ -2,10 +2,10 @@
 
     python -m tests.swarm.method_child NUMBER ROUNDS FOLDER   < {"outer": ..., "codec": ...}
 
-Says {"peer", "session", "addresses"}, reads the list of what all of them said, says that it can be called, and once a
-further line has come runs the rounds and stays until another one comes: the others look for it at the end. After each
-round it says {"round", "state_hash", "members", "bulk_bytes_up", "ideal_bytes"}: what it has sent in all, and what the
-coding of that round says the exchange among these members takes, all of them together.
+The child prints {"peer", "session", "addresses"}, reads the list of what all children printed, and prints that it is
+ready. After another line it runs the rounds. It stays until a last line comes, because the others look for it at
+the end. After each round it prints {"round", "state_hash", "members", "bulk_bytes_up", "ideal_bytes"}: the bytes it has
+sent in total, and the bytes that the round's coding needs for the exchange of all these members together.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from swarm.state.snapshots import SnapshotStore
 MODEL = ModelConfig(
     hidden_size=96, layers=5, heads=4, kv_heads=4, intermediate_size=256, max_seq_len=128, vocab_size=512
 )
-PATIENT = NetLimits(suspect_after_s=120.0)  # who stands still for some seconds is in every round all the same
+PATIENT = NetLimits(suspect_after_s=120.0)  # a peer that stands still for some seconds must be in every round
 INNER = InnerConfig(lr=1e-3, batch_size=1, total_steps=1000)
 
 
@@ -65,17 +65,17 @@ class Invented:
     def __init__(self, number: int) -> None:
         self._number = number
 
-    async def train(self, order: TrainRequest) -> TrainResult:
-        steps = order.assignment.steps
-        size = sum(place.stop - place.start for place in order.places)
-        generator = torch.Generator().manual_seed(1000 * self._number + order.round_info.round)
+    async def train(self, request: TrainRequest) -> TrainResult:
+        steps = request.assignment.steps
+        size = sum(place.stop - place.start for place in request.places)
+        generator = torch.Generator().manual_seed(1000 * self._number + request.round_info.round)
         return TrainResult(steps, steps, 1.0, torch.randn(size, generator=generator).mul_(1e-3))
 
     def finish_early(self) -> None:
-        """There is nothing to end."""
+        """Do nothing: training takes no time."""
 
     def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None, head: Head) -> None:
-        """There is nobody to train with it."""
+        """Wait without end: each member knows its own work."""
 
     def has_run_dry(self, round: int) -> bool:
         return False
@@ -85,15 +85,15 @@ class Invented:
 
 
 class Snapshots(SnapshotStore):
-    """Knows what it has lent to those that missed a commit: that is no part of the exchange."""
+    """Counts the bytes uploaded to peers that missed a commit, which are no part of the exchange."""
 
     lent_bytes = 0
 
-    async def hand_out_result(self, call: Call[AskResult]) -> Any:
-        return self._noted(await super().hand_out_result(call))
+    async def send_result(self, call: Call[AskResult]) -> Any:
+        return self._noted(await super().send_result(call))
 
-    async def hand_out_chunk(self, call: Call[AskChunk]) -> Any:
-        return self._noted(await super().hand_out_chunk(call))
+    async def send_chunk(self, call: Call[AskChunk]) -> Any:
+        return self._noted(await super().send_chunk(call))
 
     def _noted(self, answer: Any) -> Any:
         self.lent_bytes += memoryview(answer[1]).nbytes if isinstance(answer, tuple) else 0
@@ -101,7 +101,7 @@ class Snapshots(SnapshotStore):
 
 
 class Reporter:
-    """The engine's Keeper: says what each commit was. One that missed commits replays or fetches them."""
+    """The engine's `CommitListener`: prints each commit. A peer that missed commits replays or fetches them."""
 
     def __init__(self, context: RoundContext, snapshots: Snapshots, part_file: Path) -> None:
         self._context, self._snapshots = context, snapshots
@@ -166,19 +166,11 @@ async def main(number: int, rounds: int, folder: Path) -> None:
         snapshots.publish(state.tree, state.tensors)
         snapshots.serve(host.rpc)
         context = RoundContext(
-            me,
-            identity,
-            host,
-            state,
-            snapshots,
-            Invented(number),
-            schedule,
-            AdaptiveTimeouts(timeout_floor_s=60.0),
-            log,
+            me, host, state, snapshots, Invented(number), schedule, AdaptiveTimeouts(timeout_floor_s=60.0)
         )
-        facts = RunLimits(first, authority.peer_id, rounds, len(group))
+        limits = RunLimits(first, authority.peer_id, rounds, len(group))
         signed = sign_body(authority, REGROUP_KIND, head)
-        engine = Engine(context, facts, head, signed, Reporter(context, snapshots, folder / f"{number}.part"))
+        engine = Engine(context, limits, head, signed, Reporter(context, snapshots, folder / f"{number}.part"))
         say("ready")
         await hear()
         await engine.run()

@@ -15,9 +15,9 @@ import msgspec
 import psutil
 import trio
 
-from cli.export import newest_model
-from cli.views.micro_batch_audit import Accounts, AuditEntry, audit
+from cli.views.micro_batch_audit import AuditEntry, AuditTrail, audit
 from swarm.protocol.head import Head
+from swarm.training.saved_models import newest_model
 from tests.swarm.support.swarm_harness import POLL_S, Fact, PeerProcess, Swarm, open_swarm
 
 STAGES: Final = 3
@@ -244,12 +244,12 @@ class Pipeline:
         for peer in self.all_peers():
             peer.poll()
         arrived = [replica.peer.home for replica in self.replicas if replica.peer.commits]
-        model, accounts = newest_model(arrived), self._accounts()
+        model, audit_trail = newest_model(arrived), self._accounts()
         for stage, part in enumerate(model.parts):
             head = msgspec.msgpack.decode(part.head, type=Head)
-            merged = accounts.merged(stage, model.manifest.first_head(stage).hash.hex(), head.hash.hex())
+            merged = audit_trail.merged(stage, model.manifest.first_head(stage).hash.hex(), head.hash.hex())
             assert merged is not None, f"no peer told of all the commits of stage {stage}"
-            elsewhere = accounts.merged_elsewhere(stage) if stage == 0 else ()
+            elsewhere = audit_trail.merged_elsewhere(stage) if stage == 0 else ()
             found = audit(merged, head.ledger.cursor, head.ledger.returned, elsewhere)
             assert not found.twice and not found.lost, f"stage {stage}: {found}"
             if found.undone:
@@ -277,15 +277,15 @@ class Pipeline:
             at = entries[at].previous
         return chain
 
-    def _accounts(self) -> Accounts:
-        accounts = Accounts()
+    def _accounts(self) -> AuditTrail:
+        audit_trail = AuditTrail()
         for peer in self.all_peers():
             for fact in peer.facts:
                 if fact.name in ("round_committed", "head_adopted"):
                     ranges = tuple(_ranges(text) for text in fact.fields.get("counted") or ())
                     entry = AuditEntry(str(fact.fields["head"]), str(fact.fields["previous"]), ranges)
-                    accounts.commit(int(fact.fields["stage"]), entry)
-        return accounts
+                    audit_trail.commit(int(fact.fields["stage"]), entry)
+        return audit_trail
 
 
 @asynccontextmanager

@@ -141,7 +141,7 @@ async def open_member(
     replica: Replica, setting: Setting, table: Table, authority: Identity, folder: Path
 ) -> AsyncIterator[StageMember]:
     """Open a member whose engine is ready to run. `table` has all replicas by peer id."""
-    stage, rules, host, log = replica.stage, setting.rules, replica.host, replica.log
+    stage, rules, host = replica.stage, setting.rules, replica.host
     theta = split_flat(MODEL, init_flat(MODEL, seed=0), SPLITS[setting.stages])[stage]
     strategy = build_strategy(setting.outer, setting.codec, replica.worker_group.layout, setting.inner)
     state = OuterState([theta.clone(), *(torch.zeros_like(theta) for _ in strategy.shared)], strategy)
@@ -172,9 +172,7 @@ async def open_member(
     snapshots.publish(state.tree, state.tensors)
     snapshots.serve(host.rpc)
     me = Member(host.peer_id, table[host.peer_id]["session"])
-    round_context = RoundContext(
-        me, host.identity, host, state, snapshots, trainer, schedule, AdaptiveTimeouts(60.0), log
-    )
+    round_context = RoundContext(me, host, state, snapshots, trainer, schedule, AdaptiveTimeouts(60.0))
     member = StageMember(replica, round_context, trainer, snapshots, lambda: list(mates), folder, table[host.peer_id])
     facts = RunLimits(first, authority.peer_id, setting.rounds, 64)
     member.engine = Engine(round_context, facts, head, sign_body(authority, REGROUP_KIND, head), member)

@@ -1,4 +1,4 @@
-"""A joiner and donors of a state, honest and odd ones, over real sockets: for the tests of state transfer."""
+"""A joiner and donors of a state, honest and faulty ones, over real sockets: for the tests of state transfer."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from peer.events import Event, EventLog
 from peer.identity import Identity
 from peer.net.host import Host, HostConfig, open_host
 from peer.net.rpc import Buffer, Call
-from swarm.state.fetch import Fetched, fetch_state
+from swarm.state.fetch import Fetched, FetchedRanges, fetch_ranges, fetch_state
 from swarm.state.messages import AskChunk, AskHashes, StateMethods, StateReply
+from swarm.state.ranges import ByteRange
 from swarm.state.snapshots import SnapshotStore
 from swarm.state.upload_limits import SnapshotLimits
 from tests.swarm.support.donor_child import seeded_state
@@ -48,12 +49,19 @@ class Joiner:
         with self.events.subscribed(self.seen.append), trio.fail_after(120):
             return await fetch_state(self.host.rpc, donors, root, TREE.size_bytes, self.part_file, self.events)
 
+    async def fetch_ranges(self, ranges: Sequence[ByteRange], *donors: Host) -> FetchedRanges:
+        names, size_bytes = [self.know(donor) for donor in donors], TREE.size_bytes
+        with self.events.subscribed(self.seen.append), trio.fail_after(120):
+            return await fetch_ranges(
+                self.host.rpc, lambda: names, TREE.root, size_bytes, ranges, self.part_file, self.events
+            )
+
     def know(self, donor: Host) -> str:
         self.host.book.add(donor.peer_id, donor.addresses)
         return donor.peer_id
 
     @property
-    def struck(self) -> set[str]:
+    def penalized(self) -> set[str]:
         return {str(event.fields["peer"]) for event in self.seen if event.name == "peer_penalized"}
 
 
@@ -86,19 +94,19 @@ ChunkHandler = Callable[[bytes, int], "tuple[StateReply, Buffer]"]
 
 @asynccontextmanager
 async def odd_donor(
-    chunk: ChunkHandler, manifest: bytes = b"".join(TREE.hashes), methods: StateMethods = METHODS
+    chunk: ChunkHandler, hashes: bytes = b"".join(TREE.hashes), methods: StateMethods = METHODS
 ) -> AsyncIterator[Host]:
     """A donor that answers chunk requests with `chunk(what is right, index)`."""
     joined = b"".join(tensor.numpy().tobytes() for tensor in STATE)
 
-    async def on_manifest(call: Call[AskHashes]) -> tuple[StateReply, Buffer]:
-        return StateReply("here"), manifest
+    async def on_hashes(call: Call[AskHashes]) -> tuple[StateReply, Buffer]:
+        return StateReply("here"), hashes
 
     async def on_chunk(call: Call[AskChunk]) -> tuple[StateReply, Buffer]:
         return chunk(joined[slice(*TREE.span(call.body.index))], call.body.index)
 
     async with bare_host() as host:
-        host.rpc.register(methods.manifest, on_manifest)
+        host.rpc.register(methods.hashes, on_hashes)
         host.rpc.register(methods.chunk, on_chunk)
         yield host
 

@@ -1,5 +1,5 @@
-"""Whoever takes a stage that nobody serves begins with the newest commit that is kept of it and that the authority
-would go on from, and asks for it while somebody may still turn up with one."""
+"""A peer that takes a stage without replicas begins with the newest backup that the authority would go on from. It asks
+while a backup holder may still come."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from swarm.coordinator.durable_state import DurableState
 from swarm.coordinator.handlers import CoordinatorHandlers
 from swarm.coordinator.history import STAGE_HISTORY_S
 from swarm.coordinator.rules import GroupRules
-from swarm.membership.membership import MemberRecord
+from swarm.membership.member_record import MemberRecord
 from swarm.placement.stages import open_store
 from swarm.protocol.head import Head
 from swarm.protocol.messages import REGROUP_KIND
 from swarm.run.manifest import Manifest
+from swarm.run.peer_context import PeerContext
 from swarm.state.server import serve_snapshots
 from swarm.training import restore as module
 from swarm.training.checkpoints import LocalCheckpoint
-from swarm.training.context import PeerContext
 from swarm.training.restore import restore
-from swarm.training.stage_backup import BackupHead, StageBackup, keep
-from tests.swarm.support.kept_commits import STAGE, Commit, commit_of, context_of, record_of
+from swarm.training.stage_backup import BackupHead, StageBackup, save_backup
+from tests.swarm.support.stage_commits import STAGE, Commit, commit_of, context_of, record_of
 from tests.swarm.training.test_roles import run_of
 
 
 @pytest.fixture(autouse=True)
-def nobody_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a word of the authority any commit will do, and whoever turns up too late is not asked any more."""
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow machine must not end the waits: without an answer of the authority any commit would do."""
     monkeypatch.setattr(module, "BELIEVED_S", 60.0)
-    monkeypatch.setattr(module, "KEPT_S", 60.0)
+    monkeypatch.setattr(module, "HELD_S", 60.0)
     monkeypatch.setattr(module, "ASK_FOR_S", 120.0)
 
 
 class Scene:
-    """A fresh machine that takes the stage, the authority that has seen some heads of it, and who keeps commits."""
+    """A fresh machine that takes the stage, the authority that has seen some heads of it, and backup holders."""
 
     def __init__(
         self, folder: Path, manifest: Manifest, authority: Host, fresh: PeerContext, events: list[Event]
@@ -58,9 +58,9 @@ class Scene:
 
     @asynccontextmanager
     async def machine(self) -> AsyncIterator[PeerContext]:
-        """One of the stage before, which has not opened its archive."""
+        """One of the stage before, which does not serve its backup yet."""
         self._count += 1
-        async with context_of(self.manifest, self._folder / f"keeper{self._count}") as (context, _):
+        async with context_of(self.manifest, self._folder / f"holder{self._count}") as (context, _):
             await self.fresh.host.connect_address(context.host.addresses[0], timeout_s=60)
             yield context
 
@@ -70,12 +70,12 @@ class Scene:
         self.records[context.host.peer_id] = record_of(context.host, head, STAGE - 1)
 
     async def opens(self, context: PeerContext, commit: Commit) -> None:
-        """It keeps that commit, and tells."""
-        assert await keep(context, STAGE, *commit)
-        serve_snapshots(context.host.rpc, [StageBackup(context, STAGE - 1, dict).backups])
+        """It holds that commit, and serves it."""
+        assert await save_backup(context, STAGE, *commit)
+        serve_snapshots(context.host.rpc, [StageBackup(context, STAGE - 1, dict).snapshots])
 
     async def begins_with(self) -> Head:
-        """What a seat would, now."""
+        """The head that a replica would begin with now."""
         return (await LocalCheckpoint.open(self.fresh, STAGE)).head
 
     @property
@@ -108,22 +108,22 @@ async def scene_of(
             yield scene, [made[round] for round in commits]
 
 
-async def test_the_newest_that_the_authority_believes_is_taken(tmp_path: Path) -> None:
+async def test_the_newest_backup_the_authority_accepts_is_taken(tmp_path: Path) -> None:
     async with (
         scene_of(tmp_path, (5, 7, 8), seen=(5, 7, 9)) as (scene, commits),
         scene.machine() as one,
         scene.machine() as two,
         scene.machine() as three,
     ):
-        for keeper, commit in zip((one, two, three), commits, strict=True):
-            scene.enters(keeper)
-            await scene.opens(keeper, commit)
+        for holder, commit in zip((one, two, three), commits, strict=True):
+            scene.enters(holder)
+            await scene.opens(holder, commit)
         await restore(scene.fresh, STAGE, lambda: scene.records)
         assert scene.restored == [7]
         assert await scene.begins_with() == commits[1][0]
 
 
-async def test_a_keeper_that_turns_up_later_is_asked(tmp_path: Path) -> None:
+async def test_a_late_backup_holder_is_asked(tmp_path: Path) -> None:
     async with (
         scene_of(tmp_path, (5, 7), seen=(5, 7, 9)) as (scene, (old, new)),
         scene.machine() as one,
@@ -134,7 +134,7 @@ async def test_a_keeper_that_turns_up_later_is_asked(tmp_path: Path) -> None:
         def known() -> dict[str, MemberRecord]:
             nonlocal looked
             looked += 1
-            if looked == 5:  # nobody was there in the first passes
+            if looked == 5:  # no peer was there in the first passes
                 scene.enters(one)
                 scene.enters(two)
             return scene.records
@@ -144,111 +144,111 @@ async def test_a_keeper_that_turns_up_later_is_asked(tmp_path: Path) -> None:
             nursery.start_soon(restore, scene.fresh, STAGE, known)
             while not scene.restored:
                 await trio.sleep(0.01)
-            assert scene.restored == [5], "what there is at first"
+            assert scene.restored == [5], "what there was at first"
             await scene.opens(two, new)
         assert scene.restored == [5, 7]
         assert await scene.begins_with() == new[0]
 
 
-async def test_who_has_nothing_but_the_beginning_waits_for_somebody_to_answer(tmp_path: Path) -> None:
-    async with scene_of(tmp_path, (5,), seen=(5, 9)) as (scene, (kept,)), scene.machine() as keeper:
+async def test_a_peer_without_a_commit_waits_for_an_answer(tmp_path: Path) -> None:
+    async with scene_of(tmp_path, (5,), seen=(5, 9)) as (scene, (saved,)), scene.machine() as holder:
         scene.sees(scene.manifest.first_head(STAGE))  # it may begin with that, if there is nothing else
-        await scene.opens(keeper, kept)
+        await scene.opens(holder, saved)
         looked = 0
 
         def known() -> dict[str, MemberRecord]:
             nonlocal looked
             looked += 1
-            if looked == 7:  # cut off from everybody at first
-                scene.enters(keeper)
+            if looked == 7:  # cut off from all peers at first
+                scene.enters(holder)
             return scene.records
 
         await restore(scene.fresh, STAGE, known)
-        assert scene.restored == [5] and await scene.begins_with() == kept[0]
+        assert scene.restored == [5] and await scene.begins_with() == saved[0]
 
 
-async def test_who_has_the_last_commit_waits_for_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_peer_with_the_last_commit_does_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ASK_FOR_S", math.inf)
     async with scene_of(tmp_path, (5, 9), seen=(5, 9)) as (scene, (_, last)), scene.machine() as silent:
         scene.enters(silent)
-        assert await keep(scene.fresh, STAGE, *last)
+        assert await save_backup(scene.fresh, STAGE, *last)
         await restore(scene.fresh, STAGE, lambda: scene.records)
         assert scene.restored == [] and await scene.begins_with() == last[0]
 
 
-async def test_an_own_commit_that_is_not_believed_gives_way(tmp_path: Path) -> None:
-    async with scene_of(tmp_path, (5, 8), seen=(5, 9)) as (scene, (kept, own)), scene.machine() as keeper:
-        assert await keep(scene.fresh, STAGE, *own)
-        scene.enters(keeper)
-        await scene.opens(keeper, kept)
+async def test_an_own_commit_the_authority_rejects_is_replaced(tmp_path: Path) -> None:
+    async with scene_of(tmp_path, (5, 8), seen=(5, 9)) as (scene, (saved, own)), scene.machine() as holder:
+        assert await save_backup(scene.fresh, STAGE, *own)
+        scene.enters(holder)
+        await scene.opens(holder, saved)
         await restore(scene.fresh, STAGE, lambda: scene.records)
-        assert scene.restored == [5] and await scene.begins_with() == kept[0]
+        assert scene.restored == [5] and await scene.begins_with() == saved[0]
 
 
-async def test_the_asking_comes_to_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_restoring_gives_up_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ASK_FOR_S", 1.5)
     async with scene_of(tmp_path, (8,), seen=(5, 9)) as (scene, (own,)), scene.machine() as silent:
-        assert await keep(scene.fresh, STAGE, *own)
+        assert await save_backup(scene.fresh, STAGE, *own)
         scene.enters(silent)
         await restore(scene.fresh, STAGE, lambda: scene.records)
         assert scene.restored == [] and await scene.begins_with() == own[0]
 
 
-async def test_a_claim_that_cannot_be_fetched_does_not_stand_in_the_way(tmp_path: Path) -> None:
+async def test_a_backup_that_cannot_be_fetched_is_passed_over(tmp_path: Path) -> None:
     async with (
-        scene_of(tmp_path, (5, 9), seen=(5, 9)) as (scene, (kept, last)),
+        scene_of(tmp_path, (5, 9), seen=(5, 9)) as (scene, (saved, last)),
         scene.machine() as one,
         scene.machine() as two,
     ):
         scene.enters(one)
         scene.enters(two)
-        await scene.opens(one, kept)
-        assert await keep(two, STAGE, *last)
-        StageBackup(two, STAGE - 1, dict)  # tells, and lends nothing
+        await scene.opens(one, saved)
+        assert await save_backup(two, STAGE, *last)
+        StageBackup(two, STAGE - 1, dict)  # it answers, but serves no snapshot
         await restore(scene.fresh, STAGE, lambda: scene.records)
-        assert scene.restored == [5] and await scene.begins_with() == kept[0]
+        assert scene.restored == [5] and await scene.begins_with() == saved[0]
 
 
 # -- without the authority --------------------------------------------------------------------------------------------
 
 
-async def test_without_the_authority_the_newest_is_taken(tmp_path: Path) -> None:
+async def test_without_the_authority_the_newest_backup_is_taken(tmp_path: Path) -> None:
     authority = Identity.generate()
     manifest = msgspec.structs.replace(run_of(3), authority=authority.peer_id)
     head, regroup, state = commit_of(manifest, authority, 7)
     async with (
-        context_of(manifest, tmp_path / "a") as (keeper, _),
+        context_of(manifest, tmp_path / "a") as (holder, _),
         context_of(manifest, tmp_path / "b") as (fresh, seen),
     ):
-        assert await keep(keeper, STAGE, head, regroup, state)
-        backup = StageBackup(keeper, STAGE - 1, dict)
+        assert await save_backup(holder, STAGE, head, regroup, state)
+        backup = StageBackup(holder, STAGE - 1, dict)
         assert backup.of == STAGE
-        serve_snapshots(keeper.host.rpc, [backup.backups])
-        await fresh.host.connect_address(keeper.host.addresses[0], timeout_s=60)
-        records = {keeper.host.peer_id: record_of(keeper.host, head, STAGE - 1)}
+        serve_snapshots(holder.host.rpc, [backup.snapshots])
+        await fresh.host.connect_address(holder.host.addresses[0], timeout_s=60)
+        records = {holder.host.peer_id: record_of(holder.host, head, STAGE - 1)}
 
         await restore(fresh, STAGE, lambda: records)
-        kept = await LocalCheckpoint.open(fresh, STAGE)
-        assert kept.head == head and kept.state.tree.root == head.state_hash
-        assert kept.load_regroup() == regroup
+        saved = await LocalCheckpoint.open(fresh, STAGE)
+        assert saved.head == head and saved.state.tree.root == head.state_hash
+        assert saved.load_regroup() == regroup
         assert [event.name for event in seen].count("stage_restored") == 1
 
         await restore(fresh, STAGE, lambda: records)
-        assert [event.name for event in seen].count("stage_restored") == 1, "it is on our own disk by now"
+        assert [event.name for event in seen].count("stage_restored") == 1, "it is on its own disk by now"
 
 
-async def test_a_commit_that_the_authority_did_not_begin_is_not_taken(tmp_path: Path) -> None:
+async def test_a_backup_without_the_authoritys_signature_is_refused(tmp_path: Path) -> None:
     manifest = msgspec.structs.replace(run_of(3), authority=Identity.generate().peer_id)
     head, forged, state = commit_of(manifest, Identity.generate(), 7)
-    async with context_of(manifest, tmp_path / "a") as (keeper, _), context_of(manifest, tmp_path / "b") as (fresh, _b):
-        assert await keep(keeper, STAGE, head, forged, state)
-        backup = StageBackup(keeper, STAGE - 1, dict)
-        backup._backups = backup._lend(commit_on_disk(keeper))
-        assert backup._backups.regroup is None, "it does not offer it by itself"
-        backup._backups = BackupHead(head, forged)
-        serve_snapshots(keeper.host.rpc, [backup.backups])
-        await fresh.host.connect_address(keeper.host.addresses[0], timeout_s=60)
-        records = {keeper.host.peer_id: record_of(keeper.host, head, STAGE - 1)}
+    async with context_of(manifest, tmp_path / "a") as (holder, _), context_of(manifest, tmp_path / "b") as (fresh, _b):
+        assert await save_backup(holder, STAGE, head, forged, state)
+        backup = StageBackup(holder, STAGE - 1, dict)
+        backup._held = backup._publish(commit_on_disk(holder))
+        assert backup._held.regroup is None, "an honest holder does not offer it"
+        backup._held = BackupHead(head, forged)
+        serve_snapshots(holder.host.rpc, [backup.snapshots])
+        await fresh.host.connect_address(holder.host.addresses[0], timeout_s=60)
+        records = {holder.host.peer_id: record_of(holder.host, head, STAGE - 1)}
         await restore(fresh, STAGE, lambda: records)
         assert open_store(fresh.home, manifest, STAGE, fresh.host.identity, EventLog()).load_latest() is None
 
@@ -259,17 +259,17 @@ def commit_on_disk(context: PeerContext) -> LoadedCheckpoint:
     return loaded
 
 
-async def test_a_stage_that_is_served_is_fetched_from_its_replicas_only(tmp_path: Path) -> None:
+async def test_a_stage_with_replicas_is_not_restored(tmp_path: Path) -> None:
     authority = Identity.generate()
     manifest = msgspec.structs.replace(run_of(3), authority=authority.peer_id)
     head, regroup, state = commit_of(manifest, authority, 7)
-    async with context_of(manifest, tmp_path / "a") as (keeper, _), context_of(manifest, tmp_path / "b") as (fresh, _b):
-        assert await keep(keeper, STAGE, head, regroup, state)
-        serve_snapshots(keeper.host.rpc, [StageBackup(keeper, STAGE - 1, dict).backups])
-        await fresh.host.connect_address(keeper.host.addresses[0], timeout_s=60)
+    async with context_of(manifest, tmp_path / "a") as (holder, _), context_of(manifest, tmp_path / "b") as (fresh, _b):
+        assert await save_backup(holder, STAGE, head, regroup, state)
+        serve_snapshots(holder.host.rpc, [StageBackup(holder, STAGE - 1, dict).snapshots])
+        await fresh.host.connect_address(holder.host.addresses[0], timeout_s=60)
         records = {
-            keeper.host.peer_id: record_of(keeper.host, head, STAGE - 1),
-            "a replica": record_of(keeper.host, head, STAGE),
+            holder.host.peer_id: record_of(holder.host, head, STAGE - 1),
+            "a replica": record_of(holder.host, head, STAGE),
         }
         await restore(fresh, STAGE, lambda: records)
         assert open_store(fresh.home, manifest, STAGE, fresh.host.identity, EventLog()).load_latest() is None
@@ -278,24 +278,24 @@ async def test_a_stage_that_is_served_is_fetched_from_its_replicas_only(tmp_path
 # -- over regroups ----------------------------------------------------------------------------------------------------
 
 
-async def test_a_commit_of_the_term_before_keeps_its_signature(tmp_path: Path) -> None:
-    """Whoever is killed after a regroup, before the next checkpoint, begins with the commit of before."""
+async def test_a_commit_of_the_previous_term_keeps_its_signature(tmp_path: Path) -> None:
+    """A peer that is killed after a regroup, before the next checkpoint, begins with the commit before."""
     authority = Identity.generate()
     manifest = msgspec.structs.replace(run_of(3), authority=authority.peer_id)
     head, regroup, state = commit_of(manifest, authority, 7)
     async with context_of(manifest, tmp_path / "mine") as (context, _):
-        assert await keep(context, STAGE, head, regroup, state)
-        kept, backup = await LocalCheckpoint.open(context, STAGE), StageBackup(context, STAGE - 1, dict)
+        assert await save_backup(context, STAGE, head, regroup, state)
+        saved, backup = await LocalCheckpoint.open(context, STAGE), StageBackup(context, STAGE - 1, dict)
         for term in (2, 2, 3):
-            kept.save_regroup(sign_body(authority, REGROUP_KIND, head.regrouped(head.members, term)))
+            saved.save_regroup(sign_body(authority, REGROUP_KIND, head.regrouped(head.members, term)))
             again = await LocalCheckpoint.open(context, STAGE)
             assert again.head == head and again.load_regroup() == regroup
-            assert backup._lend(commit_on_disk(context)) == BackupHead(head, regroup)
+            assert backup._publish(commit_on_disk(context)) == BackupHead(head, regroup)
             await restore(context, STAGE, dict)
             assert (await LocalCheckpoint.open(context, STAGE)).head == head
 
         later = head.regrouped(head.members, 3)
-        await kept.save(later)
+        await saved.save(later)
         again = await LocalCheckpoint.open(context, STAGE)
         assert again.head == later and again.load_regroup() == sign_body(authority, REGROUP_KIND, later)
         last = sign_body(authority, REGROUP_KIND, later.regrouped(head.members, 4))

@@ -1,4 +1,4 @@
-"""What `peer join` may be told of a run: a role and a stage that there are."""
+"""The roles and stages that `peer join` accepts for a run."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from peer.errors import ConfigError
 from peer.identity import Identity
 from swarm.run.invite import Invite
 from swarm.run.manifest import Manifest
+from swarm.run.peer_context import JoinConfig, Role
 from swarm.run.sections import PipelineConfig
-from swarm.training.context import JoinConfig, Role
 from swarm.training.peer import check_role
 from tests.swarm.run.test_manifest import make_manifest
 
@@ -38,7 +38,7 @@ def join(manifest: Manifest, role: Role, stage: int | None) -> JoinConfig:
     ("stages", "role", "stage"),
     [(1, "auto", None), (1, "full", None), (3, "auto", None), (3, "stage", 2), (3, "auto", 0), (3, "feeder", None)],
 )
-def test_what_makes_sense_is_taken(stages: int, role: Role, stage: int | None) -> None:
+def test_possible_roles_are_accepted(stages: int, role: Role, stage: int | None) -> None:
     manifest = run_of(stages)
     check_role(join(manifest, role, stage), manifest)
 
@@ -54,7 +54,7 @@ def test_what_makes_sense_is_taken(stages: int, role: Role, stage: int | None) -
         (3, "stage", 3, "choose 0 to 2"),
     ],
 )
-def test_nonsense_is_told_with_its_remedy(stages: int, role: Role, stage: int | None, remedy: str) -> None:
+def test_impossible_roles_are_refused_with_a_remedy(stages: int, role: Role, stage: int | None, remedy: str) -> None:
     manifest = run_of(stages)
     with pytest.raises(ConfigError, match=remedy):
         check_role(join(manifest, role, stage), manifest)

@@ -1,4 +1,4 @@
-"""A state moves from donors to a joiner over real sockets, whatever some of the donors do."""
+"""A joiner fetches a whole state over real sockets, although some donors are slow, busy or lie."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ __all__ = ["joiner"]
 
 
 @pytest.fixture
-def each_has_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long a donor takes to answer: the others leave it its part."""
+def fair_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Donors leave each other their shares, however long one takes to answer."""
     for name in ("SHARE_GRACE_S", "_HEDGE_FIRST_S", "_HEDGE_MIN_S", "_HEDGE_MAX_S"):
         monkeypatch.setattr(f"swarm.state.chunk_scheduler.{name}", 60.0)
 
 
-@pytest.mark.usefixtures("each_has_its_share")
+@pytest.mark.usefixtures("fair_shares")
 async def test_a_state_arrives_bit_for_bit_from_all_donors(joiner: Joiner) -> None:
     async with donors(*[SnapshotLimits()] * 3) as hosts:
         fetched = await joiner.fetch(*hosts)
@@ -59,9 +59,9 @@ async def test_one_donor_is_enough(joiner: Joiner) -> None:
         assert arrived_whole(await joiner.fetch(*hosts))
 
 
-@pytest.mark.usefixtures("each_has_its_share")
+@pytest.mark.usefixtures("fair_shares")
 @pytest.mark.parametrize("numel", [1, 1000, 20_000])
-async def test_small_states_come_from_two_donors_where_they_have_two_chunks(joiner: Joiner, numel: int) -> None:
+async def test_a_state_of_two_chunks_comes_from_two_donors(joiner: Joiner, numel: int) -> None:
     state = seeded_state(numel, 1)
     tree = hash_state(state)
     async with bare_host() as one, bare_host() as two:
@@ -90,9 +90,9 @@ def another_chunk(right: bytes, index: int) -> tuple[StateReply, Buffer]:
     return StateReply("here"), bytes(len(right))
 
 
-@pytest.mark.usefixtures("each_has_its_share")
+@pytest.mark.usefixtures("fair_shares")
 @pytest.mark.parametrize("lie", [flipped, too_short, nothing, another_chunk])
-async def test_a_donor_that_sends_wrong_bytes_is_struck_and_dropped(joiner: Joiner, lie: ChunkHandler) -> None:
+async def test_a_donor_of_wrong_bytes_is_penalized_and_dropped(joiner: Joiner, lie: ChunkHandler) -> None:
     asked: list[int] = []
 
     def counted(right: bytes, index: int) -> tuple[StateReply, Buffer]:
@@ -102,14 +102,14 @@ async def test_a_donor_that_sends_wrong_bytes_is_struck_and_dropped(joiner: Join
     async with donors(SnapshotLimits()) as [good], odd_donor(counted) as bad:
         fetched = await joiner.fetch(bad, good)
     assert arrived_whole(fetched) and set(fetched.donors) == {good.peer_id}
-    assert joiner.struck == {bad.peer_id}
+    assert joiner.penalized == {bad.peer_id}
     assert len(asked) <= 3  # what was already under way
 
 
-@pytest.mark.usefixtures("each_has_its_share")
-async def test_a_donor_that_sends_more_than_a_chunk_is_struck(joiner: Joiner) -> None:
+@pytest.mark.usefixtures("fair_shares")
+async def test_a_donor_of_more_than_a_chunk_is_penalized(joiner: Joiner) -> None:
     loose = StateMethods(
-        METHODS.manifest, Method("state.chunk", AskChunk, StateReply, reply_payload_max=1 << 22), METHODS.result
+        METHODS.hashes, Method("state.chunk", AskChunk, StateReply, reply_payload_max=1 << 22), METHODS.result
     )
 
     def too_long(right: bytes, index: int) -> tuple[StateReply, Buffer]:
@@ -117,17 +117,17 @@ async def test_a_donor_that_sends_more_than_a_chunk_is_struck(joiner: Joiner) ->
 
     async with donors(SnapshotLimits()) as [good], odd_donor(too_long, methods=loose) as bad:
         assert arrived_whole(await joiner.fetch(bad, good))
-    assert joiner.struck == {bad.peer_id}
+    assert joiner.penalized == {bad.peer_id}
 
 
-@pytest.mark.parametrize("manifest", [bytes(32 * len(TREE.hashes)), b"".join(TREE.hashes[:-1]), b""])
-async def test_a_forged_list_of_hashes_is_not_believed(joiner: Joiner, manifest: bytes) -> None:
-    async with odd_donor(flipped, manifest) as bad:
+@pytest.mark.parametrize("hashes", [bytes(32 * len(TREE.hashes)), b"".join(TREE.hashes[:-1]), b""])
+async def test_a_forged_list_of_hashes_is_refused(joiner: Joiner, hashes: bytes) -> None:
+    async with odd_donor(flipped, hashes) as bad:
         with pytest.raises(NetworkError, match="1 sent wrong bytes"):
             await joiner.fetch(bad)
         async with donors(SnapshotLimits()) as [good]:
             assert arrived_whole(await joiner.fetch(bad, good))
-    assert joiner.struck == {bad.peer_id}
+    assert joiner.penalized == {bad.peer_id}
 
 
 @pytest.mark.parametrize("retry_after_s", [0.0, float("nan"), 1e300])
@@ -141,14 +141,14 @@ async def test_a_busy_donor_makes_the_joiner_go_elsewhere(joiner: Joiner, retry_
     async with donors(SnapshotLimits()) as [good], odd_donor(busy) as full:
         fetched = await joiner.fetch(full, good)
     assert arrived_whole(fetched) and set(fetched.donors) == {good.peer_id}
-    assert not joiner.struck and len(asked) < 3 * (fetched.seconds / 0.1 + 2)  # three calls, no hot loop
+    assert not joiner.penalized and len(asked) < 3 * (fetched.seconds / 0.1 + 2)  # three calls, no hot loop
 
 
 async def test_a_donor_without_the_state_is_not_needed(joiner: Joiner) -> None:
     async with donors(SnapshotLimits()) as [good], bare_host() as other_run, bare_host() as late:
         SnapshotStore(TREE.size_bytes, 1 << 16).serve(late.rpc)
         assert arrived_whole(await joiner.fetch(other_run, late, good))
-    assert not joiner.struck
+    assert not joiner.penalized
 
 
 async def test_when_no_donor_has_the_state_the_error_says_so(joiner: Joiner) -> None:
@@ -159,16 +159,16 @@ async def test_when_no_donor_has_the_state_the_error_says_so(joiner: Joiner) -> 
         await joiner.fetch()
 
 
-async def test_peers_that_lend_no_states_are_not_waited_for(joiner: Joiner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As when only the authority's signed head is known, and the authority trains nothing."""
-    monkeypatch.setattr("swarm.state.fetch.HOPELESS_S", math.inf)
+async def test_peers_that_serve_no_states_are_not_waited_for(joiner: Joiner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as the authority, if only its signed head is known."""
+    monkeypatch.setattr("swarm.state.chunk_fetch.HOPELESS_S", math.inf)
     async with bare_host() as authority:
         joiner.know(authority)
-        with trio.fail_after(60), pytest.raises(NetworkError, match="1 lend no state"):
+        with trio.fail_after(60), pytest.raises(NetworkError, match="1 serve no state"):
             await joiner.fetch(authority)
 
 
-async def test_what_nobody_holds_any_more_leaves_no_file_behind(joiner: Joiner) -> None:
+async def test_a_state_that_is_gone_leaves_no_part_file(joiner: Joiner) -> None:
     gone = False
 
     def until_half(right: bytes, index: int) -> tuple[StateReply, Buffer]:
@@ -184,8 +184,10 @@ async def test_what_nobody_holds_any_more_leaves_no_file_behind(joiner: Joiner) 
             assert arrived_whole(await joiner.fetch(donor, other))
 
 
-async def test_what_somebody_may_still_hold_is_kept(joiner: Joiner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarm.state.fetch.HOPELESS_FAILURES", 1)
+async def test_the_part_file_stays_while_a_donor_may_have_the_rest(
+    joiner: Joiner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarm.state.chunk_fetch.HOPELESS_FAILURES", 1)
     async with bare_host() as away:
         joiner.know(away)
     part = PartFile(joiner.part_file, TREE.size_bytes)
@@ -195,7 +197,7 @@ async def test_what_somebody_may_still_hold_is_kept(joiner: Joiner, monkeypatch:
     assert joiner.part_file.exists()
 
 
-async def test_a_donor_that_turns_up_during_the_fetch_is_used(joiner: Joiner) -> None:
+async def test_a_donor_that_appears_during_the_fetch_is_used(joiner: Joiner) -> None:
     async with donors(SLOW, SnapshotLimits()) as [slow, quick]:
         names = [joiner.know(slow), joiner.know(quick)]
 
@@ -206,7 +208,7 @@ async def test_a_donor_that_turns_up_during_the_fetch_is_used(joiner: Joiner) ->
     assert arrived_whole(fetched) and set(fetched.donors) == set(names)
 
 
-async def test_an_interrupted_fetch_goes_on_where_it_was(joiner: Joiner) -> None:
+async def test_an_interrupted_fetch_is_resumed(joiner: Joiner) -> None:
     half = trio.CancelScope()
     served = 0
 
@@ -235,7 +237,7 @@ async def test_an_interrupted_fetch_goes_on_where_it_was(joiner: Joiner) -> None
     assert sum(fetched.donors.values()) == TREE.size_bytes - fetched.resumed_bytes
 
 
-async def test_left_overs_of_another_state_do_no_harm(joiner: Joiner) -> None:
+async def test_a_part_file_of_another_state_is_overwritten(joiner: Joiner) -> None:
     joiner.part_file.write_bytes(os.urandom(2 * TREE.size_bytes))
     async with donors(SnapshotLimits()) as hosts:
         fetched = await joiner.fetch(*hosts)
@@ -258,8 +260,8 @@ def tiny_disk(tmp_path: Path) -> object:
 async def test_a_full_disk_is_reported_before_anything_is_fetched(joiner: Joiner, tiny_disk: Path) -> None:
     joiner.part_file = tiny_disk / "state.part"
     with pytest.raises(ResourceError, match=r"is full, 4 MiB are needed .*free some space"):
-        await joiner.fetch("nobody")
+        await joiner.fetch("a peer")
     assert not joiner.part_file.exists()
     subprocess.run(["mount", "-o", "remount,ro", tiny_disk], check=True)
     with pytest.raises(ResourceError, match="choose a writable folder"):
-        await joiner.fetch("nobody")
+        await joiner.fetch("a peer")

@@ -1,4 +1,4 @@
-"""Machines of a run with what it takes to keep commits of a stage and to fetch them, and such commits."""
+"""Machines of a run that hold and fetch commits of a stage, and such commits."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from peer.checkpoint.hash_tree import hash_state
 from peer.events import Event, EventLog
 from peer.identity import Identity, Signed, sign_body
 from peer.net.host import Host, HostConfig, open_host
-from swarm.membership.membership import LocalStatus, MemberRecord, member_record
+from swarm.membership.member_record import MemberRecord, member_record
 from swarm.placement.stages import layout_of, vectors_of
 from swarm.protocol.head import Head, Member
 from swarm.protocol.messages import REGROUP_KIND
 from swarm.run.home import Home
 from swarm.run.invite import Invite
 from swarm.run.manifest import Manifest
+from swarm.run.peer_context import JoinConfig, PeerContext
 from swarm.state.fetch import Fetched
-from swarm.training.context import JoinConfig, PeerContext
 
 STAGE = 1
 Commit = tuple[Head, Signed, Fetched]
@@ -32,7 +32,7 @@ Commit = tuple[Head, Signed, Fetched]
 
 @asynccontextmanager
 async def context_of(manifest: Manifest, home: Path) -> AsyncIterator[tuple[PeerContext, list[Event]]]:
-    """A machine of the run, without what an archive does not need of it."""
+    """A machine of the run, with only what a backup needs."""
     log, seen = EventLog(), list[Event]()
     with log.subscribed(seen.append):
         async with open_host(HostConfig(identity=Identity.generate(), events=log)) as host:
@@ -42,8 +42,8 @@ async def context_of(manifest: Manifest, home: Path) -> AsyncIterator[tuple[Peer
 
 
 def record_of(host: Host, head: Head, stage: int) -> MemberRecord:
-    own = LocalStatus(session="s", name="n", role="stage", phase="", joined_at=0.0, stage=stage, since=time.time())
-    return member_record(host, head, own)
+    record = member_record(host, head, session="s", name="n", role="stage", phase="", joined_at=0.0)
+    return msgspec.structs.replace(record, stage=stage, since=time.time())
 
 
 def commit_of(manifest: Manifest, authority: Identity, round: int, stage: int = STAGE) -> Commit:

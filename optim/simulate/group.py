@@ -1,4 +1,4 @@
-"""K workers of a group in one process, through the methods and codecs the network uses; only the transport differs."""
+"""The papers' algorithms with K workers in one process, in any dtype."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import torch
 
 from optim.algorithms.allreduce import AllReduce
 from optim.algorithms.demo import Demo
-from optim.algorithms.diloco import Diloco, Eager, Streaming
+from optim.algorithms.diloco import Diloco
+from optim.algorithms.eager import Eager
 from optim.algorithms.gossip import Gossip
 from optim.algorithms.interface import Dense, OuterAlgorithm
 from optim.algorithms.large_batch import LargeBatchStep
@@ -18,7 +19,8 @@ from optim.algorithms.outer_step import DilocoOuter
 from optim.algorithms.packing import Sparse
 from optim.algorithms.powersgd import PowerSgd
 from optim.algorithms.sparse import SparseMethod
-from optim.algorithms.sparseloco import SparseLoco
+from optim.algorithms.sparseloco import SparseLoco, SparseLocoScheme
+from optim.algorithms.streaming import Streaming
 from optim.codecs import get_codec
 from optim.codecs.error_feedback import ErrorFeedback
 from optim.codecs.interface import bytes_of
@@ -32,12 +34,12 @@ Config = dict[str, Any]
 
 
 class Group:
-    """`algo`: one of `ALGORITHMS`; `init`: name -> tensor, all of one dtype, which everything is computed in; `cfg`:
-    the method's own settings (see its class).
+    """K workers that train with one algorithm.
 
-    `inner`: settings of `InnerSpec`, for methods with inner steps, and the optimizer of `allreduce` and `powersgd`.
-    `codec`: what dense messages are coded with on their way to the owner, `codec_down` on the way back (None: not at
-    all); coded messages are fp32. `bytes_up`: payload each worker sent so far.
+    `algo`: one of `ALGORITHMS`. `init`: name -> tensor; all have one dtype, in which everything is computed. `cfg`:
+    the algorithm's own settings (see its class). `inner`: settings of `InnerSpec`, for algorithms with inner steps, and
+    the optimizer of `allreduce` and `powersgd`. `codec`: codes dense messages on the way to the owner, `codec_down` on
+    the way back (None: plain). Coded messages are fp32.
     """
 
     def __init__(
@@ -52,7 +54,7 @@ class Group:
         **cfg: Any,
     ) -> None:
         if algo not in ALGORITHMS:
-            raise ConfigError(f"there is no method {algo!r}: choose one of {', '.join(ALGORITHMS)}.")
+            raise ConfigError(f"there is no method {algo!r}: choose one of {', '.join(ALGORITHMS)}")
         self.layout = layout_of(init)
         theta = self._flat(init)
         try:
@@ -61,11 +63,12 @@ class Group:
                 ALGORITHMS[algo](self.layout, theta, K, spec, cfg) for _ in range(K)
             ]
         except TypeError as error:
-            raise ConfigError(f"method {algo!r} does not take these settings: {error}.") from None
+            raise ConfigError(f"method {algo!r} does not take these settings ({error}): correct them") from None
         self.local = [theta.clone() for _ in range(K)]
         self.inner = [build_inner(spec, self.layout, theta) for _ in range(K)]
         self.steps = 0
         self.bytes_up = 0
+        """Payload that each worker has sent."""
         self._up = get_codec(codec) if codec else None
         self._down = get_codec(codec_down or "fp32")
         self._feedback: dict[tuple[int, int, int], ErrorFeedback] = {}
@@ -73,11 +76,11 @@ class Group:
         self._exchanges = 0
 
     def params(self, k: int) -> dict[str, torch.Tensor]:
-        """Worker k's current parameters: views, not copies."""
+        """Return worker k's current parameters: views, not copies."""
         return self.layout.views(self.local[k])
 
     def errors(self, k: int) -> dict[str, torch.Tensor]:
-        """Worker k's error feedback (`powersgd`, `sparseloco`)."""
+        """Return worker k's error feedback (`powersgd`, `sparseloco`)."""
         return self.layout.views(self.methods[k].state_dict()["error"])
 
     @property
@@ -88,7 +91,7 @@ class Group:
         return self.layout.views(method.gradient)
 
     def step(self, grads: Sequence[Mapping[str, torch.Tensor]]) -> None:
-        """One inner step on every worker, then any synchronization that is due."""
+        """Make one inner step on every worker, then any synchronization that is due."""
         self.steps += 1
         flat = [self._flat(grad) for grad in grads]
         for method, inner, local, gradient in zip(self.methods, self.inner, self.local, flat, strict=True):
@@ -106,7 +109,7 @@ class Group:
                     method.incoming(update, local)
 
     def _exchange(self, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Everybody's message, merged among partners: what each worker gets."""
+        """Merge the workers' messages among partners and return what each worker gets."""
         messages = [m.outgoing(x, g) for m, x, g in zip(self.methods, self.local, gradients, strict=True)]
         merged: list[torch.Tensor] = [gradients[0]] * len(messages)
         for group in self.methods[0].partners(self._exchanges, len(messages)):
@@ -117,14 +120,15 @@ class Group:
         return merged
 
     def _merge(self, group: Sequence[int], messages: Sequence[Any]) -> torch.Tensor:
-        """In the order of the messages' own bytes, as on the network: who sent which does not change a bit."""
+        """Merge in the order of the messages' own bytes, as the network does: the result does not depend on the
+        senders' order."""
         weights = [1 / len(messages)] * len(messages)
         method, counted = self.methods[group[0]], 0 in group  # every worker sends as much as the first
         if self._up is None or isinstance(messages[0], Sparse):
             self.bytes_up += _plain_bytes(method, messages[0]) * counted
             return method.merge(sorted(messages, key=_content), weights)
         if not isinstance(method, Dense):
-            raise ConfigError("only dense messages can be coded: leave codec out.")
+            raise ConfigError("only dense messages can be coded: leave codec out")
         numel = messages[0].numel()
         encoded = [self._encode(k, message.float()) for k, message in zip(group, messages, strict=True)]
         self.bytes_up += encoded[0].numel() * counted
@@ -135,8 +139,8 @@ class Group:
         assert self._up is not None
         if not self._up.needs_error_feedback:
             return self._up.encode(message)
-        turn = getattr(self.methods[k], "turn", self._exchanges % self.methods[k].exchanges)
-        key = (k, turn, message.numel())  # of the same worker, fragment and phase
+        phase = getattr(self.methods[k], "fragment", self._exchanges % self.methods[k].exchanges)
+        key = (k, phase, message.numel())
         feedback = self._feedback.setdefault(key, ErrorFeedback(self._up, message.numel()))
         return feedback.encode(message)
 
@@ -145,7 +149,7 @@ class Group:
 
 
 def layout_of(tensors: Mapping[str, torch.Tensor]) -> FlatLayout:
-    """The layout of these tensors in their order."""
+    """Return the layout of these tensors in their order."""
     slots, offset = {}, 0
     for name, tensor in tensors.items():
         slots[name] = TensorSlot(offset, tuple(tensor.shape), tensor.numel())
@@ -159,7 +163,7 @@ def _content(message: torch.Tensor | Sparse) -> bytes:
 
 
 def _plain_bytes(method: OuterAlgorithm[Any], message: torch.Tensor | Sparse) -> int:
-    """Bytes of a message that no codec has coded; dense ones count as fp32, whatever is computed in."""
+    """Return the bytes of an uncoded message. Dense ones count as fp32, whatever the dtype."""
     if isinstance(method, SparseMethod):
         return method.packing.size
     assert isinstance(message, torch.Tensor)
@@ -170,7 +174,7 @@ Build = Callable[[FlatLayout, torch.Tensor, int, InnerSpec, Config], OuterAlgori
 
 
 def _outer(cfg: Config) -> Config:
-    """Pick the outer optimizer's settings out of a method's."""
+    """Gather the outer step's settings of `cfg` into one object."""
     names = {"outer_lr": "lr", "outer_momentum": "momentum", "nesterov": "nesterov"}
     rest = {key: value for key, value in cfg.items() if key not in names}
     return {**rest, "outer": DilocoOuter(**{new: cfg[old] for old, new in names.items() if old in cfg})}
@@ -178,9 +182,15 @@ def _outer(cfg: Config) -> Config:
 
 def _all_reduce(layout: FlatLayout, theta: torch.Tensor, K: int, spec: InnerSpec, cfg: Config) -> OuterAlgorithm[Any]:
     if spec.optimizer not in ("adamw", "lamb"):
-        raise ConfigError(f"allreduce steps with adamw or lamb, not with {spec.optimizer!r}.")
+        raise ConfigError(f"allreduce does not step with {spec.optimizer!r}: choose adamw or lamb")
     rule = LargeBatchStep(spec.optimizer, spec.betas, spec.eps, spec.weight_decay)
     return AllReduce(layout, theta, rule, spec.lr, **cfg)
+
+
+def _sparse_loco(layout: FlatLayout, theta: torch.Tensor, K: int, spec: InnerSpec, cfg: Config) -> OuterAlgorithm[Any]:
+    own = {name: cfg[name] for name in ("H", "chunk") if name in cfg}
+    scheme = SparseLocoScheme(**{name: value for name, value in cfg.items() if name not in own})
+    return SparseLoco(layout, theta, scheme=scheme, **own)
 
 
 ALGORITHMS: Final[Mapping[str, Build]] = {
@@ -188,7 +198,7 @@ ALGORITHMS: Final[Mapping[str, Build]] = {
     "streaming": lambda layout, theta, K, spec, cfg: Streaming(layout, theta, **_outer(cfg)),
     "eager": lambda layout, theta, K, spec, cfg: Eager(layout, theta, share=1 / K, **_outer(cfg)),
     "demo": lambda layout, theta, K, spec, cfg: Demo(layout, theta, **cfg),
-    "sparseloco": lambda layout, theta, K, spec, cfg: SparseLoco(layout, theta, **cfg),
+    "sparseloco": _sparse_loco,
     "lion": lambda layout, theta, K, spec, cfg: DistributedLion(layout, theta, **cfg),
     "powersgd": lambda layout, theta, K, spec, cfg: PowerSgd(layout, theta, build_inner(spec, layout, theta), **cfg),
     "gossip": lambda layout, theta, K, spec, cfg: Gossip(layout, theta, **cfg),

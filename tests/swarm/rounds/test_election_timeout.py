@@ -1,4 +1,4 @@
-"""How long a synchronous pipeline's leaders have, where none of them can do anything about it, or does."""
+"""The time that leaders of a synchronous pipeline have while the batch makes no progress."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import trio
 from optim.config import AllReduceConfig
 from swarm.protocol.head import Member
 from swarm.protocol.plan import WorkPlan, make_plan
-from swarm.rounds.leader_timeout import FIRST_BATCH_S, STAGES_PER_LEADER, UNHURRIED, ElectionTimeout
+from swarm.rounds.election_timeout import FIRST_BATCH_S, STEPS_PER_LEADER, WAIT_FACTOR, ElectionTimeout
 from swarm.rounds.round_state import RoundState
 from tests.swarm.pipeline.test_stage_groups import unused
 from tests.swarm.support.group import open_group, schedule_of
@@ -29,7 +29,7 @@ PLAN_S = 10.0
 async def waiting(
     folder: Path, names: Sequence[str] = NAMES
 ) -> AsyncIterator[tuple[ElectionTimeout, RoundState, WorkPlan]]:
-    """A member of a group of these."""
+    """The election timeout of a member of such a group."""
     async with open_group(folder, 100) as group:
         group.schedule = SCHEDULE
         async with group.join(unused) as replica:
@@ -40,55 +40,55 @@ async def waiting(
 
 
 def lead(election_timeout: ElectionTimeout, round_state: RoundState, leader: str) -> bool:
-    """A leader comes with a plan; whether it got its time for it."""
-    began = round_state.stage_deadline = trio.current_time()
-    election_timeout.give(leader, "promises", 1.0)
-    election_timeout.give_work(leader, b"plan", PLAN_S)
-    return round_state.stage_deadline >= began + PLAN_S
+    """Let a leader send a plan; return whether it got its time for it."""
+    began = round_state.step_deadline = trio.current_time()
+    election_timeout.allow(leader, "promises", 1.0)
+    election_timeout.allow_work(leader, b"plan", PLAN_S)
+    return round_state.step_deadline >= began + PLAN_S
 
 
-async def test_all_have_time_anew_once_everybody_had_it(tmp_path: Path) -> None:
+async def test_all_leaders_get_time_again_after_a_rotation(tmp_path: Path) -> None:
     async with waiting(tmp_path) as (election_timeout, round_state, plan):
         before = election_timeout.time_for(plan)
         assert before == FIRST_BATCH_S
-        for turn in range(2 * STAGES_PER_LEADER):
+        for turn in range(2 * STEPS_PER_LEADER):
             for name in NAMES:
                 assert lead(election_timeout, round_state, name), f"turn {turn} of {name}"
-                assert not lead(election_timeout, round_state, name), "what it repeats buys nothing"
+                assert not lead(election_timeout, round_state, name), "repetition does not extend its time"
             assert election_timeout.time_for(plan) == min(plan.deadline_s, 2**turn * before)
 
 
-async def test_two_that_give_way_to_each_other_have_no_more_than_once(tmp_path: Path) -> None:
+async def test_two_leaders_that_alternate_get_their_time_once(tmp_path: Path) -> None:
     async with waiting(tmp_path) as (election_timeout, round_state, _):
         assert lead(election_timeout, round_state, "a") and lead(election_timeout, round_state, "b")
-        assert not any(lead(election_timeout, round_state, name) for name in ("a", "b") * STAGES_PER_LEADER)
+        assert not any(lead(election_timeout, round_state, name) for name in ("a", "b") * STEPS_PER_LEADER)
         assert lead(election_timeout, round_state, "c")
 
 
-async def test_who_is_given_up_has_had_its_turn(tmp_path: Path) -> None:
-    """One member has moved to another stage: it is well, and never leads."""
+async def test_a_leader_that_is_given_up_counts_as_having_led(tmp_path: Path) -> None:
+    """Member `c` has moved to another stage: it is alive but never leads."""
     async with waiting(tmp_path) as (election_timeout, round_state, plan):
         for turn in range(3):
             for name in ("c", "a", "b"):
-                election_timeout.turn_to(name)
+                election_timeout.follow(name)
                 assert name == "c" or lead(election_timeout, round_state, name), f"turn {turn} of {name}"
             assert election_timeout.time_for(plan) == min(plan.deadline_s, 2**turn * FIRST_BATCH_S)
 
 
-async def test_the_only_one_left_has_time_anew_once_the_other_is_given_up(tmp_path: Path) -> None:
+async def test_the_only_leader_left_gets_time_again(tmp_path: Path) -> None:
     async with waiting(tmp_path, ("a", "b")) as (election_timeout, round_state, _):
         for turn in range(3):
-            election_timeout.turn_to("a")
+            election_timeout.follow("a")
             assert lead(election_timeout, round_state, "a"), f"turn {turn}"
-            assert not lead(election_timeout, round_state, "a"), "what it repeats buys nothing"
-            election_timeout.turn_to("b")
+            assert not lead(election_timeout, round_state, "a"), "repetition does not extend its time"
+            election_timeout.follow("b")
 
 
-async def test_a_batch_has_four_times_what_it_usually_takes(tmp_path: Path) -> None:
+async def test_a_batch_has_four_times_its_usual_time(tmp_path: Path) -> None:
     async with waiting(tmp_path) as (election_timeout, _, plan):
         for seconds in (2.0, 900.0, 3.0):
             election_timeout._context.timeouts.note_batch(seconds)
-        assert election_timeout.time_for(plan) == pytest.approx(UNHURRIED * 3.0)
+        assert election_timeout.time_for(plan) == pytest.approx(WAIT_FACTOR * 3.0)
         for _ in range(2):
             election_timeout._context.timeouts.note_batch(5000.0)
         assert election_timeout.time_for(plan) == plan.deadline_s == 3600.0

@@ -1,4 +1,4 @@
-"""When a peer takes its seat again, and when it may leave it."""
+"""When a peer opens its replica again, and when it may leave its stage."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ import trio
 
 from peer.net.host import Host
 from peer.net.method import Call
-from swarm.membership.membership import MemberRecord
+from swarm.membership.member_record import MemberRecord
 from swarm.protocol.head import Member
 from swarm.protocol.messages import HEAD_REPORT, AskHead, HeadReport
 from swarm.protocol.quorum import ask_head_reports
-from swarm.training import lifecycle as module
-from swarm.training.lifecycle import PeerLifecycle
-from tests.swarm.support.kept_commits import STAGE, context_of, record_of
+from swarm.training import stage_selection as module
+from swarm.training.stage_selection import StageSelection
+from tests.swarm.support.stage_commits import STAGE, context_of, record_of
 from tests.swarm.training.test_roles import run_of
 
 
-async def test_who_was_on_its_way_to_a_stage_that_was_lost_meanwhile_sits_down_again(
+async def test_an_arriving_peer_starts_again_if_its_stage_was_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "REFRESH_S", 0.01)
@@ -35,34 +35,34 @@ async def test_who_was_on_its_way_to_a_stage_that_was_lost_meanwhile_sits_down_a
         late = msgspec.structs.replace(arriving, at=time.time() - 20, ready_at=time.time() - 15)
         left = trio.Event()
 
-        async def sit(lifecycle: PeerLifecycle) -> None:
-            await lifecycle._until_needed_elsewhere()
+        async def wait(selection: StageSelection) -> None:
+            await selection.until_needed_elsewhere()
             left.set()
 
-        async def reads(lifecycle: PeerLifecycle, records: dict[str, MemberRecord], missing: list[str]) -> None:
-            """And sees which stages nobody serves."""
+        async def reads(selection: StageSelection, records: dict[str, MemberRecord], missing: list[str]) -> None:
+            """And notes the stages without replicas."""
             count = len(seen)
-            lifecycle._membership.view = records
+            selection.membership.view = records
             while not any(e.name == "stages_missing" and e.fields["stages"] == missing for e in seen[count:]):
                 await trio.sleep(0.01)
 
-        everybody, without = ["0", "1", "2"], ["0", "2"]
+        all_stages, without = ["0", "1", "2"], ["0", "2"]
         with trio.fail_after(60):
             async with trio.open_nursery() as nursery:
-                lifecycle = PeerLifecycle(context)
-                lifecycle._go(STAGE)
-                nursery.start_soon(sit, lifecycle)
-                await reads(lifecycle, {"arriving": arriving}, everybody)
-                await reads(lifecycle, {"late": late}, without)
-                await reads(lifecycle, {"arriving": arriving}, everybody)
-                assert not left.is_set(), "nobody has served it"
-                await reads(lifecycle, {"replica": replica, "arriving": arriving}, without)
-                lifecycle._membership.view = {"arriving": arriving}
+                selection = StageSelection(context)
+                selection.go(STAGE)
+                nursery.start_soon(wait, selection)
+                await reads(selection, {"arriving": arriving}, all_stages)
+                await reads(selection, {"late": late}, without)
+                await reads(selection, {"arriving": arriving}, all_stages)
+                assert not left.is_set(), "no peer has served it"
+                await reads(selection, {"replica": replica, "arriving": arriving}, without)
+                selection.membership.view = {"arriving": arriving}
                 await left.wait()
 
 
-async def test_who_is_not_taken_in_with_what_it_has_asks_the_keepers_again(tmp_path: Path) -> None:
-    """Nobody serves its stage, and it found no keeper when it came."""
+async def test_a_peer_outside_the_group_asks_the_backup_holders_again(tmp_path: Path) -> None:
+    """No peer serves its stage, and it found no backup holder when it came."""
     manifest = run_of(3)
     async with context_of(manifest, tmp_path / "mine") as (context, _):
         first = manifest.first_head(0)
@@ -72,21 +72,21 @@ async def test_who_is_not_taken_in_with_what_it_has_asks_the_keepers_again(tmp_p
         replica = SimpleNamespace(
             stage=STAGE, engine=engine, is_member=False, passed=0, load=lambda: idle, measures_last=False
         )
-        lifecycle = PeerLifecycle(context)
-        lifecycle._go(STAGE)
-        lifecycle._replica = cast(Any, replica)
-        lifecycle._missing, lifecycle._seated_at = (STAGE,), trio.current_time()
-        lifecycle._membership.view = {"another": begun}
-        assert not lifecycle._is_orphaned, "the authority may still take it in"
-        lifecycle._seated_at -= module.RESTORE_AGAIN_S + 1
-        assert lifecycle._is_orphaned
-        lifecycle._membership.view = {"another": record_of(context.host, first, 0)}
-        assert not lifecycle._is_orphaned, "the run has not begun"
+        selection = StageSelection(context)
+        selection.go(STAGE)
+        selection._replica = cast(Any, replica)
+        selection._missing, selection._opened_at = (STAGE,), trio.current_time()
+        selection.membership.view = {"another": begun}
+        assert not selection._is_orphaned, "the authority may still take it in"
+        selection._opened_at -= module.RESTORE_AGAIN_S + 1
+        assert selection._is_orphaned
+        selection.membership.view = {"another": record_of(context.host, first, 0)}
+        assert not selection._is_orphaned, "the run has not begun"
 
 
-async def test_who_leaves_has_a_deputy_that_the_group_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_leaving_peer_needs_another_member_at_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stranger publishes that it is a replica of the stage, and says so when it is asked."""
-    monkeypatch.setattr("swarm.training.lifecycle.ask_head_reports", partial(ask_head_reports, timeout_s=60.0))
+    monkeypatch.setattr("swarm.training.stage_selection.ask_head_reports", partial(ask_head_reports, timeout_s=60.0))
     manifest = run_of(3)
     async with (
         context_of(manifest, tmp_path / "mine") as (context, _),
@@ -100,8 +100,8 @@ async def test_who_leaves_has_a_deputy_that_the_group_knows(tmp_path: Path, monk
         for host, member, theirs in ((mate.host, left, head), (stranger.host, unknown, forged)):
             serve_head_report(host, HeadReport(theirs, member, "training", None))
             await context.host.connect_address(host.addresses[0], timeout_s=30)
-        lifecycle = PeerLifecycle(context)
-        lifecycle._replica = cast(Any, SimpleNamespace(engine=SimpleNamespace(head=head)))
+        selection = StageSelection(context)
+        selection._replica = cast(Any, SimpleNamespace(engine=SimpleNamespace(head=head)))
         mates, claims = record_of(mate.host, head, STAGE), record_of(stranger.host, forged, STAGE)
         moving = msgspec.structs.replace(mates, ready_at=time.time() + 60)
         for records, expected in (
@@ -110,11 +110,11 @@ async def test_who_leaves_has_a_deputy_that_the_group_knows(tmp_path: Path, monk
             ({left.peer: moving, unknown.peer: claims}, False),
             ({left.peer: mates, unknown.peer: claims}, True),
         ):
-            lifecycle._membership.view = records
-            assert await lifecycle._has_other_replica(STAGE) is expected
-        lifecycle._replica = cast(Any, SimpleNamespace(engine=SimpleNamespace(head=forged)))
-        lifecycle._membership.view = {left.peer: mates}
-        assert not await lifecycle._has_other_replica(STAGE), "it is no member any more"
+            selection.membership.view = records
+            assert await selection._has_other_replica(STAGE) is expected
+        selection._replica = cast(Any, SimpleNamespace(engine=SimpleNamespace(head=forged)))
+        selection.membership.view = {left.peer: mates}
+        assert not await selection._has_other_replica(STAGE), "it is no member any more"
 
 
 def serve_head_report(host: Host, report: HeadReport) -> None:

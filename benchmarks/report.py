@@ -1,0 +1,335 @@
+"""Write RESULTS.md from the figures in benchmarks/results, one section a file.
+
+    python benchmarks/report.py
+
+A benchmark writes its file with `--json`. Runs of `peer quickstart` and of soak tests have files with a plain table,
+{"columns": [...], "rows": [[...], ...]}, written by hand.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.common.options import RESULTS
+
+FILE = RESULTS.parent / "RESULTS.md"
+INTRODUCTION = """# Results
+
+`python benchmarks/report.py` writes this page from `benchmarks/results`; a benchmark's `--json` writes its file there.
+On a loaded machine compare CPU seconds and ratios within a run, not seconds across runs. **Bold** figures miss their
+bar.
+"""
+Figures = dict[str, Any]
+
+
+def averaging(figures: Figures) -> str:
+    """Whole rounds: plan, encode, exchange, merge, outer step, hash, vote and commit; hivemind's step() alone."""
+    lines = [
+        ("seconds a round, median", lambda f: number(f["median_s"], 3)),
+        ("fastest", lambda f: number(f["fastest_s"], 3)),
+        ("CPU seconds a peer and round", lambda f: number(f["cpu_s"], 3)),
+        ("wire MB, all peers", lambda f: number(f["wire_bytes"] / 1e6, 1)),
+        ("of the ideal 2(N-1)/N", lambda f: number(f["of_ideal_wire"], 3)),
+        ("maximum error", lambda f: significant(f["error_all"])),
+        ("all peers bit-identical", lambda f: yes(f["identical"])),
+    ]
+    by_width = figures["bits"].items()
+    ratios = [f"{x['hivemind']['median_s'] / x['ours']['median_s']:.2f} at {bits} bits" for bits, x in by_width]
+    limits = [f"{x['limits']['tcp_s']:.3f} / {x['limits']['memory_s']:.3f} at {bits} bits" for bits, x in by_width]
+    return (
+        sides(figures, lines)
+        + f"\n\nTimes as fast as hivemind (goal: 3): {', '.join(ratios)}. Seconds of ours count plan, encode, exchange,"
+        " merge, outer step, state hash, vote and commit; hivemind's count `averager.step()`. The machine's limits for"
+        f" the same bytes, TCP / memory, s: {', '.join(limits)}."
+    )
+
+
+def averaging_fault(figures: Figures) -> str:
+    """The round in which one peer is struck."""
+    return sides(
+        figures,
+        [
+            ("seconds of that round", lambda f: number(f["fault_seconds"], 1)),
+            ("outcome", lambda f: str(f["agreed"])),
+            ("survivors bit-identical", lambda f: yes(f["identical"])),
+            ("maximum error, mean of the survivors", lambda f: significant(f["error_survivors"])),
+        ],
+    )
+
+
+def sides(figures: Figures, lines: Sequence[tuple[str, Callable[[Figures], str]]]) -> str:
+    """Return ours and hivemind's, at each width, as columns."""
+    found = [(who, x[who]) for x in figures["bits"].values() for who in ("ours", "hivemind") if who in x]
+    head = ["", *(f"{who} {side['codec']}" for who, side in found)]
+    return table(head, [[label, *(show(side) for _, side in found)] for label, show in lines])
+
+
+def codecs(figures: Figures) -> str:
+    """GB/s of fp32, one thread."""
+    rows = []
+    for source in ("barnraise", "bitsandbytes", "hivemind"):
+        group = figures[source]
+        for name, row in group.items() if isinstance(group, dict) else ():
+            rates = [number(row[f"{way}_gb_s"], 2) for way in ("encode", "decode")]
+            if not row.get("meets_bar", True):
+                rates = [f"**{rate}**" for rate in rates]
+            title = name if source == "barnraise" else f"{source} {name}"
+            rows.append([title, *rates, significant(row["bits_per_value"], 4), significant(row["relative_error"])])
+    copy = figures["memcpy"]["fp32"]["encode_gb_s"]
+    return (
+        table(["codec", "encode", "decode", "bits/value", "relative error"], rows)
+        + f"\n\nGB/s of fp32 on one thread, by CPU time; a plain copy makes {copy:.2f}. Bars: int8 3 and 2, int4 1.5"
+        " and 1, others 0.4."
+    )
+
+
+def convergence(figures: Figures) -> str:
+    """Loss over bytes, the best first."""
+    rows = [
+        [
+            row["method"],
+            number(row["loss"], 4),
+            number(row["sent"] / 1e6, 2),
+            number(row["received"] / 1e6, 2),
+            f"{row['saves']:.0f}x" if row["saves"] else "-",
+        ]
+        for row in sorted(figures["rows"], key=lambda row: float(row["loss"]))
+    ]
+    verdicts = [f"- {'' if passed else '**missed** '}{text}" for passed, text in figures["verdicts"]]
+    return (
+        f'Loss before: {figures["before"]:.4f}. MB are one worker\'s payload; "saves" compares with the fp32 gradients'
+        " of every step. Picture: `benchmarks/convergence.png`.\n\n"
+        + table(["method", "loss", "MB sent", "MB received", "saves"], rows)
+        + "\n\n"
+        + "\n".join(verdicts)
+    )
+
+
+def dht(figures: Figures) -> str:
+    """Finding and storing records."""
+    lines = [
+        ("join, p50, ms", "join_ms", 1.0),
+        ("put, key new to the node, p50, ms", "put_p50_ms", 1.0),
+        ("put again, p50, ms", "put_again_p50_ms", 1.0),
+        ("get, key new to the node, p50, ms", "get_p50_ms", 1.0),
+        ("get again, p50, ms", "get_again_p50_ms", 1.0),
+        ("reads found after 30 % were killed, %", "get_killed_ok", 100.0),
+        ("reads found after 30 % froze, %", "get_frozen_ok", 100.0),
+        ("read right after 30 % froze, p99, ms", "get_frozen_p99_ms", 1.0),
+        ("idle CPU a node, %", "idle_cpu_percent_a_node", 1.0),
+        ("memory a node, MB", "rss_mb_a_node", 1.0),
+    ]
+    who = [side for side in ("barnraise", "hivemind") if side in figures]
+    return table(["", *who], [[label, *(scaled(figures[w][key], by) for w in who)] for label, key, by in lines])
+
+
+def state_transfer(figures: Figures) -> str:
+    """A joiner's fetch by the number of donors."""
+    limits = ", ".join(
+        f"{name.removesuffix('_mb_per_s').replace('_', ' ')} {value:.0f}" for name, value in figures["limits"].items()
+    )
+    return (
+        table(["donors", "MB/s"], [[f"{row['donors']}", number(row["mb_per_s"], 0)] for row in figures["fetch"]])
+        + f"\n\n{figures['size_mb']:.0f} MB of state. Limits, MB/s: {limits}."
+    )
+
+
+def late_join(figures: Sequence[Figures]) -> str:
+    """The others' rounds beside a fetch."""
+    rows = [
+        [
+            f"{run['joiner_nice']}",
+            f"{run['round_s_alone']:.3f} ({run['rounds_alone']} rounds)",
+            f"{run['round_s_beside_a_fetch']:.3f} ({run['rounds_beside']} rounds)",
+            f"{run['slowdown']:+.1%}",
+            f"{run['member_cpu_s_alone']:.3f} / {run['member_cpu_s_beside']:.3f}",
+            number(run["fetch_mb_s"], 0),
+        ]
+        for run in figures
+    ]
+    head = ["nice of the joiner", "s a round alone", "beside a fetch", "slower", "CPU s a round", "fetch, MB/s"]
+    first = figures[0]
+    return (
+        f"{first['peers']} peers, {first['params']:,} parameters; the joiner shares their cores.\n\n{table(head, rows)}"
+    )
+
+
+def overlap(figures: Figures) -> str:
+    """Streaming DiLoCo beside DiLoCo on slow links."""
+    found = [(name, figures[name]) for name in ("diloco", "streaming") if name in figures]
+    lines: list[tuple[str, Callable[[Figures], str]]] = [
+        ("worker idle (bar 3 %)", lambda f: percent(f["idle"], 2)),
+        ("of the worst peer", lambda f: percent(f["idle_worst_peer"], 2)),
+        ("largest exchange, MB sent a peer", lambda f: number(f["exchange_bytes"] / 1e6, 2)),
+        ("limit: as coded", lambda f: number(f["least_bytes"] / 1e6, 2)),
+        ("peak bandwidth, Mbit/s", lambda f: number(f["peak_mbit"], 1)),
+        ("tokens/s", lambda f: number(f["tokens_per_s"], 0)),
+    ]
+    return (
+        f"{figures['peers']} peers at {figures['mbit']:g} Mbit/s both ways; H {figures['steps']} in"
+        f" {figures['fragments']} fragments, tau {figures['tau']}, int8.\n\n"
+        + table(["", *(name for name, _ in found)], [[label, *(show(f) for _, f in found)] for label, show in lines])
+    )
+
+
+def rebalance(figures: Figures) -> str:
+    """Policies on preemption traces, and ours at each size."""
+    policies = [
+        [name, span(row["overall"], "{:.1f}"), span(row["moves"], "{:,.0f}") if row["moves"] else "-"]
+        for name, row in figures["summary"].items()
+    ]
+    sizes = [
+        [
+            f"{row['peers']:,}",
+            number(row["percent_of_optimal"], 1),
+            significant(row["read_bytes_a_peer_minute"] / 1e3),
+            significant(row["decision_cpu_ms"]),
+        ]
+        for row in figures["growth"]
+    ]
+    return (
+        "Virtual time; generated preemption traces of 400 peers and 32 h.\n\n"
+        + table(["rebalancing", f"% of optimal (bar {figures['bar']:.0f})", "moves"], policies)
+        + "\n\nAn hour in which half of the peers fail:\n\n"
+        + table(["peers", "% of optimal", "kB read a peer and minute", "CPU ms a decision"], sizes)
+    )
+
+
+def swarm(figures: Figures) -> str:
+    """Overhead and reached rate of pipelines."""
+    parts = []
+    for name, words in (
+        ("dense", "`dense`: hidden size 1024, int8 between stages"),
+        ("thin", "`thin`: fp32 between stages, limited by the link"),
+    ):
+        rows = figures.get(name, {}).get("rows", [])
+        cells = [
+            [
+                "loopback" if row["mbit"] is None else f"{row['mbit']:g} Mbit/s",
+                f"{row['stages']}",
+                "-" if row["overhead"] is None else barred(f"{row['overhead']:+.1%}", row["overhead"] < 0.10, row),
+                barred(percent(row["reached"], 1), row["reached"] >= 0.85, row),
+            ]
+            for row in rows
+        ]
+        parts.append(f"{words}.\n\n" + table(["links", "stages", "overhead", "reached"], cells))
+    return (
+        "Every stage is a process. Overhead is CPU a token against plain torch (bar 10 % on loopback); reached is the"
+        f" share of what cores or links allow (bar 85 %). Packets are {figures['delay_ms']:g} ms late on links.\n\n"
+        + "\n\n".join(parts)
+    )
+
+
+def barred(text: str, met: bool, row: Figures) -> str:
+    """Mark a figure that misses its bar, where it has one."""
+    judged = (row["setting"] == "thin" and row["limit"] == "link") or row["setting"] == "dense"
+    if "+" in text or text.startswith("-"):
+        judged = row["mbit"] is None
+    return text if met or not judged else f"**{text}**"
+
+
+def activations(figures: Figures) -> str:
+    """Loss by the codec between stages."""
+    rows = [
+        [
+            "fp32" if row["codec"] == "none" else row["codec"],
+            number(row["loss"], 4),
+            f"{row['gap']:+.4f}",
+            f"{significant(row['forward_error'])} / {significant(row['backward_error'])}",
+            number(row["bytes_a_token"], 0),
+        ]
+        for row in figures["rows"]
+    ]
+    head = [
+        "between 4 stages",
+        "loss",
+        "against fp32 (bar .02 for int8)",
+        "relative error forward / backward",
+        "bytes a token, hop and way",
+    ]
+    return table(head, rows)
+
+
+def plain(figures: Figures) -> str:
+    """Return a table that is written out in the file."""
+    return table(figures["columns"], [[str(cell) for cell in row] for row in figures["rows"]])
+
+
+SECTIONS: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "averaging": ("Averaging: whole rounds beside hivemind", averaging),
+    "averaging_kill": ("Averaging: one of four peers is killed in the exchange", averaging_fault),
+    "averaging_freeze": ("Averaging: one of four peers freezes in the exchange", averaging_fault),
+    "codecs": ("Codecs", codecs),
+    "convergence": ("Convergence: loss against bytes", convergence),
+    "dht": ("DHT", dht),
+    "state_transfer": ("State transfer", state_transfer),
+    "late_join": ("Late join", late_join),
+    "overlap": ("Overlap: Streaming DiLoCo on slow links", overlap),
+    "rebalance": ("Rebalancing", rebalance),
+    "swarm": ("Pipelines", swarm),
+    "activations": ("Activations between stages", activations),
+    "quickstart_pipeline": ("Pipeline quickstart: a kill and a join", plain),
+    "pipeline_faults": ("Pipeline: scripted faults", plain),
+    "pipeline_churn": ("Pipeline: random churn", plain),
+    "stage_rebalancing": ("Pipeline: a stage loses two replicas", plain),
+}
+
+
+def report(folder: Path = RESULTS) -> str:
+    """Return RESULTS.md made from the files of `folder`."""
+    parts = [INTRODUCTION]
+    for name, (title, render) in SECTIONS.items():
+        file = folder / f"{name}.json"
+        if file.exists():
+            found = json.loads(file.read_text())
+            head = f"`{found['command']}`: {found['machine']}; commit {found['commit']}, {found['date']}."
+            note = f" {found['note']}" if "note" in found else ""
+            parts.append(f"## {title}\n\n{head}{note}\n\n{render(found['figures'])}\n")
+    return "\n".join(parts)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def number(value: float | None, digits: int) -> str:
+    """Return the number with so many decimals; nothing for None."""
+    return "" if value is None else f"{value:.{digits}f}"
+
+
+def significant(value: float | None, digits: int = 3) -> str:
+    """Return the number with so many significant digits, without an exponent."""
+    return "" if value is None else f"{float(f'{value:.{digits}g}'):,.10g}"
+
+
+def percent(share: float | None, digits: int) -> str:
+    """Return a share in percent."""
+    return "" if share is None else f"{100 * share:.{digits}f} %"
+
+
+def scaled(value: float | str, by: float) -> str:
+    """Return a number times `by`; a range stays as it is."""
+    return value if isinstance(value, str) else f"{value * by:g}"
+
+
+def span(values: Sequence[float], form: str) -> str:
+    """Return the range of the values."""
+    low, high = (form.format(value) for value in (min(values), max(values)))
+    return low if low == high else f"{low} to {high}"
+
+
+def yes(value: bool) -> str:
+    """Return the words for a fact."""
+    return "yes" if value else "no"
+
+
+if __name__ == "__main__":
+    FILE.write_text(report())

@@ -1,0 +1,176 @@
+"""Handlers of a peer's own events: phases, commits, losses, checkpoints and lost contacts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from cli.views.facts import CommitRow, Fields, Row, Saved
+from cli.views.micro_batch_audit import AuditEntry
+from cli.views.state import PEERS_MAX, ViewState
+from cli.views.text import plain, several
+
+
+def _phase_entered(view: ViewState, row: Row, at: float, fields: Fields) -> None:
+    row.phase = str(fields.get("phase", row.phase))
+
+
+def _inner_step(view: ViewState, row: Row, at: float, fields: Fields) -> None:
+    row.phase = f"step {fields.get('step')}"
+    row.loss = float(fields["loss"])
+
+
+def _state_progress(view: ViewState, row: Row, at: float, fields: Fields) -> None:
+    share = int(fields.get("done_bytes", 0)) / max(1, int(fields.get("size_bytes", 1)))
+    row.phase = f"fetching state, {share:.0%}"
+
+
+def _round_committed(view: ViewState, row: Row, at: float, fields: Fields) -> None:
+    number = int(fields["round"])
+    _position(view, row, at, fields)
+    stage = fields.get("stage")
+    newest = number > max((r for seen in view.commits.values() for r in seen), default=0)
+    if stage is not None:
+        newest = number > view.reached.get(stage, 0)
+        view.reached[stage] = max(number, view.reached.get(stage, 0))
+        _record_merged(view, stage, fields)
+    commits = view.commits.setdefault(row.name, {})
+    commits[number] = CommitRow(number, at, row.state_hash, fields)
+    view.trim(commits)
+    if newest:
+        loss = f", loss {row.loss:.3f}" if row.loss is not None else ""
+        of = "" if stage is None else f" of stage {stage}"
+        members = several(row.members, "member")
+        view.note(f"round {number}{of} committed by {members}{loss}, state {row.state_hash[:8]}")
+
+
+def _head_adopted(view: ViewState, row: Row, at: float, fields: Fields) -> None:
+    if fields.get("stage") is not None:
+        _record_merged(view, fields["stage"], fields)
+    _position(view, row, at, fields)
+    reached = f"caught up with round {row.round}" if row.round else "has the initial weights"
+    view.note(f"{row.name} {reached}, state {row.state_hash[:8]}")
+
+
+def _gossip_round(view: ViewState, row: Row, at: float, fields: Fields) -> None:
+    """A round of a gossip run is this peer's own; other peers may be at other rounds."""
+    _position(view, row, at, fields)
+    partner, distance = str(fields.get("partner", "")), fields.get("distance")
+    met = f"met {view.name_of(partner)} for" if partner else "had no partner for"
+    apart = "" if distance is None else f", {float(distance):.1%} apart"
+    loss = "" if row.loss is None else f", loss {row.loss:.3f}"
+    view.note(f"{row.name} {met} round {row.round}{apart}{loss}")
+
+
+def _round_discarded(view: ViewState, row: Row, at: float, fields: Fields) -> None:
+    place, reason = (row.stage, int(fields.get("round", 0))), str(fields.get("reason", ""))
+    if place not in view.discarded:
+        view.discarded[place] = reason
+        view.trim(view.discarded)
+        of = "" if row.stage is None else f" of stage {row.stage}"
+        view.note(f"round {place[1]}{of} discarded: {reason}")
+
+
+def _val_evaluated(view: ViewState, row: Row, at: float, fields: Fields) -> None:
+    row.val_loss = float(fields["loss"])
+    view.val_losses.setdefault(int(fields["round"]), row.val_loss)
+    view.trim(view.val_losses)
+
+
+def _numbers(view: ViewState, row: Row, at: float, fields: Fields) -> None:
+    if fields.get("loss") is not None:
+        row.loss = float(fields["loss"])
+    row.bytes_up = int(fields.get("bytes_up", row.bytes_up))
+    row.bytes_down = int(fields.get("bytes_down", row.bytes_down))
+
+
+def _problem(view: ViewState, row: Row, at: float, fields: Fields) -> None:
+    view.note(f"{row.name}: {fields.get('reason') or fields.get('cause') or fields.get('error') or 'trouble'}")
+
+
+def _membership_stale(view: ViewState, row: Row, at: float, fields: Fields) -> None:
+    """Note it once: on a bad network it happens over and over."""
+    if not row.stale:
+        row.stale = True
+        _problem(view, row, at, fields)
+
+
+def _peer_suspect(view: ViewState, row: Row, at: float, fields: Fields) -> None:
+    peer = str(fields.get("peer", ""))
+    if peer not in view.missed:
+        view.missed.add(peer)
+        while len(view.missed) > PEERS_MAX:
+            view.missed.pop()
+        view.note(f"{row.name} no longer hears {view.name_of(peer)}")
+
+
+def _peer_recovered(view: ViewState, row: Row, at: float, fields: Fields) -> None:
+    peer = str(fields.get("peer", ""))
+    if peer in view.missed:
+        view.missed.discard(peer)
+        view.note(f"{row.name} hears {view.name_of(peer)} again")
+
+
+def _member_joined(view: ViewState, row: Row, at: float, fields: Fields) -> None:
+    view.names[str(fields.get("peer", ""))] = plain(str(fields.get("name", "")))
+    while len(view.names) > PEERS_MAX:
+        del view.names[next(iter(view.names))]
+
+
+def _run_finished(view: ViewState, row: Row, at: float, fields: Fields) -> None:
+    row.phase = "finished"
+
+
+def _checkpoint_saved(view: ViewState, row: Row, at: float, fields: Fields) -> None:
+    path = str(fields["path"])
+    if row.stage is None or f"stage-{row.stage}" in Path(path).parts:  # not a backup of another stage
+        view.saved = Saved(int(fields["round"]), path, row.stage)
+
+
+def _position(view: ViewState, row: Row, at: float, fields: Fields) -> None:
+    """Take in the round, state and members that a peer stands at."""
+    row.round = int(fields["round"])
+    row.state_hash = str(fields.get("state_hash", ""))
+    row.members = int(fields.get("members") or row.members)
+    _numbers(view, row, at, fields)
+
+
+def _record_merged(view: ViewState, stage: int, fields: Fields) -> None:
+    """Keep what a commit of a stage has merged, for the report."""
+    if view.keeps_all:
+        merged = tuple(_ranges(text) for text in fields.get("counted") or ())
+        view.audit_trail.commit(stage, AuditEntry(str(fields["head"]), str(fields["previous"]), merged))
+
+
+def _ranges(text: str) -> tuple[tuple[int, int], ...]:
+    """Parse "0-8,16-24" into half-open ranges."""
+    pairs = (piece.split("-") for piece in text.split(",") if piece)
+    return tuple((int(first), int(last)) for first, last in pairs)
+
+
+PEER_EVENTS: Final[dict[str, Callable[[ViewState, Row, float, Fields], None]]] = {
+    "phase_entered": _phase_entered,
+    "inner_step": _inner_step,
+    "state_progress": _state_progress,
+    "contact_failed": _problem,
+    "text_missing": _problem,
+    "membership_stale": _membership_stale,
+    "round_committed": _round_committed,
+    "round_discarded": _round_discarded,
+    "head_adopted": _head_adopted,
+    "gossip_met": _gossip_round,
+    "gossip_alone": _gossip_round,
+    "val_evaluated": _val_evaluated,
+    "progress": _numbers,
+    "majority_lost": _problem,
+    "worker_died": _problem,
+    "worker_failed": _problem,
+    "checkpoint_failed": _problem,
+    "checkpoint_saved": _checkpoint_saved,
+    "peer_suspect": _peer_suspect,
+    "peer_recovered": _peer_recovered,
+    "member_joined": _member_joined,
+    "run_finished": _run_finished,
+    "bug": _problem,
+}

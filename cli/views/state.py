@@ -1,0 +1,91 @@
+"""What the events of one or several peers add up to. Handlers of events write it, tables read it."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from cli.views.facts import CommitRow, Fields, GroupRow, MoveRow, Row, Saved
+from cli.views.micro_batch_audit import AuditTrail
+
+NOTES_MAX: Final = 6
+ROUNDS_MAX: Final = 64  # of a run that may last months
+PEERS_MAX: Final = 1024
+
+
+@dataclass
+class ViewState:
+    """Rows, groups, commits and notes of a run.
+
+    Only the last rounds are kept, unless `keeps_all` asks for all of them, as a report needs.
+    """
+
+    title: str
+    keeps_all: bool = False
+    stages: int = 1
+    rows: dict[str, Row] = field(default_factory=dict)
+    """Peers by name."""
+    groups: dict[int | None, GroupRow] = field(default_factory=dict)
+    """Groups by stage, as the coordinator sees them."""
+    commits: dict[str, dict[int, CommitRow]] = field(default_factory=dict)
+    """Commits by peer name and round."""
+    val_losses: dict[int, float] = field(default_factory=dict)
+    """Held-out loss by round, nats per byte or token. The first report of a round is kept."""
+    discarded: dict[tuple[int | None, int], str] = field(default_factory=dict)
+    """Reasons by (stage, round)."""
+    notes: deque[str] = field(default_factory=lambda: deque(maxlen=NOTES_MAX))
+    saved: Saved | None = None
+    names: dict[str, str] = field(default_factory=dict)
+    """Names by peer id."""
+    moves: list[MoveRow] = field(default_factory=list)
+    audit_trail: AuditTrail = field(default_factory=AuditTrail)
+    reached: dict[int, int] = field(default_factory=dict)
+    """Newest round by stage."""
+    missed: set[str] = field(default_factory=set)
+    """Ids of peers that another peer no longer hears."""
+    say: Callable[[str], None] | None = None
+    """Called with each note as a plain line where there is no terminal to redraw."""
+
+    def row(self, name: str) -> Row:
+        return self.rows.setdefault(name, Row(name))
+
+    def name_of(self, peer: str) -> str:
+        """Return the peer's name, or the end of its id."""
+        return self.names.get(peer) or peer[-8:]
+
+    def group_of(self, fields: Fields) -> GroupRow:
+        """Return the group that an event is about."""
+        stage = fields.get("stage")
+        return self.groups.setdefault(stage, GroupRow(stage))
+
+    def note(self, text: str) -> None:
+        """Add a line under the table."""
+        stamped = f"{time.strftime('%H:%M:%S')}  {text}"
+        self.notes.append(stamped)
+        if self.say is not None:
+            self.say(stamped)
+
+    @property
+    def round(self) -> int:
+        """The newest round of any peer; with several `stages`, the newest that every stage has committed."""
+        if self.stages > 1:
+            return min(self.reached.get(stage, 0) for stage in range(self.stages))
+        return max((row.round for row in self.rows.values()), default=0)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the coordinator has seen the last round of every group."""
+        return bool(self.groups) and all(group.complete for group in self.groups.values())
+
+    def keep_move(self, move: MoveRow) -> None:
+        self.moves.append(move)
+        if not self.keeps_all:
+            del self.moves[:-ROUNDS_MAX]
+
+    def trim(self, by_round: dict[Any, Any]) -> None:
+        """Drop the oldest rounds."""
+        while len(by_round) > ROUNDS_MAX and not self.keeps_all:
+            del by_round[next(iter(by_round))]

@@ -1,0 +1,35 @@
+"""Short texts for terminals: counts, sizes, quoted paths, and what other peers wrote."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+
+def plain(text: str) -> str:
+    """Replace the characters of another peer's text that a terminal would obey."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def several(count: int, what: str) -> str:
+    """Return "1 peer", "2 peers" or "3 micro-batches"."""
+    return f"{count} {what}{'' if count == 1 else 'es' if what.endswith('ch') else 's'}"
+
+
+def quoted(path: Path) -> str:
+    """Quote a path for a shell."""
+    return shlex.quote(str(path))
+
+
+def size_text(size_bytes: float) -> str:
+    """Return a size for people: 1536 -> "1.5 kB"."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size_bytes < 1000 or unit == "GB":
+            return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
+        size_bytes /= 1000
+    raise AssertionError("unreachable")
+
+
+def number_text(value: float | None) -> str:
+    """Return a loss with three digits; an empty text for None."""
+    return "" if value is None else f"{value:.3f}"

@@ -1,0 +1,78 @@
+"""Eager updates (arXiv 2502.12996) in two forms: the paper's, and one whose shared part peers can vote on.
+
+In the paper each peer has its own weights, stepped by its fresh delta d_k and the others' deltas of the round before,
+with w = 1 / K:
+
+    e_k(r) = mean d(r-1) + w (d_k(r) - d_k(r-1));   (theta_k, velocity_k) <- Nesterov step on e_k(r)
+
+No two peers hold the same weights, so they could vote on nothing. But a Nesterov step is linear in weights, velocity
+and update, so theta_k = T + t_k. T is stepped by mean d(r-1) alone and is the same at all peers: it is
+`DilocoStrategy`'s state one round late. t_k starts at 0 without momentum and is stepped by w (d_k(r) - d_k(r-1)), which
+a peer can do alone.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from optim.algorithms.diloco import Diloco
+from optim.algorithms.outer_step import DilocoOuter
+from peer.model.layout import FlatLayout
+
+
+class Eager(Diloco):
+    """DiLoCo whose exchange lasts a whole round, in the paper's form. `share`: this peer's weight in the mean, 1 / K.
+
+    In the first round the others' term is missing, NOT replaced: stepping with delta_k instead of delta_k / K would
+    keep the replicas apart permanently. With K = 8, lr 0.7 and momentum 0.9 the method is unstable.
+    """
+
+    lag = 1
+    replicas_equal = False
+
+    def __init__(
+        self, layout: FlatLayout, theta: torch.Tensor, H: int, share: float, outer: DilocoOuter | None = None
+    ) -> None:
+        super().__init__(layout, theta, H, outer)
+        self.share = share
+        self._fresh = torch.zeros_like(theta)
+        self._sent_before = torch.zeros_like(theta)
+
+    def outgoing(self, local: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+        self._fresh = self.theta - local
+        return self._fresh
+
+    def incoming(self, merged: torch.Tensor | None, local: torch.Tensor) -> None:
+        update = self._fresh * self.share
+        if merged is not None:
+            update.add_(merged).sub_(self._sent_before * self.share)
+        self._sent_before = self._fresh
+        self.outer.step(self.theta, self.velocity, update)
+        local.copy_(self.theta)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {"velocity": self.velocity, "sent_before": self._sent_before}
+
+
+class EagerOffset:
+    """One peer's t_k, (P,). `outer`: the same outer step as the shared state's."""
+
+    def __init__(self, numel: int, outer: DilocoOuter, dtype: torch.dtype = torch.float32) -> None:
+        self.offset = torch.zeros(numel, dtype=dtype)
+        self._velocity = torch.zeros_like(self.offset)
+        self._before = torch.zeros_like(self.offset)
+        self._outer = outer
+
+    def advance(self, delta: torch.Tensor, share: float) -> torch.Tensor:
+        """End a round and return the offset of the next one, whose start is T + offset. The caller must not change it.
+
+        `delta`: the weights at the round's start minus the weights now. `share`: the expected weight of `delta` in the
+        mean, 1 / K.
+
+        The step takes off what the last delta added, whatever the merge made of that delta. The offset is therefore
+        driven by the fresh delta alone, and replicas stay at most one round apart, even after a wrong `share`.
+        """
+        fresh = delta * share
+        self._outer.step(self.offset, self._velocity, fresh - self._before)
+        self._before = fresh
+        return self.offset

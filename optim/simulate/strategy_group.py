@@ -1,0 +1,108 @@
+"""K workers in one process that train through a run's strategies, as peers do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from optim.algorithms.eager import EagerOffset
+from optim.algorithms.outer_step import DilocoOuter
+from optim.simulate.group import layout_of
+from optim.simulate.rounds import Rounds
+from optim.strategies.interface import OuterStrategy
+from peer.compute.build_optimizer import build_inner
+from peer.compute.mixing import mix_into
+from peer.compute.optimizer import InnerSpec
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """How a method trains on while its messages are under way."""
+
+    tau: int = 0
+    """Inner steps between a message and its result (Streaming DiLoCo)."""
+    mix: float = 0.0
+    """The part of the local weights that a result leaves in place (Streaming DiLoCo)."""
+    eager: DilocoOuter | None = None
+    """The outer step of eager updates, whose messages are under way for a whole round."""
+
+
+class StrategyGroup:
+    """K workers whose messages `Rounds` exchanges every `every` inner steps.
+
+    `build` makes one peer's strategy. `init` names the tensors (fp32). `inner` is the workers' optimizer; a method that
+    exchanges gradients uses only its learning rate. `tokens`: every worker's work in a round, for the gate (None: no
+    gate).
+    """
+
+    def __init__(
+        self,
+        build: Callable[[], OuterStrategy],
+        init: Mapping[str, torch.Tensor],
+        K: int,
+        every: int,
+        inner: InnerSpec,
+        *,
+        overlap: Overlap | None = None,
+        tokens: int | None = None,
+    ) -> None:
+        self.layout = layout_of(init)
+        theta = self._flat(init)
+        self.rounds = Rounds(build, theta, K)
+        self.local = [theta.clone() for _ in range(K)]
+        self.inner = [build_inner(inner, self.layout, theta) for _ in range(K)]
+        self.every, self.overlap, self.lr = every, overlap or Overlap(), inner.lr
+        self.steps = 0
+        self.bytes_up = self.bytes_down = 0
+        """Payload that each worker has sent, and that it was sent."""
+        self._weights = None if tokens is None else [tokens] * K
+        self._sums = [torch.zeros_like(theta) for _ in range(K)]
+        self._began = [theta.clone() for _ in range(K)]
+        self._places: tuple[slice, ...] = ()
+        self._offsets = [EagerOffset(self.layout.numel, self.overlap.eager) for _ in range(K) if self.overlap.eager]
+
+    @property
+    def theta(self) -> torch.Tensor:
+        """The shared weights, (P,)."""
+        return self.rounds.tensors[0]
+
+    def params(self, k: int) -> dict[str, torch.Tensor]:
+        """Return worker k's current parameters: views, not copies."""
+        return self.layout.views(self.local[k])
+
+    def step(self, grads: Sequence[Mapping[str, torch.Tensor]]) -> None:
+        """Make one inner step on every worker, then any synchronization that is due."""
+        self.steps += 1
+        delta = self.rounds.strategies[0].product == "delta"
+        for inner, local, total, grad in zip(self.inner, self.local, self._sums, grads, strict=True):
+            if delta:
+                inner.step(local, self._flat(grad))
+            else:
+                total.add_(self._flat(grad))
+        if (self.steps + self.overlap.tau) % self.every == 0:
+            self._exchange(delta)
+        if self.steps % self.every == 0 and not self._offsets:
+            for local in self.local:
+                for place in self._places:
+                    mix_into(local[place], self.theta[place], self.overlap.mix)
+
+    def _exchange(self, delta: bool) -> None:
+        if delta:
+            began = self._began if self._offsets else [self.theta] * len(self.local)
+            products = [start - local for start, local in zip(began, self.local, strict=True)]
+        else:
+            products = [total / self.every for total in self._sums]
+        for total in self._sums:
+            total.zero_()
+        if self.overlap.eager:  # the next round begins before this one's result has come
+            for k, (offset, product) in enumerate(zip(self._offsets, products, strict=True)):
+                torch.add(self.theta, offset.advance(product, 1 / len(products)), out=self._began[k])
+                self.local[k].copy_(self._began[k])
+        self._places = self.rounds.exchange(products, self._weights, self.lr)
+        self.bytes_up += self.rounds.bytes_up
+        self.bytes_down += self.rounds.bytes_down
+
+    def _flat(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        return torch.cat([tensors[name].detach().reshape(-1) for name in self.layout.slots])

@@ -1,0 +1,129 @@
+"""The record that a peer of a training run publishes of itself.
+
+Joiners find the group through these records, `peer status` and the monitor read them. They are shown to people and
+guide routing and placement; no round trusts them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+from dht.records import Schema
+from peer.net.host import Host
+from swarm.protocol.head import Head
+from swarm.run.sections import STAGES_MAX
+
+NAME_CHARS_MAX: Final = 64
+ADDRESSES_MAX: Final = 8
+
+Text = Annotated[str, msgspec.Meta(max_length=128)]
+Address = Annotated[str, msgspec.Meta(max_length=256)]
+Stage = Annotated[int, msgspec.Meta(ge=-1, lt=STAGES_MAX)]
+Amount = Annotated[float, msgspec.Meta(ge=0.0, le=1e18)]  # no NaN, no infinity: others compute with it
+MemberRole = Literal["full", "stage", "feeder", "coordinator"]
+
+
+class MemberRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One peer as it describes itself. Times are seconds since the Unix epoch.
+
+    From `stage` on the fields are those of a pipeline, 0 or -1 while not known.
+    """
+
+    session: Text
+    name: Text
+    role: MemberRole
+    version: Text
+    addresses: Annotated[list[Address], msgspec.Meta(max_length=ADDRESSES_MAX)]
+    term: int
+    round: int
+    head: bytes
+    state_hash: bytes
+    members: int
+    phase: Text
+    speed: float
+    """Inner steps a second."""
+    loss: float | None
+    val_loss: float | None
+    tokens: int
+    bytes_up: int
+    """Since the peer started, as `bytes_down`."""
+    bytes_down: int
+    joined_at: float
+    at: float
+    """When the record was made."""
+    stage: Stage = -1
+    """Where the peer is or, while `ready_at` lies ahead, where it is going; -1 also for feeders and the coordinator."""
+    source: Stage = -1
+    """The stage that the peer came from."""
+    queue: Amount = 0.0
+    """Micro-batches that wait for the peer."""
+    service_s: Amount = 0.0
+    """Seconds of the peer's own work on one micro-batch, smoothed."""
+    rate: Amount = 0.0
+    """Micro-batches a second that were counted there lately."""
+    download_bytes_s: Amount = 0.0
+    """Measured."""
+    memory_bytes: Amount = 0.0
+    """What the peer has for a stage."""
+    since: Amount = 0.0
+    """When the peer chose `stage`."""
+    ready_at: Amount = 0.0
+    """When the peer expects to be at work there."""
+    has_text: bool = True
+    """Whether the peer has the run's text, which the first stage needs."""
+    pinned: bool = False
+    """Whether the user chose the stage: then the peer does not move."""
+
+    def moving(self, now: float) -> bool:
+        """Whether the peer is still on its way to its stage."""
+        return self.stage >= 0 and self.ready_at > now
+
+
+MEMBERS: Final = Schema[MemberRecord](
+    name="member", type=MemberRecord, ttl_max_s=60.0, size_max=4096, signer=lambda key, peer: True
+)
+
+MemberView = Callable[[], Mapping[str, MemberRecord]]
+"""Returns the records of the other peers in the run, by peer id."""
+
+
+@cache
+def installed_version() -> str:
+    """Return the version of this software, or "source" if it is not installed."""
+    try:
+        return version("barnraise")
+    except PackageNotFoundError:
+        return "source"
+
+
+def member_record(
+    host: Host, head: Head, *, session: str, name: str, role: MemberRole, phase: str, joined_at: float
+) -> MemberRecord:
+    """Return the record of a peer that stands at `head`, now; what it has measured is for the caller to fill in."""
+    return MemberRecord(
+        session=session,
+        name=name[:NAME_CHARS_MAX],
+        role=role,
+        version=installed_version(),
+        addresses=list(host.addresses[:ADDRESSES_MAX]),
+        term=head.term,
+        round=head.round,
+        head=head.hash,
+        state_hash=head.state_hash,
+        members=len(head.members),
+        phase=phase,
+        speed=0.0,
+        loss=None,
+        val_loss=None,
+        tokens=head.tokens,
+        bytes_up=host.bytes_up,
+        bytes_down=host.bytes_down,
+        joined_at=joined_at,
+        at=time.time(),
+    )

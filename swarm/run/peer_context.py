@@ -1,0 +1,53 @@
+"""How one machine takes part in a run, and what is open there for as long as it does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from dht.node import Node
+from peer.net.host import Host
+from swarm.run.gate import Gate
+from swarm.run.home import Home
+from swarm.run.invite import Invite
+from swarm.run.manifest import Manifest
+
+Role = Literal["auto", "full", "stage", "feeder"]
+
+
+@dataclass(frozen=True)
+class JoinConfig:
+    """The user's choices for one machine of a run."""
+
+    home: Path
+    invite: Invite
+    name: str = ""
+    listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
+    announce: tuple[str, ...] = ()
+    relays: tuple[str, ...] = ()
+    device: str = "auto"
+    data_folder: str = ""
+    """A folder of text in place of the manifest's data."""
+    threads: int | None = None
+    upload_bytes_per_s: float | None = None
+    """A cap, None for no cap; so is `download_bytes_per_s`."""
+    download_bytes_per_s: float | None = None
+    role: Role = "auto"
+    """In a pipeline "auto" is "stage"."""
+    stage: int | None = None
+    """The stage of a pipeline to stay in; None lets the peer choose and move."""
+    memory_bytes: float | None = None
+    """Memory for a stage; None for what is free."""
+
+
+@dataclass(frozen=True)
+class PeerContext:
+    """What is open on one machine for a run, from joining to leaving."""
+
+    config: JoinConfig
+    home: Home
+    manifest: Manifest
+    host: Host
+    gate: Gate
+    node: Node

@@ -1,0 +1,242 @@
+"""The tasks of one fetch: one for each donor, with a few calls under way each, and one that watches over them.
+
+A donor may be slow, freeze, die, be busy, or lie. Its chunks then go to other donors (`swarm.state.chunk_scheduler`),
+and the fetch ends when the fast donors are done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import trio
+
+from peer import faults
+from peer.checkpoint.hash_tree import StateTree
+from peer.errors import NetworkError, ProtocolViolation, RemoteError, ResourceError
+from peer.events import EventLog
+from peer.net.rpc import Reply, Rpc
+from peer.net.rpc_server import UNKNOWN_METHOD
+from swarm.state.chunk_scheduler import Ask, ChunkScheduler, Donor, DonorStatus
+from swarm.state.messages import AskChunk, AskHashes, StateMethods, StateReply
+from swarm.state.partial_file import PartFile
+
+CALLS_PER_DONOR: Final = 3  # hides the round trip of a fast link without queueing much on a slow one
+DONORS_AT_ONCE: Final = 8  # times CALLS_PER_DONOR times 4 MiB: what a fetch costs in memory
+HASHES_S: Final = 10.0
+BUSY_PAUSE_MAX_S: Final = 5.0
+REST_S: Final = 0.5
+REST_MAX_S: Final = 8.0
+HOPELESS_S: Final = 1.5
+HOPELESS_FAILURES: Final = 4
+STALL_S: Final = 60.0
+_POLL_S: Final = 0.1
+_PROGRESS_EVERY_S: Final = 1.0
+_REMEDY: Final = "try again, or wait until more peers are reachable"
+
+
+class StateGone(NetworkError):
+    """All donors that answer say that they do not hold the state (any more)."""
+
+
+class ChunkFetch:
+    """Fetches the chunks that a part file has room for, of the state whose hash is `root`."""
+
+    def __init__(
+        self,
+        rpc: Rpc,
+        donors: Callable[[], Iterable[str]],
+        root: bytes,
+        part: PartFile,
+        events: EventLog,
+    ) -> None:
+        """`donors()` is called again and again: peers may be added during the fetch."""
+        self._rpc = rpc
+        self._known = donors
+        self._root = root
+        self._methods = StateMethods.of(part.size_bytes, 0)
+        self._part = part
+        self._events = events
+        self._tree: StateTree | None = None
+        self._scheduler: ChunkScheduler | None = None
+        self._scheduler_made = trio.Event()
+        self._failure: NetworkError | ResourceError | None = None
+        self._scope = trio.CancelScope()
+        self.donors: dict[str, Donor] = {}
+        self.resumed_bytes = 0
+
+    async def run(self) -> StateTree:
+        """Return the state's hash tree once every chunk is in the part file."""
+        with self._scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._watch, nursery)
+                await self._scheduler_made.wait()
+                assert self._scheduler is not None
+                await self._scheduler.finished.wait()
+                nursery.cancel_scope.cancel()
+        if self._failure is not None:
+            raise self._failure
+        assert self._tree is not None
+        return self._tree
+
+    @property
+    def taken_bytes(self) -> dict[str, int]:
+        """Bytes taken from each donor that delivered."""
+        return {donor.peer: donor.bytes for donor in self.donors.values() if donor.bytes}
+
+    async def _watch(self, nursery: trio.Nursery) -> None:
+        """Start a task for every new donor, report progress, and give up when no donor can deliver."""
+        reported_at = progress_at = hopeful_at = trio.current_time()
+        seen_bytes = 0
+        while True:
+            now = trio.current_time()
+            for peer in self._known():
+                if peer not in self.donors and sum(_may_deliver(d) for d in self.donors.values()) < DONORS_AT_ONCE:
+                    self.donors[peer] = Donor(peer)
+                    nursery.start_soon(self._use, self.donors[peer])
+            taken = sum(donor.bytes for donor in self.donors.values())
+            if taken != seen_bytes:
+                progress_at, seen_bytes = now, taken
+                if now - reported_at >= _PROGRESS_EVERY_S:
+                    reported_at = now
+                    done = self.resumed_bytes + taken
+                    self._events.emit("state_progress", done_bytes=done, size_bytes=self._part.wanted_bytes)
+            if any(_may_deliver(donor) for donor in self.donors.values()):
+                hopeful_at = now
+            if now - hopeful_at > HOPELESS_S or self._has_no_donor_of_states():
+                self._give_up(self._no_donor())
+            elif now - progress_at > STALL_S:
+                self._give_up(
+                    NetworkError(f"no donor delivered anything for {STALL_S:g} s ({self._reasons()}): {_REMEDY}")
+                )
+            await trio.sleep(_POLL_S)
+
+    def _give_up(self, error: NetworkError | ResourceError) -> None:
+        self._failure = error
+        self._scope.cancel()
+
+    def _has_no_donor_of_states(self) -> bool:
+        """Return whether all known peers serve no states, as the authority of a run in which no peer trains."""
+        return bool(self.donors) and all(donor.status == "none" for donor in self.donors.values())
+
+    def _no_donor(self) -> NetworkError:
+        statuses = {donor.status for donor in self.donors.values()}
+        kind = StateGone if "gone" in statuses and statuses <= {"gone", "none", "bad"} else NetworkError
+        return kind(f"no peer can deliver the state ({self._reasons()}): {_REMEDY}")
+
+    def _reasons(self) -> str:
+        reasons: dict[DonorStatus, str] = {
+            "new": "do not answer",
+            "useful": "have stopped answering",
+            "lost": "cannot be reached",
+            "gone": "do not hold it any more",
+            "none": "serve no state",
+            "bad": "sent wrong bytes",
+        }
+        statuses = [donor.status for donor in self.donors.values()]
+        parts = [f"{statuses.count(s)} {text}" for s, text in reasons.items() if s in statuses]
+        return ", ".join(parts) or "no donor is known"
+
+    # -- one donor -----------------------------------------------------------------------------------------------------
+
+    async def _use(self, donor: Donor) -> None:
+        """Ask this donor for chunks as long as the fetch lasts, with a pause after each failure."""
+        while not donor.banned:
+            if self._scheduler is None:
+                await self._ask_hashes(donor)
+            if self._scheduler is not None and not donor.banned:
+                async with trio.open_nursery() as nursery:
+                    for _ in range(1 if donor.failures else CALLS_PER_DONOR):
+                        nursery.start_soon(self._ask_chunks, donor, self._scheduler, nursery.cancel_scope)
+            donor.resting = True
+            await trio.sleep(min(REST_S * donor.backoff, REST_MAX_S))
+            donor.resting = False
+
+    async def _ask_hashes(self, donor: Donor) -> None:
+        """Get the list of chunk hashes from `donor`, unless another donor was faster."""
+        try:
+            reply = await self._rpc.call(donor.peer, self._methods.hashes, AskHashes(self._root), timeout_s=HASHES_S)
+        except (NetworkError, ProtocolViolation) as error:
+            _failed(donor, error)
+            return
+        if reply.body.outcome == "gone":
+            donor.status = "gone"
+        elif self._tree is None:
+            tree = StateTree.of_hashes(self._part.size_bytes, reply.payload)
+            if tree is None or tree.root != self._root:
+                self._penalize(donor, "sent a list of chunk hashes that does not have the hash of the state")
+                return
+            self._tree = tree
+            intact = await trio.to_thread.run_sync(self._part.intact, tree)
+            self.resumed_bytes = sum(end - start for start, end in map(tree.span, intact))
+            self._scheduler = ChunkScheduler(tree, self._part.chunks - intact)
+            self._scheduler_made.set()
+        else:
+            await self._scheduler_made.wait()
+
+    async def _ask_chunks(self, donor: Donor, scheduler: ChunkScheduler, all_calls: trio.CancelScope) -> None:
+        """Make one call after the other until `donor` fails. Then its other calls end as well."""
+        while True:
+            ask = scheduler.take(donor, self.donors.values())
+            if ask is None:
+                await scheduler.wait_change(_POLL_S)
+                continue
+            pause_s = 0.0
+            try:
+                with ask.scope:
+                    pause_s = await self._ask_chunk(ask, scheduler)
+            except (NetworkError, ProtocolViolation) as error:
+                _failed(donor, error)
+            except ResourceError as error:
+                self._give_up(error)
+            finally:
+                scheduler.settle(ask)
+            if donor.status != "useful" and not ask.scope.cancelled_caught:
+                all_calls.cancel()
+            await trio.sleep(pause_s)
+
+    async def _ask_chunk(self, ask: Ask, scheduler: ChunkScheduler) -> float:
+        """Ask, check, store. Return the seconds to wait before the next call to this donor."""
+        donor = ask.donor
+        reply: Reply[StateReply] = await self._rpc.call(
+            donor.peer,
+            self._methods.chunk,
+            AskChunk(self._root, ask.index),
+            timeout_s=donor.deadline_s,
+            bulk=True,
+        )
+        if reply.body.outcome == "here":
+            stored = await trio.to_thread.run_sync(self._part.store, scheduler.tree, ask.index, reply.payload)
+            if not stored:
+                self._penalize(donor, f"sent bytes that are not chunk {ask.index} of the state")
+                return 0.0
+            donor.failures = 0
+            scheduler.deliver(ask)
+            faults.reach("during_fetch", 0)
+        donor.status = "gone" if reply.body.outcome == "gone" else "useful"
+        return _pause_s(reply.body.retry_after_s) if reply.body.outcome == "busy" else 0.0
+
+    def _penalize(self, donor: Donor, reason: str) -> None:
+        """Drop this donor for the rest of the fetch: one that sent wrong bytes is not asked again."""
+        donor.status = "bad"
+        self._events.emit("peer_penalized", peer=donor.peer, reason=reason)
+
+
+def _pause_s(asked_s: float) -> float:
+    """Return the pause that a busy donor asks for; the longest one if that is out of bounds (it may be NaN)."""
+    return max(asked_s, _POLL_S) if 0 <= asked_s <= BUSY_PAUSE_MAX_S else BUSY_PAUSE_MAX_S
+
+
+def _failed(donor: Donor, error: NetworkError | ProtocolViolation) -> None:
+    if isinstance(error, ProtocolViolation):
+        donor.status = "bad"  # rpc has emitted the penalty
+    elif isinstance(error, RemoteError) and error.code != "Busy":
+        # It answers but does not serve: it is in another run, has another version, or is a coordinator.
+        donor.status = "none" if error.code == UNKNOWN_METHOD else "gone"
+    else:
+        donor.status = "lost"
+    donor.failures += 1
+
+
+def _may_deliver(donor: Donor) -> bool:
+    return donor.status in ("new", "useful") or (donor.status == "lost" and donor.failures < HOPELESS_FAILURES)

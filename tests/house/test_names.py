@@ -1,0 +1,34 @@
+"""A public class name means one thing; configuration is called so."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+
+from tests.house.source import modules, parsed
+
+PARTS_OF_A_MODEL = {"RopeScaling", "Pretrained"}
+"""Sections of [model] that are named as Hugging Face names them."""
+
+
+def test_a_public_class_name_is_unique() -> None:
+    places = defaultdict(list)
+    for path in modules():
+        for node in parsed(path).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(str(path))
+    assert not {name: paths for name, paths in places.items() if len(paths) > 1}
+
+
+def test_config_classes_end_in_config() -> None:
+    """A config is a struct or dataclass in a module called config, if it forbids unknown fields or is frozen."""
+    wrong = [
+        f"{path}: {node.name}"
+        for path in modules()
+        if path.name == "config.py"
+        for node in parsed(path).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+        if any(keyword.arg == "forbid_unknown_fields" for keyword in node.keywords)
+        if not node.name.endswith("Config") and node.name not in PARTS_OF_A_MODEL
+    ]
+    assert not wrong

@@ -1,0 +1,27 @@
+"""CONTRIBUTING.md shows the tree as it is: `python tools/tree.py --write` updates it."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+ROOT = Path(__file__).parents[2]
+
+
+def tree_tool() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("tree", ROOT / "tools" / "tree.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_tree_in_contributing_is_true() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    assert tree_tool().updated(page) == page, "run `python tools/tree.py --write`"
+
+
+def test_every_folder_is_described() -> None:
+    descriptions = tree_tool().written((ROOT / "CONTRIBUTING.md").read_text())
+    assert descriptions and "?" not in descriptions.values()
