@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -54,3 +55,7 @@ class LoadReport:
     """Seconds of device and coding for one micro-batch."""
     at: float = 0.0
     """When the record was written, by its author's clock. Comparable with other records of the same peer only."""
+
+
+ReplicasOf = Callable[[int], Mapping[str, LoadReport]]
+"""Returns the live replicas of a stage by peer id, this peer included or not. Called for each micro-batch."""

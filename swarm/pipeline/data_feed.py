@@ -8,7 +8,7 @@ ids is penalized and not asked again.
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Final
 
@@ -23,7 +23,7 @@ from peer.net.host import Host
 from peer.net.method import Call
 from peer.net.rpc import Rpc
 from swarm.pipeline.config import PipelineSettings
-from swarm.pipeline.messages import TOKEN_BYTES, AskTokens, PipelineCalls, feed_samples_max
+from swarm.pipeline.messages import TOKEN_BYTES, AskTokens, feed_samples_max, tokens_method
 from swarm.protocol.ledger import Range
 from swarm.protocol.messages import Done
 
@@ -34,7 +34,6 @@ ASKERS_MAX: Final = 256
 
 ReadTokens = Callable[[Sequence[Range]], Tensor]
 """Reads the samples of these ranges from the local corpus, (n, T + 1) int64. Called in a thread."""
-TokenSource = Callable[[Sequence[Range]], Awaitable[Tensor]]
 
 
 class FeederStats:
@@ -81,17 +80,17 @@ def serve_tokens(
         note(call.peer, samples)
         return Done(), tokens.numpy().astype("<u4").data
 
-    rpc.register(PipelineCalls.of(settings).tokens, on_tokens)
+    rpc.register(tokens_method(settings), on_tokens)
 
 
 class RemoteTokens:
-    """A TokenSource that asks the `feeders()` in rotation, one for each call; `local` serves where it fails."""
+    """Reads tokens for a `MicroBatchSource`. Asks the `feeders()` in rotation; `local` serves where one fails."""
 
     def __init__(
         self, host: Host, settings: PipelineSettings, feeders: Callable[[], Sequence[str]], local: ReadTokens
     ) -> None:
         self._host, self._settings, self._feeders, self._local = host, settings, feeders, local
-        self._method = PipelineCalls.of(settings).tokens
+        self._method = tokens_method(settings)
         self._numbers = count()
         self._cooling: dict[str, float] = {}  # until when, in trio's time
         self._refused: set[str] = set()

@@ -27,11 +27,6 @@ BACKLOG_S: Final = 2.0  # a call read so soon after a standstill of our loop may
 CHECKS_MAX: Final = 3
 SUSPICIONS_PER_PEER: Final = 2  # a retry asks when it begins and before it is counted; further questions are ignored
 
-Confirm = Callable[[], Awaitable[bool]]
-"""Asks whether a micro-batch is still to be counted here. A later stage asks the sender, and through it all senders
-before it: StageRefused ("cancelled") if one of them has stopped waiting. Stage 0 asks its other replicas: False if one
-of them has counted the micro-batch."""
-
 
 @dataclass(eq=False)
 class DuplicateCheck:
@@ -42,7 +37,10 @@ class DuplicateCheck:
     asked.
     """
 
-    confirm: Confirm | None = None
+    confirm: Callable[[], Awaitable[bool]] | None = None
+    """Asks whether the micro-batch is still to be counted here. A later stage asks the sender, and through it all
+    senders before it: StageRefused ("cancelled") if one of them has stopped waiting. Stage 0 asks its other replicas:
+    False if one of them has counted the micro-batch."""
     until: float = math.inf
     """When the caller gives up, in trio's time."""
     began: float = field(default_factory=trio.current_time)

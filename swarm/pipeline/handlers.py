@@ -22,8 +22,9 @@ from peer.net.wire import Buffer
 from swarm.pipeline.accounting import Verdict
 from swarm.pipeline.config import PipelineSettings
 from swarm.pipeline.duplicate_checks import DuplicateCheck, still_waits
-from swarm.pipeline.messages import REASON_MAX, RETRIED_MAX, Cause, ForwardReply, ForwardRequest
-from swarm.pipeline.micro_batch import MicroBatchResult, MicroBatchRunner, MicroBatchTask
+from swarm.pipeline.messages import REASON_MAX, RETRIED_MAX, Cause, ForwardReply, ForwardRequest, token_bytes
+from swarm.pipeline.micro_batch import MicroBatchResult, MicroBatchTask
+from swarm.pipeline.runner import MicroBatchRunner
 
 HOLD_SHARE: Final = 0.5  # of the caller's time: it must be able to hear "later" and call again
 WORKER_S: Final = 1.0  # after which to call again while the worker is starting
@@ -119,7 +120,7 @@ class ForwardHandler:
         reply = ForwardReply(
             "done",
             loss=result.loss,
-            queued_s=task.times.queued_s,
+            queued_s=task.queued_s,
             downstream_s=result.downstream_s,
             waited_s=result.waited_s,
             retried=retried,
@@ -135,20 +136,18 @@ class ForwardHandler:
             raise ProtocolViolation(f"samples {first} to {end} in {request.batch} sequences are no micro-batch")
         if request.length != settings.seq_len:
             raise ProtocolViolation(f"sequences of {request.length} tokens instead of {settings.seq_len}")
-        wanted = compute.payload_bytes(compute.size(request.batch, request.length))
+        wanted = compute.payload_bytes(request.batch, request.length)
         if payload_bytes != wanted:
             raise ProtocolViolation(f"a micro-batch of {payload_bytes} bytes instead of {wanted}")
 
     def _task(self, peer: str, request: ForwardRequest, payload: memoryview) -> MicroBatchTask:
         """Raises ProtocolViolation for token ids outside the vocabulary."""
         compute, until = self._runner.compute, trio.current_effective_deadline()
-        size = compute.size(request.batch, request.length)
         return MicroBatchTask(
             samples=request.samples,
             epoch=request.epoch,
-            size=size,
-            tokens=compute.read_tokens(payload, size),
-            coded=payload[size.token_bytes :],
+            tokens=compute.read_tokens(payload, request.batch, request.length),
+            coded=payload[token_bytes(request.batch, request.length) :],
             again=request.again,
             until=until,
             check=DuplicateCheck(partial(self._confirm, peer, request), until),
@@ -176,7 +175,7 @@ class ForwardHandler:
                     await self._changed.wait()
             finally:
                 self._held -= 1
-        task.times.queued_s += trio.current_time() - started
+        task.queued_s += trio.current_time() - started
         task.counts = verdict == "count"
         if verdict == "stale":
             reason = f"this stage is in epoch {accounting.epoch}, and {request.epoch} is too old"

@@ -7,12 +7,11 @@
     REDISPATCH     any -> stage 0     dispatch these micro-batches again
     TOKENS         stage 0 -> feeder  the token ids of these samples
 
-Payload limits follow from the run's settings, so `PipelineCalls` makes two of the methods for each run.
+Payload limits of FORWARD and TOKENS follow from the run's settings: see `forward_method`, `tokens_method`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -150,27 +149,29 @@ COUNTED: Final = Method("pipeline.counted", AskCounted, Counted)
 REDISPATCH: Final = Method("pipeline.redispatch", Redispatch, Done)
 
 
-@dataclass(frozen=True)
-class PipelineCalls:
-    """The methods whose payload limits depend on the run."""
+def forward_method(settings: PipelineSettings) -> Method[ForwardRequest, ForwardReply]:
+    hidden = ActivationCode(settings.activations).size_bytes(settings.tokens * settings.hidden_size)
+    return Method(
+        "pipeline.forward",
+        ForwardRequest,
+        ForwardReply,
+        request_payload_max=token_bytes(settings.micro_batch, settings.seq_len) + hidden,
+        reply_payload_max=hidden,
+    )
 
-    forward: Method[ForwardRequest, ForwardReply]
-    tokens: Method[AskTokens, Done]
 
-    @staticmethod
-    def of(settings: PipelineSettings) -> PipelineCalls:
-        hidden = ActivationCode(settings.activations).size_bytes(settings.tokens * settings.hidden_size)
-        row = TOKEN_BYTES * (settings.seq_len + 1)
-        return PipelineCalls(
-            Method(
-                "pipeline.forward",
-                ForwardRequest,
-                ForwardReply,
-                request_payload_max=settings.micro_batch * row + hidden,
-                reply_payload_max=hidden,
-            ),
-            Method("pipeline.tokens", AskTokens, Done, reply_payload_max=feed_samples_max(settings) * row),
-        )
+def tokens_method(settings: PipelineSettings) -> Method[AskTokens, Done]:
+    return Method(
+        "pipeline.tokens",
+        AskTokens,
+        Done,
+        reply_payload_max=token_bytes(feed_samples_max(settings), settings.seq_len),
+    )
+
+
+def token_bytes(batch: int, length: int) -> int:
+    """Return the bytes of the token ids of a micro-batch."""
+    return TOKEN_BYTES * batch * (length + 1)
 
 
 def feed_samples_max(settings: PipelineSettings) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from itertools import count
 from random import Random
@@ -23,8 +23,8 @@ from peer.errors import DeadlineExceeded, NetworkError, ProtocolViolation, Remot
 from peer.net.host import Host
 from peer.net.rpc import Reply
 from peer.net.rpc_server import UNKNOWN_METHOD
-from swarm.pipeline.config import LoadReport
-from swarm.pipeline.duplicate_checks import IS_COUNTED_S, Confirm, find_holder
+from swarm.pipeline.config import LoadReport, PipelineSettings, ReplicasOf
+from swarm.pipeline.duplicate_checks import IS_COUNTED_S, find_holder
 from swarm.pipeline.messages import (
     REASON_MAX,
     RETRIED_MAX,
@@ -32,7 +32,7 @@ from swarm.pipeline.messages import (
     ForwardOutcome,
     ForwardReply,
     ForwardRequest,
-    PipelineCalls,
+    forward_method,
 )
 from swarm.pipeline.router import ReplicaRouter
 from swarm.protocol.ledger import Range
@@ -48,11 +48,6 @@ FAILURES_MAX: Final = 2
 FOLLOW_S: Final = 120.0  # a later stage may be without replicas for about so long
 REFUSALS_MAX: Final = 2  # replicas that refuse an input, or answer it with garbage: then the input is wrong
 
-Replicas = Callable[[], Mapping[str, LoadReport]]
-Accept = Callable[[Reply[ForwardReply]], Awaitable[None]]
-"""Takes an answer. ProtocolViolation (it is garbage) and StageRefused ("not_finite": it is unusable) lead to a retry;
-any other error ends `send`."""
-
 
 @dataclass
 class _Attempt:
@@ -60,7 +55,7 @@ class _Attempt:
 
     again: bool
     until: float
-    confirm: Confirm | None = None
+    confirm: Callable[[], Awaitable[bool]] | None = None
     tries: int = 0
     """Calls so far, those included that replicas repeated further on before they declined."""
     refusals: int = 0
@@ -78,20 +73,19 @@ class _Attempt:
 
 
 class Sender:
-    """Sends micro-batches to the replicas of `group` (stage `stage`), as `replicas` lists them at any time."""
+    """Sends micro-batches to the replicas of `stage`."""
 
     def __init__(
         self,
         host: Host,
-        calls: PipelineCalls,
-        group: str,
+        settings: PipelineSettings,
         stage: int,
-        replicas: Replicas,
-        router: ReplicaRouter | None = None,
+        replicas_of: ReplicasOf,
     ) -> None:
-        self.router: Final = router or ReplicaRouter(Random(host.peer_id).getrandbits(32))
+        self.router: Final = ReplicaRouter(Random(host.peer_id).getrandbits(32))
         self.stage: Final = stage
-        self._host, self._calls, self._group, self._replicas = host, calls, group, replicas
+        self._host, self._method, self._group = host, forward_method(settings), settings.groups[stage]
+        self._replicas_of = replicas_of
         self._known: dict[str, LoadReport] = {}
         self._gone: dict[str, tuple[float, float]] = {}  # not in the group: its record's time, when we learnt it
         self._numbers = count(randbits(48))  # numbers of an earlier sender of this peer are not used again
@@ -115,12 +109,13 @@ class Sender:
         self,
         request: ForwardRequest,
         payload: memoryview,
-        accept: Accept,
+        accept: Callable[[Reply[ForwardReply]], Awaitable[None]],
         until: float = math.inf,
-        confirm: Confirm | None = None,
+        confirm: Callable[[], Awaitable[bool]] | None = None,
     ) -> ForwardReply:
         """Have `request` answered by a replica, and the answer accepted, before the time `until`. `confirm` asks our
-        own caller whether it still waits.
+        own caller whether it still waits. If `accept` raises ProtocolViolation (the answer is garbage) or StageRefused
+        ("not_finite": it is unusable), there is a retry; any other error ends `send`.
 
         The result is the accepted answer, or else what to tell our own caller; its `retried` includes the calls that
         were repeated on this hop.
@@ -143,7 +138,12 @@ class Sender:
                 return ended
 
     async def _try(
-        self, peer: str, request: ForwardRequest, payload: memoryview, accept: Accept, attempt: _Attempt
+        self,
+        peer: str,
+        request: ForwardRequest,
+        payload: memoryview,
+        accept: Callable[[Reply[ForwardReply]], Awaitable[None]],
+        attempt: _Attempt,
     ) -> ForwardReply | None:
         """Make one call. None: try again, possibly at another replica."""
         router, number = self.router, next(self._numbers)
@@ -173,7 +173,7 @@ class Sender:
             attempt.excluded.add(peer)
             attempt.failures[peer] += 1 if answered_at is None else FAILURES_MAX
             if answered_at is not None and isinstance(error, ProtocolViolation):
-                self._host.rpc.server.strike(peer, f"{self._calls.forward.name}: its answer: {error}")
+                self._host.rpc.server.strike(peer, f"{self._method.name}: its answer: {error}")
             if isinstance(error, StageRefused):
                 attempt.refusals += 1
                 if attempt.refusals >= REFUSALS_MAX or not self._others(attempt):
@@ -255,9 +255,7 @@ class Sender:
             nursery.start_soon(watch)
             try:
                 # Bulk transport: 15 to 60 percent less CPU for calls of 16 KB to 4 MB (8 and 24 at once, busy cores).
-                reply = await self._host.rpc.call(
-                    peer, self._calls.forward, request, payload, timeout_s=timeout_s, bulk=True
-                )
+                reply = await self._host.rpc.call(peer, self._method, request, payload, timeout_s=timeout_s, bulk=True)
             except (NetworkError, ProtocolViolation) as error:
                 failure = error
             nursery.cancel_scope.cancel()
@@ -285,7 +283,7 @@ class Sender:
     def _look(self) -> None:
         """Bring the router up to date with the records and with the heartbeat."""
         now, suspects = trio.current_time(), self._host.suspects
-        found = {peer: load for peer, load in self._replicas().items() if peer not in suspects}
+        found = {peer: load for peer, load in self._replicas_of(self.stage).items() if peer not in suspects}
         for peer, (at, since) in list(self._gone.items()):
             if peer not in found or found[peer].at != at or now - since > GONE_S:
                 del self._gone[peer]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Final
@@ -18,7 +18,6 @@ from torch import Tensor
 
 from peer.errors import DeadlineExceeded, StageRefused, WorkerError
 from swarm.pipeline.accounting import micro_batches_of
-from swarm.pipeline.data_feed import TokenSource
 from swarm.pipeline.messages import SAMPLE_RANGES_MAX, Cause
 from swarm.pipeline.micro_batch import MicroBatchResult, MicroBatchTask
 from swarm.pipeline.stage_server import StageServer
@@ -45,7 +44,7 @@ class SourceTotals:
 
 
 class MicroBatchSource:
-    """Dispatches micro-batches through the stage-0 `server`; `tokens` reads their text.
+    """Dispatches micro-batches through the stage-0 `server`; `tokens` reads their text, (n, T + 1) int64.
 
     `on_result(samples, result)` is called for each micro-batch that ended. Event `pipeline_refused`: the samples
     `first` to `last`, half-open, were given up because every replica refuses them.
@@ -54,7 +53,7 @@ class MicroBatchSource:
     def __init__(
         self,
         server: StageServer,
-        tokens: TokenSource,
+        tokens: Callable[[Sequence[Range]], Awaitable[Tensor]],
         on_result: Callable[[Range, MicroBatchResult], None] = lambda samples, result: None,
     ) -> None:
         self.totals: Final = SourceTotals()
@@ -180,12 +179,11 @@ class MicroBatchSource:
         result = await self._runner.evaluate(task)
         if not result.done:
             raise DeadlineExceeded(f"the evaluation did not come through: {result.reason}")
-        return result.loss / (task.size.batch * task.size.length)
+        return result.loss / (task.batch * task.length)
 
     def _task(self, samples: Range, tokens: Tensor, again: bool, epoch: int | None) -> MicroBatchTask:
-        size = self._runner.compute.size(len(tokens), tokens.shape[1] - 1)
         epoch = self._runner.accounting.epoch if epoch is None else epoch
-        return MicroBatchTask(samples=samples, epoch=epoch, size=size, tokens=tokens, again=again)
+        return MicroBatchTask(samples=samples, epoch=epoch, tokens=tokens, again=again)
 
     async def _redispatch(self, samples: Range, epoch: int | None) -> None:
         slot = object()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from itertools import count
 from typing import Final
 
@@ -22,43 +21,13 @@ from peer.errors import ProtocolViolation, StageRefused
 from peer.worker.stage_client import MicroBatch, MicroBatchDone, MicroBatchSlot, StageWorkerGroup
 from swarm.pipeline.activations import ActivationCode, new_payload, view_of
 from swarm.pipeline.config import PipelineSettings
-from swarm.pipeline.messages import TOKEN_BYTES
+from swarm.pipeline.messages import token_bytes
+from swarm.pipeline.micro_batch import MicroBatchTask
 from swarm.protocol.ledger import Range
 
 _KEPT_FOR_BACKWARDS: Final = 2  # slots that no forward may take: backwards would wait behind forwards
 SMOOTHING: Final = 0.1
 COLD: Final = 4  # micro-batches whose times are ignored: caches, threads and allocators warm up
-
-
-@dataclass
-class Timings:
-    """The times of one micro-batch at this stage."""
-
-    own_s: float = 0.0
-    """On the device and in coding."""
-    queued_s: float = 0.0
-    """Waiting for either."""
-
-
-@dataclass(frozen=True)
-class BatchSize:
-    """The shape (B, T, C) of a micro-batch."""
-
-    batch: int
-    length: int
-    hidden: int
-
-    @property
-    def at(self) -> tuple[int, int]:
-        return self.batch, self.length
-
-    @property
-    def token_bytes(self) -> int:
-        return TOKEN_BYTES * self.batch * (self.length + 1)
-
-    @property
-    def values(self) -> int:
-        return self.batch * self.length * self.hidden
 
 
 class StageCompute:
@@ -84,92 +53,86 @@ class StageCompute:
         """Return the worker's name for a new pass of the micro-batch through this stage."""
         return MicroBatch(str(samples[0]), self.worker_group.spec.index, epoch, counts, next(self._attempts))
 
-    def size(self, batch: int, length: int) -> BatchSize:
-        return BatchSize(batch, length, self._settings.hidden_size)
+    def hidden_bytes(self, batch: int, length: int) -> int:
+        """Return the bytes of a coded hidden state, or of its gradient."""
+        return self._code.size_bytes(batch * length * self._settings.hidden_size)
 
-    def payload_bytes(self, size: BatchSize) -> int:
+    def payload_bytes(self, batch: int, length: int) -> int:
         """Return the bytes of token ids and coded hidden state."""
-        return size.token_bytes + self._code.size_bytes(size.values)
-
-    def gradient_bytes(self, size: BatchSize) -> int:
-        return self._code.size_bytes(size.values)
+        return token_bytes(batch, length) + self.hidden_bytes(batch, length)
 
     @asynccontextmanager
-    async def forward_slot(self, times: Timings) -> AsyncIterator[MicroBatchSlot]:
+    async def forward_slot(self, task: MicroBatchTask) -> AsyncIterator[MicroBatchSlot]:
         """Open a slot for a forward, first come, first served."""
         asked = trio.current_time()
         async with self._forwards, self.worker_group.slot() as slot:
-            times.queued_s += trio.current_time() - asked
+            task.queued_s += trio.current_time() - asked
             yield slot
 
-    async def take_in(
-        self, slot: MicroBatchSlot, size: BatchSize, tokens: Tensor, coded: memoryview | None, times: Timings
-    ) -> None:
-        """Write a micro-batch into the slot: `tokens` (B, T + 1) int64, and for later stages the coded hidden state."""
+    async def take_in(self, slot: MicroBatchSlot, task: MicroBatchTask) -> None:
+        """Write a micro-batch into the slot: its tokens, or at later stages its hidden state."""
         started = trio.current_time()
-        if coded is None:
-            slot.tokens(*size.at).copy_(tokens[:, :-1])
+        if task.coded is None:
+            slot.tokens(task.batch, task.length).copy_(task.tokens[:, :-1])
         else:
-            await self._code.decode(coded, slot.hidden(*size.at))
+            await self._code.decode(task.coded, slot.hidden(task.batch, task.length))
         if self.worker_group.spec.is_last:
-            slot.targets(*size.at).copy_(tokens[:, 1:])
-        times.own_s += trio.current_time() - started
+            slot.targets(task.batch, task.length).copy_(task.tokens[:, 1:])
+        task.own_s += trio.current_time() - started
 
-    async def forward(
-        self, slot: MicroBatchSlot, of: MicroBatch, size: BatchSize, times: Timings, keep: bool = True
-    ) -> float:
+    async def forward(self, slot: MicroBatchSlot, of: MicroBatch, task: MicroBatchTask, keep: bool = True) -> float:
         """Return the loss in nats summed over the tokens on the last stage; on others 0, and the slot has the
         output."""
-        done = await self._timed(self.worker_group.forward(of, slot, *size.at, keep), times)
-        return 0.0 if done.loss is None else done.loss * size.batch * size.length
+        done = await self._timed(self.worker_group.forward(of, slot, task.batch, task.length, keep), task)
+        return 0.0 if done.loss is None else done.loss * task.batch * task.length
 
-    async def take_out(self, slot: MicroBatchSlot, size: BatchSize, tokens: Tensor, times: Timings) -> memoryview:
+    async def take_out(self, slot: MicroBatchSlot, task: MicroBatchTask) -> memoryview:
         """Return the payload for the next stage."""
         started = trio.current_time()
-        payload = new_payload(self.payload_bytes(size))
-        payload.numpy()[: size.token_bytes] = np.frombuffer(tokens.numpy().astype("<u4").data.cast("B"), np.uint8)
-        await self._encode(slot.hidden(*size.at), payload[size.token_bytes :])
-        times.own_s += trio.current_time() - started
+        payload, ids = new_payload(self.payload_bytes(task.batch, task.length)), token_bytes(task.batch, task.length)
+        payload.numpy()[:ids] = np.frombuffer(task.tokens.numpy().astype("<u4").data.cast("B"), np.uint8)
+        await self._encode(slot.hidden(task.batch, task.length), payload[ids:])
+        task.own_s += trio.current_time() - started
         return view_of(payload)
 
     @asynccontextmanager
-    async def backward_slot(self, times: Timings) -> AsyncIterator[MicroBatchSlot]:
+    async def backward_slot(self, task: MicroBatchTask) -> AsyncIterator[MicroBatchSlot]:
         """Open a slot for a backward."""
         asked = trio.current_time()
         async with self.worker_group.slot() as slot:
-            times.queued_s += trio.current_time() - asked
+            task.queued_s += trio.current_time() - asked
             yield slot
 
-    async def take_gradient(self, slot: MicroBatchSlot, size: BatchSize, gradient: memoryview, times: Timings) -> None:
+    async def take_gradient(self, slot: MicroBatchSlot, task: MicroBatchTask, gradient: memoryview) -> None:
         """Write the coded gradient of the stage's output into the slot."""
         started = trio.current_time()
-        await self._code.decode(gradient, slot.hidden(*size.at))
-        times.own_s += trio.current_time() - started
+        await self._code.decode(gradient, slot.hidden(task.batch, task.length))
+        task.own_s += trio.current_time() - started
 
-    async def backward(self, slot: MicroBatchSlot, of: MicroBatch, size: BatchSize, times: Timings) -> MicroBatchDone:
+    async def backward(self, slot: MicroBatchSlot, of: MicroBatch, task: MicroBatchTask) -> MicroBatchDone:
         """Run the backward from the gradient in the slot (the last stage has none) to the gradient of the input
         there."""
-        return await self._timed(self.worker_group.backward(of, slot, *size.at), times)
+        return await self._timed(self.worker_group.backward(of, slot, task.batch, task.length), task)
 
-    async def gradient_out(self, slot: MicroBatchSlot, size: BatchSize, times: Timings) -> memoryview:
+    async def gradient_out(self, slot: MicroBatchSlot, task: MicroBatchTask) -> memoryview:
         """Return the coded gradient of the input; empty on the first stage."""
         if self.worker_group.spec.is_first:
             return memoryview(b"")
         started = trio.current_time()
-        payload = new_payload(self.gradient_bytes(size))
-        await self._encode(slot.hidden(*size.at), payload)
-        times.own_s += trio.current_time() - started
+        payload = new_payload(self.hidden_bytes(task.batch, task.length))
+        await self._encode(slot.hidden(task.batch, task.length), payload)
+        task.own_s += trio.current_time() - started
         return view_of(payload)
 
-    def served(self, times: Timings) -> None:
+    def served(self, task: MicroBatchTask) -> None:
         """Note the times of a micro-batch that went through."""
         self._served += 1
         if self._served > COLD:
-            self.service_s += (times.own_s - self.service_s) * max(SMOOTHING, 1 / (self._served - COLD))
+            self.service_s += (task.own_s - self.service_s) * max(SMOOTHING, 1 / (self._served - COLD))
 
-    def read_tokens(self, payload: memoryview, size: BatchSize) -> Tensor:
+    def read_tokens(self, payload: memoryview, batch: int, length: int) -> Tensor:
         """Return (B, T + 1) int64. Raises ProtocolViolation for ids outside the vocabulary."""
-        ids = np.frombuffer(payload[: size.token_bytes], "<u4").reshape(size.batch, size.length + 1)
+        ids = np.frombuffer(payload[: token_bytes(batch, length)], "<u4").reshape(batch, length + 1)
         if int(ids.max()) >= self._settings.vocab_size:
             raise ProtocolViolation(f"token id {ids.max()} in a vocabulary of {self._settings.vocab_size}")
         return torch.from_numpy(ids.astype(np.int64))
@@ -180,9 +143,9 @@ class StageCompute:
         except ProtocolViolation as error:  # our own value, so no violation of a peer
             raise StageRefused(str(error), "not_finite") from error
 
-    async def _timed(self, call: Awaitable[MicroBatchDone], times: Timings) -> MicroBatchDone:
+    async def _timed(self, call: Awaitable[MicroBatchDone], task: MicroBatchTask) -> MicroBatchDone:
         started = trio.current_time()
         done = await call
-        times.own_s += done.seconds
-        times.queued_s += max(0.0, trio.current_time() - started - done.seconds)
+        task.own_s += done.seconds
+        task.queued_s += max(0.0, trio.current_time() - started - done.seconds)
         return done

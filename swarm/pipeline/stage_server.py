@@ -6,7 +6,7 @@ async with server.open(trainer):
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Final, Protocol
 
@@ -15,7 +15,7 @@ from peer.net.host import Host
 from peer.net.method import Call
 from peer.worker.stage_client import StageWorkerGroup
 from swarm.pipeline.accounting import SampleAccounting
-from swarm.pipeline.config import LoadReport, PipelineSettings
+from swarm.pipeline.config import LoadReport, PipelineSettings, ReplicasOf
 from swarm.pipeline.duplicate_checks import IS_COUNTED_S, find_holder
 from swarm.pipeline.handlers import ForwardHandler
 from swarm.pipeline.messages import (
@@ -28,20 +28,17 @@ from swarm.pipeline.messages import (
     Counted,
     IsCountedQuery,
     IsCountedReply,
-    PipelineCalls,
     Redispatch,
     StillWaitingQuery,
     StillWaitingReply,
+    forward_method,
 )
-from swarm.pipeline.micro_batch import MicroBatchRunner
+from swarm.pipeline.runner import MicroBatchRunner
 from swarm.pipeline.sender import Sender
 from swarm.pipeline.stage_compute import StageCompute
 from swarm.protocol.head import Head
 from swarm.protocol.ledger import Range, count
 from swarm.protocol.messages import Done
-
-ReplicasOf = Callable[[int], Mapping[str, LoadReport]]
-"""The live replicas of a stage by peer id, this peer included or not. Called for each micro-batch."""
 
 
 class StageListener(Protocol):
@@ -103,11 +100,8 @@ class StageServer:
         """Micro-batches counted here so far."""
         self._replicas_of = replicas_of
         self._group = settings.groups[stage]
-        self._calls = calls = PipelineCalls.of(settings)
         self._listener: StageListener = IgnoreEvents()
-        sender = None
-        if stage + 1 < settings.stages:
-            sender = Sender(host, calls, settings.groups[stage + 1], stage + 1, lambda: replicas_of(stage + 1))
+        sender = Sender(host, settings, stage + 1, replicas_of) if stage + 1 < settings.stages else None
         self.runner: Final = MicroBatchRunner(
             stage,
             StageCompute(worker_group, settings),
@@ -163,7 +157,7 @@ class StageServer:
             rpc.register(COUNTED, self._on_counted)
             rpc.register(STILL_WAITING, self._on_still_waiting)
             if self.stage:
-                rpc.register(self._calls.forward, self._handlers.serve)
+                rpc.register(forward_method(self.settings), self._handlers.serve)
             else:
                 rpc.register(REDISPATCH, self._on_redispatch)
             try:

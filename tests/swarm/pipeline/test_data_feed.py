@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 
 from peer.events import Event
 from swarm.pipeline.data_feed import FeederStats, serve_tokens
-from swarm.pipeline.messages import AskTokens, PipelineCalls
+from swarm.pipeline.messages import AskTokens, tokens_method
 from tests.swarm.pipeline.test_source import RULES, hosts, read
 from tests.swarm.support.pipeline_harness import MICRO
 
@@ -20,7 +20,7 @@ async def test_feeder_reports_what_it_has_read() -> None:
         serve_tokens(feeder.rpc, RULES, read, fed.note)
         for asker, first in ((ann, 0), (ann, 1), (bob, 2)):
             request = AskTokens(RULES.run_id, ((MICRO * first, MICRO * (first + 1)),))
-            await asker.rpc.call(feeder.peer_id, PipelineCalls.of(RULES).tokens, request, timeout_s=30)
+            await asker.rpc.call(feeder.peer_id, tokens_method(RULES), request, timeout_s=30)
         fed.tell()
         facts = [event.fields for event in told if event.name == "text_fed"]
         assert facts[0] == {"micro_batches": 0, "peers": []}

@@ -33,8 +33,9 @@ from swarm.pipeline.messages import (
     ForwardReply,
     IsCountedQuery,
     IsCountedReply,
-    PipelineCalls,
     Redispatch,
+    forward_method,
+    tokens_method,
 )
 from swarm.protocol.ledger import Ledger, Range
 from swarm.protocol.messages import Done
@@ -116,7 +117,7 @@ def answers(host: Host, rules: PipelineSettings, stage: int, table: Table, body:
     async def on_pass(call: object) -> tuple[Any, bytes]:
         return body, payload
 
-    limits = PipelineCalls.of(rules).forward
+    limits = forward_method(rules)
     host.rpc.register(
         Method(
             limits.name,
@@ -294,7 +295,7 @@ async def test_feeder_refuses_too_many_samples(tmp_path: Path) -> None:
     async with open_impostor(rules, 0, {}, None) as asker, open_impostor(rules, 0, {}, None) as feeder:
         asker.book.add(feeder.peer_id, feeder.addresses)
         serve_tokens(feeder.rpc, rules, local)
-        method: Method[AskTokens, Done] = PipelineCalls.of(rules).tokens
+        method: Method[AskTokens, Done] = tokens_method(rules)
         far = 1 << 52
         for spans in (((0, far), (far, FEED_SAMPLES_MAX)), ((4, 2), (0, 4)), ((0, 0), (0, 2))):
             with pytest.raises(RemoteError, match="samples at once"):

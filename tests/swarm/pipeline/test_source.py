@@ -24,8 +24,8 @@ from swarm.pipeline.messages import (
     AskCounted,
     AskTokens,
     Counted,
-    PipelineCalls,
     Redispatch,
+    tokens_method,
 )
 from swarm.pipeline.micro_batch import MicroBatchResult
 from swarm.pipeline.source import REFUSALS_MAX, WINDOW_MIN, MicroBatchSource
@@ -82,7 +82,7 @@ async def test_feeders_rotate_and_local_text_is_the_fallback(monkeypatch: pytest
             async def answer(call: object) -> tuple[Done, memoryview]:
                 return Done(), ids.numpy().astype("<u4").data
 
-            host.rpc.register(PipelineCalls.of(RULES).tokens, answer)
+            host.rpc.register(tokens_method(RULES), answer)
 
         serve(wrong_ids, torch.full((MICRO, SEQ + 1), MODEL.vocab_size))
         serve(too_few, torch.zeros(MICRO, SEQ, dtype=torch.int64))
@@ -104,7 +104,7 @@ async def test_feeder_refuses_nonsense() -> None:
     async with AsyncExitStack() as stack:
         me, feeder = await hosts(stack, 2)
         serve_tokens(feeder.rpc, RULES, read)
-        method = PipelineCalls.of(RULES).tokens
+        method = tokens_method(RULES)
         for request in (
             AskTokens("run", ()),
             AskTokens("run", ((5, 5),)),
@@ -126,7 +126,7 @@ async def test_micro_batch_of_any_size_is_one_call(monkeypatch: pytest.MonkeyPat
         source = RemoteTokens(me, rules, lambda: [feeder.peer_id], local)
         assert torch.equal(await source(((0, size),)), tokens_of((0, size)))
         assert not local.read
-        method = PipelineCalls.of(rules).tokens
+        method = tokens_method(rules)
         with pytest.raises(RemoteError, match=f"ask for 1 to {size}"):
             await me.rpc.call(feeder.peer_id, method, AskTokens("run", ((0, size + 1),)), timeout_s=60)
 

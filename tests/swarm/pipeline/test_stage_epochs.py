@@ -75,8 +75,8 @@ async def test_lost_worker_keeps_the_previous_weights(tmp_path: Path) -> None:
 
 
 async def test_possible_repeats_are_marked(tmp_path: Path) -> None:
-    """Only a replica that worked on the round before knows that a sample is new: not one that has just joined the stage,
-    and none after a regroup, which begins the same round again."""
+    """Only a replica that worked on the round before knows that a sample is new. A new replica does not, and none does
+    after a regroup, which begins the same round again."""
     async with scene_of(tmp_path, SETTING, [1, 1]) as scene:
         with trio.fail_after(300):
             (first,), _ = scene.stages
@@ -111,8 +111,8 @@ async def test_possible_repeats_are_marked(tmp_path: Path) -> None:
 
 
 async def test_orphaned_weights_stand_in_for_the_previous(tmp_path: Path) -> None:
-    """The last stage is one commit further, and of those that made it nobody is left: the first stage would wait for
-    ever."""
+    """The last stage is one commit ahead, and no member that made it is left. Without a substitute the first stage
+    would wait without end."""
     async with scene_of(tmp_path, SETTING, [1, 1]) as scene:
         with trio.fail_after(300):
             (first,), (last,) = scene.stages

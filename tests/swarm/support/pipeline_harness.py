@@ -22,7 +22,7 @@ from peer.net.host import Host, HostConfig, open_host
 from peer.worker.stage_client import StageWorkerGroup, open_stage_worker_group
 from swarm.pipeline.accounting import SampleAccounting
 from swarm.pipeline.config import LoadReport, PipelineSettings
-from swarm.pipeline.messages import ForwardReply, ForwardRequest, PipelineCalls
+from swarm.pipeline.messages import ForwardReply, ForwardRequest, forward_method
 from swarm.pipeline.router import ReplicaRouter, RouterConfig
 from swarm.pipeline.source import MicroBatchSource
 from swarm.pipeline.stage_server import IgnoreEvents, StageServer
@@ -69,7 +69,7 @@ def tokens_of(span: Range) -> torch.Tensor:
 
 
 async def read_tokens(spans: Sequence[Range]) -> torch.Tensor:
-    """The same for a `TokenSource`."""
+    """The same, for a `MicroBatchSource`."""
     return torch.cat([tokens_of(span) for span in spans])
 
 
@@ -246,7 +246,7 @@ async def open_impostor(
             async def on_pass(call: Any) -> tuple[ForwardReply, bytes]:
                 return await answer(call.body, call.payload)
 
-            host.rpc.register(PipelineCalls.of(rules).forward, on_pass)
+            host.rpc.register(forward_method(rules), on_pass)
             table[host.peer_id] = {"stage": stage, "addresses": list(host.addresses)}
         yield host
 
@@ -263,9 +263,7 @@ async def pass_to(
         "length": SEQ,
         **changes,
     }
-    return (
-        await host.rpc.call(peer, PipelineCalls.of(rules).forward, ForwardRequest(**values), payload, timeout_s=60)
-    ).body
+    return (await host.rpc.call(peer, forward_method(rules), ForwardRequest(**values), payload, timeout_s=60)).body
 
 
 async def dispatch_all(replica: Replica, spans: list[Range], window: int = 8) -> float:
