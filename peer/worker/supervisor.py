@@ -14,7 +14,7 @@ import trio
 
 from peer.compute.device import usable_cores
 from peer.errors import ConfigError, StageRefused, WorkerError
-from peer.ipc.messages import Beat, Command, LoadModel, ModelLoaded, WorkerReply, Stop, WorkerEvent
+from peer.ipc.messages import Beat, Command, LoadModel, ModelLoaded, Stop, WorkerEvent, WorkerReply
 from peer.worker.config import WorkerBuffers, WorkerConfig
 from peer.worker.process import WorkerProcess, handshake
 

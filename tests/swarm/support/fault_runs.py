@@ -85,4 +85,6 @@ class Onlooker:
         since = time.time()
         await self.more_rounds(3)
         for peer in self._healthy:
-            assert all(s <= ROUND_TAKES_S for s in sorted(peer.pauses(since))[:-1]), f"delayed again\n{peer.transcript()}"
+            assert all(s <= ROUND_TAKES_S for s in sorted(peer.pauses(since))[:-1]), (
+                f"delayed again\n{peer.transcript()}"
+            )
