@@ -7,7 +7,7 @@
         await swarm.committed(peers[1].round + 2, *peers[1:])
         swarm.check_agreement()
 
-The end of the block ends every process, frozen ones and compute workers included; so does the death of the test process.
+The end of the block ends every process, frozen ones and compute workers included; so does the death of this process.
 """
 
 from __future__ import annotations
