@@ -10,7 +10,7 @@ export PYTHONUNBUFFERED = 1
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 
-.PHONY: setup quickstart test durations soak lint bench clean
+.PHONY: setup quickstart test test-fast durations soak lint bench clean
 ifneq ($(TORCH),)
 .PHONY: $(STAMP) # asked for another torch: install it, whatever is there
 endif
@@ -32,6 +32,10 @@ quickstart: $(STAMP)
 # Three at a time, a file each: much of a test of processes is waiting for a deadline.
 test: $(STAMP)
 	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+
+# What a developer runs between two edits: no test that starts processes.
+test-fast: $(STAMP)
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m "not process and not soak"
 
 # Measures what each test file takes; the longest run first (tests/durations.json).
 durations: $(STAMP)

@@ -1,4 +1,4 @@
-"""For all tests: the order in which they run, skips that count as errors in CI, and patience with slow machines."""
+"""For all tests: the order in which they run, skips that count as errors in CI, and examples without a time limit."""
 
 from __future__ import annotations
 

@@ -233,7 +233,7 @@ def block(seconds: float) -> None:
     subprocess.run(["sleep", str(seconds)], check=True)
 
 
-async def test_the_lag_meter_measures_standing_still() -> None:
+async def test_the_lag_meter_measures_a_stopped_loop() -> None:
     async with trio.open_nursery() as nursery:
         lag = LagMeter()
         nursery.start_soon(lag.run)
