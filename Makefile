@@ -29,9 +29,9 @@ $(STAMP): pyproject.toml constraints.txt tools/check_system.sh
 quickstart: $(STAMP)
 	$(BIN)/peer quickstart --home $(HOME_DIR)
 
-# Three at a time, a file each: much of a test of processes is waiting for a deadline.
+# Four at a time, a file each: much of a test of processes is waiting for a deadline.
 test: $(STAMP)
-	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # What a developer runs between two edits: no test that starts processes.
 test-fast: $(STAMP)
@@ -39,7 +39,7 @@ test-fast: $(STAMP)
 
 # Measures what each test file takes; the longest run first (tests/durations.json).
 durations: $(STAMP)
-	TEST_DURATIONS=1 $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --durations 20
+	TEST_DURATIONS=1 $(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder --durations 20
 
 soak: $(STAMP)
 	$(BIN)/python -m pytest -m "hypothesis and not soak" --hypothesis-profile explore

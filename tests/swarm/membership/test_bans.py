@@ -103,4 +103,4 @@ def test_an_invite_for_one_peer(
         admit(manifest, invite.token, Identity.generate().peer_id, time.time())
     assert invite_for("nonsense", home.path) == 2
     assert invite_for(guest, tmp_path / "empty") == 2
-    assert "no peer id" in (told := capsys.readouterr().err) and "holds no run yet" in told
+    assert "not a peer id" in (told := capsys.readouterr().err) and "holds no run yet" in told
