@@ -103,7 +103,7 @@ class LeaveReply(msgspec.Struct, frozen=True):
     pass
 
 
-FIND: Final = Method("dht/find", FindRequest, FindReply, open=True)
-STORE: Final = Method("dht/store", StoreRequest, StoreReply, open=True)
-FETCH: Final = Method("dht/fetch", FetchRequest, FetchReply, reply_payload_max=FETCH_BYTES_MAX, open=True)
-LEAVE: Final = Method("dht/leave", LeaveRequest, LeaveReply, open=True)
+FIND: Final = Method("dht/find", FindRequest, FindReply, access="visitor")
+STORE: Final = Method("dht/store", StoreRequest, StoreReply, access="visitor")
+FETCH: Final = Method("dht/fetch", FetchRequest, FetchReply, reply_payload_max=FETCH_BYTES_MAX, access="visitor")
+LEAVE: Final = Method("dht/leave", LeaveRequest, LeaveReply, access="visitor")

@@ -58,7 +58,7 @@ class Offer(msgspec.Struct, frozen=True):
     """Opens one connection."""
 
 
-OFFER: Final = Method("net/bulk", OfferRequest, Offer, open=True, urgent=True)
+OFFER: Final = Method("net/bulk", OfferRequest, Offer, access="visitor", urgent=True)
 
 
 class BulkTransport:

@@ -24,6 +24,7 @@ from peer.net.libp2p_fixes import abort_connection
 from peer.net.libp2p_fixes.peer_cleanup import OnConnections
 from peer.net.limits import NetLimits
 from peer.net.nat.traversal import Traversal
+from peer.net.standing import Standing
 from peer.net.stream_channel import LOST, StreamChannel
 from peer.net.wire import Channel
 
@@ -34,10 +35,11 @@ _DIRECT_FIRST_S: Final = 1.5  # head start of direct addresses over relayed ones
 class Connections:
     """Dials, keeps and chooses connections. `rpc` gets its channels here."""
 
-    def __init__(self, host: Any, book: AddressBook, limits: NetLimits, nursery: trio.Nursery) -> None:
+    def __init__(self, host: Any, book: AddressBook, limits: NetLimits, standing: Standing, nursery: trio.Nursery) -> None:
         self._network = host.get_network()
         self._book = book
         self._limits = limits
+        self._standing = standing
         self._nursery = nursery
         self.bulk: BulkTransport | None = None
         """The TLS transport for payloads, if this host has one."""
@@ -122,6 +124,7 @@ class Connections:
     def _on_gone(self, peer_id: ID) -> None:
         """Forget a peer whose last connection has ended."""
         peer = str(peer_id)
+        self._standing.revoke(peer)
         self._bulk.pop(peer, None)
         dialling = self._bulk_dials.get(peer)
         if dialling is not None and not dialling.locked():

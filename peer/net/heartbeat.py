@@ -33,7 +33,7 @@ class Pong(msgspec.Struct, frozen=True):
     """The sign of life."""
 
 
-PING: Final = Method("net/ping", Ping, Pong, open=True, urgent=True)
+PING: Final = Method("net/ping", Ping, Pong, access="open", urgent=True)
 _TICK_S: Final = 0.25
 _REDIAL_S: Final = 3.0
 _STANDSTILL_S: Final = 0.5

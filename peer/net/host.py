@@ -35,6 +35,7 @@ from peer.net.nat.hole_punch import Path
 from peer.net.nat.traversal import Traversal
 from peer.net.rate_limit import Meter, TokenBucket, Traffic
 from peer.net.rpc import Rpc
+from peer.net.standing import Standing
 from peer.net.stream_channel import PROTOCOL, StreamChannel
 
 _HELLO_S: Final = 10.0
@@ -47,7 +48,7 @@ class Addresses(msgspec.Struct, frozen=True):
     addresses: list[str]
 
 
-HELLO: Final = Method("net/hello", Addresses, Addresses, open=True, urgent=True)
+HELLO: Final = Method("net/hello", Addresses, Addresses, access="open", urgent=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,8 +85,11 @@ class Host:
         self._nursery = nursery
         self._meter = Meter(TokenBucket(config.upload_bytes_per_s), TokenBucket(config.download_bytes_per_s))
         self.book: Final = AddressBook(config.limits.addresses_per_peer)
-        self._connections = Connections(libp2p_host, self.book, config.limits, nursery)
-        self.rpc: Final = Rpc(self.peer_id, self._connections, config.limits, self._meter, config.events)
+        self.standing: Final = Standing()
+        self._connections = Connections(libp2p_host, self.book, config.limits, self.standing, nursery)
+        self.rpc: Final = Rpc(
+            self.peer_id, self._connections, config.limits, self._meter, config.events, self.standing
+        )
         self._watched: dict[str, frozenset[str]] = {}
         self._heartbeat = Heartbeat(self.rpc, self._connections, self._meter, config.limits, config.events)
         self.rpc.register(HELLO, self._on_hello)

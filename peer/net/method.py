@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
+from peer.net.standing import Access
 from peer.net.wire import Buffer
 
 Req = TypeVar("Req", bound=msgspec.Struct)
@@ -23,8 +24,8 @@ class Method(Generic[Req, Rep]):
     reply: type[Rep]
     request_payload_max: int = 0
     reply_payload_max: int = 0
-    open: bool = False
-    """Whether peers may call it that the gate has not admitted."""
+    access: Access = "member"
+    """What a peer must have proved to be, to call it and to be called by it (`peer.net.standing`)."""
     urgent: bool = False
     """Whether it may exceed the number of calls open to one peer: those calls may depend on it."""
 
@@ -47,8 +48,3 @@ class Reply(Generic[Rep]):
 
 
 Handler = Callable[[Call[Req]], Awaitable[Rep | tuple[Rep, Buffer]]]
-Gate = Callable[[str, Method[Any, Any]], None]
-
-
-def admit_all(peer: str, method: Method[Any, Any]) -> None:
-    """Admit every peer: the gate of a host that belongs to no run."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 import trio
@@ -31,12 +31,13 @@ from peer.errors import (
 from peer.events import EventLog
 from peer.identity import is_peer_id
 from peer.net.limits import NetLimits
-from peer.net.method import Call, Gate, Handler, Method, Rep, Reply, Req
+from peer.net.method import Call, Handler, Method, Rep, Reply, Req
 from peer.net.rate_limit import Meter
 from peer.net.rpc_server import RpcServer, flat
+from peer.net.standing import Standing
 from peer.net.wire import SMALL_BYTES, Buffer, Channel, Frames, ReplyHeader, RequestHeader
 
-__all__ = ["Buffer", "Call", "Gate", "Handler", "Method", "Reply", "Rpc"]
+__all__ = ["Buffer", "Call", "Handler", "Method", "Reply", "Rpc"]
 
 _EARLY_REPLY_BYTES: Final = 4 * SMALL_BYTES  # bigger requests watch for a refusal while they are being sent
 
@@ -52,25 +53,24 @@ class Rpc:
     """Answers calls of other peers and makes calls to them."""
 
     def __init__(
-        self, peer_id: str, channels: ChannelSource, limits: NetLimits, meter: Meter, events: EventLog
+        self,
+        peer_id: str,
+        channels: ChannelSource,
+        limits: NetLimits,
+        meter: Meter,
+        events: EventLog,
+        standing: Standing | None = None,
     ) -> None:
         self._peer_id = peer_id
         self._channels = channels
         self._limits = limits
         self._meter = meter
-        self.server: Final = RpcServer(limits, meter, events)
+        self.standing: Final = Standing() if standing is None else standing
+        self.server: Final = RpcServer(limits, meter, events, self.standing)
         self._slots: dict[str, trio.CapacityLimiter] = {}
         self.introduce: Callable[[str, float], Awaitable[None]] | None = None
-        """Called with (peer, seconds left) when a peer does not admit us, before the call is tried once more."""
-
-    @property
-    def gate(self) -> Gate:
-        """Decides which peer may call which method: raises NotAdmitted. Methods marked `open` bypass it."""
-        return self.server.gate
-
-    @gate.setter
-    def gate(self, gate: Gate) -> None:
-        self.server.gate = gate
+        """Called with (peer, seconds left) to prove to each other what both are. Raises if either is not admitted."""
+        self._introductions: dict[str, trio.Event] = {}
 
     def register(self, method: Method[Req, Rep], handler: Handler[Req, Rep]) -> None:
         """Answer calls of `method` with `handler` from now on."""
@@ -110,14 +110,35 @@ class Rpc:
             if peer == self._peer_id:
                 return await self._call_self(method, body, view)
 
+            await self._ensure_admitted(peer, method, deadline)
             try:
                 return await self._call_peer(peer, method, body, view, bulk, deadline)
             except RemoteError as error:
-                if error.code != NotAdmitted.__name__ or method.open or self.introduce is None:
+                if error.code != NotAdmitted.__name__ or method.access == "open" or self.introduce is None:
                     raise
-            await self.introduce(peer, deadline - trio.current_time())
+            self.standing.revoke(peer)  # it has forgotten us
+            await self._ensure_admitted(peer, method, deadline)
             return await self._call_peer(peer, method, body, view, bulk, deadline)
         raise DeadlineExceeded(f"{peer} did not answer {method.name} within {timeout_s:g} s")
+
+    async def _ensure_admitted(self, peer: str, method: Method[Any, Any], deadline: float) -> None:
+        """Raise unless `peer` has proved on this connection that it may be called so: nothing is sent to it before.
+
+        Raises NotAdmitted, or what `introduce` raises.
+        """
+        if self.standing.allows(peer, method.access):
+            return
+        while peer in self._introductions:
+            await self._introductions[peer].wait()
+        if not self.standing.allows(peer, method.access) and self.introduce is not None:
+            done = self._introductions[peer] = trio.Event()
+            try:
+                await self.introduce(peer, deadline - trio.current_time())
+            finally:
+                del self._introductions[peer]
+                done.set()
+        if not self.standing.allows(peer, method.access):
+            raise NotAdmitted(f"{peer} has not proved that it belongs to this run, so {method.name} is not sent to it")
 
     async def _call_peer(
         self, peer: str, method: Method[Req, Rep], body: Req, payload: memoryview, bulk: bool, deadline: float

@@ -21,8 +21,9 @@ from peer.decoding import MALFORMED
 from peer.errors import BarnraiseError, ConnectionLost, NotAdmitted, ProtocolViolation, TooLarge
 from peer.events import EventLog
 from peer.net.limits import ByteBudget, NetLimits
-from peer.net.method import Call, Gate, Handler, Method, admit_all
+from peer.net.method import Call, Handler, Method
 from peer.net.rate_limit import Meter
+from peer.net.standing import Standing
 from peer.net.wire import Buffer, Channel, Frames, ReplyHeader, RequestHeader
 
 INTERNAL: Final = "internal"
@@ -62,8 +63,8 @@ class RegisteredMethod:
 class RpcServer:
     """The methods registered at this host, and the bounds of calls to them."""
 
-    def __init__(self, limits: NetLimits, meter: Meter, events: EventLog) -> None:
-        self.gate: Gate = admit_all
+    def __init__(self, limits: NetLimits, meter: Meter, events: EventLog, standing: Standing) -> None:
+        self._standing = standing
         self._limits = limits
         self._meter = meter
         self._events = events
@@ -131,8 +132,7 @@ class RpcServer:
                 f"{method.name} with {header.payload_bytes} bytes, over the limit of {method.request_payload_max}"
             )
         try:
-            if not method.open:
-                self.gate(peer, method)
+            self._standing.check(peer, method.name, method.access)
         except NotAdmitted as error:
             await self._refuse(frames, type(error).__name__, str(error))
             return False

@@ -8,9 +8,8 @@ answers `NotAdmitted`. The caller then introduces itself again (`Rpc.introduce`)
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -19,8 +18,6 @@ from peer.identity import Signed
 from peer.net.rpc import Call, Method, Rpc
 from swarm.run.credentials import BanList, admit, open_bans
 from swarm.run.manifest import PROTOCOL_VERSION, AnyManifest, check_protocol, check_run
-
-ADMITTED_MAX: Final = 8192  # forgetting the oldest costs it one call
 
 
 class Credentials(msgspec.Struct, frozen=True):
@@ -32,7 +29,7 @@ class Credentials(msgspec.Struct, frozen=True):
     bans: Signed | None = None
 
 
-ENTER: Final = Method("run.enter", Credentials, Credentials, open=True)
+ENTER: Final = Method("run.enter", Credentials, Credentials, access="open")
 
 
 async def enter(rpc: Rpc, peer: str, credentials: Credentials, timeout_s: float) -> Credentials:
@@ -52,24 +49,17 @@ class Gate:
         self._manifest = manifest
         self._token = token
         self._clock = clock
-        self._admitted: OrderedDict[str, None] = OrderedDict()
         self._bans: BanList | None = None
         self._signed_bans: Signed | None = None
         rpc.register(ENTER, self._enter)
-        rpc.gate = self.check
+        self._standing = rpc.standing
+        self._standing.guard()
         rpc.introduce = self.introduce
 
     @property
     def bans(self) -> BanList | None:
         """The newest ban list seen."""
         return self._bans
-
-    def check(self, peer: str, method: Method[Any, Any]) -> None:
-        """Raise NotAdmitted unless `peer` may call this one. `Rpc` does not ask for methods that are open to all."""
-        if self._bans is not None and peer in self._bans.peers:
-            raise NotAdmitted(f"peer {peer} is banned from this run: write to the owner of the run")
-        if not self._manifest.open and peer not in self._admitted:
-            raise NotAdmitted(f"{method.name} is for members of the run: introduce yourself with {ENTER.name} first")
 
     async def introduce(self, peer: str, timeout_s: float) -> None:
         """Show this peer's credentials to `peer` and check its own.
@@ -90,7 +80,9 @@ class Gate:
         bans = open_bans(signed, self._manifest)
         if self._bans is None or bans.serial > self._bans.serial:
             self._bans, self._signed_bans = bans, signed
-            self._admitted.clear()  # every peer shows its token again: it may be banned now
+            self._standing.bar(bans.peers)
+            for peer in self._standing.admitted:
+                self._standing.revoke(peer)  # every peer shows its token again: it may be banned now
 
     @property
     def _credentials(self) -> Credentials:
@@ -109,7 +101,4 @@ class Gate:
             except ProtocolViolation as error:
                 raise NotAdmitted(f"{peer} showed a ban list that is not the authority's: {error}") from error
         admit(self._manifest, shown.token, peer, self._clock(), self._bans)
-        self._admitted[peer] = None
-        self._admitted.move_to_end(peer)
-        while len(self._admitted) > ADMITTED_MAX:
-            self._admitted.popitem(last=False)
+        self._standing.grant(peer, "member", trusted=not self._manifest.open)

@@ -37,7 +37,7 @@ class TokenizerSent(msgspec.Struct, frozen=True):
     """The reply. Its payload is the file."""
 
 
-MANIFEST: Final = Method("run.manifest", AskManifest, Signed, open=True)
+MANIFEST: Final = Method("run.manifest", AskManifest, Signed, access="open")
 TOKENIZER: Final = Method("run.tokenizer", AskTokenizer, TokenizerSent, reply_payload_max=TOKENIZER_BYTES_MAX)
 
 

@@ -8,7 +8,7 @@ import pytest
 import trio
 import trio.testing
 
-from peer.errors import ConnectionLost, DeadlineExceeded, NotAdmitted, RemoteError, ResourceError
+from peer.errors import ConnectionLost, DeadlineExceeded, RemoteError, ResourceError
 from peer.events import EventLog
 from peer.identity import Identity
 from peer.net.bulk import OFFER, BulkTransport, Offer, OfferRequest
@@ -18,6 +18,7 @@ from peer.net.limits import NetLimits
 from peer.net.method import Call, Method
 from peer.net.rate_limit import Meter, TokenBucket
 from peer.net.rpc_server import RpcServer
+from peer.net.standing import Standing
 from peer.net.tls import Certificate, TlsSocket, client_context
 from tests.peer.net.test_rpc import BIG, ECHO, STALL, Facts, Number, echo
 
@@ -97,9 +98,6 @@ async def test_simultaneous_calls_share_one_new_connection() -> None:
 
 
 async def test_gate_limits_and_deadlines_hold_on_the_bulk_transport() -> None:
-    def admit_none(peer: str, method: Method[Number, Number]) -> None:
-        raise NotAdmitted(f"{peer} is not invited")
-
     async def stall(call: Call[Number]) -> Number:
         await trio.sleep_forever()
         return call.body
@@ -112,8 +110,8 @@ async def test_gate_limits_and_deadlines_hold_on_the_bulk_transport() -> None:
         with pytest.raises(ConnectionLost):
             await a.rpc.call(b.peer_id, generous, Number(1), bytes(BIG + 1), timeout_s=60, bulk=True)
         assert (await facts.wait("peer_penalized")).fields["peer"] == a.peer_id
-        b.rpc.gate = admit_none
-        with pytest.raises(RemoteError, match=f"{a.peer_id} is not invited"):
+        b.standing.guard()
+        with pytest.raises(RemoteError, match="introduce yourself"):
             await a.rpc.call(b.peer_id, ECHO, Number(1), bytes(BIG), timeout_s=60, bulk=True)
 
 
@@ -233,7 +231,7 @@ async def test_an_impostor_on_the_port_gets_no_token_and_no_payload() -> None:
         port = listeners[0].socket.getsockname()[1]
         nursery.start_soon(trio.serve_listeners, impostor, listeners)
         meter = Meter(TokenBucket(None), TokenBucket(None))
-        server = RpcServer(NetLimits(), meter, EventLog())
+        server = RpcServer(NetLimits(), meter, EventLog(), Standing())
         assert await BulkTransport(nursery, ask, server, meter).channel("peer", "127.0.0.1") is None
         assert not received
         nursery.cancel_scope.cancel()
@@ -251,7 +249,7 @@ async def test_an_offer_of_an_invalid_port_does_no_harm(port: int) -> None:
 
     async with pair() as (a, b, _):
         del b.rpc.server._methods[OFFER.name]
-        b.rpc.register(Method(OFFER.name, OfferRequest, AnyPort, open=True, urgent=True), offer)
+        b.rpc.register(Method(OFFER.name, OfferRequest, AnyPort, access="visitor", urgent=True), offer)
         reply = await a.rpc.call(b.peer_id, ECHO, Number(1), bytes(SIZE), timeout_s=60, bulk=True)
         assert reply.body == Number(2)
         assert not bulk_connections(a, b.peer_id)

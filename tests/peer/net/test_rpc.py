@@ -13,7 +13,6 @@ from peer.errors import (
     ConnectionLost,
     DeadlineExceeded,
     DialError,
-    NotAdmitted,
     ProtocolViolation,
     RemoteError,
     RoundDiscarded,
@@ -40,7 +39,7 @@ BIG = 32 << 20
 ECHO = Method("test/echo", Number, Number, request_payload_max=BIG, reply_payload_max=BIG)
 STALL = Method("test/stall", Number, Number)
 FAIL = Method("test/fail", Number, Number)
-OPEN = Method("test/open", Number, Number, open=True)
+OPEN = Method("test/open", Number, Number, access="open")
 UNSERVED = Method("test/unserved", Number, Number)
 
 
@@ -143,18 +142,15 @@ async def test_errors_of_a_handler_reach_the_caller_by_name() -> None:
 
 
 async def test_the_gate_stops_everything_that_is_not_open() -> None:
-    def admit_none(peer: str, method: Method[Number, Number]) -> None:
-        raise NotAdmitted("ask for a token")
-
     async with hosts() as (a, b, _):
 
         async def answer(call: Call[Number]) -> Number:
             return call.body
 
         b.rpc.register(OPEN, answer)
-        b.rpc.gate = admit_none
+        b.standing.guard()
         for size in (0, BIG):  # a refusal stops a big payload on its way
-            with pytest.raises(RemoteError, match="ask for a token") as caught:
+            with pytest.raises(RemoteError, match="introduce yourself") as caught:
                 await a.rpc.call(b.peer_id, ECHO, Number(1), bytes(size), timeout_s=60)
             assert caught.value.code == "NotAdmitted"
         assert b.bytes_by_peer[a.peer_id].bytes_down < BIG
