@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-import msgspec
 import trio
 
 from cli.options import default_home, home_option, network_options, tied_option
@@ -20,11 +18,8 @@ from cli.views.progress import Progress
 from cli.views.text import quoted
 from optim.config import EagerConfig
 from peer.errors import ConfigError
-from peer.identity import Identity, is_peer_id
 from swarm.run.config import read_run_config
-from swarm.run.credentials import TOKEN_DAYS
 from swarm.run.home import Home
-from swarm.run.manifest import open_manifest
 
 if TYPE_CHECKING:
     from swarm.coordinator.coordinator import CoordinatorConfig
@@ -43,9 +38,9 @@ if TYPE_CHECKING:
 )
 @click.option("--ban", "banned", multiple=True, metavar="PEER_ID", help="Ban a peer. May be given several times.")
 @click.option(
-    "--invite-for",
-    metavar="PEER_ID",
-    help="Print an invite to the run in --home that only this peer can use (`peer doctor` shows its id), and stop.",
+    "--new-invite",
+    is_flag=True,
+    help="Withdraw the invite printed so far and print another. The peers that came by it stay.",
 )
 @network_options(listen="/ip4/0.0.0.0/tcp/31337")
 @click.option("--json", "as_json", is_flag=True, help="Print the invite and every event as JSON lines.")
@@ -56,7 +51,7 @@ def coordinate(
     home: Path | None,
     bootstrap: tuple[str, ...],
     banned: tuple[str, ...],
-    invite_for: str | None,
+    new_invite: bool,
     listen: tuple[str, ...],
     announce: tuple[str, ...],
     relays: tuple[str, ...],
@@ -72,15 +67,12 @@ def coordinate(
         _write_template(run_toml or Path("RUN.toml"))
         return
     home = home or default_home("coordinator")
-    if invite_for is not None:
-        click.echo(_bound_invite(home, invite_for))
-        return
     run = None if run_toml is None else read_run_config(run_toml)  # before the slow imports: a typo is reported at once
     if run is not None and isinstance(run.outer, EagerConfig) and (caution := run.outer.caution(run.run.max_peers)):
         click.echo(f"Warning: {caution}.", err=True)
     from swarm.coordinator.coordinator import CoordinatorConfig
 
-    _run(CoordinatorConfig(home, run, listen, announce, relays, bootstrap, banned), as_json, tied)
+    _run(CoordinatorConfig(home, run, listen, announce, relays, bootstrap, banned, new_invite), as_json, tied)
 
 
 def _write_template(path: Path) -> None:
@@ -92,25 +84,6 @@ def _write_template(path: Path) -> None:
     except OSError as error:
         raise ConfigError(f"cannot write {path} ({error.strerror}): name a file in another folder") from error
     click.echo(f"Wrote {path}. Edit it, then: peer coordinate {path}")
-
-
-def _bound_invite(home: Path, guest: str) -> str:
-    """Return an invite whose token only the peer `guest` can use. Reads the coordinator's home; needs no network."""
-    from swarm.client.session import read_saved_invite
-    from swarm.run.credentials import issue_token
-    from swarm.run.manifest_transfer import load_run_files
-
-    if not is_peer_id(guest):
-        raise ConfigError(f"--invite-for {guest} is not a peer id: `peer doctor --home DIR` shows the id of a peer")
-    places, kept = Home(home), load_run_files(home)
-    if kept is None:
-        raise ConfigError(f"{home} holds no run yet: create one with `peer coordinate RUN.toml` first")
-    manifest = open_manifest(kept[0])
-    authority = Identity.load_or_create(places.identity)
-    if authority.peer_id != manifest.authority:
-        raise ConfigError(f"{home} is not the coordinator's home: give the --home of `peer coordinate`")
-    token = issue_token(authority, manifest.run_id, time.time(), TOKEN_DAYS * 86400.0, peer=guest)
-    return str(msgspec.structs.replace(read_saved_invite(home), token=token))
 
 
 def _run(config: CoordinatorConfig, as_json: bool, tied: bool) -> None:

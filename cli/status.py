@@ -39,8 +39,8 @@ def status(invite: str | None, home: Path | None, as_json: bool) -> None:
     """
     if (invite is None) == (home is None):
         raise ConfigError("no run was named: give either INVITE or --home DIR")
-    from swarm.client.session import read_saved_invite
     from swarm.client.status import ServedModelStatus, read_status
+    from swarm.run.invite import read_saved_invite
 
     opened = read_invite(invite) if invite is not None else read_saved_invite(home or Path())
     seen = run_until_stopped(lambda: read_status(opened, home))

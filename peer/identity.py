@@ -24,6 +24,7 @@ from peer.errors import IdentityError, ProtocolViolation
 _SEED_BYTES = 32
 _SIGNATURE_BYTES = 64
 _DOMAIN = b"barnraise/1/"
+_ID_PREFIX = bytes.fromhex("002408011220")  # identity multihash of an Ed25519 key in libp2p's protobuf
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
@@ -118,6 +119,19 @@ def _public_key(peer_id: str) -> PublicKey | None:
     return key if key is not None and key.get_type() is KeyType.Ed25519 else None
 
 
+def public_key_of(peer_id: str) -> bytes:
+    """Return the 32 bytes of the public key inside a peer id. Raises ValueError if there is none."""
+    key = _public_key(peer_id)
+    if key is None:
+        raise ValueError(f"{peer_id[:64]!r} is not the id of an Ed25519 peer")
+    return bytes(key.to_bytes())
+
+
+def peer_id_of(public_key: bytes) -> str:
+    """Return the peer id of a public key of 32 bytes."""
+    return str(ID(_ID_PREFIX + public_key))
+
+
 def is_peer_id(text: str) -> bool:
     """Whether `text` is the base58 id of an Ed25519 peer."""
     return _public_key(text) is not None
@@ -150,6 +164,16 @@ def open_body(signed: Signed, kind: str, type_: type[Body], signer: str | None =
         return msgspec.msgpack.decode(signed.body, type=type_)
     except MALFORMED as error:
         raise ProtocolViolation(f"this {kind} by {signed.signer} is malformed: {error}") from error
+
+
+def sign_text(identity: Identity, kind: str, encoded: bytes) -> bytes:
+    """Return the signature (64 bytes) of `encoded` for the purpose `kind`, without a body around it."""
+    return identity.sign(_signed_bytes(kind, encoded))
+
+
+def verify_text(peer_id: str, kind: str, encoded: bytes, signature: bytes) -> bool:
+    """Whether `sign_text` of that peer made the signature."""
+    return verify_signature(peer_id, _signed_bytes(kind, encoded), signature)
 
 
 def _signed_bytes(kind: str, encoded: bytes) -> bytes:

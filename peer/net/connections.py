@@ -35,7 +35,9 @@ _DIRECT_FIRST_S: Final = 1.5  # head start of direct addresses over relayed ones
 class Connections:
     """Dials, keeps and chooses connections. `rpc` gets its channels here."""
 
-    def __init__(self, host: Any, book: AddressBook, limits: NetLimits, standing: Standing, nursery: trio.Nursery) -> None:
+    def __init__(
+        self, host: Any, book: AddressBook, limits: NetLimits, standing: Standing, nursery: trio.Nursery
+    ) -> None:
         self._network = host.get_network()
         self._book = book
         self._limits = limits

@@ -87,9 +87,7 @@ class Host:
         self.book: Final = AddressBook(config.limits.addresses_per_peer)
         self.standing: Final = Standing()
         self._connections = Connections(libp2p_host, self.book, config.limits, self.standing, nursery)
-        self.rpc: Final = Rpc(
-            self.peer_id, self._connections, config.limits, self._meter, config.events, self.standing
-        )
+        self.rpc: Final = Rpc(self.peer_id, self._connections, config.limits, self._meter, config.events, self.standing)
         self._watched: dict[str, frozenset[str]] = {}
         self._heartbeat = Heartbeat(self.rpc, self._connections, self._meter, config.limits, config.events)
         self.rpc.register(HELLO, self._on_hello)

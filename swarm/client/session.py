@@ -7,6 +7,7 @@ nothing.
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import Final
 import trio
 
 from dht.node import Node, NodeConfig, open_node
-from peer.errors import ConfigError, ResourceError
+from peer.errors import ResourceError
 from peer.events import EventLog
 from peer.identity import Identity
 from peer.net.host import Host, HostConfig, open_host
@@ -25,8 +26,7 @@ from swarm.membership.member_record import MEMBERS, MemberRecord
 from swarm.membership.membership import read_records
 from swarm.protocol.head import Member
 from swarm.protocol.quorum import ASKED_MAX, HeadCandidate, ask_head_reports, rank_heads
-from swarm.run.bootstrap import fetch_run_files
-from swarm.run.gate import Gate
+from swarm.run.bootstrap import enter_run
 from swarm.run.home import Home
 from swarm.run.invite import Invite
 from swarm.run.manifest import AnyManifest, Manifest, open_any_manifest, training_manifest
@@ -98,19 +98,6 @@ class RunClient:
         return found
 
 
-def read_saved_invite(home: Path) -> Invite:
-    """Return the invite in the peer's `home`. Raises ConfigError if there is none."""
-    path = Home(home).invite
-    try:
-        return Invite.parse(path.read_text())
-    except FileNotFoundError as error:
-        raise ConfigError(f"{home} is no peer's home: give the --home of `peer join` or `peer coordinate`") from error
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read ({error.strerror}): check its owner and permissions") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is damaged: give the INVITE itself in place of --home") from error
-
-
 @asynccontextmanager
 async def open_client(
     invite: Invite, home: Path | None = None, dial_back_config: DialBackConfig = _QUIET
@@ -125,12 +112,18 @@ async def open_client(
         if home is not None:
             _copy_run_files(home, own)
         async with open_host(dial_back_config.config()) as host:
-            signed, tokenizer = await fetch_run_files(host, invite, own.path, open_any_manifest)
-            manifest = open_any_manifest(signed, invite.run_id)
-            Gate(host.rpc, manifest, invite.token)
-            config = NodeConfig(manifest.run_id, invite.addresses, own.addresses, required=True)
+            chain = invite.visit(host.peer_id, _owner(home), time.time())
+            entered = await enter_run(host, invite, own, chain, open_any_manifest)
+            config = NodeConfig(invite.run_id, invite.addresses, own.addresses, required=True)
             async with open_node(host, config, [MEMBERS]) as node:
-                yield RunClient(host, node, manifest, tokenizer)
+                yield RunClient(host, node, entered.manifest, entered.tokenizer)
+
+
+def _owner(home: Path | None) -> Identity | None:
+    """Return the identity of the peer whose home this is, if there is one."""
+    if home is None or not Home(home).identity.exists():
+        return None
+    return Identity.load_or_create(Home(home).identity)
 
 
 def _copy_run_files(home: Path, own: Home) -> None:

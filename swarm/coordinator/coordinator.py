@@ -17,6 +17,7 @@ import trio
 from dht.node import NodeConfig, open_node
 from peer.errors import ConfigError
 from peer.events import EventLog
+from peer.files import write_atomically
 from peer.identity import Identity
 from peer.net.host import Host, HostConfig, open_host
 from swarm.coordinator.authority import Authority
@@ -30,10 +31,11 @@ from swarm.membership.member_record import MEMBERS, MemberRecord, member_record
 from swarm.membership.membership import Membership
 from swarm.membership.reachability import serve_dial_back
 from swarm.run.config import RunConfig
-from swarm.run.credentials import TOKEN_DAYS, issue_token
 from swarm.run.gate import Gate
+from swarm.run.guests import GuestBook
 from swarm.run.home import Home
 from swarm.run.invite import ADDRESSES_MAX, Invite
+from swarm.run.inviting import saved_invite_keys, standing_invite
 from swarm.run.manifest import Manifest, open_manifest
 from swarm.run.manifest_transfer import load_run_files, serve_run_files
 from swarm.run.sections import BYTES_TOKENIZER
@@ -56,6 +58,8 @@ class CoordinatorConfig:
     """Further peers to name in the invite, full multiaddrs."""
     banned: tuple[str, ...] = ()
     """Peers to ban, besides those banned before."""
+    new_invite: bool = False
+    """Whether to withdraw the invite printed so far, and print another."""
 
 
 async def run_coordinator(config: CoordinatorConfig, ready: Callable[[Invite], None]) -> None:
@@ -75,11 +79,9 @@ async def run_coordinator(config: CoordinatorConfig, ready: Callable[[Invite], N
             identity=identity, events=events, listen=config.listen, announce=config.announce, relays=config.relays
         )
         async with open_host(host_config) as host:
-            token = None
-            if not manifest.run.open:
-                token = issue_token(identity, manifest.run_id, time.time(), TOKEN_DAYS * 86400.0)
-            gate = Gate(host.rpc, manifest, token)
-            bans = extend_bans(home.bans, identity, manifest, config.banned)
+            gate = Gate(host.rpc, manifest, identity, guests=GuestBook(home.guests))
+            withdrawn = saved_invite_keys(home) if config.new_invite else ()
+            bans = extend_bans(home.bans, identity, manifest, gate.guests, config.banned, withdrawn)
             if bans is not None:
                 gate.learn_bans(bans)
             serve_run_files(host.rpc, run_files, tokenizer)
@@ -98,7 +100,8 @@ async def run_coordinator(config: CoordinatorConfig, ready: Callable[[Invite], N
                     for authority in coordinator.authorities:
                         nursery.start_soon(authority.run)
                     nursery.start_soon(coordinator.announce_completion, membership)
-                    ready(Invite(manifest.run_id, identity.peer_id, addresses, token))
+                    write_atomically(home.listening, "".join(f"{address}\n" for address in addresses).encode())
+                    ready(standing_invite(home, identity, manifest, addresses, gate.bans))
 
 
 class _Coordinator:

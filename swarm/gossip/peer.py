@@ -154,7 +154,13 @@ class _GossipParticipant:
             joined_at=self._joined_at,
         )
         trainer = self._trainer
-        return msgspec.structs.replace(record, speed=trainer.speed, loss=trainer.loss, val_loss=trainer.val_loss)
+        return msgspec.structs.replace(
+            record,
+            speed=trainer.speed,
+            loss=trainer.loss,
+            val_loss=trainer.val_loss,
+            credential=self._context.gate.chain,
+        )
 
     async def _save(self, head: Head) -> None:
         if head == self._saved or head.round < 0:

@@ -15,16 +15,26 @@ from peer.events import EventLog
 from peer.files import write_atomically
 from peer.identity import Identity, Signed, is_peer_id
 from swarm.membership.member_record import MemberRecord
-from swarm.run.credentials import BanList, open_bans, sign_bans
+from swarm.run.ban_list import BANS_MAX, BanList, open_bans, sign_bans
 from swarm.run.gate import Gate
+from swarm.run.guests import GuestBook
 from swarm.run.manifest import Manifest
 
 SPREAD_EVERY_S: Final = 2.5
 TELL_S: Final = 5.0
 
 
-def extend_bans(path: Path, authority: Identity, manifest: Manifest, banned: Iterable[str]) -> Signed | None:
-    """Add the peers `banned` to the list at `path`, and return it; None if no peer is banned.
+def extend_bans(
+    path: Path,
+    authority: Identity,
+    manifest: Manifest,
+    guests: GuestBook,
+    banned: Iterable[str],
+    withdrawn: Iterable[bytes] = (),
+) -> Signed | None:
+    """Add the peers `banned` to the list at `path`, and the invites with the public keys `withdrawn`.
+
+    The guests of those invites stay, as far as the coordinator has met them. Returns the list, None if it is empty.
 
     Raises ConfigError for what is no peer id, CheckpointError if the file is damaged.
     """
@@ -35,10 +45,14 @@ def extend_bans(path: Path, authority: Identity, manifest: Manifest, banned: Ite
             raise ConfigError(f"--ban {peer} is no peer id: `peer status INVITE --json` lists them")
         if peer == authority.peer_id:
             raise ConfigError("--ban names this coordinator itself: name another peer")
-    known = open_bans(saved, manifest).peers if saved is not None else frozenset[str]()
-    if wanted <= known:
+    known = BanList(manifest.run_id, 0) if saved is None else open_bans(saved, manifest)
+    closing = {key: guests.guests(key) for key in withdrawn if key not in known.withdrawn}
+    if wanted <= known.peers and not closing:
         return saved
-    signed = sign_bans(authority, BanList(manifest.run_id, time.time_ns(), known | wanted))
+    bans = BanList(manifest.run_id, time.time_ns(), known.peers | wanted, {**known.withdrawn, **closing})
+    if bans.entries > BANS_MAX:
+        raise ConfigError(f"the ban list would have {bans.entries} entries, at most {BANS_MAX}: create a new run")
+    signed = sign_bans(authority, bans)
     write_atomically(path, msgspec.msgpack.encode(signed))
     return signed
 

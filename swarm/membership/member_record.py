@@ -17,6 +17,7 @@ import msgspec
 from dht.records import Schema
 from peer.net.host import Host
 from swarm.protocol.head import Head
+from swarm.run.credentials import Chain
 from swarm.run.sections import STAGES_MAX
 
 NAME_CHARS_MAX: Final = 64
@@ -79,6 +80,8 @@ class MemberRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the peer has the run's text, which the first stage needs."""
     pinned: bool = False
     """Whether the user chose the stage: then the peer does not move."""
+    credential: Chain = ()
+    """In a closed run, what makes the peer a member."""
 
     def moving(self, now: float) -> bool:
         """Whether the peer is still on its way to its stage."""

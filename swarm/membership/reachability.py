@@ -38,7 +38,7 @@ class DialBackReply(msgspec.Struct, frozen=True):
     """(port, outcome)."""
 
 
-DIAL_BACK: Final = Method("net.dial_back", DialBackRequest, DialBackReply)
+DIAL_BACK: Final = Method("net.dial_back", DialBackRequest, DialBackReply, access="visitor")
 
 
 def serve_dial_back(host: Host) -> None:

@@ -1,49 +1,67 @@
-"""First contact: from an invite to the run files, with the most useful reason if it fails."""
+"""First contact: from an invite to the run files and an open gate, with the most useful reason if it fails."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
 
 import trio
 
 from peer.errors import BarnraiseError, DialError, NetworkError, NotAdmitted, ProtocolViolation, RemoteError
 from peer.identity import Signed
 from peer.net.host import Host
-from swarm.run.gate import Credentials, enter
+from swarm.run.credentials import Chain
+from swarm.run.gate import Gate
+from swarm.run.guests import GuestBook
+from swarm.run.home import Home
 from swarm.run.invite import Invite
-from swarm.run.manifest import AnyManifest, open_manifest
+from swarm.run.manifest import AnyManifest
 from swarm.run.manifest_transfer import fetch_manifest, fetch_tokenizer, load_run_files, save_run_files
 
 DIAL_S: Final = 8.0
 TRIES: Final = 3
 PAUSE_S: Final = 2.0
 
+ManifestT = TypeVar("ManifestT", bound=AnyManifest)
 
-async def fetch_run_files(
-    host: Host, invite: Invite, home: Path, open_signed: Callable[[Signed, str], AnyManifest] = open_manifest
-) -> tuple[Signed, bytes]:
-    """Return the signed manifest and the tokenizer.json: those kept in `home`, or fetched from the invite's addresses.
 
-    Only a training run is accepted; with `open_any_manifest` a served model as well.
+@dataclass(frozen=True)
+class EnteredRun(Generic[ManifestT]):
+    """The rules of a run and the gate that guards a host for it."""
+
+    signed: Signed
+    manifest: ManifestT
+    tokenizer: bytes
+    """The tokenizer.json, empty for bytes."""
+    gate: Gate
+
+
+async def enter_run(
+    host: Host, invite: Invite, home: Home, chain: Chain, open_signed: Callable[[Signed, str], ManifestT]
+) -> EnteredRun[ManifestT]:
+    """Guard `host` for the run of `invite`, with the run files kept in `home` or fetched from the invite's addresses.
+
+    `chain` is what this peer shows. `open_signed` checks the manifest (`open_manifest`, `open_any_manifest`).
 
     Raises NotAdmitted if the run refuses this peer or `home` belongs to another run, DialError (with the most useful
-    reason) if no address answers, ConfigError for a served model where a training run is wanted.
+    reason) if no address answers, and what `open_signed` raises.
     """
-    kept = load_run_files(home)
+    host.standing.trust("invite", [address.rpartition("/p2p/")[2] for address in invite.addresses])
+    kept = load_run_files(home.path)
     if kept is not None:
         try:
-            open_signed(kept[0], invite.run_id)
-            return kept
+            manifest = open_signed(kept[0], invite.run_id)
         except NotAdmitted as error:
-            raise NotAdmitted(f"{home} was used for another run: choose another folder with --home") from error
+            raise NotAdmitted(f"{home.path} was used for another run: choose another folder with --home") from error
+        return EnteredRun(kept[0], manifest, kept[1], _gate(host, manifest, home, chain))
+    entrance = _Entrance(host, invite, home, chain, open_signed)
     failures: list[BarnraiseError] = []
     for attempt in range(TRIES):
         failures = []
         for address in invite.addresses:
             try:
-                return await _fetch_from(host, invite, home, address, open_signed)
+                return await entrance.enter_at(address)
             except RemoteError as error:
                 if error.code == NotAdmitted.__name__:
                     raise NotAdmitted(error.message) from error  # other members would answer the same
@@ -56,16 +74,31 @@ async def fetch_run_files(
     raise _most_useful(failures)
 
 
-async def _fetch_from(
-    host: Host, invite: Invite, home: Path, address: str, open_signed: Callable[[Signed, str], AnyManifest]
-) -> tuple[Signed, bytes]:
-    peer = await host.connect_address(address, timeout_s=DIAL_S)
-    signed = await fetch_manifest(host.rpc, peer, invite.run_id, DIAL_S)
-    manifest = open_signed(signed, invite.run_id)
-    await enter(host.rpc, peer, Credentials(manifest.run_id, token=invite.token), DIAL_S)
-    tokenizer = await fetch_tokenizer(host.rpc, peer, manifest, 60.0)
-    save_run_files(home, signed, tokenizer)
-    return signed, tokenizer
+class _Entrance(Generic[ManifestT]):
+    """The way in by any address of an invite. The gate is made once, with the manifest of the first that answers."""
+
+    def __init__(
+        self, host: Host, invite: Invite, home: Home, chain: Chain, open_signed: Callable[[Signed, str], ManifestT]
+    ) -> None:
+        self._host, self._invite, self._home, self._chain = host, invite, home, chain
+        self._open_signed = open_signed
+        self._gate: Gate | None = None
+
+    async def enter_at(self, address: str) -> EnteredRun[ManifestT]:
+        host = self._host
+        peer = await host.connect_address(address, timeout_s=DIAL_S)
+        signed = await fetch_manifest(host.rpc, peer, self._invite.run_id, DIAL_S)
+        manifest = self._open_signed(signed, self._invite.run_id)
+        if self._gate is None:
+            self._gate = _gate(host, manifest, self._home, self._chain)
+        await self._gate.introduce(peer, DIAL_S)
+        tokenizer = await fetch_tokenizer(host.rpc, peer, manifest, 60.0)
+        save_run_files(self._home.path, signed, tokenizer)
+        return EnteredRun(signed, manifest, tokenizer, self._gate)
+
+
+def _gate(host: Host, manifest: AnyManifest, home: Home, chain: Chain) -> Gate:
+    return Gate(host.rpc, manifest, host.identity, chain, GuestBook(home.guests))
 
 
 def _most_useful(failures: list[BarnraiseError]) -> BarnraiseError:

@@ -1,114 +1,153 @@
-"""Which peers may take part in a run: join tokens and bans, both signed by the run's authority.
+"""Which peers may take part in a closed run: chains of signatures that begin with the run's authority.
 
-An open run admits every peer. An invitation-only run asks for a token, of one of two kinds:
+    authority -> invite -> member -> invite -> member -> visitor
 
-- *bound* to one peer id: useless to any other peer, so it may be sent over any channel;
-- *bearer* (no peer id): any peer that holds it may join until it expires. Invites carry one by default.
+Each link names a public key and what its holder may do, signed by the key before it. A chain is public: a peer shows it
+and proves by a signature that it has the key at its end (`swarm.run.gate`). What is secret is the private key of an
+invite. Its holder signs the link of its own peer id with it, once and without any network, and never shows it.
 
-A member checks tokens with nothing but the manifest, so peers can join while the authority is away. A token lets a peer
-in. A ban of a peer puts it out, a ban of a token all peers that used it (docs/security.md).
+Members check chains with nothing but the manifest, so peers join while the authority is away, and a member invites
+others. An open run asks for no chain.
 """
 
 from __future__ import annotations
 
-import secrets
-from typing import Final, Literal
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from typing import Annotated, Final, Literal
 
 import msgspec
 
-from peer.errors import NotAdmitted, ProtocolViolation
-from peer.identity import Identity, Signed, open_body, sign_body
+from peer.errors import NotAdmitted
+from peer.identity import Identity, peer_id_of, public_key_of, sign_text, verify_text
+from peer.net.standing import Access
+from swarm.run.ban_list import BanList, Key
 from swarm.run.manifest import AnyManifest
 
-TOKEN_DAYS: Final = 30
-CLOCK_SKEW_S: Final = 120.0  # clocks differ: a token is accepted this much before and after its time
-BANS_MAX: Final = 4096
+INVITE_DAYS: Final = 30
+GUESTS_DEFAULT: Final = 64
+GUESTS_MAX: Final = 1024
+CHAIN_MAX: Final = 5
+CLOCK_SKEW_S: Final = 120.0  # clocks differ: a link is accepted this long after its time
 
-_TOKEN_KIND: Final = "join-token"
-_BANS_KIND: Final = "bans"
+_KIND: Final = "credential"
 _REMEDY: Final = "ask the peer that invited you for a new invite"
-Role = Literal["trainer"]
+
+LinkKind = Literal["invite", "member", "visitor"]
+_FOLLOWS: Final[dict[LinkKind | None, tuple[LinkKind, ...]]] = {
+    None: ("invite", "member", "visitor"),  # the authority
+    "invite": ("member", "visitor"),
+    "member": ("invite", "visitor"),
+    "visitor": (),
+}
 
 
-class JoinToken(msgspec.Struct, frozen=True):
-    """Permission to enter a run. Times are seconds since the Unix epoch."""
+class Link(msgspec.Struct, frozen=True, array_like=True):
+    """One key of a chain and what its holder may do."""
 
-    run_id: str
-    peer: str | None
-    """The only peer that may use it; None: a bearer token."""
-    role: Role
-    not_before: float
-    expires: float
-    serial: bytes
-    """8 random bytes; a ban of the token names them."""
-
-
-class BanList(msgspec.Struct, frozen=True):
-    """All bans of a run. A list with a higher `serial` replaces the one before."""
-
-    run_id: str
-    serial: int
-    peers: frozenset[str] = frozenset()
-    tokens: frozenset[bytes] = frozenset()
+    kind: LinkKind
+    """An invite admits members and visitors, a member takes part and may invite, a visitor reads."""
+    key: Key
+    guests: Annotated[int, msgspec.Meta(ge=0, le=GUESTS_MAX)]
+    """How many members it may bring in, directly or through those. A visitor and a member that may not invite: 0."""
+    expires: Annotated[int, msgspec.Meta(ge=0, lt=1 << 40)]
+    """Unix seconds."""
+    signature: Annotated[bytes, msgspec.Meta(min_length=64, max_length=64)]
+    """By the holder of the key before it, over the run's id and all of the above."""
 
 
-def issue_token(authority: Identity, run_id: str, now: float, valid_s: float, peer: str | None = None) -> Signed:
-    """Return a token signed by the authority; a bearer token unless `peer` is given."""
-    token = JoinToken(run_id, peer, "trainer", now, now + valid_s, secrets.token_bytes(8))
-    return sign_body(authority, _TOKEN_KIND, token)
+Chain = Annotated[tuple[Link, ...], msgspec.Meta(max_length=CHAIN_MAX)]
 
 
-def sign_bans(authority: Identity, bans: BanList) -> Signed:
-    """Return the ban list signed by the authority."""
-    return sign_body(authority, _BANS_KIND, bans)
+@dataclass(frozen=True)
+class Admission:
+    """What a peer has shown itself to be."""
+
+    access: Access
+    until: float
+    """Unix time."""
+    member: bytes | None = None
+    """The public key of the member; None for a visitor and in an open run."""
+    sponsors: tuple[Link, ...] = ()
+    """The links above a member: each may bring in so many."""
 
 
-def open_bans(signed: Signed, manifest: AnyManifest) -> BanList:
-    """Check and return a ban list from a peer; ProtocolViolation if it is not the authority's for this run."""
-    bans = open_body(signed, _BANS_KIND, BanList, signer=manifest.authority)
-    if bans.run_id != manifest.run_id:
-        raise ProtocolViolation(f"this ban list is for run {bans.run_id}, not for {manifest.run_id}")
-    if len(bans.peers) + len(bans.tokens) > BANS_MAX:
-        raise ProtocolViolation(f"this ban list has more than {BANS_MAX} entries")
-    return bans
+def sign_link(signer: Identity, run_id: str, kind: LinkKind, key: bytes, *, guests: int, expires: float) -> Link:
+    """Return a link that `signer`, the holder of the key before it, adds to its chain."""
+    link = Link(kind, key, guests, int(expires), bytes(64))
+    return msgspec.structs.replace(link, signature=sign_text(signer, _KIND, _signed(run_id, link)))
 
 
-def admit(manifest: AnyManifest, token: Signed | None, peer_id: str, now: float, bans: BanList | None = None) -> None:
-    """Raise NotAdmitted, with reason and remedy, unless `peer_id` may take part at time `now`.
+def member_link(signer: Identity, run_id: str, peer: str, chain: Chain, expires: float) -> Link:
+    """Return the link of the member `peer`, signed by the invite (or authority) at the end of `chain`."""
+    guests = chain[-1].guests if chain else 0
+    return sign_link(signer, run_id, "member", public_key_of(peer), guests=guests, expires=expires)
 
-    The authority needs no token. Check protocol version and run id (`swarm.run.manifest`) before this.
+
+def visitor_link(signer: Identity, run_id: str, peer: str, expires: float) -> Link:
+    """Return the link of the visitor `peer`, signed by an invite, a member or the authority."""
+    return sign_link(signer, run_id, "visitor", public_key_of(peer), guests=0, expires=expires)
+
+
+def judge(manifest: AnyManifest, chain: Chain, peer: str, now: float, bans: BanList | None = None) -> Admission:
+    """Return what the peer `peer` with this chain may do at Unix time `now`. Raises NotAdmitted, with the remedy.
+
+    How many guests an invite has brought in already is for the caller to count (`swarm.run.guests`).
     """
-    if bans is not None and peer_id in bans.peers:
-        raise NotAdmitted(f"peer {peer_id} is banned from this run: write to the owner of the run")
-    if manifest.open or peer_id == manifest.authority:
+    if bans is not None and peer in bans.peers:
+        raise NotAdmitted(f"peer {peer} is banned from this run: write to the owner of the run")
+    if manifest.open or peer == manifest.authority:
+        return Admission("member", float("inf"))
+    if not chain:
+        raise NotAdmitted("this run is by invitation and the invite carries no key: ask the owner of the run for one")
+    kinds = [None, *(link.kind for link in chain)]
+    if any(kind not in _FOLLOWS[before] for before, kind in pairwise(kinds)):
+        raise NotAdmitted(f"the credential grants what its signer may not grant: {_REMEDY}")
+    if not _is_signed(manifest.run_id, manifest.authority, chain):
+        raise NotAdmitted(f"the credential is forged, damaged or of another run: {_REMEDY}")
+    last = chain[-1]
+    if last.kind == "invite" or last.key != public_key_of(peer):
+        raise NotAdmitted(
+            f"the invite was made out to peer {peer_id_of(last.key)}, not to {peer}:"
+            " join with the --home it was made for, or ask for an invite of your own"
+        )
+    expires = min(link.expires for link in chain)
+    if now > expires + CLOCK_SKEW_S:
+        raise NotAdmitted(f"the invite expired {_ago(now - expires)} ago: {_REMEDY}")
+    _check_bans(chain, bans)
+    until = expires + CLOCK_SKEW_S
+    if last.kind == "visitor":
+        return Admission("visitor", until)
+    return Admission("member", until, last.key, chain[:-1])
+
+
+def _check_bans(chain: Chain, bans: BanList | None) -> None:
+    if bans is None:
         return
-    if token is None:
-        raise NotAdmitted("this run is by invitation and the invite carries no token: ask the owner of the run for one")
-    opened = _open_token(manifest, token)
-    if opened.run_id != manifest.run_id:
-        raise NotAdmitted(f"the token is for run {opened.run_id}, not for {manifest.run_id}: {_REMEDY}")
-    if opened.peer is not None and opened.peer != peer_id:
-        raise NotAdmitted(
-            f"the token was made out to peer {opened.peer}, not to {peer_id}:"
-            " join with the --home it was made for, or ask for a token of your own"
-        )
-    if bans is not None and opened.serial in bans.tokens:
-        raise NotAdmitted(f"the token has been withdrawn: {_REMEDY}")
-    if now > opened.expires + CLOCK_SKEW_S:
-        raise NotAdmitted(f"the token expired {_ago(now - opened.expires)} ago: {_REMEDY}")
-    if now < opened.not_before - CLOCK_SKEW_S:
-        raise NotAdmitted(
-            f"the token becomes valid in {_ago(opened.not_before - now)}: wait until then, or set this machine's clock"
-        )
+    keys = [link.key for link in chain]
+    if any(link.kind == "member" and peer_id_of(link.key) in bans.peers for link in chain[:-1]) and (
+        chain[-1].kind == "visitor"
+    ):
+        raise NotAdmitted("this visitor comes from a banned peer: write to the owner of the run")
+    for depth, key in enumerate(keys[:-1]):
+        stays = bans.withdrawn.get(key)
+        if stays is not None and not stays.intersection(keys[depth + 1 :]):
+            raise NotAdmitted(f"the invite has been withdrawn: {_REMEDY}")
 
 
-def _open_token(manifest: AnyManifest, token: Signed) -> JoinToken:
-    if token.signer != manifest.authority:
-        raise NotAdmitted(f"the token is signed by {token.signer}, a stranger to this run: {_REMEDY}")
-    try:
-        return open_body(token, _TOKEN_KIND, JoinToken)
-    except ProtocolViolation as error:
-        raise NotAdmitted(f"the token is forged or damaged: {_REMEDY}") from error
+@lru_cache(maxsize=1024)  # of chains: at most CHAIN_MAX links of fixed size each
+def _is_signed(run_id: str, authority: str, chain: Chain) -> bool:
+    signer = authority
+    for link in chain:
+        if not verify_text(signer, _KIND, _signed(run_id, link), link.signature):
+            return False
+        signer = peer_id_of(link.key)
+    return True
+
+
+def _signed(run_id: str, link: Link) -> bytes:
+    return msgspec.msgpack.encode((run_id, link.kind, link.key, link.guests, link.expires))
 
 
 def _ago(seconds: float) -> str:

@@ -1,59 +1,134 @@
-"""Access control at one peer: which peers may call its methods, and how two peers introduce themselves.
+"""Access control at one peer: how two peers prove to each other that they belong to the run, and what each may then do.
 
-In an open run every peer may call that is not banned. In an invitation-only run two peers first exchange credentials,
-in one call (`run.enter`) that serves both directions. A peer that restarted has forgotten which peers it admitted and
-answers `NotAdmitted`. The caller then introduces itself again (`Rpc.introduce`).
+    dialler  -> run.enter   nonce, chain                      nothing secret, and no name of the run
+    answerer -> its reply   nonce, chain, signature over (run, both ids, both nonces)
+    dialler  -> run.prove   its own signature over the same
+
+The answerer looks at the dialler's chain before it speaks, the dialler verifies the answerer before it proves itself,
+and `Rpc` sends no call that is not open to a peer that has not done so on this connection. In an open run there is no
+chain: what is proved is that both are in this run and that neither is banned.
 """
 
 from __future__ import annotations
 
+import secrets
 import time
+from collections import OrderedDict
 from collections.abc import Callable
-from typing import Final
+from dataclasses import dataclass
+from typing import Annotated, Final
 
 import msgspec
+from blake3 import blake3
 
+from peer.decoding import MALFORMED
 from peer.errors import NotAdmitted, ProtocolViolation
-from peer.identity import Signed
+from peer.identity import Identity, Signed, sign_text, verify_text
 from peer.net.rpc import Call, Method, Rpc
-from swarm.run.credentials import BanList, admit, open_bans
-from swarm.run.manifest import PROTOCOL_VERSION, AnyManifest, check_protocol, check_run
+from swarm.run.ban_list import BANS_BYTES_MAX, BanList, Serial, open_bans
+from swarm.run.credentials import Admission, Chain, judge
+from swarm.run.guests import GuestBook
+from swarm.run.manifest import PROTOCOL_VERSION, AnyManifest, check_protocol
+
+CHALLENGES_MAX: Final = 1024  # a challenge that is pushed out costs its peer one more introduction
+_NONCE_BYTES: Final = 32
+_KIND: Final = "enter"
+
+Bytes32 = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+Signature = Annotated[bytes, msgspec.Meta(min_length=64, max_length=64)]
+Version = Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
 
 
-class Credentials(msgspec.Struct, frozen=True):
-    """What a peer shows to be admitted, and the newest ban list it knows, so that bans spread with introductions."""
+class Entry(msgspec.Struct, frozen=True):
+    """The dialler's first move."""
 
-    run_id: str
-    protocol: int = PROTOCOL_VERSION
-    token: Signed | None = None
-    bans: Signed | None = None
+    protocol: Version
+    run: Bytes32
+    """Hash of the run's id and the nonce: only a peer that knows the id can compare it."""
+    nonce: Bytes32
+    chain: Chain
+    bans: Serial
+    """Of the ban list that it knows, 0 for none."""
 
 
-ENTER: Final = Method("run.enter", Credentials, Credentials, access="open")
+class EntryReply(msgspec.Struct, frozen=True):
+    """The answerer's move."""
+
+    nonce: Bytes32
+    chain: Chain
+    bans: Serial
+    signature: Signature
 
 
-async def enter(rpc: Rpc, peer: str, credentials: Credentials, timeout_s: float) -> Credentials:
-    """Show credentials to `peer` and return its own, unchecked. RemoteError (code NotAdmitted) if it refuses them."""
-    reply = await rpc.call(peer, ENTER, credentials, timeout_s=timeout_s)
-    return reply.body
+class Proof(msgspec.Struct, frozen=True):
+    """The dialler's second move."""
+
+    signature: Signature
+
+
+class Proved(msgspec.Struct, frozen=True):
+    """Says that the dialler is admitted."""
+
+
+class BansWanted(msgspec.Struct, frozen=True):
+    """A ban list as the payload, or a request for the callee's if there is none."""
+
+
+class BansSent(msgspec.Struct, frozen=True):
+    """The callee's ban list is the payload; empty if the caller's is no older."""
+
+
+ENTER: Final = Method("run.enter", Entry, EntryReply, access="open", urgent=True)
+PROVE: Final = Method("run.prove", Proof, Proved, access="open", urgent=True)
+BANS: Final = Method(
+    "run.bans",
+    BansWanted,
+    BansSent,
+    request_payload_max=BANS_BYTES_MAX,
+    reply_payload_max=BANS_BYTES_MAX,
+    access="visitor",
+)
+
+
+@dataclass(frozen=True)
+class _Challenge:
+    statement: bytes
+    """What the dialler must sign."""
+    admission: Admission
+    chain: Chain
 
 
 class Gate:
-    """Guards `rpc` for the run or served model of `manifest`."""
+    """Guards the host behind `rpc` for the run or served model of `manifest`."""
 
     def __init__(
-        self, rpc: Rpc, manifest: AnyManifest, token: Signed | None, clock: Callable[[], float] = time.time
+        self,
+        rpc: Rpc,
+        manifest: AnyManifest,
+        identity: Identity,
+        chain: Chain = (),
+        guests: GuestBook | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        """`token`: what this peer shows to others. `clock` returns Unix seconds."""
+        """`chain`: what this peer shows to others; empty for the authority and in an open run. `clock` returns Unix
+        seconds. Raises NotAdmitted if the chain does not admit this peer."""
+        self.chain: Final = chain
+        self.guests: Final = GuestBook() if guests is None else guests
         self._rpc = rpc
+        self._standing = rpc.standing
         self._manifest = manifest
-        self._token = token
+        self._identity = identity
         self._clock = clock
         self._bans: BanList | None = None
         self._signed_bans: Signed | None = None
-        rpc.register(ENTER, self._enter)
-        self._standing = rpc.standing
+        self._chains: dict[str, Chain] = {}
+        self._challenges: OrderedDict[str, _Challenge] = OrderedDict()
+        judge(manifest, chain, identity.peer_id, clock())
         self._standing.guard()
+        self._standing.trust("authority", [manifest.authority])
+        rpc.register(ENTER, self._enter)
+        rpc.register(PROVE, self._prove)
+        rpc.register(BANS, self._exchange_bans)
         rpc.introduce = self.introduce
 
     @property
@@ -61,44 +136,111 @@ class Gate:
         """The newest ban list seen."""
         return self._bans
 
-    async def introduce(self, peer: str, timeout_s: float) -> None:
-        """Show this peer's credentials to `peer` and check its own.
+    def vouch(self, peer: str, chain: Chain) -> None:
+        """Raise NotAdmitted unless this chain makes `peer` a member of the run. For records that are no call."""
+        if self._judge(peer, chain).access != "member":
+            raise NotAdmitted(f"{peer} is a visitor of this run, no member")
 
-        Raises ProtocolViolation if those are not valid, RemoteError (code NotAdmitted) if `peer` refuses ours, and
-        what any call raises.
+    async def introduce(self, peer: str, timeout_s: float) -> None:
+        """Prove this peer to `peer` and have it prove itself.
+
+        Raises ProtocolViolation if `peer` does not belong to the run, RemoteError (code NotAdmitted) if it refuses us,
+        and what any call raises.
         """
-        shown = await enter(self._rpc, peer, self._credentials, timeout_s)
+        deadline = time.monotonic() + timeout_s
+        nonce = secrets.token_bytes(_NONCE_BYTES)
+        entry = Entry(PROTOCOL_VERSION, self._run_hash(nonce), nonce, self.chain, self._serial)
+        reply = (await self._rpc.call(peer, ENTER, entry, timeout_s=timeout_s)).body
+        statement = self._statement(self._identity.peer_id, peer, nonce, reply.nonce)
         try:
-            self._admit(peer, shown)
+            admission = self._judge(peer, reply.chain)
         except NotAdmitted as error:
             raise ProtocolViolation(f"{peer} answers for this run without being admitted: {error}") from error
+        if not verify_text(peer, _KIND, statement + b"answerer", reply.signature):
+            raise ProtocolViolation(f"{peer} answers for this run with a wrong signature")
+        proof = Proof(sign_text(self._identity, _KIND, statement + b"dialler"))
+        await self._rpc.call(peer, PROVE, proof, timeout_s=deadline - time.monotonic())
+        self._grant(peer, reply.chain, admission)
+        if reply.bans != self._serial:
+            await self._share_bans(peer, reply.bans, deadline - time.monotonic())
 
     def learn_bans(self, signed: Signed) -> None:
         """Take over a newer ban list, effective at once. ProtocolViolation if it is forged."""
         if signed == self._signed_bans:
             return
         bans = open_bans(signed, self._manifest)
-        if self._bans is None or bans.serial > self._bans.serial:
-            self._bans, self._signed_bans = bans, signed
-            self._standing.bar(bans.peers)
-            for peer in self._standing.admitted:
-                self._standing.revoke(peer)  # every peer shows its token again: it may be banned now
+        if self._bans is not None and bans.serial <= self._bans.serial:
+            return
+        self._bans, self._signed_bans = bans, signed
+        self._standing.bar(bans.peers)
+        for peer in self._standing.admitted:
+            try:
+                self._judge(peer, self._chains.get(peer, ()))
+            except NotAdmitted:
+                self._standing.revoke(peer)
 
     @property
-    def _credentials(self) -> Credentials:
-        return Credentials(self._manifest.run_id, token=self._token, bans=self._signed_bans)
+    def _serial(self) -> int:
+        return 0 if self._bans is None else self._bans.serial
 
-    async def _enter(self, call: Call[Credentials]) -> Credentials:
-        self._admit(call.peer, call.body)
-        return self._credentials
+    async def _enter(self, call: Call[Entry]) -> EntryReply:
+        entry = call.body
+        check_protocol(entry.protocol)
+        if entry.run != self._run_hash(entry.nonce):
+            raise NotAdmitted("this peer is in another run: ask for an invite to the right run")
+        admission = self._judge(call.peer, entry.chain)
+        nonce = secrets.token_bytes(_NONCE_BYTES)
+        statement = self._statement(call.peer, self._identity.peer_id, entry.nonce, nonce)
+        self._challenges[call.peer] = _Challenge(statement, admission, entry.chain)
+        self._challenges.move_to_end(call.peer)
+        if len(self._challenges) > CHALLENGES_MAX:
+            self._challenges.popitem(last=False)
+        return EntryReply(nonce, self.chain, self._serial, sign_text(self._identity, _KIND, statement + b"answerer"))
 
-    def _admit(self, peer: str, shown: Credentials) -> None:
-        check_protocol(shown.protocol)
-        check_run(self._manifest, shown.run_id)
-        if shown.bans is not None:
-            try:
-                self.learn_bans(shown.bans)
-            except ProtocolViolation as error:
-                raise NotAdmitted(f"{peer} showed a ban list that is not the authority's: {error}") from error
-        admit(self._manifest, shown.token, peer, self._clock(), self._bans)
-        self._standing.grant(peer, "member", trusted=not self._manifest.open)
+    async def _prove(self, call: Call[Proof]) -> Proved:
+        challenge = self._challenges.pop(call.peer, None)
+        if challenge is None:
+            raise NotAdmitted("there is no challenge to prove: introduce yourself with run.enter first")
+        if not verify_text(call.peer, _KIND, challenge.statement + b"dialler", call.body.signature):
+            raise ProtocolViolation("a wrong signature in run.prove")
+        self._grant(call.peer, challenge.chain, challenge.admission)
+        return Proved()
+
+    async def _exchange_bans(self, call: Call[BansWanted]) -> tuple[BansSent, bytes]:
+        if call.payload.nbytes:
+            self.learn_bans(_decode_bans(call.payload))
+        return BansSent(), b"" if self._signed_bans is None else msgspec.msgpack.encode(self._signed_bans)
+
+    async def _share_bans(self, peer: str, serial: int, timeout_s: float) -> None:
+        own = b""
+        if serial < self._serial and self._signed_bans is not None:
+            own = msgspec.msgpack.encode(self._signed_bans)
+        reply = await self._rpc.call(peer, BANS, BansWanted(), own, timeout_s=timeout_s)
+        if reply.payload.nbytes:
+            self.learn_bans(_decode_bans(reply.payload))
+
+    def _judge(self, peer: str, chain: Chain) -> Admission:
+        admission = judge(self._manifest, chain, peer, self._clock(), self._bans)
+        self.guests.enter(admission)
+        return admission
+
+    def _grant(self, peer: str, chain: Chain, admission: Admission) -> None:
+        if self._bans is not None and peer in self._bans.peers:  # learnt since it was judged
+            raise NotAdmitted(f"peer {peer} is banned from this run: write to the owner of the run")
+        self._chains = {known: self._chains[known] for known in self._standing.admitted if known in self._chains}
+        self._chains[peer] = chain
+        scarce = not self._manifest.open and admission.access == "member"
+        self._standing.grant(peer, admission.access, admission.until, trusted=scarce)
+
+    def _run_hash(self, nonce: bytes) -> bytes:
+        return blake3(self._manifest.run_id.encode() + nonce, derive_key_context="barnraise run.enter").digest()
+
+    def _statement(self, dialler: str, answerer: str, dialler_nonce: bytes, answerer_nonce: bytes) -> bytes:
+        return msgspec.msgpack.encode((self._manifest.run_id, dialler, answerer, dialler_nonce, answerer_nonce))
+
+
+def _decode_bans(payload: memoryview) -> Signed:
+    try:
+        return msgspec.msgpack.decode(payload, type=Signed)
+    except MALFORMED as error:
+        raise ProtocolViolation(f"a malformed ban list: {error}") from error

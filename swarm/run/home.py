@@ -1,7 +1,8 @@
 """A peer's folder on disk, and the lock that keeps two processes from being the same peer.
 
-lock   identity.key   invite   manifest.msgpack   tokenizer.json   regroup.msgpack   addresses.json   events.jsonl
-worker.log   tokens-*.npy   checkpoints/   state.part; at the coordinator also bans.msgpack   seen.msgpack
+lock   identity.key   invite   listening   manifest.msgpack   tokenizer.json   guests.msgpack   regroup.msgpack
+addresses.json   events.jsonl   worker.log   tokens-*.npy   checkpoints/   state.part
+At the coordinator also bans.msgpack   seen.msgpack
 
 In a pipeline there is also `replica`, and the files of a stage (regroup.msgpack, seen.msgpack, checkpoints/,
 state.part) lie in folders stage-0/, stage-1/ and so on. There backup.part is a backup of that stage on its way.
@@ -42,6 +43,16 @@ class Home:
     def bans(self) -> Path:
         """At the coordinator: the signed ban list."""
         return self.path / "bans.msgpack"
+
+    @property
+    def guests(self) -> Path:
+        """The members that came by each invite, as far as this peer has met them."""
+        return self.path / "guests.msgpack"
+
+    @property
+    def listening(self) -> Path:
+        """The addresses at which this peer last listened, a line each, for the invites that it prints."""
+        return self.path / "listening"
 
     @property
     def regroup(self) -> Path:

@@ -1,17 +1,19 @@
 """Invites: one string to paste, with all that a peer needs to find a run or a served model and to be admitted.
 
-    barnraise1<base32 of a msgpack array, lower case, and a checksum of 4 bytes>
+    barnraise2<base32 of a msgpack array, lower case, and a checksum of 4 bytes>
 
 Lower-case letters and digits only: they survive chat programs, line wraps and a double click. The string names the run
-(by hash), its authority and several addresses to try. For an invitation-only run it also carries the join token, and
-any reader of it may join until it expires (docs/security.md).
+(by hash), its authority and several addresses to try. For a closed run it also carries the invite's private key, which
+is never sent: with it a peer signs its own way in. Each reader may do so, until the invite expires or is used up. An
+invite for one peer carries no key but the finished credential (docs/security.md).
 """
 
 from __future__ import annotations
 
 from base64 import b32decode, b32encode
 from collections.abc import Iterable
-from typing import Final
+from pathlib import Path
+from typing import Annotated, Final
 
 import msgspec
 from blake3 import blake3
@@ -19,15 +21,20 @@ from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
 
 from peer.errors import ConfigError
-from peer.identity import Signed, is_peer_id
+from peer.identity import Identity, is_peer_id, peer_id_of
+from swarm.run.credentials import Chain, member_link, visitor_link
+from swarm.run.home import Home
 from swarm.run.manifest import RUN_ID_BYTES, run_id_text
 
 PREFIX: Final = "barnraise"
-VERSION: Final = "1"
+VERSION: Final = "2"
 ADDRESSES_MAX: Final = 16
+VISIT_S: Final = 3600.0
 _TEXT_MAX: Final = 8192
 _CHECKSUM_BYTES: Final = 4
 _REMEDY: Final = "copy it again from where `peer coordinate` printed it, from its first letter to its last"
+
+Seed = Annotated[bytes, msgspec.Meta(max_length=32)]
 
 
 class Invite(msgspec.Struct, frozen=True):
@@ -37,14 +44,40 @@ class Invite(msgspec.Struct, frozen=True):
     authority: str
     addresses: tuple[str, ...]
     """Full multiaddrs that end in /p2p/<peer id>, best first; at least one."""
-    token: Signed | None = None
+    chain: Chain = ()
+    """Of a closed run: ends with the invite's link or, for one peer, with the link of that member."""
+    key: Seed = b""
+    """The private key (a seed of 32 bytes) of the invite at the end of `chain`; empty for one peer."""
+
+    def membership(self, identity: Identity) -> Chain:
+        """Return what this invite makes of a peer that takes part: nothing new in an open run or for one peer."""
+        if not self.key:
+            return self.chain
+        signer = Identity.from_seed(self.key)
+        return (*self.chain, member_link(signer, self.run_id, identity.peer_id, self.chain, self.chain[-1].expires))
+
+    def visit(self, visitor: str, owner: Identity | None, now: float) -> Chain:
+        """Return what makes the peer `visitor` a reader of the run for an hour.
+
+        `owner`: the identity of this machine's peer, for an invite that is for that peer only, and for the authority.
+        Raises ConfigError if that is needed and missing.
+        """
+        expires = now + VISIT_S
+        if self.key:
+            return (*self.chain, visitor_link(Identity.from_seed(self.key), self.run_id, visitor, expires))
+        if owner is not None and (owner.peer_id == self.authority or self.chain):
+            return (*self.chain, visitor_link(owner, self.run_id, visitor, expires))
+        if self.chain:
+            raise ConfigError(
+                f"this invite is for peer {peer_id_of(self.chain[-1].key)} only: give the --home of that peer"
+            )
+        return ()
 
     def __str__(self) -> str:
         addresses = tuple(Multiaddr(address).to_bytes() for address in self.addresses)
-        wire = _Wire(b32decode(self.run_id.upper()), self.authority, addresses, self.token)
+        wire = _Wire(b32decode(self.run_id.upper()), self.authority, addresses, self.chain, self.key)
         payload = msgspec.msgpack.encode(wire)
-        text = b32encode(payload + _checksum(payload)).decode().rstrip("=").lower()
-        return f"{PREFIX}{VERSION}{text}"
+        return f"{PREFIX}{VERSION}{_text(payload + _checksum(payload))}"
 
     @classmethod
     def parse(cls, text: str) -> Invite:
@@ -53,7 +86,10 @@ class Invite(msgspec.Struct, frozen=True):
         if not text.startswith(PREFIX):
             raise ConfigError(f"this is no invite (one begins with {PREFIX}{VERSION}): {_REMEDY}")
         if not text.startswith(PREFIX + VERSION):
-            raise ConfigError("this invite is of a newer format: upgrade barnraise")
+            raise ConfigError(
+                f"this invite begins with {text[: len(PREFIX) + 1]}, this software reads {PREFIX}{VERSION}:"
+                " upgrade barnraise on both sides and ask for a new invite"
+            )
         payload = _payload(text[len(PREFIX + VERSION) :])
         try:
             wire = msgspec.msgpack.decode(payload, type=_Wire)
@@ -63,7 +99,22 @@ class Invite(msgspec.Struct, frozen=True):
         check_addresses(addresses)
         if len(wire.run_id) != RUN_ID_BYTES or not is_peer_id(wire.authority):
             raise ConfigError(f"the invite names no run: {_REMEDY}")
-        return cls(run_id_text(wire.run_id), wire.authority, addresses, wire.token)
+        if wire.key and (not wire.chain or Identity.from_seed(wire.key).peer_id != peer_id_of(wire.chain[-1].key)):
+            raise ConfigError(f"the invite's key does not fit what it grants: {_REMEDY}")
+        return cls(run_id_text(wire.run_id), wire.authority, addresses, wire.chain, wire.key)
+
+
+def read_saved_invite(home: Path) -> Invite:
+    """Return the invite in the peer's `home`. Raises ConfigError if there is none."""
+    path = Home(home).invite
+    try:
+        return Invite.parse(path.read_text())
+    except FileNotFoundError as error:
+        raise ConfigError(f"{home} is no peer's home: give the --home of `peer join` or `peer coordinate`") from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error.strerror}): check its owner and permissions") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is damaged: give the INVITE itself in place of --home") from error
 
 
 def check_addresses(addresses: Iterable[str]) -> None:
@@ -88,7 +139,8 @@ class _Wire(msgspec.Struct, frozen=True, array_like=True):
     run_id: bytes
     authority: str
     addresses: tuple[bytes, ...]
-    token: Signed | None
+    chain: Chain
+    key: Seed
 
 
 def _payload(text: str) -> bytes:
@@ -99,9 +151,13 @@ def _payload(text: str) -> bytes:
     except ValueError as error:
         raise ConfigError(f"the invite has characters that no invite has, or is cut off: {_REMEDY}") from error
     payload, checksum = raw[:-_CHECKSUM_BYTES], raw[-_CHECKSUM_BYTES:]
-    if _checksum(payload) != checksum:
+    if _checksum(payload) != checksum or _text(raw) != text:
         raise ConfigError(f"the invite is damaged (its checksum does not match): {_REMEDY}")
     return payload
+
+
+def _text(raw: bytes) -> str:
+    return b32encode(raw).decode().rstrip("=").lower()
 
 
 def _checksum(payload: bytes) -> bytes:

@@ -29,7 +29,7 @@ from swarm.run.sections import (
     micro_batch_of,
 )
 
-PROTOCOL_VERSION: Final = 5
+PROTOCOL_VERSION: Final = 6
 MANIFEST_BYTES_MAX: Final = 64 << 10
 TOKENIZER_BYTES_MAX: Final = 64 << 20
 RUN_ID_BYTES: Final = 20
@@ -216,7 +216,7 @@ def check_run(manifest: CommonManifest, run_id: str) -> None:
     """Raise NotAdmitted if `run_id` is not the manifest's."""
     if manifest.run_id != run_id:
         raise NotAdmitted(
-            f"that peer belongs to run {manifest.run_id}, not to {run_id}: ask for an invite to the right run"
+            f"the manifest is of run {manifest.run_id}, not of {run_id}: ask for an invite to the right run"
         )
 
 

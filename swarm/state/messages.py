@@ -70,7 +70,9 @@ class StateMethods:
     def of(cls, size_bytes: int, part_bytes_max: int) -> StateMethods:
         """Return the methods for states of `size_bytes` and encoded result parts of at most `part_bytes_max`."""
         return cls(
-            Method("state.hashes", AskHashes, StateReply, reply_payload_max=hash_list_bytes(size_bytes)),
-            Method("state.chunk", AskChunk, StateReply, reply_payload_max=chunk_size_for(size_bytes)),
-            Method("state.result", AskResult, ResultPart, reply_payload_max=part_bytes_max),
+            Method(
+                "state.hashes", AskHashes, StateReply, reply_payload_max=hash_list_bytes(size_bytes), access="visitor"
+            ),
+            Method("state.chunk", AskChunk, StateReply, reply_payload_max=chunk_size_for(size_bytes), access="visitor"),
+            Method("state.result", AskResult, ResultPart, reply_payload_max=part_bytes_max, access="visitor"),
         )

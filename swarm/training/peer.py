@@ -17,8 +17,7 @@ from swarm.gossip.peer import run_gossip
 from swarm.membership.member_record import MEMBERS
 from swarm.membership.reachability import serve_dial_back
 from swarm.placement.stages import stage_costs
-from swarm.run.bootstrap import fetch_run_files
-from swarm.run.gate import Gate
+from swarm.run.bootstrap import enter_run
 from swarm.run.home import Home
 from swarm.run.manifest import Manifest, open_manifest
 from swarm.run.manifest_transfer import serve_run_files
@@ -48,18 +47,19 @@ async def run_participant(config: JoinConfig) -> None:
             download_bytes_per_s=config.download_bytes_per_s,
         )
         async with open_host(host_config) as host:
-            run_files, tokenizer = await fetch_run_files(host, config.invite, home.path)
-            manifest = open_manifest(run_files, config.invite.run_id)
+            chain = config.invite.membership(identity)
+            entered = await enter_run(host, config.invite, home, chain, open_manifest)
+            manifest = entered.manifest
             check_role(config, manifest)
             write_atomically(home.invite, f"{config.invite}\n".encode())
+            write_atomically(home.listening, "".join(f"{address}\n" for address in host.addresses).encode())
             rules, stages = manifest.run, manifest.stages
             events.emit("run_entered", name=rules.name, role=config.role, rounds=rules.rounds, stages=stages)
-            gate = Gate(host.rpc, manifest, config.invite.token)
-            serve_run_files(host.rpc, run_files, tokenizer)
+            serve_run_files(host.rpc, entered.signed, entered.tokenizer)
             serve_dial_back(host)
             node_config = NodeConfig(manifest.run_id, config.invite.addresses, home.addresses)
             async with open_node(host, node_config, [MEMBERS]) as node:
-                context = PeerContext(config, home, manifest, host, gate, node)
+                context = PeerContext(config, home, manifest, host, entered.gate, node)
                 if isinstance(manifest.outer, GossipConfig):
                     async with open_worker_group(worker_config(context)) as worker_group:
                         await run_gossip(context, worker_group)

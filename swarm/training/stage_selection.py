@@ -312,6 +312,7 @@ class StageSelection:
             phase=self._told_phase,
             joined_at=self._joined_at,
         )
+        record = msgspec.structs.replace(record, credential=self._context.gate.chain)
         if replica is not None:
             trainer = replica.trainer
             record = msgspec.structs.replace(record, speed=trainer.speed, loss=trainer.loss, val_loss=trainer.val_loss)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -14,23 +13,20 @@ from swarm.client.download import download_head
 from swarm.client.session import open_client
 from swarm.client.status import ServedModelStatus, read_status
 from swarm.membership.member_record import MEMBERS
-from swarm.run.credentials import issue_token
 from swarm.run.gate import Gate
-from swarm.run.invite import Invite
 from swarm.run.manifest import sign_manifest
 from swarm.run.manifest_transfer import serve_run_files
-from tests.swarm.run.test_gate import AUTHORITY, hosts
+from tests.swarm.run.test_gate import AUTHORITY, hosts, invite_to
 from tests.swarm.run.test_served_model import TOKENIZER, served_model
 
 
 async def test_a_client_of_a_served_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     manifest = served_model()
-    token = issue_token(AUTHORITY, manifest.run_id, time.time(), 60.0)
     async with hosts(1, first=AUTHORITY) as (member,):
-        Gate(member.rpc, manifest, None)
+        Gate(member.rpc, manifest, AUTHORITY)
         serve_run_files(member.rpc, sign_manifest(AUTHORITY, manifest), TOKENIZER)
         async with open_node(member, NodeConfig(manifest.run_id), [MEMBERS]):
-            invite = Invite(manifest.run_id, AUTHORITY.peer_id, member.addresses, token)
+            invite = invite_to(manifest, member.addresses)
             seen = await read_status(invite)
             assert seen == ServedModelStatus(
                 run_id=manifest.run_id, name="a served model", open=False, blocks=4, parts=2

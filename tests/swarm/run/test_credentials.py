@@ -2,95 +2,156 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
-from peer.errors import NotAdmitted, ProtocolViolation
-from peer.identity import Identity, Signed, sign_body
-from swarm.run.credentials import CLOCK_SKEW_S, BanList, JoinToken, admit, issue_token, open_bans, sign_bans
+from peer.errors import CheckpointError, NotAdmitted, ProtocolViolation
+from peer.identity import Identity, public_key_of
+from swarm.run.ban_list import BanList, open_bans, sign_bans
+from swarm.run.credentials import (
+    CHAIN_MAX,
+    CLOCK_SKEW_S,
+    Admission,
+    Chain,
+    judge,
+    member_link,
+    sign_link,
+    visitor_link,
+)
+from swarm.run.guests import GuestBook
 from swarm.run.manifest import Manifest
 from swarm.run.sections import RunRules
 from tests.swarm.run.test_manifest import make_manifest
 
 NOW = 1_700_000_000.0
 AUTHORITY = Identity.generate()
-PEER = Identity.generate().peer_id
+GUEST = Identity.generate()
 
 
-def invitation_only() -> Manifest:
+def closed_run() -> Manifest:
     return make_manifest(AUTHORITY.peer_id, run=RunRules(name="closed", open=False))
 
 
-def refusal(token: Signed | None, *, peer: str = PEER, now: float = NOW, bans: BanList | None = None) -> str:
+RUN_ID = closed_run().run_id
+
+
+def invited(
+    guest: Identity = GUEST, *, by: Identity = AUTHORITY, above: Chain = (), run_id: str = RUN_ID, guests: int = 3
+) -> Chain:
+    """The chain of `guest`, who came by an invite of `by`, for an hour."""
+    key = Identity.generate()
+    link = sign_link(by, run_id, "invite", public_key_of(key.peer_id), guests=guests, expires=NOW + 3600)
+    chain = (*above, link)
+    return (*chain, member_link(key, run_id, guest.peer_id, chain, NOW + 3600))
+
+
+def refusal(chain: Chain, *, peer: str = GUEST.peer_id, now: float = NOW, bans: BanList | None = None) -> str:
     with pytest.raises(NotAdmitted) as caught:
-        admit(invitation_only(), token, peer, now, bans)
+        judge(closed_run(), chain, peer, now, bans)
     return str(caught.value)
 
 
-def test_bearer_and_bound_tokens_admit() -> None:
-    manifest = invitation_only()
-    admit(manifest, issue_token(AUTHORITY, manifest.run_id, NOW, 60.0), PEER, NOW)
-    admit(manifest, issue_token(AUTHORITY, manifest.run_id, NOW, 60.0, peer=PEER), PEER, NOW)
-    admit(manifest, None, AUTHORITY.peer_id, NOW)
+def test_guests_of_the_authority_and_of_its_guests_are_members() -> None:
+    friend, far = Identity.generate(), Identity.generate()
+    first = invited()
+    second = invited(friend, by=GUEST, above=first)
+    assert judge(closed_run(), first, GUEST.peer_id, NOW).access == "member"
+    assert judge(closed_run(), second, friend.peer_id, NOW).access == "member"
+    assert judge(closed_run(), (), AUTHORITY.peer_id, NOW).access == "member"
+    personal = (member_link(AUTHORITY, RUN_ID, far.peer_id, (), NOW + 60),)
+    assert judge(closed_run(), personal, far.peer_id, NOW).access == "member"
+    with pytest.raises(msgspec.ValidationError):  # bounded, so that a chain stays small
+        msgspec.convert(msgspec.to_builtins(second * 2, builtin_types=(bytes,)), Chain)
+    assert len(second) == 4 < CHAIN_MAX
 
 
-def test_an_open_run_needs_no_token() -> None:
-    admit(make_manifest(AUTHORITY.peer_id), None, PEER, NOW)
+def test_visitors_of_any_holder_may_read_only() -> None:
+    chain, visitor = invited(), Identity.generate().peer_id
+    for signer, above in ((AUTHORITY, ()), (GUEST, chain)):
+        seen = judge(closed_run(), (*above, visitor_link(signer, RUN_ID, visitor, NOW + 60)), visitor, NOW)
+        assert (seen.access, seen.member) == ("visitor", None)
+        assert seen.until == NOW + 60 + CLOCK_SKEW_S
+
+
+def test_an_open_run_needs_no_chain() -> None:
+    assert judge(make_manifest(AUTHORITY.peer_id), (), GUEST.peer_id, NOW).access == "member"
 
 
 def test_every_refusal_has_its_own_message() -> None:
-    run_id = invitation_only().run_id
     stranger = Identity.generate()
-    good = issue_token(AUTHORITY, run_id, NOW, 60.0)
-    expired_now = NOW + 60 + 3 * 3600
+    good = invited()
+    visitor = visitor_link(GUEST, RUN_ID, stranger.peer_id, NOW + 60)
+    after_visitor = member_link(stranger, RUN_ID, stranger.peer_id, (), NOW + 60)
+    longer = msgspec.structs.replace(good[-1], expires=int(NOW + 10_000_000))
+    crowded = msgspec.structs.replace(good[0], guests=1000)
     sentences = {
-        "missing": refusal(None),
-        "wrong run": refusal(issue_token(AUTHORITY, "b" * 32, NOW, 60.0)),
-        "foreign signer": refusal(issue_token(stranger, run_id, NOW, 60.0)),
-        "foreign peer": refusal(issue_token(AUTHORITY, run_id, NOW, 60.0, peer=stranger.peer_id)),
-        "expired": refusal(good, now=expired_now),
-        "early": refusal(good, now=NOW - 3600),
-        "forged": refusal(Signed(good.body + b"\0", good.signer, good.signature)),
-        "banned": refusal(good, bans=BanList(run_id, 1, peers=frozenset({PEER}))),
-        "another kind of signature": refusal(sign_body(AUTHORITY, "manifest", BanList(run_id, 1))),
+        "no chain": refusal(()),
+        "an invite's link alone": refusal(good[:1]),
+        "of another run": refusal(invited(run_id="b" * 32)),
+        "of another authority": refusal(invited(by=stranger)),
+        "of another peer": refusal(good, peer=stranger.peer_id),
+        "a visitor who invites": refusal((*good, visitor, after_visitor), peer=stranger.peer_id),
+        "prolonged": refusal((good[0], longer)),
+        "for more guests": refusal((crowded, good[1])),
+        "links swapped": refusal((invited()[0], good[1])),
+        "expired": refusal(good, now=NOW + 3600 + 3 * 3600),
+        "banned": refusal(good, bans=BanList(RUN_ID, 1, peers=frozenset({GUEST.peer_id}))),
     }
     for case, words in {
-        "missing": "no token",
-        "wrong run": "for run bbbb",
-        "foreign signer": "a stranger to this run",
-        "foreign peer": "made out to peer",
+        "no chain": "carries no key",
+        "an invite's link alone": "made out to peer",
+        "of another run": "forged, damaged or of another run",
+        "of another authority": "forged, damaged or of another run",
+        "of another peer": f"made out to peer {GUEST.peer_id}",
+        "a visitor who invites": "may not grant",
+        "prolonged": "forged",
+        "for more guests": "forged",
+        "links swapped": "forged",
         "expired": "expired 3 hours ago",
-        "early": "becomes valid in 60 minutes",
-        "forged": "forged",
         "banned": "is banned",
-        "another kind of signature": "forged",
     }.items():
         assert words in sentences[case], f"{case}: {sentences[case]}"
 
 
 def test_clocks_may_be_off_by_two_minutes() -> None:
-    manifest = invitation_only()
-    token = issue_token(AUTHORITY, manifest.run_id, NOW, 60.0)
-    admit(manifest, token, PEER, NOW - CLOCK_SKEW_S + 1)
-    admit(manifest, token, PEER, NOW + 60 + CLOCK_SKEW_S - 1)
+    judge(closed_run(), invited(), GUEST.peer_id, NOW + 3600 + CLOCK_SKEW_S - 1)
+    refusal(invited(), now=NOW + 3600 + CLOCK_SKEW_S + 1)
 
 
-def test_a_banned_token_admits_no_peer() -> None:
-    run_id = invitation_only().run_id
-    token = issue_token(AUTHORITY, run_id, NOW, 60.0)
-    serial = msgspec.msgpack.decode(token.body, type=JoinToken).serial
-    assert "withdrawn" in refusal(token, bans=BanList(run_id, 1, tokens=frozenset({serial})))
+def test_a_withdrawn_invite_keeps_its_guests_and_admits_no_other() -> None:
+    key, other = Identity.generate(), Identity.generate()
+    link = sign_link(AUTHORITY, RUN_ID, "invite", public_key_of(key.peer_id), guests=9, expires=NOW + 60)
+    bans = BanList(RUN_ID, 1, withdrawn={link.key: frozenset({public_key_of(GUEST.peer_id)})})
+    stays = (link, member_link(key, RUN_ID, GUEST.peer_id, (link,), NOW + 60))
+    judge(closed_run(), stays, GUEST.peer_id, NOW, bans)
+    late = (link, member_link(key, RUN_ID, other.peer_id, (link,), NOW + 60))
+    assert "withdrawn" in refusal(late, peer=other.peer_id, bans=bans)
+    visit = (link, visitor_link(key, RUN_ID, other.peer_id, NOW + 60))
+    assert "withdrawn" in refusal(visit, peer=other.peer_id, bans=bans)
+
+
+def test_a_ban_of_one_guest_does_not_hit_another() -> None:
+    key, other, friend = (Identity.generate() for _ in range(3))
+    link = sign_link(AUTHORITY, RUN_ID, "invite", public_key_of(key.peer_id), guests=9, expires=NOW + 60)
+    bans = BanList(RUN_ID, 1, peers=frozenset({GUEST.peer_id}))
+    judge(closed_run(), (link, member_link(key, RUN_ID, other.peer_id, (link,), NOW + 60)), other.peer_id, NOW, bans)
+    of_banned = invited(friend, by=GUEST, above=invited())
+    judge(closed_run(), of_banned, friend.peer_id, NOW, bans)
+    visit = (*invited(), visitor_link(GUEST, RUN_ID, friend.peer_id, NOW + 60))
+    assert "from a banned peer" in refusal(visit, peer=friend.peer_id, bans=bans)
 
 
 def test_an_open_run_bans_too() -> None:
     manifest = make_manifest(AUTHORITY.peer_id)
     with pytest.raises(NotAdmitted, match="banned"):
-        admit(manifest, None, PEER, NOW, BanList(manifest.run_id, 1, peers=frozenset({PEER})))
+        judge(manifest, (), GUEST.peer_id, NOW, BanList(manifest.run_id, 1, peers=frozenset({GUEST.peer_id})))
 
 
 def test_only_the_authoritys_ban_list_for_this_run_counts() -> None:
-    manifest = invitation_only()
-    bans = BanList(manifest.run_id, 3, peers=frozenset({PEER}))
+    manifest = closed_run()
+    bans = BanList(manifest.run_id, 3, peers=frozenset({GUEST.peer_id}))
     assert open_bans(sign_bans(AUTHORITY, bans), manifest) == bans
     with pytest.raises(ProtocolViolation, match="not by"):
         open_bans(sign_bans(Identity.generate(), bans), manifest)
@@ -99,3 +160,29 @@ def test_only_the_authoritys_ban_list_for_this_run_counts() -> None:
     crowd = BanList(manifest.run_id, 4, peers=frozenset(str(i) for i in range(5000)))
     with pytest.raises(ProtocolViolation, match="more than"):
         open_bans(sign_bans(AUTHORITY, crowd), manifest)
+
+
+def admission(chain: Chain, peer: Identity) -> Admission:
+    return judge(closed_run(), chain, peer.peer_id, NOW)
+
+
+def test_an_invite_brings_in_so_many_and_no_more(tmp_path: Path) -> None:
+    key, book = Identity.generate(), GuestBook(tmp_path / "guests")
+    link = sign_link(AUTHORITY, RUN_ID, "invite", public_key_of(key.peer_id), guests=2, expires=NOW + 60)
+    first, second, third, friend = (Identity.generate() for _ in range(4))
+
+    def came(guest: Identity) -> Admission:
+        return admission((link, member_link(key, RUN_ID, guest.peer_id, (link,), NOW + 60)), guest)
+
+    for guest in (first, second, first):  # who came once comes again
+        book.enter(came(guest))
+    for reader in (book, GuestBook(tmp_path / "guests")):
+        with pytest.raises(NotAdmitted, match="brought in 2 peers"):
+            reader.enter(came(third))
+        reader.enter(came(second))
+    above = (link, member_link(key, RUN_ID, first.peer_id, (link,), NOW + 60))
+    with pytest.raises(NotAdmitted, match="brought in 2 peers"):  # guests of guests count too
+        book.enter(admission(invited(friend, by=first, above=above), friend))
+    (tmp_path / "guests").write_bytes(b"\xc1")
+    with pytest.raises(CheckpointError, match="delete it"):
+        GuestBook(tmp_path / "guests")

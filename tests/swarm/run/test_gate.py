@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -14,15 +14,17 @@ from blake3 import blake3
 
 from peer.errors import CheckpointError, ConfigError, DialError, NotAdmitted, ProtocolViolation, RemoteError
 from peer.events import EventLog
-from peer.identity import Identity, Signed
+from peer.identity import Identity, sign_text
 from peer.net.host import Host, HostConfig, open_host
 from peer.net.rpc import Call, Method
 from swarm.membership.reachability import DIAL_BACK, DialBackRequest, serve_dial_back
-from swarm.run.bootstrap import fetch_run_files
-from swarm.run.credentials import BanList, issue_token, sign_bans
-from swarm.run.gate import Credentials, Gate, enter
+from swarm.run.ban_list import BanList, sign_bans
+from swarm.run.bootstrap import EnteredRun, enter_run
+from swarm.run.gate import ENTER, PROVE, Entry, EntryReply, Gate, Proof
+from swarm.run.home import Home
 from swarm.run.invite import Invite
-from swarm.run.manifest import PROTOCOL_VERSION, Manifest, sign_manifest
+from swarm.run.inviting import make_invite
+from swarm.run.manifest import PROTOCOL_VERSION, AnyManifest, Manifest, open_manifest, sign_manifest
 from swarm.run.manifest_transfer import (
     check_tokenizer,
     fetch_manifest,
@@ -35,6 +37,7 @@ from swarm.run.sections import RunRules
 from tests.swarm.run.test_manifest import make_manifest
 
 AUTHORITY = Identity.generate()
+ANYWHERE = f"/ip4/127.0.0.1/tcp/1/p2p/{AUTHORITY.peer_id}"
 SOON = 60.0
 
 
@@ -53,8 +56,13 @@ def manifest_of(*, open_run: bool, **changes: object) -> Manifest:
     return make_manifest(AUTHORITY.peer_id, run=RunRules(name="gated", open=open_run), **changes)
 
 
-def token_for(manifest: Manifest) -> Signed:
-    return issue_token(AUTHORITY, manifest.run_id, time.time(), 60.0)
+def invite_to(manifest: AnyManifest, addresses: Sequence[str] = (ANYWHERE,), guests: int = 9) -> Invite:
+    return make_invite(AUTHORITY, (), manifest, addresses, guests=guests, days=1)
+
+
+def gate_of(host: Host, manifest: AnyManifest) -> Gate:
+    """Guard a host of a member that came by an invite of its own."""
+    return Gate(host.rpc, manifest, host.identity, invite_to(manifest).membership(host.identity))
 
 
 @asynccontextmanager
@@ -76,76 +84,145 @@ async def hear(host: Host, other: Host) -> str:
     return (await host.rpc.call(other.peer_id, ECHO, Word("hi"), timeout_s=SOON)).body.text
 
 
-async def test_an_open_run_needs_no_introduction() -> None:
+async def test_an_open_run_asks_for_an_introduction_only() -> None:
     manifest = manifest_of(open_run=True)
-    async with hosts(2) as (a, b):
-        Gate(b.rpc, manifest, None)
+    async with hosts(3) as (a, b, stranger):
+        gate_of(a, manifest)
+        gate_of(b, manifest)
         assert await hear(a, b) == "hi"
+        with pytest.raises(RemoteError, match="introduce yourself"):
+            await hear(stranger, b)
+        with pytest.raises(RemoteError, match=r"does not serve run\.enter"):
+            await hear(a, stranger)
 
 
 async def test_strangers_are_refused_and_members_introduce_themselves() -> None:
     manifest = manifest_of(open_run=False)
     async with hosts(3) as (a, b, stranger):
         for host in (a, b):
-            Gate(host.rpc, manifest, token_for(manifest))
+            gate_of(host, manifest)
         with pytest.raises(RemoteError) as caught:
             await hear(stranger, b)
         assert caught.value.code == "NotAdmitted"
-        assert await hear(a, b) == "hi"  # refused once, introduced, tried again: all inside the call
+        assert await hear(a, b) == "hi"  # introduced first: all inside the call
         assert await hear(b, a) == "hi"
 
 
 async def test_a_peer_that_forgot_the_caller_is_introduced_again() -> None:
     manifest = manifest_of(open_run=False)
     async with hosts(2) as (a, b):
-        Gate(a.rpc, manifest, token_for(manifest))
-        gate = Gate(b.rpc, manifest, token_for(manifest))
+        gate_of(a, manifest)
+        gate_of(b, manifest)
         assert await hear(a, b) == "hi"
-        gate.learn_bans(sign_bans(AUTHORITY, BanList(manifest.run_id, 1)))  # every token is shown again
+        b.standing.revoke(a.peer_id)
         assert await hear(a, b) == "hi"
 
 
 @pytest.mark.parametrize(
     ("case", "words"),
     [
-        ("missing", "no token"),
-        ("expired", "expired"),
-        ("foreign", "stranger to this run"),
-        ("made out to another", "made out to"),
-        ("wrong run", "belongs to run"),
+        ("missing", "carries no key"),
+        ("foreign", "forged, damaged or of another run"),
+        ("of another peer", "made out to"),
+        ("wrong run", "in another run"),
         ("other version", "protocol version"),
     ],
 )
 async def test_a_refused_peer_gets_the_reason(case: str, words: str) -> None:
     manifest = manifest_of(open_run=False)
-    run_id, now = manifest.run_id, time.time()
-    shown = {
-        "missing": Credentials(run_id),
-        "expired": Credentials(run_id, token=issue_token(AUTHORITY, run_id, now - 7200, 60.0)),
-        "foreign": Credentials(run_id, token=issue_token(Identity.generate(), run_id, now, 60.0)),
-        "made out to another": Credentials(
-            run_id, token=issue_token(AUTHORITY, run_id, now, 60.0, peer=AUTHORITY.peer_id)
-        ),
-        "wrong run": Credentials("a" * 32, token=token_for(manifest)),
-        "other version": Credentials(run_id, protocol=PROTOCOL_VERSION + 1, token=token_for(manifest)),
-    }[case]
     async with hosts(2) as (a, b):
-        Gate(b.rpc, manifest, token_for(manifest))
+        gate = gate_of(b, manifest)
+        nonce = bytes(32)
+        own = invite_to(manifest).membership(a.identity)
+        good = Entry(PROTOCOL_VERSION, gate._run_hash(nonce), nonce, own, 0)
+        changes: dict[str, dict[str, object]] = {
+            "missing": {"chain": ()},
+            "foreign": {"chain": (msgspec.structs.replace(own[0], guests=1024), own[1])},
+            "of another peer": {"chain": invite_to(manifest).membership(AUTHORITY)},
+            "wrong run": {"run": bytes(32)},
+            "other version": {"protocol": PROTOCOL_VERSION + 1},
+        }
         with pytest.raises(RemoteError, match=words) as caught:
-            await enter(a.rpc, b.peer_id, shown, SOON)
+            await a.rpc.call(b.peer_id, ENTER, msgspec.structs.replace(good, **changes[case]), timeout_s=SOON)
         assert caught.value.code == "NotAdmitted"
+        assert manifest.run_id not in caught.value.message
+        await a.rpc.call(b.peer_id, ENTER, good, timeout_s=SOON)
+
+
+async def test_neither_half_of_a_proof_serves_another_peer() -> None:
+    """A stranger in the middle relays the moves of two members, and replays what it has recorded."""
+    manifest = manifest_of(open_run=False)
+    async with hosts(3) as (a, b, middle):
+        gate = gate_of(b, manifest)
+        gate_of(a, manifest)
+        recorded: list[Entry] = []
+
+        async def relay(call: Call[Entry]) -> EntryReply:
+            recorded.append(call.body)
+            return (await middle.rpc.call(b.peer_id, ENTER, call.body, timeout_s=SOON)).body
+
+        middle.rpc.register(ENTER, relay)
+        with pytest.raises(RemoteError, match="made out to"):  # by b: the chain is not that of the middle
+            await hear(a, middle)
+        nonce = bytes(32)
+        own = Entry(PROTOCOL_VERSION, gate._run_hash(nonce), nonce, invite_to(manifest).membership(a.identity), 0)
+        reply = (await a.rpc.call(b.peer_id, ENTER, own, timeout_s=SOON)).body
+        for dialler, answerer in ((b.peer_id, a.peer_id), (middle.peer_id, b.peer_id), (a.peer_id, middle.peer_id)):
+            swapped = gate._statement(dialler, answerer, nonce, reply.nonce)
+            proof = Proof(sign_text(a.identity, "enter", swapped + b"dialler"))
+            with pytest.raises(RemoteError, match=r"wrong signature|no challenge"):
+                await a.rpc.call(b.peer_id, PROVE, proof, timeout_s=SOON)
+        for entry in recorded:
+            with pytest.raises(RemoteError, match="made out to"):
+                await middle.rpc.call(b.peer_id, ENTER, entry, timeout_s=SOON)
+        assert not b.standing.allows(middle.peer_id, "visitor")
+
+
+async def test_a_visitor_reads_and_takes_no_part() -> None:
+    manifest = manifest_of(open_run=False)
+    read = Method("test.read", Word, Word, access="visitor")
+    async with hosts(2) as (visitor, member):
+        gate_of(member, manifest)
+        member.rpc.register(read, echo)
+        chain = invite_to(manifest).visit(visitor.peer_id, None, time.time())
+        Gate(visitor.rpc, manifest, visitor.identity, chain)
+        assert (await visitor.rpc.call(member.peer_id, read, Word("hi"), timeout_s=SOON)).body == Word("hi")
+        with pytest.raises(RemoteError, match="is for members of the run"):
+            await hear(visitor, member)
+        with pytest.raises(NotAdmitted, match="has not proved"):  # nor is it called as a member
+            await hear(member, visitor)
+        assert not member.standing.is_trusted(visitor.peer_id) and visitor.standing.is_trusted(member.peer_id)
+
+
+async def test_standing_ends_with_the_last_connection() -> None:
+    manifest = manifest_of(open_run=False)
+    async with hosts(2) as (a, b):
+        gate_of(a, manifest)
+        gate_of(b, manifest)
+        assert await hear(a, b) == "hi"
+        assert a.standing.allows(b.peer_id, "member") and b.standing.allows(a.peer_id, "member")
+        await a.disconnect(b.peer_id)
+        with trio.fail_after(SOON):
+            while a.standing.allows(b.peer_id, "visitor") or b.standing.allows(a.peer_id, "visitor"):
+                await trio.sleep(0.01)
+        assert await hear(b, a) == "hi"
 
 
 async def test_bans_take_effect_at_once_and_spread_with_introductions() -> None:
     manifest = manifest_of(open_run=True)
-    async with hosts(3) as (a, b, banned):
-        gates = {host: Gate(host.rpc, manifest, None) for host in (a, b)}
+    async with hosts(4) as (a, b, c, banned):
+        gates = {host: gate_of(host, manifest) for host in (a, b, c, banned)}
         assert await hear(banned, b) == "hi"
         gates[a].learn_bans(sign_bans(AUTHORITY, BanList(manifest.run_id, 2, peers=frozenset({banned.peer_id}))))
-        await gates[a].introduce(b.peer_id, SOON)
-        assert gates[b].bans == gates[a].bans
-        with pytest.raises(RemoteError, match="banned"):
-            await hear(banned, b)
+        await gates[a].introduce(b.peer_id, SOON)  # pushed
+        await gates[c].introduce(b.peer_id, SOON)  # pulled
+        assert gates[c].bans == gates[b].bans == gates[a].bans
+        for member in (b, c):
+            with pytest.raises(RemoteError, match="banned"):
+                await hear(banned, member)
+            with pytest.raises(NotAdmitted, match="has not proved"):
+                member.rpc.introduce = None
+                await hear(member, banned)
         gates[b].learn_bans(sign_bans(AUTHORITY, BanList(manifest.run_id, 1)))  # an older list changes nothing
         with pytest.raises(RemoteError, match="banned"):
             await hear(banned, b)
@@ -161,7 +238,7 @@ async def test_the_run_files_travel_and_are_checked() -> None:
         serve_run_files(b.rpc, signed, tokenizer)
         assert await fetch_manifest(a.rpc, b.peer_id, manifest.run_id, SOON) == signed
         assert await fetch_tokenizer(a.rpc, b.peer_id, manifest, SOON) == tokenizer
-        with pytest.raises(RemoteError, match="this peer is in run"):
+        with pytest.raises(RemoteError, match="in another run"):
             await fetch_manifest(a.rpc, b.peer_id, "b" * 32, SOON)
     with pytest.raises(ProtocolViolation, match="not the one"):
         check_tokenizer(manifest, tokenizer + b" ")
@@ -170,16 +247,24 @@ async def test_the_run_files_travel_and_are_checked() -> None:
 async def test_a_joiner_gets_the_run_files_or_the_reason(tmp_path: Path) -> None:
     manifest = manifest_of(open_run=False)
     signed = sign_manifest(AUTHORITY, manifest)
-    async with hosts(2, first=AUTHORITY) as (member, newcomer):
-        Gate(member.rpc, manifest, None)
+
+    async def enter(host: Host, invite: Invite, folder: str) -> EnteredRun[Manifest]:
+        return await enter_run(host, invite, Home(tmp_path / folder), invite.membership(host.identity), open_manifest)
+
+    async with hosts(5, first=AUTHORITY) as (member, *newcomers):
+        Gate(member.rpc, manifest, AUTHORITY)
         serve_run_files(member.rpc, signed, b"")
-        good = Invite(manifest.run_id, AUTHORITY.peer_id, member.addresses, token_for(manifest))
-        assert await fetch_run_files(newcomer, good, tmp_path / "a") == (signed, b"")
+        good = invite_to(manifest, member.addresses, guests=1)
+        entered = await enter(newcomers[0], good, "a")
+        assert (entered.signed, entered.tokenizer) == (signed, b"")
         assert load_run_files(tmp_path / "a") == (signed, b"")
-        with pytest.raises(NotAdmitted, match="no token"):
-            await fetch_run_files(newcomer, msgspec.structs.replace(good, token=None), tmp_path / "b")
-        with pytest.raises(NotAdmitted, match="this peer is in run"):
-            await fetch_run_files(newcomer, msgspec.structs.replace(good, run_id="c" * 32), tmp_path / "c")
+        assert await hear(newcomers[0], member) == "hi"
+        with pytest.raises(NotAdmitted, match="brought in 1 peers"):
+            await enter(newcomers[1], good, "b")
+        with pytest.raises(NotAdmitted, match="carries no key"):
+            await enter(newcomers[2], msgspec.structs.replace(good, chain=(), key=b""), "c")
+        with pytest.raises(NotAdmitted, match="in another run"):
+            await enter(newcomers[3], msgspec.structs.replace(good, run_id="c" * 32), "d")
 
 
 async def test_an_unreachable_address_has_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,7 +292,7 @@ async def test_an_unreachable_address_has_its_reason(tmp_path: Path, monkeypatch
                 ((mute, refused, wrong), "wrong_peer"),
             ):
                 with pytest.raises(DialError) as caught:
-                    await fetch_run_files(a, Invite("d" * 32, stranger, addresses), tmp_path)
+                    await enter_run(a, Invite("d" * 32, stranger, addresses), Home(tmp_path), (), open_manifest)
                 assert caught.value.reason == reason, str(caught.value)
                 assert ": " in str(caught.value)
 
@@ -240,7 +325,7 @@ async def test_a_peer_dials_back_to_the_address_it_sees(monkeypatch: pytest.Monk
 
 
 def test_a_home_without_an_invite_is_refused(tmp_path: Path) -> None:
-    from swarm.client.session import read_saved_invite
+    from swarm.run.invite import read_saved_invite
 
     with pytest.raises(ConfigError, match="no peer's home"):
         read_saved_invite(tmp_path)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peer.errors import ConfigError
-from peer.identity import Identity
-from swarm.run.credentials import issue_token
+from peer.identity import Identity, public_key_of
+from swarm.run.credentials import sign_link
 from swarm.run.invite import PREFIX, VERSION, Invite
 
 AUTHORITY = Identity.generate()
@@ -21,9 +22,19 @@ ADDRESSES = (
 OPEN = Invite(RUN_ID, AUTHORITY.peer_id, ADDRESSES)
 
 
-def test_round_trip_with_and_without_token() -> None:
-    closed = Invite(RUN_ID, AUTHORITY.peer_id, ADDRESSES, issue_token(AUTHORITY, RUN_ID, 1000.0, 60.0))
-    for invite in (OPEN, closed):
+KEY = Identity.generate()
+CHAIN = (sign_link(AUTHORITY, RUN_ID, "invite", public_key_of(KEY.peer_id), guests=4, expires=1060.0),)
+CLOSED = Invite(RUN_ID, AUTHORITY.peer_id, ADDRESSES, CHAIN, KEY.key_pair.private_key.to_bytes())
+
+
+def test_a_key_of_another_invite_is_refused() -> None:
+    other = Identity.generate().key_pair.private_key.to_bytes()
+    with pytest.raises(ConfigError, match="does not fit"):
+        Invite.parse(str(msgspec.structs.replace(CLOSED, key=other)))
+
+
+def test_round_trip_of_open_closed_and_personal_invites() -> None:
+    for invite in (OPEN, CLOSED, msgspec.structs.replace(CLOSED, key=b"")):
         text = str(invite)
         assert text.isalnum() and text.islower() and len(text) < 1024
         assert Invite.parse(text) == invite
@@ -40,7 +51,7 @@ def test_line_wraps_and_capitals_are_accepted() -> None:
     [
         ("", "no invite"),
         ("hello", "no invite"),
-        (PREFIX + "9" + str(OPEN)[len(PREFIX) + 1 :], "newer format"),
+        (PREFIX + "9" + str(OPEN)[len(PREFIX) + 1 :], "ask for a new invite"),
         (PREFIX + VERSION, "damaged"),
         (str(OPEN)[:-9], "cut off|damaged"),
         (str(OPEN) + "a" * 8, "damaged"),

@@ -74,7 +74,7 @@ def test_a_flipped_byte_is_a_forgery(authority: Identity) -> None:
 
 def test_a_manifest_of_another_run_is_refused(authority: Identity) -> None:
     signed = sign_manifest(authority, make_manifest(authority.peer_id))
-    with pytest.raises(NotAdmitted, match="belongs to run"):
+    with pytest.raises(NotAdmitted, match="is of run"):
         open_manifest(signed, "a" * 32)
 
 

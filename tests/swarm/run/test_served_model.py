@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import msgspec
@@ -12,9 +11,10 @@ from blake3 import blake3
 from peer.config import ModelConfig
 from peer.errors import ConfigError, NotAdmitted, ProtocolViolation, RemoteError
 from peer.identity import Identity, Signed, sign_body
-from swarm.run.bootstrap import fetch_run_files
-from swarm.run.credentials import BanList, issue_token, sign_bans
+from swarm.run.ban_list import BanList, sign_bans
+from swarm.run.bootstrap import enter_run
 from swarm.run.gate import Gate
+from swarm.run.home import Home
 from swarm.run.invite import Invite
 from swarm.run.manifest import (
     PROTOCOL_VERSION,
@@ -25,7 +25,7 @@ from swarm.run.manifest import (
     sign_manifest,
 )
 from swarm.run.manifest_transfer import fetch_manifest, load_run_files, serve_run_files
-from tests.swarm.run.test_gate import AUTHORITY, SOON, hear, hosts
+from tests.swarm.run.test_gate import AUTHORITY, SOON, hear, hosts, invite_to
 from tests.swarm.run.test_manifest import make_manifest
 
 TOKENIZER = b'{"a": "tokenizer"}'
@@ -115,22 +115,20 @@ def test_a_trainer_gets_one_clear_error() -> None:
 async def test_it_travels_through_the_gate(tmp_path: Path) -> None:
     manifest = served_model()
     signed = sign_manifest(AUTHORITY, manifest)
-    token = issue_token(AUTHORITY, manifest.run_id, time.time(), 60.0)
     async with hosts(3, first=AUTHORITY) as (member, joiner, stranger):
-        gate = Gate(member.rpc, manifest, None)
+        gate = Gate(member.rpc, manifest, AUTHORITY)
         serve_run_files(member.rpc, signed, TOKENIZER)
-        invite = Invite.parse(str(Invite(manifest.run_id, AUTHORITY.peer_id, member.addresses, token)))
-        assert await fetch_run_files(joiner, invite, tmp_path / "a", open_any_manifest) == (signed, TOKENIZER)
+        invite = Invite.parse(str(invite_to(manifest, member.addresses)))
+        chain = invite.membership(joiner.identity)
+        entered = await enter_run(joiner, invite, Home(tmp_path / "a"), chain, open_any_manifest)
+        assert (entered.signed, entered.tokenizer) == (signed, TOKENIZER)
         assert load_run_files(tmp_path / "a") == (signed, TOKENIZER)
-        Gate(joiner.rpc, manifest, token)
         assert await hear(joiner, member) == "hi"
 
-        with pytest.raises(NotAdmitted, match="no token"):
-            await fetch_run_files(
-                stranger, msgspec.structs.replace(invite, token=None), tmp_path / "b", open_any_manifest
-            )
         with pytest.raises(RemoteError, match="for members of the run"):
             await hear(stranger, member)
+        with pytest.raises(NotAdmitted, match="carries no key"):
+            await enter_run(stranger, invite, Home(tmp_path / "b"), (), open_any_manifest)
         gate.learn_bans(sign_bans(AUTHORITY, BanList(manifest.run_id, 1, peers=frozenset({joiner.peer_id}))))
         with pytest.raises(RemoteError, match="banned"):
             await hear(joiner, member)
@@ -141,16 +139,16 @@ async def test_a_forged_manifest_from_a_peer_is_refused() -> None:
     async with hosts(2) as (liar, joiner):
         serve_run_files(liar.rpc, sign_manifest(AUTHORITY, manifest), TOKENIZER)
         other = sign_manifest(AUTHORITY, served_model(created_at=2))
-        with pytest.raises(RemoteError, match="this peer is in run"):
+        with pytest.raises(RemoteError, match="in another run"):
             await fetch_manifest(joiner.rpc, liar.peer_id, open_any_manifest(other).run_id, SOON)
 
 
 async def test_a_training_peer_is_refused_before_it_keeps_anything(tmp_path: Path) -> None:
     manifest = served_model(open=True)
     async with hosts(2, first=AUTHORITY) as (member, trainer):
-        Gate(member.rpc, manifest, None)
+        Gate(member.rpc, manifest, AUTHORITY)
         serve_run_files(member.rpc, sign_manifest(AUTHORITY, manifest), TOKENIZER)
         invite = Invite(manifest.run_id, AUTHORITY.peer_id, member.addresses)
         with pytest.raises(ConfigError, match="is a served model, not a training run"):
-            await fetch_run_files(trainer, invite, tmp_path / "home")
+            await enter_run(trainer, invite, Home(tmp_path / "home"), (), open_manifest)
     assert not (tmp_path / "home").exists()

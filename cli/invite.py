@@ -1,0 +1,65 @@
+"""`peer invite`: print an invite to a run, from the home of its coordinator or of any member that may invite."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from cli.options import default_home, home_option
+from peer.errors import ConfigError
+from swarm.run.credentials import GUESTS_DEFAULT, GUESTS_MAX, INVITE_DAYS
+
+_DAYS_MAX = 3650
+
+
+@click.command()
+@home_option("Home of the coordinator or of a member of the run.  [default: ~/.barnraise/coordinator]")
+@click.option(
+    "--for",
+    "guest",
+    metavar="PEER_ID",
+    help="Make it out to this peer alone (`peer doctor --home DIR` shows its id). Only the coordinator can.",
+)
+@click.option(
+    "--guests",
+    type=click.IntRange(1, GUESTS_MAX),
+    default=GUESTS_DEFAULT,
+    show_default=True,
+    help="How many peers it may bring into a closed run.",
+)
+@click.option(
+    "--days", type=click.IntRange(1, _DAYS_MAX), default=INVITE_DAYS, show_default=True, help="How long it is valid."
+)
+def invite(home: Path | None, guest: str | None, guests: int, days: int) -> None:
+    """Print a new invite to the run of --home. It needs no network, and the coordinator may be away.
+
+    The invite names several addresses: of this peer, of those in its own invite, and of members that it has met.
+    """
+    click.echo(_made(home or default_home("coordinator"), guest, guests, days))
+
+
+def _made(folder: Path, guest: str | None, guests: int, days: int) -> str:
+    from peer.identity import Identity, is_peer_id
+    from swarm.run.home import Home
+    from swarm.run.invite import read_saved_invite
+    from swarm.run.inviting import known_addresses, make_invite, make_personal_invite
+    from swarm.run.manifest import open_any_manifest
+    from swarm.run.manifest_transfer import load_run_files
+
+    if guest is not None and not is_peer_id(guest):
+        raise ConfigError(f"--for {guest} is not a peer id: `peer doctor --home DIR` shows the id of a peer")
+    home, kept = Home(folder), load_run_files(folder)
+    if kept is None:
+        raise ConfigError(f"{folder} holds no run yet: give the --home of `peer join` or `peer coordinate`")
+    manifest = open_any_manifest(kept[0])
+    identity = Identity.load_or_create(home.identity)
+    addresses = known_addresses(home)
+    if identity.peer_id == manifest.authority:
+        if guest is not None:
+            return str(make_personal_invite(identity, manifest, addresses, guest, days=days))
+        return str(make_invite(identity, (), manifest, addresses, guests=guests, days=days))
+    if guest is not None:
+        raise ConfigError(f"{folder} is not the coordinator's home: leave out --for, or ask the owner of the run")
+    chain = read_saved_invite(folder).membership(identity)
+    return str(make_invite(identity, chain, manifest, addresses, guests=guests, days=days))

@@ -1,0 +1,100 @@
+"""Printing invites: by the authority, and by each member of a run that came with the right to bring in others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Final
+
+from peer.errors import ConfigError
+from peer.identity import Identity, public_key_of
+from peer.net.address_book import AddressBook
+from swarm.run.ban_list import BanList
+from swarm.run.credentials import CHAIN_MAX, GUESTS_DEFAULT, INVITE_DAYS, Chain, member_link, sign_link
+from swarm.run.home import Home
+from swarm.run.invite import ADDRESSES_MAX, Invite, read_saved_invite
+from swarm.run.manifest import AnyManifest
+
+DAY_S: Final = 86400.0
+_OTHERS_MAX: Final = 5
+
+
+def make_invite(
+    inviter: Identity, chain: Chain, manifest: AnyManifest, addresses: Iterable[str], *, guests: int, days: float
+) -> Invite:
+    """Return an invite that `inviter` may sign: for `guests` peers in a closed run, without a key in an open one.
+
+    `chain` is the inviter's own; empty for the authority. Raises ConfigError if that peer may not invite.
+    """
+    named = tuple(addresses)[:ADDRESSES_MAX]
+    if manifest.open:
+        return Invite(manifest.run_id, manifest.authority, named)
+    expires = _expiry(inviter, chain, manifest, days)
+    if chain and (chain[-1].guests < 1 or len(chain) + 2 > CHAIN_MAX):
+        raise ConfigError(
+            "this peer was invited without the right to invite others: ask the owner of the run for an invite"
+        )
+    key = Identity.generate()
+    may_bring = min(guests, chain[-1].guests) if chain else guests
+    link = sign_link(inviter, manifest.run_id, "invite", public_key_of(key.peer_id), guests=may_bring, expires=expires)
+    return Invite(manifest.run_id, manifest.authority, named, (*chain, link), key.key_pair.private_key.to_bytes())
+
+
+def make_personal_invite(
+    authority: Identity, manifest: AnyManifest, addresses: Iterable[str], guest: str, *, days: float
+) -> Invite:
+    """Return the authority's invite for the peer `guest` alone. It holds no secret, and its peer may not invite."""
+    expires = _expiry(authority, (), manifest, days)
+    link = member_link(authority, manifest.run_id, guest, (), expires)
+    return Invite(manifest.run_id, manifest.authority, tuple(addresses)[:ADDRESSES_MAX], (link,))
+
+
+def saved_invite_keys(home: Home) -> tuple[bytes, ...]:
+    """Return the public key of the invite that a coordinator has printed last; none in an open run."""
+    with suppress(ConfigError):
+        saved = read_saved_invite(home.path)
+        if saved.key:
+            return (saved.chain[-1].key,)
+    return ()
+
+
+def standing_invite(
+    home: Home, authority: Identity, manifest: AnyManifest, addresses: Sequence[str], bans: BanList | None
+) -> Invite:
+    """Return the invite that a coordinator prints: that of its home as long as it lasts, else a new one.
+
+    So one invite stays one, with one count of its guests, however often the coordinator is started.
+    """
+    with suppress(ConfigError):
+        saved = read_saved_invite(home.path)
+        lasts = saved.key and saved.chain[-1].expires - time.time() > INVITE_DAYS * DAY_S / 2
+        withdrawn = bans is not None and saved.key and saved.chain[-1].key in bans.withdrawn
+        if saved.run_id == manifest.run_id and lasts and not withdrawn:
+            return Invite(saved.run_id, saved.authority, tuple(addresses)[:ADDRESSES_MAX], saved.chain, saved.key)
+    return make_invite(authority, (), manifest, addresses, guests=GUESTS_DEFAULT, days=INVITE_DAYS)
+
+
+def known_addresses(home: Home) -> tuple[str, ...]:
+    """Return addresses to put into an invite: those of this home's peer, of its invite, and of peers that it met.
+
+    At most three of one peer, so that the invite works while some of them are away.
+    """
+    own: list[str] = []
+    with suppress(OSError, UnicodeDecodeError):
+        own = home.listening.read_text().split()
+    book = AddressBook(ADDRESSES_MAX)
+    book.load(home.addresses)
+    met = [f"{address}/p2p/{peer}" for peer in list(book.peers)[:_OTHERS_MAX] for address in book.get(peer)[:2]]
+    found: list[str] = []
+    for address in (*own, *read_saved_invite(home.path).addresses, *met):
+        peer = address.rpartition("/p2p/")[2]
+        if address not in found and sum(other.endswith(peer) for other in found) < 3:
+            found.append(address)
+    return tuple(found[:ADDRESSES_MAX])
+
+
+def _expiry(inviter: Identity, chain: Chain, manifest: AnyManifest, days: float) -> float:
+    if not chain and inviter.peer_id != manifest.authority:
+        raise ConfigError("this home's peer has no credential of this run: give the --home of `peer join`")
+    return min([time.time() + days * DAY_S, *(link.expires for link in chain)])
