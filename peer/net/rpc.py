@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -20,6 +21,7 @@ import trio
 from peer import faults
 from peer.decoding import MALFORMED
 from peer.errors import (
+    BarnraiseError,
     ConnectionLost,
     DeadlineExceeded,
     DialError,
@@ -49,6 +51,14 @@ class ChannelSource(Protocol):
         """Open a new channel to `peer`, dialling if need be. Raises DialError or ConnectionLost."""
 
 
+@dataclass(eq=False)
+class _Introduction:
+    """An introduction under way."""
+
+    over: trio.Event = field(default_factory=trio.Event)
+    failed: bool = False
+
+
 class Rpc:
     """Answers calls of other peers and makes calls to them."""
 
@@ -70,7 +80,7 @@ class Rpc:
         self._slots: dict[str, trio.CapacityLimiter] = {}
         self.introduce: Callable[[str, float], Awaitable[None]] | None = None
         """Called with (peer, seconds left) to prove to each other what both are. Raises if either is not admitted."""
-        self._introductions: dict[str, trio.Event] = {}
+        self._introductions: dict[str, _Introduction] = {}
 
     def register(self, method: Method[Req, Rep], handler: Handler[Req, Rep]) -> None:
         """Answer calls of `method` with `handler` from now on."""
@@ -124,21 +134,39 @@ class Rpc:
     async def _ensure_admitted(self, peer: str, method: Method[Any, Any], deadline: float) -> None:
         """Raise unless `peer` has proved on this connection that it may be called so: nothing is sent to it before.
 
-        Raises NotAdmitted, or what `introduce` raises.
+        Calls that wait for the same introduction share its failure. Raises ProtocolViolation, or what `introduce`
+        raises.
         """
         if self.standing.allows(peer, method.access):
             return
-        while peer in self._introductions:
-            await self._introductions[peer].wait()
-        if not self.standing.allows(peer, method.access) and self.introduce is not None:
-            done = self._introductions[peer] = trio.Event()
-            try:
-                await self.introduce(peer, deadline - trio.current_time())
-            finally:
-                del self._introductions[peer]
-                done.set()
+        introduction = self._introductions.get(peer)
+        if introduction is not None:
+            await introduction.over.wait()
+            if not introduction.failed:  # it succeeded, or its caller's time was over
+                await self._ensure_admitted(peer, method, deadline)
+                return
+        elif self.introduce is not None:
+            await self._introduce(peer, deadline)
         if not self.standing.allows(peer, method.access):
-            raise NotAdmitted(f"{peer} has not proved that it belongs to this run, so {method.name} is not sent to it")
+            raise ProtocolViolation(
+                f"{peer} has not proved that it belongs to this run, so {method.name} is not sent to it"
+            )
+
+    async def _introduce(self, peer: str, deadline: float) -> None:
+        assert self.introduce is not None
+        introduction = self._introductions[peer] = _Introduction()
+        try:
+            await self.introduce(peer, deadline - trio.current_time())
+        except ProtocolViolation as error:
+            introduction.failed = True
+            self.server.strike(peer, str(error))
+            raise
+        except BarnraiseError:
+            introduction.failed = True
+            raise
+        finally:
+            del self._introductions[peer]
+            introduction.over.set()
 
     async def _call_peer(
         self, peer: str, method: Method[Req, Rep], body: Req, payload: memoryview, bulk: bool, deadline: float

@@ -160,7 +160,10 @@ class Gate:
             raise ProtocolViolation(f"{peer} answers for this run with a wrong signature")
         proof = Proof(sign_text(self._identity, _KIND, statement + b"dialler"))
         await self._rpc.call(peer, PROVE, proof, timeout_s=deadline - time.monotonic())
-        self._grant(peer, reply.chain, admission)
+        try:
+            self._grant(peer, reply.chain, admission)
+        except NotAdmitted as error:
+            raise ProtocolViolation(str(error)) from error
         if reply.bans != self._serial:
             await self._share_bans(peer, reply.bans, deadline - time.monotonic())
 

@@ -189,7 +189,7 @@ async def test_a_visitor_reads_and_takes_no_part() -> None:
         assert (await visitor.rpc.call(member.peer_id, read, Word("hi"), timeout_s=SOON)).body == Word("hi")
         with pytest.raises(RemoteError, match="is for members of the run"):
             await hear(visitor, member)
-        with pytest.raises(NotAdmitted, match="has not proved"):  # nor is it called as a member
+        with pytest.raises(ProtocolViolation, match="has not proved"):  # nor is it called as a member
             await hear(member, visitor)
         assert not member.standing.is_trusted(visitor.peer_id) and visitor.standing.is_trusted(member.peer_id)
 
@@ -220,7 +220,7 @@ async def test_bans_take_effect_at_once_and_spread_with_introductions() -> None:
         for member in (b, c):
             with pytest.raises(RemoteError, match="banned"):
                 await hear(banned, member)
-            with pytest.raises(NotAdmitted, match="has not proved"):
+            with pytest.raises(ProtocolViolation, match="has not proved"):
                 member.rpc.introduce = None
                 await hear(member, banned)
         gates[b].learn_bans(sign_bans(AUTHORITY, BanList(manifest.run_id, 1)))  # an older list changes nothing
