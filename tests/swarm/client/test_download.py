@@ -35,6 +35,7 @@ from swarm.protocol import messages
 from swarm.protocol.head import Head, Member
 from swarm.protocol.quorum import HeadCandidate, ask_head_reports
 from swarm.run.config import parse_run_config
+from swarm.run.gate import Gate
 from swarm.run.home import Home
 from swarm.run.invite import Invite
 from swarm.run.manifest import Manifest, open_manifest
@@ -69,6 +70,7 @@ class Run:
         report."""
         manifest, authority = self.manifest, Identity.load_or_create(Home(self.home).identity)
         async with open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as host:
+            Gate(host.rpc, manifest, host.identity, self.invite.membership(host.identity))
             me = Member(host.peer_id, "s")
             start = manifest.first_head(stage).regrouped((me,), 1)
             regroup = sign_body(authority, messages.REGROUP_KIND, start)
