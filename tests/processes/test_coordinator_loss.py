@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
-import msgspec
 import pytest
 import trio
 
@@ -13,7 +14,9 @@ from peer.net.address_book import AddressBook
 from swarm.client.status import read_status
 from swarm.run.home import Home
 from swarm.run.invite import Invite
-from tests.swarm.support.swarm_harness import PeerProcess, Swarm, open_swarm
+from tests.swarm.support.swarm_harness import REPO, RUN_TOML, PeerProcess, Swarm, open_swarm
+
+CLOSED = RUN_TOML.replace("[run]", "[run]\nopen = false", 1)
 
 
 def cached_addresses(peer: PeerProcess) -> tuple[str, ...]:
@@ -42,7 +45,8 @@ async def check_status_tells(swarm: Swarm, gone: PeerProcess, witness: PeerProce
 
 @pytest.mark.process
 async def test_training_and_joining_without_a_coordinator(tmp_path: Path) -> None:
-    async with open_swarm(tmp_path, min_peers=3) as swarm:
+    """In a closed run: a member prints the invite that a newcomer comes by."""
+    async with open_swarm(tmp_path, min_peers=3, run=CLOSED) as swarm:
         p0, p1, p2 = (swarm.join(f"p{i}") for i in range(3))
         await swarm.committed(1)
         for peer in (p0, p2):
@@ -56,14 +60,19 @@ async def test_training_and_joining_without_a_coordinator(tmp_path: Path) -> Non
             nursery.start_soon(check_status_tells, swarm, p2, p0)
             await swarm.committed(left + 3, p0, p1)
 
-        # Every address of the invite is gone: one comes back by its own cache, a stranger by an invite made from it.
+        # Every address of the invite is gone: one comes back by its own cache, a newcomer by an invite of a member.
         swarm.restart(p2)
-        invite = Invite.parse(swarm.invite.read_text())
         handed_on = tmp_path / "handed-on"
-        handed_on.write_text(str(msgspec.structs.replace(invite, addresses=cached_addresses(p0)[:8])))
-        stranger = swarm.join("stranger", invite=handed_on)
+        printed = await trio.run_process(
+            [sys.executable, "-m", "cli.main", "invite", "--home", str(p0.home), "--guests", "1"],
+            capture_stdout=True,
+            env={**os.environ, "PYTHONPATH": str(REPO)},
+        )
+        handed_on.write_bytes(printed.stdout)
+        assert len({address.rpartition("/p2p/")[2] for address in Invite.parse(handed_on.read_text()).addresses}) >= 2
+        newcomer = swarm.join("newcomer", invite=handed_on)
         await p2.wait_for("round_committed", since=p2.mark())
-        await stranger.wait_for("round_committed")
+        await newcomer.wait_for("round_committed")
         assert {fact.fields["term"] for fact in p0.commits} == {1}
         swarm.check_agreement()
         swarm.check_chain()
