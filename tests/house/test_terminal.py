@@ -10,7 +10,8 @@ import pytest
 
 from tests.house.source import modules, parsed
 
-SINK = Path("cli/terminal")
+SINKS = {Path("cli/terminal"), Path("peer/worker/main.py")}
+"""A worker's standard error is its log."""
 MODULES = {"click", "rich", "sys", "os", "traceback", "logging", "warnings"}
 ATTRIBUTES = {
     "echo", "secho", "echo_via_pager", "prompt", "confirm", "progressbar", "style", "show",
@@ -36,7 +37,7 @@ def writes(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def test_only_one_folder_writes_to_the_terminal() -> None:
-    others = [path for path in modules() if SINK not in path.parents]
+    others = [path for path in modules() if not SINKS & {path, *path.parents}]
     found = [f"{path}:{line}: {what}" for path in others for line, what in writes(parsed(path))]
     assert not found, "say it by cli.terminal"
 
@@ -65,5 +66,6 @@ def test_each_way_around_it_is_seen(line: str) -> None:
     assert list(writes(ast.parse(line)))
 
 
-def test_the_folder_itself_writes() -> None:
-    assert any(list(writes(parsed(path))) for path in modules() if SINK in path.parents)
+def test_the_sinks_themselves_write() -> None:
+    for sink in SINKS:
+        assert any(list(writes(parsed(path))) for path in modules() if sink in (path, *path.parents)), sink
