@@ -48,7 +48,7 @@ async def stranger(message: str, honest: bool) -> AsyncIterator[str]:
     """Open a peer that refuses every call with `message`; if `honest`, all calls but that for its manifest. Yields an
     invite to it."""
     authority = Identity.generate()
-    manifest = make_manifest(authority.peer_id, run=RunRules(name="a run", open=False))
+    manifest = make_manifest(authority.peer_id, run=RunRules(name="a run", open=True))
 
     async def refuse(call: Call[Any]) -> Any:
         raise NotAdmitted(message)
