@@ -79,7 +79,7 @@ async def test_a_strangers_refusal_is_one_short_sentence(tmp_path: Path, place: 
             ["doctor", second, "--home", home, *LISTEN, "--json"],
             ["export", first, "--out", model],
         ]
-        with trio.fail_after(120):
+        with trio.fail_after(300):
             shown = await shown_by([{"command": command} for command in commands], place)
     assert len(shown) == len(commands)
     for command, piece in zip(commands, shown, strict=True):
@@ -168,7 +168,7 @@ async def test_views_show_every_field_as_text(tmp_path: Path, place: Place) -> N
         *({"finding": ["admission", state, sentence, sentence]} for state in ("ok", "warning", "failure")),
         {"error": sentence},
     ]
-    with trio.fail_after(120):
+    with trio.fail_after(300):
         shown = await shown_by(actions, place)
     assert len(shown) == len(actions)
     tables = (0, 2, 3)
