@@ -12,8 +12,9 @@ import trio
 from cli.options import default_home, home_option, network_options, tied_option
 from cli.run import run_until_stopped
 from cli.templates import template
+from cli.terminal.lines import say, say_json
 from cli.views.event_tail import EventTail
-from cli.views.live import event_line, follow, read_tails
+from cli.views.live import follow, read_tails
 from cli.views.progress import Progress
 from cli.views.text import quoted
 from optim.config import EagerConfig
@@ -69,7 +70,7 @@ def coordinate(
     home = home or default_home("coordinator")
     run = None if run_toml is None else read_run_config(run_toml)  # before the slow imports: a typo is reported at once
     if run is not None and isinstance(run.outer, EagerConfig) and (caution := run.outer.caution(run.run.max_peers)):
-        click.echo(f"Warning: {caution}.", err=True)
+        say(f"Warning: {caution}.", err=True)
     from swarm.coordinator.coordinator import CoordinatorConfig
 
     _run(CoordinatorConfig(home, run, listen, announce, relays, bootstrap, banned, new_invite), as_json, tied)
@@ -83,7 +84,7 @@ def _write_template(path: Path) -> None:
         raise ConfigError(f"{path} exists already: name another file, or delete it first") from error
     except OSError as error:
         raise ConfigError(f"cannot write {path} ({error.strerror}): name a file in another folder") from error
-    click.echo(f"Wrote {path}. Edit it, then: peer coordinate {path}")
+    say(f"Wrote {path}. Edit it, then: peer coordinate {path}")
 
 
 def _run(config: CoordinatorConfig, as_json: bool, tied: bool) -> None:
@@ -97,11 +98,12 @@ def _run(config: CoordinatorConfig, as_json: bool, tied: bool) -> None:
         opened, text = True, str(invite)
         write_atomically(Home(config.home).invite, f"{text}\n".encode())
         if as_json:
-            click.echo(event_line("invite", invite=text, run_id=invite.run_id, addresses=list(invite.addresses)))
+            shown = {"event": "invite", "invite": text, "run_id": invite.run_id, "addresses": list(invite.addresses)}
+            say_json(shown, uncut=True)
             return
-        click.echo(f"Run {invite.run_id} is open at {', '.join(invite.addresses)}", err=True)
-        click.echo("To take part, run on another machine:\n", err=True)
-        click.echo(f"peer join {text}\n")
+        say(f"Run {invite.run_id} is open at {', '.join(invite.addresses)}", err=True, uncut=True)
+        say("To take part, run on another machine:", "", err=True)
+        say(f"peer join {text}", "", uncut=True)
 
     progress = Progress(f"coordinator   home {config.home}")
     tail = EventTail(Home(config.home).events, from_end=True)
@@ -118,7 +120,7 @@ def _run(config: CoordinatorConfig, as_json: bool, tied: bool) -> None:
         finally:
             read_tails(progress, {"coordinator": tail}, as_json)
             if opened:
-                click.echo(_farewell(progress, config.home), err=True)
+                say(_farewell(progress, config.home), err=True)
 
 
 def _farewell(progress: Progress, home: Path) -> str:

@@ -7,14 +7,17 @@ from pathlib import Path
 
 import click
 import msgspec
-from rich.console import Console
+from rich.text import Text
 
 from cli.checks.machine import DISK_MIN_BYTES, Finding, disk_finding, local_findings
 from cli.options import default_home, home_option, network_options, read_invite
 from cli.run import run_until_stopped
+from cli.terminal.lines import say, say_json
+from cli.terminal.screen import screen
 from cli.views.text import several
+from peer.plain_text import plain
 
-_MARKS = {"ok": "[green]ok     [/green]", "warning": "[yellow]warning[/yellow]", "failure": "[red]FAILURE[/red]"}
+_MARKS = {"ok": ("ok     ", "green"), "warning": ("warning", "yellow"), "failure": ("FAILURE", "red")}
 
 
 @click.command()
@@ -48,7 +51,7 @@ def doctor(
     def report(finding: Finding) -> None:
         findings.append(finding)
         if as_json:
-            click.echo(msgspec.json.encode(finding).decode())
+            say_json(msgspec.to_builtins(finding))
         else:
             _show(finding)
 
@@ -72,13 +75,12 @@ def doctor(
     failures = [finding for finding in findings if finding.state == "failure"]
     if not as_json:
         failed = f"This machine cannot take part: {several(len(failures), 'check')} failed."
-        click.echo(f"\n{failed if failures else 'This machine can take part.'}")
+        say("", failed if failures else "This machine can take part.")
     raise click.exceptions.Exit(failures[0].exit_code if failures else 0)
 
 
 def _show(finding: Finding) -> None:
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(f"{_MARKS[finding.state]}  {finding.check:<11}", end=" ")
-    console.print(finding.detail, markup=False)
+    console = screen(wraps=False)
+    console.print(Text.assemble(_MARKS[finding.state], f"  {finding.check:<11} {plain(finding.detail)}"))
     if finding.remedy:
-        console.print(f"         {'':<11} -> {finding.remedy}", markup=False)
+        console.print(f"         {'':<11} -> {plain(finding.remedy)}")

@@ -13,8 +13,10 @@ import click
 
 from cli.options import read_invite
 from cli.run import run_until_stopped
+from cli.terminal.lines import say
 from cli.views.text import several
 from peer.errors import CheckpointError, ConfigError, ResourceError
+from peer.plain_text import plain
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,7 +51,7 @@ def export(invite: str | None, homes: tuple[Path, ...], out: Path) -> None:
     else:
         assert invite is not None
         message = _from_swarm(invite, out)
-    click.echo(message)
+    say(message)
 
 
 def _from_swarm(text: str, out: Path) -> str:
@@ -122,11 +124,11 @@ def _check_trained(homes: Sequence[Path], found: SavedModel) -> None:
 
 def _named(manifest: Manifest, places: list[tuple[int, bytes]]) -> str:
     """Name the commit: round and state hash of each stage in order."""
-    states = ", ".join(root.hex()[:8] for _, root in places)
+    name, states = plain(manifest.run.name), ", ".join(root.hex()[:8] for _, root in places)
     if len(places) == 1:
-        return f"Round {places[0][0]} of {manifest.run.name!r}, state {states}"
+        return f"Round {places[0][0]} of {name!r}, state {states}"
     rounds = ", ".join(str(number) for number, _ in places)
-    return f"{manifest.run.name!r} put together from its {len(places)} stages at rounds {rounds}, states {states}"
+    return f"{name!r} put together from its {len(places)} stages at rounds {rounds}, states {states}"
 
 
 def write_model(out: Path, manifest: Manifest, tokenizer: bytes, theta: Tensor) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from cli.options import default_home, home_option
+from cli.terminal.lines import say
 from peer.errors import ConfigError
 from swarm.run.credentials import GUESTS_DEFAULT, GUESTS_MAX, INVITE_DAYS
 
@@ -36,7 +37,7 @@ def invite(home: Path | None, guest: str | None, guests: int, days: int) -> None
 
     The invite names several addresses: of this peer, of those in its own invite, and of members that it has met.
     """
-    click.echo(_made(home or default_home("coordinator"), guest, guests, days))
+    say(_made(home or default_home("coordinator"), guest, guests, days), uncut=True)
 
 
 def _made(folder: Path, guest: str | None, guests: int, days: int) -> str:

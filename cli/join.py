@@ -12,6 +12,7 @@ import trio
 
 from cli.options import Amount, default_home, home_option, network_options, read_invite, tied_option
 from cli.run import run_until_stopped
+from cli.terminal.lines import say
 from cli.views.event_tail import EventTail
 from cli.views.live import follow, read_tails
 from cli.views.progress import Progress
@@ -103,11 +104,11 @@ def join(
     with closing(tail):
         try:
             run_until_stopped(work, tied)
-            click.echo("The run is complete.", err=True)
+            say("The run is complete.", err=True)
         finally:
             read_tails(progress, {config.name: tail}, as_json)  # the last checkpoint is saved after everything else
             if kept := what_was_kept(progress, config.home):
-                click.echo(kept, err=True)
+                say(kept, err=True)
 
 
 def what_was_kept(progress: Progress, home: Path) -> str:

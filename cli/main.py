@@ -15,6 +15,7 @@ import click
 
 from cli.packages import check_packages
 from cli.run import report_failure
+from cli.terminal.lines import plain_reports
 from peer.errors import ConfigError
 
 COMMANDS: Final = {
@@ -69,7 +70,8 @@ def main() -> None:
     try:
         check_packages()
         check_arguments(sys.argv[1:])
-        code = group.main(prog_name="peer", standalone_mode=False)
+        with plain_reports():
+            code = group.main(prog_name="peer", standalone_mode=False)
     except BaseException as error:  # noqa: BLE001  the CLI edge: only an exit code leaves it
         code = report_failure(error)
     sys.exit(code if isinstance(code, int) else 0)

@@ -24,6 +24,7 @@ from cli.demo.scenario import play_pipeline, play_whole
 from cli.demo.verdict import judge, train_losses
 from cli.run import stopping_by_signal
 from cli.templates import template
+from cli.terminal.lines import say
 from cli.views.live import shown
 from cli.views.progress import Progress
 from cli.views.text import quoted, several, size_text
@@ -147,7 +148,7 @@ def _summarize(report: Report, home: Path) -> None:
         names = {peer: seen.name for peer, seen in report.peers.items()}
         homes = [home / names[stage.replicas[0]] for stage in report.stages if stage.replicas]
     options = " ".join(f"--home {quoted(path)}" for path in homes)
-    click.echo(
+    text = (
         f"\n{report.rounds_committed} rounds committed, {report.rounds_discarded} discarded:"
         f" {report.tokens / 1e6:.1f} million tokens in {report.wall_s:.0f} s.\n"
         f"Held-out loss {report.val_loss_first:.3f} -> {report.val_loss_last:.3f} nats per byte.\n"
@@ -157,6 +158,7 @@ def _summarize(report: Report, home: Path) -> None:
         f"The numbers are in {home / 'report.json'}, the loss curve in {home / 'loss.png'}. To export the model:\n"
         f"  {_this_command()} export {options} --out model"
     )
+    say(*text.split("\n"), uncut=True)
 
 
 def _this_command() -> str:

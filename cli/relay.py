@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-import msgspec
 
 from cli.options import default_home, home_option
 from cli.run import run_until_stopped
+from cli.terminal.lines import say, say_json
 
 
 @click.command()
@@ -52,8 +52,7 @@ def relay(listen: tuple[str, ...], announce: tuple[str, ...], home: Path | None,
 
 def _print_addresses(peer_id: str, addresses: tuple[str, ...], as_json: bool) -> None:
     if as_json:
-        click.echo(msgspec.json.encode({"peer": peer_id, "addresses": addresses}).decode())
+        say_json({"peer": peer_id, "addresses": addresses}, uncut=True)
         return
-    click.echo("The relay runs. Give peers one of these addresses for --relay:")
-    for address in addresses:
-        click.echo(f"  {address}")
+    say("The relay runs. Give peers one of these addresses for --relay:")
+    say(*(f"  {address}" for address in addresses), uncut=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TypeVar
 
 import click
 
+from cli.terminal.lines import close_output, say, say_traceback, say_usage
 from peer.errors import BarnraiseError
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def run_until_stopped(work: Callable[[], Awaitable[T]], tied: bool = False) -> T
             if caught:
                 os._exit(128 + signum)
             caught.append(signum)
-            click.echo("\nStopping cleanly; press Ctrl-C again to end at once.", err=True)
+            say("", "Stopping cleanly; press Ctrl-C again to end at once.", err=True)
             scope.cancel()
 
     async def wait_for_parent(scope: trio.CancelScope) -> None:
@@ -112,22 +112,22 @@ def report_failure(error: BaseException) -> int:
     if isinstance(chosen, click.exceptions.Exit):
         return chosen.exit_code
     if os.environ.get("PEER_DEBUG") == "1":
-        traceback.print_exception(error)
+        say_traceback(error)
     if isinstance(chosen, click.ClickException):
-        chosen.show()
+        say_usage(chosen)
         return chosen.exit_code
     if isinstance(chosen, Stopped):
         return chosen.exit_code
     if isinstance(chosen, (KeyboardInterrupt, click.Abort)):
-        click.echo("Interrupted.", err=True)
+        say("Interrupted.", err=True)
         return INTERRUPTED
     if isinstance(chosen, BrokenPipeError):
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  the final flush needs an open file
+        close_output()
         return 0
     if isinstance(chosen, BarnraiseError):
-        click.echo(f"peer: {chosen}", err=True)
+        say(f"peer: {chosen}", err=True)
         return chosen.exit_code
-    click.echo(
+    say(
         f"peer: a bug ended this command ({type(chosen).__name__}: {chosen}):"
         " run it again with PEER_DEBUG=1 and report what it prints",
         err=True,

@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Final
 import click
 import msgspec
 from rich.box import HEAVY_HEAD, SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from cli.options import home_option, read_invite
 from cli.run import run_until_stopped
+from cli.terminal.lines import say_json
+from cli.terminal.screen import screen
 from cli.views.table import NOTHING
-from cli.views.text import number_text, plain, several, size_text
+from cli.views.text import number_text, several, size_text
 from peer.errors import ConfigError
+from peer.plain_text import plain
 
 if TYPE_CHECKING:
     from swarm.client.status import MemberStatus, ServedModelStatus, StageStatus, SwarmStatus
@@ -45,7 +47,7 @@ def status(invite: str | None, home: Path | None, as_json: bool) -> None:
     opened = read_invite(invite) if invite is not None else read_saved_invite(home or Path())
     seen = run_until_stopped(lambda: read_status(opened, home))
     if as_json:
-        click.echo(msgspec.json.encode(seen).decode())
+        say_json(msgspec.to_builtins(seen))
     elif isinstance(seen, ServedModelStatus):
         _show_served_model(seen)
     else:
@@ -53,15 +55,16 @@ def status(invite: str | None, home: Path | None, as_json: bool) -> None:
 
 
 def _show_served_model(seen: ServedModelStatus) -> None:
-    console = Console(highlight=False)
+    console = screen()
     admission = "open" if seen.open else "by invitation"
-    console.print(Text(seen.name, style="bold"), f"  served model {seen.run_id}  ", admission)
+    console.print(Text(plain(seen.name), style="bold"), f"  served model {seen.run_id}  ", admission)
     console.print(f"{several(seen.blocks, 'block')}, a checkpoint of {several(seen.parts, 'part')}")
 
 
 def _show(seen: SwarmStatus) -> None:
-    console = Console(width=max(80 if seen.stages else 100, Console().width), highlight=False)
-    console.print(Text(seen.name, style="bold"), f"  run {seen.run_id}  ", "open" if seen.open else "by invitation")
+    console = screen(width=max(80 if seen.stages else 100, screen().width))
+    admission = "open" if seen.open else "by invitation"
+    console.print(Text(plain(seen.name), style="bold"), f"  run {seen.run_id}  ", admission)
     console.print(_summary(seen))
     if seen.stages:
         console.print(_table(_STAGES, [_stage_cells(stage) for stage in seen.stages]))
@@ -70,16 +73,16 @@ def _show(seen: SwarmStatus) -> None:
             if peer.ready_in_s > 0:
                 way = "joining" if peer.source < 0 else f"moving from stage {peer.source} to"
                 going = f"is {way} stage {peer.stage}, ready in about {peer.ready_in_s:.0f} s"
-                console.print(f"{plain(peer.name)} {going}", markup=False)
+                console.print(f"{plain(peer.name)} {going}")
         if feeders := [plain(peer.name) for peer in seen.peers if peer.role == "feeder"]:
-            console.print(f"text is read by {', '.join(feeders)}", markup=False)
+            console.print(f"text is read by {', '.join(feeders)}")
     else:
         console.print(_table(_WHOLE, [_cells(seen, peer) for peer in seen.peers], ruled=True))
     if any(_is_outside(seen, peer) for peer in seen.peers):
         console.print("+  not a member of the last commit: joining, or behind")
 
 
-def _summary(seen: SwarmStatus) -> str:
+def _summary(seen: SwarmStatus) -> Text | str:
     """Return the run's progress in one sentence."""
     of = f" of {seen.rounds}" if seen.rounds else ""
     loss = "" if seen.val_loss is None else f", last held-out loss {seen.val_loss:.3f}"
@@ -100,10 +103,11 @@ def _summary(seen: SwarmStatus) -> str:
             f" at rounds {min(rounds)} to {max(rounds)}{of},"
             f" {seen.tokens / 1e6:.1f} M tokens{loss}{' (of one peer)' if loss else ''}"
         )
-    alive = "alive" if seen.quorum_alive else "[red]too few alive to go on[/red]"
-    return (
+    return Text.assemble(
         f"round {seen.round}{of}, {seen.tokens / 1e6:.1f} M tokens{loss},"
-        f" state {seen.state_hash[:8]}, {several(seen.members, 'member')} (quorum {seen.quorum}: {alive})"
+        f" state {seen.state_hash[:8]}, {several(seen.members, 'member')} (quorum {seen.quorum}: ",
+        "alive" if seen.quorum_alive else ("too few alive to go on", "red"),
+        ")",
     )
 
 

@@ -1,7 +1,8 @@
 """Events of a peer: one JSONL stream, read by the terminal view, the monitor and the tests.
 
 An event is a name plus flat JSON-able fields. Names are `noun_verb` (`round_committed`, `peer_penalized`), so that a
-reader can filter by prefix. Fields carry units in their names (`seconds`, `bytes_up`)."""
+reader can filter by prefix. Fields carry units in their names (`seconds`, `bytes_up`). The file is ASCII, and texts in
+it are cut: what another peer wrote cannot begin a line, nor fill the disk with one."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from peer.errors import ResourceError
+from peer.plain_text import json_line
 
 Field = str | int | float | bool | None | list[str] | dict[str, int] | dict[str, float]
 
@@ -41,7 +43,6 @@ class EventLog:
         self._rotate_bytes = rotate_bytes
         self._subscribers: list[Callable[[Event], None]] = []
         self._lock = threading.Lock()
-        self._encoder = msgspec.json.Encoder()
         self._fd: int | None = None
         if path is not None:
             try:
@@ -55,7 +56,7 @@ class EventLog:
     def emit(self, name: str, /, **fields: Field) -> None:
         """Record an event now."""
         event = Event(at=time.time(), name=name, fields=fields)
-        line = self._encoder.encode({"at": round(event.at, 3), "event": name, **fields}) + b"\n"
+        line = json_line({"at": round(event.at, 3), "event": name, **fields}).encode() + b"\n"
         with self._lock:
             if self._fd is not None:
                 self._append(line)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
@@ -87,6 +88,14 @@ def size_findings(manifest: Manifest, home: Path) -> tuple[Finding, Finding]:
     )
 
 
+def answers(reach: DialBackReply, asked: tuple[int, ...]) -> bool:
+    """Whether a peer's report is about the ports that were asked for, and names an IP address if any."""
+    with suppress(ValueError):
+        ip_address(reach.seen_at or "0.0.0.0")
+        return len(reach.outcomes) <= len(asked) and all(port in asked for port, _ in reach.outcomes)
+    return False
+
+
 def reach_finding(reach: DialBackReply, own: tuple[str, ...]) -> Finding:
     """Judge the report of a peer that tried to dial this machine. `own`: the IP addresses of its interfaces."""
     if not reach.seen_at:
@@ -142,6 +151,8 @@ async def _reach_finding(client: RunClient) -> Finding:
         try:
             reply = await host.rpc.call(peer, DIAL_BACK, DialBackRequest(ports[:4]), timeout_s=2 * CONNECT_S)
         except BarnraiseError:
+            continue
+        if not answers(reply.body, ports[:4]):
             continue
         found = reach_finding(reply.body, own)
         if found.state == "ok" or not ip_address(reply.body.seen_at or "0.0.0.0").is_loopback:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Final
 
-import click
-import msgspec
 import trio
-from rich.live import Live
 
+from cli.terminal.lines import say, say_json
+from cli.terminal.screen import live, screen
 from cli.views.event_tail import EventTail
 from cli.views.progress import Progress
-from cli.views.table import console, live_view
+from cli.views.table import live_view
 
 POLL_S: Final = 0.25
 
@@ -24,23 +22,23 @@ def read_tails(progress: Progress, tails: Mapping[str, EventTail], as_json: bool
     for name, tail in tails.items():
         for at, event, fields in tail.poll():
             if as_json:
-                click.echo(msgspec.json.encode({"at": at, "event": event, **fields}).decode())
+                say_json({"at": at, "event": event, **fields})
             progress.apply(name, event, at, fields)
 
 
 @contextmanager
 def shown(progress: Progress, as_json: bool = False) -> Iterator[Callable[[], None]]:
     """Yield a function that redraws the table. Notes are plain lines where standard error is no terminal."""
-    screen = console()
+    console = screen(err=True)
     if as_json:
         yield _nothing
-    elif not screen.is_terminal:
+    elif not console.is_terminal:
         progress.say = _line
         _line(progress.title)
         yield _nothing
     else:
-        with Live(live_view(progress), console=screen, auto_refresh=False) as live:
-            yield lambda: live.update(live_view(progress), refresh=True)
+        with live(live_view(progress), console) as display:
+            yield lambda: display.update(live_view(progress), refresh=True)
 
 
 async def follow(progress: Progress, tails: Mapping[str, EventTail], as_json: bool = False) -> None:
@@ -57,13 +55,8 @@ async def follow(progress: Progress, tails: Mapping[str, EventTail], as_json: bo
 
 
 def _line(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)  # noqa: T201
+    say(text, err=True)
 
 
 def _nothing() -> None:
     pass
-
-
-def event_line(event: str, **fields: Any) -> str:
-    """Return one JSON line in the format of the event stream."""
-    return msgspec.json.encode({"event": event, **fields}).decode()

@@ -41,7 +41,7 @@ class AuditEntry:
     head: str
     previous: str
     counted: tuple[tuple[Range, ...], ...] = ()
-    """Samples of each merged contribution."""
+    """Samples of the merged contributions."""
 
 
 @dataclass

@@ -9,7 +9,7 @@ from typing import Final
 from cli.views.facts import CommitRow, Fields, Row, Saved
 from cli.views.micro_batch_audit import AuditEntry
 from cli.views.state import PEERS_MAX, ViewState
-from cli.views.text import plain, several
+from cli.views.text import several
 
 
 def _phase_entered(view: ViewState, row: Row, at: float, fields: Fields) -> None:
@@ -113,7 +113,7 @@ def _peer_recovered(view: ViewState, row: Row, at: float, fields: Fields) -> Non
 
 
 def _member_joined(view: ViewState, row: Row, at: float, fields: Fields) -> None:
-    view.names[str(fields.get("peer", ""))] = plain(str(fields.get("name", "")))
+    view.names[str(fields.get("peer", ""))] = str(fields.get("name", ""))
     while len(view.names) > PEERS_MAX:
         del view.names[next(iter(view.names))]
 

@@ -8,7 +8,7 @@ from typing import Final
 from cli.views.facts import FeederRow, Fields, MoveRow, Row
 from cli.views.micro_batch_audit import AuditTotals
 from cli.views.state import ViewState
-from cli.views.text import plain, several
+from cli.views.text import several
 
 FEEDING_EVERY_S: Final = 60.0  # a feeder has no other news
 
@@ -58,7 +58,7 @@ def _stage_restored(view: ViewState, row: Row, at: float, fields: Fields) -> Non
 def _pipeline_refused(view: ViewState, row: Row, at: float, fields: Fields) -> None:
     """A synchronous batch needs every sample, so it is retried until the samples or the weights change."""
     samples = f"samples {int(fields['first'])} to {int(fields['last']) - 1}"
-    reason = plain(str(fields["reason"])).rstrip(".")
+    reason = str(fields["reason"]).rstrip(".")
     if not fields["synchronous"]:
         view.note(f"{row.name} puts off {samples}, which every replica refuses ({reason})")
         return

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from rich.box import HEAVY_HEAD, SIMPLE_HEAD
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -81,8 +81,3 @@ def _group_cells(group: GroupRow) -> dict[str, str]:
         "members": str(group.members),
         "phase": group.phase,
     }
-
-
-def console() -> Console:
-    """Return a console on standard error; standard output is for scripts."""
-    return Console(stderr=True)

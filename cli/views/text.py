@@ -1,14 +1,9 @@
-"""Short texts for terminals: counts, sizes, quoted paths, and what other peers wrote."""
+"""Short texts for terminals: counts, sizes and quoted paths."""
 
 from __future__ import annotations
 
 import shlex
 from pathlib import Path
-
-
-def plain(text: str) -> str:
-    """Replace the characters of another peer's text that a terminal would obey."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def several(count: int, what: str) -> str:

@@ -31,6 +31,7 @@ UNKNOWN_METHOD: Final = "UnknownMethod"
 BUSY: Final = "Busy"
 _REFUSAL_S: Final = 5.0
 _NOTHING: Final = memoryview(b"")
+_TRACE_LINES: Final = 20
 _NO_BODY: Final = msgspec.Raw(b"\xc0")
 
 
@@ -206,7 +207,7 @@ class RpcServer:
         return Outcome("", "", body, view)
 
     def _bug(self, method: Method[Any, Any], error: str, trace: str) -> Outcome:
-        self._events.emit("bug", where=method.name, error=error, trace=trace)
+        self._events.emit("bug", where=method.name, error=error, trace=trace.splitlines()[-_TRACE_LINES:])
         return Outcome(INTERNAL, f"a bug in {method.name}; that peer's events have the details", None, _NOTHING)
 
     async def _refuse(self, frames: Frames, code: str, message: str) -> None:

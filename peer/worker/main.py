@@ -3,7 +3,7 @@ process.
 
 The main thread runs the program that the first message names. A second thread listens on the control socket, so that a
 stop is read during a step, and the end of the parent ends this process at once. No error is caught here: a worker that
-fails dies with its traceback in worker.log, and the parent replaces its group.
+fails dies with its traceback, as plain text, in worker.log, and the parent replaces its group.
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ import signal
 import socket
 import sys
 import threading
+import traceback
+from types import TracebackType
 
 from peer.errors import ConfigError
 from peer.ipc.messages import Rejected
+from peer.plain_text import plain
 from peer.worker.control_link import ControlLink
 from peer.worker.programs import find_program
 
@@ -41,7 +44,15 @@ def _yield_to_others() -> None:
             file.write("500")
 
 
+def report(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
+    """Write a traceback to standard error, which is worker.log: an error may quote what others wrote."""
+    for line in "".join(traceback.format_exception(kind, error, trace)).splitlines():
+        sys.stderr.write(plain(line) + "\n")
+
+
 def main() -> None:
+    sys.excepthook = report
+    threading.excepthook = lambda hook: report(hook.exc_type, hook.exc_value, hook.exc_traceback)
     control_fd, parent_pid = int(sys.argv[1]), int(sys.argv[2])
     _follow_parent(parent_pid)
     _yield_to_others()

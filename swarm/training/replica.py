@@ -13,6 +13,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Final
 
 import msgspec
 import trio
@@ -37,6 +38,8 @@ from swarm.training.build_trainer import BuiltTrainer, build_trainer, schedule_o
 from swarm.training.checkpoints import LocalCheckpoint
 from swarm.training.restore import restore
 from swarm.training.stage_backup import StageBackup
+
+_RANGES_LISTED: Final = 16  # in one text of an event, so that the log does not cut it
 
 
 @asynccontextmanager
@@ -195,13 +198,17 @@ class StageReplica:
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _of_stage(self, merged: bool) -> dict[str, int | list[str]]:
-        """Return a pipeline's fields of a commit's event: the samples of each contribution as "first-end,..."."""
+        """Return a pipeline's fields of a commit's event: the samples of all contributions as "first-end,..."."""
         if self._manifest.stages == 1:
             return {}
         counted = self.engine.counted if merged else ()
         return {
             "stage": self.stage,
-            "counted": [",".join(f"{first}-{end}" for first, end in ranges) for ranges in counted],
+            "counted": [
+                ",".join(f"{first}-{end}" for first, end in ranges[at : at + _RANGES_LISTED])
+                for ranges in counted
+                for at in range(0, len(ranges), _RANGES_LISTED)
+            ],
         }
 
     def _group(self) -> dict[str, MemberRecord]:

@@ -18,11 +18,11 @@ from cli.checks.machine import (
     memory_finding,
     python_finding,
 )
-from cli.checks.network import clock_finding, port_finding, reach_finding, size_findings, swarm_findings
+from cli.checks.network import answers, clock_finding, port_finding, reach_finding, size_findings, swarm_findings
 from peer.errors import NotAdmitted
 from peer.identity import Identity
 from swarm.client.session import DialBackConfig
-from swarm.membership.reachability import DialBackReply
+from swarm.membership.reachability import DialBackReply, Outcome
 from swarm.run.home import Home
 from swarm.run.invite import Invite
 from tests.cli.support.typed import Peer
@@ -118,6 +118,23 @@ def test_reachability(reach: DialBackReply, state: str, words: str) -> None:
     finding = reach_finding(reach, own=("192.0.2.2",))
     assert finding.state == state and words in finding.detail
     assert ("NAT" in finding.detail) == ("NAT" in words)
+
+
+@pytest.mark.parametrize(
+    ("seen_at", "outcomes", "sound"),
+    [
+        ("203.0.113.7", ((4001, "open"),), True),
+        ("2001:db8::1", (), True),
+        ("", (), True),
+        ("\x1b[2J", ((4001, "open"),), False),
+        ("203.0.113.7", ((1 << 40, "open"),), False),
+        ("203.0.113.7", ((4001, "open"),) * 100, False),
+    ],
+)
+def test_a_report_that_is_no_answer_is_not_shown(
+    seen_at: str, outcomes: tuple[tuple[int, Outcome], ...], sound: bool
+) -> None:
+    assert answers(DialBackReply(seen_at, outcomes), (4001, 4002)) == sound
 
 
 def test_an_error_becomes_a_finding() -> None:

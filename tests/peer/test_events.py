@@ -1,4 +1,4 @@
-"""The event log when its file cannot be opened."""
+"""The event log: when its file cannot be opened, and what others wrote in it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from cli.views.event_tail import EventTail
 from peer.errors import ResourceError
-from peer.events import EventLog
+from peer.events import Event, EventLog
+from peer.plain_text import SENTENCE_MAX
 
 
 @contextmanager
@@ -63,3 +65,32 @@ def test_an_unwritable_log_is_reported(tmp_path: Path) -> None:
     for path in (tmp_path / "events.jsonl", tmp_path / "file" / "events.jsonl"):
         with pytest.raises(ResourceError, match=r"cannot be written .*--home"):
             EventLog(path)
+
+
+EVIL = "\x1b]0;title\x07\x9b2J\u202e\u2028\u2029\x85\ud800\n" + '{"at":1,"event":"FORGED"}\n'
+
+
+@pytest.mark.parametrize("filler", ["x", "\x1b", "\u202e", "\U0001f600", '"'], ids=ascii)
+def test_what_others_wrote_stays_within_a_short_line(tmp_path: Path, filler: str) -> None:
+    path = tmp_path / "events.jsonl"
+    log, seen = EventLog(path), list[Event]()
+    with log.subscribed(seen.append):
+        log.emit("peer_penalized", peer="12D3KooW", reason=EVIL + 500_000 * filler + EVIL)
+    log.close()
+    line = path.read_bytes()
+    assert line.isascii() and line.count(b"\n") == 1 and line.decode().strip().isprintable()
+    assert len(line) <= 4096, len(line)
+    ((_, name, fields),) = EventTail(path).poll()
+    assert name == seen[0].name == "peer_penalized" and len(fields["reason"]) == SENTENCE_MAX
+    assert fields["reason"].startswith("\x1b]0;title") and fields["reason"].endswith('"FORGED"}\n'), (
+        "nothing else is lost"
+    )
+
+
+def test_numbers_that_json_does_not_have_are_null(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    log = EventLog(path)
+    log.emit("progress", loss=float("nan"), rates={"a": float("inf")}, losses=2.5)
+    log.close()
+    told = json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(name))
+    assert (told["loss"], told["rates"], told["losses"]) == (None, {"a": None}, 2.5)

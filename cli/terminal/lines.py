@@ -1,0 +1,76 @@
+"""Lines on standard output and standard error. Every command says what it says by `say` and `say_json`.
+
+Each argument of `say` becomes exactly one line: text that another peer wrote can neither begin a line of its own nor be
+obeyed by the terminal.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from io import StringIO
+from typing import IO, Any, Final, cast
+
+import click
+
+from peer.plain_text import json_line, plain
+
+LINE_MAX: Final = 1000
+"""Characters of a line, in which several foreign sentences may stand."""
+_UNCUT: Final = 1 << 20
+
+
+def say(*lines: str, err: bool = False, uncut: bool = False) -> None:
+    """Write each argument as one plain line. `uncut` is for what this program has composed of its own words, such as
+    an invite."""
+    for line in lines:
+        click.echo(plain(line, _UNCUT if uncut else LINE_MAX), err=err)
+
+
+def say_json(value: Mapping[str, Any], uncut: bool = False) -> None:
+    """Write a line of ASCII JSON on standard output, with strings cut unless `uncut`."""
+    click.echo(json_line(value, None) if uncut else json_line(value))
+
+
+def say_usage(error: click.ClickException) -> None:
+    """Write what click has to say about wrong usage."""
+    shown = StringIO()
+    error.show(cast(IO[Any], shown))
+    say(*shown.getvalue().splitlines(), err=True)
+
+
+def say_traceback(error: BaseException | None) -> None:
+    """Write a traceback on standard error."""
+    if error is not None:
+        say(*"".join(traceback.format_exception(error)).splitlines(), err=True)
+
+
+@contextmanager
+def plain_reports() -> Iterator[None]:
+    """Inside the block send through `say` also what libraries log, and what Python reports of lost exceptions."""
+    found = logging.lastResort, threading.excepthook, sys.unraisablehook
+    logging.lastResort = _LogLines(logging.WARNING)
+    threading.excepthook = lambda hook: say_traceback(hook.exc_value)
+    sys.unraisablehook = lambda hook: say_traceback(hook.exc_value)
+    try:
+        yield
+    finally:
+        logging.lastResort, threading.excepthook, sys.unraisablehook = found
+
+
+def close_output() -> None:
+    """Write nothing more on standard output, whose reader has gone."""
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115  the final flush needs an open file
+
+
+class _LogLines(logging.Handler):
+    """The handler of log records that no other handler takes."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with suppress(OSError):  # standard error is gone
+            say(record.getMessage(), err=True)

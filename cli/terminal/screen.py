@@ -1,0 +1,37 @@
+"""Rich tables on a terminal, made of plain text: markup, emoji codes and control characters in a cell are shown, not
+obeyed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.live import Live
+from rich.segment import Segment
+
+from peer.plain_text import plain
+
+_UNCUT: Final = 1 << 20  # rich wraps and crops
+
+
+class _PlainConsole(Console):
+    """A console whose styles and cursor movements are its own, and whose text is plain."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(_plain_lines(segment.text), segment.style)
+
+
+def screen(err: bool = False, width: int | None = None, wraps: bool = True) -> Console:
+    """Return a console on standard output, or with `err` on standard error."""
+    return _PlainConsole(stderr=err, width=width, markup=False, emoji=False, highlight=False, soft_wrap=not wraps)
+
+
+def live(renderable: RenderableType, on: Console) -> Live:
+    """Return a display that is redrawn by `update`."""
+    return Live(renderable, console=on, auto_refresh=False)
+
+
+def _plain_lines(text: str) -> str:
+    return "\n".join(plain(line, _UNCUT) for line in text.split("\n"))

@@ -1,0 +1,62 @@
+"""Runs commands and views one after the other, so that their imports are paid for once: `shown.py < JSON`.
+
+Each action is {"command": [...]}, {"events": path} (a live view of that stream), {"status": fields of SwarmStatus},
+{"finding": [...]} (of the doctor) or {"error": text}.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from cli.checks.machine import Finding
+from cli.doctor import _show as show_finding
+from cli.main import main
+from cli.run import report_failure
+from cli.status import _show as show_status
+from cli.terminal.lines import say_json
+from cli.views.event_tail import EventTail
+from cli.views.live import read_tails, shown
+from cli.views.progress import Progress
+from peer.errors import NetworkError
+from swarm.client.status import SwarmStatus
+
+
+def view(path: str, as_json: bool) -> None:
+    """Show a stream of events to its end."""
+    progress, tails = Progress("a run"), {path: EventTail(Path(path))}
+    with shown(progress, as_json) as redraw:
+        read_tails(progress, tails, as_json)
+        redraw()
+
+
+def act(action: dict[str, Any]) -> None:
+    match action:
+        case {"command": arguments}:
+            sys.argv = ["peer", *arguments]
+            with suppress(SystemExit):
+                main()
+        case {"events": path}:
+            view(path, action.get("json", False))
+        case {"status": fields}:
+            seen = msgspec.convert(fields, SwarmStatus)
+            show_status(seen)
+            say_json(msgspec.to_builtins(seen))
+        case {"finding": fields}:
+            show_finding(Finding(*fields))
+        case {"error": text}:
+            report_failure(NetworkError(text))
+            report_failure(RuntimeError(text))
+
+
+if __name__ == "__main__":
+    for each in json.load(sys.stdin):
+        act(each)
+        sys.stderr.flush()
+        sys.stdout.write("<next>")
+        sys.stdout.flush()

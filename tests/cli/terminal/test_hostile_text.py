@@ -1,0 +1,183 @@
+"""What strangers and members write is shown by commands and views in a real terminal, and never obeyed by it."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import pytest
+import trio
+
+import swarm.run
+from cli.views.progress import _HANDLERS
+from peer.errors import NotAdmitted
+from peer.events import EventLog
+from peer.identity import Identity
+from peer.net.host import HELLO, HostConfig, open_host
+from peer.net.method import Method
+from peer.net.rpc import Call
+from swarm.client.status import MemberStatus, StageStatus, SwarmStatus
+from swarm.run.invite import Invite
+from swarm.run.manifest import sign_manifest
+from swarm.run.manifest_transfer import MANIFEST, serve_run_files
+from swarm.run.sections import RunRules
+from tests.cli.support.hostile import EVIL, MARK, MESSAGE_BYTES_MAX, SENT, harmless, shown_by
+from tests.swarm.run.test_manifest import make_manifest
+
+Place = Literal["terminal", "pipe"]
+SENT_BYTES = 500_075
+HUGE = (SENT + "x" * SENT_BYTES)[: SENT_BYTES - len(SENT)] + SENT
+LISTEN = ("--listen", "/ip4/127.0.0.1/tcp/0")
+
+
+def open_methods() -> Iterator[Method[Any, Any]]:
+    """Yield the methods of first contact, which a stranger answers."""
+    for found in pkgutil.iter_modules(swarm.run.__path__):
+        for value in vars(importlib.import_module(f"swarm.run.{found.name}")).values():
+            if isinstance(value, Method) and value.access == "open":
+                yield value
+
+
+@asynccontextmanager
+async def stranger(message: str, honest: bool) -> AsyncIterator[str]:
+    """Open a peer that refuses every call with `message`; if `honest`, all calls but that for its manifest. Yields an
+    invite to it."""
+    authority = Identity.generate()
+    manifest = make_manifest(authority.peer_id, run=RunRules(name="a run", open=True))
+
+    async def refuse(call: Call[Any]) -> Any:
+        raise NotAdmitted(message)
+
+    async with open_host(HostConfig(identity=authority, events=EventLog(), listen=LISTEN[1:])) as host:
+        if honest:
+            serve_run_files(host.rpc, sign_manifest(authority, manifest), b"")
+        host.rpc.server._methods.pop(HELLO.name)
+        for method in {method.name: method for method in (*open_methods(), HELLO)}.values():
+            if not honest or method.name != MANIFEST.name:
+                host.rpc.register(method, refuse)
+        yield str(Invite(manifest.run_id, authority.peer_id, host.addresses))
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("place", ["terminal", "pipe"])
+async def test_a_strangers_refusal_is_one_short_sentence(tmp_path: Path, place: Place) -> None:
+    """A stranger whose invite was pasted refuses with orders to the terminal, once in half a megabyte of them."""
+    assert len(HUGE.encode()) > SENT_BYTES > 100 * MESSAGE_BYTES_MAX
+    async with stranger(HUGE, honest=False) as first, stranger(SENT, honest=True) as second:
+        home, model = str(tmp_path / "home"), str(tmp_path / "model")
+        commands = [
+            ["status", first],
+            ["status", second, "--json"],
+            ["join", first, "--home", home, "--device", "cpu", *LISTEN],
+            ["join", second, "--home", home, "--device", "cpu", *LISTEN, "--json"],
+            ["doctor", first, "--home", home, *LISTEN],
+            ["doctor", second, "--home", home, *LISTEN, "--json"],
+            ["export", first, "--out", model],
+        ]
+        with trio.fail_after(300):
+            shown = await shown_by([{"command": command} for command in commands], place)
+    assert len(shown) == len(commands)
+    for command, piece in zip(commands, shown, strict=True):
+        text = harmless(piece)
+        told = [line for line in text.splitlines() if MARK in line]
+        assert len(told) == 1 and len(piece) < 2 * MESSAGE_BYTES_MAX, (command[0], len(piece), text[:500])
+        assert len(told[0].encode()) <= MESSAGE_BYTES_MAX and "Traceback" not in text
+    names = [path.name for path in tmp_path.rglob("*")]
+    assert all(name.isascii() and name.isprintable() for name in names), "remote text in a file's name"
+
+
+def member(text: str, stage: int) -> MemberStatus:
+    return MemberStatus(
+        peer=text, name=text, role=text, version=text, round=1, phase=text, state_hash=text, in_head=False, speed=1.0,
+        loss=None, val_loss=float("nan"), bytes_up=1, bytes_down=1, age_s=1.0, stage=stage, source=0, queue=0.0,
+        service_s=0.0, rate=0.0, ready_in_s=stage + 1.0,
+    )  # fmt: skip
+
+
+def run_status(text: str, stages: int) -> dict[str, Any]:
+    """Return a run in which every text is this one."""
+    stage = StageStatus(
+        stage=0, first=0, end=1, round=1, term=1, state_hash=text, head=text, members=1, quorum=1, quorum_alive=True,
+        tokens=0, replicas=1, arriving=0, queue=None, service_s=None, rate=0.0, phase=text,
+    )  # fmt: skip
+    feeder = msgspec.structs.replace(member(text, -1), role="feeder")
+    seen = SwarmStatus(
+        run_id=text, name=text, open=True, rounds=5, round=1, term=1, state_hash=text, head=text, members=1, quorum=1,
+        quorum_alive=False, method="diloco", tokens=1, val_loss=None, peers=[member(text, 0), feeder],
+        stages=[stage] * stages,
+    )  # fmt: skip
+    built = msgspec.to_builtins(seen)
+    assert isinstance(built, dict)
+    return built
+
+
+TEXTS = "phase reason cause error role name peer partner state_hash head previous path address remedy version"
+COUNTS = "round rounds step term alive goes_on_at donors source target stage stages micro_batches tokens"
+AMOUNTS = "loss queue rate gain seconds distance bytes_up bytes_down dispatched completed retried abandoned"
+RANGES = {"synchronous": False, "first": 0, "last": 3, "members": 3, "done_bytes": 1, "size_bytes": 2, "counted": []}
+FIELDS: dict[str, Any] = {
+    **dict.fromkeys(TEXTS.split(), EVIL),
+    **dict.fromkeys(COUNTS.split(), 2),
+    **dict.fromkeys(AMOUNTS.split(), 2.0),
+    **RANGES,
+}
+"""Fields for any event that a view takes in."""
+SPECIAL: dict[str, dict[str, Any]] = {
+    "text_fed": {"peers": [EVIL, EVIL]},
+    "members_away": {"members": [EVIL, EVIL]},
+    "stages_missing": {"stages": [EVIL]},
+}
+
+
+def hostile_stream(path: Path) -> int:
+    """Write each event that a view knows, twice, as a peer with no sink for its log would; return their number."""
+    names = [name for name in _HANDLERS for _ in range(2)]
+    with path.open("w") as file:
+        for at, name in enumerate(names):
+            fields = {**FIELDS, **SPECIAL.get(name, {}), "at": float(at), "event": name}
+            file.write(msgspec.json.encode(_encodable(fields)).decode() + "\n")
+    return len(names)
+
+
+def _encodable(fields: dict[str, Any]) -> dict[str, Any]:
+    def clean(value: Any) -> Any:
+        if isinstance(value, list):
+            return [clean(inner) for inner in value]
+        return value.replace("\ud800", "") if isinstance(value, str) else value
+
+    return {key: clean(value) for key, value in fields.items()}
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("place", ["terminal", "pipe"])
+async def test_views_show_every_field_as_text(tmp_path: Path, place: Place) -> None:
+    """The events of `join` and `coordinate`, a reading of `status`, a finding of `doctor`, an error of any command."""
+    events = tmp_path / "events.jsonl"
+    count = hostile_stream(events)
+    sentence = EVIL + "y" * 100_000 + EVIL
+    actions: list[dict[str, Any]] = [
+        {"events": str(events)},
+        {"events": str(events), "json": True},
+        {"status": run_status(EVIL, 0)},
+        {"status": run_status(EVIL, 2)},
+        *({"finding": ["admission", state, sentence, sentence]} for state in ("ok", "warning", "failure")),
+        {"error": sentence},
+    ]
+    with trio.fail_after(300):
+        shown = await shown_by(actions, place)
+    assert len(shown) == len(actions)
+    tables = (0, 2, 3)
+    texts = [harmless(piece, wraps=index in tables) for index, piece in enumerate(shown)]
+    assert all(MARK in text for text in texts) and "Traceback" not in "".join(texts)
+    for piece in shown[4:]:
+        assert len(piece) <= MESSAGE_BYTES_MAX
+    assert "[red]:skull:[/red]" in texts[6], "markup is text"
+    lines = [line for line in texts[1].splitlines() if line.startswith("{")]
+    assert len(lines) == count and all(line.isascii() for line in lines)
+    for line in lines:
+        assert msgspec.json.decode(line)["event"] in _HANDLERS
