@@ -64,7 +64,7 @@ async def enter_run(
                 return await entrance.enter_at(address)
             except RemoteError as error:
                 if error.code == NotAdmitted.__name__:
-                    raise NotAdmitted(error.message) from error  # other members would answer the same
+                    raise NotAdmitted(f"the peer at {address} refuses: {error.message}") from error
                 failures.append(error)
             except (NetworkError, ProtocolViolation) as error:
                 host.events.emit("contact_failed", address=address, reason=str(error))
