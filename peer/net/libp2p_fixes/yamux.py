@@ -7,7 +7,8 @@ waits without end to open a 257th stream. Here:
 - the read loop checks every frame against the window granted and ends the connection of a peer that overruns it;
 - one task per connection does all writing (`send_queue`), so a caller may be cancelled anywhere and frames stay whole;
 - received data is bounded per stream, connection and process, and so are the answers that a peer makes us queue;
-- three unanswered pings end the connection, and closing takes at most `GOODBYE_S`.
+- three unanswered pings end the connection, and closing takes at most `GOODBYE_S`;
+- a peer that opens streams only to reset them is dropped, as HTTP/2 servers do since "rapid reset".
 
 The read loop never waits for a write, so a peer that does not read cannot stop us from reading.
 """
@@ -18,6 +19,7 @@ import inspect
 import logging
 import struct
 import weakref
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar, Final
 
@@ -49,6 +51,8 @@ PING_INTERVAL_S: Final = 15.0
 PINGS_UNANSWERED_MAX: Final = 3
 HALF_OPEN_MAX_S: Final = 60.0
 GOODBYE_S: Final = 0.5
+RESETS_MAX: Final = 200  # streams that a peer opens and resets before we have answered...
+RESETS_S: Final = 10.0  # ...within this time
 
 
 class YamuxViolation(BaseLibp2pError):
@@ -90,6 +94,8 @@ class Yamux(IMuxedConn):
         self._growth_left = GROWTH_MAX
         self._still_coming = 0  # bytes that the peer may have sent on streams that we have reset since
         self.send_queue = SendQueue(self._on_overflow)
+        self._resets: deque[float] = deque(maxlen=RESETS_MAX + 1)
+        self.last_used = trio.current_time()
         self._heard = False
         self._ping_id = 0
         self._ping_sent_at = 0.0
@@ -146,6 +152,7 @@ class Yamux(IMuxedConn):
         if self._closing:
             self._slots.release()
             raise MuxedConnUnavailable("the connection is closed")
+        self.last_used = trio.current_time()
         stream = YamuxStream(self._next_stream_id, self, is_initiator=True)
         self._next_stream_id += 2
         self._streams[stream.stream_id] = stream
@@ -219,6 +226,7 @@ class Yamux(IMuxedConn):
             stream.holds_slot = False
             self._slots.release()
         if stream.is_closed and self._streams.pop(stream.stream_id, None) is not None:
+            self.last_used = trio.current_time()
             self._growth_left += stream.window_target - WINDOW_INITIAL
             self._inbound_streams -= not stream.is_initiator
             self._still_coming += 0 if stream.got_fin else stream.recv_window
@@ -289,9 +297,17 @@ class Yamux(IMuxedConn):
 
     def _on_end(self, stream: YamuxStream, flags: int) -> None:
         if flags & _RST:
+            if not stream.is_initiator and not stream.is_answered:
+                self._count_reset()
             stream.end_by_reset()
         else:
             stream.receive_fin()
+
+    def _count_reset(self) -> None:
+        now = trio.current_time()
+        self._resets.append(now)
+        if len(self._resets) > RESETS_MAX and now - self._resets[0] < RESETS_S:
+            raise YamuxViolation(f"{len(self._resets)} streams opened and reset within {RESETS_S:g} s")
 
     def _accept(self, stream_id: int) -> YamuxStream | None:
         """Return the stream that a SYN opens. Resets it and returns None if the peer has too many open."""
@@ -307,6 +323,7 @@ class Yamux(IMuxedConn):
             self._refuse(stream_id)
             return None
         self._streams[stream_id] = stream
+        self.last_used = trio.current_time()
         self._inbound_streams += 1
         self._send_control(_WINDOW_UPDATE, _ACK, stream_id, 0)
         return stream
