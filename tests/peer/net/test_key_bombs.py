@@ -23,6 +23,8 @@ from tests.peer.support.key_bombs import handshake, inverse_bomb, prime_bomb
 BOMBS = 20
 CPU_MAX_S = 0.005  # each
 SHORT = bytes(36)
+
+Attack = Callable[[], Awaitable[None]]
 PING_FLOOR_S = 0.02
 PUSHED_BYTES = 1 << 20
 GROWTH_MAX = 16 << 20
@@ -48,12 +50,10 @@ async def push(connection: Any, message: bytes) -> None:
     await stream.reset()
 
 
-async def check_cheap(
-    attacked: Attacked, harmless: Callable[[], Awaitable[None]], bomb: Callable[[], Awaitable[None]]
-) -> None:
-    """Check that an honest peer and the processor hardly notice twenty bombs. `harmless` is the same with a short key."""
+async def check_cheap(attacked: Attacked, harmless: Attack, bomb: Attack) -> None:
+    """Check that an honest peer and the processor hardly notice twenty bombs. `harmless` shows a short key instead."""
 
-    async def repeat(what: Callable[[], Awaitable[None]]) -> None:
+    async def repeat(what: Attack) -> None:
         for _ in range(BOMBS):
             await what()
 

@@ -154,6 +154,9 @@ async def strangers_remembered(fixed: bool) -> str:
             async with running_host(fixed) as stranger:
                 await connect(stranger, victim)
                 await accepted_from(victim, stranger)
+                with trio.move_on_after(0 if fixed else 1):  # stock asks who it is, and keeps the answer
+                    while stranger.get_id() not in victim._identified_peers:
+                        await trio.sleep(0.02)
         network, store = victim.get_network(), victim.get_peerstore()
         rightly = {victim.get_id(), stays.get_id()}
         kept: set[ID] = set()
