@@ -73,9 +73,8 @@ async def test_keys_in_handshakes(attacked: Attacked, key: bytes) -> None:
 async def test_keys_in_pushes(attacked: Attacked) -> None:
     async with a_host() as attacker:
         connection = await attacked.dial(attacker)
-        for key in (prime_bomb(), inverse_bomb(61_000)):
-            short, long = (Identify(public_key=shown).SerializeToString() for shown in (SHORT, key))
-            await check_cheap(attacked, partial(push, connection, short), partial(push, connection, long))
+        short, long = (Identify(public_key=key).SerializeToString() for key in (SHORT, inverse_bomb(61_000)))
+        await check_cheap(attacked, partial(push, connection, short), partial(push, connection, long))
 
 
 async def test_pushes_of_a_megabyte_leave_nothing_behind(attacked: Attacked) -> None:

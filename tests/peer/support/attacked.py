@@ -96,5 +96,5 @@ async def attacked_host() -> AsyncIterator[Attacked]:
         honest = await stack.enter_async_context(a_host())
         await honest.connect_address(address, timeout_s=60)
         attacked = Attacked(address, honest)
-        await attacked.slow_ping_s()  # warm
+        await attacked.still_serves()  # warm
         yield attacked
