@@ -8,7 +8,7 @@ waits without end to open a 257th stream. Here:
 - one task per connection does all writing (`send_queue`), so a caller may be cancelled anywhere and frames stay whole;
 - received data is bounded per stream, connection and process, and so are the answers that a peer makes us queue;
 - three unanswered pings end the connection, and closing takes at most `GOODBYE_S`;
-- a peer that opens streams only to reset them is dropped, as HTTP/2 servers do since "rapid reset".
+- a peer that opens streams for nothing is dropped (`yamux_inbound`).
 
 The read loop never waits for a write, so a peer that does not read cannot stop us from reading.
 """
@@ -19,7 +19,6 @@ import inspect
 import logging
 import struct
 import weakref
-from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar, Final
 
@@ -33,6 +32,7 @@ from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamErro
 from multiaddr import Multiaddr
 
 from peer.net.libp2p_fixes.send_queue import SendQueue
+from peer.net.libp2p_fixes.yamux_inbound import InboundStreams, YamuxViolation
 from peer.net.libp2p_fixes.yamux_stream import WINDOW_INITIAL, YamuxStream
 
 logger = logging.getLogger(__name__)
@@ -51,12 +51,6 @@ PING_INTERVAL_S: Final = 15.0
 PINGS_UNANSWERED_MAX: Final = 3
 HALF_OPEN_MAX_S: Final = 60.0
 GOODBYE_S: Final = 0.5
-RESETS_MAX: Final = 200  # streams that a peer opens and resets before we have answered...
-RESETS_S: Final = 10.0  # ...within this time
-
-
-class YamuxViolation(BaseLibp2pError):
-    """The peer broke the protocol or a limit; its connection ends."""
 
 
 def apply() -> None:
@@ -94,7 +88,7 @@ class Yamux(IMuxedConn):
         self._growth_left = GROWTH_MAX
         self._still_coming = 0  # bytes that the peer may have sent on streams that we have reset since
         self.send_queue = SendQueue(self._on_overflow)
-        self._resets: deque[float] = deque(maxlen=RESETS_MAX + 1)
+        self._inbound = InboundStreams()
         self.last_used = trio.current_time()
         self._heard = False
         self._ping_id = 0
@@ -227,6 +221,7 @@ class Yamux(IMuxedConn):
             self._slots.release()
         if stream.is_closed and self._streams.pop(stream.stream_id, None) is not None:
             self.last_used = trio.current_time()
+            self._inbound.settled(stream)
             self._growth_left += stream.window_target - WINDOW_INITIAL
             self._inbound_streams -= not stream.is_initiator
             self._still_coming += 0 if stream.got_fin else stream.recv_window
@@ -293,21 +288,16 @@ class Yamux(IMuxedConn):
             self._still_coming -= length  # skipped
         else:
             stream.recv_window -= length
+            self._inbound.settled(stream)
         return length
 
     def _on_end(self, stream: YamuxStream, flags: int) -> None:
         if flags & _RST:
             if not stream.is_initiator and not stream.is_answered:
-                self._count_reset()
+                self._inbound.waste()
             stream.end_by_reset()
         else:
             stream.receive_fin()
-
-    def _count_reset(self) -> None:
-        now = trio.current_time()
-        self._resets.append(now)
-        if len(self._resets) > RESETS_MAX and now - self._resets[0] < RESETS_S:
-            raise YamuxViolation(f"{len(self._resets)} streams opened and reset within {RESETS_S:g} s")
 
     def _accept(self, stream_id: int) -> YamuxStream | None:
         """Return the stream that a SYN opens. Resets it and returns None if the peer has too many open."""
@@ -326,6 +316,11 @@ class Yamux(IMuxedConn):
         self.last_used = trio.current_time()
         self._inbound_streams += 1
         self._send_control(_WINDOW_UPDATE, _ACK, stream_id, 0)
+        silent = self._inbound.opened(stream)
+        if silent is not None:
+            self.send_reset(silent.stream_id)
+            silent.end_by_reset()
+            self._inbound.waste()
         return stream
 
     def _refuse(self, stream_id: int) -> None:
