@@ -10,7 +10,7 @@ As released, a remote peer can crash, hang, deafen or fill a py-libp2p node, or 
     dialing         all addresses are tried at once; a peer that failed may be dialled again at once
     sockets         the kernel notices dead links; a stuck connection can be dropped by force
     yamux           the receive window is enforced; a write waits as long as its caller lets it, and may be cancelled;
-                    a peer that opens streams only to reset them is dropped
+                    a peer that opens streams for nothing is dropped
     peer_cleanup    the library's data about a peer ends with its last connection
     noise           the same bytes on the wire for a third of the CPU
 
