@@ -36,7 +36,7 @@ def drop_identify(host: Any) -> None:
     """Make this host neither answer nor send identify messages."""
     host.remove_stream_handler(IDENTIFY)
     host.remove_stream_handler(PUSH)
-    host._schedule_identify = _ask_nobody
+    host._schedule_identify = _ask_no_peer
     host._push_identify_to_all_peers = _push_nothing
 
 
@@ -63,7 +63,7 @@ async def _ask(host: Any, peer: Any) -> bytes:
     return bytes(message.observed_addr)
 
 
-def _ask_nobody(peer: Any, *, reason: str) -> None:
+def _ask_no_peer(peer: Any, *, reason: str) -> None:
     """Replace the library's request to every new peer."""
 
 

@@ -1,6 +1,6 @@
 """Shares of a listener: few unfinished handshakes, and slots that strangers give up to each other and to trusted peers.
 
-An address counts with its neighbours, /24 in IPv4 and /64 in IPv6, because whoever has one of them often has all.
+An address counts with its neighbours, /24 in IPv4 and /64 in IPv6, because one machine often has all of them.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def slots_of(standing: Standing) -> Slots[Holder]:
 
 
 def fill(slots: Slots[Holder], count: int, group: str, begun: float = 0.0) -> list[Holder]:
-    """Add strangers that nobody has to give way for, each a second younger than the one before."""
+    """Add strangers for which no other gives way, each a second younger than the one before."""
     added = [Holder(f"{group} {number}", begun + number) for number in range(count)]
     assert all(slots.add(holder, holder.peer, group) is None for holder in added)
     return added
