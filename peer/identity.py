@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
-from libp2p.crypto.ed25519 import Ed25519PrivateKey, create_new_key_pair
-from libp2p.crypto.keys import KeyPair, KeyType, PublicKey
+from libp2p.crypto.ed25519 import Ed25519PrivateKey, Ed25519PublicKey, create_new_key_pair
+from libp2p.crypto.keys import KeyPair, PublicKey
 from libp2p.peer.id import ID
 
 from peer.decoding import MALFORMED
@@ -23,6 +23,8 @@ from peer.errors import IdentityError, ProtocolViolation
 
 _SEED_BYTES = 32
 _SIGNATURE_BYTES = 64
+_PEER_ID_CHARS = 52  # in base58, the same for all Ed25519 keys
+_PEER_ID_PREFIX = b"\x00\x24\x08\x01\x12\x20"  # the key itself as a multihash, in its one encoding
 _DOMAIN = b"barnraise/1/"
 _ID_PREFIX = bytes.fromhex("002408011220")  # identity multihash of an Ed25519 key in libp2p's protobuf
 
@@ -109,14 +111,20 @@ class Identity:
         return identity
 
 
-@lru_cache(maxsize=4096)
 def _public_key(peer_id: str) -> PublicKey | None:
     """Return the Ed25519 key inside a peer id, or None if there is none."""
+    if len(peer_id) != _PEER_ID_CHARS:  # before it is decoded or kept: decoding is quadratic in its length
+        return None
+    return _decoded_key(peer_id)
+
+
+@lru_cache(maxsize=4096)
+def _decoded_key(peer_id: str) -> PublicKey | None:
     try:
-        key = ID.from_base58(peer_id).extract_public_key()
+        multihash = ID.from_base58(peer_id).to_bytes()
+        return Ed25519PublicKey.from_bytes(multihash[6:]) if multihash[:6] == _PEER_ID_PREFIX else None
     except ValueError:
         return None
-    return key if key is not None and key.get_type() is KeyType.Ed25519 else None
 
 
 def public_key_of(peer_id: str) -> bytes:

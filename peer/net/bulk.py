@@ -5,14 +5,18 @@ the listener's certificate, and a token that opens one connection. The caller ch
 and the listener knows the peer to which it gave the token, so both sides are authenticated. All calls from one peer to
 another share a connection (`peer.net.bulk_link`), with the frames, limits and deadlines of any call. Where it cannot be
 made (NAT, firewall, a relayed peer), calls take libp2p streams.
+
+A socket is kept only if an offer was made to its network, that of a peer's connections to us. Few may be in their
+handshake, and links of strangers give way to those of trusted peers (`libp2p_fixes.shares`).
 """
 
 from __future__ import annotations
 
 import secrets
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import closing
+from dataclasses import dataclass
 from typing import Annotated, Final
 
 import msgspec
@@ -21,10 +25,12 @@ import trio
 from peer.errors import BarnraiseError, ConnectionLost
 from peer.net.backoff import Backoff
 from peer.net.bulk_link import BulkConnection, Serve
+from peer.net.libp2p_fixes.shares import Handshakes, Slots, address_group
 from peer.net.libp2p_fixes.sockets import set_keepalive
 from peer.net.method import Call, Method
 from peer.net.rate_limit import Meter
 from peer.net.rpc_server import RpcServer
+from peer.net.standing import Standing
 from peer.net.tls import Certificate, TlsSocket, client_context
 from peer.net.wire import Channel
 
@@ -34,6 +40,7 @@ _TOKENS_PER_PEER: Final = 16
 _HANDSHAKE_S: Final = 5.0
 _DIAL_S: Final = 3.0
 _HANDSHAKES_MAX: Final = 32
+_HANDSHAKES_PER_GROUP_MAX: Final = 16
 _CONNECTIONS_PER_PEER: Final = 6  # one each way; new ones may arrive before we know that the last have ended
 _CONNECTIONS_MAX: Final = 512
 _IDLE_S: Final = 60.0
@@ -61,10 +68,30 @@ class Offer(msgspec.Struct, frozen=True):
 OFFER: Final = Method("net/bulk", OfferRequest, Offer, access="visitor", urgent=True)
 
 
-class BulkTransport:
-    """The listener of one host, and its connections to the listeners of others."""
+@dataclass(frozen=True)
+class _Offered:
+    """A token that we gave out."""
 
-    def __init__(self, nursery: trio.Nursery, ask: Ask, server: RpcServer, meter: Meter) -> None:
+    peer: str
+    until: float
+    groups: frozenset[str]
+    """The networks from which it may be used: those of the peer's connections to us."""
+
+
+class BulkTransport:
+    """The listener of one host, and its connections to the listeners of others.
+
+    `remote_ips` returns the IP addresses at which we see a connected peer."""
+
+    def __init__(
+        self,
+        nursery: trio.Nursery,
+        ask: Ask,
+        server: RpcServer,
+        meter: Meter,
+        remote_ips: Callable[[str], Iterable[str]],
+        standing: Standing,
+    ) -> None:
         self._nursery = nursery
         self._ask = ask
         self._server = server
@@ -72,8 +99,10 @@ class BulkTransport:
         self._certificate = Certificate.generate()
         self._client = client_context()
         self._port = 0
-        self._tokens: dict[bytes, tuple[str, float]] = {}
-        self._handshakes = 0
+        self._remote_ips = remote_ips
+        self._tokens: dict[bytes, _Offered] = {}
+        self._handshakes = Handshakes(_HANDSHAKES_MAX, _HANDSHAKES_PER_GROUP_MAX)
+        self._slots: Slots[BulkConnection] = Slots(_CONNECTIONS_MAX, standing, _last_used)
         self._ours: dict[str, BulkConnection] = {}
         """The connections for calls that we begin, by peer."""
         self._links: defaultdict[str, set[BulkConnection]] = defaultdict(set)
@@ -90,12 +119,13 @@ class BulkTransport:
     async def offer(self, call: Call[OfferRequest]) -> Offer:
         """Answer `OFFER`."""
         now = trio.current_time()
-        self._tokens = {token: (peer, until) for token, (peer, until) in self._tokens.items() if until > now}
-        mine = sum(peer == call.peer for peer, _ in self._tokens.values())
-        if not self._port or mine >= _TOKENS_PER_PEER:
+        self._tokens = {token: offered for token, offered in self._tokens.items() if offered.until > now}
+        mine = sum(offered.peer == call.peer for offered in self._tokens.values())
+        groups = frozenset(address_group(ip) for ip in self._remote_ips(call.peer))
+        if not self._port or mine >= _TOKENS_PER_PEER or not groups:
             return Offer(0, b"", b"")
         token = secrets.token_bytes(_TOKEN_BYTES)
-        self._tokens[token] = (call.peer, now + _TOKEN_S)
+        self._tokens[token] = _Offered(call.peer, now + _TOKEN_S, groups)
         return Offer(self._port, self._certificate.fingerprint, token)
 
     async def channel(self, peer: str, ip: str) -> Channel | None:
@@ -180,34 +210,51 @@ class BulkTransport:
         raise ConnectionLost(f"the bulk transport of {peer} did not answer within {_DIAL_S:g} s")
 
     async def _accept(self, stream: trio.SocketStream) -> None:
-        if self._handshakes >= _HANDSHAKES_MAX:
-            stream.socket.close()
-            return
         try:
+            group = address_group(stream.socket.getpeername()[0])
+            if not self._expects(group):
+                stream.socket.close()
+                return
             set_keepalive(stream)
             with closing(TlsSocket(stream, self._certificate.context, server_side=True)) as tls:
-                peer = await self._authenticate(tls)
+                peer = await self._authenticate(tls, group)
                 if peer is not None:
-                    await self._read(self._link(peer, tls, self._server.serve))
+                    await self._hold(self._link(peer, tls, self._server.serve), group)
         except OSError:  # it ended before we accepted it
             return
 
-    async def _authenticate(self, tls: TlsSocket) -> str | None:
-        """Return the peer whose token opens this connection, None if there is none."""
+    def _expects(self, group: str) -> bool:
+        """Return whether a peer in this network holds an offer."""
+        now = trio.current_time()
+        return any(group in offered.groups and now < offered.until for offered in self._tokens.values())
+
+    async def _hold(self, link: BulkConnection, group: str) -> None:
+        """Read a connection that was made to us until it ends. Another one may end for it."""
+        loser = self._slots.add(link, link.peer, group)
+        if loser is not None:
+            loser.close()
+        try:
+            await self._read(link)
+        finally:
+            self._slots.remove(link)
+
+    async def _authenticate(self, tls: TlsSocket, group: str) -> str | None:
+        """Return the peer whose token opens this connection from `group`, None if there is none."""
         token = memoryview(bytearray(_TOKEN_BYTES))
         got = 0
-        self._handshakes += 1
         try:
-            with trio.move_on_after(_HANDSHAKE_S):
+            with self._handshakes.count(group), trio.move_on_after(_HANDSHAKE_S):
                 await tls.handshake()
                 while got < _TOKEN_BYTES:
                     got += await tls.receive_into(token[got:])
         except ConnectionLost:
             return None
-        finally:
-            self._handshakes -= 1
-        peer, until = self._tokens.pop(bytes(token), ("", 0.0))
-        known = got == _TOKEN_BYTES and trio.current_time() < until
-        total = sum(len(links) for links in self._links.values())
-        crowded = len(self._links.get(peer, ())) >= _CONNECTIONS_PER_PEER or total >= _CONNECTIONS_MAX
-        return peer if known and not crowded else None
+        offered = self._tokens.pop(bytes(token), None)
+        if offered is None or got < _TOKEN_BYTES or trio.current_time() >= offered.until or group not in offered.groups:
+            return None
+        crowded = len(self._links.get(offered.peer, ())) >= _CONNECTIONS_PER_PEER
+        return None if crowded else offered.peer
+
+
+def _last_used(link: BulkConnection) -> float:
+    return float("inf") if link.idle_since is None else link.idle_since

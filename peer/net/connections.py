@@ -16,11 +16,13 @@ from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
 from peer.errors import ConnectionLost, DialError
+from peer.identity import is_peer_id
 from peer.net.address_book import AddressBook, is_circuit
 from peer.net.backoff import Backoff
 from peer.net.bulk import BulkTransport
 from peer.net.dialing import Connection, Dial, race
 from peer.net.libp2p_fixes import abort_connection
+from peer.net.libp2p_fixes.inbound_limits import inbound_gate
 from peer.net.libp2p_fixes.peer_cleanup import OnConnections
 from peer.net.limits import NetLimits
 from peer.net.nat.traversal import Traversal
@@ -53,6 +55,7 @@ class Connections:
         self._bulk: dict[str, Connection] = {}
         self._bulk_dials: dict[str, trio.Lock] = {}
         self._bulk_refused = Backoff(_BULK_RETRY_S, _BULK_RETRY_S, factor=1)
+        inbound_gate(self._network).judge_by(standing)
         self._network.register_notifee(OnConnections(lambda peer: None, self._on_gone))
 
     @property
@@ -62,14 +65,19 @@ class Connections:
 
     def live(self, peer: str) -> list[Connection]:
         """Return the live connections to `peer`, the one for control first, the one for bulk last."""
+        if not is_peer_id(peer):
+            return []
         bulk = self._bulk.get(peer)
         alive = [c for c in self._network.get_connections(_libp2p_id(peer)) if not c.is_closed]
         return sorted(alive, key=lambda c: (c is bulk, _is_relayed(c)))
 
     def remote_ip(self, peer: str) -> str | None:
         """Return the IP address at the other end of a direct connection to `peer`, None if there is none."""
-        ips = (_remote_ip(connection) for connection in self.live(peer))
-        return next((ip for ip in ips if ip is not None), None)
+        return next(iter(self.remote_ips(peer)), None)
+
+    def remote_ips(self, peer: str) -> tuple[str, ...]:
+        """Return the IP addresses at the other ends of all direct connections to `peer`, that for control first."""
+        return tuple(ip for connection in self.live(peer) if (ip := _remote_ip(connection)) is not None)
 
     async def open(self, peer: str, bulk: bool) -> Channel:
         """Open a new stream to `peer`, dialling if need be. Raises DialError or ConnectionLost."""
@@ -214,8 +222,14 @@ class Connections:
         return StreamChannel(peer, stream, self._nursery, dialled=True)
 
 
-@lru_cache(maxsize=4096)
 def _libp2p_id(peer: str) -> ID:
+    if not is_peer_id(peer):  # never decoded and never kept: other peers choose its length
+        raise DialError(f"{peer[:80]!r} is no peer id: check where it comes from", "unreachable")
+    return _kept_id(peer)
+
+
+@lru_cache(maxsize=4096)
+def _kept_id(peer: str) -> ID:
     return ID.from_base58(peer)
 
 

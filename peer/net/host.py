@@ -91,7 +91,9 @@ class Host:
         self._watched: dict[str, frozenset[str]] = {}
         self._heartbeat = Heartbeat(self.rpc, self._connections, self._meter, config.limits, config.events)
         self.rpc.register(HELLO, self._on_hello)
-        self._bulk = BulkTransport(nursery, self._ask_for_bulk, self.rpc.server, self._meter)
+        self._bulk = BulkTransport(
+            nursery, self._ask_for_bulk, self.rpc.server, self._meter, self._connections.remote_ips, self.standing
+        )
         self.rpc.register(OFFER, self._bulk.offer)
         self._connections.bulk = self._bulk
         self.traversal: Final = Traversal(libp2p_host, self._connections, config.relays, config.events)

@@ -3,10 +3,14 @@
 As released, a remote peer can crash, hang, deafen or fill a py-libp2p node, or pass for another peer.
 
     handlers        a failing stream handler ends its stream, not the node; bounded protocol names; Noise and Yamux only
-    inbound_limits  a closed connection frees its slot; unfinished handshakes are few, few per address, and short
+    keys            public keys are Ed25519 in 36 bytes; nothing else reaches a parser
+    identify        not served, not pushed, and asked of relays only
+    inbound_limits  a closed connection frees its slot; unfinished handshakes are few, few per network, and short
+    shares          strangers give way to each other and to trusted peers
     dialing         all addresses are tried at once; a peer that failed may be dialled again at once
     sockets         the kernel notices dead links; a stuck connection can be dropped by force
-    yamux           the receive window is enforced; a write waits as long as its caller lets it, and may be cancelled
+    yamux           the receive window is enforced; a write waits as long as its caller lets it, and may be cancelled;
+                    a peer that opens streams for nothing is dropped
     peer_cleanup    the library's data about a peer ends with its last connection
     noise           the same bytes on the wire for a third of the CPU
 
@@ -20,7 +24,7 @@ from importlib import metadata
 from typing import Final
 
 from peer.errors import ConfigError
-from peer.net.libp2p_fixes import dialing, handlers, inbound_limits, noise, sockets, yamux
+from peer.net.libp2p_fixes import dialing, handlers, inbound_limits, keys, noise, sockets, yamux
 from peer.net.libp2p_fixes.handlers import harden
 from peer.net.libp2p_fixes.sockets import abort_connection
 
@@ -44,7 +48,7 @@ def apply_fixes() -> None:
             f"py-libp2p {installed} is installed but only {SUPPORTED_VERSION} is known to be safe: "
             f"run `pip install libp2p=={SUPPORTED_VERSION}`"
         )
-    for theme in (handlers, inbound_limits, dialing, sockets, yamux, noise):
+    for theme in (keys, handlers, inbound_limits, dialing, sockets, yamux, noise):
         theme.apply()
     _quiet_logging()
     _applied = True

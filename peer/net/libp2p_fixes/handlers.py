@@ -21,6 +21,7 @@ from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
 from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX
 from libp2p.utils.varint import read_varint_prefixed_bytes_limited
 
+from peer.net.libp2p_fixes.identify import drop_identify
 from peer.net.libp2p_fixes.peer_cleanup import forget_disconnected
 
 logger = logging.getLogger(__name__)
@@ -51,16 +52,17 @@ async def _read_name(reader: Reader) -> bytes:
 
 
 def harden(host: IHost) -> None:
-    """Contain exceptions of this host's stream handlers, allow only Noise and Yamux, and forget disconnected peers."""
+    """Contain exceptions of this host's stream handlers, allow only Noise and Yamux, drop identify, forget who left."""
     network: Any = host.get_network()
+    drop_identify(host)
     forget_disconnected(network)
     _keep_only(network.upgrader.security_multistream, NOISE)
     _keep_only(network.upgrader.muxer_multistream, YAMUX)
     inner = network.common_stream_handler
 
     async def contained(stream: INetStream) -> None:
-        # The edge between the library and a handler: broad on purpose, because the library's handlers (identify, ping,
-        # relay, DHT) let through whatever their parsers raise. Our own handlers catch their errors.
+        # The edge between the library and a handler: broad on purpose, because the library's handlers (ping, relay,
+        # DHT) let through whatever their parsers raise. Our own handlers catch their errors.
         try:
             await inner(stream)
         except Exception as error:  # noqa: BLE001

@@ -2,45 +2,48 @@
 
 Stock 0.8.1 accepts 250 inbound connections in its lifetime, not at a time, because each keeps its slot until the host
 ends (hole 4). And 300 idle sockets from one address fill those slots, so that no other peer gets in. Here an unfinished
-handshake holds no slot. Few are allowed, and few from one address; the oldest gives way to the newest. An honest
-handshake takes milliseconds, so this ends the idle ones.
+handshake holds no slot. Few are allowed, and few from one network; the oldest gives way to the newest. A finished one
+holds a slot. Strangers have few of them, and the one that was idle the longest gives way (`shares`).
 """
 
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Final
-from weakref import WeakKeyDictionary
 
 import trio
 from libp2p.exceptions import BaseLibp2pError
 from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.network.swarm import Swarm
 
+from peer.net.libp2p_fixes.shares import Handshakes, Slots, address_group
+from peer.net.libp2p_fixes.yamux import Yamux
+from peer.net.standing import Standing
+
 logger = logging.getLogger(__name__)
 
 HANDSHAKES_MAX: Final = 128
-HANDSHAKES_PER_IP_MAX: Final = 16
-INBOUND_SHARE: Final = 0.8  # of all connections: the rest stays free for the peers we dial
-PER_IP_SHARE: Final = 0.5  # many peers may share one NAT, but may not take all connections
+HANDSHAKES_PER_GROUP_MAX: Final = 16
 
 _BROKEN: Final = (BaseLibp2pError, OSError, EOFError, ValueError, trio.BrokenResourceError, trio.ClosedResourceError)
 
 
 def apply() -> None:
     """Admit inbound connections through `InboundGate`."""
-    gates: WeakKeyDictionary[Swarm, InboundGate] = WeakKeyDictionary()
 
     async def handle_inbound(self: Swarm, read_write_closer: Any, maddr: Any) -> None:
-        gate = gates.get(self)
-        if gate is None:
-            gate = gates[self] = InboundGate(self)
-        await gate.handle(read_write_closer, maddr)
+        await inbound_gate(self).handle(read_write_closer, maddr)
 
     Swarm._handle_inbound_connection = handle_inbound  # type: ignore[method-assign]
+
+
+def inbound_gate(swarm: Any) -> InboundGate:
+    """Return the gate of a swarm."""
+    gate = getattr(swarm, "_inbound_gate", None)
+    if gate is None:
+        gate = swarm._inbound_gate = InboundGate(swarm)
+    assert isinstance(gate, InboundGate)
+    return gate
 
 
 class InboundGate:
@@ -48,58 +51,41 @@ class InboundGate:
 
     def __init__(self, swarm: Swarm) -> None:
         self._swarm = swarm
-        self._handshakes: dict[str, list[trio.CancelScope]] = {}  # per address, oldest first
-        self._open: Counter[str] = Counter()  # finished handshakes, per address
+        self._handshakes = Handshakes(HANDSHAKES_MAX, HANDSHAKES_PER_GROUP_MAX)
+        self.judge_by(Standing())
+
+    def judge_by(self, standing: Standing) -> None:
+        """Let strangers give way to the peers that `standing` trusts."""
+        most = self._swarm.connection_config.max_connections
+        self._slots: Slots[Yamux] = Slots(most, standing, lambda muxed: muxed.last_used)
 
     async def handle(self, stream: Any, maddr: Any) -> None:
         """Handle one accepted socket. Returns when its connection is over; the listener then closes the socket."""
         remote = stream.get_remote_address()
-        ip = remote[0] if remote is not None else ""
+        group = address_group(remote[0] if remote is not None else "")
         multiaddr = self._swarm._build_remote_multiaddr(stream)
         if multiaddr is not None and not await self._swarm.connection_gate.is_allowed(multiaddr):
             return
         muxed = None
-        with self._handshake(ip):
+        with self._handshakes.count(group):
             try:
                 muxed = await self._swarm.upgrade_inbound_raw_conn(RawConnection(stream, False), maddr)
             except _BROKEN as error:
-                logger.debug("inbound connection from %s failed: %r", ip, error)
-        if muxed is None:
-            return
-        self._open[ip] += 1
+                logger.debug("inbound connection from %s failed: %r", group, error)
+        if muxed is not None:
+            await self.hold(muxed, group)
+
+    async def hold(self, muxed: Any, group: str) -> None:
+        """Give a connection from `group` a slot until it ends, which may be at once. Others may end for it."""
+        loser = self._slots.add(muxed, str(muxed.peer_id), group)
+        if loser is not None:
+            logger.debug("inbound connection of %s gives way", loser.peer_id)
+            loser.abort()
+        self._trim(muxed)
         try:
-            if self._is_over_share(ip):
-                logger.debug("inbound connection from %s refused: its share is used up", ip)
-                await muxed.close()
-            else:
-                self._trim(muxed)
-                await muxed.event_closed.wait()  # type: ignore[attr-defined]
+            await muxed.event_closed.wait()
         finally:
-            self._open[ip] -= 1
-            if not self._open[ip]:
-                del self._open[ip]
-
-    @contextmanager
-    def _handshake(self, ip: str) -> Iterator[None]:
-        """Count as an unfinished handshake inside the block. A newer one may cancel it."""
-        mine = self._handshakes.setdefault(ip, [])
-        if len(mine) >= HANDSHAKES_PER_IP_MAX:
-            mine.pop(0).cancel()
-        elif sum(map(len, self._handshakes.values())) >= HANDSHAKES_MAX:
-            max(self._handshakes.values(), key=len).pop(0).cancel()
-        with trio.CancelScope() as scope:
-            mine.append(scope)
-            try:
-                yield
-            finally:
-                if scope in mine:
-                    mine.remove(scope)
-                if not mine and self._handshakes.get(ip) is mine:
-                    del self._handshakes[ip]
-
-    def _is_over_share(self, ip: str) -> bool:
-        most = self._swarm.connection_config.max_connections
-        return self._open.total() > most * INBOUND_SHARE or self._open[ip] > most * PER_IP_SHARE
+            self._slots.remove(muxed)
 
     def _trim(self, newest: Any) -> None:
         """Close a peer's oldest inbound connections above its limit: after a crash they are the dead ones."""

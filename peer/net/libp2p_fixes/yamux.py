@@ -7,7 +7,8 @@ waits without end to open a 257th stream. Here:
 - the read loop checks every frame against the window granted and ends the connection of a peer that overruns it;
 - one task per connection does all writing (`send_queue`), so a caller may be cancelled anywhere and frames stay whole;
 - received data is bounded per stream, connection and process, and so are the answers that a peer makes us queue;
-- three unanswered pings end the connection, and closing takes at most `GOODBYE_S`.
+- three unanswered pings end the connection, and closing takes at most `GOODBYE_S`;
+- a peer that opens streams for nothing is dropped (`yamux_inbound`).
 
 The read loop never waits for a write, so a peer that does not read cannot stop us from reading.
 """
@@ -31,6 +32,7 @@ from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamErro
 from multiaddr import Multiaddr
 
 from peer.net.libp2p_fixes.send_queue import SendQueue
+from peer.net.libp2p_fixes.yamux_inbound import InboundStreams, YamuxViolation
 from peer.net.libp2p_fixes.yamux_stream import WINDOW_INITIAL, YamuxStream
 
 logger = logging.getLogger(__name__)
@@ -49,10 +51,6 @@ PING_INTERVAL_S: Final = 15.0
 PINGS_UNANSWERED_MAX: Final = 3
 HALF_OPEN_MAX_S: Final = 60.0
 GOODBYE_S: Final = 0.5
-
-
-class YamuxViolation(BaseLibp2pError):
-    """The peer broke the protocol or a limit; its connection ends."""
 
 
 def apply() -> None:
@@ -90,6 +88,8 @@ class Yamux(IMuxedConn):
         self._growth_left = GROWTH_MAX
         self._still_coming = 0  # bytes that the peer may have sent on streams that we have reset since
         self.send_queue = SendQueue(self._on_overflow)
+        self._inbound = InboundStreams()
+        self.last_used = trio.current_time()
         self._heard = False
         self._ping_id = 0
         self._ping_sent_at = 0.0
@@ -146,6 +146,7 @@ class Yamux(IMuxedConn):
         if self._closing:
             self._slots.release()
             raise MuxedConnUnavailable("the connection is closed")
+        self.last_used = trio.current_time()
         stream = YamuxStream(self._next_stream_id, self, is_initiator=True)
         self._next_stream_id += 2
         self._streams[stream.stream_id] = stream
@@ -219,6 +220,8 @@ class Yamux(IMuxedConn):
             stream.holds_slot = False
             self._slots.release()
         if stream.is_closed and self._streams.pop(stream.stream_id, None) is not None:
+            self.last_used = trio.current_time()
+            self._inbound.settled(stream)
             self._growth_left += stream.window_target - WINDOW_INITIAL
             self._inbound_streams -= not stream.is_initiator
             self._still_coming += 0 if stream.got_fin else stream.recv_window
@@ -285,10 +288,13 @@ class Yamux(IMuxedConn):
             self._still_coming -= length  # skipped
         else:
             stream.recv_window -= length
+            self._inbound.settled(stream)
         return length
 
     def _on_end(self, stream: YamuxStream, flags: int) -> None:
         if flags & _RST:
+            if not stream.is_initiator and not stream.is_answered:
+                self._inbound.waste()
             stream.end_by_reset()
         else:
             stream.receive_fin()
@@ -307,8 +313,14 @@ class Yamux(IMuxedConn):
             self._refuse(stream_id)
             return None
         self._streams[stream_id] = stream
+        self.last_used = trio.current_time()
         self._inbound_streams += 1
         self._send_control(_WINDOW_UPDATE, _ACK, stream_id, 0)
+        silent = self._inbound.opened(stream)
+        if silent is not None:
+            self.send_reset(silent.stream_id)
+            silent.end_by_reset()
+            self._inbound.waste()
         return stream
 
     def _refuse(self, stream_id: int) -> None:

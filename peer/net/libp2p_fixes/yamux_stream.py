@@ -21,6 +21,8 @@ WINDOW_INITIAL: Final = 256 * 1024  # bytes, fixed by the protocol
 WINDOW_MAX: Final = 16 << 20
 # A frame of this body and its header fill exactly one Noise message (65535 less a 16 byte tag).
 FRAME_BODY_MAX: Final = 65535 - 16 - 12
+# Two names of protocols: what their negotiation alone makes us write.
+_NEGOTIATION_MAX: Final = 64
 # Smaller pieces are copied together: a view of a few bytes would keep its whole Noise message alive.
 _KEEP_VIEW_MIN: Final = 32 * 1024
 # A reader that empties half its window faster than this is slowed down by the window: double it.
@@ -59,6 +61,7 @@ class YamuxStream(IMuxedStream):
         self.send_closed = False
         self.recv_closed = False
         self.was_reset = False
+        self._written = 0
         self.got_fin = False  # nothing is missing: stays true when the stream is reset afterwards
         self.left_at: float | None = None  # when close() was called; a stream left half open is then swept
         self.send_window = WINDOW_INITIAL
@@ -92,6 +95,7 @@ class YamuxStream(IMuxedStream):
                     await self._sink.send_queue.wait_room()
                     continue
                 self.send_window -= count
+                self._written += count
                 self._sink.send_data(self.stream_id, view[:count])
                 view = view[count:]
 
@@ -152,6 +156,11 @@ class YamuxStream(IMuxedStream):
     @property
     def is_closed(self) -> bool:
         return self.was_reset or (self.send_closed and self.recv_closed)
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether we have written more than the name of the protocol, or all that we had to say."""
+        return self.send_closed or self._written > _NEGOTIATION_MAX
 
     def set_deadline(self, ttl: int) -> None:
         raise NotImplementedError("deadlines are the caller's cancel scopes: use trio.fail_after")

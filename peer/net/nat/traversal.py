@@ -21,6 +21,8 @@ from peer.errors import DialError, DialReason
 from peer.events import EventLog
 from peer.net.address_book import split_address
 from peer.net.dialing import Connection
+from peer.net.libp2p_fixes.identify import learn_observed_address
+from peer.net.libp2p_fixes.inbound_limits import inbound_gate
 from peer.net.libp2p_fixes.peer_cleanup import OnConnections
 from peer.net.nat import circuit_relay as circuit
 from peer.net.nat.hole_punch import HolePunch, Path
@@ -127,7 +129,7 @@ class Traversal:
         relay, relay_id = split_address(address.removesuffix("/p2p-circuit"))
         self._relay_ids.add(relay_id)
         if not self._dialer.live(relay_id):
-            await self._dialer.dial(relay_id, (relay,))
+            await learn_observed_address(self._host, await self._dialer.dial(relay_id, (relay,)))
         self._unpunchable.discard(peer)
         try:
             return await circuit.connect(self._host, ID.from_base58(relay_id), ID.from_base58(peer))
@@ -160,7 +162,9 @@ class Traversal:
             try:
                 alive = self._dialer.live(relay_id)
                 connection = alive[0] if alive else await self._dialer.dial(relay_id, (bare,))
-                return await circuit.reserve(self._host, ID.from_base58(relay_id)), connection
+                reservation = await circuit.reserve(self._host, ID.from_base58(relay_id))
+                await learn_observed_address(self._host, connection)
+                return reservation, connection
             except (DialError, *LOST) as error:
                 reason = str(error)
         self._events.emit("relay_failed", relay=relay, reason=reason)
@@ -192,7 +196,8 @@ class Traversal:
             return
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._seek_direct, muxed.peer_id)
-            await muxed.event_closed.wait()  # the connection lives on this stream
+            relay = f"relay {stream.muxed_conn.peer_id}"
+            await inbound_gate(self._host.get_network()).hold(muxed, relay)  # the connection lives on this stream
             nursery.cancel_scope.cancel()
 
     async def _seek_direct(self, peer_id: ID) -> None:

@@ -179,6 +179,7 @@ async def test_the_first_bytes_of_a_late_payload_are_read() -> None:
 async def test_a_token_opens_one_connection_and_a_wrong_one_none() -> None:
     async with pair() as (a, b, _):
         offer = await offer_of(a, b)
+        await offer_of(a, b)  # stays open, so that further sockets are not closed at once
         good = await request_join(offer, offer.token)
         for token in (offer.token, bytes(32)):
             bad = await request_join(offer, token)
@@ -231,8 +232,9 @@ async def test_an_impostor_on_the_port_gets_no_token_and_no_payload() -> None:
         port = listeners[0].socket.getsockname()[1]
         nursery.start_soon(trio.serve_listeners, impostor, listeners)
         meter = Meter(TokenBucket(None), TokenBucket(None))
-        server = RpcServer(NetLimits(), meter, EventLog(), Standing())
-        assert await BulkTransport(nursery, ask, server, meter).channel("peer", "127.0.0.1") is None
+        server = RpcServer(NetLimits(), meter, EventLog(), standing := Standing())
+        transport = BulkTransport(nursery, ask, server, meter, lambda peer: (), standing)
+        assert await transport.channel("peer", "127.0.0.1") is None
         assert not received
         nursery.cancel_scope.cancel()
 

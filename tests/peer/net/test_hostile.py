@@ -115,7 +115,7 @@ def _resident() -> int:
 
 
 async def test_raw_garbage(victim: Victim) -> None:
-    for _ in range(100):
+    for _ in range(200):
         async with await victim.connect_socket() as sock:
             with suppress(*LOST):
                 await sock.send_all(os.urandom(1000))
@@ -125,7 +125,7 @@ async def test_raw_garbage(victim: Victim) -> None:
 
 async def test_half_handshakes(victim: Victim) -> None:
     async with AsyncExitStack() as held:
-        for size in range(60):
+        for size in range(300):
             sock = await held.enter_async_context(await victim.connect_socket())
             with suppress(*LOST):
                 await sock.send_all((GREETING + b"\x07/noise\n" + b"\x00\x20" + bytes(32))[:size])
@@ -133,10 +133,29 @@ async def test_half_handshakes(victim: Victim) -> None:
     await victim.files_are_back()
 
 
-async def test_300_idle_sockets(victim: Victim) -> None:
+async def test_500_idle_sockets(victim: Victim) -> None:
     async with AsyncExitStack() as held:
-        for _ in range(300):
+        for _ in range(500):
             await held.enter_async_context(await victim.connect_socket())
+        await victim.still_serves()
+    await victim.files_are_back()
+
+
+async def test_writers_of_one_byte_at_a_time_are_cut(victim: Victim) -> None:
+    network: Any = victim.host.libp2p.get_network()
+    network.connection_config.inbound_upgrade_timeout = 2.0  # 10 s by default
+
+    async def trickle(sock: trio.SocketStream) -> None:
+        with suppress(*LOST):
+            for byte in GREETING * 100:
+                await sock.send_all(bytes([byte]))
+                await trio.sleep(0.2)
+
+    async with AsyncExitStack() as held:
+        with trio.fail_after(15):  # 20 s of bytes are meant to be sent
+            async with trio.open_nursery() as nursery:
+                for _ in range(60):
+                    nursery.start_soon(trickle, await held.enter_async_context(await victim.connect_socket()))
         await victim.still_serves()
     await victim.files_are_back()
 

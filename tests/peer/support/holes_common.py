@@ -50,6 +50,13 @@ async def accepted(server: Any) -> Any:
     return connection
 
 
+async def accepted_from(server: Any, client: Any) -> None:
+    """Return once `server` has the connection of `client`."""
+    with trio.fail_after(60):
+        while not server.get_network().get_connections(client.get_id()):
+            await trio.sleep(0.02)
+
+
 def address_of(host: Any) -> Multiaddr:
     return Multiaddr(str(host.get_addrs()[0]).split("/p2p/")[0])
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from typing import Any
 
 import trio
 from libp2p.custom_types import TProtocol
 from libp2p.exceptions import BaseLibp2pError
+from libp2p.identity.identify.pb.identify_pb2 import Identify
+from libp2p.identity.identify_push.identify_push import ID_PUSH
+from libp2p.identity.update import _safe_parse_multiaddr_cached
 from libp2p.pubsub.gossipsub import GossipSub
 from libp2p.pubsub.pubsub import Pubsub
 from libp2p.tools.anyio_service import background_trio_service
+from libp2p.utils.varint import encode_uvarint
 
-from tests.peer.support.holes_common import GREETING, connect, running_host, serves
+from tests.peer.support.holes_common import GREETING, address_of, connect, running_host, serves
+from tests.peer.support.key_bombs import handshake, prime_bomb
 
 _NAME_BYTES = 64 << 20
 _TAKEN_MAX = 4 << 20
@@ -70,3 +76,29 @@ async def _until_it_ends(stream: Any) -> None:
     with suppress(BaseLibp2pError), trio.move_on_after(60):
         while await stream.read(4096):
             pass
+
+
+async def identify_kept(fixed: bool) -> str:
+    """What peers push as their addresses is kept for ever, by a cache of the whole process."""
+    async with running_host(fixed) as victim, running_host(fixed) as attacker:
+        connection = await connect(attacker, victim)
+        with suppress(BaseLibp2pError), trio.move_on_after(60):
+            stream = await connection.new_stream()
+            message = Identify(listen_addrs=[bytes(1 << 16)]).SerializeToString()
+            await stream.write(GREETING + bytes([len(ID_PUSH) + 1]) + ID_PUSH.encode() + b"\n")
+            await stream.write(encode_uvarint(len(message)) + message)
+            await stream.close_write()
+            await _until_it_ends(stream)
+        served = await serves(victim, fixed)
+    kept = _safe_parse_multiaddr_cached.cache_info().currsize
+    return "" if served and not kept else f"{kept} addresses are kept"
+
+
+async def rsa_private_key(fixed: bool) -> str:
+    """A private RSA key shown as a public one holds the event loop for seconds."""
+    async with running_host(fixed) as victim:
+        port = int(address_of(victim).value_for_protocol("tcp") or 0)
+        before = time.process_time()
+        await handshake(port, prime_bomb())
+        cost_s = time.process_time() - before
+    return f"one handshake cost {cost_s:.1f} s" if cost_s > 0.5 else ""

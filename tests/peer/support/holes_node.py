@@ -49,6 +49,8 @@ SCENARIOS = {
     "forged_identity": Scenario(holes_in_swarm.forged_identity),
     "addresses_without_end": Scenario(holes_in_swarm.addresses_without_end),
     "strangers_remembered": Scenario(holes_in_swarm.strangers_remembered),
+    "identify_kept": Scenario(holes_in_handlers.identify_kept),
+    "rsa_private_key": Scenario(holes_in_handlers.rsa_private_key),
     "endless_name": Scenario(holes_in_handlers.endless_name),
 }
 

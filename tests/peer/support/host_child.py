@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import sys
+import time
 
 import msgspec
 import trio
+from libp2p.identity.update import _safe_parse_multiaddr_cached
 
 from peer.events import EventLog
 from peer.identity import Identity
@@ -17,8 +21,19 @@ class Number(msgspec.Struct, frozen=True):
     value: int
 
 
+class Cost(msgspec.Struct, frozen=True):
+    """What this process has used."""
+
+    cpu_s: float
+    resident_bytes: int
+    files: int
+    kept_addresses: int
+    """Entries of the library's cache of other peers' addresses."""
+
+
 ECHO = Method("test/echo", Number, Number, request_payload_max=1 << 30, reply_payload_max=1 << 30)
 STALL = Method("test/stall", Number, Number)
+COST = Method("test/cost", Number, Cost)
 
 
 async def echo(call: Call[Number]) -> tuple[Number, memoryview]:
@@ -30,6 +45,13 @@ async def stall(call: Call[Number]) -> Number:
     return call.body
 
 
+async def cost(call: Call[Number]) -> Cost:
+    with open("/proc/self/statm") as statm:
+        resident = int(statm.read().split()[1]) * resource.getpagesize()
+    kept = _safe_parse_multiaddr_cached.cache_info().currsize
+    return Cost(time.process_time(), resident, len(os.listdir("/proc/self/fd")), kept)
+
+
 async def main() -> None:
     listen = sys.argv[1] if len(sys.argv) > 1 else "/ip4/127.0.0.1/tcp/0"
     seed = bytes.fromhex(sys.argv[2]) if len(sys.argv) > 2 else b""
@@ -37,6 +59,7 @@ async def main() -> None:
     async with open_host(HostConfig(identity=identity, events=EventLog(), listen=(listen,))) as host:
         host.rpc.register(ECHO, echo)
         host.rpc.register(STALL, stall)
+        host.rpc.register(COST, cost)
         sys.stdout.write(host.addresses[0] + "\n")
         sys.stdout.flush()
         stdin = trio.lowlevel.FdStream(0)

@@ -20,6 +20,7 @@ from noise.connection import Keypair, NoiseConnection
 from peer.net.libp2p_fixes.noise import NoiseTransport
 from peer.net.libp2p_fixes.send_queue import DATA_BYTES, SendQueue
 from peer.net.libp2p_fixes.yamux import STREAMS_IN_MAX, STREAMS_OUT_MAX, Yamux
+from peer.net.libp2p_fixes.yamux_inbound import SILENT_MAX, WASTED_MAX, WASTED_S
 from peer.net.libp2p_fixes.yamux_stream import WINDOW_INITIAL, YamuxStream
 from tests.peer.support.holes_in_muxer import (
     ACK,
@@ -223,11 +224,49 @@ async def test_streams_left_half_open_by_the_peer_are_swept(autojump_clock: trio
 async def test_streams_beyond_the_limit_are_reset() -> None:
     left, right = conn_pair()
     async with running(right) as listener:
-        syns = b"".join(HEADER.pack(0, WINDOW_UPDATE, SYN, sid, 0) for sid in range(1, 2 * STREAMS_IN_MAX + 3, 2))
+        syns = b"".join(HEADER.pack(0, DATA, SYN, sid, 1) + b"x" for sid in range(1, 2 * STREAMS_IN_MAX + 3, 2))
         await left.write(syns)
         answers = [await _frame(left) for _ in range(STREAMS_IN_MAX + 1)]
         assert [flags for _, flags, _, _ in answers] == [ACK] * STREAMS_IN_MAX + [RST]
         assert len(listener._streams) == STREAMS_IN_MAX
+
+
+async def test_the_oldest_silent_stream_gives_way() -> None:
+    left, right = conn_pair()
+    async with running(right) as listener:
+        await left.write(HEADER.pack(0, DATA, SYN, 1, 1) + b"x")  # no silent one
+        await left.write(b"".join(HEADER.pack(0, WINDOW_UPDATE, SYN, 3 + 2 * n, 0) for n in range(SILENT_MAX + 1)))
+        answers = [await _frame(left) for _ in range(SILENT_MAX + 3)]
+        assert [(flags, sid) for _, flags, sid, _ in answers if flags != ACK] == [(RST, 3)]
+        assert {1, 5} <= listener._streams.keys() and 3 not in listener._streams
+
+
+async def test_too_many_streams_opened_for_nothing_end_the_connection(autojump_clock: trio.testing.MockClock) -> None:
+    def wasted(first: int, count: int) -> bytes:
+        ids = range(first, first + 2 * count, 2)
+        return b"".join(HEADER.pack(0, WINDOW_UPDATE, flag, sid, 0) for sid in ids for flag in (SYN, RST))
+
+    left, right = conn_pair()
+    async with running(right) as listener:
+        for turn in range(3):  # rarely enough
+            await left.write(wasted(1 + turn * 2 * WASTED_MAX, WASTED_MAX))
+            await trio.sleep(WASTED_S)
+        assert not listener.is_closed
+        await left.write(wasted(9001, WASTED_MAX + 1))
+        with trio.fail_after(60):
+            await listener.event_closed.wait()
+
+
+async def test_calls_given_up_after_their_answer_are_not_counted() -> None:
+    async with stream_pair() as (ours, theirs):
+        for _ in range(2 * WASTED_MAX):
+            stream = await ours.muxed_conn.open_stream()
+            await stream.write(b"question")
+            accepted = await theirs.muxed_conn.accept_stream()
+            await accepted.write(bytes(100))
+            await stream.reset()
+            await trio.testing.wait_all_tasks_blocked()
+        assert not theirs.muxed_conn.is_closed
 
 
 @pytest.mark.parametrize(

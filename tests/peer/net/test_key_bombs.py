@@ -1,0 +1,135 @@
+"""Keys whose parsing takes seconds, and identify messages of a megabyte, cost the victim no more than a handshake."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, suppress
+from functools import partial
+from typing import Any
+
+import pytest
+import trio
+from libp2p.identity.identify.identify import ID as IDENTIFY
+from libp2p.identity.identify.pb.identify_pb2 import Identify
+from libp2p.identity.identify_push.identify_push import ID_PUSH
+from libp2p.utils.varint import encode_uvarint
+
+from peer.net.libp2p_fixes.identify import MESSAGE_BYTES_MAX, learn_observed_address
+from peer.net.stream_channel import LOST
+from tests.peer.support.attacked import Attacked, a_host, attacked_host
+from tests.peer.support.host_child import ECHO, Number, echo
+from tests.peer.support.key_bombs import handshake, inverse_bomb, prime_bomb
+
+BOMBS = 20
+CPU_MAX_S = 0.005  # each
+SHORT = bytes(36)
+
+Attack = Callable[[], Awaitable[None]]
+PING_FLOOR_S = 0.1  # a busy machine alone makes such pauses; one bomb that is parsed makes one of seconds
+PUSHED_BYTES = 1 << 20
+GROWTH_MAX = 16 << 20
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture
+async def attacked() -> AsyncIterator[Attacked]:
+    async with attacked_host() as attacked:
+        yield attacked
+
+
+async def push(connection: Any, message: bytes) -> None:
+    """Push an identify message, as far as the other side takes it."""
+    stream = await connection.new_stream()
+    with suppress(*LOST), trio.fail_after(60):
+        await stream.write(b"\x13/multistream/1.0.0\n" + bytes([len(ID_PUSH) + 1]) + ID_PUSH.encode() + b"\n")
+        await stream.write(encode_uvarint(len(message)) + message)
+        await stream.close_write()
+        while await stream.read(4096):
+            pass
+    await stream.reset()
+
+
+async def check_cheap(attacked: Attacked, harmless: Attack, bomb: Attack) -> None:
+    """Check that an honest peer and the processor hardly notice twenty bombs. `harmless` shows a short key instead."""
+
+    async def repeat(what: Attack) -> None:
+        for _ in range(BOMBS):
+            await what()
+
+    quiet_s = await attacked.slow_ping_s(partial(repeat, harmless))
+    attacked_s = await attacked.slow_ping_s(partial(repeat, bomb))
+    assert attacked_s <= max(2 * quiet_s, PING_FLOOR_S)
+    usual = await attacked.cost_of(partial(repeat, harmless))  # a busy machine takes longer for these too
+    cost = await attacked.cost_of(partial(repeat, bomb))
+    assert cost.cpu_s <= max(BOMBS * CPU_MAX_S, 2 * usual.cpu_s)
+
+
+@pytest.mark.parametrize("key", [prime_bomb(), inverse_bomb(61_000)], ids=["a prime", "an inverse"])
+async def test_keys_in_handshakes(attacked: Attacked, key: bytes) -> None:
+    await check_cheap(attacked, partial(handshake, attacked.port, SHORT), partial(handshake, attacked.port, key))
+
+
+async def test_keys_in_pushes(attacked: Attacked) -> None:
+    async with a_host() as attacker:
+        connection = await attacked.dial(attacker)
+        short, long = (Identify(public_key=key).SerializeToString() for key in (SHORT, inverse_bomb(61_000)))
+        await check_cheap(attacked, partial(push, connection, short), partial(push, connection, long))
+
+
+async def test_pushes_of_a_megabyte_leave_nothing_behind(attacked: Attacked) -> None:
+    async with AsyncExitStack() as stack:
+        connections = [await attacked.dial(await stack.enter_async_context(a_host())) for _ in range(5)]
+
+        async def attack() -> None:
+            for number in range(200):
+                address = number.to_bytes(4, "big") * (PUSHED_BYTES // 4)
+                message = Identify(listen_addrs=[address]).SerializeToString()
+                await push(connections[number % len(connections)], message)
+
+        cost = await attacked.cost_of(attack)
+        assert cost.resident_bytes <= GROWTH_MAX
+        assert cost.kept_addresses == 0
+
+
+async def test_no_peer_is_asked_to_identify_itself() -> None:
+    asked = 0
+
+    async def answer(stream: Any) -> None:
+        nonlocal asked
+        asked += 1
+        await stream.write(encode_uvarint(61_000) + inverse_bomb(61_000))
+
+    async with a_host() as victim, a_host() as attacker:
+        victim.rpc.register(ECHO, echo)
+        attacker.rpc.register(ECHO, echo)
+        attacker.libp2p.set_stream_handler(IDENTIFY, answer)
+        await attacker.connect_address(victim.addresses[0], timeout_s=60)
+        for caller, called in ((attacker, victim), (victim, attacker)):
+            assert (await caller.rpc.call(called.peer_id, ECHO, Number(1), timeout_s=60)).body == Number(2)
+    assert asked == 0
+
+
+@pytest.mark.parametrize("padding", [0, MESSAGE_BYTES_MAX], ids=["bomb", "too long"])
+async def test_of_a_relays_answer_only_the_observed_address_counts(
+    padding: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def parse(*_: object) -> None:
+        raise AssertionError("a key is parsed")
+
+    monkeypatch.setattr("Crypto.PublicKey.RSA.import_key", parse)
+    monkeypatch.setattr("libp2p.host.observed_addr_manager.is_valid_observation", lambda address: True)
+    seen = bytes.fromhex("04cb00710706104d")  # /ip4/203.0.113.7/tcp/4173
+    message = Identify(public_key=prime_bomb(), observed_addr=seen, agent_version="x" * padding).SerializeToString()
+
+    async def answer(stream: Any) -> None:
+        await stream.write(encode_uvarint(len(message)) + message)
+        await stream.close()
+
+    async with a_host() as host, a_host() as relay:
+        relay.libp2p.set_stream_handler(IDENTIFY, answer)
+        await host.connect_address(relay.addresses[0], timeout_s=60)
+        (connection,) = host.libp2p.get_network().get_connections()
+        await learn_observed_address(host.libp2p, connection)
+        observed = host.libp2p._observed_addr_manager.addrs(min_observers=1)
+        assert [str(address) for address in observed] == ([] if padding else ["/ip4/203.0.113.7/tcp/4173"])

@@ -1,0 +1,100 @@
+"""A host in a process of its own under attack, seen by an honest peer in this one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import trio
+from libp2p.peer.id import ID
+from multiaddr import Multiaddr
+
+from peer.events import EventLog
+from peer.identity import Identity
+from peer.net.host import Host, HostConfig, open_host
+from tests.peer.support.host_child import COST, ECHO, Cost, Number
+
+_ROOT = Path(__file__).parents[3]
+_PINGS = 100
+
+
+@asynccontextmanager
+async def a_host() -> AsyncIterator[Host]:
+    async with open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as host:
+        yield host
+
+
+class Attacked:
+    """The host under attack: its address, what it has used, how fast it answers an honest peer."""
+
+    def __init__(self, address: str, honest: Host) -> None:
+        self.address, _, self.peer_id = address.partition("/p2p/")
+        self.port = int(self.address.split("/")[4])
+        self._full_address = address
+        self._honest = honest
+
+    async def cost(self) -> Cost:
+        return (await self._honest.rpc.call(self.peer_id, COST, Number(0), timeout_s=60)).body
+
+    async def cost_of(self, attack: Callable[[], Awaitable[None]]) -> Cost:
+        """Return what an attack cost, beyond what it takes to ask for it."""
+        before = await self.cost()
+        await attack()
+        after = await self.cost()
+        return Cost(
+            after.cpu_s - before.cpu_s,
+            after.resident_bytes - before.resident_bytes,
+            after.files - before.files,
+            after.kept_addresses,
+        )
+
+    async def slow_ping_s(self, meanwhile: Callable[[], Awaitable[None]] | None = None) -> float:
+        """Return the 99th percentile of at least 100 pings, and of all while `meanwhile` runs."""
+        times: list[float] = []
+        async with trio.open_nursery() as nursery:
+            done = trio.Event()
+
+            async def run() -> None:
+                if meanwhile is not None:
+                    await meanwhile()
+                done.set()
+
+            nursery.start_soon(run)
+            while len(times) < _PINGS or not done.is_set():
+                began = trio.current_time()
+                await self._honest.rpc.call(self.peer_id, ECHO, Number(0), timeout_s=60)
+                times.append(trio.current_time() - began)
+        return sorted(times)[len(times) * 99 // 100]
+
+    async def dial(self, attacker: Host) -> Any:
+        """Return an authenticated connection of `attacker`, below its rpc."""
+        network: Any = attacker.libp2p.get_network()
+        return await network.dial_addr(Multiaddr(self.address), ID.from_base58(self.peer_id))
+
+    async def still_serves(self) -> None:
+        """Check that a new peer is served."""
+        async with a_host() as newcomer:
+            await newcomer.connect_address(self._full_address, timeout_s=60)
+            assert (await newcomer.rpc.call(self.peer_id, ECHO, Number(7), timeout_s=60)).body == Number(8)
+
+
+@asynccontextmanager
+async def attacked_host() -> AsyncIterator[Attacked]:
+    """Run a host in a child process, and an honest peer of it here."""
+    command = [sys.executable, "-m", "tests.peer.support.host_child"]
+    async with AsyncExitStack() as stack:
+        child = stack.enter_context(
+            subprocess.Popen(command, cwd=_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        )
+        stack.callback(child.kill)
+        assert child.stdout is not None
+        address = (await trio.to_thread.run_sync(child.stdout.readline)).strip()
+        honest = await stack.enter_async_context(a_host())
+        await honest.connect_address(address, timeout_s=60)
+        attacked = Attacked(address, honest)
+        await attacked.still_serves()  # warm
+        yield attacked
