@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 @click.option(
     "--data",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="Train on the text files in this folder.",
+    help="Train on the text files in this folder.  [default: the run's source, unless that is a folder]",
 )
+@click.option("--compile", "compiles", is_flag=True, help="Use torch.compile, which runs a compiler here.")
 @click.option("--upload-limit", type=Amount(), metavar="MB/S", help="Never send faster.")
 @click.option("--download-limit", type=Amount(), metavar="MB/S", help="Never receive faster.")
 @click.option(
@@ -56,6 +57,7 @@ def join(
     device: str,
     threads: int | None,
     data: Path | None,
+    compiles: bool,
     upload_limit: float | None,
     download_limit: float | None,
     role: Role,
@@ -85,6 +87,7 @@ def join(
         relays=relays,
         device=device,
         data_folder="" if data is None else str(data),
+        compile=compiles,
         threads=threads,
         upload_bytes_per_s=None if upload_limit is None else upload_limit * 1e6,
         download_bytes_per_s=None if download_limit is None else download_limit * 1e6,

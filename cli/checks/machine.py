@@ -121,7 +121,7 @@ def _device_finding(spec: str) -> Finding:
     try:
         from peer.compute.device import resolve_device, usable_cores
 
-        device = resolve_device(spec)
+        device = resolve_device(spec, compiles=True)
     except ConfigError as error:
         return failure("device", error)
     except (ImportError, OSError) as error:  # a broken installation of torch
