@@ -1,9 +1,9 @@
 """Training text as one endless stream of numbered samples.
 
-A corpus is a folder of text that this machine's user has named, or the Python standard library of this machine. A hash of its relative path assigns each
-file to the training or the held-out text, so every peer splits alike. Sample `i` is a window of seq_len + 1 tokens in
-epoch `i // windows`, chosen by a keyed permutation of the windows. So peers that take disjoint ranges of numbers train
-on disjoint text, and no window repeats inside an epoch.
+A corpus is a folder of text that this machine's user has named, or the Python standard library of this machine. A hash
+of its relative path assigns each file to the training or the held-out text, so every peer splits alike. Sample `i` is a
+window of seq_len + 1 tokens in epoch `i // windows`, chosen by a keyed permutation of the windows. So peers that take
+disjoint ranges of numbers train on disjoint text, and no window repeats inside an epoch.
 """
 
 from __future__ import annotations

@@ -44,7 +44,8 @@ REGEXES: Final = frozenset(
         rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*{_SPACES}",  # o200k
         rf"{_BEFORE}{_UPPER}*{_LOWER}+|{_BEFORE}{_UPPER}+{_LOWER}*"
         rf"|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*{_SPACES}",  # Mistral's Tekken
-        rf"{_ASCII_SIGN}|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+| ?[\p{{P}}\p{{S}}]+[\r\n]*{_SPACES}",  # DeepSeek
+        rf"{_ASCII_SIGN}|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+"
+        rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*{_SPACES}",  # DeepSeek 3
         "[一-龥\u3040-ゟ゠-ヿ]+",  # DeepSeek, too
         r"\p{N}{1,3}",
         r"\p{N}",
@@ -204,7 +205,7 @@ def _check_pattern(kind: str, part: Mapping[str, object]) -> None:
             raise ValueError(f"{kind} has a pattern of {len(plain)} characters")
         shortest = len(plain)
     elif isinstance(regex, str) and plain is None:
-        if regex not in REGEXES:
+        if regex.replace("\r", r"\r").replace("\n", r"\n") not in REGEXES:
             raise ValueError(f"{kind} has the unknown regular expression {regex[:80]!r}")
         shortest = 1
     else:

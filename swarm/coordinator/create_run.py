@@ -30,7 +30,7 @@ from swarm.run.home import Home
 from swarm.run.manifest import PROTOCOL_VERSION, Manifest, sign_manifest
 from swarm.run.manifest_transfer import save_run_files
 from swarm.run.sections import check_fit, check_pipeline
-from swarm.run.tokenizer import tokenizer_of
+from swarm.run.tokenizer import read_tokenizer
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ CreatedRun = tuple[Signed, bytes, list[InitialState]]
 
 def create_run(path: Path, run: RunConfig, identity: Identity, events: EventLog) -> CreatedRun:
     """Make the initial state, sign the manifest, keep both under `path`. Raises ConfigError, CheckpointError."""
-    tokenizer, tokenizer_name, vocabulary = tokenizer_of(run)
+    tokenizer, tokenizer_name, vocabulary = read_tokenizer(run)
     model, theta = _model(run)
     if vocabulary > model.vocab_size:
         raise ConfigError(

@@ -7,7 +7,7 @@ from typing import Final
 
 from blake3 import blake3
 
-from peer.data.tokenizer import ByteTokenizer, read_tokenizer
+from peer.data.tokenizer import ByteTokenizer, load_tokenizer
 from peer.data.tokenizer_rules import TOKENIZER_BYTES_MAX
 from peer.errors import ConfigError
 from peer.files import read_bounded
@@ -17,7 +17,7 @@ from swarm.run.sections import BYTES_TOKENIZER
 FILE: Final = "tokenizer.json"
 
 
-def tokenizer_of(run: RunConfig) -> tuple[bytes, str, int]:
+def read_tokenizer(run: RunConfig) -> tuple[bytes, str, int]:
     """Return the file (empty for bytes), its name in the manifest and its number of ids. Raises ConfigError."""
     source = run.tokenizer.source
     if source == BYTES_TOKENIZER and run.pretrained is not None and (Path(run.pretrained.init) / FILE).is_file():
@@ -31,4 +31,4 @@ def tokenizer_of(run: RunConfig) -> tuple[bytes, str, int]:
         content = read_bounded(path, TOKENIZER_BYTES_MAX)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read ({error.strerror}): correct [tokenizer] source") from error
-    return content, blake3(content).hexdigest(), read_tokenizer(content, str(path)).vocab_size
+    return content, blake3(content).hexdigest(), load_tokenizer(str(path)).vocab_size

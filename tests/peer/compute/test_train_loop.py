@@ -188,7 +188,10 @@ def test_bf16_follows_the_config_and_compile_the_user() -> None:
     assert one != two and math.isclose(one, two, rel_tol=1e-2)
     assert bf16.local.dtype == torch.float32 and not fp32.compiled
     for wanted in (False, True):
-        assert InnerTrainer(MODEL, INNER, Device(torch.device("cpu"), bf16=False, compile=wanted, name="")).compiled == wanted
+        assert (
+            InnerTrainer(MODEL, INNER, Device(torch.device("cpu"), bf16=False, compile=wanted, name="")).compiled
+            == wanted
+        )
 
 
 def test_generation_is_reproducible_and_stays_in_the_vocabulary() -> None:
