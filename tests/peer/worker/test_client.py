@@ -20,7 +20,6 @@ import trio
 
 from peer.compute.device import resolve_device
 from peer.compute.train_loop import InnerTrainer
-from peer.config import DataConfig
 from peer.data.corpus import load_corpus
 from peer.data.tokenizer import ByteTokenizer
 from peer.errors import ConfigError, WorkerError
