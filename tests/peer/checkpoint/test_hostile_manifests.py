@@ -54,7 +54,7 @@ def resized(content: dict[str, Any], numel: int) -> dict[str, Any]:
         "numel": numel,
         "vectors": ["theta"],
         "shards": [{"file": content["shards"][0]["file"], "vector": "theta", "names": [FIRST]}],
-        "tree": {"chunk_size": chunk_size_for(size), "size_bytes": size, "hashes": hashes},
+        "tree": {"chunk_size": chunk_size_for(size), "size_bytes": min(size, (1 << 63) - 1), "hashes": hashes},
     }
 
 

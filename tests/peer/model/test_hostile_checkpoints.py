@@ -189,7 +189,7 @@ def test_the_links_of_hugging_faces_cache_are_followed(tmp_path: Path, folder: P
     for number, path in enumerate(folder.iterdir()):
         path.rename(cache / "blobs" / str(number))
         (cache / "snapshots" / "abc" / path.name).symlink_to(Path("../../blobs") / str(number))
-    assert load_pretrained(cache / "snapshots" / "abc")[0] == MODEL
+    assert load_pretrained(cache / "snapshots" / "abc")[0].hidden_size == MODEL.hidden_size
 
 
 def test_a_pipe_is_no_file_to_wait_for(folder: Path) -> None:
