@@ -104,5 +104,7 @@ def _activation_bytes(model: ModelConfig, blocks: int, has_head: bool) -> float:
 
 
 def _held_bytes(home: Path) -> int:
-    """Return the size of the files in a peer's home."""
-    return sum(os.lstat(os.path.join(folder, name)).st_size for folder, _, names in os.walk(home) for name in names)
+    """Return what the files in a peer's home take on its disk."""
+    return sum(
+        os.lstat(os.path.join(folder, name)).st_blocks * 512 for folder, _, names in os.walk(home) for name in names
+    )

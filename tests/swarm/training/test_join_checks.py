@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import psutil
@@ -11,11 +14,12 @@ import pytest
 from peer.config import DataConfig, InnerConfig, ModelConfig
 from peer.errors import ConfigError, ResourceError
 from peer.identity import Identity
+from swarm.placement.stages import state_bytes
 from swarm.run.invite import Invite
 from swarm.run.manifest import Manifest
 from swarm.run.peer_context import JoinConfig, Role
 from swarm.training import join_checks
-from swarm.training.join_checks import check_join, memory_needs
+from swarm.training.join_checks import STATE_COPIES_ON_DISK, check_join, memory_needs
 from tests.swarm.run.test_manifest import make_manifest
 from tests.swarm.training.test_roles import run_of
 
@@ -23,14 +27,9 @@ AUTHORITY = Identity.generate().peer_id
 FOLDER = DataConfig(seq_len=64, source="folder")
 
 
-def joining(
-    home: Path, manifest: Manifest, role: Role = "auto", stage: int | None = None, **more: object
-) -> JoinConfig:
+def joining(home: Path, manifest: Manifest, role: Role = "auto", stage: int | None = None, **more: Any) -> JoinConfig:
     invite = Invite(manifest.run_id, manifest.authority, ())
-    config = JoinConfig(home, invite, role=role, stage=stage, device="cpu")
-    for name, value in more.items():
-        object.__setattr__(config, name, value)
-    return config
+    return JoinConfig(home, invite, role=role, stage=stage, device="cpu", **more)
 
 
 def absurd(**changes: object) -> Manifest:
@@ -88,10 +87,16 @@ def test_a_run_that_needs_more_disk_than_there_is_is_refused(tmp_path: Path) -> 
     manifest = absurd()
     with pytest.raises(ResourceError, match=r"are free on the disk of .* need .*: free some space"):
         check_join(joining(tmp_path, manifest, memory_bytes=1e18), manifest)
-    (tmp_path / "checkpoint").touch()
-    with (tmp_path / "checkpoint").open("wb") as file:
-        file.truncate(1 << 43)  # what the home holds already is part of the need
-    check_join(joining(tmp_path, manifest, memory_bytes=1e18), manifest)
+
+
+def test_what_the_home_holds_already_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = make_manifest(AUTHORITY)
+    free = STATE_COPIES_ON_DISK * state_bytes(manifest) - 4096
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    with pytest.raises(ResourceError, match="free some space"):
+        check_join(joining(tmp_path, manifest), manifest)
+    (tmp_path / "checkpoint").write_bytes(bytes(8192))
+    check_join(joining(tmp_path, manifest), manifest)
 
 
 @pytest.mark.parametrize(("role", "stage"), [("auto", None), ("feeder", None), ("stage", 0)])
