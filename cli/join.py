@@ -46,7 +46,9 @@ if TYPE_CHECKING:
     " training text for a pipeline (no accelerator needed). auto: full or stage, as the run needs.",
 )
 @click.option("--stage", type=click.IntRange(0), help="Stay at this stage of a pipeline.  [default: where needed]")
-@click.option("--memory-limit", type=Amount(), metavar="GB", help="Take nothing that needs more memory.  [default: what is free]")
+@click.option(
+    "--memory-limit", type=Amount(), metavar="GB", help="Take nothing that needs more memory.  [default: what is free]"
+)
 @network_options(listen="/ip4/0.0.0.0/tcp/0")
 @click.option("--json", "as_json", is_flag=True, help="Print every event as a JSON line instead of a live view.")
 @tied_option

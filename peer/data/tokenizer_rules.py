@@ -1,6 +1,6 @@
 """What a `tokenizer.json` may hold, checked before the parser of the `tokenizers` library sees it.
 
-Whoever makes a run writes its tokenizer, and every peer runs it over its own text. That must cost time and memory in
+A run brings its tokenizer, and every peer runs it over its own text. That must cost time and memory in
 proportion to the text: a pattern such as `(a+)+$` panics the library with 29 bytes of text, padding to 2**31 tokens
 takes all memory, and a replacement that doubles the text, applied thirty times, does so as well. So a file may name
 only parts of known cost, only the regular expressions of well-known models, and only ids that a model can have.

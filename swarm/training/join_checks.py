@@ -105,6 +105,5 @@ def _activation_bytes(model: ModelConfig, blocks: int, has_head: bool) -> float:
 
 def _held_bytes(home: Path) -> int:
     """Return what the files in a peer's home take on its disk."""
-    return sum(
-        os.lstat(os.path.join(folder, name)).st_blocks * 512 for folder, _, names in os.walk(home) for name in names
-    )
+    paths = (os.path.join(folder, name) for folder, _, names in os.walk(home) for name in names)
+    return sum(512 * os.lstat(path).st_blocks for path in paths)
