@@ -68,7 +68,7 @@ def doctor(
         if opened is None:
             report(disk_finding(home, [DISK_MIN_BYTES]))
         elif port.state == "ok":
-            async for finding in swarm_findings(opened, home, kept, dial_back_config):
+            async for finding in swarm_findings(opened, home, kept, dial_back_config, device):
                 report(finding)
 
     run_until_stopped(check_network)

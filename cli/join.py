@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 @click.option(
     "--data",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="Train on the text files in this folder.",
+    help="Train on the text files in this folder.  [default: the run's source, unless that is a folder]",
 )
+@click.option("--compile", "compiles", is_flag=True, help="Use torch.compile, which runs a compiler here.")
 @click.option("--upload-limit", type=Amount(), metavar="MB/S", help="Never send faster.")
 @click.option("--download-limit", type=Amount(), metavar="MB/S", help="Never receive faster.")
 @click.option(
@@ -45,7 +46,9 @@ if TYPE_CHECKING:
     " training text for a pipeline (no accelerator needed). auto: full or stage, as the run needs.",
 )
 @click.option("--stage", type=click.IntRange(0), help="Stay at this stage of a pipeline.  [default: where needed]")
-@click.option("--memory-limit", type=Amount(), metavar="GB", help="Take no stage that needs more memory.")
+@click.option(
+    "--memory-limit", type=Amount(), metavar="GB", help="Take nothing that needs more memory.  [default: what is free]"
+)
 @network_options(listen="/ip4/0.0.0.0/tcp/0")
 @click.option("--json", "as_json", is_flag=True, help="Print every event as a JSON line instead of a live view.")
 @tied_option
@@ -56,6 +59,7 @@ def join(
     device: str,
     threads: int | None,
     data: Path | None,
+    compiles: bool,
     upload_limit: float | None,
     download_limit: float | None,
     role: Role,
@@ -85,6 +89,7 @@ def join(
         relays=relays,
         device=device,
         data_folder="" if data is None else str(data),
+        compile=compiles,
         threads=threads,
         upload_bytes_per_s=None if upload_limit is None else upload_limit * 1e6,
         download_bytes_per_s=None if download_limit is None else download_limit * 1e6,

@@ -10,12 +10,15 @@ from typing import Final, Literal
 
 import msgspec
 
+from peer.config import check_range
+
 UpCodec = Literal[
     "fp32", "fp16", "bf16", "int8", "int8_6sigma", "int4", "nf4", "fp4_e3m0",
     "ternary", "sign", "topk", "powersgd", "lgreco",
 ]  # fmt: skip
 DownCodec = Literal["fp32", "fp16", "bf16", "int8", "int8_6sigma", "int4", "nf4", "fp4_e3m0"]
 STEPS_MAX: Final = 1_000_000
+ALPHA_MAX: Final = 1e6
 EAGER_PEERS: Final = 8  # with so many peers and more momentum than below, training diverged
 EAGER_MOMENTUM: Final = 0.5
 
@@ -49,11 +52,6 @@ class MethodConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     def __post_init__(self) -> None:
         if not 1 <= self.steps <= STEPS_MAX:
             raise ValueError(f"steps is {self.steps}: set a number of inner steps between 1 and {STEPS_MAX}")
-
-    def _within(self, name: str, low: float, high: float) -> None:
-        value = getattr(self, name)
-        if not low <= value <= high:
-            raise ValueError(f"{name} is {value}: set it between {low} and {high}")
 
 
 class PerStepConfig(MethodConfig, kw_only=True, frozen=True):
@@ -90,12 +88,13 @@ class DilocoConfig(OuterStepConfig, frozen=True, kw_only=True, tag="diloco"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_range(self, 0, ALPHA_MAX, "alpha")
         if (self.schedule == "quadratic") != (self.alpha > 0):
             raise ValueError(
                 f'alpha is {self.alpha} with schedule "{self.schedule}":'
                 ' set alpha above 0 with schedule = "quadratic", else leave it out'
             )
-        self._within("steps_max", 1, STEPS_MAX)
+        check_range(self, 1, STEPS_MAX, "steps_max")
 
 
 class StreamingConfig(OuterStepConfig, frozen=True, kw_only=True, tag="streaming"):
@@ -112,8 +111,8 @@ class StreamingConfig(OuterStepConfig, frozen=True, kw_only=True, tag="streaming
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._within("mix", 0, 1)
-        self._within("fragments", 1, 1024)
+        check_range(self, 0, 1, "mix")
+        check_range(self, 1, 1024, "fragments")
         if self.steps % self.fragments:
             raise ValueError(f"steps is {self.steps}: set it to a multiple of fragments ({self.fragments})")
         slot = self.steps // self.fragments
@@ -148,9 +147,9 @@ class DemoConfig(PerStepConfig, frozen=True, kw_only=True, tag="demo"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._within("decay", 0, 1)
-        self._within("topk", 1, 65536)
-        self._within("chunk", 2, 256)
+        check_range(self, 0, 1, "decay")
+        check_range(self, 1, 65536, "topk")
+        check_range(self, 2, 256, "chunk")
 
 
 class SparseLocoConfig(MethodConfig, frozen=True, kw_only=True, tag="sparseloco"):
@@ -166,10 +165,10 @@ class SparseLocoConfig(MethodConfig, frozen=True, kw_only=True, tag="sparseloco"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._within("lr", 0, 10)
-        self._within("ef_decay", 0, 1)
-        self._within("topk", 2, 65536)
-        self._within("chunk", 2, 256)
+        check_range(self, 0, 10, "lr")
+        check_range(self, 0, 1, "ef_decay")
+        check_range(self, 2, 65536, "topk")
+        check_range(self, 2, 256, "chunk")
         if self.bins and (self.bins < 2 or self.bins > 256 or self.bins & (self.bins - 1)):
             raise ValueError(f"bins is {self.bins}: set it to 0 or a power of 2 up to 256")
 
@@ -184,8 +183,8 @@ class LionConfig(PerStepConfig, frozen=True, kw_only=True, tag="lion"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._within("b1", 0, 1)
-        self._within("b2", 0, 1)
+        check_range(self, 0, 1, "b1")
+        check_range(self, 0, 1, "b2")
 
 
 class AllReduceConfig(PerStepConfig, frozen=True, kw_only=True, tag="allreduce"):
@@ -198,7 +197,7 @@ class AllReduceConfig(PerStepConfig, frozen=True, kw_only=True, tag="allreduce")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._within("batch", 1, STEPS_MAX)
+        check_range(self, 1, STEPS_MAX, "batch")
 
 
 class GossipConfig(MethodConfig, frozen=True, kw_only=True, tag="gossip"):
@@ -214,9 +213,9 @@ class GossipConfig(MethodConfig, frozen=True, kw_only=True, tag="gossip"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._within("alpha", 0, 1)
-        self._within("beta", 0, 10)
-        self._within("gamma", 0, 2)
+        check_range(self, 0, 1, "alpha")
+        check_range(self, 0, 10, "beta")
+        check_range(self, 0, 2, "gamma")
 
 
 OuterConfig = (

@@ -2,19 +2,41 @@
 
 Plain msgspec structs without torch, so that reading a manifest or printing `--help` costs milliseconds. An invalid
 value raises ValueError on construction, which msgspec turns into a ValidationError with the field's path.
+
+Strangers write manifests and checkpoints, so every number has a lower and an upper bound. A manifest names no path and
+no command of the machine that reads it: which folder holds the text, and whether a compiler runs, is decided there.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
+LAYERS_MAX: Final = 1 << 14
+PARAMETERS_MAX: Final = 1 << 40
+VOCABULARY_MAX: Final = 1 << 24
+TOKENS_MAX: Final = 1 << 24  # of one sequence
+SEQUENCES_MAX: Final = 1 << 20  # of one step
+STEPS_MAX: Final = 1 << 40  # of a whole run
+TEXT_BYTES_MAX: Final = 1 << 36
+_WIDTH_MAX: Final = 1 << 20
+_SMALLEST: Final = 1e-30
+_LARGEST: Final = 1e12
 
-def _positive(struct: msgspec.Struct, *names: str) -> None:
+
+def check_range(struct: msgspec.Struct, low: float, high: float, *names: str) -> None:
+    """Raise ValueError, beginning with the field's name, unless each of the fields is in [low, high]. NaN is not."""
     for name in names:
-        if getattr(struct, name) <= 0:
-            raise ValueError(f"{name} is {getattr(struct, name)}: it must be above 0")
+        value = getattr(struct, name)
+        if not low <= value <= high:
+            raise ValueError(f"{name} is {value}: set it between {low} and {high}")
+
+
+def _check_positive(struct: msgspec.Struct, *names: str) -> None:
+    for name in names:
+        if not _SMALLEST <= getattr(struct, name) <= _LARGEST:
+            raise ValueError(f"{name} is {getattr(struct, name)}: set it above 0 and at most {_LARGEST}")
 
 
 class RopeScaling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -26,7 +48,8 @@ class RopeScaling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     original_max_seq_len: int
 
     def __post_init__(self) -> None:
-        _positive(self, "factor", "low_freq_factor", "high_freq_factor", "original_max_seq_len")
+        _check_positive(self, "factor", "low_freq_factor", "high_freq_factor")
+        check_range(self, 1, TOKENS_MAX, "original_max_seq_len")
         if self.high_freq_factor <= self.low_freq_factor:
             raise ValueError(
                 f"high_freq_factor is {self.high_freq_factor}: it must be above low_freq_factor, {self.low_freq_factor}"
@@ -59,8 +82,13 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     the first of them. A pipeline splits between groups only, so that every parameter is in one stage."""
 
     def __post_init__(self) -> None:
-        _positive(self, "vocab_size", "hidden_size", "layers", "heads", "kv_heads", "intermediate_size")
-        _positive(self, "max_seq_len", "rope_theta", "norm_eps", "shared_blocks")
+        check_range(self, 1, VOCABULARY_MAX, "vocab_size")
+        check_range(self, 1, _WIDTH_MAX, "hidden_size", "heads", "kv_heads", "intermediate_size")
+        check_range(self, 1, LAYERS_MAX, "layers", "shared_blocks")
+        check_range(self, 1, TOKENS_MAX, "max_seq_len")
+        _check_positive(self, "rope_theta", "norm_eps")
+        if self.head_dim is not None:
+            check_range(self, 2, _WIDTH_MAX, "head_dim")
         if self.layers % self.shared_blocks:
             raise ValueError(f"shared_blocks is {self.shared_blocks}: it must divide layers ({self.layers})")
         if self.heads % self.kv_heads:
@@ -71,6 +99,19 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             raise ValueError(f"head_dim is {self.head_size}: rotary embedding needs an even number above 0")
         if self.qk_norm and self.attention_bias:
             raise ValueError("qk_norm and attention_bias exclude each other: no model family has both")
+        if self.weights > PARAMETERS_MAX:
+            raise ValueError(
+                f"hidden_size is {self.hidden_size}: with the other sizes that makes {self.weights:.1e} parameters;"
+                f" choose sizes that make at most {PARAMETERS_MAX:.1e}"
+            )
+
+    @property
+    def weights(self) -> int:
+        """The number of parameters but gains and biases, which are few beside these."""
+        attention = 2 * (self.heads + self.kv_heads) * self.head_size
+        block = self.hidden_size * (attention + 3 * self.intermediate_size)
+        embeddings = (1 if self.tie_embeddings else 2) * self.vocab_size * self.hidden_size
+        return embeddings + self.layers // self.shared_blocks * block
 
     @property
     def head_size(self) -> int:
@@ -79,22 +120,20 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The source of training text: the machine's Python standard library, or a folder of text files."""
+    """The training text that every peer reads from its own disk."""
 
     seq_len: int
     source: Literal["stdlib", "folder"] = "stdlib"
-    path: str = ""
-    """The folder of text files."""
+    """The text of the machine's Python standard library, or of a folder that the peer's own user names."""
     validation_share: float = 0.05
     max_bytes: int = 256 << 20
     """The limit of what is read into memory; of a larger folder, the whole files that fit."""
 
     def __post_init__(self) -> None:
-        _positive(self, "seq_len", "max_bytes")
+        check_range(self, 1, TOKENS_MAX, "seq_len")
+        check_range(self, 1, TEXT_BYTES_MAX, "max_bytes")
         if not 0.0 < self.validation_share < 1.0:
             raise ValueError(f"validation_share is {self.validation_share}: it must lie between 0 and 1")
-        if (self.source == "folder") != bool(self.path):
-            raise ValueError('path goes with source = "folder": set both or neither')
 
 
 class InnerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -121,7 +160,6 @@ class InnerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     min_lr_share: float = 0.1
     dtype: Literal["auto", "fp32", "bf16"] = "auto"
     """ "auto" is bf16 autocast if the device gains from it, else fp32."""
-    compile: bool = False
     momentum: float = 0.95
     """Of Muon, like the two settings below."""
     newton_schulz_steps: int = 5
@@ -129,11 +167,12 @@ class InnerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """ "match_rms_adamw" (2502.16982) makes one rate right for both of Muon's parts."""
 
     def __post_init__(self) -> None:
-        _positive(self, "lr", "batch_size", "total_steps", "eps", "clip_norm")
+        _check_positive(self, "lr", "eps", "clip_norm")
+        check_range(self, 1, SEQUENCES_MAX, "batch_size")
+        check_range(self, 1, STEPS_MAX, "total_steps")
+        check_range(self, 0, 1000, "weight_decay")
         if not (0.0 <= self.betas[0] < 1.0 and 0.0 <= self.betas[1] < 1.0):
             raise ValueError(f"betas is {list(self.betas)}: both must lie in [0, 1)")
-        if self.weight_decay < 0:
-            raise ValueError(f"weight_decay is {self.weight_decay}: it must not be below 0")
         if not 0 <= self.warmup_steps <= self.total_steps:
             raise ValueError(
                 f"warmup_steps is {self.warmup_steps}: it must lie between 0 and total_steps, {self.total_steps}"

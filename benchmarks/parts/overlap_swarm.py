@@ -46,7 +46,6 @@ max_seq_len = {model.max_seq_len}
 [data]
 seq_len = {model.max_seq_len}
 source = "folder"
-path = "{text}"
 
 [inner]
 lr = {inner.lr}
@@ -116,8 +115,7 @@ def run_swarm(lan: Lan, folder: Path, outer: str, rounds: int, peers: int) -> li
     """Train until every peer has committed that many rounds and measured the loss."""
     folder.mkdir()
     toml = folder / "run.toml"
-    text = folder.parent / "text"
-    toml.write_text(RUN_TOML.format(rounds=rounds, peers=peers, model=MODEL, inner=INNER, outer=outer, text=text))
+    toml.write_text(RUN_TOML.format(rounds=rounds, peers=peers, model=MODEL, inner=INNER, outer=outer))
     program = [sys.executable, "-m", "cli.main"]
     with ExitStack() as stack:
 
@@ -140,7 +138,8 @@ def run_swarm(lan: Lan, folder: Path, outer: str, rounds: int, peers: int) -> li
         for i in range(peers):
             listen = ("--listen", f"/ip4/{lan.ip(i)}/tcp/31337")
             place = lan.at_host(i, *program)
-            members.append(start(place, f"p{i}", "join", str(invite), "--threads", "1", *listen))
+            options = ("--threads", "1", "--data", str(folder.parent / "text"), *listen)
+            members.append(start(place, f"p{i}", "join", str(invite), *options))
         follow(members, folder)
         return members
 

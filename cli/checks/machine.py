@@ -121,7 +121,7 @@ def _device_finding(spec: str) -> Finding:
     try:
         from peer.compute.device import resolve_device, usable_cores
 
-        device = resolve_device(spec)
+        device = resolve_device(spec, compiles=True)
     except ConfigError as error:
         return failure("device", error)
     except (ImportError, OSError) as error:  # a broken installation of torch
@@ -134,14 +134,15 @@ def _device_finding(spec: str) -> Finding:
 def memory_finding(free_bytes: float, needs: Sequence[float]) -> Finding:
     """Check the free memory. `needs`: bytes for the model, or for each stage.
 
-    `peer join` tries a whole model in any case, and takes no stage that does not fit.
+    `peer join` takes no stage, and no whole model, that does not fit.
     """
     least, most = min(needs), max(needs)
     free = f"{free_bytes / 1e9:.1f} GB free"
     if len(needs) == 1:
         detail = f"{free}, about {least / 1e9:.1f} GB needed for this model"
         if free_bytes < least:
-            return Finding("memory", "warning", detail, "free some, join a run of a smaller model, or add swap")
+            remedy = "free some, or say with --memory-limit of `peer join` how much it may use"
+            return Finding("memory", "failure", detail, remedy, ResourceError.exit_code)
         return Finding("memory", "ok", detail)
     detail = f"{free}, about {least / 1e9:.1f} GB needed for the smallest stage and {most / 1e9:.1f} GB for the largest"
     if free_bytes < least:

@@ -20,15 +20,15 @@ from peer.net.host import Host, open_host
 from peer.net.nat.reachability import probe
 from swarm.client.session import DialBackConfig, RunClient, open_client
 from swarm.membership.reachability import CONNECT_S, DIAL_BACK, DialBackReply, DialBackRequest
-from swarm.placement.stages import stage_costs, state_bytes
+from swarm.placement.stages import state_bytes
 from swarm.run.invite import Invite
 from swarm.run.manifest import Manifest
+from swarm.training.join_checks import STATE_COPIES_ON_DISK, memory_needs
 
 DIAL_S: Final = 8.0
 PROBE_S: Final = 15.0
 PROBED_MAX: Final = 4
 CLOCK_WARNING_S: Final = 5.0  # records live for 9 s
-STATE_COPIES_ON_DISK: Final = 4  # two checkpoints, one being written, one being fetched
 
 
 async def port_finding(dial_back_config: DialBackConfig) -> Finding:
@@ -44,7 +44,7 @@ async def port_finding(dial_back_config: DialBackConfig) -> Finding:
 
 
 async def swarm_findings(
-    invite: Invite, home: Path, kept: Path | None, dial_back_config: DialBackConfig
+    invite: Invite, home: Path, kept: Path | None, dial_back_config: DialBackConfig, device: str
 ) -> AsyncIterator[Finding]:
     """Check what needs the run's peers. `kept` is `home` if it exists."""
     reached = 0
@@ -58,7 +58,7 @@ async def swarm_findings(
     try:
         async with open_client(invite, kept, dial_back_config) as client:
             yield Finding("admission", "ok", f"run {client.manifest.name!r} admits this machine")
-            for finding in size_findings(client.training, home):
+            for finding in size_findings(client.training, home, device):
                 yield finding
             members = await client.members()
             training = [peer for peer, record in members.items() if record.role in ("full", "stage")]
@@ -80,11 +80,11 @@ def clock_finding(others_ahead_s: float) -> Finding:
     return Finding("clock", "ok", detail)
 
 
-def size_findings(manifest: Manifest, home: Path) -> tuple[Finding, Finding]:
+def size_findings(manifest: Manifest, home: Path, device: str) -> tuple[Finding, Finding]:
     """Check that the run's model, or a stage of it, fits on this machine's disk and in its memory."""
     return (
         disk_finding(home, [STATE_COPIES_ON_DISK * state_bytes(manifest, stage) for stage in range(manifest.stages)]),
-        memory_finding(free_memory_bytes(), [cost.memory_bytes for cost in stage_costs(manifest)]),
+        memory_finding(free_memory_bytes(), memory_needs(manifest, device)),
     )
 
 

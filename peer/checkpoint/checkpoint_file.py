@@ -11,6 +11,8 @@ One rename gives the folder its name, after its content has reached the disk. So
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +23,10 @@ import torch
 from torch import Tensor
 
 from peer import faults
-from peer.checkpoint.hash_tree import StateTree, hash_state
-from peer.checkpoint.safetensors_file import Shard, plan_shards, read_shard, write_shard
+from peer.checkpoint.hash_tree import StateTree, chunk_size_for, hash_list_bytes, hash_state
+from peer.checkpoint.safetensors_file import Shard, check_shard, plan_shards, read_shard, write_shard
+from peer.config import PARAMETERS_MAX, check_range
+from peer.decoding import MALFORMED
 from peer.errors import CheckpointError, ProtocolViolation
 from peer.files import fsync_path, read_bounded
 from peer.identity import Identity, Signed, open_body, sign_body
@@ -31,9 +35,11 @@ from peer.model.layout import FlatLayout, TensorSlot
 MANIFEST: Final = "manifest.msgpack"
 TEMPORARY: Final = ".tmp-"  # prefix of folders that are being written or deleted
 VECTORS_MAX: Final = 8
+ROUND_MAX: Final = 1 << 40
 _KIND: Final = "checkpoint"
 _MANIFEST_BYTES_MAX: Final = 64 << 20
 _FLOAT_BYTES: Final = 4
+_PLAIN: Final = re.compile(r"[\w.-]+\.safetensors", re.ASCII)
 
 
 class CheckpointManifest(msgspec.Struct, frozen=True):
@@ -50,6 +56,10 @@ class CheckpointManifest(msgspec.Struct, frozen=True):
     shards: tuple[Shard, ...]
     tree: StateTree
     """The hash tree of the vectors."""
+
+    def __post_init__(self) -> None:
+        check_range(self, 0, ROUND_MAX, "round")
+        check_range(self, 1, PARAMETERS_MAX, "numel")
 
 
 @dataclass(frozen=True)
@@ -100,16 +110,20 @@ def write_checkpoint(
     fsync_path(path.parent)
 
 
-def load_checkpoint(path: Path, run_id: str | None = None) -> LoadedCheckpoint:
+def load_checkpoint(path: Path, run_id: str | None = None, signer: str | None = None) -> LoadedCheckpoint:
     """Read and verify the checkpoint in folder `path`. Raises CheckpointError.
 
-    `run_id` demands that run. Any valid signature is accepted; `LoadedCheckpoint.signer` names the signer. Blocks for
-    about 0.5 s per GB: call it in a thread.
+    `run_id` demands that run, `signer` that peer's signature: any peer can sign. Nothing is allocated before the files
+    are known to hold as much as the manifest says. Blocks for about 0.5 s per GB: call it in a thread.
     """
-    manifest, signer = _read_manifest(path / MANIFEST)
+    manifest, signed_by = _read_manifest(path / MANIFEST)
+    if signer is not None and signed_by != signer:
+        raise CheckpointError(f"{path} is signed by {signed_by}, not by {signer}: use a checkpoint of this home's key")
     if run_id is not None and manifest.run_id != run_id:
         raise CheckpointError(f"{path} belongs to another run ({manifest.run_id}): choose a checkpoint of run {run_id}")
     layout = FlatLayout(manifest.layout, manifest.numel)
+    for shard in manifest.shards:
+        check_shard(path, shard, manifest.layout)
     vectors = {vector: torch.empty(manifest.numel) for vector in manifest.vectors}
     views = {vector: layout.views(flat) for vector, flat in vectors.items()}
     for shard in manifest.shards:
@@ -121,14 +135,14 @@ def load_checkpoint(path: Path, run_id: str | None = None) -> LoadedCheckpoint:
         )
     if not all(torch.isfinite(flat.norm()) for flat in vectors.values()):
         raise CheckpointError(f"{path} holds values that are not finite: use another checkpoint")
-    return LoadedCheckpoint(manifest.round, manifest.head, vectors, tree, layout, signer, path)
+    return LoadedCheckpoint(manifest.round, manifest.head, vectors, tree, layout, signed_by, path)
 
 
 def _read_manifest(file: Path) -> tuple[CheckpointManifest, str]:
     try:
         signed = msgspec.msgpack.decode(read_bounded(file, _MANIFEST_BYTES_MAX), type=Signed)
         manifest = open_body(signed, _KIND, CheckpointManifest)
-    except (OSError, msgspec.MsgspecError, ProtocolViolation) as error:
+    except (OSError, *MALFORMED, ProtocolViolation) as error:
         raise CheckpointError(f"{file} cannot be used ({error}): use another checkpoint") from error
     _check(manifest, file)
     return manifest, signed.signer
@@ -138,15 +152,20 @@ def _check(manifest: CheckpointManifest, file: Path) -> None:
     """Check that the parameters cover the vectors without gaps, and that the shards hold each parameter once."""
     offset = 0
     for slot in manifest.layout.values():
-        if slot.offset != offset or slot.numel < 0:
+        if slot.offset != offset or slot.numel < 1:
             raise CheckpointError(f"{file} describes a layout with gaps: use another checkpoint")
+        if not 1 <= len(slot.shape) <= 2 or min(slot.shape) < 1 or math.prod(slot.shape) != slot.numel:
+            raise CheckpointError(f"{file} describes a parameter of an impossible shape: use another checkpoint")
         offset += slot.numel
     held = sorted((shard.vector, name) for shard in manifest.shards for name in shard.names)
     wanted = sorted((vector, name) for vector in manifest.vectors for name in manifest.layout)
     size = len(manifest.vectors) * manifest.numel * _FLOAT_BYTES
     if offset != manifest.numel or held != wanted or manifest.tree.size_bytes != size:
         raise CheckpointError(f"{file} does not describe a whole state: use another checkpoint")
+    tree = manifest.tree
+    if tree.chunk_size != chunk_size_for(size) or len(b"".join(tree.hashes)) != hash_list_bytes(size):
+        raise CheckpointError(f"{file} has a hash tree of another state: use another checkpoint")
     if "theta" not in manifest.vectors or len(manifest.vectors) > VECTORS_MAX:
         raise CheckpointError(f"{file} holds no weights, or too many vectors: use another checkpoint")
-    if any(Path(shard.file).name != shard.file for shard in manifest.shards):
+    if any(not _PLAIN.fullmatch(shard.file) for shard in manifest.shards):
         raise CheckpointError(f"{file} names a file outside its folder: do not use this checkpoint")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -13,11 +14,12 @@ from torch import Tensor
 
 from peer.errors import CheckpointError
 from peer.files import fsync_path
-from peer.model.layout import FlatLayout
+from peer.model.layout import FlatLayout, TensorSlot
 
 SHARD_BYTES: Final = 1 << 30
 FILE_PREFIX: Final = {"theta": "model", "momentum": "momentum"}  # names that other software expects
 _FLOAT_BYTES: Final = 4
+_HEADER_BYTES_MAX: Final = 100 << 20  # what the safetensors library accepts
 
 
 class Shard(msgspec.Struct, frozen=True):
@@ -58,6 +60,18 @@ def write_shard(directory: Path, shard: Shard, views: Mapping[str, Tensor]) -> N
     path = directory / shard.file
     save_file({name: views[name] for name in shard.names}, path, metadata={"format": "pt"})
     fsync_path(path)
+
+
+def check_shard(directory: Path, shard: Shard, slots: Mapping[str, TensorSlot]) -> None:
+    """Raise CheckpointError unless the file has the size of these parameters and a header, which is checked later."""
+    path = directory / shard.file
+    size = sum(slots[name].numel * _FLOAT_BYTES for name in shard.names)
+    try:
+        found = path.lstat()
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read ({error.strerror}): use another checkpoint") from error
+    if not stat.S_ISREG(found.st_mode) or not size < found.st_size <= size + _HEADER_BYTES_MAX:
+        raise CheckpointError(f"{path} is no file of {size} bytes of parameters: use another checkpoint")
 
 
 def read_shard(directory: Path, shard: Shard, views: Mapping[str, Tensor]) -> None:

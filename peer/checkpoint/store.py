@@ -123,12 +123,12 @@ class CheckpointStore:
     def load_latest(self) -> LoadedCheckpoint | None:
         """Return the newest intact checkpoint of this run, or None. Blocks, about 0.5 s a GB: call it in a thread.
 
-        Signature, hashes and finiteness are checked. A checkpoint that fails is skipped with a checkpoint_skipped
-        event.
+        The signature of this peer, hashes and finiteness are checked. A checkpoint that fails is skipped with a
+        checkpoint_skipped event.
         """
         for entry in reversed(self.list()):
             try:
-                return load_checkpoint(entry.path, self._run_id)
+                return load_checkpoint(entry.path, self._run_id, self._identity.peer_id)
             except CheckpointError as error:
                 self._corrupt.add(entry.sequence)
                 self._events.emit("checkpoint_skipped", path=str(entry.path), reason=str(error))

@@ -14,7 +14,8 @@ from peer.errors import ConfigError
 
 @dataclass(frozen=True)
 class Device:
-    """A resolved device. `bf16`: autocast is faster there. `compile`: torch.compile can run."""
+    """A resolved device. `bf16`: autocast is faster there. `compile`: torch.compile is wanted and can
+    run."""
 
     torch: torch.device
     bf16: bool
@@ -22,8 +23,9 @@ class Device:
     name: str
 
 
-def resolve_device(spec: str) -> Device:
-    """Resolve `auto`, `cpu`, `cuda`, `cuda:N` or `mps`. Raises ConfigError if the machine has no such device."""
+def resolve_device(spec: str, compiles: bool = False) -> Device:
+    """Resolve `auto`, `cpu`, `cuda`, `cuda:N` or `mps`; with `compiles` use torch.compile where it can run. Raises
+    ConfigError if the machine has no such device."""
     if spec == "auto":
         spec = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
@@ -35,7 +37,7 @@ def resolve_device(spec: str) -> Device:
             raise ConfigError(f"device {spec!r} is not on this machine: use auto or cpu")
         properties = torch.cuda.get_device_properties(device)
         modern = properties.major >= 8  # below Ampere bf16 is emulated, and Triton's support ends at Volta
-        return Device(device, bf16=modern, compile=properties.major >= 7, name=properties.name)
+        return Device(device, bf16=modern, compile=compiles and properties.major >= 7, name=properties.name)
     if device.type == "mps":
         if not torch.backends.mps.is_available():
             raise ConfigError(f"device {spec!r} is not on this machine: use auto or cpu")
@@ -43,7 +45,7 @@ def resolve_device(spec: str) -> Device:
     if device.type != "cpu":
         raise ConfigError(f"device {spec!r} is not supported: use auto, cpu, cuda, cuda:N or mps")
     has_compiler = any(shutil.which(compiler) for compiler in ("g++", "clang++", os.environ.get("CXX", "c++")))
-    return Device(device, bf16=_cpu_has_bf16_units(), compile=has_compiler, name="CPU")
+    return Device(device, bf16=_cpu_has_bf16_units(), compile=compiles and has_compiler, name="CPU")
 
 
 def uses_bf16(device: Device, config: InnerConfig) -> bool:

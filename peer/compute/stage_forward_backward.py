@@ -42,7 +42,7 @@ class ForwardBackward:
         self.flat = flat
         self.parameters = [parameter for _, parameter in decoder.canonical_parameters()]
         self.names = [name for name, _ in decoder.canonical_parameters()]
-        self.compiled = inner.compile and device.compile
+        self.compiled = device.compile
         self._decoder: Callable[[Tensor], Tensor] = torch.compile(decoder) if self.compiled else decoder
         self._bf16 = uses_bf16(device, inner)
         self._device = device

@@ -56,7 +56,7 @@ class InnerTrainer:
         self.optimizer: InnerOptimizer = build(InnerSpec.of(config), layout, self.local)
         self.model = Decoder(model, self.local)
         self.model.bind_gradients(self.gradient)
-        self.compiled = config.compile and device.compile
+        self.compiled = device.compile
         self._forward: Callable[[Tensor], Tensor] = torch.compile(self.model) if self.compiled else self.model
         self._bf16 = uses_bf16(device, config)
         self._gradient_sum: Tensor | None = None  # (P,), allocated on first use

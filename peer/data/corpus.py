@@ -1,9 +1,9 @@
 """Training text as one endless stream of numbered samples.
 
-A corpus is a folder of text or the Python standard library of this machine. A hash of its relative path assigns each
-file to the training or the held-out text, so every peer splits alike. Sample `i` is a window of seq_len + 1 tokens in
-epoch `i // windows`, chosen by a keyed permutation of the windows. So peers that take disjoint ranges of numbers train
-on disjoint text, and no window repeats inside an epoch.
+A corpus is a folder of text that this machine's user has named, or the Python standard library of this machine. A hash
+of its relative path assigns each file to the training or the held-out text, so every peer splits alike. Sample `i` is a
+window of seq_len + 1 tokens in epoch `i // windows`, chosen by a keyed permutation of the windows. So peers that take
+disjoint ranges of numbers train on disjoint text, and no window repeats inside an epoch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from peer.config import DataConfig
 from peer.data.tokenizer import Ids, Tokenizer
 from peer.errors import ConfigError
 
-__all__ = ["Corpus", "DataConfig", "has_text", "load_corpus", "permute", "sample_numbers"]
+__all__ = ["Corpus", "DataConfig", "check_source", "has_text", "load_corpus", "permute", "sample_numbers"]
 
 _SEPARATOR = b"\n\n"
 _NOT_PROSE = {"test", "tests", "idle_test", "site-packages", "dist-packages", "lib2to3", "__pycache__"}
@@ -110,14 +110,16 @@ def permute(index: int, size: int, key: str) -> int:
             return index
 
 
-def load_corpus(config: DataConfig, tokenizer: Tokenizer, cache: Path | None = None) -> Corpus:
+def load_corpus(config: DataConfig, tokenizer: Tokenizer, folder: str = "", cache: Path | None = None) -> Corpus:
     """Read, split and tokenize the text. Raises ConfigError if there is too little text for one window.
 
-    `cache` is a folder that keeps the ids of a slow tokenizer, so that a restarted worker is ready at once.
+    `folder` is the folder of text that this machine's user has named, "" for none. `cache` is a folder that keeps the
+    ids of a slow tokenizer, so that a restarted worker is ready at once.
     """
-    root, suffixes, skipped = _source(config)
+    check_source(config, folder)
+    root, suffixes, skipped = _source(folder)
     if not root.is_dir():
-        raise ConfigError(f"data.path {str(root)!r} is not a folder: point it at a folder of text files")
+        raise ConfigError(f"{str(root)!r} is not a folder: name a folder of text files with --data")
     files, truncated = _read(root, suffixes, skipped, config.max_bytes)
     train, held_out = _split(files, config.validation_share)
     digest = hashlib.blake2b(hashlib.blake2b(train).digest() + hashlib.blake2b(held_out).digest(), digest_size=32)
@@ -137,16 +139,24 @@ def load_corpus(config: DataConfig, tokenizer: Tokenizer, cache: Path | None = N
     return corpus
 
 
-def has_text(config: DataConfig) -> bool:
+def check_source(config: DataConfig, folder: str) -> None:
+    """Raise ConfigError if the run wants text of the user's own and the user has named no folder."""
+    if config.source == "folder" and not folder:
+        raise ConfigError("this run trains on text of your own: name a folder of text files with --data DIR")
+
+
+def has_text(config: DataConfig, folder: str = "") -> bool:
     """Whether this machine has any text for `load_corpus`."""
-    return next(_find(*_source(config)), None) is not None
+    if config.source == "folder" and not folder:
+        return False
+    return next(_find(*_source(folder)), None) is not None
 
 
-def _source(config: DataConfig) -> tuple[Path, set[str], set[str]]:
+def _source(folder: str) -> tuple[Path, set[str], set[str]]:
     """Return the folder, the suffixes of text files, and the subfolders to skip."""
-    if config.source == "stdlib":
-        return Path(sysconfig.get_paths()["stdlib"]), {".py"}, _NOT_PROSE
-    return Path(config.path), _TEXT_SUFFIXES, {"__pycache__"}
+    if folder:
+        return Path(folder), _TEXT_SUFFIXES, {"__pycache__"}
+    return Path(sysconfig.get_paths()["stdlib"]), {".py"}, _NOT_PROSE
 
 
 def _tokenize(text: bytes, tokenizer: Tokenizer, cache: Path | None) -> Ids:

@@ -1,8 +1,14 @@
-"""Text to token ids and back: raw bytes by default, or any Hugging Face `tokenizer.json`."""
+"""Text to token ids and back: raw bytes by default, or a Hugging Face `tokenizer.json` of known cost.
+
+The library behind it is Rust. A panic there arrives as an exception outside of Python's `Exception`, and becomes a
+ConfigError here.
+"""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -11,7 +17,9 @@ import numpy.typing as npt
 from tokenizers import Tokenizer as HubTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
+from peer.data.tokenizer_rules import TOKENIZER_BYTES_MAX, check_tokenizer
 from peer.errors import ConfigError
+from peer.files import read_bounded
 
 Ids = npt.NDArray[np.uint8] | npt.NDArray[np.int32]
 BYTES = "bytes"
@@ -74,7 +82,8 @@ class FileTokenizer:
         self.fingerprint: bytes | None = hashlib.blake2b(tokenizer.to_str().encode(), digest_size=16).digest()
 
     def encode(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        with _panics_as_errors():
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
     def encode_file(self, data: bytes) -> Ids:
@@ -88,11 +97,13 @@ class FileTokenizer:
                 pieces.append("".join(piece))
                 piece, size = [], 0
         pieces.append("".join(piece))
-        encodings = self._tokenizer.encode_batch_fast(pieces, add_special_tokens=False)
+        with _panics_as_errors():
+            encodings = self._tokenizer.encode_batch_fast(pieces, add_special_tokens=False)
         return np.concatenate([np.asarray(encoding.ids, dtype=np.int32) for encoding in encodings])
 
     def decode(self, ids: list[int]) -> str:
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
+        with _panics_as_errors():
+            text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
         return text
 
     def save(self, folder: Path) -> None:
@@ -109,17 +120,35 @@ def load_tokenizer(spec: str) -> Tokenizer:
     if not path.is_file():
         raise ConfigError(f'tokenizer {spec!r} does not exist: give "bytes" or the path of a tokenizer.json')
     try:
-        return read_tokenizer(path.read_bytes(), str(path))
+        content = read_bounded(path, TOKENIZER_BYTES_MAX)
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read ({error.strerror}): check who owns it") from error
+        raise ConfigError(
+            f"{path} cannot be read ({error.strerror}): check who owns it, and that it is a tokenizer.json"
+        ) from error
+    return read_tokenizer(content, str(path))
 
 
 def read_tokenizer(content: bytes, name: str = "the run's tokenizer") -> Tokenizer:
     """Read the content of a `tokenizer.json`; `name` is its name in errors. Raises ConfigError."""
+    check_tokenizer(content, name)
+    with _panics_as_errors(name):
+        try:
+            tokenizer = HubTokenizer.from_buffer(content)
+        except Exception as error:  # the Rust binding raises bare Exception for malformed content
+            raise ConfigError(f"{name} is not a tokenizer.json ({error}): fetch it again") from error
+        tokenizer.no_padding()  # a file may ask for both: text of any length comes out whole
+        tokenizer.no_truncation()
+        return FileTokenizer(tokenizer)
+
+
+@contextmanager
+def _panics_as_errors(name: str = "the run's tokenizer") -> Iterator[None]:
     try:
-        return FileTokenizer(HubTokenizer.from_buffer(content))
-    except Exception as error:  # the Rust binding raises bare Exception for malformed content
-        raise ConfigError(f"{name} is not a tokenizer.json ({error}): fetch it again") from error
+        yield
+    except BaseException as error:
+        if type(error).__module__ != "pyo3_runtime":
+            raise
+        raise ConfigError(f"{name} makes its library panic ({str(error)[:200]}): use another tokenizer") from error
 
 
 def _save_hub(tokenizer: HubTokenizer, folder: Path) -> None:

@@ -35,6 +35,10 @@ class LoadModel(msgspec.Struct, frozen=True, tag="load", kw_only=True):
     data: DataConfig
     inner: InnerConfig
     tokenizer: str
+    data_folder: str
+    """The folder of text that this machine's user has named; "" for none."""
+    compile: bool
+    """Whether this machine's user wants torch.compile."""
     directory: str
     device: str
     seed: int
@@ -83,6 +87,14 @@ class WorkerReply(msgspec.Struct, frozen=True, tag="reply"):
         return msgspec.msgpack.decode(self.body, type=kind)
 
 
+class CorpusFiles(msgspec.Struct, frozen=True):
+    """The token ids of a corpus as the worker has written them: names of .npy files in the worker's directory."""
+
+    train: str
+    held_out: str
+    held_out_bytes: int
+
+
 class ModelLoaded(msgspec.Struct, frozen=True, tag="loaded"):
     """The worker is ready."""
 
@@ -93,6 +105,7 @@ class ModelLoaded(msgspec.Struct, frozen=True, tag="loaded"):
     """The number of samples in one epoch of this machine's corpus; 0 where the program reads no corpus."""
     corpus_digest: bytes = b""
     corpus_truncated: bool = False
+    corpus_files: CorpusFiles | None = None
 
 
 class Rejected(msgspec.Struct, frozen=True, tag="rejected"):

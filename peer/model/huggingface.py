@@ -8,56 +8,52 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from contextlib import suppress
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from peer.config import ModelConfig, RopeScaling
+from peer.config import ModelConfig
 from peer.data.tokenizer import Tokenizer
-from peer.errors import CheckpointError, ConfigError, ResourceError
-from peer.model.layout import FlatLayout
+from peer.decoding import MALFORMED
+from peer.errors import CheckpointError, ResourceError
+from peer.files import read_bounded
+from peer.model.hub_config import CONFIG_BYTES_MAX, hub_config, read_hub_config
+from peer.model.layout import FlatLayout, parameter_shapes
 
-_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-_WEIGHTS = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
+_WEIGHTS: Final = "model.safetensors"
+_INDEX: Final = "model.safetensors.index.json"
+_INDEX_BYTES_MAX: Final = 16 << 20
+_DTYPES: Final = ("F32", "BF16", "F16", "F64")
+_PLAIN: Final = re.compile(r"[\w.-]+\.safetensors", re.ASCII)
+
+
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]
 
 
 def load_pretrained(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
     """Return the model's shape and its parameters by canonical name, in the checkpoint's dtype; `flatten` packs them.
 
-    Raises ConfigError for a model outside the family, CheckpointError for missing or unfit files.
+    The headers of all files are compared with config.json before any parameter is read. Raises ConfigError for a model
+    outside the family, CheckpointError for missing or unfit files.
     """
-    config = model_config(_read_json(folder / "config.json"))
+    config = read_hub_config(_read(folder, "config.json", CONFIG_BYTES_MAX))
+    shards = _shards(folder)
+    held = _headers(shards)
+    _check_held(folder, config, held)
     tensors: dict[str, Tensor] = {}
-    for path in _shards(folder):
-        try:
-            with safe_open(path, framework="pt") as file:
-                tensors.update({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118  not a dict
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"{path} cannot be read ({error}): download it again") from error
-    wanted = FlatLayout.of(config).slots
-    # Old exports carry the rotary table, and some a copy of a tied head: both follow from the rest.
-    surplus = [name for name in tensors if name not in wanted]
-    for name in surplus:
-        if not (name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tie_embeddings)):
-            raise CheckpointError(
-                f"{folder} holds {name}, which its config.json does not describe: use the config.json of these weights"
-            )
-        del tensors[name]
-    for name, slot in wanted.items():
-        if name not in tensors:
-            raise CheckpointError(f"{folder} lacks {name}: download it again, all shards included")
-        if tuple(tensors[name].shape) != slot.shape:
-            shape = tuple(tensors[name].shape)
-            raise CheckpointError(
-                f"{name} in {folder} has shape {shape}, not {slot.shape}: use the matching config.json"
-            )
+    for path in shards:
+        with _opened(path) as file:
+            tensors.update({name: file.get_tensor(name) for name in held if held[name].path == path})
     return config, tensors
 
 
@@ -104,117 +100,97 @@ def _unshared(config: ModelConfig, weights: dict[str, Tensor]) -> dict[str, Tens
     return weights
 
 
-def model_config(raw: Mapping[str, Any]) -> ModelConfig:
-    """Return the ModelConfig of a Hugging Face config.json, of transformers 4 or 5. Raises ConfigError for a setting
-    that this decoder would compute differently."""
-    family = raw.get("model_type")
-    if family not in _FAMILIES:
-        raise ConfigError(f"model_type is {family!r}: choose a model of {', '.join(_FAMILIES)}")
-    for key, plain in (
-        ("attention_bias", False),
-        ("mlp_bias", False),
-        ("hidden_act", "silu"),
-        ("quantization_config", None),
-    ):
-        if raw.get(key, plain) != plain:
-            raise ConfigError(f"config.json sets {key} to {raw[key]!r}: choose a model with {plain!r}")
-    rope = {**(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}
+@dataclass(frozen=True)
+class _Held:
+    """A parameter as a file's header describes it."""
+
+    path: Path
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def _headers(shards: Sequence[Path]) -> dict[str, _Held]:
+    """Read what the files hold, but none of their values."""
+    held: dict[str, _Held] = {}
+    for path in shards:
+        with _opened(path) as file:
+            for name in file.keys():  # noqa: SIM118  not a dict
+                if name in held:
+                    raise CheckpointError(f"{path} holds {name} a second time: download it again")
+                tensor = file.get_slice(name)
+                held[name] = _Held(path, tuple(tensor.get_shape()), tensor.get_dtype())
+    return held
+
+
+def _check_held(folder: Path, config: ModelConfig, held: dict[str, _Held]) -> None:
+    """Check that the files hold the model's parameters and no others; drop from `held` what follows from the rest."""
+    surplus = set(held)
+    for name, shape in parameter_shapes(config):  # ends at the first that is missing, however many are described
+        if name not in held:
+            raise CheckpointError(f"{folder} lacks {name}: download it again, all shards included")
+        if held[name].shape != shape:
+            raise CheckpointError(
+                f"{name} in {folder} has shape {held[name].shape}, not {shape}: use the matching config.json"
+            )
+        if held[name].dtype not in _DTYPES:
+            raise CheckpointError(
+                f"{name} in {folder} is of the type {held[name].dtype}: take a checkpoint of {', '.join(_DTYPES)}"
+            )
+        surplus.discard(name)
+    for name in sorted(surplus):
+        # Old exports carry the rotary table, and some a copy of a tied head: both follow from the rest.
+        if not (name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tie_embeddings)):
+            raise CheckpointError(
+                f"{folder} holds {name}, which its config.json does not describe: use the config.json of these weights"
+            )
+        del held[name]
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
     try:
-        max_seq_len = raw["max_position_embeddings"]
-        window = raw.get("sliding_window")
-        if window is not None and (family == "mistral" or raw.get("use_sliding_window")):
-            max_seq_len = min(max_seq_len, window)  # within the window, sliding and full attention are equal
-        return ModelConfig(
-            vocab_size=raw["vocab_size"],
-            hidden_size=raw["hidden_size"],
-            layers=raw["num_hidden_layers"],
-            heads=raw["num_attention_heads"],
-            kv_heads=raw.get("num_key_value_heads") or raw["num_attention_heads"],
-            intermediate_size=raw["intermediate_size"],
-            max_seq_len=max_seq_len,
-            head_dim=raw.get("head_dim"),
-            rope_theta=float(rope.get("rope_theta") or raw.get("rope_theta") or 10000.0),
-            rope_scaling=_rope_scaling(rope),
-            norm_eps=raw["rms_norm_eps"],
-            qk_norm=family == "qwen3",
-            attention_bias=family == "qwen2",
-            tie_embeddings=raw.get("tie_word_embeddings", False),
-        )
-    except KeyError as error:
-        raise ConfigError(f"config.json lacks {error.args[0]!r}: download it again") from error
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"config.json does not describe a supported model ({error}): choose another model") from error
-
-
-def hub_config(config: ModelConfig) -> dict[str, Any]:
-    """Return a config.json for transformers 4 and 5: the rotary settings stand under both versions' names."""
-    family = "qwen3" if config.qk_norm else "qwen2" if config.attention_bias else "llama"
-    rope: dict[str, Any] = {"rope_type": "default"}
-    if config.rope_scaling is not None:
-        scaling = config.rope_scaling
-        rope = {
-            "rope_type": "llama3",
-            "factor": scaling.factor,
-            "low_freq_factor": scaling.low_freq_factor,
-            "high_freq_factor": scaling.high_freq_factor,
-            "original_max_position_embeddings": scaling.original_max_seq_len,
-        }
-    return {
-        "architectures": [{"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}[family] + "ForCausalLM"],
-        "model_type": family,
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "num_hidden_layers": config.layers,
-        "num_attention_heads": config.heads,
-        "num_key_value_heads": config.kv_heads,
-        "head_dim": config.head_size,
-        "max_position_embeddings": config.max_seq_len,
-        "rope_theta": config.rope_theta,
-        "rope_scaling": None if config.rope_scaling is None else rope,
-        "rope_parameters": {"rope_theta": config.rope_theta, **rope},
-        "rms_norm_eps": config.norm_eps,
-        "hidden_act": "silu",
-        "tie_word_embeddings": config.tie_embeddings,
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "torch_dtype": "float32",
-    }
-
-
-def _rope_scaling(rope: Mapping[str, Any]) -> RopeScaling | None:
-    kind = rope.get("rope_type") or rope.get("type") or "default"
-    if kind == "default":
-        return None
-    if kind != "llama3":
-        raise ConfigError(f"config.json asks for {kind!r} rotary scaling: choose a model with llama3's, or without")
-    return RopeScaling(
-        factor=rope["factor"],
-        low_freq_factor=rope["low_freq_factor"],
-        high_freq_factor=rope["high_freq_factor"],
-        original_max_seq_len=rope["original_max_position_embeddings"],
-    )
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path} cannot be read ({error}): download it again") from error
 
 
 def _shards(folder: Path) -> list[Path]:
     """Return the checkpoint's safetensors files: the single one, or those in the index."""
     if (folder / _WEIGHTS).is_file():
-        return [folder / _WEIGHTS]
+        return [_inside(folder, _WEIGHTS)]
     if not (folder / _INDEX).is_file():
         raise CheckpointError(f"{folder} has no {_WEIGHTS}: convert the checkpoint to safetensors first")
-    names = sorted(set(_read_json(folder / _INDEX).get("weight_map", {}).values()))
-    if any(Path(name).name != name for name in names):
-        raise CheckpointError(f"{folder / _INDEX} names files outside its folder: do not use this checkpoint")
-    return [folder / name for name in names]
-
-
-def _read_json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text())
+        index = msgspec.json.decode(_read(folder, _INDEX, _INDEX_BYTES_MAX), type=_Index)
+    except MALFORMED as error:
+        raise CheckpointError(f"{folder / _INDEX} is no index of safetensors ({error}): download it again") from error
+    names = sorted(set(index.weight_map.values()))
+    if any(not _PLAIN.fullmatch(name) for name in names):
+        raise CheckpointError(
+            f"{folder / _INDEX} names files outside its folder, or no safetensors: do not use this checkpoint"
+        )
+    return [_inside(folder, name) for name in names]
+
+
+def _inside(folder: Path, name: str) -> Path:
+    """Return the path of a file, which may be a link within `folder` or to the blobs of Hugging Face's cache."""
+    path = folder / name
+    try:
+        real, home = path.resolve(), folder.resolve()
+    except (OSError, RuntimeError) as error:
+        raise CheckpointError(f"{path} is a link in a circle: download it again") from error
+    cached = home.parent.name == "snapshots" and real.parent == home.parent.parent / "blobs"
+    if not (cached or real.is_relative_to(home)):
+        raise CheckpointError(f"{path} is a link out of its folder: do not use this checkpoint")
+    return path
+
+
+def _read(folder: Path, name: str, max_bytes: int) -> bytes:
+    path = _inside(folder, name)
+    if path.exists() and not path.is_file():
+        raise CheckpointError(f"{path} is not a file: give the folder of a checkpoint")
+    try:
+        return read_bounded(path, max_bytes)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read ({error.strerror}): give the folder of a checkpoint") from error
-    except ValueError as error:
-        raise CheckpointError(f"{path} is not JSON ({error}): download it again") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path} is not a JSON object: download it again")
-    return content

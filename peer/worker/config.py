@@ -31,6 +31,10 @@ class WorkerConfig:
     """Takes worker.log and cached token ids."""
     events: EventLog
     tokenizer: str = BYTES
+    data_folder: str = ""
+    """The folder of text that this machine's user has named; "" for none."""
+    compile: bool = False
+    """Whether this machine's user wants torch.compile."""
     device: str = "auto"
     seed: int = 0
     threads: int | None = None

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Protocol
 from peer.errors import ConfigError
 from peer.ipc.messages import LoadModel
 from peer.worker.control_link import ControlLink
+from peer.worker.corpus_worker import CorpusWorker
 from peer.worker.stage_worker import StageWorker
 from peer.worker.train_worker import TrainWorker
 
@@ -25,7 +26,7 @@ class Program(Protocol):
         ...
 
 
-PROGRAMS: dict[str, type[Program]] = {"train": TrainWorker, "stage": StageWorker}
+PROGRAMS: dict[str, type[Program]] = {"train": TrainWorker, "stage": StageWorker, "corpus": CorpusWorker}
 
 
 def find_program(name: str) -> type[Program]:

@@ -46,7 +46,7 @@ class StageWorker:
             raise ConfigError('the program "stage" got no stage: set WorkerConfig.stage')
         self._link = link
         self._queue = StageQueue()
-        device = resolve_device(load.device)
+        device = resolve_device(load.device, load.compile)
         self._stage = stage = Stage(load.model, load.inner, device, spec)
         numel = stage.layout.numel
         self._outer = SharedBuffer.attach(load.outer_fd, numel).tensor

@@ -206,6 +206,8 @@ class Supervisor:
             data=config.data,
             inner=config.inner,
             tokenizer=config.tokenizer,
+            data_folder=config.data_folder,
+            compile=config.compile,
             directory=str(config.directory),
             device=config.device,
             seed=config.seed,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
@@ -15,8 +14,7 @@ from peer.compute.lr_schedule import learning_rate
 from peer.compute.mixing import mix_into
 from peer.compute.optimizer import InnerSpec
 from peer.compute.train_loop import InnerRun, InnerTrainer, StepOutcome, run_inner
-from peer.data.corpus import load_corpus, sample_numbers
-from peer.data.tokenizer import load_tokenizer
+from peer.data.corpus import sample_numbers
 from peer.errors import ConfigError
 from peer.ipc.inner_options import ElementRange, InnerRunOptions
 from peer.ipc.messages import LoadModel, ModelLoaded
@@ -24,6 +22,7 @@ from peer.ipc.shared_memory import SharedBuffer
 from peer.ipc.train_messages import InnerResult, RunEvaluate, RunInner, TrainCommand
 from peer.model.layout import FlatLayout
 from peer.worker.control_link import ControlLink
+from peer.worker.corpus_worker import read_corpus
 
 _PROGRESS_S = 0.5
 
@@ -41,18 +40,12 @@ class TrainWorker:
         self._outer = SharedBuffer.attach(load.outer_fd, layout.numel).tensor
         self._delta = SharedBuffer.attach(load.delta_fd, layout.numel).tensor
         self._inner_state = SharedBuffer.attach(load.inner_state_fd, state_size, torch.uint8).tensor
-        tokenizer = load_tokenizer(load.tokenizer)
-        if tokenizer.vocab_size > load.model.vocab_size:
-            raise ConfigError(
-                f"the tokenizer has {tokenizer.vocab_size} ids and the model only {load.model.vocab_size}: "
-                "raise model.vocab_size or choose another tokenizer"
-            )
         if load.data.seq_len > load.model.max_seq_len:
             raise ConfigError(
                 f"data.seq_len ({load.data.seq_len}) exceeds model.max_seq_len ({load.model.max_seq_len}): lower it"
             )
-        device = resolve_device(load.device)
-        self._corpus = load_corpus(load.data, tokenizer, Path(load.directory))
+        device = resolve_device(load.device, load.compile)
+        self._corpus = read_corpus(load)
         self._trainer = InnerTrainer(load.model, load.inner, device)
         self._trainer.optimizer.load(self._inner_state)
         self._has_local = False  # whether trainer.local holds weights to continue from

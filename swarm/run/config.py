@@ -30,6 +30,10 @@ CONFIG_BYTES_MAX: Final = 1 << 20
 INTEGER_MAX: Final = 1 << 53  # what messages and double-precision arithmetic hold exactly
 _TEMPLATE_HINT: Final = "`peer coordinate --init` writes a template with every field"
 _SEED: Final = ("run", "seed")  # has 63 bits and its own check
+_LOCAL: Final = {  # settings of one machine, which a run must not make for another
+    ("data", "path"): "each peer names its own folder, with `peer join --data DIR`",
+    ("inner", "compile"): "each peer decides for itself, with `peer join --compile`",
+}
 _SECTIONS: Final = {"seq_len": "data", "stages": "pipeline", "micro_batch": "pipeline", "method": "outer"}
 
 
@@ -134,6 +138,8 @@ def _explain(message: str, method: str) -> tuple[tuple[str, ...], str]:
     path = tuple(re.findall(r"[A-Za-z_]\w*", at))
     if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", what):
         field = unknown[1]
+        if local := _LOCAL.get((*path, field)):
+            return (*path, field), f"{field} is no setting of a run: {local}"
         known = _fields_at(path, method)
         near = difflib.get_close_matches(field, known, n=1)
         hint = f"write {near[0]}" if near else f"choose one of {', '.join(known)}"

@@ -1,7 +1,7 @@
 """The manifest: what the authority signs about a training run or a served model, and what every peer must agree on.
 
-The hash of a manifest names it, so no rule can change without a new run. It holds nothing local: no path but that of
-the data folder, which each peer may override. Gate, invites and the transfer of manifests take either kind.
+The hash of a manifest names it, so no rule can change without a new run. It names nothing of a peer's machine: no path,
+host or command. Gate, invites and the transfer of manifests take either kind.
 """
 
 from __future__ import annotations
@@ -14,24 +14,25 @@ import msgspec
 from blake3 import blake3
 
 from optim.config import AllReduceConfig, CodecConfig, OuterConfig
-from peer.config import DataConfig, InnerConfig, ModelConfig
+from peer.config import DataConfig, InnerConfig, ModelConfig, check_range
 from peer.errors import ConfigError, NotAdmitted, ProtocolViolation
 from peer.identity import Identity, Signed, is_peer_id, open_body, sign_body
 from swarm.protocol.head import HASH_BYTES, Head, genesis
 from swarm.run.sections import (
-    BYTES_TOKENIZER,
     PipelineConfig,
     RunRules,
     check_fit,
     check_model,
     check_name,
     check_pipeline,
+    check_tokenizer_name,
     micro_batch_of,
 )
 
 PROTOCOL_VERSION: Final = 6
 MANIFEST_BYTES_MAX: Final = 64 << 10
-TOKENIZER_BYTES_MAX: Final = 64 << 20
+TIME_MAX_S: Final = 1 << 40
+VERSION_MAX: Final = 1 << 16
 RUN_ID_BYTES: Final = 20
 
 _KIND: Final = "manifest"
@@ -57,8 +58,9 @@ class CommonManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     def __post_init__(self) -> None:
         if not is_peer_id(self.authority):
             raise ValueError("authority is not the id of an Ed25519 peer")
-        if self.tokenizer != BYTES_TOKENIZER and len(self.tokenizer) != 2 * HASH_BYTES:
-            raise ValueError("tokenizer is neither bytes nor a hash")
+        check_range(self, 0, TIME_MAX_S, "created_at")
+        check_range(self, 0, VERSION_MAX, "protocol")
+        check_tokenizer_name(self.tokenizer)
 
     @property
     def run_id(self) -> str:

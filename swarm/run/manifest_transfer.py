@@ -12,11 +12,12 @@ from typing import Final
 import msgspec
 from blake3 import blake3
 
+from peer.data.tokenizer_rules import TOKENIZER_BYTES_MAX
 from peer.errors import CheckpointError, NotAdmitted, ProtocolViolation, ResourceError
 from peer.files import read_bounded, write_atomically
 from peer.identity import Signed
 from peer.net.rpc import Call, Method, Rpc
-from swarm.run.manifest import MANIFEST_BYTES_MAX, TOKENIZER_BYTES_MAX, CommonManifest, open_any_manifest
+from swarm.run.manifest import MANIFEST_BYTES_MAX, CommonManifest, open_any_manifest
 from swarm.run.sections import BYTES_TOKENIZER
 
 MANIFEST_FILE: Final = "manifest.msgpack"

@@ -28,7 +28,9 @@ class JoinConfig:
     relays: tuple[str, ...] = ()
     device: str = "auto"
     data_folder: str = ""
-    """A folder of text in place of the manifest's data."""
+    """The folder of text to train on; "": the run's source, where that is on every machine."""
+    compile: bool = False
+    """Whether to use torch.compile, which runs a compiler on this machine."""
     threads: int | None = None
     upload_bytes_per_s: float | None = None
     """A cap, None for no cap; so is `download_bytes_per_s`."""

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final, Literal
 
 import msgspec
 
 from optim.config import AllReduceConfig, DilocoConfig, OuterConfig, SparseLocoConfig
-from peer.config import DataConfig, InnerConfig, ModelConfig
+from peer.config import SEQUENCES_MAX, DataConfig, InnerConfig, ModelConfig
 from swarm.protocol.plan import RANGES_MAX
 
 BYTES_TOKENIZER: Final = "bytes"
 PEERS_MAX: Final = 1024
 STAGES_MAX: Final = 1024
-LAYERS_MAX: Final = 1 << 14
-PARAMETERS_MAX: Final = 1 << 40
+ROUNDS_MAX: Final = 1 << 40
 NAME_CHARACTERS_MAX: Final = 64
+_HASH: Final = re.compile("[0-9a-f]{64}")
 
 
 class RunRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -43,8 +44,8 @@ class RunRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             )
         if self.max_peers > PEERS_MAX:
             raise ValueError(f"max_peers is {self.max_peers}: choose at most {PEERS_MAX}, the limit of one group")
-        if self.rounds < 0:
-            raise ValueError(f"rounds is {self.rounds}: give 0 (no end) or more")
+        if not 0 <= self.rounds <= ROUNDS_MAX:
+            raise ValueError(f"rounds is {self.rounds}: choose a number between 0 (no end) and {ROUNDS_MAX}")
         if not 0 <= self.seed < 1 << 63:
             raise ValueError(f"seed is {self.seed}: choose a number between 0 and 2**63 - 1")
         if not 0 <= self.timeout_floor_s <= 3600:
@@ -76,7 +77,7 @@ class PipelineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     def __post_init__(self) -> None:
         if not 1 <= self.stages <= STAGES_MAX:
             raise ValueError(f"stages is {self.stages}: choose a number between 1 (no pipeline) and {STAGES_MAX}")
-        if not 0 <= self.micro_batch <= 1 << 20:
+        if not 0 <= self.micro_batch <= SEQUENCES_MAX:
             raise ValueError(f"micro_batch is {self.micro_batch}: give a number of sequences, or 0")
 
 
@@ -86,21 +87,16 @@ def check_name(name: str) -> None:
         raise ValueError(f"name is {name!r}: give 1 to {NAME_CHARACTERS_MAX} printable characters")
 
 
+def check_tokenizer_name(tokenizer: str) -> None:
+    """Raise ValueError unless `tokenizer` is "bytes" or a hash."""
+    if tokenizer != BYTES_TOKENIZER and not _HASH.fullmatch(tokenizer):
+        raise ValueError("tokenizer is neither bytes nor a hash")
+
+
 def check_model(model: ModelConfig, tokenizer: str) -> None:
-    """Raise ValueError, beginning with the field's name, unless peers can hold such a model."""
+    """Raise ValueError, beginning with the field's name, unless the model has room for the tokenizer's ids."""
     if tokenizer == BYTES_TOKENIZER and model.vocab_size < 256:
         raise ValueError(f"vocab_size is {model.vocab_size}: give the byte tokenizer at least 256")
-    if model.layers > LAYERS_MAX:
-        raise ValueError(f"layers is {model.layers}: choose at most {LAYERS_MAX}")
-    attention = 2 * (model.heads + model.kv_heads) * model.head_size
-    block = model.hidden_size * (attention + 3 * model.intermediate_size)
-    embeddings = (1 if model.tie_embeddings else 2) * model.vocab_size * model.hidden_size
-    parameters = embeddings + model.layers // model.shared_blocks * block
-    if parameters > PARAMETERS_MAX:  # gains and biases, left out, are few beside these
-        raise ValueError(
-            f"hidden_size is {model.hidden_size}: with the other sizes that makes {parameters:.1e} parameters;"
-            f" choose sizes that make at most {PARAMETERS_MAX:.1e}"
-        )
 
 
 def check_fit(model: ModelConfig, data: DataConfig, tokenizer: str) -> None:

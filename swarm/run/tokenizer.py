@@ -8,9 +8,10 @@ from typing import Final
 from blake3 import blake3
 
 from peer.data.tokenizer import ByteTokenizer, load_tokenizer
+from peer.data.tokenizer_rules import TOKENIZER_BYTES_MAX
 from peer.errors import ConfigError
+from peer.files import read_bounded
 from swarm.run.config import RunConfig
-from swarm.run.manifest import TOKENIZER_BYTES_MAX
 from swarm.run.sections import BYTES_TOKENIZER
 
 FILE: Final = "tokenizer.json"
@@ -27,9 +28,7 @@ def read_tokenizer(run: RunConfig) -> tuple[bytes, str, int]:
     if path.is_dir():
         path = path / FILE
     try:
-        if path.stat().st_size > TOKENIZER_BYTES_MAX:
-            raise ConfigError(f"{path} is larger than any tokenizer: name a tokenizer.json in [tokenizer] source")
-        content = path.read_bytes()
+        content = read_bounded(path, TOKENIZER_BYTES_MAX)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read ({error.strerror}): correct [tokenizer] source") from error
     return content, blake3(content).hexdigest(), load_tokenizer(str(path)).vocab_size

@@ -9,8 +9,8 @@ import trio
 from torch import Tensor
 
 from peer.data import corpus as data
-from peer.data.corpus import Corpus, load_corpus, sample_numbers
-from peer.data.tokenizer import load_tokenizer
+from peer.data.corpus import Corpus, sample_numbers
+from peer.worker.corpus_client import read_corpus_apart
 from swarm.protocol.ledger import Range
 from swarm.run.peer_context import PeerContext
 from swarm.training.worker_config import worker_config
@@ -35,16 +35,11 @@ class CorpusReader:
 
 
 async def open_corpus(context: PeerContext) -> CorpusReader:
-    """Read and tokenize the run's text. ConfigError where this machine has too little of it."""
-
-    def load() -> CorpusReader:
-        config = worker_config(context)
-        corpus = load_corpus(config.data, load_tokenizer(config.tokenizer), config.directory)
-        return CorpusReader(corpus, config.seed)
-
-    return await trio.to_thread.run_sync(load)
+    """Read and tokenize the run's text. ConfigError where this machine has too little of it; WorkerError."""
+    config = worker_config(context)
+    return CorpusReader(await read_corpus_apart(config), config.seed)
 
 
 async def has_text(context: PeerContext) -> bool:
     """Whether this machine has any of the run's text."""
-    return await trio.to_thread.run_sync(data.has_text, worker_config(context).data)
+    return await trio.to_thread.run_sync(data.has_text, context.manifest.data, context.config.data_folder)

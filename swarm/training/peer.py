@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dht.node import NodeConfig, open_node
 from optim.config import GossipConfig
-from peer.errors import ConfigError
 from peer.events import EventLog
 from peer.files import write_atomically
 from peer.identity import Identity
@@ -16,12 +15,12 @@ from peer.worker.client import open_worker_group
 from swarm.gossip.peer import run_gossip
 from swarm.membership.member_record import MEMBERS
 from swarm.membership.reachability import serve_dial_back
-from swarm.placement.stages import stage_costs
 from swarm.run.bootstrap import enter_run
 from swarm.run.home import Home
-from swarm.run.manifest import Manifest, open_manifest
+from swarm.run.manifest import open_manifest
 from swarm.run.manifest_transfer import serve_run_files
 from swarm.run.peer_context import JoinConfig, PeerContext
+from swarm.training.join_checks import check_join
 from swarm.training.lifecycle import PeerLifecycle
 from swarm.training.worker_config import worker_config
 
@@ -50,7 +49,7 @@ async def run_participant(config: JoinConfig) -> None:
             chain = config.invite.membership(identity)
             entered = await enter_run(host, config.invite, home, chain, open_manifest)
             manifest = entered.manifest
-            check_role(config, manifest)
+            check_join(config, manifest)
             write_atomically(home.invite, f"{config.invite}\n".encode())
             write_atomically(home.listening, "".join(f"{address}\n" for address in host.addresses).encode())
             rules, stages = manifest.run, manifest.stages
@@ -65,33 +64,3 @@ async def run_participant(config: JoinConfig) -> None:
                         await run_gossip(context, worker_group)
                 else:
                     await PeerLifecycle(context).run()
-
-
-def check_role(config: JoinConfig, manifest: Manifest) -> None:
-    """Raise ConfigError unless the run has a place for the role and stage of `config`."""
-    if manifest.stages == 1:
-        if config.role not in ("auto", "full") or config.stage not in (None, 0):
-            raise ConfigError("in this run every peer holds the whole model: leave out --role and --stage")
-    elif config.role == "full":
-        raise ConfigError(f"--role full, but the model is cut into {manifest.stages} stages: choose --role stage")
-    elif config.role == "feeder" and config.stage is not None:
-        raise ConfigError("a feeder has no stage: leave out either --role feeder or --stage")
-    elif config.stage is not None and not 0 <= config.stage < manifest.stages:
-        raise ConfigError(f"there is no stage {config.stage}: choose 0 to {manifest.stages - 1}, or leave --stage out")
-    check_memory(config, manifest)
-
-
-def check_memory(config: JoinConfig, manifest: Manifest) -> None:
-    """Raise ConfigError if --memory-limit is too small for this peer's stage, or for every stage."""
-    if config.memory_bytes is None or config.role == "feeder":
-        return
-    needs = [cost.memory_bytes for cost in stage_costs(manifest)]
-    needed, what, remedy = min(needs), "the smallest stage", "raise it, or join with --role feeder"
-    if manifest.stages == 1:
-        what, remedy = "the model", "raise it"
-    elif config.stage is not None:
-        needed, what = needs[config.stage], f"stage {config.stage}"
-        remedy = "raise it, or leave --stage out" if min(needs) <= config.memory_bytes else remedy
-    if needed > config.memory_bytes:
-        limit = f"--memory-limit is {config.memory_bytes / 1e9:.3g} GB"
-        raise ConfigError(f"{limit} and {what} needs {needed / 1e9:.3g} GB: {remedy}")

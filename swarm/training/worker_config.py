@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from peer.ipc.stage_spec import StageSpec
 from peer.worker.client import WorkerConfig
 from swarm.run.manifest_transfer import TOKENIZER_FILE
@@ -13,15 +11,15 @@ from swarm.run.sections import BYTES_TOKENIZER
 
 def worker_config(context: PeerContext, stage: StageSpec | None = None) -> WorkerConfig:
     """Return what the worker is started with; `stage` None for the whole model."""
-    config, manifest, data = context.config, context.manifest, context.manifest.data
-    if config.data_folder:
-        data = msgspec.structs.replace(data, source="folder", path=config.data_folder)
+    config, manifest = context.config, context.manifest
     own_tokenizer = manifest.tokenizer != BYTES_TOKENIZER
     return WorkerConfig(
         model=manifest.model,
-        data=data,
+        data=manifest.data,
         inner=manifest.inner,
         tokenizer=str(config.home / TOKENIZER_FILE) if own_tokenizer else BYTES_TOKENIZER,
+        data_folder=config.data_folder,
+        compile=config.compile,
         device=config.device,
         directory=config.home,
         seed=manifest.run.seed,

@@ -21,7 +21,7 @@ from swarm.run.manifest import open_manifest
 
 PLAIN = template()
 CUT = PLAIN.replace("# tie_embeddings = true", "tie_embeddings = false") + "\n[pipeline]\nstages = 2\n"
-FOLDER = PLAIN.replace('# source = "stdlib"', 'source = "folder"').replace('# path = ""', 'path = "texts"')
+FOLDER = PLAIN.replace('# source = "stdlib"', 'source = "folder"')
 
 
 async def coordinate(home: Path, text: str | None) -> str:

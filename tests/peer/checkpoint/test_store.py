@@ -27,6 +27,7 @@ from peer.errors import CheckpointError, ResourceError
 from peer.events import Event, EventLog
 from peer.identity import Identity
 from peer.model.layout import FlatLayout
+from tests.peer.support.checkpoint_child import IDENTITY, RUN_ID
 
 CONFIG = ModelConfig(hidden_size=64, layers=2, heads=4, kv_heads=2, intermediate_size=128, max_seq_len=64)
 LAYOUT = FlatLayout.of(CONFIG)
@@ -42,11 +43,11 @@ def some_state(seed: int) -> dict[str, torch.Tensor]:
 class Shop:
     """A store, and the events it emitted."""
 
-    def __init__(self, directory: Path, run_id: str = "run", keep_last: int = 2, keep_every: int = 0) -> None:
+    def __init__(self, directory: Path, run_id: str = RUN_ID, keep_last: int = 2, keep_every: int = 0) -> None:
         self.seen: list[Event] = []
         self.events = EventLog()
         self.directory = directory
-        self.identity = Identity.generate()
+        self.identity = IDENTITY
         self.store = CheckpointStore(directory, self.identity, run_id, self.events, keep_last, keep_every)
 
     async def save(self, round_number: int) -> bool:
@@ -243,6 +244,15 @@ async def test_a_checkpoint_of_another_run_is_not_loaded(tmp_path: Path) -> None
     assert "another run" in other.reasons("checkpoint_skipped")[0]
 
 
+async def test_a_checkpoint_that_another_peer_signed_is_not_loaded(shop: Shop) -> None:
+    await shop.save(1)
+    shop.store = CheckpointStore(shop.directory, Identity.generate(), RUN_ID, shop.events)
+    await shop.save(2)
+    shop.store = CheckpointStore(shop.directory, shop.identity, RUN_ID, shop.events)
+    assert shop.load_round() == 1
+    assert "is signed by" in shop.reasons("checkpoint_skipped")[0]
+
+
 def test_an_empty_or_absent_folder_has_no_checkpoint(tmp_path: Path) -> None:
     assert Shop(tmp_path).load_round() is None
     assert Shop(tmp_path / "absent").load_round() is None
@@ -301,7 +311,7 @@ def test_sigkill_before_the_manifest_keeps_the_last_checkpoint(tmp_path: Path) -
     done = run_child("saves", tmp_path, 5, fault="kill:during_checkpoint:3")
     assert done.returncode == -signal.SIGKILL
     assert list(tmp_path.glob(".tmp-*"))
-    store = CheckpointStore(tmp_path, Identity.generate(), "run", EventLog())
+    store = CheckpointStore(tmp_path, IDENTITY, RUN_ID, EventLog())
     loaded = store.load_latest()
     assert loaded is not None and loaded.round == 2 and bool((loaded.theta == 2).all())
     store.prepare()

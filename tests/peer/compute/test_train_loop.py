@@ -180,15 +180,18 @@ def test_it_ends_at_the_first_bound() -> None:
     assert _run(_trainer(), 100, stopped=lambda steps: next(polls)).steps == 2
 
 
-def test_bf16_and_compile_follow_the_config() -> None:
+def test_bf16_follows_the_config_and_compile_the_user() -> None:
     bf16 = _trainer(dtype="bf16")
     fp32 = _trainer()
     tokens = _batch([0, 1, 2, 3])
     one, two = bf16.step(tokens, 0).loss, fp32.step(tokens, 0).loss
     assert one != two and math.isclose(one, two, rel_tol=1e-2)
     assert bf16.local.dtype == torch.float32 and not fp32.compiled
-    incapable = Device(torch.device("cpu"), bf16=False, compile=False, name="CPU")
-    assert not InnerTrainer(MODEL, msgspec.structs.replace(INNER, compile=True), incapable).compiled
+    for wanted in (False, True):
+        assert (
+            InnerTrainer(MODEL, INNER, Device(torch.device("cpu"), bf16=False, compile=wanted, name="")).compiled
+            == wanted
+        )
 
 
 def test_generation_is_reproducible_and_stays_in_the_vocabulary() -> None:

@@ -84,8 +84,8 @@ def test_epochs_are_shuffled_apart_and_numbers_do_not_end(tmp_path: Path) -> Non
 
 def test_the_split_follows_names_alone_and_is_disjoint(tmp_path: Path) -> None:
     files = {f"sub{k % 3}/file{k}.txt": f"text of file {k}. " * 5 for k in range(200)}
-    config = DataConfig(source="folder", path=str(_folder(tmp_path / "a", files)), seq_len=16, validation_share=0.2)
-    corpus = load_corpus(config, ByteTokenizer())
+    config = DataConfig(source="folder", seq_len=16, validation_share=0.2)
+    corpus = load_corpus(config, ByteTokenizer(), str(_folder(tmp_path / "a", files)))
     train, held_out = bytes(corpus.train.tolist()).decode(), bytes(corpus.held_out.tolist()).decode()
     for text in files.values():
         assert (text in train) != (text in held_out)
@@ -93,10 +93,10 @@ def test_the_split_follows_names_alone_and_is_disjoint(tmp_path: Path) -> None:
     assert corpus.bytes_per_token == 1.0
 
     # moved elsewhere, same corpus; one file more, and no other file changes sides
-    moved = DataConfig(source="folder", path=str(_folder(tmp_path / "b", files)), seq_len=16, validation_share=0.2)
-    assert load_corpus(moved, ByteTokenizer()).digest == corpus.digest
+    moved = str(_folder(tmp_path / "b", files))
+    assert load_corpus(config, ByteTokenizer(), moved).digest == corpus.digest
     _folder(tmp_path / "b", {"new.txt": "another text, quite long enough"})
-    grown = load_corpus(moved, ByteTokenizer())
+    grown = load_corpus(config, ByteTokenizer(), moved)
     assert grown.digest != corpus.digest
     assert all((text in bytes(grown.held_out.tolist()).decode()) == (text in held_out) for text in files.values())
 
@@ -104,14 +104,14 @@ def test_the_split_follows_names_alone_and_is_disjoint(tmp_path: Path) -> None:
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_few_files_fill_both_parts(tmp_path: Path, count: int) -> None:
     _folder(tmp_path, {f"{k}.txt": str(k) * 1000 for k in range(count)})
-    corpus = load_corpus(DataConfig(source="folder", path=str(tmp_path), seq_len=8), ByteTokenizer())
+    corpus = load_corpus(DataConfig(source="folder", seq_len=8), ByteTokenizer(), str(tmp_path))
     assert corpus.windows > 3 and len(corpus.held_out) > 8
 
 
 def test_the_size_limit_cuts_whole_files(tmp_path: Path) -> None:
     _folder(tmp_path, {f"{k:02}.txt": str(k % 10) * 1000 for k in range(20)})
-    config = DataConfig(source="folder", path=str(tmp_path), seq_len=8, max_bytes=5500)
-    corpus = load_corpus(config, ByteTokenizer())
+    config = DataConfig(source="folder", seq_len=8, max_bytes=5500)
+    corpus = load_corpus(config, ByteTokenizer(), str(tmp_path))
     assert corpus.truncated
     assert set(corpus.train.tolist()) | set(corpus.held_out.tolist()) <= {*b"01234\n"}
 
@@ -126,35 +126,36 @@ def test_ids_of_a_slow_tokenizer_are_cached(tmp_path: Path) -> None:
             return super().encode_file(data)
 
     _folder(tmp_path / "text", {f"{k}.txt": str(k) * 100 for k in range(9)})
-    config, tokenizer = DataConfig(source="folder", path=str(tmp_path / "text"), seq_len=8), Slow()
-    first = load_corpus(config, tokenizer, cache=tmp_path)
-    again = load_corpus(config, tokenizer, cache=tmp_path)
+    config, tokenizer, text = DataConfig(source="folder", seq_len=8), Slow(), str(tmp_path / "text")
+    first = load_corpus(config, tokenizer, text, cache=tmp_path)
+    again = load_corpus(config, tokenizer, text, cache=tmp_path)
     assert tokenizer.calls == 2 and again.train.tolist() == first.train.tolist()
     assert again.batch([3], seed=0).tolist() == first.batch([3], seed=0).tolist()
     tokenizer.fingerprint = b"another"
-    load_corpus(config, tokenizer, cache=tmp_path)
+    load_corpus(config, tokenizer, text, cache=tmp_path)
     (tmp_path / "text" / "0.txt").write_text("changed" * 20)
-    load_corpus(config, tokenizer, cache=tmp_path)
+    load_corpus(config, tokenizer, text, cache=tmp_path)
     assert tokenizer.calls > 4  # neither another tokenizer nor another text is taken from the cache
 
 
 def test_unusable_text_is_refused(tmp_path: Path) -> None:
+    config = DataConfig(source="folder", seq_len=8)
     with pytest.raises(ConfigError, match="not a folder"):
-        load_corpus(DataConfig(source="folder", path=str(tmp_path / "no"), seq_len=8), ByteTokenizer())
+        load_corpus(config, ByteTokenizer(), str(tmp_path / "no"))
     with pytest.raises(ConfigError, match="too little text"):
-        load_corpus(DataConfig(source="folder", path=str(tmp_path), seq_len=8), ByteTokenizer())
-    with pytest.raises(ValueError, match="set both or neither"):
-        DataConfig(source="folder", seq_len=8)
+        load_corpus(config, ByteTokenizer(), str(tmp_path))
+    with pytest.raises(ConfigError, match="with --data"):
+        load_corpus(config, ByteTokenizer())
 
 
 def test_has_text(tmp_path: Path) -> None:
-    folder = DataConfig(seq_len=8, source="folder", path=str(tmp_path / "deep"))
-    assert not has_text(folder), "no folder"
+    config, folder = DataConfig(seq_len=8, source="folder"), str(tmp_path / "deep")
+    assert not has_text(config, folder), "no folder"
     (tmp_path / "deep" / "deeper").mkdir(parents=True)
     (tmp_path / "deep" / "photo.jpg").write_bytes(b"no text")
-    assert not has_text(folder)
+    assert not has_text(config, folder) and not has_text(config)
     (tmp_path / "deep" / "deeper" / "scenario.txt").write_text("once")
-    assert has_text(folder)
+    assert has_text(config, folder)
     assert has_text(DataConfig(seq_len=8, source="stdlib"))
 
 

@@ -74,7 +74,7 @@ async def _twins(directory: Path, text: Path, inner: InnerConfig = INNER) -> Asy
     torch.set_num_threads(1)  # like the worker: more would add up in another order
     async with open_test_worker_group(directory, text, inner=inner) as (worker_group, log):
         mine = InnerTrainer(MODEL, inner, resolve_device("cpu"))
-        yield Twins(worker_group, log, load_corpus(worker_group.config.data, ByteTokenizer()), mine)
+        yield Twins(worker_group, log, load_corpus(worker_group.config.data, ByteTokenizer(), str(text)), mine)
 
 
 @pytest.mark.process

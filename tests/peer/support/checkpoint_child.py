@@ -28,6 +28,7 @@ LAYOUT = FlatLayout.of(
     ModelConfig(hidden_size=128, layers=2, heads=4, kv_heads=2, intermediate_size=256, max_seq_len=64)
 )
 RUN_ID = "run"
+IDENTITY = Identity.from_seed(b"checkpoint child".ljust(32, b"."))
 
 
 def state(round_number: int) -> dict[str, torch.Tensor]:
@@ -36,7 +37,7 @@ def state(round_number: int) -> dict[str, torch.Tensor]:
 
 
 def store_in(directory: Path, events: EventLog) -> CheckpointStore:
-    return CheckpointStore(directory, Identity.generate(), RUN_ID, events)
+    return CheckpointStore(directory, IDENTITY, RUN_ID, events)
 
 
 def save_rounds(directory: Path, first: int, last: int, started: int | None = None) -> None:

@@ -47,7 +47,8 @@ def freeze(pid: int) -> None:
 def worker_config(directory: Path, text: Path, **changes: object) -> WorkerConfig:
     values: dict[str, object] = {
         "model": MODEL,
-        "data": DataConfig(source="folder", path=str(text), seq_len=32),
+        "data": DataConfig(source="folder", seq_len=32),
+        "data_folder": str(text),
         "inner": INNER,
         "directory": directory,
         "events": Log(),

@@ -20,7 +20,6 @@ import trio
 
 from peer.compute.device import resolve_device
 from peer.compute.train_loop import InnerTrainer
-from peer.config import DataConfig
 from peer.data.corpus import load_corpus
 from peer.data.tokenizer import ByteTokenizer
 from peer.errors import ConfigError, WorkerError
@@ -70,7 +69,7 @@ async def test_it_trains_and_evaluates(tmp_path: Path, text: Path) -> None:
         result = await worker_group.inner_steps([(0, 10), (500, 530)], first_step=3, deadline_s=HOUR_S)
         assert (result.steps, result.sequences, result.tokens, result.skipped) == (10, 40, 1280, 0)
         torch.set_num_threads(1)
-        corpus = load_corpus(worker_group.config.data, ByteTokenizer())
+        corpus = load_corpus(worker_group.config.data, ByteTokenizer(), str(text))
         assert corpus.digest == worker_group.loaded.corpus_digest
         trainer = InnerTrainer(MODEL, INNER, resolve_device("cpu"))
         init_flat(MODEL, seed=0, out=trainer.local)
@@ -160,9 +159,8 @@ async def test_a_worker_that_makes_no_step_is_replaced(tmp_path: Path, text: Pat
 
 
 async def test_an_unusable_configuration_is_refused_at_once(tmp_path: Path, text: Path) -> None:
-    missing = DataConfig(source="folder", path=str(tmp_path / "no"), seq_len=32)
     with pytest.raises(ConfigError, match="not a folder"):
-        async with open_worker_group(worker_config(tmp_path, text, data=missing)):
+        async with open_worker_group(worker_config(tmp_path, tmp_path / "no")):
             pass
     small = msgspec.structs.replace(MODEL, vocab_size=255)
     with pytest.raises(ConfigError, match=r"raise model\.vocab_size"):
@@ -177,8 +175,7 @@ async def test_a_failed_restart_is_retried(tmp_path: Path, text: Path) -> None:
     own = tmp_path / "text"
     own.mkdir()
     (own / "a.txt").write_text("some text to train on\n" * 500)
-    data = DataConfig(source="folder", path=str(own), seq_len=32)
-    async with open_test_worker_group(tmp_path, text, data=data) as (worker_group, log):
+    async with open_test_worker_group(tmp_path, own) as (worker_group, log):
         own.rename(tmp_path / "away")
         await _hit(worker_group, log, lambda pid: os.kill(pid, signal.SIGKILL))
         with pytest.raises(WorkerError, match="not a folder"):
@@ -200,7 +197,7 @@ from peer.worker.config import WorkerConfig
 async def main():
     config = WorkerConfig(
         model=ModelConfig(hidden_size=32, layers=2, heads=2, kv_heads=1, intermediate_size=48, max_seq_len=32),
-        data=DataConfig(source="folder", path=sys.argv[2], seq_len=32),
+        data=DataConfig(source="folder", seq_len=32), data_folder=sys.argv[2],
         inner=InnerConfig(lr=1e-2, batch_size=4, total_steps=1000, dtype="fp32"),
         directory=Path(sys.argv[1]), events=EventLog(), device="cpu", threads=1,
     )

@@ -124,7 +124,7 @@ async def _scene(directory: Path, text: Path, outer: StreamingConfig) -> AsyncIt
     torch.set_num_threads(1)  # like the worker: more threads would add in another order
     async with open_test_worker_group(directory, text) as (worker_group, log):
         strategy = build_strategy(outer, CodecConfig(), worker_group.layout, INNER)
-        corpus = load_corpus(worker_group.config.data, ByteTokenizer())
+        corpus = load_corpus(worker_group.config.data, ByteTokenizer(), str(text))
         twin, events = InnerTrainer(MODEL, INNER, resolve_device("cpu")), list[Event]()
         scene = Scene(worker_group, trainer_of(worker_group, outer, strategy, log), log, events, corpus, twin)
         async with trio.open_nursery() as nursery:

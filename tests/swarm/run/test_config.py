@@ -85,8 +85,11 @@ def test_a_model_may_come_from_a_folder() -> None:
         ("rounds = 3", f"rounds = {'9' * 5000}", None, ["too long"]),
         ("rounds = 3", f"seed = {1 << 63}", 3, ["[run] seed", "2**63"]),
         ("rounds = 3", f"rounds = {'[' * 2000}{']' * 2000}", None, ["too deeply"]),
-        ("layers = 1", "layers = 1000000000000", 7, ["[model] layers", "at most 16384"]),
-        ("hidden_size = 32", "hidden_size = 30000000000\nhead_dim = 16", 6, ["[model] hidden_size", "parameters"]),
+        ("layers = 1", "layers = 1000000000000", 7, ["[model] layers", "between 1 and 16384"]),
+        ("hidden_size = 32", "hidden_size = 30000000000\nhead_dim = 16", 6, ["[model] hidden_size", "1048576"]),
+        ("hidden_size = 32", "hidden_size = 1048576\nvocab_size = 16777216", 6, ["[model] hidden_size", "parameters"]),
+        ("lr = 1e-3", "lr = 1e-3\ncompile = true", 18, ["[inner] compile", "peer join --compile"]),
+        ("[data]\nseq_len = 64", "[data]\npath = 'text'\nseq_len = 64", 14, ["[data] path", "peer join --data"]),
     ],
 )
 def test_an_error_names_line_and_field(old: str, new: str, line: int | None, words: list[str]) -> None:

@@ -42,7 +42,6 @@ tie_embeddings = false
 [data]
 seq_len = 64
 source = "folder"
-path = "{text}"
 
 [inner]
 lr = 1e-3

@@ -55,7 +55,6 @@ max_seq_len = 128
 [data]
 seq_len = 64
 source = "folder"
-path = "{text}"
 
 [inner]
 lr = 4e-3
@@ -230,8 +229,8 @@ class Swarm:
     def join(self, name: str, *options: str, fault: str = "", invite: Path | None = None) -> PeerProcess:
         """Start a peer. `fault`: a BARNRAISE_FAULT such as "kill:before_vote:3"; `invite`: a file with another one than
         the coordinator's."""
-        listen = ("--listen", "/ip4/127.0.0.1/tcp/0")
-        arguments = ["join", str(invite or self.invite), "--name", name, "--threads", "1", *listen, *options]
+        fixed = ("--threads", "1", "--data", str(self.folder / "text"), "--listen", "/ip4/127.0.0.1/tcp/0")
+        arguments = ["join", str(invite or self.invite), "--name", name, *fixed, *options]
         self.peers[name] = self._start(name, arguments, fault)
         return self.peers[name]
 
@@ -364,7 +363,7 @@ async def open_swarm(
     text = folder / "text"
     text.mkdir()
     _write_text(text)
-    toml = run.format(rounds=rounds, min_peers=min_peers, outer=outer or f"[outer]\nsteps = {steps}", text=text)
+    toml = run.format(rounds=rounds, min_peers=min_peers, outer=outer or f"[outer]\nsteps = {steps}")
     swarm = Swarm(folder, toml)
     try:
         async with trio.open_nursery() as nursery:

@@ -13,7 +13,7 @@ from swarm.run.invite import Invite
 from swarm.run.manifest import Manifest
 from swarm.run.peer_context import JoinConfig, Role
 from swarm.run.sections import PipelineConfig
-from swarm.training.peer import check_role
+from swarm.training.join_checks import check_role
 from tests.swarm.run.test_manifest import make_manifest
 
 

@@ -1,0 +1,170 @@
+"""config.json of a Hugging Face checkpoint, in and out. What it may hold is typed and bounded: others write it."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from peer.config import ModelConfig, RopeScaling
+from peer.decoding import MALFORMED
+from peer.errors import ConfigError
+
+CONFIG_BYTES_MAX: Final = 64 << 10
+_FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3")
+_CODE: Final = ("auto_map", "custom_pipelines", "trust_remote_code")
+
+
+class _Kind(msgspec.Struct):
+    """What is looked at first: a model of another family has other fields."""
+
+    model_type: str = ""
+    auto_map: Any = None
+    custom_pipelines: Any = None
+    trust_remote_code: Any = None
+
+
+class _Rope(msgspec.Struct):
+    rope_theta: float | None = None
+    rope_type: str | None = None
+    type: str | None = None
+    factor: float | None = None
+    low_freq_factor: float | None = None
+    high_freq_factor: float | None = None
+    original_max_position_embeddings: int | None = None
+
+
+class _HubConfig(msgspec.Struct):
+    """A config.json of transformers 4 or 5."""
+
+    vocab_size: int
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    intermediate_size: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    rope_theta: float | None = None
+    rope_scaling: _Rope | None = None
+    rope_parameters: _Rope | None = None
+    sliding_window: int | None = None
+    use_sliding_window: bool | None = None
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    hidden_act: str = "silu"
+    quantization_config: Any = None
+
+
+def read_hub_config(content: bytes) -> ModelConfig:
+    """Return the ModelConfig of a config.json. Raises ConfigError, also for a setting that this decoder would compute
+    differently."""
+    try:
+        kind = msgspec.json.decode(content, type=_Kind)
+        for key in _CODE:
+            if getattr(kind, key) is not None:
+                raise ConfigError(f"config.json sets {key}, which names code to run: choose a model without code")
+        if kind.model_type not in _FAMILIES:
+            raise ConfigError(f"model_type is {kind.model_type[:40]!r}: choose a model of {', '.join(_FAMILIES)}")
+        raw = msgspec.json.decode(content, type=_HubConfig)
+    except MALFORMED as error:
+        raise ConfigError(f"config.json is not that of a model ({error}): download it again") from error
+    for key, plain in (
+        ("attention_bias", False),
+        ("mlp_bias", False),
+        ("hidden_act", "silu"),
+        ("quantization_config", None),
+    ):
+        if getattr(raw, key) != plain:
+            found = str(getattr(raw, key))[:40]
+            raise ConfigError(f"config.json sets {key} to {found!r}: choose a model with {plain!r}")
+    try:
+        return _model_config(kind.model_type, raw)
+    except ValueError as error:
+        raise ConfigError(f"config.json does not describe a supported model ({error}): choose another model") from error
+
+
+def _model_config(family: str, raw: _HubConfig) -> ModelConfig:
+    rope = _merged_rope(raw)
+    max_seq_len, window = raw.max_position_embeddings, raw.sliding_window
+    if window is not None and (family == "mistral" or raw.use_sliding_window):
+        max_seq_len = min(max_seq_len, window)  # within the window, sliding and full attention are equal
+    return ModelConfig(
+        vocab_size=raw.vocab_size,
+        hidden_size=raw.hidden_size,
+        layers=raw.num_hidden_layers,
+        heads=raw.num_attention_heads,
+        kv_heads=raw.num_key_value_heads or raw.num_attention_heads,
+        intermediate_size=raw.intermediate_size,
+        max_seq_len=max_seq_len,
+        head_dim=raw.head_dim,
+        rope_theta=rope.rope_theta or raw.rope_theta or 10000.0,
+        rope_scaling=_rope_scaling(rope),
+        norm_eps=raw.rms_norm_eps,
+        qk_norm=family == "qwen3",
+        attention_bias=family == "qwen2",
+        tie_embeddings=raw.tie_word_embeddings,
+    )
+
+
+def _merged_rope(raw: _HubConfig) -> _Rope:
+    """Return the rotary settings, of which transformers 4 and 5 have one name each; the newer one wins."""
+    older, newer = raw.rope_scaling or _Rope(), raw.rope_parameters or _Rope()
+    return _Rope(
+        *(
+            getattr(older, field) if getattr(newer, field) is None else getattr(newer, field)
+            for field in _Rope.__struct_fields__
+        )
+    )
+
+
+def _rope_scaling(rope: _Rope) -> RopeScaling | None:
+    kind = rope.rope_type or rope.type or "default"
+    if kind == "default":
+        return None
+    if kind != "llama3":
+        raise ConfigError(
+            f"config.json asks for {kind[:40]!r} rotary scaling: choose a model with llama3's, or without"
+        )
+    slow, fast, longest = rope.low_freq_factor, rope.high_freq_factor, rope.original_max_position_embeddings
+    if rope.factor is None or slow is None or fast is None or longest is None:
+        raise ConfigError("config.json lacks a part of llama3's rotary scaling: download it again")
+    return RopeScaling(factor=rope.factor, low_freq_factor=slow, high_freq_factor=fast, original_max_seq_len=longest)
+
+
+def hub_config(config: ModelConfig) -> dict[str, Any]:
+    """Return a config.json for transformers 4 and 5: the rotary settings stand under both versions' names."""
+    family = "qwen3" if config.qk_norm else "qwen2" if config.attention_bias else "llama"
+    rope: dict[str, Any] = {"rope_type": "default"}
+    if config.rope_scaling is not None:
+        scaling = config.rope_scaling
+        rope = {
+            "rope_type": "llama3",
+            "factor": scaling.factor,
+            "low_freq_factor": scaling.low_freq_factor,
+            "high_freq_factor": scaling.high_freq_factor,
+            "original_max_position_embeddings": scaling.original_max_seq_len,
+        }
+    return {
+        "architectures": [{"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}[family] + "ForCausalLM"],
+        "model_type": family,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.kv_heads,
+        "head_dim": config.head_size,
+        "max_position_embeddings": config.max_seq_len,
+        "rope_theta": config.rope_theta,
+        "rope_scaling": None if config.rope_scaling is None else rope,
+        "rope_parameters": {"rope_theta": config.rope_theta, **rope},
+        "rms_norm_eps": config.norm_eps,
+        "hidden_act": "silu",
+        "tie_word_embeddings": config.tie_embeddings,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "torch_dtype": "float32",
+    }

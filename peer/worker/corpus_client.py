@@ -1,0 +1,78 @@
+"""Reading a corpus without running its tokenizer in this process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import trio
+
+from peer.compute.device import usable_cores
+from peer.data.corpus import Corpus, load_corpus
+from peer.data.tokenizer import BYTES, ByteTokenizer, Ids
+from peer.errors import ConfigError, WorkerError
+from peer.ipc.messages import CorpusFiles, LoadModel, ModelLoaded
+from peer.worker.config import WorkerConfig
+from peer.worker.process import WorkerProcess, handshake
+
+LOG: Final = "corpus-worker.log"
+
+
+async def read_corpus_apart(config: WorkerConfig) -> Corpus:
+    """Return this machine's corpus. A tokenizer of the run's runs in a worker process of its own, which is ended when
+    the ids are on disk. Raises ConfigError if there is too little text or the tokenizer is refused, WorkerError."""
+    if config.tokenizer == BYTES:
+        return await trio.to_thread.run_sync(load_corpus, config.data, ByteTokenizer(), config.data_folder)
+    worker = WorkerProcess.start(config.directory / LOG, config.threads or usable_cores(), ())
+    try:
+        answer = await handshake(worker, _load_message(config), config.load_timeout_s)
+    finally:
+        await worker.destroy()
+    if not isinstance(answer, ModelLoaded):
+        raise ConfigError(answer.message)
+    assert answer.corpus_files is not None
+    return await trio.to_thread.run_sync(_mapped, config, answer, answer.corpus_files)
+
+
+def _load_message(config: WorkerConfig) -> LoadModel:
+    return LoadModel(
+        program="corpus",
+        rank=0,
+        world_size=1,
+        model=config.model,
+        data=config.data,
+        inner=config.inner,
+        tokenizer=config.tokenizer,
+        data_folder=config.data_folder,
+        compile=False,
+        directory=str(config.directory),
+        device="cpu",
+        seed=config.seed,
+        outer_fd=-1,
+        delta_fd=-1,
+        inner_state_fd=-1,
+    )
+
+
+def _mapped(config: WorkerConfig, loaded: ModelLoaded, files: CorpusFiles) -> Corpus:
+    return Corpus(
+        train=_ids(config, files.train),
+        held_out=_ids(config, files.held_out),
+        held_out_bytes=files.held_out_bytes,
+        digest=loaded.corpus_digest,
+        seq_len=config.data.seq_len,
+        truncated=loaded.corpus_truncated,
+    )
+
+
+def _ids(config: WorkerConfig, name: str) -> Ids:
+    """Map a file of ids, which must be of the model's vocabulary."""
+    path = config.directory / Path(name).name
+    try:
+        ids: Ids = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise WorkerError(f"the token ids in {path} cannot be read ({error}): join again") from error
+    if ids.ndim != 1 or ids.dtype != np.int32 or ids.min() < 0 or ids.max() >= config.model.vocab_size:
+        raise WorkerError(f"{path} holds no token ids of this model: delete it and join again")
+    return ids

@@ -1,0 +1,59 @@
+"""The "corpus" program of a worker: it reads and tokenizes this machine's text, and leaves the ids in files.
+
+The network process needs the ids where it dispatches micro-batches or feeds others. The tokenizer is a stranger's, so
+its parser and its patterns run here.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from peer.data.corpus import Corpus, load_corpus
+from peer.data.tokenizer import Ids, load_tokenizer
+from peer.errors import ConfigError
+from peer.ipc.messages import CorpusFiles, LoadModel, ModelLoaded, Stop
+from peer.worker.control_link import ControlLink
+
+
+class CorpusWorker:
+    """Loads the corpus once; takes no commands."""
+
+    commands: ClassVar[Any] = Stop
+
+    def __init__(self, link: ControlLink, load: LoadModel) -> None:
+        corpus = read_corpus(load)
+        link.send(
+            ModelLoaded(
+                device="",
+                bf16=False,
+                compiled=False,
+                windows=corpus.windows,
+                corpus_digest=corpus.digest,
+                corpus_truncated=corpus.truncated,
+                corpus_files=CorpusFiles(_file(corpus.train), _file(corpus.held_out), corpus.held_out_bytes),
+            )
+        )
+
+    def run(self) -> None:
+        """Wait for the parent to end this process."""
+        threading.Event().wait()
+
+
+def read_corpus(load: LoadModel) -> Corpus:
+    """Read the text of this machine with the run's tokenizer. Raises ConfigError."""
+    tokenizer = load_tokenizer(load.tokenizer)
+    if tokenizer.vocab_size > load.model.vocab_size:
+        raise ConfigError(
+            f"the tokenizer has {tokenizer.vocab_size} ids and the model only {load.model.vocab_size}: "
+            "raise model.vocab_size or choose another tokenizer"
+        )
+    return load_corpus(load.data, tokenizer, load.data_folder, Path(load.directory))
+
+
+def _file(ids: Ids) -> str:
+    assert isinstance(ids, np.memmap)
+    return Path(str(ids.filename)).name

@@ -1,0 +1,109 @@
+"""What is checked before a peer takes part: the run has a place for it, and this machine has room for the run.
+
+A stranger wrote the run's rules. So their need is compared with this machine before any of it is allocated, and the
+text to train on is what this machine's user has named.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Final
+
+from peer.compute.device import resolve_device
+from peer.config import ModelConfig
+from peer.data.corpus import check_source
+from peer.errors import ConfigError, ResourceError
+from peer.free_memory import free_memory_bytes
+from swarm.placement.stages import BYTES_A_VALUE, stage_costs, state_bytes
+from swarm.run.manifest import Manifest
+from swarm.run.peer_context import JoinConfig
+
+STATE_COPIES_ON_DISK: Final = 4  # two checkpoints, one being written, one being fetched
+_ACTIVATION_BYTES: Final = 2  # bf16 at least
+
+
+def check_join(config: JoinConfig, manifest: Manifest) -> None:
+    """Raise ConfigError or ResourceError unless a peer with this `config` can take part. Nothing is allocated."""
+    check_role(config, manifest)
+    reads_text = manifest.stages == 1 or config.role == "feeder" or config.stage == 0
+    if reads_text:
+        check_source(manifest.data, config.data_folder)
+    if config.role != "feeder":
+        check_memory(config, manifest)
+        check_disk(config, manifest)
+
+
+def check_role(config: JoinConfig, manifest: Manifest) -> None:
+    """Raise ConfigError unless the run has a place for the role and stage of `config`."""
+    if manifest.stages == 1:
+        if config.role not in ("auto", "full") or config.stage not in (None, 0):
+            raise ConfigError("in this run every peer holds the whole model: leave out --role and --stage")
+    elif config.role == "full":
+        raise ConfigError(f"--role full, but the model is cut into {manifest.stages} stages: choose --role stage")
+    elif config.role == "feeder" and config.stage is not None:
+        raise ConfigError("a feeder has no stage: leave out either --role feeder or --stage")
+    elif config.stage is not None and not 0 <= config.stage < manifest.stages:
+        raise ConfigError(f"there is no stage {config.stage}: choose 0 to {manifest.stages - 1}, or leave --stage out")
+
+
+def check_memory(config: JoinConfig, manifest: Manifest) -> None:
+    """Raise an error if this peer's stage, or every stage, needs more memory than there is: ConfigError for
+    --memory-limit, which counts where it is given, ResourceError for the machine's free memory."""
+    needs = memory_needs(manifest, config.device)
+    needed, what, remedy = min(needs), "the smallest stage", "or join with --role feeder"
+    if manifest.stages == 1:
+        what, remedy = "the model", "or join a run of a smaller model"
+    elif config.stage is not None:
+        needed, what = needs[config.stage], f"stage {config.stage}"
+    there = f"and {what} needs {needed / 1e9:.3g} GB"
+    if config.memory_bytes is not None:
+        if needed > config.memory_bytes:
+            if manifest.stages > 1 and min(needs) <= config.memory_bytes:
+                remedy = "or leave --stage out"
+            raise ConfigError(f"--memory-limit is {config.memory_bytes / 1e9:.3g} GB {there}: raise it, {remedy}")
+    elif needed > (free := free_memory_bytes()):
+        raise ResourceError(
+            f"{free / 1e9:.3g} GB of memory are free {there}: free some, say with --memory-limit how much this peer may"
+            f" use, {remedy}"
+        )
+
+
+def check_disk(config: JoinConfig, manifest: Manifest) -> None:
+    """Raise ResourceError if the home's disk has too little room for this peer's stage, or for every stage. What the
+    home holds already counts as room."""
+    stages = range(manifest.stages) if config.stage is None else [config.stage]
+    needed = STATE_COPIES_ON_DISK * min(state_bytes(manifest, stage) for stage in stages)
+    free = shutil.disk_usage(config.home).free
+    if needed > free and needed > free + _held_bytes(config.home):
+        raise ResourceError(
+            f"{free / 1e9:.3g} GB are free on the disk of {config.home} and this run's checkpoints need"
+            f" {needed / 1e9:.3g} GB: free some space, or choose a --home on another disk"
+        )
+
+
+def memory_needs(manifest: Manifest, device: str) -> list[float]:
+    """Return the bytes of this machine's memory that each stage needs at least: its state and, where `device` (as for
+    `peer join`) is a CPU, the rotary table and the activations of a step."""
+    on_cpu = resolve_device(device).torch.type == "cpu"
+    model, seq_len = manifest.model, manifest.data.seq_len
+    rotary = on_cpu * 2.0 * BYTES_A_VALUE * model.max_seq_len * model.head_size
+    tokens = on_cpu * manifest.micro_batch * seq_len
+    costs = zip(stage_costs(manifest), manifest.cuts, strict=True)
+    return [
+        cost.memory_bytes + rotary + tokens * _activation_bytes(model, end - first, end == model.layers)
+        for cost, (first, end) in costs
+    ]
+
+
+def _activation_bytes(model: ModelConfig, blocks: int, has_head: bool) -> float:
+    """Return what a token takes at least until its gradient is known."""
+    kept = blocks * (2 * model.hidden_size + 2 * model.intermediate_size)
+    return _ACTIVATION_BYTES * (kept + has_head * model.vocab_size)
+
+
+def _held_bytes(home: Path) -> int:
+    """Return what the files in a peer's home take on its disk."""
+    paths = (os.path.join(folder, name) for folder, _, names in os.walk(home) for name in names)
+    return sum(512 * os.lstat(path).st_blocks for path in paths)

@@ -1,0 +1,73 @@
+"""A run's tokenizer runs in a worker process: the network process gets the ids, or an error, and lives."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from peer.data.corpus import load_corpus
+from peer.data.tokenizer import ByteTokenizer, load_tokenizer
+from peer.errors import ConfigError, WorkerError
+from peer.worker.corpus_client import read_corpus_apart
+from tests.peer.support.worker_harness import MODEL, worker_config
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Path:
+    ByteTokenizer().save(tmp_path)
+    return tmp_path / "tokenizer.json"
+
+
+async def test_the_ids_are_those_of_the_tokenizer(tmp_path: Path, text: Path, hub: Path) -> None:
+    config = worker_config(tmp_path, text, tokenizer=str(hub))
+    corpus = await read_corpus_apart(config)
+    here = load_corpus(config.data, load_tokenizer(str(hub)), str(text))
+    assert corpus.digest == here.digest and corpus.held_out_bytes == here.held_out_bytes
+    assert corpus.train.tolist() == here.train.tolist() and corpus.held_out.tolist() == here.held_out.tolist()
+    assert corpus.batch([1, 2], seed=0).tolist() == here.batch([1, 2], seed=0).tolist()
+    assert not psutil.Process().children(), "the worker is gone"
+
+
+async def test_bytes_need_no_worker(tmp_path: Path, text: Path) -> None:
+    config = worker_config(tmp_path, text)
+    assert (await read_corpus_apart(config)).digest == load_corpus(config.data, ByteTokenizer(), str(text)).digest
+    assert not (tmp_path / "corpus-worker.log").exists()
+
+
+async def test_a_hostile_tokenizer_is_one_sentence(tmp_path: Path, text: Path, hub: Path) -> None:
+    content = json.loads(hub.read_text())
+    evil = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+    hub.write_text(json.dumps({**content, "pre_tokenizer": evil}))
+    with pytest.raises(ConfigError, match="unknown regular expression"):
+        await read_corpus_apart(worker_config(tmp_path, text, tokenizer=str(hub)))
+    hub.write_bytes(b" " * (17 << 20))
+    with pytest.raises(ConfigError, match="larger than"):
+        await read_corpus_apart(worker_config(tmp_path, text, tokenizer=str(hub)))
+    assert not psutil.Process().children()
+
+
+async def test_a_tokenizer_of_more_ids_than_the_model_is_refused(tmp_path: Path, text: Path, hub: Path) -> None:
+    small = msgspec.structs.replace(MODEL, vocab_size=255)
+    with pytest.raises(ConfigError, match="the tokenizer has 256 ids and the model only 255"):
+        await read_corpus_apart(worker_config(tmp_path, text, tokenizer=str(hub), model=small))
+
+
+async def test_a_worker_that_dies_is_an_error(
+    tmp_path: Path, text: Path, hub: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(WorkerError, match="died while loading"):
+        await read_corpus_apart(worker_config(tmp_path, text, tokenizer=str(hub)))
+
+
+async def test_without_the_users_folder_nothing_is_read(tmp_path: Path, hub: Path) -> None:
+    config = worker_config(tmp_path, tmp_path, tokenizer=str(hub), data_folder="")
+    with pytest.raises(ConfigError, match="--data"):
+        await read_corpus_apart(config)

@@ -1,0 +1,61 @@
+"""A run never says which folder of this machine is read: only `peer join --data` does."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cli.templates import template
+from tests.swarm.support.swarm_harness import REPO, open_swarm
+
+AUDITED = """
+import os, sys
+private, seen = sys.argv[1], []
+
+def note(event, arguments):
+    if event in ("open", "os.scandir", "os.listdir") and arguments and isinstance(arguments[0], (str, os.PathLike)):
+        if os.fspath(arguments[0]).startswith(private):
+            seen.append(f"{event} {arguments[0]}")
+
+sys.addaudithook(note)
+sys.argv = ["peer", *sys.argv[2:]]
+from cli.main import main
+try:
+    main()
+finally:
+    print("SEEN", seen, flush=True)
+"""
+
+
+@pytest.mark.process
+async def test_without_data_a_folder_run_is_refused_and_no_folder_is_read(tmp_path: Path) -> None:
+    private = tmp_path / "text"  # what the harness would name with --data
+    async with open_swarm(tmp_path) as swarm:
+        join = ["join", str(swarm.invite), "--home", str(tmp_path / "p"), "--listen", "/ip4/127.0.0.1/tcp/0"]
+        command = [sys.executable, "-c", AUDITED, str(private), *join]
+        done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 2, done.stderr
+    assert "peer: this run trains on text of your own: name a folder of text files with --data DIR" in done.stderr
+    assert "SEEN []" in done.stdout
+    assert not (tmp_path / "p" / "worker.log").exists(), "no worker was started"
+
+
+@pytest.mark.process
+def test_a_path_or_a_compiler_in_run_toml_is_refused_with_the_option_for_it(tmp_path: Path) -> None:
+    for line, option in (("[data]\npath = '/home'", "--data DIR"), ("[inner]\ncompile = true", "--compile")):
+        section = line.split("\n")[0]
+        (tmp_path / "run.toml").write_text(template().replace(section, line, 1).replace("  # tokens a sequence", ""))
+        command = [
+            sys.executable,
+            "-m",
+            "cli.main",
+            "coordinate",
+            str(tmp_path / "run.toml"),
+            "--home",
+            str(tmp_path / "c"),
+        ]
+        done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=240, check=False)
+        assert done.returncode == 2 and option in done.stderr, done.stderr

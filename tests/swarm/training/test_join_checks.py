@@ -1,0 +1,113 @@
+"""Before a peer joins: the run's need against this machine's memory and disk, and whose folder it reads."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+
+from peer.config import DataConfig, InnerConfig, ModelConfig
+from peer.errors import ConfigError, ResourceError
+from peer.identity import Identity
+from swarm.placement.stages import state_bytes
+from swarm.run.invite import Invite
+from swarm.run.manifest import Manifest
+from swarm.run.peer_context import JoinConfig, Role
+from swarm.training import join_checks
+from swarm.training.join_checks import STATE_COPIES_ON_DISK, check_join, memory_needs
+from tests.swarm.run.test_manifest import make_manifest
+from tests.swarm.training.test_roles import run_of
+
+AUTHORITY = Identity.generate().peer_id
+FOLDER = DataConfig(seq_len=64, source="folder")
+
+
+def joining(home: Path, manifest: Manifest, role: Role = "auto", stage: int | None = None, **more: Any) -> JoinConfig:
+    invite = Invite(manifest.run_id, manifest.authority, ())
+    return JoinConfig(home, invite, role=role, stage=stage, device="cpu", **more)
+
+
+def absurd(**changes: object) -> Manifest:
+    """A run that its bounds allow and no machine of these tests can take part in."""
+    model = ModelConfig(hidden_size=1 << 16, layers=8, heads=64, kv_heads=8, intermediate_size=1 << 17, max_seq_len=64)
+    return make_manifest(AUTHORITY, **{"model": model, "cuts": ((0, 8),), **changes})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"model": make_manifest(AUTHORITY).model, "inner": InnerConfig(lr=1.0, batch_size=1 << 20, total_steps=1)},
+        {"model": msgspec.structs.replace(make_manifest(AUTHORITY).model, max_seq_len=1 << 24, head_dim=1 << 14)},
+    ],
+    ids=["parameters", "activations", "rotary table"],
+)
+def test_a_run_that_needs_more_memory_than_there_is_is_refused_before_any_is_taken(
+    tmp_path: Path, changes: dict[str, object]
+) -> None:
+    if changes:
+        changes = {"cuts": ((0, 1),), **changes}
+    manifest = absurd(**changes)
+    before = psutil.Process().memory_info().rss
+    with pytest.raises(
+        ResourceError, match=r"GB of memory are free and the model needs .*: free some, .*--memory-limit"
+    ):
+        check_join(joining(tmp_path, manifest), manifest)
+    assert psutil.Process().memory_info().rss - before < 16 << 20
+
+
+def test_the_users_limit_counts_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = make_manifest(AUTHORITY)
+    (need,) = memory_needs(manifest, "cpu")
+    monkeypatch.setattr(join_checks, "free_memory_bytes", lambda: need - 1)
+    with pytest.raises(ResourceError, match="memory"):
+        check_join(joining(tmp_path, manifest), manifest)
+    check_join(joining(tmp_path, manifest, memory_bytes=need), manifest)
+    with pytest.raises(ConfigError, match=r"--memory-limit is .* and the model needs .*: raise it"):
+        check_join(joining(tmp_path, manifest, memory_bytes=need - 1), manifest)
+
+
+def test_a_pipeline_needs_room_for_the_smallest_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = run_of(3)
+    needs = memory_needs(manifest, "cpu")
+    assert min(needs) == needs[1] < needs[0]
+    monkeypatch.setattr(join_checks, "free_memory_bytes", lambda: needs[1])
+    check_join(joining(tmp_path, manifest), manifest)
+    check_join(joining(tmp_path, manifest, "feeder"), manifest)
+    with pytest.raises(ResourceError, match="stage 0 needs"):
+        check_join(joining(tmp_path, manifest, "stage", 0), manifest)
+
+
+def test_a_run_that_needs_more_disk_than_there_is_is_refused(tmp_path: Path) -> None:
+    manifest = absurd()
+    with pytest.raises(ResourceError, match=r"are free on the disk of .* need .*: free some space"):
+        check_join(joining(tmp_path, manifest, memory_bytes=1e18), manifest)
+
+
+def test_what_the_home_holds_already_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = make_manifest(AUTHORITY)
+    free = STATE_COPIES_ON_DISK * state_bytes(manifest) - 4096
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    with pytest.raises(ResourceError, match="free some space"):
+        check_join(joining(tmp_path, manifest), manifest)
+    (tmp_path / "checkpoint").write_bytes(bytes(8192))
+    check_join(joining(tmp_path, manifest), manifest)
+
+
+@pytest.mark.parametrize(("role", "stage"), [("auto", None), ("feeder", None), ("stage", 0)])
+def test_a_run_of_text_of_ones_own_needs_a_folder(tmp_path: Path, role: Role, stage: int | None) -> None:
+    manifest = msgspec.structs.replace(run_of(1 if role == "auto" else 3), data=FOLDER)
+    with pytest.raises(ConfigError, match="text of your own: name a folder of text files with --data"):
+        check_join(joining(tmp_path, manifest, role, stage), manifest)
+    check_join(joining(tmp_path, manifest, role, stage, data_folder="text"), manifest)
+
+
+def test_a_later_stage_reads_no_text(tmp_path: Path) -> None:
+    manifest = msgspec.structs.replace(run_of(3), data=FOLDER)
+    check_join(joining(tmp_path, manifest), manifest)
+    check_join(joining(tmp_path, manifest, "stage", 1), manifest)
