@@ -1,16 +1,22 @@
 """The records of one store: by (digest, signer), each until it expires. Pure: time is an argument.
 
-Bounded against floods, by these rules:
-- a signer has one slot per key, at most `records_per_signer` slots and `bytes_per_signer` bytes;
-- a key has at most `records_per_key` slots and `bytes_per_key` bytes, so that one reply can carry them all. A full key
-  refuses new signers and still takes refreshes;
-- when the whole store is full, the signer with the most bytes loses its slot nearest to expiry, if it holds more than
-  the newcomer would and more than `bytes_guaranteed`. Otherwise the newcomer is refused. So an identity that floods
-  loses only its own records, and many identities with one slot each can fill the store but evict no other.
+Identities cost nothing, so room is given by trust, then by the address prefix of the connection that stored a record,
+then by how long its signer is known here:
+
+- a signer has one slot a key, at most `records_per_signer` slots and `bytes_per_signer` bytes;
+- a key keeps at most `records_per_key` records, and `bytes_per_key` bytes of strangers, which is all that a reader gets
+  of them. One public prefix has at most `prefix_records_per_key` and `prefix_bytes_per_key` of that;
+- the strangers of one public prefix have at most `prefix_records` and `prefix_bytes` in the whole store. Private
+  prefixes (loopback, a LAN) have no share of their own: there honest peers live side by side;
+- what is over a limit evicts a stranger's record, never a trusted peer's. Of the most crowded prefix concerned, the
+  half that is known longest stays, and of the rest the one refreshed longest ago goes. So a newcomer always gets in,
+  a flood of new identities evicts itself, and a peer that refreshes its record is never refused for the key's size.
+  Only in a full store does a signer that already holds more than the others have to do without.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -26,27 +32,55 @@ class StorageLimits:
     records: int = 20_000
     size_bytes: int = 32 << 20
     records_per_key: int = 1024
-    bytes_per_key: int = 1 << 20
+    bytes_per_key: int = 64 << 10
+    """Of strangers. What trusted peers store is bounded by their number and the schema."""
+    prefix_records_per_key: int = 4
+    prefix_bytes_per_key: int = 16 << 10
+    prefix_records: int = 256
+    prefix_bytes: int = 256 << 10
     records_per_signer: int = 64
     bytes_per_signer: int = 256 << 10
-    bytes_guaranteed: int = 16 << 10
 
 
 DEFAULT_LIMITS: Final = StorageLimits()
 
 
 @dataclass(frozen=True)
+class Origin:
+    """The connection that delivered a record."""
+
+    prefix: str = ""
+    is_public: bool = False
+    """Whether the prefix belongs to somebody: not loopback, a LAN or a relay."""
+    trusted: bool = False
+
+
+@dataclass(frozen=True)
 class Stored:
-    """A record and the monotonic time at which it expires."""
+    """A record, the monotonic time at which it expires, and what decides how long it may stay."""
 
     record: Record
     expires_at: float
+    origin: Origin
+    known_since: float
+    """When its signer first stored under this key, without a gap since."""
+    refreshed_at: float
 
 
 @dataclass
 class _Usage:
+    """What one signer, or the strangers of one prefix, hold."""
+
     size_bytes: int = 0
-    digests: set[bytes] = field(default_factory=set)
+    slots: set[tuple[bytes, str]] = field(default_factory=set)
+
+    def grow(self, stored: Stored) -> None:
+        self.size_bytes += stored.record.size_bytes
+        self.slots.add((stored.record.digest, stored.record.signer))
+
+    def shrink(self, stored: Stored) -> None:
+        self.size_bytes -= stored.record.size_bytes
+        self.slots.discard((stored.record.digest, stored.record.signer))
 
 
 class Storage:
@@ -55,8 +89,8 @@ class Storage:
     def __init__(self, limits: StorageLimits = DEFAULT_LIMITS) -> None:
         self._limits = limits
         self._slots: dict[bytes, dict[str, Stored]] = {}
-        self._key_bytes: dict[bytes, int] = {}
         self._signers: dict[str, _Usage] = {}
+        self._prefixes: dict[str, _Usage] = {}  # of strangers
         self._records = 0
         self._size_bytes = 0
         self._next_sweep = 0.0
@@ -68,7 +102,7 @@ class Storage:
     def size_bytes(self) -> int:
         return self._size_bytes
 
-    def put(self, record: Record, now: float) -> None:
+    def put(self, record: Record, now: float, origin: Origin = Origin()) -> None:  # noqa: B008 - it is frozen
         """Keep a record for its time to live from now on. The newest of a signer wins; the same one again is a no-op.
 
         Raises StaleRecord or StoreFull. Then only expired and evicted slots have changed.
@@ -82,20 +116,30 @@ class Storage:
                 return
             if record.body.issued_us <= newest_us:
                 raise StaleRecord(f"a newer record of {record.signer} is held: set that machine's clock", newest_us)
-        growth = record.size_bytes - (held.record.size_bytes if held else 0)
-        self._check_share(record, growth, is_new=held is None)
-        self._make_room(record, growth, is_new=held is None, now=now)
+        known_since = now if held is None else held.known_since
+        stored = Stored(record, now + record.ttl_s, origin, known_since, now)
+        self._check_share(record, held)
         self._drop(record.digest, record.signer)
-        self._keep(Stored(record, now + record.ttl_s))
+        try:
+            self._make_room_in_key(stored, now)
+            if origin.is_public and not origin.trusted:
+                self._make_room_in_prefix(stored)
+            self._make_room(stored, now)
+        except StoreFull:
+            if held is not None:
+                self._keep(held)
+            raise
+        self._keep(stored)
 
     def get(self, digest: bytes, now: float) -> list[Stored]:
-        """Return the records under a digest that have not expired."""
-        return [stored for stored in self._slots.get(digest, {}).values() if stored.expires_at > now]
+        """Return the records under a digest that have not expired, those of trusted peers first."""
+        alive = [stored for stored in self._slots.get(digest, {}).values() if stored.expires_at > now]
+        return sorted(alive, key=lambda stored: not stored.origin.trusted)
 
     def drop_signer(self, signer: str) -> None:
         """Forget all records of a signer that said goodbye."""
         usage = self._signers.get(signer)
-        for digest in tuple(usage.digests) if usage else ():
+        for digest, _ in tuple(usage.slots) if usage else ():
             self._drop(digest, signer)
 
     def sweep(self, now: float) -> None:
@@ -117,39 +161,92 @@ class Storage:
             return None
         return stored
 
-    def _check_share(self, record: Record, growth: int, *, is_new: bool) -> None:
+    def _check_share(self, record: Record, held: Stored | None) -> None:
         usage = self._signers.get(record.signer, _Usage())
-        if len(usage.digests) + is_new > self._limits.records_per_signer:
-            raise StoreFull(f"{record.signer} holds {len(usage.digests)} records here: publish under fewer keys")
-        if usage.size_bytes + growth > self._limits.bytes_per_signer:
+        slots = len(usage.slots) + (held is None)
+        size_bytes = usage.size_bytes + record.size_bytes - (held.record.size_bytes if held else 0)
+        if slots > self._limits.records_per_signer:
+            raise StoreFull(f"{record.signer} holds {len(usage.slots)} records here: publish under fewer keys")
+        if size_bytes > self._limits.bytes_per_signer:
             raise StoreFull(f"{record.signer} holds {usage.size_bytes} bytes here: publish less")
-        slots = len(self._slots.get(record.digest, {}))
-        key_bytes = self._key_bytes.get(record.digest, 0)
-        if slots + is_new > self._limits.records_per_key or key_bytes + growth > self._limits.bytes_per_key:
-            raise StoreFull(f"the key holds {slots} records already: try again when some have expired")
 
-    def _make_room(self, record: Record, growth: int, *, is_new: bool, now: float) -> None:
-        if self._fits(growth, is_new):
+    def _make_room_in_key(self, new: Stored, now: float) -> None:
+        limits, slots = self._limits, self._slots.get(new.record.digest, {})
+        if not new.origin.trusted:
+            strangers = [stored for stored in slots.values() if not stored.origin.trusted]
+            if new.origin.is_public:
+                alike = [stored for stored in strangers if stored.origin.prefix == new.origin.prefix]
+                self._evict_down_to(alike, new, limits.prefix_records_per_key, limits.prefix_bytes_per_key)
+            strangers = [stored for stored in strangers if stored.record.signer in slots]
+            self._evict_down_to(strangers, new, limits.records_per_key, limits.bytes_per_key)
+        if len(slots) >= limits.records_per_key:
+            if all(stored.origin.trusted for stored in slots.values()):
+                raise StoreFull(f"the key holds {len(slots)} records already: try again when some have expired")
+            self._evict(stored for stored in slots.values() if not stored.origin.trusted)
+
+    def _evict_down_to(self, rivals: list[Stored], new: Stored, records: int, size_bytes: int) -> None:
+        """Evict rivals of a new record until there is room for it beside them."""
+        held = sum(stored.record.size_bytes for stored in rivals)
+        while rivals and (len(rivals) >= records or held + new.record.size_bytes > size_bytes):
+            victim = self._evict(rivals)
+            held -= victim.record.size_bytes
+            rivals.remove(victim)
+
+    def _make_room_in_prefix(self, new: Stored) -> None:
+        usage = self._prefixes.get(new.origin.prefix, _Usage())
+        while usage.slots and (
+            len(usage.slots) >= self._limits.prefix_records
+            or usage.size_bytes + new.record.size_bytes > self._limits.prefix_bytes
+        ):
+            self._evict_unless_greedy(usage, new)
+
+    def _make_room(self, new: Stored, now: float) -> None:
+        if self._fits(new):
             return
         self.sweep(now)
-        own = self._signers.get(record.signer, _Usage()).size_bytes + growth
-        while not self._fits(growth, is_new):
-            hog, usage = max(self._signers.items(), key=lambda item: item[1].size_bytes, default=("", _Usage()))
-            if usage.size_bytes <= max(own, self._limits.bytes_guaranteed):
-                raise StoreFull("the store is full and no signer holds more than its share: try another store")
-            digest = min(usage.digests, key=lambda digest: self._slots[digest][hog].expires_at)
-            self._drop(digest, hog)
+        while not self._fits(new):
+            crowded = max(self._prefixes.values(), key=lambda usage: usage.size_bytes, default=None)
+            if crowded is None:
+                raise StoreFull("the store is full of records of trusted peers: try another store")
+            if new.origin.trusted:
+                self._evict(self._of(crowded))
+            else:
+                self._evict_unless_greedy(crowded, new)
 
-    def _fits(self, growth: int, is_new: bool) -> bool:
-        return self._records + is_new <= self._limits.records and self._size_bytes + growth <= self._limits.size_bytes
+    def _evict_unless_greedy(self, crowd: _Usage, new: Stored) -> None:
+        """Evict a record of a signer that holds more than the new one's would, or of any if it has nothing yet."""
+        own = self._signers.get(new.record.signer, _Usage()).size_bytes
+        heavy = [
+            stored
+            for stored in self._of(crowd)
+            if self._signers[stored.record.signer].size_bytes > own + new.record.size_bytes
+        ]
+        if own and not heavy:
+            raise StoreFull(f"the store is full and {new.record.signer} holds its share: publish under fewer keys")
+        self._evict(heavy or self._of(crowd))
+
+    def _of(self, usage: _Usage) -> Iterator[Stored]:
+        return (self._slots[digest][signer] for digest, signer in usage.slots)
+
+    def _evict(self, rivals: Iterable[Stored]) -> Stored:
+        """Drop the rival that is refreshed longest ago, of the half that is known for the shortest time."""
+        by_age = sorted(rivals, key=lambda stored: stored.known_since)
+        victim = min(by_age[len(by_age) // 2 :], key=lambda stored: stored.refreshed_at)
+        self._drop(victim.record.digest, victim.record.signer)
+        return victim
+
+    def _fits(self, new: Stored) -> bool:
+        return (
+            self._records < self._limits.records
+            and self._size_bytes + new.record.size_bytes <= self._limits.size_bytes
+        )
 
     def _keep(self, stored: Stored) -> None:
         record = stored.record
         self._slots.setdefault(record.digest, {})[record.signer] = stored
-        self._key_bytes[record.digest] = self._key_bytes.get(record.digest, 0) + record.size_bytes
-        usage = self._signers.setdefault(record.signer, _Usage())
-        usage.size_bytes += record.size_bytes
-        usage.digests.add(record.digest)
+        self._signers.setdefault(record.signer, _Usage()).grow(stored)
+        if not stored.origin.trusted:
+            self._prefixes.setdefault(stored.origin.prefix, _Usage()).grow(stored)
         self._records += 1
         self._size_bytes += record.size_bytes
 
@@ -158,14 +255,14 @@ class Storage:
         stored = slots.pop(signer, None)
         if stored is None:
             return
-        size_bytes = stored.record.size_bytes
-        usage = self._signers[signer]
-        usage.size_bytes -= size_bytes
-        usage.digests.discard(digest)
-        if not usage.digests:
-            del self._signers[signer]
-        self._key_bytes[digest] -= size_bytes
+        for name, usages in ((signer, self._signers), (stored.origin.prefix, self._prefixes)):
+            usage = usages.get(name)
+            if usage is None or (usages is self._prefixes and stored.origin.trusted):
+                continue
+            usage.shrink(stored)
+            if not usage.slots:
+                del usages[name]
         if not slots:
-            del self._slots[digest], self._key_bytes[digest]
+            del self._slots[digest]
         self._records -= 1
-        self._size_bytes -= size_bytes
+        self._size_bytes -= stored.record.size_bytes

@@ -1,6 +1,8 @@
 """The last known addresses of peers. The library's own book forgets them after two minutes.
 
-Addresses are multiaddrs without the trailing `/p2p/<id>` of their peer: freshest first, direct before relayed.
+Addresses are multiaddrs without the trailing `/p2p/<id>` of their peer: freshest first, direct before relayed. Those
+that a peer tells of itself are *claims* until a dial has found the peer there: else any identity could have us knock at
+a third party's door. `peer.net.dialing` limits how often a claim is dialled.
 """
 
 from __future__ import annotations
@@ -9,6 +11,8 @@ import os
 import tempfile
 from collections import OrderedDict
 from collections.abc import Iterable
+from ipaddress import ip_address, ip_network
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -20,10 +24,18 @@ from peer.errors import ConfigError, ResourceError
 from peer.identity import is_peer_id
 
 _PEERS_MAX: Final = 4096
+_CLAIMANTS_MAX: Final = 1024
 _ADDRESS_CHARS_MAX: Final = 512
 _HOSTS: Final = ("ip4", "ip6", "dns", "dns4", "dns6", "dnsaddr")
 _UNDIALLABLE: Final = ("0.0.0.0", "::")
 _CIRCUIT: Final = "/p2p-circuit"
+_CLOSED_RANGES: Final = tuple(
+    ip_network(network)
+    for network in (
+        "127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "169.254.0.0/16",
+        "::1/128", "fc00::/7", "fe80::/10",
+    )
+)  # fmt: skip
 
 
 class _Stored(msgspec.Struct):
@@ -31,17 +43,44 @@ class _Stored(msgspec.Struct):
 
 
 class AddressBook:
-    """Addresses per peer, of at most 4096 peers. The least recently added is forgotten first."""
+    """Addresses per peer, of at most 4096 peers, and claims of 1024. The least recently added is forgotten first."""
 
     def __init__(self, addresses_per_peer: int = 16) -> None:
         self._per_peer = addresses_per_peer
         self._book: OrderedDict[str, tuple[str, ...]] = OrderedDict()
+        self._claims: OrderedDict[str, tuple[str, ...]] = OrderedDict()
 
     def add(self, peer_id: str, addrs: Iterable[str]) -> None:
         """Add addresses (with or without `/p2p/<id>`), the best first. Skips those that cannot be dialled."""
+        self._note(self._book, _PEERS_MAX, peer_id, addrs)
+        known = self._book.get(peer_id, ())
+        self._keep_claims(peer_id, [address for address in self._claims.get(peer_id, ()) if address not in known])
+
+    def claim(self, peer_id: str, addrs: Iterable[str]) -> None:
+        """Add addresses of which we have only the word of a peer that we do not trust."""
+        known = self._book.get(peer_id, ())
+        bare = [_bare(peer_id, address) for address in islice(addrs, self._per_peer)]
+        fresh = [address for address in bare if address is not None and address not in known]
+        self._note(self._claims, _CLAIMANTS_MAX, peer_id, fresh)
+
+    def is_claim(self, peer_id: str, address: str) -> bool:
+        """Return whether only a claim says that the peer is at this address."""
+        return address in self._claims.get(peer_id, ())
+
+    def get(self, peer_id: str) -> tuple[str, ...]:
+        """Return the known addresses, best first, claims last."""
+        return (self.vouched(peer_id) + self._claims.get(peer_id, ()))[: self._per_peer]
+
+    def vouched(self, peer_id: str) -> tuple[str, ...]:
+        """Return the known addresses that are no claims, best first."""
+        return self._book.get(peer_id, ())
+
+    def _note(
+        self, book: OrderedDict[str, tuple[str, ...]], peers_max: int, peer_id: str, addrs: Iterable[str]
+    ) -> None:
         if not is_peer_id(peer_id):
             return
-        known = self._book.pop(peer_id, ())
+        known = book.pop(peer_id, ())
         fresh: list[str] = []
         for address in addrs:
             bare = _bare(peer_id, address)
@@ -53,16 +92,19 @@ class AddressBook:
         if not merged:
             return
         merged.sort(key=is_circuit)  # stable: freshness is kept within direct and within relayed addresses
-        self._book[peer_id] = tuple(merged[: self._per_peer])
-        while len(self._book) > _PEERS_MAX:
-            self._book.popitem(last=False)
+        book[peer_id] = tuple(merged[: self._per_peer])
+        while len(book) > peers_max:
+            book.popitem(last=False)
 
-    def get(self, peer_id: str) -> tuple[str, ...]:
-        """Return the known addresses, best first."""
-        return self._book.get(peer_id, ())
+    def _keep_claims(self, peer_id: str, kept: list[str]) -> None:
+        if kept:
+            self._claims[peer_id] = tuple(kept)
+        else:
+            self._claims.pop(peer_id, None)
 
     def forget(self, peer_id: str) -> None:
         self._book.pop(peer_id, None)
+        self._claims.pop(peer_id, None)
 
     @property
     def peers(self) -> tuple[str, ...]:
@@ -96,6 +138,18 @@ class AddressBook:
 def is_circuit(address: str) -> bool:
     """Return whether an address leads through a relay."""
     return _CIRCUIT in address
+
+
+def ip_of(address: str) -> str | None:
+    """Return the IP address that a dial of this multiaddr goes to, None for a name."""
+    family, host = address.split("/")[1:3]
+    return host if family in ("ip4", "ip6") else None
+
+
+def closed_range(ip: str) -> str | None:
+    """Return the range of an IP address that means another machine on every network, None for a public one."""
+    parsed = ip_address(ip.partition("%")[0])
+    return next((str(network) for network in _CLOSED_RANGES if parsed in network), None)
 
 
 def split_address(address: str) -> tuple[str, str]:

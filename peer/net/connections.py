@@ -20,7 +20,7 @@ from peer.identity import is_peer_id
 from peer.net.address_book import AddressBook, is_circuit
 from peer.net.backoff import Backoff
 from peer.net.bulk import BulkTransport
-from peer.net.dialing import Connection, Dial, race
+from peer.net.dialing import ClaimedDials, Connection, Dial, race
 from peer.net.libp2p_fixes import abort_connection
 from peer.net.libp2p_fixes.inbound_limits import inbound_gate
 from peer.net.libp2p_fixes.peer_cleanup import OnConnections
@@ -51,6 +51,7 @@ class Connections:
         """Dials addresses behind a relay."""
         self.on_dialled: Callable[[str], None] = lambda peer: None
         """Called with every peer that we have just connected to."""
+        self._claimed = ClaimedDials(lambda: standing.guarded)
         self._dials: dict[tuple[str, tuple[str, ...]], Dial] = {}
         self._bulk: dict[str, Connection] = {}
         self._bulk_dials: dict[str, trio.Lock] = {}
@@ -99,6 +100,16 @@ class Connections:
         if alive:
             return alive[0]
         return await self.dial(peer, self._book.get(peer))
+
+    async def verify(self, peer: str) -> bool:
+        """Dial a peer, though it is connected, at the addresses that it claims. Returns whether it was there."""
+        claims = tuple(address for address in self._book.get(peer) if self._book.is_claim(peer, address))
+        try:
+            connection = await self._race(peer, claims)
+        except DialError:
+            return False
+        self._nursery.start_soon(connection.close)
+        return True
 
     async def dial(self, peer: str, addresses: tuple[str, ...]) -> Connection:
         """Return a new connection by these addresses, or that of a dial of the same under way. Raises DialError."""
@@ -179,6 +190,14 @@ class Connections:
         relayed = [address for address in addresses if is_circuit(address)]
 
         async def attempt(address: str) -> Connection:
+            if not self._book.is_claim(peer, address):
+                return await go(address)
+            async with self._claimed.permit(address):
+                connection = await go(address)
+            self._book.add(peer, (address,))
+            return connection
+
+        async def go(address: str) -> Connection:
             if not is_circuit(address):
                 return await self._network.dial_addr(Multiaddr(address), peer_id)
             if self.traversal is None:

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from ipaddress import ip_address
+from itertools import islice
 from typing import Any, Final
 
 import msgspec
@@ -23,7 +25,7 @@ from libp2p.network.config import ConnectionConfig, RetryConfig
 from peer.errors import BarnraiseError, DialError, ResourceError
 from peer.events import EventLog
 from peer.identity import Identity
-from peer.net.address_book import AddressBook, is_circuit, split_address
+from peer.net.address_book import AddressBook, closed_range, ip_of, is_circuit, split_address
 from peer.net.bulk import OFFER, BulkTransport, Offer, OfferRequest
 from peer.net.connections import Connections
 from peer.net.heartbeat import Heartbeat
@@ -160,12 +162,49 @@ class Host:
         if peer_id == self.peer_id:
             return peer_id
         with trio.move_on_after(timeout_s):
+            self.book.add(peer_id, (bare,))
             if not self._connections.live(peer_id):
                 await self._connections.dial(peer_id, (bare,))
-            self.book.add(peer_id, (bare,))
             await self._say_hello(peer_id)  # or wait for the hello that the dial has started
             return peer_id
         raise _too_slow(address, timeout_s)
+
+    def learn(self, peer_id: str, addresses: Iterable[str], *, told_by: str) -> None:
+        """Note addresses of a peer that a peer has told: as vouched for, as claims, or not at all.
+
+        What a trusted peer tells is dialled freely. In a run, others may tell only of themselves, and only the IP
+        address at which we see them; what is seen through a relay, or not connected, must not lead into a network of
+        ours that is not theirs.
+        """
+        if peer_id == self.peer_id:
+            return
+        told = list(islice(addresses, self._config.limits.addresses_per_peer))
+        if self.standing.is_trusted(told_by):
+            self.book.add(peer_id, told)
+        elif not self.standing.guarded:
+            self.book.claim(peer_id, told)
+        elif told_by == peer_id:
+            seen_at = self._connections.remote_ip(peer_id)
+            self.book.claim(peer_id, [address for address in told if self._may_be_at(address, seen_at)])
+
+    def _may_be_at(self, address: str, seen_at: str | None) -> bool:
+        """Whether a peer that we see at an IP address (None: not directly) may have us dial this address."""
+        try:
+            ip = ip_of(address)
+            if ip is None or (seen_at is not None and not is_circuit(address)):
+                return ip is not None and seen_at is not None and ip_address(ip) == ip_address(seen_at)
+            within = closed_range(ip)
+        except (ValueError, IndexError):
+            return False  # no multiaddr
+        return within is None or within in {closed_range(own) for own in self._own_ips()}
+
+    def _own_ips(self) -> set[str]:
+        ips = (ip_of(address) for address in (*self._listening(), *self._config.announce))
+        return {ip for ip in ips if ip is not None}
+
+    async def verify(self, peer_id: str) -> bool:
+        """Dial a connected peer at the addresses that it claims. Returns whether it was there; then others may know."""
+        return await self._connections.verify(peer_id)
 
     async def disconnect(self, peer_id: str) -> None:
         await self._connections.disconnect(peer_id)
@@ -225,7 +264,7 @@ class Host:
         return (await self.rpc.call(peer, OFFER, OfferRequest(), timeout_s=_HELLO_S)).body
 
     async def _on_hello(self, call: Call[Addresses]) -> Addresses:
-        self.book.add(call.peer, call.body.addresses[: self._config.limits.addresses_per_peer])
+        self.learn(call.peer, call.body.addresses, told_by=call.peer)
         return Addresses(list(self.addresses))
 
     async def _ask_addresses(self, peer_id: str) -> tuple[str, ...]:
@@ -243,7 +282,7 @@ class Host:
         done = self._greeting[peer_id] = trio.Event()
         try:
             reply = await self.rpc.call(peer_id, HELLO, Addresses(list(self.addresses)), timeout_s=_HELLO_S)
-            self.book.add(peer_id, reply.body.addresses[: self._config.limits.addresses_per_peer])
+            self.learn(peer_id, reply.body.addresses, told_by=peer_id)
         except BarnraiseError:
             return  # the peer will learn our addresses when it asks
         finally:
