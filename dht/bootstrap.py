@@ -131,6 +131,7 @@ class Bootstrap:
 
     async def _tend_neighbourhood(self) -> None:
         interval_s = self._tuning.refresh_s
+        await self._router.refresh()
         while True:
             await trio.sleep(_jittered(interval_s))
             before = set(self._router.table)

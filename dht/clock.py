@@ -3,6 +3,10 @@
 Every reply carries the clock of the peer that sent it. Once a node has seen two other clocks, it signs and judges
 records by the median of theirs and its own. So a single wrong clock corrects itself, and a minority cannot move the
 right ones. With one other clock it is unknown which is wrong: nothing is corrected, only reported.
+
+In a run only trusted peers' clocks are seen (`dht.router`), and those of one public address prefix have one vote
+together. They may correct this machine by ten minutes at most; by more only if an anchor, a peer of the invite, shows
+the same time. Else the clock stays wrong, and the event `dht_clock_wrong` asks to set it.
 """
 
 from __future__ import annotations
@@ -10,12 +14,23 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
 PEERS_MAX: Final = 64
 ROUND_TRIP_MAX_S: Final = 2.0  # slower samples say little
 NEGLIGIBLE_S: Final = 1.0  # smaller corrections are not worth making
+CORRECTION_MAX_S: Final = 600.0  # in a run, without an anchor's word
+ANCHOR_AGREES_S: Final = 10.0
+
+
+@dataclass(frozen=True)
+class _Sample:
+    ahead_s: float
+    """The peer's wall clock less our monotonic one."""
+    prefix: str
+    is_anchor: bool
 
 
 class SwarmClock:
@@ -28,12 +43,17 @@ class SwarmClock:
     def __init__(self, wall: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._wall = wall
         self._monotonic = monotonic
-        self._samples: OrderedDict[str, float] = OrderedDict()
+        self._samples: OrderedDict[str, _Sample] = OrderedDict()
+        self.bounded = False
+        """Whether corrections are bounded, as in a run."""
 
-    def observe(self, peer: str, peer_wall_s: float, round_trip_s: float) -> None:
-        """Take a sample from a reply that has just arrived."""
+    def observe(
+        self, peer: str, peer_wall_s: float, round_trip_s: float, *, prefix: str = "", is_anchor: bool = False
+    ) -> None:
+        """Take a sample from a reply that has just arrived. Peers of one `prefix` vote together; "" is none."""
         if round_trip_s <= ROUND_TRIP_MAX_S:
-            self._samples[peer] = peer_wall_s + round_trip_s / 2 - self._monotonic()
+            ahead_s = peer_wall_s + round_trip_s / 2 - self._monotonic()
+            self._samples[peer] = _Sample(ahead_s, prefix or peer, is_anchor)
             self._samples.move_to_end(peer)
             if len(self._samples) > PEERS_MAX:
                 self._samples.popitem(last=False)
@@ -45,15 +65,31 @@ class SwarmClock:
     @property
     def disagreement_s(self) -> float:
         """How far the peers' clocks (their median) are ahead of this machine's; 0 if none was seen."""
-        return median(self._samples.values()) - self._own() if self._samples else 0.0
+        return median(self._votes()) - self._own() if self._samples else 0.0
 
     @property
     def correction_s(self) -> float:
         """Seconds that `now` adds to this machine's wall clock."""
-        if len(self._samples) < 2:
+        votes = self._votes()
+        if len(votes) < 2:
             return 0.0
-        correction = median((self._own(), *self._samples.values())) - self._own()
-        return correction if abs(correction) > NEGLIGIBLE_S else 0.0
+        right = median((self._own(), *votes))
+        correction = right - self._own()
+        if abs(correction) <= NEGLIGIBLE_S:
+            return 0.0
+        if self.bounded and abs(correction) > CORRECTION_MAX_S and not self._anchored(right):
+            return 0.0
+        return correction
+
+    def _votes(self) -> list[float]:
+        by_prefix: dict[str, list[float]] = {}
+        for sample in self._samples.values():
+            by_prefix.setdefault(sample.prefix, []).append(sample.ahead_s)
+        return [median(samples) for samples in by_prefix.values()]
+
+    def _anchored(self, right: float) -> bool:
+        anchors = (sample.ahead_s for sample in self._samples.values() if sample.is_anchor)
+        return any(abs(ahead_s - right) <= ANCHOR_AGREES_S for ahead_s in anchors)
 
     def now(self) -> float:
         """Return the corrected time."""

@@ -14,11 +14,13 @@ from dht.storage import DEFAULT_LIMITS, StorageLimits
 class DhtConfig:
     """Defaults suit records that live 9-30 s in a swarm of a few to a few hundred peers across the internet."""
 
+    replicas: int = 64
+    """Up to so many nodes known alive, ourselves among them, each keeps every record, and no lookup is made."""
     stores: int = 6
-    """Kademlia's k: how many nodes keep a record. A record is lost only if all of them die between two refreshes, which
-    are a few seconds apart. Each store costs about 2 ms of CPU a put, both sides together."""
+    """In a larger network, Kademlia's k: how many nodes keep a record. A record is lost only if all of them die between
+    two refreshes, which are a few seconds apart. Each store costs about 2 ms of CPU a put, both sides together."""
     readers: int = 3
-    """How many stores a read asks; all of them for `relookup_s` after a split was healed."""
+    """How many stores a read asks beside its own; `stores` for `relookup_s` after a split was healed."""
     parallel: int = 3
     """Kademlia's alpha: queries of one lookup in flight."""
     reply_timeout_s: float = 0.75

@@ -64,7 +64,7 @@ class DhtHandlers:
         if self._router.left_since(call.peer, trio.current_time() - age_s):  # it was on its way before the goodbye
             return StoreReply(kept=False, newest_us=0, clock_s=clock_s)
         try:
-            self._storage.put(record, trio.current_time())
+            self._storage.put(record, trio.current_time(), self._router.origin(call.peer))
         except StaleRecord as error:
             return StoreReply(kept=False, newest_us=error.newest_us, clock_s=clock_s)
         return StoreReply(kept=True, newest_us=record.body.issued_us, clock_s=clock_s)

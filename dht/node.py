@@ -22,6 +22,8 @@ from dht.bootstrap import Bootstrap
 from dht.clock import NEGLIGIBLE_S, SwarmClock
 from dht.config import DEFAULT_TUNING, DhtConfig, NodeConfig
 from dht.handlers import DhtHandlers
+from dht.origin import TRUSTED
+from dht.places import Places
 from dht.protocol import LEAVE, STORE, LeaveRequest, StoreReply, StoreRequest
 from dht.reader import Reader
 from dht.records import (
@@ -58,7 +60,8 @@ class Node:
         self._host = router.host
         self._storage = storage
         self._schemas = {schema.name: schema for schema in schemas}
-        self._reader = Reader(router, storage, self._schemas)
+        self._places = Places(router)
+        self._reader = Reader(router, self._places, storage, self._schemas)
         self._server = DhtHandlers(router, storage, self._schemas)
         self._last_issued_us = 0
         self._refusals: dict[tuple[str, str], frozenset[str]] = {}
@@ -105,13 +108,14 @@ class Node:
     async def get(self, schema: Schema[T], key: str) -> dict[str, RecordEntry[T]]:
         """Return the newest valid record of each signer under a key, by peer id.
 
-        Asks several stores and checks every record again. Takes less than 2 s.
+        Asks our own store and several others, and checks every record again. Takes less than 2 s.
         """
         self._check_known(schema)
         return await self._reader.get(schema, key)
 
     def _check_known(self, schema: Schema[T]) -> None:
-        if self._schemas.get(schema.name) is not schema:
+        known = self._schemas.get(schema.name)  # which may have a check of this run's beside
+        if known is None or known.type is not schema.type:
             raise ValueError(f"schema {schema.name!r} was not given to open_node, so other nodes do not keep it either")
 
     def _sign(self, schema: Schema[T], key: str, value: T, ttl_s: float) -> Record:
@@ -119,7 +123,7 @@ class Node:
         signed = sign_record(
             self._host.identity,
             self._router.namespace,
-            schema,
+            self._schemas[schema.name],
             key,
             value,
             ttl_s=ttl_s,
@@ -148,7 +152,7 @@ class Node:
                 newest_us = max(newest_us, reply.newest_us)
 
         async with trio.open_nursery() as nursery:
-            for peer in await self._router.closest(record.digest):
+            for peer in await self._places.stores(record.digest):
                 nursery.start_soon(store_at, peer)
         self._report_refusals(record, frozenset(refused))
         return taken, newest_us
@@ -157,7 +161,7 @@ class Node:
         router = self._router
         if peer == self._host.peer_id:
             try:
-                self._storage.put(record, trio.current_time())
+                self._storage.put(record, trio.current_time(), TRUSTED)
             except StaleRecord as error:
                 return StoreReply(kept=False, newest_us=error.newest_us, clock_s=router.clock.raw())
             return StoreReply(kept=True, newest_us=record.body.issued_us, clock_s=router.clock.raw())
@@ -210,7 +214,7 @@ async def open_node(
     """
     failure: BarnraiseError | None = None
     async with trio.open_nursery() as nursery:
-        router = Router(host, config.namespace, config.tuning, SwarmClock(wall), nursery)
+        router = Router(host, config, SwarmClock(wall), nursery)
         node = Node(router, Storage(config.limits), schemas)
         contact = Bootstrap(router, config.bootstrap, config.cache)
         try:
@@ -220,6 +224,7 @@ async def open_node(
                 if config.required:
                     raise
             nursery.start_soon(contact.run)
+            nursery.start_soon(router.verify_strangers)
             yield node
         except BarnraiseError as error:
             failure = error  # raised below as it is: the nursery would wrap it in a group

@@ -1,4 +1,4 @@
-"""The four calls between nodes. Visitors may look, members store.
+"""The four calls between nodes. Visitors may make them: one reads the records without being a member.
 
     dht/find    names the peers nearest to a point
     dht/store   keeps a record, which its signer delivers
@@ -22,7 +22,7 @@ from peer.net.rpc import Method
 
 NODES_MAX: Final = 16  # named in one answer
 ADDRESSES_MAX: Final = 8
-FETCH_BYTES_MAX: Final = 2 << 20
+FETCH_BYTES_MAX: Final = 4 << 20
 
 Namespace = Annotated[str, msgspec.Meta(max_length=KEY_CHARS_MAX)]
 PeerId = Annotated[str, msgspec.Meta(max_length=128)]
@@ -104,6 +104,6 @@ class LeaveReply(msgspec.Struct, frozen=True):
 
 
 FIND: Final = Method("dht/find", FindRequest, FindReply, access="visitor")
-STORE: Final = Method("dht/store", StoreRequest, StoreReply)
+STORE: Final = Method("dht/store", StoreRequest, StoreReply, access="visitor")
 FETCH: Final = Method("dht/fetch", FetchRequest, FetchReply, reply_payload_max=FETCH_BYTES_MAX, access="visitor")
 LEAVE: Final = Method("dht/leave", LeaveRequest, LeaveReply, access="visitor")

@@ -1,4 +1,8 @@
-"""Reading: ask several stores, check every record, keep the newest valid one of each signer."""
+"""Reading: ask several stores, check every record, keep the newest valid one of each signer.
+
+Of signers that are not trusted, a reading takes STRANGERS_BYTES_MAX at most, of our own store first, then of trusted
+stores: many free identities cost it no more than that.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,8 @@ import msgspec
 import trio
 
 from dht.key import record_key
-from dht.protocol import FETCH, FetchRequest, HeldRecord
+from dht.places import Places, ReadPlan
+from dht.protocol import FETCH, FETCH_BYTES_MAX, FetchRequest, HeldRecord
 from dht.records import (
     ExpiredRecord,
     FutureRecord,
@@ -22,6 +27,7 @@ from dht.records import (
     check_age,
     is_expired,
     open_record,
+    signed_size,
 )
 from dht.router import PeerFault, Router
 from dht.storage import Storage, Stored
@@ -35,6 +41,8 @@ T = TypeVar("T")
 OPENED_MAX: Final = 4096
 NEWEST_MAX: Final = 8192
 SWEEP_S: Final = 10.0  # between two removals of expired records
+FRAMING_BYTES_MAX: Final = 64  # of a record in a reply
+STRANGERS_BYTES_MAX: Final = 64 << 10
 CHECKS_PER_TURN: Final = 32  # signatures checked before other tasks may run (54 us each)
 
 _encoder: Final = msgspec.msgpack.Encoder()
@@ -43,7 +51,14 @@ _decoder: Final = msgspec.msgpack.Decoder(list[HeldRecord])
 
 def encode_held(stored: Iterable[Stored], now: float) -> bytes:
     """Return the payload of a fetch: records with the time that is left for each. `decode_held` reads it."""
-    return _encoder.encode([HeldRecord(item.record.signed, item.expires_at - now) for item in stored])
+    room = FETCH_BYTES_MAX
+    sent: list[HeldRecord] = []
+    for item in stored:
+        room -= item.record.size_bytes + FRAMING_BYTES_MAX
+        if room < 0:
+            break
+        sent.append(HeldRecord(item.record.signed, item.expires_at - now))
+    return _encoder.encode(sent)
 
 
 def decode_held(payload: Buffer) -> list[HeldRecord]:
@@ -57,8 +72,9 @@ def decode_held(payload: Buffer) -> list[HeldRecord]:
 class Reader:
     """The reads of one node. Remembers checked records, and the newest issue time of each signer."""
 
-    def __init__(self, router: Router, storage: Storage, schemas: Mapping[str, Schema[Any]]) -> None:
+    def __init__(self, router: Router, places: Places, storage: Storage, schemas: Mapping[str, Schema[Any]]) -> None:
         self._router = router
+        self._places = places
         self._storage = storage
         self._schemas = schemas
         self._opened: OrderedDict[Signed, Record] = OrderedDict()
@@ -71,13 +87,15 @@ class Reader:
         now = trio.current_time()
         if now >= self._next_sweep:
             self._forget_expired(now)
-        local = encode_held(self._storage.get(digest, now), now)
-        stores = [peer for peer in await self._router.closest(digest) if peer != self._router.host.peer_id]
-        replies = await self._fetch_from(stores, digest)
+        own = [HeldRecord(item.record.signed, item.expires_at - now) for item in self._storage.get(digest, now)]
+        replies = await self._fetch_from(await self._places.plan_read(digest), digest)
+        replies.sort(key=lambda reply: not self._router.is_trusted(reply[0]))
         freshest: dict[str, tuple[Record, float]] = {}
-        for store, payload in [(self._router.host.peer_id, local), *replies]:
+        strangers: dict[str, int] = {}  # signer -> bytes
+        await self._merge(own, digest, freshest, strangers)
+        for store, payload in replies:
             try:
-                await self._merge(decode_held(payload), digest, freshest)
+                await self._merge(decode_held(payload), digest, freshest, strangers)
             except ProtocolViolation as error:
                 self._router.ban(store, f"served a bad record: {error}")
         return {
@@ -87,12 +105,18 @@ class Reader:
         }
 
     async def _merge(
-        self, held: Iterable[HeldRecord], digest: bytes, freshest: dict[str, tuple[Record, float]]
+        self,
+        held: Iterable[HeldRecord],
+        digest: bytes,
+        freshest: dict[str, tuple[Record, float]],
+        strangers: dict[str, int],
     ) -> None:
         """Add one store's records. Raises ProtocolViolation at the first that an honest store would not hold."""
         for number, (signed, remaining_s) in enumerate((item.signed, item.remaining_s) for item in held):
             if number % CHECKS_PER_TURN == CHECKS_PER_TURN - 1:
                 await trio.lowlevel.checkpoint()
+            if not self._has_room(signed, strangers):
+                continue
             record = self._open(signed)
             if record.digest != digest:
                 raise WrongSchema(f"a record of {record.body.key!r} was served under another key")
@@ -106,6 +130,17 @@ class Reader:
                 freshest[record.signer] = (record, remaining_s)
             elif record.body.issued_us == best.body.issued_us:
                 freshest[record.signer] = (best, max(best_s, remaining_s))
+
+    def _has_room(self, signed: Signed, strangers: dict[str, int]) -> bool:
+        """Return whether a reading may take this record, and count it if its signer is not trusted."""
+        signer = signed.signer
+        if signer == self._router.host.peer_id or self._router.is_trusted(signer):
+            return True
+        size_bytes = max(signed_size(signed), strangers.get(signer, 0))
+        if sum(strangers.values()) - strangers.get(signer, 0) + size_bytes > STRANGERS_BYTES_MAX:
+            return False
+        strangers[signer] = size_bytes
+        return True
 
     def _open(self, signed: Signed) -> Record:
         record = self._opened.get(signed)
@@ -134,12 +169,11 @@ class Reader:
             self._newest_us.popitem(last=False)
         return True
 
-    async def _fetch_from(self, stores: list[str], digest: bytes) -> list[tuple[str, Buffer]]:
-        """Return the answers of `readers` stores, the nearest that answer in time. Silent ones are replaced."""
+    async def _fetch_from(self, plan: ReadPlan, digest: bytes) -> list[tuple[str, Buffer]]:
+        """Return the answers of the plan's stores, those that answer in time. Silent ones are replaced."""
         router, tuning = self._router, self._router.tuning
-        wanted = min(router.readers, len(stores))
         request = FetchRequest(router.namespace, router.addresses(), digest)
-        waiting = list(stores)
+        waiting = [*plan.first, *plan.further]
         in_flight: dict[str, float] = {}  # store -> asked at
         replies: list[tuple[str, Buffer]] = []
         progress = trio.Event()
@@ -154,11 +188,14 @@ class Reader:
             del in_flight[store]
             progress.set()
 
+        def is_over() -> bool:
+            return len(replies) >= plan.wanted and in_flight.keys().isdisjoint(plan.first)
+
         extra = 0
         with trio.move_on_after(tuning.reply_timeout_s):
             async with trio.open_nursery() as nursery:
-                while len(replies) < wanted and (waiting or in_flight):
-                    while waiting and len(in_flight) < wanted - len(replies) + extra:
+                while not is_over() and (waiting or in_flight):
+                    while waiting and len(in_flight) < plan.wanted - len(replies) + extra:
                         store = waiting.pop(0)
                         in_flight[store] = trio.current_time()
                         nursery.start_soon(fetch, store)

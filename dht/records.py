@@ -3,7 +3,7 @@
 A record is a msgpack value under (namespace, schema, key), with the signer's peer id as its subkey. It travels as a
 `peer.identity.Signed` body, and every store and every reader runs the same checks, in order of cost:
 
-    size -> signature -> namespace, schema -> signer rule -> time to live -> type of the value -> clock
+    size -> signature -> namespace, schema -> key, signer rule -> time to live -> type of the value -> `check` -> clock
 
 A refusal is one of these:
 
@@ -11,6 +11,7 @@ A refusal is one of these:
     ├── OversizeRecord    also a ProtocolViolation: larger than its schema allows
     ├── ForgedRecord      also a ProtocolViolation: the signature does not fit, or the body does not decode
     ├── WrongSchema       also a ProtocolViolation: another namespace, unknown schema, or a value of another type
+    ├── WrongKey          also a ProtocolViolation: no key that the run reads
     ├── WrongSigner       also a ProtocolViolation: this signer may not write this key, or another peer delivered it
     ├── ExpiredRecord     its time to live is over, or the writer's clock is slow
     ├── FutureRecord      the writer's clock is fast
@@ -59,6 +60,10 @@ class WrongSchema(RecordError, ProtocolViolation):
     pass
 
 
+class WrongKey(RecordError, ProtocolViolation):
+    pass
+
+
 class WrongSigner(RecordError, ProtocolViolation):
     pass
 
@@ -95,6 +100,10 @@ class Schema(Generic[T]):
     """Bytes of an encoded value."""
     signer: Callable[[str, str], bool]
     """Says of (key, peer id) whether that peer may write that key."""
+    keys: Callable[[str, str], bool] = lambda namespace, key: True
+    """Says of (namespace, key) whether the run reads that key: no other is kept."""
+    check: Callable[[str, T], None] | None = None
+    """Raises a RecordError if (peer id, value) is not to be believed, for instance without that peer's credential."""
 
     def encode(self, value: T) -> bytes:
         """Return the bytes of a value. Raises OversizeRecord."""
@@ -174,6 +183,8 @@ def sign_record(
         raise WrongSchema(f"a {schema.name!r} record may live at most {schema.ttl_max_s:g} s, not {ttl_s:g}")
     if len(key) > KEY_CHARS_MAX:
         raise OversizeRecord(f"a key of {len(key)} characters is over the cap of {KEY_CHARS_MAX}: shorten it")
+    if not schema.keys(namespace, key):
+        raise WrongKey(f"no peer of this run reads {schema.name!r} records under {key!r}: publish under its own key")
     if not schema.signer(key, identity.peer_id):
         raise WrongSigner(f"{identity.peer_id} may not write {schema.name!r} records under {key!r}")
     body = Body(namespace, schema.name, key, schema.encode(value), issued_us, round(ttl_s * 1000))
@@ -181,7 +192,7 @@ def sign_record(
 
 
 def open_record(signed: Signed, namespace: str, schemas: Mapping[str, Schema[Any]]) -> Record:
-    """Check a record except for its age. Raises a RecordError that is a ProtocolViolation too."""
+    """Check a record except for its age. Raises a RecordError that is a ProtocolViolation too, or what `check` does."""
     size_max = ENVELOPE_BYTES_MAX + max((schema.size_max for schema in schemas.values()), default=0)
     if signed_size(signed) > size_max:
         raise OversizeRecord(f"a record of {signed_size(signed)} bytes is over every cap of this run")
@@ -196,13 +207,18 @@ def open_record(signed: Signed, namespace: str, schemas: Mapping[str, Schema[Any
         raise WrongSchema(f"this node knows no schema {body.schema[:64]!r}: run the same version on both sides")
     if len(body.key) > KEY_CHARS_MAX:
         raise OversizeRecord(f"a key of {len(body.key)} characters is over the cap of {KEY_CHARS_MAX}")
+    if not schema.keys(namespace, body.key):
+        raise WrongKey(f"no peer of this run reads {schema.name!r} records under {body.key!r}")
     if not schema.signer(body.key, signed.signer):
         raise WrongSigner(f"{signed.signer} may not write {schema.name!r} records under {body.key!r}")
     if not 0 < body.ttl_ms <= schema.ttl_max_s * 1000:
         raise WrongSchema(
             f"a {schema.name!r} record is to live {body.ttl_ms} ms, over the cap of {schema.ttl_max_s:g} s"
         )
-    return Record(signed, body, schema.decode(body.value), record_key(namespace, body.schema, body.key))
+    value = schema.decode(body.value)
+    if schema.check is not None:
+        schema.check(signed.signer, value)
+    return Record(signed, body, value, record_key(namespace, body.schema, body.key))
 
 
 def check_delivery(record: Record, now_s: float) -> None:

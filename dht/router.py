@@ -3,6 +3,10 @@
 A peer that answers enters the routing table. A peer that refuses or breaks a connection leaves it at once and is not
 asked again for a while (back-off). A slow peer is skipped and probed in the background with a longer deadline; the
 probe decides.
+
+In a run, trust comes first (`peer.net.standing`). Only members enter the table, which in an open run are all that have
+entered it. A stranger is asked while it is connected; it is named to others, and dialled, only once a dial of ours has
+found it at the address that it claims. So it cannot have us or others knock at a third party's door.
 """
 
 from __future__ import annotations
@@ -10,30 +14,35 @@ from __future__ import annotations
 import random
 from collections import OrderedDict
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Final, TypeVar
 
 import msgspec
 import trio
 
 from dht.clock import SwarmClock
-from dht.config import DhtConfig
-from dht.key import as_bytes, as_int, nearest, node_key
+from dht.config import DhtConfig, NodeConfig
+from dht.key import as_bytes, nearest, node_key
 from dht.lookup import Lookup
 from dht.partition import SplitWatch
+from dht.origin import TRUSTED, Origin, seen_at
 from dht.protocol import ADDRESSES_MAX, FIND, NODES_MAX, Contact, FindReply, FindRequest, WrongNamespace
 from dht.records import CLOCK_TOLERANCE_S
-from dht.routing_table import RoutingTable
-from peer.errors import DeadlineExceeded, NetworkError, ProtocolViolation, RemoteError
+from dht.routing_table import BUCKET_SIZE, RoutingTable
+from peer.errors import DeadlineExceeded, DialError, NetworkError, ProtocolViolation, RemoteError
 from peer.net.backoff import Backoff
 from peer.net.host import Host
 from peer.net.rpc import Method, Reply
 
 Req = TypeVar("Req", bound=msgspec.Struct)
 Rep = TypeVar("Rep", bound=msgspec.Struct)
+V = TypeVar("V")
 
-PLACEMENTS_MAX: Final = 256
 REMEMBERED_MAX: Final = 1024
 PROBES_MAX: Final = 16
+NAMED_MAX: Final = 256
+GREETINGS_AT_ONCE: Final = 8
+VERIFY_AFTER_S: Final = 5.0  # a stranger that stays connected for so long is dialled back
 BAN_S: Final = 600.0
 REDIAL_JITTER: Final = 0.25
 GOODBYE_S: Final = 1.0  # a call that arrives so soon after its caller's goodbye was sent before it
@@ -46,11 +55,13 @@ PeerFault = (NetworkError, ProtocolViolation)
 class Router:
     """The view one node has of the others. Background probes run in `nursery`."""
 
-    def __init__(self, host: Host, namespace: str, tuning: DhtConfig, clock: SwarmClock, nursery: trio.Nursery) -> None:
+    def __init__(self, host: Host, config: NodeConfig, clock: SwarmClock, nursery: trio.Nursery) -> None:
         self.host = host
-        self.namespace = namespace
+        self.namespace = config.namespace
         self.events = host.events
-        self.tuning = tuning
+        self.tuning: DhtConfig = config.tuning
+        self.anchors = frozenset(address.rpartition("/p2p/")[2] for address in config.bootstrap) - {host.peer_id}
+        """The bootstrap peers, which the user has named: every read asks them, every record is stored at them."""
         self.clock = clock
         self.table = RoutingTable(host.peer_id)
         self.split = SplitWatch()
@@ -60,11 +71,13 @@ class Router:
         self._bans = Backoff(BAN_S, BAN_S, factor=1)
         self._left_at: OrderedDict[str, float] = OrderedDict()
         self._probing: set[str] = set()
-        self._told: OrderedDict[str, tuple[str, ...]] = OrderedDict()  # addresses as peers last gave them
-        self._placements: OrderedDict[bytes, tuple[float, tuple[str, ...]]] = OrderedDict()
+        self._told: OrderedDict[str, tuple[bool, tuple[str, ...]]] = OrderedDict()  # (trusted, addresses as last told)
+        self._named: OrderedDict[str, None] = OrderedDict()  # peers named by others and not met yet
+        self._verify_at: OrderedDict[str, float] = OrderedDict()  # strangers, and when to dial them back
         self._addresses: tuple[str, ...] = ()
         self._addresses_until = -float("inf")
-        self._merged_at = -float("inf")
+        self.merged_at = -float("inf")
+        """When two networks were last merged (trio's time)."""
         self._clock_reported = False
 
     # -- the view ------------------------------------------------------------------------------------------------
@@ -86,20 +99,45 @@ class Router:
     def _heard(self, peer: str) -> None:
         self._left_at.pop(peer, None)
         self._down.reset(peer)
+        self._named.pop(peer, None)
         if not self.host.book.get(peer) or self._bans.paused(peer):
             return  # without an address it can be reached only by its connection to us: no use to others
+        if not self.host.standing.allows(peer, "member"):
+            return  # a visitor reads, and keeps nothing for others
         self.split.peer_back(peer)
-        if self.table.heard(peer, trio.current_time()):
+        origin = self.table.origin(peer)
+        if origin is None or origin.trusted != self.is_trusted(peer):
+            origin = self.origin(peer)
+        if self.table.heard(peer, trio.current_time(), origin):
+            if not self._is_known(peer):
+                _remember(self._verify_at, peer, trio.current_time() + VERIFY_AFTER_S, NAMED_MAX)
             self.events.emit("dht_peer_found", peer=peer, peers=len(self.table))
             self.judge_split()
+
+    def is_trusted(self, peer: str) -> bool:
+        """Return whether strangers give way to a peer: never at a host of no run."""
+        standing = self.host.standing
+        return standing.is_trusted(peer) or (peer in self.anchors and standing.guarded)
+
+    def origin(self, peer: str) -> Origin:
+        """Return where a peer that calls us, or has answered, is seen."""
+        return TRUSTED if self.is_trusted(peer) else seen_at(self.host.remote_ip(peer))
+
+    def _is_known(self, peer: str) -> bool:
+        """Return whether we may dial a peer and name it to others: not for a stranger's claim alone."""
+        if not self.host.standing.guarded:
+            return True
+        return bool(self.host.book.vouched(peer)) or self.is_trusted(peer)
 
     def lost(self, peer: str, why: str) -> None:
         """Note that a peer is dead or cannot be reached."""
         now = trio.current_time()
         self._down.failed(peer)
+        self._named.pop(peer, None)
         self.clock.forget(peer)
         if self.table.remove(peer):
-            self.split.peer_lost(peer, now)
+            if self._is_known(peer):
+                self.split.peer_lost(peer, now)
             self.events.emit("dht_peer_lost", peer=peer, why=why, peers=len(self.table))
             self.judge_split()
 
@@ -113,10 +151,7 @@ class Router:
 
     def left(self, peer: str) -> None:
         """Note that a peer has said goodbye."""
-        self._left_at[peer] = trio.current_time()
-        self._left_at.move_to_end(peer)
-        if len(self._left_at) > REMEMBERED_MAX:
-            self._left_at.popitem(last=False)
+        _remember(self._left_at, peer, trio.current_time(), REMEMBERED_MAX)
         self.split.peer_back(peer)
         if self.table.remove(peer):
             self.events.emit("dht_peer_left", peer=peer, peers=len(self.table))
@@ -134,6 +169,10 @@ class Router:
             return False
         return not self._down.paused(peer)
 
+    def is_probing(self, peer: str) -> bool:
+        """Return whether a peer was too slow, and a probe is under way."""
+        return peer in self._probing
+
     def judge_split(self) -> None:
         """Emit an event when the number of lost peers begins or ceases to look like a split."""
         change = self.split.judge(len(self.table), trio.current_time())
@@ -143,21 +182,17 @@ class Router:
             self.merged()
 
     def merged(self) -> None:
-        """Note that two networks have merged: forget which nodes are nearest to a key, and read from more stores."""
-        self._placements.clear()
-        self._merged_at = trio.current_time()
-
-    @property
-    def readers(self) -> int:
-        """The number of stores a read asks."""
-        recent = trio.current_time() - self._merged_at < self.tuning.relookup_s
-        return self.tuning.stores if recent else self.tuning.readers
+        """Note that two networks have merged: other nodes may be nearest to a key, and reads ask more stores."""
+        self.merged_at = trio.current_time()
 
     # -- asking --------------------------------------------------------------------------------------------------
 
     async def ask(self, peer: str, method: Method[Req, Rep], body: Req, timeout_s: float) -> Reply[Rep]:
         """Make one call and update the view by its outcome. Raises what `rpc.call` raises."""
         sent = trio.current_time()
+        if not self._is_known(peer) and not self.host.is_connected(peer):
+            self.lost(peer, "left before its address was verified")
+            raise DialError(f"{peer} is not connected, and its address is only claimed: wait until it calls", "refused")
         try:
             reply = await self.host.rpc.call(peer, method, body, timeout_s=timeout_s)
         except RemoteError as error:
@@ -185,8 +220,12 @@ class Router:
         request = FindRequest(self.namespace, self.addresses(), as_bytes(target))
         reply = (await self.ask(peer, FIND, request, timeout_s)).body
         for contact in reply.nodes:
-            if contact.peer != self.host.peer_id and self._wants_address(contact.peer):
-                self.host.book.add(contact.peer, contact.addresses)
+            if contact.peer == self.host.peer_id:
+                continue
+            if self._wants_address(contact.peer):
+                self._learn(contact.peer, contact.addresses, told_by=peer)
+            if contact.peer not in self.table and self._is_known(contact.peer):
+                _remember(self._named, contact.peer, None, NAMED_MAX)
         return reply
 
     def reply_timeout_s(self, peer: str) -> float:
@@ -252,41 +291,53 @@ class Router:
                 silences = silences + 1 if silence.cancelled_caught else 0
             nursery.cancel_scope.cancel()
 
-    async def closest(self, digest: bytes) -> list[str]:
-        """Return the k nodes that should keep a record, in our view, nearest first. We may be one of them.
-
-        The result of a lookup is kept for `relookup_s`. Until then it is merged with the routing table, which knows the
-        nodes that have died or joined since. In a small swarm this costs nothing.
-        """
-        target = as_int(digest)
-        now = trio.current_time()
-        until, found = self._placements.get(digest, (0.0, ()))
-        if now >= until:
-            found = tuple(await self.find(target))
-            self._placements[digest] = (trio.current_time() + self.tuning.relookup_s, found)
-            self._placements.move_to_end(digest)
-            if len(self._placements) > PLACEMENTS_MAX:
-                self._placements.popitem(last=False)
-        known = {*self.table.nearest(target, self.tuning.stores), *(peer for peer in found if peer not in self._down)}
-        live = [peer for peer in known if self.available(peer)]
-        if not live:  # perhaps our own process stood still
-            live = [peer for peer in known if peer in self._probing]
-        return nearest(target, [*live, self.host.peer_id], self.tuning.stores)
-
     async def refresh(self) -> None:
-        """Look up our own neighbourhood and one random far point, and probe peers that have long been silent."""
+        """Look up our own neighbourhood and random far points, and probe peers that have long been silent.
+
+        In a network small enough to keep every record everywhere, meet all its nodes."""
         await self.find(self.own_key)
-        if len(self.table) > NODES_MAX:  # in a smaller network every answer names all peers
-            # A random point of one bucket: peers in bucket b differ from us in bit b-1 and agree above it.
-            bit = random.choice(self.table.occupied()) - 1
-            await self.find(self.own_key ^ (1 << bit) ^ random.getrandbits(bit))
+        if len(self.table) >= NODES_MAX:  # in a smaller network every answer names all peers
+            small = len(self.table) < self.tuning.replicas
+            for bucket in self.table.occupied() if small else [random.choice(self.table.occupied())]:
+                # A random point of one bucket: peers in bucket b differ from us in bit b-1 and agree above it.
+                bit = bucket - 1
+                await self.find(self.own_key ^ (1 << bit) ^ random.getrandbits(bit))
+        await self._greet_named()
         for peer in self.table.silent_since(trio.current_time() - self.tuning.refresh_max_s)[:PROBES_MAX]:
             self.suspect(peer)
 
+    async def _greet_named(self) -> None:
+        """Ask peers of which others have told, until we know as many as keep every record."""
+        limit = trio.CapacityLimiter(GREETINGS_AT_ONCE)
+
+        async def greet(peer: str) -> None:
+            async with limit:
+                if len(self.table) < self.tuning.replicas and peer not in self.table and self.available(peer):
+                    with suppress(*PeerFault):
+                        await self.ask_nearest(peer, self.own_key, self.reply_timeout_s(peer))
+
+        async with trio.open_nursery() as nursery:
+            for peer in tuple(self._named):
+                nursery.start_soon(greet, peer)
+        self._named.clear()
+
+    async def verify_strangers(self) -> None:
+        """Dial back strangers that stay, one after another, so that others may be told of them. Runs until cancelled.
+
+        Most identities of a flood do not stay so long, and a failure closes their address (`peer.net.dialing`)."""
+        while True:
+            await trio.sleep(VERIFY_AFTER_S / 5)
+            while self._verify_at and next(iter(self._verify_at.values())) <= trio.current_time():
+                peer, _ = self._verify_at.popitem(last=False)
+                if peer in self.table and not self._is_known(peer) and self.host.is_connected(peer):
+                    await self.host.verify(peer)
+
     def contacts(self, target: int, asker: str) -> tuple[Contact, ...]:
         """Return the answer to a peer's `ask_nearest`."""
-        peers = [peer for peer in self.table.nearest(target, NODES_MAX + 1) if peer != asker and self.available(peer)]
-        return tuple(Contact(peer, self.host.book.get(peer)[:ADDRESSES_MAX]) for peer in peers[:NODES_MAX])
+        known = (peer for peer in self.table if peer != asker and self.available(peer) and self._is_known(peer))
+        peers = sorted(nearest(target, known, BUCKET_SIZE), key=lambda peer: not self.is_trusted(peer))[:NODES_MAX]
+        addresses = self.host.book.vouched if self.host.standing.guarded else self.host.book.get
+        return tuple(Contact(peer, addresses(peer)[:ADDRESSES_MAX]) for peer in peers)
 
     def _wants_address(self, peer: str) -> bool:
         """Return whether to note addresses told by a third peer: only if the book has none, or its own do not work.
@@ -295,16 +346,26 @@ class Router:
         """
         return not self.host.book.get(peer) or peer in self._down
 
-    def _learn_own_claim(self, peer: str, addresses: tuple[str, ...]) -> None:
-        if self._told.get(peer) != addresses:
+    def _learn(self, peer: str, addresses: tuple[str, ...], *, told_by: str) -> None:
+        if told_by in self.anchors:
             self.host.book.add(peer, addresses)
-            self._told[peer] = addresses
-        self._told.move_to_end(peer)
-        if len(self._told) > REMEMBERED_MAX:
-            self._told.popitem(last=False)
+        else:
+            self.host.learn(peer, addresses, told_by=told_by)
+
+    def _learn_own_claim(self, peer: str, addresses: tuple[str, ...]) -> None:
+        told = (self.is_trusted(peer), addresses)
+        if self._told.get(peer) != told:
+            self._learn(peer, addresses, told_by=peer)
+        _remember(self._told, peer, told, REMEMBERED_MAX)
 
     def _watch_clock(self, peer: str, clock_s: float, round_trip_s: float) -> None:
-        self.clock.observe(peer, clock_s, round_trip_s)
+        guarded = self.host.standing.guarded
+        if guarded and not self.is_trusted(peer):
+            return
+        self.clock.bounded = guarded
+        seen = seen_at(self.host.remote_ip(peer)) if guarded else Origin()
+        prefix = seen.prefix if seen.is_public else ""
+        self.clock.observe(peer, clock_s, round_trip_s, prefix=prefix, is_anchor=peer in self.anchors)
         ahead_s = self.clock.disagreement_s
         wrong = abs(ahead_s) > CLOCK_TOLERANCE_S / 2
         if wrong and not self._clock_reported:
@@ -315,3 +376,11 @@ class Router:
                 remedy="set this machine's clock (for instance by NTP)",
             )
         self._clock_reported = wrong
+
+
+def _remember(memory: OrderedDict[str, V], peer: str, value: V, most: int) -> None:
+    """Note a value as the latest; forget the oldest of more than `most`."""
+    memory[peer] = value
+    memory.move_to_end(peer)
+    if len(memory) > most:
+        memory.popitem(last=False)

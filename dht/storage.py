@@ -16,13 +16,16 @@ then by how long its signer is known here:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
+from dht.origin import Origin
 from dht.records import Record, StaleRecord, StoreFull
 
 SWEEP_INTERVAL_S: Final = 1.0
+CHOICE_MAX: Final = 256  # records of a full store among which one is chosen to go: those refreshed longest ago
 
 
 @dataclass(frozen=True)
@@ -46,16 +49,6 @@ DEFAULT_LIMITS: Final = StorageLimits()
 
 
 @dataclass(frozen=True)
-class Origin:
-    """The connection that delivered a record."""
-
-    prefix: str = ""
-    is_public: bool = False
-    """Whether the prefix belongs to somebody: not loopback, a LAN or a relay."""
-    trusted: bool = False
-
-
-@dataclass(frozen=True)
 class Stored:
     """A record, the monotonic time at which it expires, and what decides how long it may stay."""
 
@@ -72,15 +65,15 @@ class _Usage:
     """What one signer, or the strangers of one prefix, hold."""
 
     size_bytes: int = 0
-    slots: set[tuple[bytes, str]] = field(default_factory=set)
+    slots: dict[tuple[bytes, str], None] = field(default_factory=dict)  # refreshed longest ago first
 
     def grow(self, stored: Stored) -> None:
         self.size_bytes += stored.record.size_bytes
-        self.slots.add((stored.record.digest, stored.record.signer))
+        self.slots[stored.record.digest, stored.record.signer] = None
 
     def shrink(self, stored: Stored) -> None:
         self.size_bytes -= stored.record.size_bytes
-        self.slots.discard((stored.record.digest, stored.record.signer))
+        self.slots.pop((stored.record.digest, stored.record.signer), None)
 
 
 class Storage:
@@ -122,7 +115,7 @@ class Storage:
         self._drop(record.digest, record.signer)
         try:
             self._make_room_in_key(stored, now)
-            if origin.is_public and not origin.trusted:
+            if origin.crowd is not None:
                 self._make_room_in_prefix(stored)
             self._make_room(stored, now)
         except StoreFull:
@@ -174,7 +167,7 @@ class Storage:
         limits, slots = self._limits, self._slots.get(new.record.digest, {})
         if not new.origin.trusted:
             strangers = [stored for stored in slots.values() if not stored.origin.trusted]
-            if new.origin.is_public:
+            if new.origin.crowd is not None:
                 alike = [stored for stored in strangers if stored.origin.prefix == new.origin.prefix]
                 self._evict_down_to(alike, new, limits.prefix_records_per_key, limits.prefix_bytes_per_key)
             strangers = [stored for stored in strangers if stored.record.signer in slots]
@@ -225,20 +218,24 @@ class Storage:
             raise StoreFull(f"the store is full and {new.record.signer} holds its share: publish under fewer keys")
         self._evict(heavy or self._of(crowd))
 
-    def _of(self, usage: _Usage) -> Iterator[Stored]:
-        return (self._slots[digest][signer] for digest, signer in usage.slots)
+    def _of(self, usage: _Usage) -> list[Stored]:
+        return [self._slots[digest][signer] for digest, signer in islice(usage.slots, CHOICE_MAX)]
 
     def _evict(self, rivals: Iterable[Stored]) -> Stored:
-        """Drop the rival that is refreshed longest ago, of the half that is known for the shortest time."""
-        by_age = sorted(rivals, key=lambda stored: stored.known_since)
+        """Drop a rival of the prefix that holds most among them: of the half that is known for the shortest time, the
+        one that was refreshed longest ago."""
+        by_prefix: dict[str, list[Stored]] = {}
+        for stored in rivals:
+            by_prefix.setdefault(stored.origin.prefix, []).append(stored)
+        crowd = max(by_prefix.values(), key=lambda crowd: sum(stored.record.size_bytes for stored in crowd))
+        by_age = sorted(crowd, key=lambda stored: stored.known_since)
         victim = min(by_age[len(by_age) // 2 :], key=lambda stored: stored.refreshed_at)
         self._drop(victim.record.digest, victim.record.signer)
         return victim
 
     def _fits(self, new: Stored) -> bool:
         return (
-            self._records < self._limits.records
-            and self._size_bytes + new.record.size_bytes <= self._limits.size_bytes
+            self._records < self._limits.records and self._size_bytes + new.record.size_bytes <= self._limits.size_bytes
         )
 
     def _keep(self, stored: Stored) -> None:

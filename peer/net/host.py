@@ -139,6 +139,10 @@ class Host:
         traffic = self._meter.by_peer.get(peer_id)
         return None if traffic is None else traffic.bandwidth
 
+    def is_connected(self, peer_id: str) -> bool:
+        """Return whether there is a live connection to a peer."""
+        return bool(self._connections.live(peer_id))
+
     def remote_ip(self, peer_id: str) -> str | None:
         """Return the IP address at which we see a peer, None if it is not connected or only through a relay."""
         return self._connections.remote_ip(peer_id)
