@@ -215,7 +215,7 @@ async def open_node(
     failure: BarnraiseError | None = None
     async with trio.open_nursery() as nursery:
         router = Router(host, config, SwarmClock(wall), nursery)
-        node = Node(router, Storage(config.limits), schemas)
+        node = Node(router, Storage(config.limits, host.is_connected), schemas)
         contact = Bootstrap(router, config.bootstrap, config.cache)
         try:
             try:

@@ -25,7 +25,7 @@ TRUSTED_ASKED: Final = 2  # trusted peers that every read asks beside the anchor
 
 @dataclass(frozen=True)
 class ReadPlan:
-    """The stores that one read asks. It ends when `first` have answered or failed, and `wanted` stores have answered."""
+    """The stores that one read asks, until `first` have answered or failed, and `wanted` stores have answered."""
 
     first: tuple[str, ...]
     further: tuple[str, ...]

@@ -69,6 +69,23 @@ def decode_held(payload: Buffer) -> list[HeldRecord]:
         raise ProtocolViolation(f"records that do not decode: {error}") from error
 
 
+class _StrangersRoom:
+    """What one reading takes of signers that are not trusted."""
+
+    def __init__(self) -> None:
+        self._size_bytes: dict[str, int] = {}
+        self._left = STRANGERS_BYTES_MAX
+
+    def admits(self, signed: Signed) -> bool:
+        """Return whether there is room for a record, and if so count it: once a signer, at its largest."""
+        growth = max(0, signed_size(signed) - self._size_bytes.get(signed.signer, 0))
+        if growth > self._left:
+            return False
+        self._left -= growth
+        self._size_bytes[signed.signer] = max(signed_size(signed), self._size_bytes.get(signed.signer, 0))
+        return True
+
+
 class Reader:
     """The reads of one node. Remembers checked records, and the newest issue time of each signer."""
 
@@ -91,11 +108,11 @@ class Reader:
         replies = await self._fetch_from(await self._places.plan_read(digest), digest)
         replies.sort(key=lambda reply: not self._router.is_trusted(reply[0]))
         freshest: dict[str, tuple[Record, float]] = {}
-        strangers: dict[str, int] = {}  # signer -> bytes
-        await self._merge(own, digest, freshest, strangers)
+        room = _StrangersRoom()
+        await self._merge(own, digest, freshest, room)
         for store, payload in replies:
             try:
-                await self._merge(decode_held(payload), digest, freshest, strangers)
+                await self._merge(decode_held(payload), digest, freshest, room)
             except ProtocolViolation as error:
                 self._router.ban(store, f"served a bad record: {error}")
         return {
@@ -109,14 +126,15 @@ class Reader:
         held: Iterable[HeldRecord],
         digest: bytes,
         freshest: dict[str, tuple[Record, float]],
-        strangers: dict[str, int],
+        room: _StrangersRoom,
     ) -> None:
         """Add one store's records. Raises ProtocolViolation at the first that an honest store would not hold."""
         for number, (signed, remaining_s) in enumerate((item.signed, item.remaining_s) for item in held):
             if number % CHECKS_PER_TURN == CHECKS_PER_TURN - 1:
                 await trio.lowlevel.checkpoint()
-            if not self._has_room(signed, strangers):
-                continue
+            foreign = not self._is_trusted(signed.signer)
+            if foreign and signed_size(signed) <= STRANGERS_BYTES_MAX and not room.admits(signed):
+                continue  # one that no store may hold is told below
             record = self._open(signed)
             if record.digest != digest:
                 raise WrongSchema(f"a record of {record.body.key!r} was served under another key")
@@ -131,16 +149,8 @@ class Reader:
             elif record.body.issued_us == best.body.issued_us:
                 freshest[record.signer] = (best, max(best_s, remaining_s))
 
-    def _has_room(self, signed: Signed, strangers: dict[str, int]) -> bool:
-        """Return whether a reading may take this record, and count it if its signer is not trusted."""
-        signer = signed.signer
-        if signer == self._router.host.peer_id or self._router.is_trusted(signer):
-            return True
-        size_bytes = max(signed_size(signed), strangers.get(signer, 0))
-        if sum(strangers.values()) - strangers.get(signer, 0) + size_bytes > STRANGERS_BYTES_MAX:
-            return False
-        strangers[signer] = size_bytes
-        return True
+    def _is_trusted(self, signer: str) -> bool:
+        return signer == self._router.host.peer_id or self._router.is_trusted(signer)
 
     def _open(self, signed: Signed) -> Record:
         record = self._opened.get(signed)

@@ -24,8 +24,8 @@ from dht.clock import SwarmClock
 from dht.config import DhtConfig, NodeConfig
 from dht.key import as_bytes, nearest, node_key
 from dht.lookup import Lookup
-from dht.partition import SplitWatch
 from dht.origin import TRUSTED, Origin, seen_at
+from dht.partition import SplitWatch
 from dht.protocol import ADDRESSES_MAX, FIND, NODES_MAX, Contact, FindReply, FindRequest, WrongNamespace
 from dht.records import CLOCK_TOLERANCE_S
 from dht.routing_table import BUCKET_SIZE, RoutingTable
@@ -67,7 +67,7 @@ class Router:
         self.split = SplitWatch()
         self.own_key = node_key(host.peer_id)
         self._nursery = nursery
-        self._down = Backoff(tuning.redial_min_s, tuning.redial_max_s, jitter=REDIAL_JITTER)
+        self._down = Backoff(self.tuning.redial_min_s, self.tuning.redial_max_s, jitter=REDIAL_JITTER)
         self._bans = Backoff(BAN_S, BAN_S, factor=1)
         self._left_at: OrderedDict[str, float] = OrderedDict()
         self._probing: set[str] = set()

@@ -84,7 +84,7 @@ class RoutingTable:
         spares.pop(peer, None)
         if bucket.pop(peer, None) is None:
             return False
-        for spare in sorted(reversed(spares), key=lambda spare: not spares[spare].origin.trusted):
+        for spare in sorted(spares, key=lambda spare: (not spares[spare].origin.trusted, -spares[spare].heard_at)):
             if self._make_room(bucket, spares[spare].origin):
                 everyone = {**bucket, spare: spares.pop(spare)}
                 self._buckets[index] = dict(sorted(everyone.items(), key=lambda item: item[1].heard_at))

@@ -9,14 +9,15 @@ then by how long its signer is known here:
 - the strangers of one public prefix have at most `prefix_records` and `prefix_bytes` in the whole store. Private
   prefixes (loopback, a LAN) have no share of their own: there honest peers live side by side;
 - what is over a limit evicts a stranger's record, never a trusted peer's. Of the most crowded prefix concerned, the
-  half that is known longest stays, and of the rest the one refreshed longest ago goes. So a newcomer always gets in,
-  a flood of new identities evicts itself, and a peer that refreshes its record is never refused for the key's size.
+  half that is known longest stays; of the rest one goes whose signer is connected no more, the one refreshed longest
+  ago. So a newcomer always gets in and stays while it is connected, a flood of identities evicts itself, and a peer
+  that refreshes its record is never refused for the key's size.
   Only in a full store does a signer that already holds more than the others have to do without.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
@@ -79,8 +80,12 @@ class _Usage:
 class Storage:
     """Checked records under caps. All times are seconds of one monotonic clock."""
 
-    def __init__(self, limits: StorageLimits = DEFAULT_LIMITS) -> None:
+    def __init__(
+        self, limits: StorageLimits = DEFAULT_LIMITS, is_here: Callable[[str], bool] = lambda signer: True
+    ) -> None:
+        """`is_here` says whether a signer is connected to us."""
         self._limits = limits
+        self._is_here = is_here
         self._slots: dict[bytes, dict[str, Stored]] = {}
         self._signers: dict[str, _Usage] = {}
         self._prefixes: dict[str, _Usage] = {}  # of strangers
@@ -222,14 +227,15 @@ class Storage:
         return [self._slots[digest][signer] for digest, signer in islice(usage.slots, CHOICE_MAX)]
 
     def _evict(self, rivals: Iterable[Stored]) -> Stored:
-        """Drop a rival of the prefix that holds most among them: of the half that is known for the shortest time, the
-        one that was refreshed longest ago."""
+        """Drop a rival of the prefix that holds most among them: of the half that is known for the shortest time, one
+        whose signer is gone, refreshed longest ago."""
         by_prefix: dict[str, list[Stored]] = {}
         for stored in rivals:
             by_prefix.setdefault(stored.origin.prefix, []).append(stored)
         crowd = max(by_prefix.values(), key=lambda crowd: sum(stored.record.size_bytes for stored in crowd))
         by_age = sorted(crowd, key=lambda stored: stored.known_since)
-        victim = min(by_age[len(by_age) // 2 :], key=lambda stored: stored.refreshed_at)
+        latest = by_age[len(by_age) // 2 :]
+        victim = min(latest, key=lambda stored: (self._is_here(stored.record.signer), stored.refreshed_at))
         self._drop(victim.record.digest, victim.record.signer)
         return victim
 

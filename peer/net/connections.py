@@ -111,12 +111,15 @@ class Connections:
         self._nursery.start_soon(connection.close)
         return True
 
-    async def dial(self, peer: str, addresses: tuple[str, ...]) -> Connection:
-        """Return a new connection by these addresses, or that of a dial of the same under way. Raises DialError."""
+    async def dial(self, peer: str, addresses: tuple[str, ...], *, vouched: bool = False) -> Connection:
+        """Return a new connection by these addresses, or that of a dial of the same under way. Raises DialError.
+
+        `vouched` says that the addresses are from a better source than the peer's claim, if it has claimed them too.
+        """
         dial = self._dials.get((peer, addresses))
         if dial is None:
             dial = self._dials[peer, addresses] = Dial()
-            self._nursery.start_soon(self._run_dial, dial, peer, addresses)
+            self._nursery.start_soon(self._run_dial, dial, peer, addresses, vouched)
         await dial.done.wait()
         if dial.error is not None:
             raise DialError(str(dial.error), dial.error.reason)
@@ -173,9 +176,9 @@ class Connections:
         hosts = (address.split("/")[1:3] for address in self._book.get(peer) if not is_circuit(address))
         return any(host == ip or family.startswith("dns") for family, host in hosts)
 
-    async def _run_dial(self, dial: Dial, peer: str, addresses: tuple[str, ...]) -> None:
+    async def _run_dial(self, dial: Dial, peer: str, addresses: tuple[str, ...], vouched: bool) -> None:
         try:
-            dial.connection = await self._race(peer, addresses)
+            dial.connection = await self._race(peer, addresses, vouched)
             self.on_dialled(peer)
         except DialError as error:
             dial.error = error
@@ -183,14 +186,14 @@ class Connections:
             del self._dials[peer, addresses]
             dial.done.set()
 
-    async def _race(self, peer: str, addresses: tuple[str, ...]) -> Connection:
+    async def _race(self, peer: str, addresses: tuple[str, ...], vouched: bool = False) -> Connection:
         peer_id = _libp2p_id(peer)
 
         direct = [address for address in addresses if not is_circuit(address)]
         relayed = [address for address in addresses if is_circuit(address)]
 
         async def attempt(address: str) -> Connection:
-            if not self._book.is_claim(peer, address):
+            if vouched or not self._book.is_claim(peer, address):
                 return await go(address)
             async with self._claimed.permit(address):
                 connection = await go(address)

@@ -166,9 +166,9 @@ class Host:
         if peer_id == self.peer_id:
             return peer_id
         with trio.move_on_after(timeout_s):
-            self.book.add(peer_id, (bare,))
             if not self._connections.live(peer_id):
-                await self._connections.dial(peer_id, (bare,))
+                await self._connections.dial(peer_id, (bare,), vouched=True)
+            self.book.add(peer_id, (bare,))
             await self._say_hello(peer_id)  # or wait for the hello that the dial has started
             return peer_id
         raise _too_slow(address, timeout_s)

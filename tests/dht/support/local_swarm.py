@@ -131,8 +131,9 @@ class LocalSwarm:
         wall: Callable[[], float] = time.time,
         schemas: Sequence[Schema[Any]] = (CARDS,),
         required: bool = False,
+        prepare: Callable[[Host], None] = lambda host: None,
     ) -> Member:
-        """Start one more node; by default its bootstrap is the first one."""
+        """Start one more node; by default its bootstrap is the first one. `prepare` gets the host before its node."""
         if bootstrap is None:
             bootstrap = [self.members[0].address] if self.members else []
 
@@ -142,18 +143,13 @@ class LocalSwarm:
             with facts.log.subscribed(facts.note):
                 member: Member | None = None
                 try:
-                    async with (
-                        open_host(config) as host,
-                        open_node(
-                            host,
-                            NodeConfig(namespace, bootstrap, cache, required, tuning, limits),
-                            schemas,
-                            wall,
-                        ) as node,
-                    ):
-                        member = Member(host, node, facts)
-                        task_status.started(member)
-                        await member._stopping.wait()
+                    async with open_host(config) as host:
+                        prepare(host)
+                        node_config = NodeConfig(namespace, bootstrap, cache, required, tuning, limits)
+                        async with open_node(host, node_config, schemas, wall) as node:
+                            member = Member(host, node, facts)
+                            task_status.started(member)
+                            await member._stopping.wait()
                 finally:
                     if member is not None:
                         member._stopped.set()
