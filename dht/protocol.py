@@ -1,4 +1,4 @@
-"""The four calls between nodes. Visitors may make them: one reads the records without being a member.
+"""The four calls between nodes. Visitors may look, members store.
 
     dht/find    names the peers nearest to a point
     dht/store   keeps a record, which its signer delivers
@@ -104,6 +104,6 @@ class LeaveReply(msgspec.Struct, frozen=True):
 
 
 FIND: Final = Method("dht/find", FindRequest, FindReply, access="visitor")
-STORE: Final = Method("dht/store", StoreRequest, StoreReply, access="visitor")
+STORE: Final = Method("dht/store", StoreRequest, StoreReply)
 FETCH: Final = Method("dht/fetch", FetchRequest, FetchReply, reply_payload_max=FETCH_BYTES_MAX, access="visitor")
 LEAVE: Final = Method("dht/leave", LeaveRequest, LeaveReply, access="visitor")

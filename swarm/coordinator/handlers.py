@@ -36,7 +36,7 @@ class CoordinatorHandlers:
         if call.body.member.peer != call.peer:
             raise ProtocolViolation("a join request names another peer than its sender")
         authority = self._named(call.body.group)
-        self._host.book.add(call.peer, call.body.addresses)
+        self._host.learn(call.peer, call.body.addresses, told_by=call.peer)
         authority.request_join(call.body)
         return authority.report()
 

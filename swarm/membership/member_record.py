@@ -7,7 +7,7 @@ guide routing and placement; no round trusts them.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Final, Literal
@@ -15,16 +15,25 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from dht.records import Schema
+from peer.net.address_book import is_circuit
 from peer.net.host import Host
-from swarm.protocol.head import Head
+from swarm.protocol.head import HASH_BYTES, Head
 from swarm.run.credentials import Chain
 from swarm.run.sections import STAGES_MAX
 
 NAME_CHARS_MAX: Final = 64
 ADDRESSES_MAX: Final = 8
+ADDRESSES_CHARS: Final = 400  # together, of which relayed ones get at least half if there are any
+RECORD_BYTES_MAX: Final = 1024
+CREDENTIAL_BYTES_MAX: Final = 700
 
-Text = Annotated[str, msgspec.Meta(max_length=128)]
+Text = Annotated[str, msgspec.Meta(max_length=NAME_CHARS_MAX)]
 Address = Annotated[str, msgspec.Meta(max_length=256)]
+Round = Annotated[int, msgspec.Meta(ge=-1, le=1 << 40)]
+Total = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+UnixTime = Annotated[float, msgspec.Meta(ge=0.0, le=1e11)]
+Loss = Annotated[float, msgspec.Meta(ge=-1e12, le=1e12)]
+HeadHash = Annotated[bytes, msgspec.Meta(max_length=HASH_BYTES)]
 Stage = Annotated[int, msgspec.Meta(ge=-1, lt=STAGES_MAX)]
 Amount = Annotated[float, msgspec.Meta(ge=0.0, le=1e18)]  # no NaN, no infinity: others compute with it
 MemberRole = Literal["full", "stage", "feeder", "coordinator"]
@@ -41,22 +50,23 @@ class MemberRecord(msgspec.Struct, frozen=True, kw_only=True):
     role: MemberRole
     version: Text
     addresses: Annotated[list[Address], msgspec.Meta(max_length=ADDRESSES_MAX)]
-    term: int
-    round: int
-    head: bytes
-    state_hash: bytes
-    members: int
+    term: Round
+    round: Round
+    head: HeadHash
+    """Empty before the first head, as `state_hash`."""
+    state_hash: HeadHash
+    members: Annotated[int, msgspec.Meta(ge=0, le=1024)]
     phase: Text
-    speed: float
+    speed: Amount
     """Inner steps a second."""
-    loss: float | None
-    val_loss: float | None
-    tokens: int
-    bytes_up: int
+    loss: Loss | None
+    val_loss: Loss | None
+    tokens: Total
+    bytes_up: Total
     """Since the peer started, as `bytes_down`."""
-    bytes_down: int
-    joined_at: float
-    at: float
+    bytes_down: Total
+    joined_at: UnixTime
+    at: UnixTime
     """When the record was made."""
     stage: Stage = -1
     """Where the peer is or, while `ready_at` lies ahead, where it is going; -1 also for feeders and the coordinator."""
@@ -83,13 +93,29 @@ class MemberRecord(msgspec.Struct, frozen=True, kw_only=True):
     credential: Chain = ()
     """In a closed run, what makes the peer a member."""
 
+    def __post_init__(self) -> None:
+        """Check what types cannot say: people read the texts, and a hash is whole or absent."""
+        for text in (self.session, self.name, self.version, self.phase, *self.addresses):
+            if not text.isprintable():
+                raise ValueError(
+                    f"a member record with the text {text!a} is not printable: leave out control characters"
+                )
+        for digest in (self.head, self.state_hash):
+            if len(digest) not in (0, HASH_BYTES):
+                raise ValueError(f"a hash of {len(digest)} bytes is none: give {HASH_BYTES} bytes, or none")
+
     def moving(self, now: float) -> bool:
         """Whether the peer is still on its way to its stage."""
         return self.stage >= 0 and self.ready_at > now
 
 
 MEMBERS: Final = Schema[MemberRecord](
-    name="member", type=MemberRecord, ttl_max_s=60.0, size_max=4096, signer=lambda key, peer: True
+    name="member",
+    type=MemberRecord,
+    ttl_max_s=60.0,
+    size_max=RECORD_BYTES_MAX + CREDENTIAL_BYTES_MAX,
+    signer=lambda key, peer: True,
+    keys=lambda namespace, key: key == namespace,  # the run's id
 )
 
 MemberView = Callable[[], Mapping[str, MemberRecord]]
@@ -111,10 +137,10 @@ def member_record(
     """Return the record of a peer that stands at `head`, now; what it has measured is for the caller to fill in."""
     return MemberRecord(
         session=session,
-        name=name[:NAME_CHARS_MAX],
+        name="".join(letter if letter.isprintable() else "?" for letter in name[:NAME_CHARS_MAX]),
         role=role,
         version=installed_version(),
-        addresses=list(host.addresses[:ADDRESSES_MAX]),
+        addresses=_short_list(host.addresses, host.peer_id),
         term=head.term,
         round=head.round,
         head=head.hash,
@@ -130,3 +156,16 @@ def member_record(
         joined_at=joined_at,
         at=time.time(),
     )
+
+
+def _short_list(addresses: Sequence[str], peer: str) -> list[str]:
+    """Return addresses without the peer's id, as many as a record has room for: direct ones first."""
+    bare = [address.removesuffix(f"/p2p/{peer}") for address in addresses]
+    relayed = [address for address in bare if is_circuit(address)]
+    kept: list[str] = []
+    for address in bare:
+        held_back = 0 if is_circuit(address) else len(relayed[:2])  # places for relayed ones
+        room = ADDRESSES_CHARS // 2 if held_back else ADDRESSES_CHARS
+        if sum(map(len, kept)) + len(address) <= room and len(kept) < ADDRESSES_MAX - held_back:
+            kept.append(address)
+    return kept

@@ -35,12 +35,12 @@ RecordT = TypeVar("RecordT", bound=PeerRecord)
 
 
 async def read_records(node: Node, host: Host, schema: Schema[RecordT], key: str) -> dict[str, RecordT]:
-    """Return the records under `key`, by peer id; the addresses of other peers go to the host's book."""
+    """Return the records under `key`, by peer id; the host learns the addresses of other peers."""
     entries = await node.get(schema, key)
     records = {peer: entry.value for peer, entry in entries.items()}
     for peer, record in records.items():
         if peer != host.peer_id:
-            host.book.add(peer, record.addresses)
+            host.learn(peer, record.addresses, told_by=peer)
     return records
 
 

@@ -191,7 +191,7 @@ class RoundHandlers:
             self._check_group(request_join.group)
         if request_join.member.peer != call.peer:
             raise ProtocolViolation("a join request names another peer than its sender")
-        self._context.host.book.add(call.peer, request_join.addresses)
+        self._context.host.learn(call.peer, request_join.addresses, told_by=call.peer)
         near = (
             request_join.head == self._state.head.hash
             or 0 < self._state.head.round - request_join.round <= JOIN_BEHIND_MAX

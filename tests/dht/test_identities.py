@@ -14,6 +14,7 @@ import trio
 
 from dht.config import DEFAULT_TUNING
 from dht.key import as_int, node_key, record_key
+from dht.node import StorageLimits
 from dht.protocol import (
     FETCH,
     FIND,
@@ -26,8 +27,9 @@ from dht.protocol import (
     StoreReply,
     StoreRequest,
 )
+from dht.records import KIND, Body
 from peer.errors import BarnraiseError
-from peer.identity import Identity
+from peer.identity import Identity, sign_body
 from peer.net.host import Host
 from peer.net.rpc import Call
 from tests.dht.support.local_swarm import BRISK, CARDS, RUN, Card, LocalSwarm, Member, bare_host, local_swarm
@@ -44,6 +46,8 @@ CALM = replace(
 )
 HOUR_S = 3600.0
 KEY = "key"
+STRANGERS_BYTES = 4096  # a key's room for strangers: ten of the sybils' records
+NEWCOMER = Identity.generate()
 CLAIMS = 100
 
 
@@ -59,12 +63,14 @@ async def run_of(members: int, *, is_open: bool) -> AsyncIterator[tuple[LocalSwa
     """Members who trust each other, all on 127.0.0.1, each with a record under the key."""
     identities = [Identity.generate() for _ in range(members)]
     trusted = frozenset(identity.peer_id for identity in identities)
+    invited = trusted if is_open else trusted | {NEWCOMER.peer_id}
     async with local_swarm() as swarm:
         for identity in identities:
             await swarm.add(
                 identity=identity,
                 tuning=CALM,
-                prepare=lambda host: guard(host, members=trusted, is_open=is_open),
+                limits=StorageLimits(bytes_per_key=STRANGERS_BYTES),
+                prepare=lambda host: guard(host, members=invited, is_open=is_open),
             )
         for member in swarm.members:
             for other in trusted - {member.id} - member.node.peers:
@@ -99,6 +105,9 @@ async def sybil(
             await host.connect_address(victim.address, timeout_s=60)
             try:
                 await host.rpc.call(victim.id, FIND, FindRequest(RUN, host.addresses, bytes(32)), timeout_s=60)
+                body = Body(RUN, CARDS.name, KEY, CARDS.encode(Card(0, "x" * 250)), int(time.time() * 1e6), 600_000)
+                request = StoreRequest(RUN, host.addresses, sign_body(identity, KIND, body))
+                assert (await host.rpc.call(victim.id, STORE, request, timeout_s=60)).body.kept
             except BarnraiseError:
                 assert not victim.host.standing.allows(host.peer_id, "member")
         yield host
@@ -126,8 +135,15 @@ async def besieged(swarm: LocalSwarm, many: int, clock_off_s: float = 0.0) -> As
         leave.set()
 
 
-@pytest.mark.parametrize("is_open", [False, True], ids=["closed", "open"])
-@pytest.mark.parametrize("many", [10, 30])
+@pytest.mark.parametrize(
+    ("many", "is_open"),
+    [
+        pytest.param(10, False, id="10-closed"),
+        pytest.param(10, True, id="10-open", marks=pytest.mark.soak),
+        pytest.param(30, False, id="30-closed", marks=pytest.mark.soak),
+        pytest.param(30, True, id="30-open"),
+    ],
+)
 async def test_ground_identities_hide_no_member(many: int, is_open: bool) -> None:
     async with run_of(4, is_open=is_open) as (swarm, trusted), besieged(swarm, many) as sybils:
         ids = {host.peer_id for host in sybils}
@@ -139,7 +155,7 @@ async def test_ground_identities_hide_no_member(many: int, is_open: bool) -> Non
             first = {swarm.members[0].id}  # a newcomer to an open run knows the invite's peers only
             guard(host, members=first if is_open else trusted | {host.peer_id}, is_open=is_open)
 
-        newcomer = await swarm.add(invite, tuning=CALM, prepare=prepare)
+        newcomer = await swarm.add(invite, identity=NEWCOMER, tuning=CALM, prepare=prepare)
         readings = [(await newcomer.node.get(CARDS, KEY)).keys() >= trusted for _ in range(100)]
         assert sum(readings) >= 99
         started = trio.current_time()

@@ -89,13 +89,13 @@ async def test_any_record_type_is_published_refreshed_and_followed(monkeypatch: 
 
 
 async def test_records_of_two_types_do_not_mix() -> None:
-    """A training run's record and a server's record of one peer, under one key."""
+    """A training run's record and a server's record of one peer, under one key: the run's id."""
     async with (
         open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as host,
         open_node(host, NodeConfig(NAMESPACE, tuning=BRISK), [MEMBERS, SERVERS]) as node,
     ):
         server = ServerRecord("one", [], 0, 2)
-        await node.put(SERVERS, MODEL, server, 60.0)
-        await node.put(MEMBERS, MODEL, record("s"), 60.0)
-        assert await read_records(node, host, SERVERS, MODEL) == {host.peer_id: server}
-        assert await read_records(node, host, MEMBERS, MODEL) == {host.peer_id: record("s")}
+        await node.put(SERVERS, NAMESPACE, server, 60.0)
+        await node.put(MEMBERS, NAMESPACE, record("s"), 60.0)
+        assert await read_records(node, host, SERVERS, NAMESPACE) == {host.peer_id: server}
+        assert await read_records(node, host, MEMBERS, NAMESPACE) == {host.peer_id: record("s")}
