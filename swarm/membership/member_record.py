@@ -23,7 +23,7 @@ from swarm.run.sections import STAGES_MAX
 
 NAME_CHARS_MAX: Final = 64
 ADDRESSES_MAX: Final = 8
-ADDRESSES_CHARS: Final = 400  # together, of which relayed ones get at least half if there are any
+ADDRESSES_CHARS: Final = 380  # together, of which relayed ones get at least half if there are any
 RECORD_BYTES_MAX: Final = 1024
 CREDENTIAL_BYTES_MAX: Final = 700
 
@@ -146,7 +146,7 @@ def member_record(
         head=head.hash,
         state_hash=head.state_hash,
         members=len(head.members),
-        phase=phase,
+        phase=phase[:NAME_CHARS_MAX],
         speed=0.0,
         loss=None,
         val_loss=None,
