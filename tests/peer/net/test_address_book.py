@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from peer.errors import ConfigError, ResourceError
 from peer.identity import Identity
-from peer.net.address_book import AddressBook, split_address
+from peer.net.address_book import AddressBook, closed_range, split_address
 
 PEER, RELAY = Identity.generate().peer_id, Identity.generate().peer_id
 A, B = "/ip4/203.0.113.7/tcp/4001", "/dns4/example.org/tcp/4001"
@@ -97,3 +97,43 @@ def test_a_full_address_is_split_or_refused_with_a_remedy() -> None:
         split_address(A)
     with pytest.raises(ConfigError, match="cannot be dialled"):
         split_address(f"/ip4/0.0.0.0/tcp/1/p2p/{PEER}")
+
+
+def test_a_claim_becomes_an_address_when_a_better_source_names_it() -> None:
+    book = AddressBook()
+    peer = Identity.generate().peer_id
+    here, there = "/ip4/203.0.113.7/tcp/4001", "/ip4/203.0.113.7/tcp/4002"
+    book.claim(peer, [here, f"{there}/p2p/{peer}", "nonsense"])
+    assert book.get(peer) == (here, there) and book.vouched(peer) == ()
+    assert book.is_claim(peer, here)
+    book.add(peer, [here])
+    assert not book.is_claim(peer, here) and book.is_claim(peer, there)
+    book.claim(peer, [here])
+    assert book.vouched(peer) == (here,) and not book.is_claim(peer, here)
+
+
+def test_claims_crowd_out_no_address() -> None:
+    book = AddressBook()
+    peer = Identity.generate().peer_id
+    book.add(peer, ["/ip4/203.0.113.7/tcp/4001"])
+    for _ in range(1100):
+        book.claim(Identity.generate().peer_id, ["/ip4/203.0.113.8/tcp/1"])
+    assert book.vouched(peer) == ("/ip4/203.0.113.7/tcp/4001",)
+    assert len(book._claims) == 1024
+
+
+def test_ranges_that_mean_another_machine_on_each_network() -> None:
+    for ip in (
+        "127.0.0.1",
+        "10.1.2.3",
+        "172.31.0.1",
+        "192.168.1.1",
+        "169.254.1.1",
+        "100.64.0.1",
+        "::1",
+        "fe80::1",
+        "fd00::1",
+    ):
+        assert closed_range(ip) is not None, ip
+    for ip in ("8.8.8.8", "172.32.0.1", "2001:4860::1"):
+        assert closed_range(ip) is None, ip
