@@ -81,9 +81,10 @@ class Places:
 
     def _by_trust(self, target: int, peers: Iterable[str]) -> list[str]:
         router = self._router
+        own = router.host.peer_id if router.host.standing.guarded else None
         everyone = {*peers, router.host.peer_id}
         near_first = nearest(target, everyone, len(everyone))
-        return sorted(near_first, key=lambda peer: not (peer == router.host.peer_id or router.is_trusted(peer)))
+        return sorted(near_first, key=lambda peer: not (peer == own or router.is_trusted(peer)))
 
     def _near(self, target: int, peers: Iterable[str]) -> list[str]:
         """Return the k of these peers for a key: trusted ones first, then nearest, with one of a public prefix."""

@@ -6,7 +6,7 @@ probe decides.
 
 In a run, trust comes first (`peer.net.standing`). Only members enter the table, which in an open run are all that have
 entered it. A stranger is asked while it is connected; it is named to others, and dialled, only once a dial of ours has
-found it at the address that it claims. So it cannot have us or others knock at a third party's door.
+found it at the address that it claims. So it cannot have us or others dial a third party.
 """
 
 from __future__ import annotations

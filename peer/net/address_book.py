@@ -1,8 +1,8 @@
 """The last known addresses of peers. The library's own book forgets them after two minutes.
 
 Addresses are multiaddrs without the trailing `/p2p/<id>` of their peer: freshest first, direct before relayed. Those
-that a peer tells of itself are *claims* until a dial has found the peer there: else any identity could have us knock at
-a third party's door. `peer.net.dialing` limits how often a claim is dialled.
+that a peer tells of itself are *claims* until a dial has found the peer there: else any identity could have us dial
+third parties. `peer.net.dialing` limits how often a claim is dialled.
 """
 
 from __future__ import annotations

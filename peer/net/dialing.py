@@ -52,7 +52,7 @@ class ClaimedDials:
     """Permits dials to addresses that are only claimed: one at a time a place, and none for a while after a failure.
 
     A dial that finds its peer costs nothing, so honest peers behind one address are dialled one after another. One that
-    does not has knocked at a third party's door. In a run such a failure closes the IP address for a minute, and ten
+    does not may have disturbed a third party. In a run such a failure closes the IP address for a minute, and ten
     close all. At a host of no run it closes the port, for a second at first.
     """
 

@@ -1,4 +1,4 @@
-"""Many free identities in a run: they hide no member, move no clock, and have nobody knock at a third party's door."""
+"""Many free identities in a run: they hide no member, move no clock, and have no peer dial a third party."""
 
 from __future__ import annotations
 
@@ -191,14 +191,14 @@ async def test_liars_move_no_clock_and_members_correct_a_wrong_one() -> None:
             assert await wrong.node.put(CARDS, KEY, Card(1), ttl_s=30) >= 4
 
 
-async def _count(listener: trio.socket.SocketType, knocks: list[float]) -> None:
+async def _count(listener: trio.socket.SocketType, dials: list[float]) -> None:
     while True:
         stream, _ = await listener.accept()
-        knocks.append(trio.current_time())
+        dials.append(trio.current_time())
         stream.close()
 
 
-async def test_claimed_addresses_knock_at_no_third_party(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_claimed_addresses_have_no_third_party_dialled(monkeypatch: pytest.MonkeyPatch) -> None:
     """100 claims of a port that is another's, told by ten identities that stay long enough to be dialled back."""
     monkeypatch.setattr("dht.router.VERIFY_AFTER_S", 0.5)
     with trio.socket.socket() as listener:
@@ -206,9 +206,9 @@ async def test_claimed_addresses_knock_at_no_third_party(monkeypatch: pytest.Mon
         listener.listen(64)
         elsewhere = f"/ip4/127.0.0.1/tcp/{listener.getsockname()[1]}"
         far = "/ip4/192.168.77.1/tcp/80"
-        knocks: list[float] = []
+        dials: list[float] = []
         async with run_of(2, is_open=True) as (swarm, _), trio.open_nursery() as nursery:
-            nursery.start_soon(_count, listener, knocks)
+            nursery.start_soon(_count, listener, dials)
             told = count()
             for _ in range(10):
                 async with bare_host() as liar:
@@ -225,7 +225,7 @@ async def test_claimed_addresses_knock_at_no_third_party(monkeypatch: pytest.Mon
                 for member in swarm.members:
                     await member.node.get(CARDS, KEY)
             assert next(told) == CLAIMS
-            assert len(knocks) <= 2, "one a member and minute"
+            assert len(dials) <= 2, "one a member and minute"
             nursery.cancel_scope.cancel()
 
 
