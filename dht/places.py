@@ -42,15 +42,15 @@ class Places:
     async def stores(self, digest: bytes) -> list[str]:
         """Return the nodes that should keep a record, nearest first within trusted ones and strangers."""
         router, target = self._router, as_int(digest)
-        replicas = router.tuning.replicas
+        replicas, own = router.tuning.replicas, router.host.peer_id
         known = self._known()
         if len(known) < replicas:
-            return self._by_trust(target, known)
+            return self._by_trust(target, [*known, own])
         trusted = [peer for peer in known if router.is_trusted(peer)]
         if trusted and len(trusted) < replicas:
-            chosen = {*trusted, *self._near(target, set(known).difference(trusted))}
+            chosen = {own, *trusted, *self._near(target, set(known).difference(trusted))}
         else:
-            near = self._near(target, {*known, *await self._look_up(digest), router.host.peer_id})
+            near = self._near(target, {*known, *await self._look_up(digest), own})
             chosen = {*near, *self._always(known)}
         return self._by_trust(target, chosen)
 
@@ -82,7 +82,7 @@ class Places:
     def _by_trust(self, target: int, peers: Iterable[str]) -> list[str]:
         router = self._router
         own = router.host.peer_id if router.host.standing.guarded else None
-        everyone = {*peers, router.host.peer_id}
+        everyone = set(peers)
         near_first = nearest(target, everyone, len(everyone))
         return sorted(near_first, key=lambda peer: not (peer == own or router.is_trusted(peer)))
 
