@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
+from math import inf
 from typing import Any, Final, TypeVar, cast
 
 import msgspec
@@ -23,6 +24,7 @@ from dht.records import (
     Record,
     RecordEntry,
     Schema,
+    UnvouchedRecord,
     WrongSchema,
     check_age,
     is_expired,
@@ -72,9 +74,9 @@ def decode_held(payload: Buffer) -> list[HeldRecord]:
 class _StrangersRoom:
     """What one reading takes of signers that are not trusted."""
 
-    def __init__(self) -> None:
+    def __init__(self, size_bytes: float) -> None:
         self._size_bytes: dict[str, int] = {}
-        self._left = STRANGERS_BYTES_MAX
+        self._left = size_bytes
 
     def admits(self, signed: Signed) -> bool:
         """Return whether there is room for a record, and if so count it: once a signer, at its largest."""
@@ -108,7 +110,7 @@ class Reader:
         replies = await self._fetch_from(await self._places.plan_read(digest), digest)
         replies.sort(key=lambda reply: not self._router.is_trusted(reply[0]))
         freshest: dict[str, tuple[Record, float]] = {}
-        room = _StrangersRoom()
+        room = _StrangersRoom(inf if self._schemas[schema.name].scarce else STRANGERS_BYTES_MAX)
         await self._merge(own, digest, freshest, room)
         for store, payload in replies:
             try:
@@ -135,7 +137,10 @@ class Reader:
             foreign = not self._is_trusted(signed.signer)
             if foreign and signed_size(signed) <= STRANGERS_BYTES_MAX and not room.admits(signed):
                 continue  # one that no store may hold is told below
-            record = self._open(signed)
+            try:
+                record = self._open(signed)
+            except UnvouchedRecord:
+                continue  # the store may not know of a ban yet
             if record.digest != digest:
                 raise WrongSchema(f"a record of {record.body.key!r} was served under another key")
             try:

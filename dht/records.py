@@ -16,7 +16,8 @@ A refusal is one of these:
     ├── ExpiredRecord     its time to live is over, or the writer's clock is slow
     ├── FutureRecord      the writer's clock is fast
     ├── StaleRecord       a newer record of the same signer is held: .newest_us
-    └── StoreFull         the store, the key or the signer is at its limit
+    ├── StoreFull         the store, the key or the signer is at its limit
+    └── UnvouchedRecord   `Schema.check` does not believe its signer: it is no member of the run, or not any more
 """
 
 from __future__ import annotations
@@ -88,6 +89,10 @@ class StoreFull(RecordError):
     pass
 
 
+class UnvouchedRecord(RecordError):
+    pass
+
+
 @dataclass(frozen=True)
 class Schema(Generic[T]):
     """One kind of record."""
@@ -104,6 +109,8 @@ class Schema(Generic[T]):
     """Says of (namespace, key) whether the run reads that key: no other is kept."""
     check: Callable[[str, T], None] | None = None
     """Raises a RecordError if (peer id, value) is not to be believed, for instance without that peer's credential."""
+    scarce: bool = False
+    """Whether identities that pass `check` are scarce: then their records need not share the room of strangers."""
 
     def encode(self, value: T) -> bytes:
         """Return the bytes of a value. Raises OversizeRecord."""

@@ -22,7 +22,7 @@ from peer.events import EventLog
 from peer.identity import Identity
 from peer.net.host import Host, HostConfig, open_host
 from peer.temp_folder import temporary_folder
-from swarm.membership.member_record import MEMBERS, MemberRecord
+from swarm.membership.member_record import MEMBERS, MemberRecord, member_schema
 from swarm.membership.membership import read_records
 from swarm.protocol.head import Member
 from swarm.protocol.quorum import ASKED_MAX, HeadCandidate, ask_head_reports, rank_heads
@@ -115,7 +115,7 @@ async def open_client(
             chain = invite.visit(host.peer_id, _owner(home), time.time())
             entered = await enter_run(host, invite, own, chain, open_any_manifest)
             config = NodeConfig(invite.run_id, invite.addresses, own.addresses, required=True)
-            async with open_node(host, config, [MEMBERS]) as node:
+            async with open_node(host, config, [member_schema(entered.gate)]) as node:
                 yield RunClient(host, node, entered.manifest, entered.tokenizer)
 
 

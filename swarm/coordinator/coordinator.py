@@ -27,7 +27,7 @@ from swarm.coordinator.handlers import CoordinatorHandlers
 from swarm.coordinator.rules import GroupRules
 from swarm.coordinator.run_progress import RunProgress
 from swarm.membership.bans import extend_bans, spread_bans
-from swarm.membership.member_record import MEMBERS, MemberRecord, member_record
+from swarm.membership.member_record import MEMBERS, MemberRecord, member_record, member_schema
 from swarm.membership.membership import Membership
 from swarm.membership.reachability import serve_dial_back
 from swarm.run.config import RunConfig
@@ -88,7 +88,7 @@ async def run_coordinator(config: CoordinatorConfig, ready: Callable[[Invite], N
             serve_dial_back(host)
             serve_snapshots(host.rpc, [_snapshots(state) for state in states])
             node_config = NodeConfig(manifest.run_id, config.bootstrap, home.addresses)
-            async with open_node(host, node_config, [MEMBERS]) as node:
+            async with open_node(host, node_config, [member_schema(gate)]) as node:
                 addresses = (*host.addresses, *config.bootstrap)[:ADDRESSES_MAX]
                 coordinator = _Coordinator(config, manifest, host, home)
                 membership = Membership(node, host, MEMBERS, manifest.run_id, coordinator.member_record)

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Final, Literal
 
 import msgspec
 
-from dht.records import Schema
+from dht.records import Schema, UnvouchedRecord
+from peer.errors import NotAdmitted
 from peer.net.address_book import is_circuit
 from peer.net.host import Host
 from swarm.protocol.head import HASH_BYTES, Head
 from swarm.run.credentials import Chain
+from swarm.run.gate import Gate
 from swarm.run.sections import STAGES_MAX
 
 NAME_CHARS_MAX: Final = 64
@@ -117,6 +120,19 @@ MEMBERS: Final = Schema[MemberRecord](
     signer=lambda key, peer: True,
     keys=lambda namespace, key: key == namespace,  # the run's id
 )
+
+
+def member_schema(gate: Gate) -> Schema[MemberRecord]:
+    """Return the schema of the run that `gate` guards: of a peer that is no member, or is banned, no record is kept."""
+
+    def check(peer: str, record: MemberRecord) -> None:
+        try:
+            gate.vouch(peer, record.credential)
+        except NotAdmitted as error:
+            raise UnvouchedRecord(f"a record of {peer} is not believed: {error}") from error
+
+    return replace(MEMBERS, check=check, scarce=gate.closed)
+
 
 MemberView = Callable[[], Mapping[str, MemberRecord]]
 """Returns the records of the other peers in the run, by peer id."""

@@ -183,6 +183,11 @@ class Gate:
                 self._standing.revoke(peer)
 
     @property
+    def closed(self) -> bool:
+        """Whether members come by invite only."""
+        return not self._manifest.open
+
+    @property
     def _serial(self) -> int:
         return 0 if self._bans is None else self._bans.serial
 

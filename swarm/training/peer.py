@@ -13,7 +13,7 @@ from peer.identity import Identity
 from peer.net.host import HostConfig, open_host
 from peer.worker.client import open_worker_group
 from swarm.gossip.peer import run_gossip
-from swarm.membership.member_record import MEMBERS
+from swarm.membership.member_record import member_schema
 from swarm.membership.reachability import serve_dial_back
 from swarm.run.bootstrap import enter_run
 from swarm.run.home import Home
@@ -57,7 +57,7 @@ async def run_participant(config: JoinConfig) -> None:
             serve_run_files(host.rpc, entered.signed, entered.tokenizer)
             serve_dial_back(host)
             node_config = NodeConfig(manifest.run_id, config.invite.addresses, home.addresses)
-            async with open_node(host, node_config, [MEMBERS]) as node:
+            async with open_node(host, node_config, [member_schema(entered.gate)]) as node:
                 context = PeerContext(config, home, manifest, host, entered.gate, node)
                 if isinstance(manifest.outer, GossipConfig):
                     async with open_worker_group(worker_config(context)) as worker_group:
