@@ -23,6 +23,7 @@ from peer.net.rpc import Method
 NODES_MAX: Final = 16  # named in one answer
 ADDRESSES_MAX: Final = 8
 FETCH_BYTES_MAX: Final = 4 << 20
+FIND_HEADER_BYTES: Final = 48 << 10  # holds the contacts of an answer at their longest
 
 Namespace = Annotated[str, msgspec.Meta(max_length=KEY_CHARS_MAX)]
 PeerId = Annotated[str, msgspec.Meta(max_length=128)]
@@ -103,7 +104,7 @@ class LeaveReply(msgspec.Struct, frozen=True):
     pass
 
 
-FIND: Final = Method("dht/find", FindRequest, FindReply, access="visitor")
+FIND: Final = Method("dht/find", FindRequest, FindReply, access="visitor", header_bytes=FIND_HEADER_BYTES)
 STORE: Final = Method("dht/store", StoreRequest, StoreReply)
 FETCH: Final = Method("dht/fetch", FetchRequest, FetchReply, reply_payload_max=FETCH_BYTES_MAX, access="visitor")
 LEAVE: Final = Method("dht/leave", LeaveRequest, LeaveReply, access="visitor")

@@ -6,17 +6,25 @@ it are cut: what another peer wrote cannot begin a line, nor fill the disk with 
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from peer.errors import ResourceError
 from peer.plain_text import json_line
+
+_PENALTY_S: Final = 10.0  # between two lines about one peer
+_STRANGER_LINES: Final = 20
+_STRANGER_LINES_S: Final = 60.0
+_PENALIZED_MAX: Final = 1024  # peers remembered
 
 Field = str | int | float | bool | None | list[str] | dict[str, int] | dict[str, float]
 
@@ -97,3 +105,41 @@ class EventLog:
                 self._fd = fresh
         except OSError:
             pass  # a full disk must not end training; the checkpoint writer reports it to the user
+
+
+class _Penalties:
+    """What one peer's line will say next."""
+
+    def __init__(self) -> None:
+        self.told_at = -math.inf
+        self.untold = 0
+
+
+class PenaltyLog:
+    """The `peer_penalized` events of one host: of each peer at once the first, then one in 10 s with the `count` since
+    the last. Untrusted peers together get 20 lines a minute, so that a flood pushes no history out of the log."""
+
+    def __init__(
+        self, events: EventLog, is_trusted: Callable[[str], bool], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._events = events
+        self._is_trusted = is_trusted
+        self._clock = clock
+        self._peers: OrderedDict[str, _Penalties] = OrderedDict()
+        self._told: deque[float] = deque(maxlen=_STRANGER_LINES)
+
+    def note(self, peer: str, reason: str) -> None:
+        """Record that `peer` broke the protocol."""
+        now, trusted = self._clock(), self._is_trusted(peer)
+        known = self._peers.setdefault(peer, _Penalties())
+        self._peers.move_to_end(peer)
+        if len(self._peers) > _PENALIZED_MAX:
+            self._peers.popitem(last=False)
+        known.untold += 1
+        crowded = not trusted and len(self._told) == _STRANGER_LINES and now - self._told[0] < _STRANGER_LINES_S
+        if crowded or now - known.told_at < _PENALTY_S:
+            return
+        if not trusted:
+            self._told.append(now)
+        count, known.told_at, known.untold = known.untold, now, 0
+        self._events.emit("peer_penalized", peer=peer, reason=reason, count=count)

@@ -85,9 +85,10 @@ class Host:
         """The underlying py-libp2p host."""
         self._config = config
         self._nursery = nursery
-        self._meter = Meter(TokenBucket(config.upload_bytes_per_s), TokenBucket(config.download_bytes_per_s))
-        self.book: Final = AddressBook(config.limits.addresses_per_peer)
         self.standing: Final = Standing()
+        upload, download = TokenBucket(config.upload_bytes_per_s), TokenBucket(config.download_bytes_per_s)
+        self._meter = Meter(upload, download, self.standing.is_trusted)
+        self.book: Final = AddressBook(config.limits.addresses_per_peer)
         self._connections = Connections(libp2p_host, self.book, config.limits, self.standing, nursery)
         self.rpc: Final = Rpc(self.peer_id, self._connections, config.limits, self._meter, config.events, self.standing)
         self._watched: dict[str, frozenset[str]] = {}

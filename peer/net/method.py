@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from peer.net.standing import Access
-from peer.net.wire import Buffer
+from peer.net.wire import HEADER_BYTES, Buffer
 
 Req = TypeVar("Req", bound=msgspec.Struct)
 Rep = TypeVar("Rep", bound=msgspec.Struct)
@@ -26,6 +26,10 @@ class Method(Generic[Req, Rep]):
     reply_payload_max: int = 0
     access: Access = "member"
     """What a peer must have proved to be, to call it and to be called by it (`peer.net.standing`)."""
+    replies_bounded: bool = False
+    """Whether its handler bounds the memory of its replies itself, or sends views of what is held anyway."""
+    header_bytes: int = HEADER_BYTES
+    """Largest header of a request or reply. A larger request than `HEADER_BYTES` is read only from admitted peers."""
     urgent: bool = False
     """Whether it may exceed the number of calls open to one peer: those calls may depend on it."""
 
@@ -48,3 +52,5 @@ class Reply(Generic[Rep]):
 
 
 Handler = Callable[[Call[Req]], Awaitable[Rep | tuple[Rep, Buffer]]]
+Check = Callable[[str, Req, int], Awaitable[None]]
+"""Sees (peer, body, payload size) before the payload is read; raises what the handler would, to refuse it."""

@@ -28,6 +28,11 @@ class TokenBucket:
         self._at: float | None = None
         self._turn = trio.Lock()
 
+    @property
+    def rate(self) -> float | None:
+        """The cap in bytes a second."""
+        return self._rate
+
     def piece_bytes(self, preferred: int) -> int:
         """Return the largest piece to take at once so that a slow link still flows evenly."""
         if self._rate is None:
@@ -75,19 +80,24 @@ class Meter:
 
     upload: TokenBucket
     download: TokenBucket
+    is_trusted: Callable[[str], bool] = lambda peer: False
+    """Peers whose counters are kept longest."""
     by_peer: dict[str, Traffic] = field(default_factory=dict)
     bytes_up: int = 0
     bulk_bytes_up: int = 0
     bytes_down: int = 0
 
     def traffic(self, peer: str) -> Traffic:
-        """Return the counters of one peer. Above 4096 peers, those of the longest silent one are dropped."""
+        """Return the counters of one peer. Above 4096 peers the longest silent one, a stranger first, is dropped."""
         known = self.by_peer.get(peer)
         if known is None:
             if len(self.by_peer) >= _PEERS_MAX:
-                del self.by_peer[min(self.by_peer, key=lambda silent: self.by_peer[silent].heard_at)]
+                del self.by_peer[min(self.by_peer, key=self._worth)]
             known = self.by_peer[peer] = Traffic()
         return known
+
+    def _worth(self, peer: str) -> tuple[bool, float]:
+        return self.is_trusted(peer), self.by_peer[peer].heard_at
 
     def sent(self, peer: str, size_bytes: int, bulk: bool = False) -> None:
         self.bytes_up += size_bytes

@@ -33,7 +33,7 @@ from peer.errors import (
 from peer.events import EventLog
 from peer.identity import is_peer_id
 from peer.net.limits import NetLimits
-from peer.net.method import Call, Handler, Method, Rep, Reply, Req
+from peer.net.method import Call, Check, Handler, Method, Rep, Reply, Req
 from peer.net.rate_limit import Meter
 from peer.net.rpc_server import RpcServer, flat
 from peer.net.standing import Standing
@@ -85,9 +85,9 @@ class Rpc:
         """Called with (peer, seconds left) to prove to each other what both are. Raises if either is not admitted."""
         self._introductions: dict[str, _Introduction] = {}
 
-    def register(self, method: Method[Req, Rep], handler: Handler[Req, Rep]) -> None:
-        """Answer calls of `method` with `handler` from now on."""
-        self.server.add(method, handler)
+    def register(self, method: Method[Req, Rep], handler: Handler[Req, Rep], check: Check[Req] | None = None) -> None:
+        """Answer calls of `method` with `handler` from now on, those that `check` does not refuse."""
+        self.server.add(method, handler, check)
 
     def scope(self) -> AbstractContextManager[None]:
         """Withdraw at the end of the block the methods that were registered in it.
@@ -192,7 +192,7 @@ class Rpc:
     ) -> Reply[Rep]:
         in_order = False
         try:
-            frames = Frames(channel, self._meter, self._limits.header_bytes)
+            frames = Frames(channel, self._meter, method.header_bytes)
             left_ms = int(1000 * (deadline - trio.current_time())) + 1
             encoded = msgspec.Raw(msgspec.msgpack.encode(body))
             request = RequestHeader(method.name, payload.nbytes, left_ms, encoded)

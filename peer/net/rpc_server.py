@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import traceback
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Iterator
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -19,17 +19,20 @@ import trio
 from peer import faults
 from peer.decoding import MALFORMED
 from peer.errors import BarnraiseError, ConnectionLost, NotAdmitted, ProtocolViolation, TooLarge
-from peer.events import EventLog
-from peer.net.limits import ByteBudget, NetLimits
-from peer.net.method import Call, Handler, Method
+from peer.events import EventLog, PenaltyLog
+from peer.net.limits import RATE_FLOOR, REPLY_GRACE_S, ByteBudget, NetLimits
+from peer.net.method import Call, Check, Handler, Method
 from peer.net.rate_limit import Meter
 from peer.net.standing import Standing
-from peer.net.wire import Buffer, Channel, Frames, ReplyHeader, RequestHeader
+from peer.net.wire import HEADER_BYTES, LARGE_HEADER_BYTES, Buffer, Channel, Frames, ReplyHeader, RequestHeader
 
 INTERNAL: Final = "internal"
 UNKNOWN_METHOD: Final = "UnknownMethod"
 BUSY: Final = "Busy"
+_TRY_AGAIN: Final = "try again in a moment"
 _REFUSAL_S: Final = 5.0
+_REFUSALS_MAX: Final = 256
+_HEADER_SLACK: Final = 1024  # for what a header holds beside its body
 _NOTHING: Final = memoryview(b"")
 _TRACE_LINES: Final = 20
 _NO_BODY: Final = msgspec.Raw(b"\xc0")
@@ -45,12 +48,26 @@ class Outcome:
     payload: memoryview
 
 
+_CROWDED: Final = Outcome(BUSY, f"too many replies at once: {_TRY_AGAIN}", None, _NOTHING)
+
+
+class _Refused(Exception):
+    """The reason why a request is answered with an error before it is read to its end."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
 @dataclass(eq=False)
 class RegisteredMethod:
     """A method and its handler."""
 
     method: Method[Any, Any]
     handler: Handler[Any, Any]
+    check: Check[Any] | None = None
+    """Whether it wants a payload, before one byte of it is read."""
     running: set[trio.CancelScope] = field(default_factory=set)
     """The scopes of its running handlers."""
     withdrawn: bool = False
@@ -69,14 +86,19 @@ class RpcServer:
         self._limits = limits
         self._meter = meter
         self._events = events
+        self._penalties = PenaltyLog(events, standing.is_trusted)
         self._methods: dict[str, RegisteredMethod] = {}
         self._calls: Counter[str] = Counter()
-        self._budget = ByteBudget(limits.payload_bytes_in_flight)
+        self._refusals = 0
+        self._budget = ByteBudget(limits.payload_bytes_in_flight, standing)
+        self._stranger_headers = ByteBudget(limits.stranger_header_bytes)
+        self._stranger_replies = ByteBudget(limits.stranger_reply_bytes)
 
-    def add(self, method: Method[Any, Any], handler: Handler[Any, Any]) -> None:
+    def add(self, method: Method[Any, Any], handler: Handler[Any, Any], check: Check[Any] | None = None) -> None:
+        """Answer calls of `method` with `handler`, those that `check` does not refuse."""
         if method.name in self._methods:
             raise ValueError(f"{method.name} is registered already")
-        self._methods[method.name] = RegisteredMethod(method, handler)
+        self._methods[method.name] = RegisteredMethod(method, handler, check)
 
     @contextmanager
     def scope(self) -> Iterator[None]:
@@ -90,64 +112,170 @@ class RpcServer:
 
     def strike(self, peer: str, reason: str) -> None:
         """Record that `peer` broke the protocol."""
-        self._events.emit("peer_penalized", peer=peer, reason=reason)
+        self._penalties.note(peer, reason)
 
     async def serve(self, channel: Channel) -> bool:
         """Answer one call on `channel`. Returns whether the channel ended in order (and was finished)."""
         peer = channel.peer
-        frames = Frames(channel, self._meter, self._limits.header_bytes)
-        self._calls[peer] += 1
+        frames = Frames(channel, self._meter)
+        answered = False
         try:
-            if self._calls[peer] > self._limits.calls_in_per_peer or self._calls.total() > self._limits.calls_in_total:
-                await self._refuse(frames, BUSY, "too many calls at once: try again in a moment")
-                answered = False
-            else:
-                answered = await self._answer(peer, frames)
+            if self._too_many(peer):
+                raise _Refused(BUSY, f"too many calls at once: {_TRY_AGAIN}")
+            with self._counted(peer):
+                answered = await self._read_and_answer(peer, frames)
+        except _Refused as refused:
+            await self._refuse(frames, refused)
         except ProtocolViolation as error:
             self.strike(peer, str(error))
-            answered = False
         except ConnectionLost:
-            answered = False
-        finally:
-            self._calls[peer] -= 1
-            if not self._calls[peer]:
-                del self._calls[peer]
+            pass
         if answered:
             channel.finish()
         else:
             channel.abandon()
         return answered
 
-    async def _answer(self, peer: str, frames: Frames) -> bool:
-        with trio.move_on_after(self._limits.header_timeout_s) as timeout:
-            header = await frames.receive_header(RequestHeader)
+    @contextmanager
+    def _counted(self, peer: str) -> Iterator[None]:
+        self._calls[peer] += 1
+        try:
+            yield
+        finally:
+            self._calls[peer] -= 1
+            if not self._calls[peer]:
+                del self._calls[peer]
+
+    def _too_many(self, peer: str) -> bool:
+        """Whether a peer has more calls open than it may, or all peers together have. Strangers give way to members."""
+        limits, standing = self._limits, self._standing
+        if standing.allows(peer, "member"):
+            mine = limits.calls_in_per_peer
+        else:
+            mine = limits.calls_in_per_visitor if standing.allows(peer, "visitor") else limits.calls_in_per_stranger
+        kept = limits.calls_in_total // 4 if standing.guarded and not standing.is_trusted(peer) else 0
+        return self._calls[peer] >= mine or self._calls.total() >= limits.calls_in_total - kept
+
+    async def _read_and_answer(self, peer: str, frames: Frames) -> bool:
+        """Read a request's header, then answer. Returns whether the answer was sent.
+
+        Before caller and method are known a header has at most `HEADER_BYTES`. A larger one is read only from an
+        admitted peer, for a method that declares it, and takes memory of a budget until the call ends.
+        """
+        deadline = trio.current_time() + self._limits.header_timeout_s
+        name = ""
+        with trio.move_on_at(deadline) as timeout:
+            size = await frames.header_bytes()
+            if HEADER_BYTES < size <= LARGE_HEADER_BYTES:
+                name = await frames.method_ahead()
         if timeout.cancelled_caught:
             return False
-        if header.method not in self._methods:  # no violation: we may just be starting
-            await self._refuse(frames, UNKNOWN_METHOD, f"this peer does not serve {header.method[:64]}")
-            return False
-        served = self._methods[header.method]
-        method = served.method
-        if header.payload_bytes > method.request_payload_max:
-            raise ProtocolViolation(
-                f"{method.name} with {header.payload_bytes} bytes, over the limit of {method.request_payload_max}"
-            )
+        async with self._large_header(peer, frames, name, size) if name else nullcontext():
+            with trio.move_on_at(deadline) as timeout:
+                header = await frames.receive_header(RequestHeader)
+            return False if timeout.cancelled_caught else await self._answer(peer, frames, header)
+
+    @asynccontextmanager
+    async def _large_header(self, peer: str, frames: Frames, name: str, size: int) -> AsyncIterator[None]:
+        method = self._served(peer, name).method
+        if not self._standing.allows(peer, "visitor"):
+            raise _Refused(NotAdmitted.__name__, f"{name} with a large header is for peers that are admitted")
+        if size > method.header_bytes:
+            raise ProtocolViolation(f"{name} with a header of {size} bytes, over the limit of {method.header_bytes}")
+        trusted = self._standing.is_trusted(peer)
+        budget = self._budget if trusted else self._stranger_headers
+        if not trusted and not budget.fits(peer, size):  # it does not wait: what it has sent already is memory, too
+            raise _Refused(BUSY, f"too many large requests at once: {_TRY_AGAIN}")
+        async with budget.claim(peer, size) as claim:
+            claim.advance(size)  # the time for a header is short anyway
+            frames.header_max_bytes = method.header_bytes
+            yield
+
+    def _served(self, peer: str, name: str) -> RegisteredMethod:
+        """Return a method that the peer may call, or raise _Refused."""
+        if name not in self._methods:  # no violation: we may just be starting
+            raise _Refused(UNKNOWN_METHOD, f"this peer does not serve {name[:64]}")
+        served = self._methods[name]
         try:
-            self._standing.check(peer, method.name, method.access)
+            self._standing.check(peer, name, served.method.access)
         except NotAdmitted as error:
-            await self._refuse(frames, type(error).__name__, str(error))
-            return False
+            raise _Refused(type(error).__name__, str(error)) from error
+        return served
+
+    async def _answer(self, peer: str, frames: Frames, header: RequestHeader) -> bool:
+        limit = self._methods[header.method].method.request_payload_max if header.method in self._methods else None
+        if limit is not None and header.payload_bytes > limit:
+            raise ProtocolViolation(f"{header.method} with {header.payload_bytes} bytes, over the limit of {limit}")
+        served = self._served(peer, header.method)
+        method = served.method
         body = _decode(header.body, method.request, method.name)
+        frames.header_max_bytes = method.header_bytes
         answered = False
         left_s = max(0.0, header.timeout_ms / 1e3)  # a caller whose loop lags may be late already
         with trio.move_on_after(min(left_s, self._limits.call_timeout_s)):
-            async with self._budget.claim(peer, header.payload_bytes):
-                payload = await frames.receive_payload(header.payload_bytes, self._limits.payload_idle_s)
-                outcome = await self._run_watched(frames, served, Call(peer, body, payload))
-                if outcome is not None:
-                    await _send(frames, outcome)
-                    answered = True
+            await self._check(served, peer, body, header.payload_bytes)
+            is_free = method.access == "member" or method.replies_bounded or self._standing.is_trusted(peer)
+            answer = self._answer_freely if is_free else self._answer_stranger
+            answered = await answer(peer, frames, served, body, header.payload_bytes)
         return answered
+
+    async def _check(self, served: RegisteredMethod, peer: str, body: Any, size_bytes: int) -> None:
+        """Ask the method's check about a payload. Raises _Refused."""
+        if served.check is None:
+            return
+        outcome = await self._handled(served.method, peer, served.check(peer, body, size_bytes))
+        if isinstance(outcome, Outcome):
+            raise _Refused(outcome.code, outcome.message)
+
+    async def _receive_and_run(
+        self, peer: str, frames: Frames, served: RegisteredMethod, body: Any, size_bytes: int
+    ) -> Outcome | None:
+        """Take memory for a payload, receive it and run the handler. Returns None if the caller went away."""
+        if size_bytes and self._budget.crowded(peer):
+            raise _Refused(BUSY, f"too many payloads wait for memory: {_TRY_AGAIN}")
+        async with self._budget.claim(peer, size_bytes, own_rate=self._meter.download.rate) as claim:
+            payload = await frames.receive_payload(size_bytes, self._limits.payload_idle_s, claim.advance)
+            return await self._run_watched(frames, served, Call(peer, body, payload))
+
+    async def _answer_stranger(
+        self, peer: str, frames: Frames, served: RegisteredMethod, body: Any, size_bytes: int
+    ) -> bool:
+        """Run a method that is not for members only, for an untrusted peer. The largest payload of its reply takes
+        memory before the handler runs: many handlers may run before the first reply leaves."""
+        method, budget = served.method, self._stranger_replies
+        if method.reply_payload_max and budget.crowded(peer):
+            raise _Refused(_CROWDED.code, _CROWDED.message)
+        async with budget.claim(peer, method.reply_payload_max, is_reply=True) as claim:
+            outcome = await self._receive_and_run(peer, frames, served, body, size_bytes)
+            if outcome is None:
+                return False
+            header = _reply_header(method, outcome)
+            size = outcome.payload.nbytes
+            budget.shrink(claim, size)
+            large = len(header.body) if len(header.body) > HEADER_BYTES else 0
+            if large and not budget.fits(peer, large):  # it does not wait, since it holds memory already
+                header, outcome, large = _reply_header(method, _CROWDED), _CROWDED, 0
+            async with budget.claim(peer, large):
+                with trio.move_on_after(REPLY_GRACE_S + (size + large) / RATE_FLOOR) as timeout:
+                    await frames.send(header, outcome.payload, claim.advance)
+        return not timeout.cancelled_caught
+
+    async def _answer_freely(
+        self, peer: str, frames: Frames, served: RegisteredMethod, body: Any, size_bytes: int
+    ) -> bool:
+        """Run a method for a member, or one that bounds its replies itself. A large answer takes memory until it has
+        left. The request's payload has given its own back by then: no call waits for memory while it holds some."""
+        outcome = await self._receive_and_run(peer, frames, served, body, size_bytes)
+        if outcome is None:
+            return False
+        header = _reply_header(served.method, outcome)
+        size = len(header.body) + outcome.payload.nbytes
+        if size <= HEADER_BYTES:
+            await frames.send(header, outcome.payload)
+            return True
+        async with self._budget.claim(peer, size, is_reply=True, own_rate=self._meter.upload.rate) as claim:
+            await frames.send(header, outcome.payload, claim.advance)
+        return True
 
     async def _run_watched(self, frames: Frames, served: RegisteredMethod, call: Call[Any]) -> Outcome | None:
         """Return the handler's outcome, or None if the caller went away first, which cancels the handler."""
@@ -190,32 +318,47 @@ class RpcServer:
         return outcome
 
     async def _handle(self, method: Method[Any, Any], handler: Handler[Any, Any], call: Call[Any]) -> Outcome:
-        """Return what the handler answers or raises as an outcome. This is the rpc edge."""
-        try:
-            answer = await handler(call)
-        except ProtocolViolation as error:
-            self.strike(call.peer, f"{method.name}: {error}")
-            return Outcome(type(error).__name__, str(error), None, _NOTHING)
-        except BarnraiseError as error:
-            return Outcome(type(error).__name__, str(error), None, _NOTHING)
-        except Exception as error:  # noqa: BLE001 - the rpc edge: our bug is the caller's error and our event
-            return self._bug(method, repr(error), traceback.format_exc())
+        """Return what the handler answers or raises as an outcome."""
+        answer = await self._handled(method, call.peer, handler(call))
+        if isinstance(answer, Outcome):
+            return answer
         body, payload = answer if isinstance(answer, tuple) else (answer, b"")
         view = flat(payload)
         if view.nbytes > method.reply_payload_max or not isinstance(body, method.reply):
             return self._bug(method, f"answered with {type(body).__name__} and {view.nbytes} bytes", "")
         return Outcome("", "", body, view)
 
+    async def _handled(self, method: Method[Any, Any], peer: str, work: Awaitable[Any]) -> Any:
+        """Return what a handler or check returns; what it raises, as an outcome. This is the rpc edge."""
+        try:
+            return await work
+        except ProtocolViolation as error:
+            self.strike(peer, f"{method.name}: {error}")
+            return Outcome(type(error).__name__, str(error), None, _NOTHING)
+        except BarnraiseError as error:
+            return Outcome(type(error).__name__, str(error), None, _NOTHING)
+        except Exception as error:  # noqa: BLE001 - the rpc edge: our bug is the caller's error and our event
+            return self._bug(method, repr(error), traceback.format_exc())
+
     def _bug(self, method: Method[Any, Any], error: str, trace: str) -> Outcome:
         self._events.emit("bug", where=method.name, error=error, trace=trace.splitlines()[-_TRACE_LINES:])
         return Outcome(INTERNAL, f"a bug in {method.name}; that peer's events have the details", None, _NOTHING)
 
-    async def _refuse(self, frames: Frames, code: str, message: str) -> None:
-        """Answer before the payload is read: the caller stops sending when it sees the reply."""
-        with trio.move_on_after(self._limits.header_timeout_s) as timeout:
-            await frames.send(ReplyHeader(code, message, 0, _NO_BODY), _NOTHING)
-            timeout.deadline = trio.current_time() + _REFUSAL_S
-            await frames.discard()
+    async def _refuse(self, frames: Frames, refused: _Refused) -> None:
+        """Answer before the request is read: the caller stops sending when it sees the reply.
+
+        Refused calls are no open calls, so that they keep no other peer out. Of very many, most are left unanswered.
+        """
+        if self._refusals >= _REFUSALS_MAX:
+            return
+        self._refusals += 1
+        try:
+            with trio.move_on_after(self._limits.header_timeout_s) as timeout, suppress(ConnectionLost):
+                await frames.send(ReplyHeader(refused.code, refused.message, 0, _NO_BODY), _NOTHING)
+                timeout.deadline = trio.current_time() + _REFUSAL_S
+                await frames.discard()
+        finally:
+            self._refusals -= 1
 
 
 async def _as_scripted(method: Method[Any, Any], outcome: Outcome) -> Outcome:
@@ -233,15 +376,12 @@ def flat(payload: Buffer) -> memoryview:
     return memoryview(payload).cast("B")
 
 
-async def _send(frames: Frames, outcome: Outcome) -> None:
-    try:
-        await frames.send(_reply_header(outcome), outcome.payload)
-    except TooLarge as error:
-        await frames.send(ReplyHeader(type(error).__name__, str(error), 0, _NO_BODY), _NOTHING)
-
-
-def _reply_header(outcome: Outcome) -> ReplyHeader:
+def _reply_header(method: Method[Any, Any], outcome: Outcome) -> ReplyHeader:
+    """Return the header of an answer, or one that says that it is too large."""
     body = _NO_BODY if outcome.body is None else msgspec.Raw(msgspec.msgpack.encode(outcome.body))
+    if len(body) > method.header_bytes - _HEADER_SLACK:
+        problem = f"a header of {len(body)} bytes is over the limit of {method.header_bytes}"
+        return ReplyHeader(TooLarge.__name__, problem, 0, _NO_BODY)
     return ReplyHeader(outcome.code, outcome.message, outcome.payload.nbytes, body)
 
 

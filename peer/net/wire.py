@@ -14,6 +14,7 @@ import mmap
 import struct
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from typing import ClassVar, Final, TypeVar
 
@@ -26,6 +27,11 @@ from peer.net.rate_limit import Meter
 
 PIECE_BYTES: Final = 1 << 20
 SMALL_BYTES: Final = 64 << 10  # header and payload up to this size leave in a single write
+HEADER_BYTES: Final = 16 << 10
+"""The largest header of a method that declares no other, and of a request before the method is known."""
+LARGE_HEADER_BYTES: Final = 1 << 20
+"""The largest that a method may declare: for heads, plans and rosters, which grow with members and slices."""
+_NAME_AHEAD_BYTES: Final = 260  # hold the method of a request: at most 255 characters behind 3 bytes
 _HUGE_PAGE: Final = 2 << 20
 _SIZE: Final = struct.Struct("!I")
 
@@ -66,6 +72,15 @@ def allocate(size_bytes: int) -> memoryview:
         with suppress(OSError):  # a kernel without huge pages
             pages.madvise(mmap.MADV_HUGEPAGE)
     return memoryview(pages)[:size_bytes]
+
+
+def _first_name(encoded: bytearray) -> str:
+    """Return the string that comes first in a msgpack array of four. Raises what is in MALFORMED."""
+    long = encoded[1] == 0xD9  # a length byte follows; else the low bits of this byte are the length
+    if encoded[0] != 0x94 or not (long or encoded[1] & 0xE0 == 0xA0):
+        raise msgspec.DecodeError("expected an array of four that begins with a short string")
+    end = 3 + encoded[2] if long else 2 + (encoded[1] & 0x1F)
+    return msgspec.msgpack.decode(encoded[1:end], type=str)
 
 
 class Channel(ABC):
@@ -109,19 +124,25 @@ class Channel(ABC):
 class Frames:
     """Headers and payloads over one channel, counted and rate-capped by `meter`."""
 
-    def __init__(self, channel: Channel, meter: Meter, header_max_bytes: int) -> None:
+    def __init__(self, channel: Channel, meter: Meter, header_max_bytes: int = HEADER_BYTES) -> None:
         self._channel = channel
         self._peer = channel.peer
         self._meter = meter
-        self._header_max_bytes = header_max_bytes
+        self.header_max_bytes = header_max_bytes
+        """The largest header that is sent or received."""
         self._ahead = bytearray()  # bytes read beyond a header: its first read takes what is there
 
-    async def send(self, header: RequestHeader | ReplyHeader, payload: memoryview) -> None:
-        """Write one header and its payload, a flat byte view. Raises TooLarge before anything is sent."""
+    async def send(
+        self, header: RequestHeader | ReplyHeader, payload: memoryview, advance: Callable[[int], None] | None = None
+    ) -> None:
+        """Write one header and its payload, a flat byte view. Raises TooLarge before anything is sent.
+
+        `advance` is called with the number of payload bytes that have left.
+        """
         encoded = msgspec.msgpack.encode(header)
         frame = _SIZE.pack(len(encoded)) + encoded
-        if len(frame) > self._header_max_bytes:
-            raise TooLarge(f"a header of {len(frame)} bytes is over the limit of {self._header_max_bytes}")
+        if len(frame) > self.header_max_bytes:
+            raise TooLarge(f"a header of {len(frame)} bytes is over the limit of {self.header_max_bytes}")
         self._meter.upload.charge(len(frame))
         if len(frame) + payload.nbytes <= SMALL_BYTES:
             self._meter.upload.charge(payload.nbytes)
@@ -133,24 +154,38 @@ class Frames:
             began = time.perf_counter()
             await self._channel.send(frame)  # only now: a peer that has the header waits for the payload
             self._meter.sent(self._peer, len(frame), self._channel.bulk)
-            await self._send_pieces(payload)
+            await self._send_pieces(payload, advance)
             seconds = time.perf_counter() - began
         self._meter.transferred(self._peer, payload.nbytes, seconds)
 
-    async def _send_pieces(self, payload: memoryview) -> None:
+    async def _send_pieces(self, payload: memoryview, advance: Callable[[int], None] | None) -> None:
         step = self._meter.upload.piece_bytes(PIECE_BYTES)
         for start in range(0, payload.nbytes, step):
             piece = payload[start : start + step]
             await self._meter.upload.take(piece.nbytes)
             await self._channel.send(piece)
             self._meter.sent(self._peer, piece.nbytes, self._channel.bulk)
+            if advance is not None:
+                advance(piece.nbytes)
+
+    async def header_bytes(self) -> int:
+        """Return the size of the header that comes next."""
+        await self._read_ahead(_SIZE.size)
+        return int(_SIZE.unpack_from(self._ahead)[0])
+
+    async def method_ahead(self) -> str:
+        """Return the method of a large request from its first bytes. Raises ProtocolViolation if they name none."""
+        await self._read_ahead(_SIZE.size + _NAME_AHEAD_BYTES)
+        try:
+            return _first_name(self._ahead[_SIZE.size :])
+        except MALFORMED as error:
+            raise ProtocolViolation(f"a header that names no method: {error}") from error
 
     async def receive_header(self, type_: type[Header]) -> Header:
         """Read and check one header. Raises ProtocolViolation if it is oversize or malformed."""
-        await self._read_ahead(_SIZE.size)
-        (size,) = _SIZE.unpack_from(self._ahead)
-        if size > self._header_max_bytes:
-            raise ProtocolViolation(f"a header of {size} bytes, over the limit of {self._header_max_bytes}")
+        size = await self.header_bytes()
+        if size > self.header_max_bytes:
+            raise ProtocolViolation(f"a header of {size} bytes, over the limit of {self.header_max_bytes}")
         await self._read_ahead(_SIZE.size + size)
         encoded = bytes(self._ahead[_SIZE.size : _SIZE.size + size])
         del self._ahead[: _SIZE.size + size]
@@ -162,8 +197,12 @@ class Frames:
             raise ProtocolViolation(f"a payload of {header.payload_bytes} bytes")
         return header
 
-    async def receive_payload(self, size_bytes: int, idle_s: float | None = None) -> memoryview:
+    async def receive_payload(
+        self, size_bytes: int, idle_s: float | None = None, advance: Callable[[int], None] | None = None
+    ) -> memoryview:
         """Return exactly `size_bytes` bytes in one buffer. The caller has checked the size.
+
+        `advance` is called with the number of bytes that have arrived.
 
         Raises ConnectionLost after a pause of more than `idle_s`.
         """
@@ -171,6 +210,8 @@ class Frames:
         ready = min(len(self._ahead), size_bytes)
         view[:ready] = self._ahead[:ready]
         del self._ahead[:ready]
+        if advance is not None:
+            advance(ready)
         started = time.perf_counter()
         with trio.CancelScope() as idle:
             while ready < size_bytes:
@@ -179,6 +220,8 @@ class Frames:
                 step = self._meter.download.piece_bytes(PIECE_BYTES)
                 count = await self._channel.receive_into(view[ready : ready + step])
                 ready += count
+                if advance is not None:
+                    advance(count)
                 idle.deadline = float("inf")  # a wait for our own download cap is not the peer's pause
                 await self._count(count)
         if idle.cancelled_caught:
@@ -205,8 +248,9 @@ class Frames:
             return
 
     async def _read_ahead(self, size_bytes: int) -> None:
+        """Read at least so many bytes. Only the first read may take more: bytes ahead are memory of no budget."""
         while len(self._ahead) < size_bytes:
-            self._ahead += await self._receive(max(SMALL_BYTES, size_bytes - len(self._ahead)))
+            self._ahead += await self._receive(size_bytes - len(self._ahead) if self._ahead else HEADER_BYTES)
 
     async def _receive(self, max_bytes: int) -> Buffer:
         chunk = await self._channel.receive(self._meter.download.piece_bytes(max_bytes))

@@ -7,6 +7,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from peer.net.rpc import Method
+from peer.net.wire import LARGE_HEADER_BYTES
 from swarm.protocol.head import Count, Hash
 
 SLICE_BYTES_MAX: Final = 9 << 20  # one slice at 32 bits a value, with room for scales
@@ -87,7 +88,7 @@ class Nothing(msgspec.Struct, frozen=True):
 
 
 PROPOSE: Final = Method("gossip.propose", Propose, Answer)
-COMMIT: Final = Method("gossip.commit", Commit, Committed)
+COMMIT: Final = Method("gossip.commit", Commit, Committed, header_bytes=LARGE_HEADER_BYTES)
 SLICE: Final = Method("gossip.slice", AskSlice, Nothing, reply_payload_max=SLICE_BYTES_MAX)
 LEAVE: Final = Method("gossip.leave", Leave, Nothing)
 OFFER_STATE: Final = Method("gossip.state", AskState, StateOffer)

@@ -17,6 +17,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from peer.net.rpc import Method
+from peer.net.wire import LARGE_HEADER_BYTES
 from swarm.pipeline.activations import ActivationCode
 from swarm.pipeline.config import PipelineSettings
 from swarm.protocol.head import Name
@@ -24,6 +25,7 @@ from swarm.protocol.messages import Done
 from swarm.protocol.plan import RANGES_MAX
 
 SAMPLE_RANGES_MAX: Final = 4096
+RANGES_HEADER_BYTES: Final = 128 << 10  # holds that many ranges, at 19 bytes each
 TOKEN_BYTES: Final = 4
 FEED_SAMPLES_MAX: Final = 64  # in one TOKENS call, unless a micro-batch is larger
 REASON_MAX: Final = 400  # characters
@@ -143,10 +145,10 @@ class AskTokens(msgspec.Struct, frozen=True):
     ranges: SampleRanges
 
 
-IS_COUNTED: Final = Method("pipeline.is_counted", IsCountedQuery, IsCountedReply)
+IS_COUNTED: Final = Method("pipeline.is_counted", IsCountedQuery, IsCountedReply, header_bytes=RANGES_HEADER_BYTES)
 STILL_WAITING: Final = Method("pipeline.still_waiting", StillWaitingQuery, StillWaitingReply)
-COUNTED: Final = Method("pipeline.counted", AskCounted, Counted)
-REDISPATCH: Final = Method("pipeline.redispatch", Redispatch, Done)
+COUNTED: Final = Method("pipeline.counted", AskCounted, Counted, header_bytes=LARGE_HEADER_BYTES)
+REDISPATCH: Final = Method("pipeline.redispatch", Redispatch, Done, header_bytes=RANGES_HEADER_BYTES)
 
 
 def forward_method(settings: PipelineSettings) -> Method[ForwardRequest, ForwardReply]:
@@ -166,6 +168,7 @@ def tokens_method(settings: PipelineSettings) -> Method[AskTokens, Done]:
         AskTokens,
         Done,
         reply_payload_max=token_bytes(feed_samples_max(settings), settings.seq_len),
+        header_bytes=RANGES_HEADER_BYTES,
     )
 
 

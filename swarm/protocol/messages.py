@@ -8,6 +8,7 @@ import msgspec
 
 from peer.identity import Signed
 from peer.net.rpc import Method
+from peer.net.wire import LARGE_HEADER_BYTES
 from swarm.protocol.head import Count, Hash, Head, Member, Name
 from swarm.protocol.paxos import Accepted
 from swarm.protocol.plan import Roster
@@ -170,19 +171,19 @@ class Believed(msgspec.Struct, frozen=True):
     """The hashes of the heads it would begin a term from."""
 
 
-PREPARE: Final = Method("round.prepare", Prepare, Promise)
-START_ROUND: Final = Method("round.start", StartRound, Done)
-SUBMIT: Final = Method("round.submit", Submit, Done)
-START_EXCHANGE: Final = Method("round.exchange", StartExchange, Done)
-FINISH: Final = Method("round.finish", Finish, Done)
+PREPARE: Final = Method("round.prepare", Prepare, Promise, header_bytes=LARGE_HEADER_BYTES)
+START_ROUND: Final = Method("round.start", StartRound, Done, header_bytes=LARGE_HEADER_BYTES)
+SUBMIT: Final = Method("round.submit", Submit, Done, header_bytes=LARGE_HEADER_BYTES)
+START_EXCHANGE: Final = Method("round.exchange", StartExchange, Done, header_bytes=LARGE_HEADER_BYTES)
+FINISH: Final = Method("round.finish", Finish, Done, header_bytes=LARGE_HEADER_BYTES)
 VOTE: Final = Method("round.vote", Vote, VoteSeen)
 CONTRIBUTION: Final = Method("exchange.contribution", SliceOf, Done, request_payload_max=SLICE_BYTES_MAX)
 RESULT: Final = Method("exchange.result", SliceOf, Done, request_payload_max=SLICE_BYTES_MAX)
 FETCH_RESULT: Final = Method("exchange.fetch", SliceOf, Done, reply_payload_max=SLICE_BYTES_MAX)
-HEAD_REPORT: Final = Method("run.head", AskHead, HeadReport, access="visitor")
-REQUEST_JOIN: Final = Method("run.request_join", JoinRequest, HeadReport)
-REGROUP: Final = Method("run.regroup", Regroup, HeadReport)
-NEED_REGROUP: Final = Method("authority.need_regroup", AskHead, HeadReport)
+HEAD_REPORT: Final = Method("run.head", AskHead, HeadReport, access="visitor", header_bytes=LARGE_HEADER_BYTES)
+REQUEST_JOIN: Final = Method("run.request_join", JoinRequest, HeadReport, header_bytes=LARGE_HEADER_BYTES)
+REGROUP: Final = Method("run.regroup", Regroup, HeadReport, header_bytes=LARGE_HEADER_BYTES)
+NEED_REGROUP: Final = Method("authority.need_regroup", AskHead, HeadReport, header_bytes=LARGE_HEADER_BYTES)
 BELIEVED: Final = Method("authority.believed", AskBelieved, Believed)
 
 REGROUP_KIND: Final = "regroup"

@@ -25,7 +25,7 @@ from blake3 import blake3
 
 from optim.strategies.interface import Coding, RoundInfo, Sent
 from peer import faults
-from peer.errors import NetworkError, ProtocolViolation, RemoteError
+from peer.errors import NetworkError, ProtocolViolation, RemoteError, RoundError
 from peer.identity import Signed
 from peer.net.rpc import Method
 from swarm.protocol.messages import CONTRIBUTION, FETCH_RESULT, RESULT, Done, SliceOf
@@ -167,11 +167,17 @@ class ButterflyAllReduce:
         """Build the next state again from the results, after another attempt has overwritten it."""
         await self._build_all()
 
+    def expect_contribution(self, index: int, peer: str, size_bytes: int) -> None:
+        """Raise unless a contributor's slice of that size is still wanted: no memory is given to any other."""
+        body = self._contributor(index, peer)
+        if size_bytes != self.merge.coding.message_bytes(index):
+            raise ProtocolViolation(f"a slice of {size_bytes} bytes has the wrong size")
+        if self._has(index, body):
+            raise RoundError("that slice is here already: send the next")
+
     def take_contribution(self, index: int, peer: str, data: memoryview) -> None:
         """Keep a contributor's slice. Raise `ProtocolViolation` unless it is what the peer committed to."""
-        body = next((c for c in self._merged if c.member.peer == peer), None)
-        if body is None or index not in self._arrived:
-            raise ProtocolViolation("a slice was sent that this exchange does not expect from that peer")
+        body = self._contributor(index, peer)
         if self._has(index, body):
             return  # sent again after a lost answer
         if blake3(data).digest() != body.hashes[index]:
@@ -182,10 +188,15 @@ class ButterflyAllReduce:
         self._received[index, peer] = body.hashes[index], data
         self._check_arrived(index)
 
+    def expect_result(self, index: int, peer: str, size_bytes: int) -> None:
+        """Raise unless a merged slice of that size, from its owner, is still wanted."""
+        self._check_result(index, peer, size_bytes)
+        if index in self.results:
+            raise RoundError("that result is here already: send the next")
+
     def take_result(self, index: int, peer: str, data: memoryview) -> None:
         """Keep a merged slice. Raise `ProtocolViolation` unless it comes from its owner."""
-        if index not in self._came or self.merge.owner(index) != peer:
-            raise ProtocolViolation("a result was sent by a peer that does not own the slice")
+        self._check_result(index, peer, len(data))
         self._take_checked(index, data)
 
     def missing(self) -> tuple[str, ...]:
@@ -201,6 +212,19 @@ class ButterflyAllReduce:
     def silent(self) -> tuple[str, ...]:
         """Return the other owners whose results this peer still waits for."""
         return tuple(sorted({self.merge.owner(i) for i in self._indices if i not in self.results} - {self._me}))
+
+    def _contributor(self, index: int, peer: str) -> Contribution:
+        """Return the contribution of a peer that sends this owner one of its slices."""
+        body = next((c for c in self._merged if c.member.peer == peer), None)
+        if body is None or index not in self._arrived:
+            raise ProtocolViolation("a slice was sent that this exchange does not expect from that peer")
+        return body
+
+    def _check_result(self, index: int, peer: str, size_bytes: int) -> None:
+        if index not in self._came or self.merge.owner(index) != peer:
+            raise ProtocolViolation("a result was sent by a peer that does not own the slice")
+        if size_bytes != self.merge.coding.result_bytes(index, len(self._merged)):
+            raise ProtocolViolation("a result has the wrong size")
 
     def _clockwise(self) -> list[str]:
         """Return the other contributors, starting after this peer, so that contributors start with different owners."""

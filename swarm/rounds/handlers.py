@@ -89,8 +89,8 @@ class RoundHandlers:
         rpc.register(messages.START_EXCHANGE, self._on_exchange)
         rpc.register(messages.FINISH, self._on_finish)
         rpc.register(messages.VOTE, self._on_vote)
-        rpc.register(messages.CONTRIBUTION, self._on_contribution)
-        rpc.register(messages.RESULT, self._on_result)
+        rpc.register(messages.CONTRIBUTION, self._on_contribution, self._expect_contribution)
+        rpc.register(messages.RESULT, self._on_result, self._expect_result)
         rpc.register(messages.FETCH_RESULT, self._on_fetch)
         rpc.register(messages.HEAD_REPORT, self._on_head_report)
         rpc.register(messages.REQUEST_JOIN, self._on_request_join)
@@ -167,6 +167,12 @@ class RoundHandlers:
         elif call.body.head != self._state.head.previous:
             self._state.look.set()
         return messages.VoteSeen(self._state.head.hash)
+
+    async def _expect_contribution(self, peer: str, asked: messages.SliceOf, size_bytes: int) -> None:
+        await self._current().expect_contribution(peer, asked, size_bytes)
+
+    async def _expect_result(self, peer: str, asked: messages.SliceOf, size_bytes: int) -> None:
+        await self._current().expect_result(peer, asked, size_bytes)
 
     async def _on_contribution(self, call: Call[messages.SliceOf]) -> messages.Done:
         return await self._current().take_contribution(call)

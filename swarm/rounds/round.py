@@ -254,8 +254,16 @@ class Round:
 
     # -- slices ------------------------------------------------------------------------------------------------------
 
+    async def expect_contribution(self, peer: str, asked: SliceOf, size_bytes: int) -> None:
+        """Raise unless a slice is wanted, before it is read; wait for the roster if the slice was faster."""
+        (await self._exchange_named(asked.key, peer)).expect_contribution(asked.index, peer, size_bytes)
+
+    async def expect_result(self, peer: str, asked: SliceOf, size_bytes: int) -> None:
+        """Raise unless a merged slice is wanted, before it is read."""
+        (await self._exchange_named(asked.key, peer)).expect_result(asked.index, peer, size_bytes)
+
     async def take_contribution(self, call: Call[SliceOf]) -> Done:
-        """Accept a contributor's slice; wait for the roster if the slice was faster."""
+        """Accept a contributor's slice."""
         exchange = await self._exchange_named(call.body.key, call.peer)
         exchange.take_contribution(call.body.index, call.peer, call.payload)
         return Done()

@@ -17,6 +17,7 @@ from peer.errors import CheckpointError, NotAdmitted, ProtocolViolation, Resourc
 from peer.files import read_bounded, write_atomically
 from peer.identity import Signed
 from peer.net.rpc import Call, Method, Rpc
+from peer.net.wire import HEADER_BYTES
 from swarm.run.manifest import MANIFEST_BYTES_MAX, CommonManifest, open_any_manifest
 from swarm.run.sections import BYTES_TOKENIZER
 
@@ -38,9 +39,16 @@ class TokenizerSent(msgspec.Struct, frozen=True):
     """The reply. Its payload is the file."""
 
 
-MANIFEST: Final = Method("run.manifest", AskManifest, Signed, access="open")
+MANIFEST: Final = Method(
+    "run.manifest", AskManifest, Signed, access="open", header_bytes=MANIFEST_BYTES_MAX + HEADER_BYTES
+)
 TOKENIZER: Final = Method(
-    "run.tokenizer", AskTokenizer, TokenizerSent, reply_payload_max=TOKENIZER_BYTES_MAX, access="visitor"
+    "run.tokenizer",
+    AskTokenizer,
+    TokenizerSent,
+    reply_payload_max=TOKENIZER_BYTES_MAX,
+    access="visitor",
+    replies_bounded=True,
 )
 
 

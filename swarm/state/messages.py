@@ -12,6 +12,7 @@ import msgspec
 
 from peer.checkpoint.hash_tree import chunk_size_for, hash_list_bytes
 from peer.net.rpc import Method
+from peer.net.wire import LARGE_HEADER_BYTES
 
 Outcome = Literal["here", "busy", "gone"]
 
@@ -71,8 +72,28 @@ class StateMethods:
         """Return the methods for states of `size_bytes` and encoded result parts of at most `part_bytes_max`."""
         return cls(
             Method(
-                "state.hashes", AskHashes, StateReply, reply_payload_max=hash_list_bytes(size_bytes), access="visitor"
+                "state.hashes",
+                AskHashes,
+                StateReply,
+                reply_payload_max=hash_list_bytes(size_bytes),
+                access="visitor",
+                replies_bounded=True,
             ),
-            Method("state.chunk", AskChunk, StateReply, reply_payload_max=chunk_size_for(size_bytes), access="visitor"),
-            Method("state.result", AskResult, ResultPart, reply_payload_max=part_bytes_max, access="visitor"),
+            Method(
+                "state.chunk",
+                AskChunk,
+                StateReply,
+                reply_payload_max=chunk_size_for(size_bytes),
+                access="visitor",
+                replies_bounded=True,
+            ),
+            Method(
+                "state.result",
+                AskResult,
+                ResultPart,
+                reply_payload_max=part_bytes_max,
+                access="visitor",
+                header_bytes=LARGE_HEADER_BYTES,
+                replies_bounded=True,
+            ),
         )

@@ -19,6 +19,7 @@ from peer.errors import BarnraiseError
 from peer.files import write_atomically
 from peer.identity import Signed
 from peer.net.rpc import Call, Method
+from peer.net.wire import LARGE_HEADER_BYTES
 from swarm.membership.member_record import MemberRecord, MemberView
 from swarm.placement.stages import layout_of, open_store, state_bytes, vectors_of
 from swarm.protocol.head import Head, Member
@@ -50,7 +51,7 @@ class BackupHead(msgspec.Struct, frozen=True):
     regroup: Signed | None = None
 
 
-HELD_BACKUP: Final = Method("backup.held", AskBackup, BackupHead)
+HELD_BACKUP: Final = Method("backup.held", AskBackup, BackupHead, header_bytes=LARGE_HEADER_BYTES)
 
 
 class StageBackup:

@@ -52,7 +52,7 @@ async def deliver(attacker: Host, victim: Member, signed: Signed, namespace: str
         ({"issued_us": int((time.time() - 120) * 1e6)}, "ExpiredRecord"),
         ({"issued_us": int((time.time() + 86_400) * 1e6)}, "FutureRecord"),  # written when tests are collected
         ({"value": msgspec.msgpack.encode(Card(1, "x" * 600))}, "OversizeRecord"),
-        ({"value": b"x" * 100_000}, "OversizeRecord"),
+        ({"value": b"x" * 10_000}, "OversizeRecord"),
         ({"value": msgspec.msgpack.encode(["not", "a", "card"])}, "WrongSchema"),
         ({"schema": "unknown"}, "WrongSchema"),
         ({"ttl_ms": 3_600_000}, "WrongSchema"),
@@ -105,7 +105,7 @@ async def test_malformed_requests_are_refused_and_do_no_harm() -> None:
         nonsense = FindRequest(RUN, ("nonsense", "/ip4/0.0.0.0/tcp/0", ""), bytes(32))
         reply = await attacker.rpc.call(victim.id, FIND, nonsense, timeout_s=30)
         assert reply.body.nodes == ()
-        assert len(victim.facts.all("peer_penalized", peer=attacker.peer_id)) == 3
+        assert len(victim.facts.all("peer_penalized", peer=attacker.peer_id)) == 1, "a line now, and one in 10 s"
         assert not victim.facts.all("bug")
 
 

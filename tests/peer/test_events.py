@@ -14,7 +14,7 @@ import pytest
 
 from cli.views.event_tail import EventTail
 from peer.errors import ResourceError
-from peer.events import Event, EventLog
+from peer.events import Event, EventLog, PenaltyLog
 from peer.plain_text import SENTENCE_MAX
 
 
@@ -94,3 +94,43 @@ def test_numbers_that_json_does_not_have_are_null(tmp_path: Path) -> None:
     log.close()
     told = json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(name))
     assert (told["loss"], told["rates"], told["losses"]) == (None, {"a": None}, 2.5)
+
+
+def test_penalties_are_counted_into_few_lines(tmp_path: Path) -> None:
+    """9,856 bad calls of 200 strangers in 12 s: about 3 kB, and no line that a peer could have written itself."""
+    path, now, heard = tmp_path / "events.jsonl", 0.0, []
+    log = EventLog(path)
+    penalties = PenaltyLog(log, lambda peer: peer == "member", clock=lambda: now)
+    with log.subscribed(lambda event: heard.append(event)):
+        for number in range(9_856):
+            now = number * 12 / 9_856
+            penalties.note(f"12D3KooW{number % 200:044}", 'bad \x1b[2J\r\n{"event": "forged"}')
+            penalties.note("member", "slow")
+    lines = path.read_text().splitlines()
+    assert len(lines) == len(heard) == 20 + 2, "20 lines of strangers a minute, and one of each other peer in 10 s"
+    assert path.stat().st_size < 8_000
+    assert all(json.loads(line)["event"] == "peer_penalized" for line in lines)
+    assert not any(ord(char) < 32 or 127 <= ord(char) < 160 for line in lines for char in line)
+    member = [event.fields["count"] for event in heard if event.fields["peer"] == "member"]
+    assert member[0] == 1 and 8_000 < int(str(member[1])) < 9_000
+    log.close()
+
+
+def test_penalties_of_any_number_of_peers_take_bounded_memory(tmp_path: Path) -> None:
+    log = EventLog()
+    penalties = PenaltyLog(log, lambda peer: False)
+    for number in range(5_000):
+        penalties.note(str(number), "x" * 10_000)
+    assert len(penalties._peers) <= 1024
+
+
+def test_a_line_comes_a_minute_after_a_flood() -> None:
+    now, heard = 0.0, []
+    log = EventLog()
+    penalties = PenaltyLog(log, lambda peer: False, clock=lambda: now)
+    with log.subscribed(lambda event: heard.append(event)):
+        for number in range(100):
+            penalties.note(str(number), "bad")
+        now = 61.0
+        penalties.note("new", "bad")
+    assert len(heard) == 21

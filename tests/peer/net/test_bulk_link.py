@@ -355,7 +355,7 @@ async def test_endless_calls_take_bounded_memory() -> None:
             async def flood() -> None:
                 with suppress(ConnectionLost):
                     for number in range(40 * CALLS_MAX):
-                        await tls.send(piece(number, 1, bytes([0, 0, 255, 255]) + bytes(1000)))
+                        await tls.send(piece(number, 1, bytes([0, 0, 63, 255]) + bytes(1000)))
 
             nursery.start_soon(flood)
             with trio.fail_after(60):

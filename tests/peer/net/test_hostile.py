@@ -7,7 +7,7 @@ import os
 import resource
 import socket
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
@@ -53,10 +53,11 @@ async def a_host(events: EventLog | None = None) -> AsyncIterator[Host]:
 class Victim:
     """The host under attack and what it measured before."""
 
-    def __init__(self, host: Host, honest: Host, struck: list[str]) -> None:
+    def __init__(self, host: Host, honest: Host, struck: list[str], bugs: list[Event]) -> None:
         self.host = host
         self.honest = honest
         self.struck = struck
+        self.bugs = bugs
         self.port = int(host.addresses[0].split("/")[4])
         self.memory = _resident()
         self.files = len(os.listdir("/proc/self/fd"))
@@ -88,10 +89,13 @@ class Victim:
 @pytest.fixture
 async def victim() -> AsyncIterator[Victim]:
     struck: list[str] = []
+    bugs: list[Event] = []
 
     def note(event: Event) -> None:
         if event.name == "peer_penalized":
             struck.append(str(event.fields["reason"]))
+        if event.name == "bug":
+            bugs.append(event)
 
     async def echo(call: Call[Note]) -> Note:
         return call.body
@@ -106,7 +110,7 @@ async def victim() -> AsyncIterator[Victim]:
             host.rpc.register(BIG, big)
             await honest.connect_address(host.addresses[0], timeout_s=60)
             await honest.rpc.call(host.peer_id, ECHO, Note("warm"), timeout_s=60)
-            yield Victim(host, honest, struck)
+            yield Victim(host, honest, struck, bugs)
 
 
 def _resident() -> int:
@@ -196,6 +200,44 @@ async def test_bad_rpc_frames_are_penalized(victim: Victim, frame: bytes) -> Non
         await _until_it_ends(stream)
         await victim.still_serves()
     assert len(victim.struck) == 1
+
+
+def bombs() -> Iterator[bytes]:
+    """Yield 198 headers that are cheap to send and might be dear to decode: depth, and sizes that are not there."""
+    openings = [
+        b"\x91",
+        b"\x81\xa1x",
+        b"\xdc\x00\x01",
+        b"\xde\x00\x01\xc0",
+        b"\xdd\x00\x00\x00\x01",
+        b"\x82\xc0\xc0\xc0",
+    ]
+    for depth in (10, 100, 500, 900, 1_000, 1_100, 2_000, 3_000, 3_900, 4_000, 4_090):
+        for opening in openings:
+            yield (opening * depth)[: (16 << 10) - 100]
+    for size in (1 << 8, 1 << 16, 1 << 24, 1 << 31, (1 << 32) - 1, 100):
+        for kind in (b"\xdd", b"\xdf", b"\xdb", b"\xc6", b"\xc9"):
+            yield kind + size.to_bytes(4, "big")
+            yield b"\x94\xa9test/echo\x00\xcd\x03\xe8" + kind + size.to_bytes(4, "big")
+    for depth in range(72):
+        yield b"\x94\xa9test/echo\x00\xcd\x03\xe8" + b"\x91" * (200 * depth) + b"\xc0"
+
+
+async def test_msgpack_bombs(victim: Victim) -> None:
+    sent = 0
+    async with a_host() as attacker:
+        connection = await victim.dial(attacker)
+        before = _resident()
+        for bomb in bombs():
+            stream = await _rpc_stream(connection)
+            await stream.write(struct.pack("!I", len(bomb)) + bomb)
+            await _until_it_ends(stream)
+            sent += 1
+        assert sent == 198
+        assert not connection.is_closed
+        assert _resident() - before < 8 << 20
+        await victim.still_serves()
+    assert len(victim.struck) == 1 and not victim.bugs
 
 
 async def test_calls_that_end_before_they_begin(victim: Victim) -> None:

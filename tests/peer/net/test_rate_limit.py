@@ -74,3 +74,12 @@ async def test_the_meter_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(10):
         meter.received(str(number), 1)
     assert len(meter.by_peer) == 3 and "9" in meter.by_peer and meter.bytes_down == 10
+
+
+async def test_the_meter_forgets_strangers_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("peer.net.rate_limit._PEERS_MAX", 3)
+    meter = Meter(TokenBucket(None), TokenBucket(None), lambda peer: peer == "member")
+    meter.received("member", 7)
+    for number in range(10):
+        meter.received(str(number), 1)
+    assert len(meter.by_peer) == 3 and meter.by_peer["member"].bytes_down == 7

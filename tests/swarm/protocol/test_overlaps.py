@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from optim.config import AllReduceConfig, DilocoConfig
 from peer.errors import ProtocolViolation
 from peer.identity import Identity, Signed, sign_body
-from peer.net.limits import NetLimits
+from peer.net.wire import LARGE_HEADER_BYTES
 from swarm.protocol.head import Head, Member, genesis
 from swarm.protocol.ledger import Ledger, Range, count, overlaps, union, without
 from swarm.protocol.overlaps import EXACT_MAX, covers_batch, select_disjoint
@@ -207,7 +207,7 @@ def test_scattered_claims_do_not_grow_the_head() -> None:
         merged = [open_contribution(signed_by(i, body), plan, 1, head, schedule) for i, body in enumerate(bodies)]
         head = replace(next_head(head, plan, merged, merged, schedule, b"t" * 32), members=MEMBERS)
         assert len(head.ledger.returned) <= 2 * RETURNED_MAX
-        assert len(msgspec.msgpack.encode(head)) < NetLimits().header_bytes / 8
+        assert len(msgspec.msgpack.encode(head)) < LARGE_HEADER_BYTES / 8
         assert head.ledger.is_free([(at + 4, at + 6), (at + 10, at + 12), (at + 14, at + 150)])
         assert not any(head.ledger.is_free(claim) for claim in claims[1:])
         at += 16
@@ -219,7 +219,7 @@ def test_a_roster_leaves_out_the_longest_contributions() -> None:
     signed = {MEMBERS[i]: signed_by(i, body_of(i, plan, claim)) for i, claim in enumerate((far, spans(100), far, ()))}
     assert fit_roster(signed) == [MEMBERS[0], MEMBERS[1], MEMBERS[3]]
     roster = Roster(HEAD.hash, plan.hash, 0, tuple(signed[member] for member in fit_roster(signed)), (0,))
-    assert len(msgspec.msgpack.encode(roster)) < NetLimits().header_bytes * 0.9
+    assert len(msgspec.msgpack.encode(roster)) < LARGE_HEADER_BYTES * 0.9
     del signed[MEMBERS[0]]
     assert fit_roster(signed) == list(MEMBERS[1:])
 

@@ -1,0 +1,224 @@
+"""What callers can make a host hold: memory, large headers, calls at once. Where memory is measured, the victim, the
+attackers and the honest caller are three processes."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from statistics import quantiles
+
+import pytest
+import trio
+
+from peer.errors import ConnectionLost, RemoteError, RoundDiscarded
+from peer.events import EventLog
+from peer.net.host import Host, HostConfig, open_host
+from peer.net.limits import NetLimits
+from peer.net.method import Call, Method
+from peer.net.wire import HEADER_BYTES, LARGE_HEADER_BYTES
+from tests.peer.net.test_rpc import BIG, Number, hosts
+from tests.peer.net.test_rpc import Text as Words
+from tests.peer.support.victim_child import BUDGET, FIGURES, HONEST, SLICE, TAKE, Figures, Text
+
+FLOOR_S = 0.1  # latencies below it say more about this machine than about the attack
+
+
+@asynccontextmanager
+async def child(module: str, *arguments: str) -> AsyncIterator[str]:
+    """Run a child inside the block; yields its first line."""
+    command = [sys.executable, "-m", f"tests.peer.support.{module}", *arguments]
+    process = await trio.lowlevel.open_process(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        with trio.fail_after(60):
+            line = b""
+            while not line.endswith(b"\n"):
+                line += await process.stdout.receive_some() or b"\n"
+        yield line.decode().strip()
+    finally:
+        with trio.CancelScope(shield=True):
+            await process.stdin.aclose()
+            with trio.move_on_after(10) as late:
+                await process.wait()
+            if late.cancelled_caught:
+                process.kill()
+                await process.wait()
+
+
+class Scene:
+    """The honest caller, and what it sees of the victim."""
+
+    def __init__(self, host: Host, address: str) -> None:
+        self.host, self.address = host, address
+        self.victim = address.rpartition("/")[2]
+        self.most = 0
+        """The most resident memory seen."""
+
+    async def figures(self) -> Figures:
+        reply = await self.host.rpc.call(self.victim, FIGURES, Text(), timeout_s=60)
+        self.most = max(self.most, reply.body.resident)
+        return reply.body
+
+    async def take_s(self) -> float:
+        """Send one slice; return the seconds it took."""
+        began = trio.current_time()
+        await self.host.rpc.call(self.victim, TAKE, Text(), bytes(SLICE), timeout_s=60)
+        return trio.current_time() - began
+
+    async def p99_s(self) -> float:
+        """Return the 99th percentile of the time of small calls, in the best of three half seconds: other processes use
+        this machine, too."""
+        best = math.inf
+        for _ in range(3):
+            times: list[float] = []
+            until = trio.current_time() + 0.5
+            while trio.current_time() < until or len(times) < 10:
+                began = trio.current_time()
+                await self.figures()
+                times.append(trio.current_time() - began)
+            best = min(best, quantiles(times, n=100)[-1])
+        return best
+
+
+@asynccontextmanager
+async def scene(*arguments: str) -> AsyncIterator[Scene]:
+    async with (
+        child("victim_child", *arguments) as address,
+        open_host(HostConfig(identity=HONEST, events=EventLog())) as host,
+    ):
+        await host.connect_address(address, timeout_s=60)
+        yield Scene(host, address)
+
+
+async def test_headers_that_never_end() -> None:
+    async with scene("guarded") as honest:
+        before, quiet_s = await honest.figures(), await honest.p99_s()
+        for kind in ("small headers", "headers"):
+            async with child("attack_child", honest.address, kind, "7", "150"):
+                attacked_s = await honest.p99_s()
+        assert honest.most - before.resident <= 48 << 20
+        assert attacked_s <= 2 * max(quiet_s, FLOOR_S)
+
+
+async def test_replies_that_are_never_read() -> None:
+    async with scene("guarded") as honest:
+        before, quiet_s = await honest.figures(), await honest.p99_s()
+        async with child("attack_child", honest.address, "replies", "7", "150"):
+            attacked_s = await honest.p99_s()
+        assert honest.most - before.resident <= 32 << 20
+        assert attacked_s <= 2 * max(quiet_s, FLOOR_S)
+
+
+async def test_strangers_hold_all_they_can_and_a_member_is_served_at_once() -> None:
+    async with scene("guarded") as honest:
+        before, quiet_s = await honest.figures(), max([await honest.take_s() for _ in range(3)])
+        async with child("attack_child", honest.address, "payloads", "4", "60"):
+            await honest.figures()
+            attacked_s = max([await honest.take_s() for _ in range(3)])
+            await honest.figures()
+        assert honest.most - before.resident <= 1.1 * BUDGET
+        assert attacked_s <= 2 * max(quiet_s, 0.5)
+
+
+async def test_payloads_that_trickle_give_way_after_seconds() -> None:
+    """At a host of no run, where no peer is trusted."""
+    async with scene() as honest:
+        await honest.take_s()
+        async with child("attack_child", honest.address, "trickle", "4", "60"):
+            assert await honest.take_s() < 10
+
+
+async def test_a_flood_of_bad_calls_leaves_few_lines() -> None:
+    async with scene() as honest:
+        async with child("attack_child", honest.address, "garbage", "4", "200"):
+            after = await honest.figures()
+        assert 4 <= after.penalties <= 20
+        assert after.bugs == 0
+
+
+async def test_calls_at_once_depend_on_what_a_peer_has_proved() -> None:
+    limits = NetLimits(calls_in_per_stranger=2, calls_in_per_visitor=4, calls_in_total=16)
+    stall = Method("test/stall", Number, Number, access="open")
+    async with hosts(limits) as (a, b, _):
+        waiting = 0
+
+        async def hold(call: Call[Number]) -> Number:
+            nonlocal waiting
+            waiting += 1
+            try:
+                await trio.sleep_forever()
+            finally:
+                waiting -= 1
+            return call.body
+
+        b.rpc.register(stall, hold)
+        b.standing.guard()
+        for access, trusted, most in (
+            ("open", False, 2),
+            ("visitor", False, 4),
+            ("member", False, 12),
+            ("member", True, 16),
+        ):
+            b.standing.grant(a.peer_id, access, trusted=trusted)
+            async with trio.open_nursery() as nursery:
+                for _ in range(most):
+                    nursery.start_soon(lambda: a.rpc.call(b.peer_id, stall, Number(1), timeout_s=60))
+                with trio.fail_after(60):
+                    while waiting < most:
+                        await trio.sleep(0.01)
+                with pytest.raises(RemoteError, match="too many calls") as caught:
+                    await a.rpc.call(b.peer_id, stall, Number(1), timeout_s=60)
+                assert caught.value.code == "Busy"
+                nursery.cancel_scope.cancel()
+            with trio.fail_after(60):
+                while waiting:
+                    await trio.sleep(0.01)
+
+
+@pytest.mark.parametrize("bulk", [False, True])
+async def test_a_check_refuses_a_payload_before_it_is_read(bulk: bool) -> None:
+    seen: list[tuple[str, int, int]] = []
+
+    async def check(peer: str, body: Number, size_bytes: int) -> None:
+        seen.append((peer, body.value, size_bytes))
+        if body.value < 0:
+            raise RoundDiscarded("not wanted")
+
+    async def answer(call: Call[Number]) -> Number:
+        return call.body
+
+    async with hosts() as (a, b, _):
+        checked = Method("test/checked", Number, Number, request_payload_max=BIG)
+        b.rpc.register(checked, answer, check)
+        payload = bytes(8 << 20)
+        with pytest.raises(RemoteError, match="not wanted") as caught:
+            await a.rpc.call(b.peer_id, checked, Number(-1), payload, timeout_s=60, bulk=bulk)
+        assert caught.value.code == "RoundDiscarded"
+        assert not b.rpc.server._budget._held
+        assert (await a.rpc.call(b.peer_id, checked, Number(1), payload, timeout_s=60, bulk=bulk)).body == Number(1)
+        assert seen == [(a.peer_id, -1, len(payload)), (a.peer_id, 1, len(payload))]
+
+
+async def test_a_large_header_is_for_admitted_peers_and_methods_that_declare_it() -> None:
+    async def answer(call: Call[Words]) -> Words:
+        return call.body
+
+    long = Words("x" * (2 * HEADER_BYTES))
+    async with hosts() as (a, b, facts):
+        for name, header_bytes in (("test/short", HEADER_BYTES), ("test/long", LARGE_HEADER_BYTES)):
+            method = Method(name, Words, Words, header_bytes=header_bytes, access="open")
+            b.rpc.register(method, answer)
+        declared = Method("test/long", Words, Words, header_bytes=LARGE_HEADER_BYTES, access="open")
+        assert (await a.rpc.call(b.peer_id, declared, long, timeout_s=60)).body == long
+        b.standing.guard()
+        with pytest.raises(RemoteError, match="for peers that are admitted"):
+            await a.rpc.call(b.peer_id, declared, long, timeout_s=60)
+        b.standing.grant(a.peer_id, "visitor", trusted=False)
+        assert (await a.rpc.call(b.peer_id, declared, long, timeout_s=60)).body == long
+        undeclared = Method("test/short", Words, Words, header_bytes=LARGE_HEADER_BYTES, access="open")
+        with pytest.raises(ConnectionLost):
+            await a.rpc.call(b.peer_id, undeclared, long, timeout_s=60)
+        assert "over the limit of 16384" in str((await facts.wait("peer_penalized")).fields["reason"])
