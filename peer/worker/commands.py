@@ -44,7 +44,7 @@ class WorkerCommands:
         Raises ConfigError if the configuration does not work on this machine, WorkerError if a worker dies while it
         loads, ResourceError if there is no memory for the buffers.
         """
-        config.directory.mkdir(parents=True, exist_ok=True)
+        (config.private_folder / "tmp").mkdir(parents=True, exist_ok=True)
         with WorkerBuffers.open(config) as buffers:
             group = cls(config, buffers)
             try:
