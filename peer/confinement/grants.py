@@ -53,7 +53,7 @@ _DEVICES: Final = (
 )
 _NVIDIA: Final = "/dev/nvidia*"
 _SHARED_MEMORY: Final = "/dev/shm"
-_COMPILER: Final = ("/bin", "/proc", "/etc/alternatives", "/etc/passwd", "/etc/nsswitch.conf")
+_COMPILER: Final = ("/bin", "/etc/alternatives", "/etc/passwd", "/etc/nsswitch.conf")
 _MODPROBE_S: Final = 10.0
 
 
