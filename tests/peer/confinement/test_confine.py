@@ -162,7 +162,12 @@ def test_it_keeps_its_files_its_threads_and_its_socket_pairs(tmp_path: Path) -> 
     report = confined(tmp_path)
     signals = "EPERM" if landlock_abi() >= 6 else "done"
     refused = {name: result for name, result in report["outcomes"].items() if result != "done"}
-    assert refused == {**OUTSIDE, **ALONE, **NO_PROGRAMS, **({"signal to parent": signals} if signals != "done" else {})}
+    assert refused == {
+        **OUTSIDE,
+        **ALONE,
+        **NO_PROGRAMS,
+        **({"signal to parent": signals} if signals != "done" else {}),
+    }
     assert all(in_force for in_force, _ in report["said"].values())  # type: ignore[misc]
     assert report["said"]["landlock"] == [True, f"ABI {landlock_abi()}"]
 

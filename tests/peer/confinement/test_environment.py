@@ -8,7 +8,8 @@ from peer.confinement.environment import passed_on
 
 
 @pytest.mark.parametrize(
-    "name", ["PATH", "LANG", "LC_ALL", "CUDA_VISIBLE_DEVICES", "HSA_OVERRIDE_GFX_VERSION", "TORCH_LOGS", "OMP_PROC_BIND"]
+    "name",
+    ["PATH", "LANG", "LC_ALL", "CUDA_VISIBLE_DEVICES", "HSA_OVERRIDE_GFX_VERSION", "TORCH_LOGS", "OMP_PROC_BIND"],
 )
 def test_what_computing_needs_is_passed_on(name: str) -> None:
     assert passed_on({name: "1"}) == {name: "1"}
