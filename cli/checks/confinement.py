@@ -14,6 +14,7 @@ import msgspec
 from cli.checks.machine import Finding
 from peer.confinement.confine import NOT_HERE, SWITCH, Restriction
 from peer.confinement.environment import passed_on
+from peer.confinement.probe import REPORT
 from peer.temp_folder import temporary_folder
 
 _PROBE_S: Final = 60.0
@@ -55,7 +56,7 @@ def _probe() -> tuple[Restriction, ...]:
     with temporary_folder("barnraise-probe-") as private:
         command = [sys.executable, "-m", "peer.confinement.probe", str(private)]
         try:
-            done = subprocess.run(command, env=environment, capture_output=True, timeout=_PROBE_S, check=True)
-            return msgspec.json.decode(done.stdout, type=tuple[Restriction, ...])
+            subprocess.run(command, env=environment, capture_output=True, timeout=_PROBE_S, check=True)
+            return msgspec.json.decode((private / REPORT).read_bytes(), type=tuple[Restriction, ...])
         except (OSError, subprocess.SubprocessError, msgspec.DecodeError) as error:
             return (Restriction("confinement", False, f"a confined process does not start ({error})"),)

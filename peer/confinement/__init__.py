@@ -1,1 +1,1 @@
-"""What a process of ours may still do if somebody else's numbers have taken it over."""
+"""What a process of ours can still do after a fault in a library has given it to an attacker."""
