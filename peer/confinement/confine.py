@@ -37,7 +37,7 @@ def confine(grants: Grants) -> tuple[Restriction, ...]:
     if os.environ.get(SWITCH) == "off":
         return (*done, *(Restriction(name, False, f"{SWITCH}=off") for name in ("landlock", "seccomp")))
     files = _attempt("landlock", lambda: restrict_files(grants.rules(), tcp=grants.tcp), f"ABI {landlock_abi()}")
-    extent = "in force, but for programs (compile)" if grants.compiles else "in force"
+    extent = "in force, but for programs (--compile)" if grants.compiles else "in force"
     calls = _attempt("seccomp", lambda: restrict_calls(programs=grants.compiles, tcp=grants.tcp), extent)
     return (*done, files, calls)
 

@@ -55,6 +55,12 @@ class WorkerConfig:
         return self.directory.absolute() / "worker"
 
     @property
+    def corpus_folder(self) -> Path:
+        """The one folder that a worker that only tokenizes may write. This process maps the ids there, so no worker
+        that lives on may change them."""
+        return self.directory.absolute() / "corpus"
+
+    @property
     def layout(self) -> FlatLayout:
         """The layout of what the group computes: the whole model, or its stage."""
         return FlatLayout.of(self.model, None if self.stage is None else self.stage.span)

@@ -56,8 +56,8 @@ def _grants(load: LoadModel) -> Grants:
     """Return what the configuration needs beside Python and the devices."""
     return Grants(
         private=load.directory,
-        readable=tuple(filter(None, (load.data.path, load.tokenizer))),
-        compiles=load.inner.compile,
+        readable=tuple(filter(None, (load.data_folder, load.tokenizer))),
+        compiles=load.compile,
         tcp=load.world_size > 1,
     )
 

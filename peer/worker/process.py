@@ -117,6 +117,11 @@ class WorkerProcess:
         return lines[-1].strip() if lines else f"see {self._log}"
 
 
+def make_private(folder: Path) -> None:
+    """Make the folder of a worker's own, and its folder of temporary files."""
+    (folder / "tmp").mkdir(parents=True, exist_ok=True)
+
+
 def _environment(private: Path, threads: int) -> dict[str, str]:
     """Return the environment of a worker: what it may know of ours, and its own settings."""
     kept = passed_on(os.environ)

@@ -177,7 +177,7 @@ def test_one_that_compiles_starts_programs(tmp_path: Path) -> None:
     outcomes = report["outcomes"]
     assert {name: outcomes[name] for name in (*OUTSIDE, *ALONE)} == {**OUTSIDE, **ALONE}
     assert outcomes["program"] == "done" and outcomes["exec"] == "ENOENT"
-    assert report["said"]["seccomp"] == [True, "in force, but for programs (compile)"]
+    assert report["said"]["seccomp"] == [True, "in force, but for programs (--compile)"]
 
 
 def test_one_of_several_ranks_uses_tcp(tmp_path: Path) -> None:
