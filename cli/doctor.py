@@ -9,6 +9,7 @@ import click
 import msgspec
 from rich.text import Text
 
+from cli.checks.confinement import confinement_findings
 from cli.checks.machine import DISK_MIN_BYTES, Finding, disk_finding, local_findings
 from cli.options import default_home, home_option, network_options, read_invite
 from cli.run import run_until_stopped
@@ -35,7 +36,8 @@ def doctor(
     relays: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Check whether this machine can take part in the run of INVITE: versions, device, disk, port, addresses, clock.
+    """Check whether this machine can take part in the run of INVITE: versions, device, the
+    worker's confinement, disk, port, addresses, clock.
 
     Without INVITE only the machine itself is checked. With --home a key is made there if it is missing, so that you
     can send your peer id to the coordinator of a closed run. Give --home, --device, --listen, --announce and --relay
@@ -55,7 +57,7 @@ def doctor(
         else:
             _show(finding)
 
-    for finding in local_findings(home, device, make_key):
+    for finding in (*local_findings(home, device, make_key), *confinement_findings()):
         report(finding)
 
     async def check_network() -> None:

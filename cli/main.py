@@ -16,6 +16,7 @@ import click
 from cli.packages import check_packages
 from cli.run import report_failure
 from cli.terminal.lines import plain_reports
+from peer.confinement.kernel import forbid_core_dumps
 from peer.errors import ConfigError
 
 COMMANDS: Final = {
@@ -69,6 +70,7 @@ def main() -> None:
     """Run the console script; turn every failure into one sentence and an exit code."""
     try:
         check_packages()
+        forbid_core_dumps()  # this process will hold a key
         check_arguments(sys.argv[1:])
         with plain_reports():
             code = group.main(prog_name="peer", standalone_mode=False)

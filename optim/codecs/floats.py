@@ -22,13 +22,15 @@ class _Cast(RowCodec):
         return values * self._dtype.itemsize
 
     def encode_rows(self, x: torch.Tensor, out: torch.Tensor, work: torch.Tensor, valid: int) -> None:
-        largest = float(absmax(x).max())
-        out.view(self._dtype).copy_(x)
-        # Rounding is monotonic: if the largest magnitude stays finite, so does everything.
-        if math.isinf(torch.tensor(largest, dtype=self._dtype).item()):
+        # What is checked is what is sent, not x, which a worker can write at any time.
+        work.copy_(out.view(self._dtype).copy_(x))
+        try:
+            absmax(work)
+        except ProtocolViolation:
+            largest = float(absmax(x).max())  # raises if x itself is not finite
             raise ProtocolViolation(
                 f"a vector holds {largest:g}, too large for {self.name}: choose the codec bf16, fp32 or int8"
-            )
+            ) from None
 
     def decode_rows(self, data: torch.Tensor, out: torch.Tensor, work: torch.Tensor) -> None:
         out.copy_(data.view(self._dtype))

@@ -52,6 +52,7 @@ class _Table(RowCodec):
         scale, inverse = scales_up(absmax(x.view(rows, blocks, -1)), 1, clear_bits=16)
         torch.mul(x.view(rows, blocks, -1), inverse, out=work.view(rows, blocks, -1))
         cell = work.mul(CELLS / 2).add_(CELLS / 2).to(torch.int32).view(-1)
+        cell.clamp_(0, CELLS)  # x may have grown since it was measured: a worker can write it at any time
         code = torch.index_select(self._lower.to(x.device), 0, cell)
         split = torch.index_select(self._split.to(x.device), 0, cell)
         code.add_(torch.gt(work.view(-1), split))

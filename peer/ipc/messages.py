@@ -40,6 +40,7 @@ class LoadModel(msgspec.Struct, frozen=True, tag="load", kw_only=True):
     compile: bool
     """Whether this machine's user wants torch.compile."""
     directory: str
+    """The one folder that the worker may write."""
     device: str
     seed: int
     outer_fd: int

@@ -6,6 +6,7 @@ The memory has no name in any file system: a child process inherits its descript
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import sys
@@ -37,11 +38,13 @@ class SharedBuffer:
         fd = -1
         try:
             if sys.platform == "linux":
-                fd = os.memfd_create("barnraise")
+                fd = os.memfd_create("barnraise", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             else:
                 fd, path = tempfile.mkstemp(dir=directory)
                 os.unlink(path)
             os.truncate(fd, size)
+            if sys.platform == "linux":  # a worker that cut the memory off would end this process at its next read
+                fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
             return cls(fd, numel, dtype)
         except OSError as error:
             if fd >= 0:

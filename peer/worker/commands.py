@@ -11,6 +11,7 @@ import trio
 
 from peer.ipc.messages import Command, ModelLoaded, Stop
 from peer.worker.config import WorkerBuffers, WorkerConfig
+from peer.worker.process import make_private
 from peer.worker.supervisor import Supervisor
 
 _Body = TypeVar("_Body")
@@ -44,7 +45,7 @@ class WorkerCommands:
         Raises ConfigError if the configuration does not work on this machine, WorkerError if a worker dies while it
         loads, ResourceError if there is no memory for the buffers.
         """
-        config.directory.mkdir(parents=True, exist_ok=True)
+        make_private(config.private_folder)
         with WorkerBuffers.open(config) as buffers:
             group = cls(config, buffers)
             try:

@@ -28,7 +28,7 @@ class WorkerConfig:
     data: DataConfig
     inner: InnerConfig
     directory: Path
-    """Takes worker.log and cached token ids."""
+    """Takes worker.log and, for the workers, `private_folder`."""
     events: EventLog
     tokenizer: str = BYTES
     data_folder: str = ""
@@ -48,6 +48,17 @@ class WorkerConfig:
     """The stage of a pipeline to compute; None: the whole model."""
     world_size: int = 1
     """The number of worker processes in the group."""
+
+    @property
+    def private_folder(self) -> Path:
+        """The one folder that the workers may write: their home, with cached token ids and temporary files."""
+        return self.directory.absolute() / "worker"
+
+    @property
+    def corpus_folder(self) -> Path:
+        """The one folder that a worker that only tokenizes may write. This process maps the ids there, so no worker
+        that lives on may change them."""
+        return self.directory.absolute() / "corpus"
 
     @property
     def layout(self) -> FlatLayout:

@@ -14,7 +14,7 @@ from peer.data.tokenizer import BYTES, ByteTokenizer, Ids
 from peer.errors import ConfigError, WorkerError
 from peer.ipc.messages import CorpusFiles, LoadModel, ModelLoaded
 from peer.worker.config import WorkerConfig
-from peer.worker.process import WorkerProcess, handshake
+from peer.worker.process import WorkerProcess, handshake, make_private
 
 LOG: Final = "corpus-worker.log"
 
@@ -24,7 +24,9 @@ async def read_corpus_apart(config: WorkerConfig) -> Corpus:
     the ids are on disk. Raises ConfigError if there is too little text or the tokenizer is refused, WorkerError."""
     if config.tokenizer == BYTES:
         return await trio.to_thread.run_sync(load_corpus, config.data, ByteTokenizer(), config.data_folder)
-    worker = WorkerProcess.start(config.directory / LOG, config.threads or usable_cores(), ())
+    make_private(config.corpus_folder)
+    log, threads = config.directory / LOG, config.threads or usable_cores()
+    worker = WorkerProcess.start(log, config.corpus_folder, threads, ())
     try:
         answer = await handshake(worker, _load_message(config), config.load_timeout_s)
     finally:
@@ -46,7 +48,7 @@ def _load_message(config: WorkerConfig) -> LoadModel:
         tokenizer=config.tokenizer,
         data_folder=config.data_folder,
         compile=False,
-        directory=str(config.directory),
+        directory=str(config.corpus_folder),
         device="cpu",
         seed=config.seed,
         outer_fd=-1,
@@ -68,7 +70,7 @@ def _mapped(config: WorkerConfig, loaded: ModelLoaded, files: CorpusFiles) -> Co
 
 def _ids(config: WorkerConfig, name: str) -> Ids:
     """Map a file of ids, which must be of the model's vocabulary."""
-    path = config.directory / Path(name).name
+    path = config.corpus_folder / Path(name).name
     try:
         ids: Ids = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:

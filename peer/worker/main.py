@@ -1,14 +1,15 @@
 """The entry point of a worker process: `python -m peer.worker.main CONTROL_FD PARENT_PID`, started by the network
 process.
 
-The main thread runs the program that the first message names. A second thread listens on the control socket, so that a
-stop is read during a step, and the end of the parent ends this process at once. No error is caught here: a worker that
-fails dies with its traceback, as plain text, in worker.log, and the parent replaces its group.
+Before it loads anything large it confines itself (`peer.confinement`): it computes on strangers' numbers, and needs no
+network, no other program and few files. The main thread then runs the program that the first message names. A second
+thread listens on the control socket, so that a stop is read during a step, and the end of the parent ends this process
+at once. No error is caught here: a worker that fails dies with its traceback, as plain text, in worker.log, and the
+parent replaces its group.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import socket
@@ -17,20 +18,21 @@ import threading
 import traceback
 from types import TracebackType
 
+from peer.confinement import kernel
+from peer.confinement.confine import confine
+from peer.confinement.grants import Grants, load_nvidia_modules
 from peer.errors import ConfigError
-from peer.ipc.messages import Rejected
+from peer.ipc.messages import LoadModel, Rejected
 from peer.plain_text import plain
 from peer.worker.control_link import ControlLink
-from peer.worker.programs import find_program
 
-_PR_SET_PDEATHSIG = 1
 _NICE = 10
 
 
 def _follow_parent(parent_pid: int) -> None:
     """Let the kernel kill this process with its parent. Where the kernel cannot, the end of the control socket does."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        kernel.follow_parent(signal.SIGKILL)
     if os.getppid() != parent_pid:  # the parent died before the line above
         os._exit(0)
 
@@ -50,6 +52,16 @@ def report(kind: type[BaseException], error: BaseException | None, trace: Traceb
         sys.stderr.write(plain(line) + "\n")
 
 
+def _grants(load: LoadModel) -> Grants:
+    """Return what the configuration needs beside Python and the devices."""
+    return Grants(
+        private=load.directory,
+        readable=tuple(filter(None, (load.data_folder, load.tokenizer))),
+        compiles=load.compile,
+        tcp=load.world_size > 1,
+    )
+
+
 def main() -> None:
     sys.excepthook = report
     threading.excepthook = lambda hook: report(hook.exc_type, hook.exc_value, hook.exc_traceback)
@@ -58,6 +70,11 @@ def main() -> None:
     _yield_to_others()
     link = ControlLink(socket.socket(fileno=control_fd))
     load = link.receive_load()
+    if load.device != "cpu":
+        load_nvidia_modules()
+    restrictions = confine(_grants(load))
+    from peer.worker.programs import find_program  # not sooner: torch starts threads, which would not be confined
+
     try:
         program = find_program(load.program)
         link.takes(program.commands)
@@ -66,6 +83,7 @@ def main() -> None:
     except ConfigError as error:
         link.send(Rejected(str(error)))
         return
+    link.emit("worker_confined", pid=os.getpid(), **{one.name: one.detail for one in restrictions})
     worker.run()
 
 

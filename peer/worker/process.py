@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import trio
 
+from peer.confinement.environment import passed_on
 from peer.errors import WorkerError
 from peer.ipc.messages import Beat, ControlFrames, FromWorker, LoadModel, ModelLoaded, Rejected, ToWorker, frame
 
@@ -41,23 +42,15 @@ class WorkerProcess:
         self._destroyed = False
 
     @classmethod
-    def start(cls, log: Path, threads: int, fds: tuple[int, ...]) -> WorkerProcess:
-        """Start `python -m peer.worker.main` with `fds` inherited. Call it from the thread that runs trio.
+    def start(cls, log: Path, private: Path, threads: int, fds: tuple[int, ...]) -> WorkerProcess:
+        """Start `python -m peer.worker.main` with `fds` inherited. Call it from the thread that runs trio. `private` is
+        the worker's own folder.
 
         trio's open_process does not fit: it forks in a short-lived thread, and the kernel's parent-death signal refers
         to that thread.
         """
         ours, theirs = socket.socketpair()
-        house = str(Path(__file__).resolve().parents[2])
-        inherited, tuned = os.environ.get("PYTHONPATH"), os.environ.get("GLIBC_TUNABLES")
-        environment = {
-            **os.environ,
-            "PYTHONPATH": house + (os.pathsep + inherited if inherited else ""),
-            "PYTHONSAFEPATH": "1",  # a `torch.py` in the user's folder must not be imported
-            "OMP_NUM_THREADS": str(threads),
-            "TOKENIZERS_PARALLELISM": "true",
-            "GLIBC_TUNABLES": _MALLOC + (":" + tuned if tuned else ""),  # the last setting wins: the user's
-        }
+        environment = _environment(private, threads)
         grown = log.exists() and log.stat().st_size > _LOG_MAX_BYTES
         with theirs, log.open("wb" if grown else "ab") as stderr:
             process = subprocess.Popen(
@@ -122,6 +115,31 @@ class WorkerProcess:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_TAIL_BYTES))
             lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
         return lines[-1].strip() if lines else f"see {self._log}"
+
+
+def make_private(folder: Path) -> None:
+    """Make the folder of a worker's own, and its folder of temporary files."""
+    (folder / "tmp").mkdir(parents=True, exist_ok=True)
+
+
+def _environment(private: Path, threads: int) -> dict[str, str]:
+    """Return the environment of a worker: what it may know of ours, and its own settings."""
+    kept = passed_on(os.environ)
+    house, inherited, tuned = (
+        str(Path(__file__).resolve().parents[2]),
+        kept.get("PYTHONPATH"),
+        os.environ.get("GLIBC_TUNABLES"),
+    )
+    return {
+        **kept,
+        "HOME": str(private),
+        "TMPDIR": str(private / "tmp"),
+        "PYTHONPATH": house + (os.pathsep + inherited if inherited else ""),
+        "PYTHONSAFEPATH": "1",  # a `torch.py` in the user's folder must not be imported
+        "OMP_NUM_THREADS": str(threads),
+        "TOKENIZERS_PARALLELISM": "true",
+        "GLIBC_TUNABLES": _MALLOC + (":" + tuned if tuned else ""),  # the last setting wins: the user's
+    }
 
 
 async def handshake(worker: WorkerProcess, load: LoadModel, timeout_s: float) -> ModelLoaded | Rejected:

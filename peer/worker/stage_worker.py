@@ -15,6 +15,7 @@ from peer.compute.build_optimizer import state_bytes
 from peer.compute.device import resolve_device, uses_bf16
 from peer.compute.optimizer import InnerSpec
 from peer.compute.stage import Stage
+from peer.compute.stage_checks import check_size
 from peer.errors import ConfigError, StageRefused
 from peer.ipc.messages import LoadModel, ModelLoaded
 from peer.ipc.shared_memory import SharedBuffer
@@ -54,6 +55,7 @@ class StageWorker:
         state_size = state_bytes(InnerSpec.of(load.inner), stage.layout)
         self._inner_state = SharedBuffer.attach(load.inner_state_fd, state_size, torch.uint8).tensor
         stage.optimizer.load(self._inner_state)
+        self._model = load.model
         hidden_size = load.model.hidden_size
         slots = SharedBuffer.attach(load.slots_fd, SlotArea.size_bytes(spec, hidden_size), torch.uint8)
         self._slots = SlotArea(spec, hidden_size, slots.tensor)
@@ -117,7 +119,7 @@ class StageWorker:
 
     def _forward(self, command: RunForward) -> MicroBatchDone:
         started = time.monotonic()
-        spec, at = self._stage.spec, (command.slot, command.batch, command.length)
+        spec, at = self._stage.spec, self._place(command)
         x = self._slots.tokens(*at) if spec.is_first else self._slots.hidden(*at)
         targets = self._slots.targets(*at) if spec.is_last else None
         out = self._stage.forward(command.micro_batch, x, targets, command.keep)
@@ -130,8 +132,16 @@ class StageWorker:
 
     def _backward(self, command: RunBackward) -> MicroBatchDone:
         started = time.monotonic()
-        region = self._slots.hidden(command.slot, command.batch, command.length)
+        region = self._slots.hidden(*self._place(command))
         gradient = self._stage.backward(command.micro_batch, None if self._stage.spec.is_last else region)
         if gradient is not None:
             region.copy_(gradient)
         return MicroBatchDone(time.monotonic() - started, counted=command.micro_batch.count)
+
+    def _place(self, command: RunForward | RunBackward) -> tuple[int, int, int]:
+        """Return slot, batch and length of a command. Raises StageRefused if they leave the slots."""
+        spec = self._stage.spec
+        if not 0 <= command.slot < spec.slots:
+            raise StageRefused(f"there is no slot {command.slot}: choose one of {spec.slots}", "shape")
+        check_size(spec, self._model, command.batch, command.length)
+        return command.slot, command.batch, command.length

@@ -154,7 +154,7 @@ class Supervisor:
         try:
             for rank in range(size):
                 log = config.directory / ("worker.log" if rank == 0 else f"worker-{rank}.log")
-                workers.append(WorkerProcess.start(log, threads, self._buffers.fds))
+                workers.append(WorkerProcess.start(log, config.private_folder, threads, self._buffers.fds))
             answers = await self._load(workers)
         except BaseException:
             await self._destroy(workers)
@@ -208,7 +208,7 @@ class Supervisor:
             tokenizer=config.tokenizer,
             data_folder=config.data_folder,
             compile=config.compile,
-            directory=str(config.directory),
+            directory=str(config.private_folder),
             device=config.device,
             seed=config.seed,
             outer_fd=buffers.outer.fd,

@@ -15,7 +15,7 @@ from peer.compute.mixing import mix_into
 from peer.compute.optimizer import InnerSpec
 from peer.compute.train_loop import InnerRun, InnerTrainer, StepOutcome, run_inner
 from peer.data.corpus import sample_numbers
-from peer.errors import ConfigError
+from peer.errors import ConfigError, StageRefused
 from peer.ipc.inner_options import ElementRange, InnerRunOptions
 from peer.ipc.messages import LoadModel, ModelLoaded
 from peer.ipc.shared_memory import SharedBuffer
@@ -69,11 +69,19 @@ class TrainWorker:
             self._idle_s += time.monotonic() - waits_since
             self._tick()
             self._link.forget_stops(command.id)
-            body = self._inner(command) if isinstance(command, RunInner) else self._evaluate(command)
-            self._link.reply(command, body)
+            try:
+                body = self._inner(command) if isinstance(command, RunInner) else self._evaluate(command)
+            except StageRefused as refused:
+                self._link.refuse(command, str(refused), refused.reason)
+            else:
+                self._link.reply(command, body)
 
     def _inner(self, command: RunInner) -> InnerResult:
         options = command.options
+        try:
+            options.check(len(self._delta))
+        except ValueError as error:
+            raise StageRefused(str(error), "shape") from error
         self._begin(options)
         reported_at, reported_tokens = time.monotonic(), 0
 

@@ -12,7 +12,7 @@ import trio
 from blake3 import blake3
 
 from optim.strategies.interface import Coding, RoundInfo
-from peer.errors import BarnraiseError, WorkerError
+from peer.errors import BarnraiseError, ProtocolViolation, WorkerError
 from peer.identity import Signed, sign_body
 from peer.net.wire import allocate
 from swarm.protocol.plan import CONTRIBUTION_KIND, Contribution, WorkPlan
@@ -101,6 +101,8 @@ class Contributor:
         sizes = [coding.message_bytes(index) for index in range(coding.count)]
         room = torch.frombuffer(allocate(sum(sizes)), dtype=torch.uint8).split(sizes)
         sqnorms = strategy.encode(round_info, coding, product, room)
+        if not all(map(math.isfinite, sqnorms)):  # of the bytes to send: the worker can write its product at any time
+            raise ProtocolViolation("an encoded update is not finite: the worker changed it while it was encoded")
         slices = [as_bytes(piece) for piece in room]
         return EncodedUpdate(
             round_info, coding, slices, tuple(blake3(s).digest() for s in slices), tuple(sqnorms), before

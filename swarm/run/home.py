@@ -1,8 +1,11 @@
 """A peer's folder on disk, and the lock that keeps two processes from being the same peer.
 
 lock   identity.key   invite   listening   manifest.msgpack   tokenizer.json   guests.msgpack   regroup.msgpack
-addresses.json   events.jsonl   worker.log   tokens-*.npy   checkpoints/   state.part
+addresses.json   events.jsonl   worker.log   worker/   corpus/   checkpoints/   state.part
 At the coordinator also bans.msgpack   seen.msgpack
+
+`worker/` is the only folder that the worker may write: token ids, temporary files, compiled kernels. `corpus/` is that
+of the process that only tokenizes.
 
 In a pipeline there is also `replica`, and the files of a stage (regroup.msgpack, seen.msgpack, checkpoints/,
 state.part) lie in folders stage-0/, stage-1/ and so on. There backup.part is a backup of that stage on its way.

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 import trio
 
+from cli.checks.confinement import confinement_finding, confinement_findings, environment_finding
 from cli.checks.machine import (
     Finding,
     disk_finding,
@@ -19,6 +20,7 @@ from cli.checks.machine import (
     python_finding,
 )
 from cli.checks.network import answers, clock_finding, port_finding, reach_finding, size_findings, swarm_findings
+from peer.confinement.confine import NOT_HERE, Restriction
 from peer.errors import NotAdmitted
 from peer.identity import Identity
 from swarm.client.session import DialBackConfig
@@ -153,3 +155,21 @@ async def test_each_address_of_the_invite_is_reported(tmp_path: Path) -> None:
         findings = [finding async for finding in swarm_findings(invite, tmp_path, None, DialBackConfig(), "cpu")]
     assert [finding.check for finding in findings] == ["bootstrap", "bootstrap"]
     assert all(is_failure(finding, 3) and finding.detail.startswith("refused") for finding in findings)
+
+
+def test_the_confinement_of_workers_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {finding.check: finding for finding in confinement_findings()}
+    assert list(found) == ["environment", "core dumps", "privileges", "landlock", "seccomp"]
+    assert (found["core dumps"].detail, found["privileges"].detail) == ("forbidden", "no new ones")
+    assert all(bool(finding.remedy) == (finding.state == "warning") for finding in found.values())
+    monkeypatch.setenv("BARNRAISE_SANDBOX", "off")
+    off = {finding.check: finding for finding in confinement_findings()}
+    assert (off["landlock"].state, off["landlock"].remedy) == ("warning", "unset BARNRAISE_SANDBOX")
+
+
+def test_a_system_without_confinement_can_take_part() -> None:
+    for name in ("privileges", "landlock", "seccomp"):
+        found = confinement_finding(Restriction(name, False, NOT_HERE))
+        assert (found.state, found.detail, found.exit_code) == ("warning", "not on this system", 0)
+        assert "a user of its own" in found.remedy
+    assert environment_finding({"PATH": "", "SSH_AUTH_SOCK": ""}).detail == "1 of 2 variables reach a worker"

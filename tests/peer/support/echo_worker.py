@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar
 
 from peer.errors import ConfigError
@@ -20,10 +24,16 @@ class Wait(Command, frozen=True, tag="wait"):
     """Runs until it is stopped. The result is None."""
 
 
+class Reach(Command, frozen=True, tag="reach"):
+    """The result tells how each attempt to leave the worker ended: "done" or the name of the error."""
+
+    path: str
+
+
 class EchoWorker:
     """Answers each command with its rank. The rank `seed` - 1 refuses to load."""
 
-    commands: ClassVar[Any] = WhoAreYou | Wait
+    commands: ClassVar[Any] = WhoAreYou | Wait | Reach
 
     def __init__(self, link: ControlLink, load: LoadModel) -> None:
         if load.seed == load.rank + 1:
@@ -33,11 +43,13 @@ class EchoWorker:
 
     def run(self) -> None:
         while True:
-            command: WhoAreYou | Wait = self._link.commands.get()
+            command: WhoAreYou | Wait | Reach = self._link.commands.get()
             if isinstance(command, Wait):
                 while not self._link.is_stopped(command.id, 0):
                     self._link.ticks += 1
                 self._link.reply(command)
+            elif isinstance(command, Reach):
+                self._link.reply(command, _reach(command.path))
             else:
                 self._link.reply(command, [self._load.rank, self._load.world_size, os.getpid()])
 
@@ -53,9 +65,30 @@ class EchoGroup(WorkerCommands):
     def wait(self) -> Wait:
         return Wait(next(self._ids))
 
+    def reach(self, path: Path) -> Reach:
+        return Reach(next(self._ids), str(path))
+
 
 class UnknownGroup(WorkerCommands):
     program = "blocks"
+
+
+def _reach(path: str) -> dict[str, str]:
+    attempts: dict[str, Callable[[], object]] = {
+        "read": lambda: open(path).close(),
+        "write": lambda: open(path, "a").close(),
+        "socket": lambda: socket.socket(socket.AF_INET).close(),
+        "execve": lambda: os.execv("/nowhere", ["/nowhere"]),
+    }
+    outcomes = {}
+    for name, attempt in attempts.items():
+        try:
+            attempt()
+        except OSError as error:
+            outcomes[name] = errno.errorcode[error.errno or 0]
+        else:
+            outcomes[name] = "done"
+    return outcomes
 
 
 if __name__ == "__main__":

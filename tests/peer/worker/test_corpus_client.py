@@ -33,6 +33,8 @@ async def test_the_ids_are_those_of_the_tokenizer(tmp_path: Path, text: Path, hu
     assert corpus.train.tolist() == here.train.tolist() and corpus.held_out.tolist() == here.held_out.tolist()
     assert corpus.batch([1, 2], seed=0).tolist() == here.batch([1, 2], seed=0).tolist()
     assert not psutil.Process().children(), "the worker is gone"
+    for ids in (corpus.train, corpus.held_out):  # where no other worker may write
+        assert Path(str(getattr(ids, "filename", ""))).parent == tmp_path / "corpus"
 
 
 async def test_bytes_need_no_worker(tmp_path: Path, text: Path) -> None:

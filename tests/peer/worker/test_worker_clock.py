@@ -48,7 +48,7 @@ def test_idle_time_since_the_last_inner_run(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(module, "run_inner", run_inner)
     worker: Any = TrainWorker.__new__(TrainWorker)
-    worker._idle_s, worker._trainer = 0.0, None
+    worker._idle_s, worker._trainer, worker._delta = 0.0, None, ()
     worker._link = SimpleNamespace(
         commands=SimpleNamespace(get=get),
         reply=lambda command, body: sent.append(body),

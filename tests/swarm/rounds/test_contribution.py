@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
+from blake3 import blake3
 
 from optim import config
+from optim.codecs import blockwise, topk
+from optim.codecs.rows import absmax
 from optim.simulate import layout_of
+from optim.strategies import dense, low_rank, sparse
 from optim.strategies.interface import RoundInfo
 from optim.strategies.registry import build_strategy
 from peer.config import InnerConfig
+from peer.errors import ProtocolViolation
 from swarm.rounds.contribution import Contributor
 from tests.optim.support.rounds import decoded
 
@@ -53,3 +59,28 @@ def test_a_pipeline_forgets_an_update_that_was_not_merged(name: str) -> None:
     elif owed:
         said = decoded(coding, [torch.frombuffer(piece, dtype=torch.uint8) for piece in update.slices], LAYOUT.numel)
         assert torch.allclose(said + strategy.memory(coding)[0], owed[0] + whole, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_product_that_changes_while_it_is_encoded_is_not_sent_with_nan(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A worker can write its product at any time. What is hashed, measured and sent is one private copy."""
+    contributor, strategy = contributor_of(name)
+    coding = strategy.coding(ROUND_INFO, [torch.zeros(LAYOUT.numel)] * 2)
+    product = torch.randn(LAYOUT.numel, generator=torch.Generator().manual_seed(0))
+
+    def checked(values: torch.Tensor) -> torch.Tensor:
+        largest = absmax(values)
+        product.fill_(torch.nan)
+        return largest
+
+    for module in (blockwise, topk, dense, low_rank, sparse):
+        monkeypatch.setattr(module, "absmax", checked)
+    try:
+        update = contributor._encode(ROUND_INFO, coding, product)
+    except ProtocolViolation:
+        return  # the contribution is empty
+    product.fill_(torch.inf)
+    assert tuple(blake3(piece).digest() for piece in update.slices) == update.hashes
+    assert all(math.isfinite(coding.message_sqnorm(i, piece)) for i, piece in enumerate(update.slices))
