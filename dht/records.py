@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Generic, TypeVar
+from typing import Annotated, Any, Final, Generic, TypeVar
 
 import msgspec
 
@@ -37,6 +37,8 @@ KIND: Final = "dht-record"
 CLOCK_TOLERANCE_S: Final = 10.0
 KEY_CHARS_MAX: Final = 256
 ENVELOPE_BYTES_MAX: Final = 1024  # a signed record without its value: names, times, signer, signature
+
+Text = Annotated[str, msgspec.Meta(max_length=4 * KEY_CHARS_MAX)]  # the checks below say more
 
 _encoder: Final = msgspec.msgpack.Encoder()
 
@@ -129,13 +131,13 @@ class RecordEntry(Generic[T]):
 class Body(msgspec.Struct, frozen=True, array_like=True):
     """The signed part of a record."""
 
-    namespace: str
-    schema: str
-    key: str
-    value: bytes
-    issued_us: int
+    namespace: Text
+    schema: Text
+    key: Text
+    value: Annotated[bytes, msgspec.Meta(max_length=1 << 20)]
+    issued_us: Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
     """Unix time in microseconds by the writer's clock. It orders the records of a signer."""
-    ttl_ms: int
+    ttl_ms: Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 
 
 @dataclass(frozen=True)

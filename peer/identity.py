@@ -11,7 +11,7 @@ import tempfile
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 from libp2p.crypto.ed25519 import Ed25519PrivateKey, Ed25519PublicKey, create_new_key_pair
@@ -34,9 +34,9 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 class Signed(msgspec.Struct, frozen=True):
     """A msgpack body with its signer's peer id and Ed25519 signature (64 bytes). Make with `sign_body`."""
 
-    body: bytes
-    signer: str
-    signature: bytes
+    body: Annotated[bytes, msgspec.Meta(max_length=1 << 20)]
+    signer: Annotated[str, msgspec.Meta(max_length=128)]
+    signature: Annotated[bytes, msgspec.Meta(max_length=_SIGNATURE_BYTES)]
 
 
 @dataclass(frozen=True)

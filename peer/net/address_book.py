@@ -20,7 +20,7 @@ from peer.errors import ConfigError, ResourceError
 from peer.identity import is_peer_id
 
 _PEERS_MAX: Final = 4096
-_ADDRESS_CHARS_MAX: Final = 512
+ADDRESS_CHARS_MAX: Final = 512
 _HOSTS: Final = ("ip4", "ip6", "dns", "dns4", "dns6", "dnsaddr")
 _UNDIALLABLE: Final = ("0.0.0.0", "::")
 _CIRCUIT: Final = "/p2p-circuit"
@@ -110,7 +110,7 @@ def split_address(address: str) -> tuple[str, str]:
 
 def _bare(peer_id: str, address: str) -> str | None:
     """Return the address without the peer's id, None if it cannot be dialled."""
-    if len(address) > _ADDRESS_CHARS_MAX:
+    if len(address) > ADDRESS_CHARS_MAX:
         return None
     address = address.strip().removesuffix(f"/p2p/{peer_id}")
     try:

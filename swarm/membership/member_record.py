@@ -6,6 +6,7 @@ guide routing and placement; no round trusts them.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -15,6 +16,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from dht.records import Schema
+from peer.bounds import Count, Hash, Loss, UnixTime
 from peer.net.host import Host
 from swarm.protocol.head import Head
 from swarm.run.credentials import Chain
@@ -41,22 +43,22 @@ class MemberRecord(msgspec.Struct, frozen=True, kw_only=True):
     role: MemberRole
     version: Text
     addresses: Annotated[list[Address], msgspec.Meta(max_length=ADDRESSES_MAX)]
-    term: int
-    round: int
-    head: bytes
-    state_hash: bytes
-    members: int
+    term: Count
+    round: Count
+    head: Hash
+    state_hash: Hash
+    members: Count
     phase: Text
-    speed: float
+    speed: Amount
     """Inner steps a second."""
-    loss: float | None
-    val_loss: float | None
-    tokens: int
-    bytes_up: int
+    loss: Loss | None
+    val_loss: Loss | None
+    tokens: Count
+    bytes_up: Count
     """Since the peer started, as `bytes_down`."""
-    bytes_down: int
-    joined_at: float
-    at: float
+    bytes_down: Count
+    joined_at: UnixTime
+    at: UnixTime
     """When the record was made."""
     stage: Stage = -1
     """Where the peer is or, while `ready_at` lies ahead, where it is going; -1 also for feeders and the coordinator."""
@@ -103,6 +105,11 @@ def installed_version() -> str:
         return version("barnraise")
     except PackageNotFoundError:
         return "source"
+
+
+def finite(loss: float | None) -> float | None:
+    """Return a loss as a record may carry it: None for one that is not finite."""
+    return loss if loss is not None and math.isfinite(loss) else None
 
 
 def member_record(

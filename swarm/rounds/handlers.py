@@ -13,12 +13,13 @@ from typing import Final
 import msgspec
 import trio
 
+from peer.bounds import Hash
 from peer.errors import ProtocolViolation, RoundDiscarded, RoundError
 from peer.identity import Signed, open_body
 from peer.net.method import Call
 from peer.net.wire import Buffer
 from swarm.protocol import messages
-from swarm.protocol.head import Hash, Head, Member
+from swarm.protocol.head import Head, Member
 from swarm.protocol.join_requests import JoinRequests
 from swarm.protocol.quorum import HeadCandidate
 from swarm.rounds.context import RoundContext

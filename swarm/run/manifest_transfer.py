@@ -13,6 +13,7 @@ import msgspec
 from blake3 import blake3
 
 from peer.data.tokenizer_rules import TOKENIZER_BYTES_MAX
+from peer.bounds import Name
 from peer.errors import CheckpointError, NotAdmitted, ProtocolViolation, ResourceError
 from peer.files import read_bounded, write_atomically
 from peer.identity import Signed
@@ -27,7 +28,7 @@ TOKENIZER_FILE: Final = "tokenizer.json"
 class AskManifest(msgspec.Struct, frozen=True):
     """Asks for the manifest of a run."""
 
-    run_id: str
+    run_id: Name
 
 
 class AskTokenizer(msgspec.Struct, frozen=True):
