@@ -27,7 +27,7 @@ from typing import Annotated, Any, Final, Generic, TypeVar
 import msgspec
 
 from dht.key import record_key
-from peer.decoding import MALFORMED
+from peer.decoding import MALFORMED, told
 from peer.errors import BarnraiseError, ProtocolViolation
 from peer.identity import Identity, Signed, open_body, sign_body
 
@@ -114,7 +114,7 @@ class Schema(Generic[T]):
         try:
             return msgspec.msgpack.decode(encoded, type=self.type)
         except MALFORMED as error:
-            raise WrongSchema(f"a value is not of schema {self.name!r}: {error}") from error
+            raise WrongSchema(f"a value is not of schema {self.name!r}: {told(error)}") from error
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import msgspec
 HASH_BYTES: Final = 32
 MEMBERS_MAX: Final = 4096
 ADDRESSES_MAX: Final = 16  # of one peer
+TENSORS_MAX: Final = 1 << 20  # tensors of a model
 SLICES_MAX: Final = 1 << 16  # of one update
 NUMBERS_END: Final = 1 << 53
 
@@ -28,7 +29,9 @@ Loss = Annotated[float, msgspec.Meta(ge=-1e12, le=1e12)]
 """Nats."""
 SquaredNorm = Annotated[float, msgspec.Meta(ge=0, lt=1e30)]
 
-Addresses = Annotated[tuple[Annotated[str, msgspec.Meta(max_length=512)], ...], msgspec.Meta(max_length=ADDRESSES_MAX)]
+ParameterName = Annotated[str, msgspec.Meta(max_length=256)]
+Address = Annotated[str, msgspec.Meta(max_length=512)]
+Addresses = Annotated[tuple[Address, ...], msgspec.Meta(max_length=ADDRESSES_MAX)]
 Names = Annotated[tuple[Name, ...], msgspec.Meta(max_length=MEMBERS_MAX)]
 AddressesOf = Annotated[dict[Name, Addresses], msgspec.Meta(max_length=MEMBERS_MAX)]
 """The addresses of peers, by peer id."""

@@ -16,7 +16,7 @@ import msgspec
 
 from peer.bounds import Hash, Number, Text
 from peer.config import DataConfig, InnerConfig, ModelConfig
-from peer.decoding import MALFORMED
+from peer.decoding import MALFORMED, told
 from peer.errors import StageReason, WorkerError
 from peer.ipc.stage_spec import StageSpec
 
@@ -91,7 +91,7 @@ class WorkerReply(msgspec.Struct, frozen=True, tag="reply"):
         try:
             return msgspec.msgpack.decode(self.body, type=kind)
         except MALFORMED as error:
-            raise WorkerError(f"the compute worker answered what is no result ({error}): see its log") from error
+            raise WorkerError(f"the compute worker answered what is no result ({told(error)}): see its log") from error
 
 
 class CorpusFiles(msgspec.Struct, frozen=True):

@@ -10,12 +10,14 @@ import tempfile
 from collections import OrderedDict
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
 
+from peer.bounds import Address, Name
+from peer.decoding import MALFORMED
 from peer.errors import ConfigError, ResourceError
 from peer.identity import is_peer_id
 
@@ -27,7 +29,9 @@ _CIRCUIT: Final = "/p2p-circuit"
 
 
 class _Stored(msgspec.Struct):
-    addresses: dict[str, list[str]]
+    addresses: Annotated[
+        dict[Name, Annotated[list[Address], msgspec.Meta(max_length=64)]], msgspec.Meta(max_length=_PEERS_MAX)
+    ]
 
 
 class AddressBook:
@@ -87,7 +91,7 @@ class AddressBook:
         """Add what `save` wrote. A missing or torn file adds nothing: it is a cache."""
         try:
             stored = msgspec.json.decode(path.read_bytes(), type=_Stored)
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        except (OSError, *MALFORMED):
             return
         for peer_id, addresses in stored.addresses.items():
             self.add(peer_id, addresses)

@@ -20,7 +20,7 @@ from typing import Annotated, ClassVar, Final, TypeVar
 import msgspec
 import trio
 
-from peer.decoding import MALFORMED
+from peer.decoding import MALFORMED, told
 from peer.errors import ConnectionLost, ProtocolViolation, TooLarge
 from peer.net.rate_limit import Meter
 
@@ -158,7 +158,7 @@ class Frames:
         try:
             header = msgspec.msgpack.decode(encoded, type=type_)
         except MALFORMED as error:
-            raise ProtocolViolation(f"a header that is no {type_.__name__}: {error}") from error
+            raise ProtocolViolation(f"a header that is no {type_.__name__}: {told(error)}") from error
         return header
 
     async def receive_payload(self, size_bytes: int, idle_s: float | None = None) -> memoryview:

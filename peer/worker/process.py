@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import trio
 
-from peer.decoding import MALFORMED
+from peer.decoding import MALFORMED, told
 from peer.errors import WorkerError
 from peer.ipc.messages import Beat, ControlFrames, FromWorker, LoadModel, ModelLoaded, Rejected, ToWorker, frame
 
@@ -102,7 +102,7 @@ class WorkerProcess:
 
     def _end_for(self, error: Exception) -> None:
         """Note why the worker must end: what it sends is not trusted."""
-        self._fault = f"it sent a malformed message ({error}) and was killed"
+        self._fault = f"it sent a malformed message ({told(error)}) and was killed"
 
     async def destroy(self) -> None:
         """Kill the worker and its children, reap it and close the socket. Cannot be cancelled; idempotent."""

@@ -13,7 +13,7 @@ from typing import Annotated, Final, TypeVar
 import msgspec
 
 from peer.bounds import MEMBERS_MAX, Hash, Name, UnixTime
-from peer.decoding import MALFORMED
+from peer.decoding import MALFORMED, told
 from peer.errors import CheckpointError
 from peer.files import read_bounded, write_atomically
 from peer.identity import Signed
@@ -108,4 +108,4 @@ def _read(path: Path, kind: type[Stored]) -> Stored | None:
     try:
         return msgspec.msgpack.decode(read_bounded(path, FILE_BYTES_MAX), type=kind)
     except (OSError, *MALFORMED) as error:
-        raise CheckpointError(f"{path} is damaged ({error}): restore it from a backup") from error
+        raise CheckpointError(f"{path} is damaged ({told(error)}): restore it from a backup") from error

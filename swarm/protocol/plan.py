@@ -215,8 +215,6 @@ def open_contribution(signed: Signed, plan: WorkPlan, slices: int, head: Head, s
     expected = slices if body.steps else 0
     if len(body.hashes) != expected or len(body.sqnorms) != expected or any(len(h) != 32 for h in body.hashes):
         raise ProtocolViolation("a contribution has the wrong number of slices")
-    if any(not 0 <= q < 1e30 for q in body.sqnorms):  # also refuses NaN
-        raise ProtocolViolation("a contribution has a norm that is not finite")
     return body
 
 
