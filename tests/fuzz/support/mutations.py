@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 DEEP = 200_000
+SIZE_MAX = 4 << 20  # of a mutation: above what any reader takes
 NUMBERS = (-1, 0, 1, 127, 255, 256, 1 << 20, 1 << 31, 1 << 32, 1 << 53, (1 << 53) + 1, (1 << 63) - 1, -(1 << 63))
 FLOATS = (float("nan"), float("inf"), float("-inf"), 1e308, -1e308, 5e-324, -0.0, 1.5)
 HUGE = tuple(kind + b"\xff" * 4 for kind in (b"\xdb", b"\xc6", b"\xdd", b"\xdf"))
@@ -65,7 +66,7 @@ def of_msgpack(chance: random.Random, data: bytes, other: bytes) -> bytes:
         value = msgspec.msgpack.decode(data)
         for _ in range(chance.randint(1, 3)):
             value = replaced(chance, value, evil_msgpack)
-        return msgspec.msgpack.encode(value)
+        return msgspec.msgpack.encode(value)[:SIZE_MAX]
     except (msgspec.MsgspecError, UnicodeDecodeError, TypeError, OverflowError):  # a key that cannot be one
         return of_bytes(chance, data, other)
 
