@@ -137,7 +137,7 @@ class Body(msgspec.Struct, frozen=True, array_like=True):
     value: Annotated[bytes, msgspec.Meta(max_length=1 << 20)]
     issued_us: Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
     """Unix time in microseconds by the writer's clock. It orders the records of a signer."""
-    ttl_ms: Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+    ttl_ms: Annotated[int, msgspec.Meta(ge=-(1 << 53), le=1 << 53)]
 
 
 @dataclass(frozen=True)

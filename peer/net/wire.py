@@ -39,7 +39,7 @@ class RequestHeader(msgspec.Struct, frozen=True, array_like=True):
 
     method: Annotated[str, msgspec.Meta(max_length=128)]
     payload_bytes: PayloadBytes
-    timeout_ms: Annotated[int, msgspec.Meta(ge=-(1 << 53), le=1 << 53)]
+    timeout_ms: Annotated[int, msgspec.Meta(ge=-(1 << 62), le=1 << 62)]
     """What is left of the caller's deadline: clocks are never compared."""
     body: msgspec.Raw
 

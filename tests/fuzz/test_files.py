@@ -136,7 +136,7 @@ def formats() -> dict[str, Format]:
         Format("invite", invite(), of_invite, lambda path: Invite.parse(path.read_bytes().decode(errors="replace"))),
         Format(
             "manifest.msgpack",
-            encode(sign_manifest(OWNER, RUN)),
+            signed,
             body_of("manifest"),
             lambda p: load_run_files(p.parent),
         ),

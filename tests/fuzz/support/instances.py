@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -12,6 +13,12 @@ from msgspec import inspect
 LENGTHS = (0, 1, 1, 2, 3)
 WORDS = ("", "a", "run", "here", "peer-1", "/ip4/127.0.0.1/tcp/1", "é\u202e\x1b[2J")
 TRIES = 40
+
+
+@cache
+def described(kind: Any) -> inspect.Type:
+    """Return msgspec's description of a type, which takes it milliseconds."""
+    return inspect.type_info(kind)
 
 
 class Instances:
@@ -24,7 +31,7 @@ class Instances:
     def encoded(self, kind: Any) -> bytes:
         """Return the msgpack of a valid value of `kind`; structs may check more than their types say."""
         for _ in range(TRIES):
-            encoded = msgspec.msgpack.encode(self.plain(inspect.type_info(kind)))
+            encoded = msgspec.msgpack.encode(self.plain(described(kind)))
             try:
                 msgspec.msgpack.decode(encoded, type=kind)
             except msgspec.ValidationError:
@@ -47,6 +54,9 @@ class Instances:
             case inspect.IntType():
                 low = info.ge if info.ge is not None else -3 if info.gt is None else info.gt + 1
                 high = info.le if info.le is not None else low + 100 if info.lt is None else info.lt - 1
+                known = [value for value in self._pool.get("int", []) if low <= value <= high]
+                if known and chance.random() < 0.7:
+                    return chance.choice(known)
                 return chance.choice([low, high, chance.randint(low, min(high, low + 8))])
             case inspect.FloatType():
                 low = info.ge if info.ge is not None else 0.0 if info.gt is None else info.gt + 1e-3
