@@ -85,6 +85,7 @@ async def test_rounds(tmp_path: Path, count: int) -> None:
         assert {"answered", "closed"} <= set(striker.outcomes)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("count", MUTATIONS)
 async def test_a_pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     without_haste(monkeypatch)

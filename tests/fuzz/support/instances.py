@@ -67,8 +67,8 @@ class Instances:
             case inspect.NoneType():
                 return None
             case inspect.StrType():
-                words = [*WORDS, *self._pool.get("str", [])]
-                return str(chance.choice(words))[: info.max_length]
+                known = self._pool.get("str", [])
+                return str(chance.choice(known if known and chance.random() < 0.75 else WORDS))[: info.max_length]
             case inspect.BytesType():
                 least = info.min_length or 0
                 known = [value for value in self._pool.get("bytes", []) if len(value) >= least]

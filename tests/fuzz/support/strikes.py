@@ -101,18 +101,18 @@ class Striker:
                         nursery.start_soon(self._call, name, *self._frame(name, makes))
 
     def _frame(self, name: str, makes: Instances) -> tuple[bytes, bool]:
-        """Return a call: one in five is valid, the others have a mutated body, payload or frame. A mutated frame may
+        """Return a call: half are valid, the others have a mutated body, payload or frame. A mutated frame may
         declare more than follows, so its stream ends: the timeout of a header is 10 s."""
         chance, method = self._chance, self._victim.rpc.server._methods[name].method
         body, payload = makes.encoded(method.request), chance.randbytes(min(method.request_payload_max, 1 << 12))
         kind = chance.random()
-        if kind < 0.6:
+        if kind < 0.4:
             body = of_msgpack(chance, body, makes.encoded(method.request))
         if chance.random() < 0.3:
             payload = payload[: chance.randrange(len(payload) + 1)]
         encoded = msgspec.msgpack.encode(RequestHeader(name, len(payload), TIMEOUT_MS, msgspec.Raw(body)))
         frame = _SIZE.pack(len(encoded)) + encoded
-        garbled = kind > 0.8
+        garbled = kind > 0.9
         return (of_bytes(chance, frame, frame) if garbled else frame) + payload, garbled
 
     async def _call(self, name: str, frame: bytes, ends: bool) -> None:
