@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
@@ -18,10 +20,19 @@ from tests.fuzz.support.guard import MUTATIONS, Trial, chance_for, no_growth
 from tests.fuzz.support.mutations import flip, of_bytes
 
 SIZES = (1, 63, 256, 4096, 4097, 9001)
-MODEL = ModelConfig(hidden_size=16, layers=1, heads=2, kv_heads=1, intermediate_size=24, max_seq_len=16)
+MODEL = ModelConfig(vocab_size=32, hidden_size=16, layers=2, heads=2, kv_heads=1, intermediate_size=24, max_seq_len=16)
 INNER = InnerConfig(lr=1e-3, batch_size=1, total_steps=10)
 ROUND = RoundInfo(round=1, step=0, lr=1e-3)
 ACTIVATIONS = ("int8", "int4", "fp16", "none")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Small vectors cost less on one thread than threads cost each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def codecs() -> dict[str, Codec]:
