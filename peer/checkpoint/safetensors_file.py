@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from peer.bounds import TENSORS_MAX, ParameterName, Text
+from peer.decoding import told
 from peer.errors import CheckpointError
 from peer.files import fsync_path
 from peer.model.layout import FlatLayout, TensorSlot
@@ -90,4 +91,4 @@ def read_shard(directory: Path, shard: Shard, views: Mapping[str, Tensor]) -> No
                     )
                 views[name].copy_(tensor)
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path} cannot be read ({error}): use another checkpoint") from error
+        raise CheckpointError(f"{path} cannot be read ({told(error)}): use another checkpoint") from error

@@ -97,9 +97,9 @@ class WorkerReply(msgspec.Struct, frozen=True, tag="reply"):
 class CorpusFiles(msgspec.Struct, frozen=True):
     """The token ids of a corpus as the worker has written them: names of .npy files in the worker's directory."""
 
-    train: str
-    held_out: str
-    held_out_bytes: int
+    train: Text
+    held_out: Text
+    held_out_bytes: Number
 
 
 class ModelLoaded(msgspec.Struct, frozen=True, tag="loaded"):

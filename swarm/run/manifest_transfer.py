@@ -12,8 +12,8 @@ from typing import Final
 import msgspec
 from blake3 import blake3
 
-from peer.data.tokenizer_rules import TOKENIZER_BYTES_MAX
 from peer.bounds import Name
+from peer.data.tokenizer_rules import TOKENIZER_BYTES_MAX
 from peer.decoding import MALFORMED, told
 from peer.errors import CheckpointError, NotAdmitted, ProtocolViolation, ResourceError
 from peer.files import read_bounded, write_atomically
