@@ -171,7 +171,7 @@ def _tokenize(text: bytes, tokenizer: Tokenizer, cache: Path | None) -> Ids:
         return map_ids(path, tokenizer.vocab_size)
     partial = path.with_suffix(".part")
     with partial.open("wb") as file:
-        np.save(file, tokenizer.encode_file(text), allow_pickle=False)
+        np.save(file, tokenizer.encode_file(text).astype(np.int32, copy=False), allow_pickle=False)
     os.replace(partial, path)
     return map_ids(path, tokenizer.vocab_size)
 
