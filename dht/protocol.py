@@ -92,7 +92,7 @@ class HeldRecord(msgspec.Struct, frozen=True):
     """A record as a store returns it."""
 
     signed: Signed
-    remaining_s: Annotated[float, msgspec.Meta(le=1e9)]  # which refuses NaN
+    remaining_s: Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)]
     """How long the store would keep it from now on."""
 
 

@@ -33,7 +33,7 @@ from dht.records import (
 )
 from dht.router import PeerFault, Router
 from dht.storage import Storage, Stored
-from peer.decoding import MALFORMED
+from peer.decoding import MALFORMED, told
 from peer.errors import ProtocolViolation
 from peer.identity import Signed
 from peer.net.rpc import Buffer
@@ -68,7 +68,7 @@ def decode_held(payload: Buffer) -> list[HeldRecord]:
     try:
         return _decoder.decode(payload)
     except MALFORMED as error:
-        raise ProtocolViolation(f"records that do not decode: {error}") from error
+        raise ProtocolViolation(f"records that do not decode: {told(error)}") from error
 
 
 class _StrangersRoom:

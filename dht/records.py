@@ -24,12 +24,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Generic, TypeVar
+from typing import Annotated, Any, Final, Generic, TypeVar
 
 import msgspec
 
 from dht.key import record_key
-from peer.decoding import MALFORMED
+from peer.decoding import MALFORMED, told
 from peer.errors import BarnraiseError, ProtocolViolation
 from peer.identity import Identity, Signed, open_body, sign_body
 
@@ -39,6 +39,8 @@ KIND: Final = "dht-record"
 CLOCK_TOLERANCE_S: Final = 10.0
 KEY_CHARS_MAX: Final = 256
 ENVELOPE_BYTES_MAX: Final = 1024  # a signed record without its value: names, times, signer, signature
+
+Text = Annotated[str, msgspec.Meta(max_length=4 * KEY_CHARS_MAX)]  # the checks below say more
 
 _encoder: Final = msgspec.msgpack.Encoder()
 
@@ -128,7 +130,7 @@ class Schema(Generic[T]):
         try:
             return msgspec.msgpack.decode(encoded, type=self.type)
         except MALFORMED as error:
-            raise WrongSchema(f"a value is not of schema {self.name!r}: {error}") from error
+            raise WrongSchema(f"a value is not of schema {self.name!r}: {told(error)}") from error
 
 
 @dataclass(frozen=True)
@@ -145,13 +147,13 @@ class RecordEntry(Generic[T]):
 class Body(msgspec.Struct, frozen=True, array_like=True):
     """The signed part of a record."""
 
-    namespace: str
-    schema: str
-    key: str
-    value: bytes
-    issued_us: int
+    namespace: Text
+    schema: Text
+    key: Text
+    value: Annotated[bytes, msgspec.Meta(max_length=1 << 20)]
+    issued_us: Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
     """Unix time in microseconds by the writer's clock. It orders the records of a signer."""
-    ttl_ms: int
+    ttl_ms: Annotated[int, msgspec.Meta(ge=-(1 << 53), le=1 << 53)]
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,14 @@ import tempfile
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 from libp2p.crypto.ed25519 import Ed25519PrivateKey, Ed25519PublicKey, create_new_key_pair
 from libp2p.crypto.keys import KeyPair, PublicKey
 from libp2p.peer.id import ID
 
-from peer.decoding import MALFORMED
+from peer.decoding import MALFORMED, told
 from peer.errors import IdentityError, ProtocolViolation
 
 _SEED_BYTES = 32
@@ -34,9 +34,9 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 class Signed(msgspec.Struct, frozen=True):
     """A msgpack body with its signer's peer id and Ed25519 signature (64 bytes). Make with `sign_body`."""
 
-    body: bytes
-    signer: str
-    signature: bytes
+    body: Annotated[bytes, msgspec.Meta(max_length=64 << 20)]
+    signer: Annotated[str, msgspec.Meta(max_length=128)]
+    signature: Annotated[bytes, msgspec.Meta(max_length=_SIGNATURE_BYTES)]
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ def open_body(signed: Signed, kind: str, type_: type[Body], signer: str | None =
     try:
         return msgspec.msgpack.decode(signed.body, type=type_)
     except MALFORMED as error:
-        raise ProtocolViolation(f"this {kind} by {signed.signer} is malformed: {error}") from error
+        raise ProtocolViolation(f"this {kind} by {signed.signer} is malformed: {told(error)}") from error
 
 
 def sign_text(identity: Identity, kind: str, encoded: bytes) -> bytes:

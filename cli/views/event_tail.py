@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from peer.decoding import MALFORMED
+
 _CHUNK_BYTES = 1 << 20
 
 
@@ -67,5 +69,5 @@ class EventTail:
                 try:
                     fields = msgspec.json.decode(line, type=dict[str, Any])
                     yield float(fields.pop("at")), str(fields.pop("event")), fields
-                except (msgspec.MsgspecError, KeyError, TypeError, ValueError):
+                except (KeyError, TypeError, ValueError, OverflowError, *MALFORMED):
                     continue  # a line torn by a crash of its writer

@@ -16,17 +16,18 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 import torch
 from torch import Tensor
 
 from peer import faults
+from peer.bounds import TENSORS_MAX, Count, Number, ParameterName, Text
 from peer.checkpoint.hash_tree import StateTree, chunk_size_for, hash_list_bytes, hash_state
 from peer.checkpoint.safetensors_file import Shard, check_shard, plan_shards, read_shard, write_shard
 from peer.config import PARAMETERS_MAX, check_range
-from peer.decoding import MALFORMED
+from peer.decoding import MALFORMED, told
 from peer.errors import CheckpointError, ProtocolViolation
 from peer.files import fsync_path, read_bounded
 from peer.identity import Identity, Signed, open_body, sign_body
@@ -45,15 +46,15 @@ _PLAIN: Final = re.compile(r"[\w.-]+\.safetensors", re.ASCII)
 class CheckpointManifest(msgspec.Struct, frozen=True):
     """The signed description of a checkpoint."""
 
-    run_id: str
-    round: int
-    head: bytes
+    run_id: Text
+    round: Count
+    head: Annotated[bytes, msgspec.Meta(max_length=1 << 20)]
     """The caller's; opaque here."""
-    layout: dict[str, TensorSlot]
-    numel: int
-    vectors: tuple[str, ...]
+    layout: Annotated[dict[ParameterName, TensorSlot], msgspec.Meta(max_length=TENSORS_MAX)]
+    numel: Number
+    vectors: Annotated[tuple[Text, ...], msgspec.Meta(max_length=VECTORS_MAX)]
     """The names of the flat vectors, theta first."""
-    shards: tuple[Shard, ...]
+    shards: Annotated[tuple[Shard, ...], msgspec.Meta(max_length=VECTORS_MAX * TENSORS_MAX)]
     tree: StateTree
     """The hash tree of the vectors."""
 
@@ -143,7 +144,7 @@ def _read_manifest(file: Path) -> tuple[CheckpointManifest, str]:
         signed = msgspec.msgpack.decode(read_bounded(file, _MANIFEST_BYTES_MAX), type=Signed)
         manifest = open_body(signed, _KIND, CheckpointManifest)
     except (OSError, *MALFORMED, ProtocolViolation) as error:
-        raise CheckpointError(f"{file} cannot be used ({error}): use another checkpoint") from error
+        raise CheckpointError(f"{file} cannot be used ({told(error)}): use another checkpoint") from error
     _check(manifest, file)
     return manifest, signed.signer
 

@@ -12,11 +12,13 @@ import struct
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 from blake3 import blake3
 from torch import Tensor
+
+from peer.bounds import Hash, Number
 
 HASH_BYTES: Final = 32
 MIN_CHUNK: Final = 64 << 10
@@ -35,9 +37,9 @@ def chunk_size_for(size_bytes: int) -> int:
 class StateTree(msgspec.Struct, frozen=True, dict=True):
     """The chunk hashes of one state; `hashes[i]` is the blake3 of the bytes `span(i)`."""
 
-    chunk_size: int
-    size_bytes: int
-    hashes: tuple[bytes, ...]
+    chunk_size: Number
+    size_bytes: Number
+    hashes: Annotated[tuple[Hash, ...], msgspec.Meta(max_length=1 << 20)]
 
     @cached_property
     def root(self) -> bytes:

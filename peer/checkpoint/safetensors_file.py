@@ -5,13 +5,15 @@ from __future__ import annotations
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from peer.bounds import TENSORS_MAX, ParameterName, Text
+from peer.decoding import told
 from peer.errors import CheckpointError
 from peer.files import fsync_path
 from peer.model.layout import FlatLayout, TensorSlot
@@ -25,9 +27,9 @@ _HEADER_BYTES_MAX: Final = 100 << 20  # what the safetensors library accepts
 class Shard(msgspec.Struct, frozen=True):
     """One file: some parameters of one flat vector, in layout order."""
 
-    file: str
-    vector: str
-    names: tuple[str, ...]
+    file: Annotated[str, msgspec.Meta(max_length=256)]
+    vector: Text
+    names: Annotated[tuple[ParameterName, ...], msgspec.Meta(max_length=TENSORS_MAX)]
 
 
 def plan_shards(layout: FlatLayout, vectors: Sequence[str], shard_bytes: int = SHARD_BYTES) -> list[Shard]:
@@ -89,4 +91,4 @@ def read_shard(directory: Path, shard: Shard, views: Mapping[str, Tensor]) -> No
                     )
                 views[name].copy_(tensor)
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path} cannot be read ({error}): use another checkpoint") from error
+        raise CheckpointError(f"{path} cannot be read ({told(error)}): use another checkpoint") from error

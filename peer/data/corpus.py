@@ -9,9 +9,11 @@ disjoint ranges of numbers train on disjoint text, and no window repeats inside 
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import sysconfig
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +28,7 @@ from peer.errors import ConfigError
 __all__ = ["Corpus", "DataConfig", "check_source", "has_text", "load_corpus", "permute", "sample_numbers"]
 
 _SEPARATOR = b"\n\n"
+_HEADER_BYTES = 128  # of an .npy file of one dimension
 _NOT_PROSE = {"test", "tests", "idle_test", "site-packages", "dist-packages", "lib2to3", "__pycache__"}
 _TEXT_SUFFIXES = {
     ".txt",
@@ -164,12 +167,30 @@ def _tokenize(text: bytes, tokenizer: Tokenizer, cache: Path | None) -> Ids:
         return tokenizer.encode_file(text)
     name = hashlib.blake2b(hashlib.blake2b(text).digest() + tokenizer.fingerprint, digest_size=16).hexdigest()
     path = cache / f"tokens-{name}.npy"
-    if not path.exists():
-        partial = path.with_suffix(".part")
-        with partial.open("wb") as file:
-            np.save(file, tokenizer.encode_file(text), allow_pickle=False)
-        os.replace(partial, path)
-    ids: Ids = np.load(path, mmap_mode="r", allow_pickle=False)
+    with suppress(OSError, ValueError):  # missing, or damaged by a crash: written again
+        return map_ids(path, tokenizer.vocab_size)
+    partial = path.with_suffix(".part")
+    with partial.open("wb") as file:
+        np.save(file, tokenizer.encode_file(text).astype(np.int32, copy=False), allow_pickle=False)
+    os.replace(partial, path)
+    return map_ids(path, tokenizer.vocab_size)
+
+
+def map_ids(path: Path, vocab_size: int) -> Ids:
+    """Map a file of token ids below `vocab_size`, as `np.save` writes it. Raises OSError, and ValueError for any other
+    content: its header is compared, not parsed."""
+    with path.open("rb") as file:
+        found = file.read(_HEADER_BYTES)
+        count = (os.fstat(file.fileno()).st_size - _HEADER_BYTES) // np.dtype(np.int32).itemsize
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<i4", "fortran_order": False, "shape": (count,)})
+    if found != header.getvalue():
+        raise ValueError("it is no array of token ids")
+    if not count:
+        return np.empty(0, np.int32)
+    ids: Ids = np.memmap(path, dtype="<i4", mode="r", offset=_HEADER_BYTES, shape=(count,))
+    if ids.min() < 0 or ids.max() >= vocab_size:
+        raise ValueError("it holds ids that are not in the vocabulary")
     return ids
 
 

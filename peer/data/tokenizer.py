@@ -18,6 +18,7 @@ from tokenizers import Tokenizer as HubTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
 from peer.data.tokenizer_rules import TOKENIZER_BYTES_MAX, check_tokenizer
+from peer.decoding import told
 from peer.errors import ConfigError
 from peer.files import read_bounded
 
@@ -135,7 +136,7 @@ def read_tokenizer(content: bytes, name: str = "the run's tokenizer") -> Tokeniz
         try:
             tokenizer = HubTokenizer.from_buffer(content)
         except Exception as error:  # the Rust binding raises bare Exception for malformed content
-            raise ConfigError(f"{name} is not a tokenizer.json ({error}): fetch it again") from error
+            raise ConfigError(f"{name} is not a tokenizer.json ({told(error)}): fetch it again") from error
         tokenizer.no_padding()  # a file may ask for both: text of any length comes out whole
         tokenizer.no_truncation()
         return FileTokenizer(tokenizer)

@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from peer.config import VOCABULARY_MAX
-from peer.decoding import MALFORMED
+from peer.decoding import MALFORMED, told
 from peer.errors import ConfigError
 
 TOKENIZER_BYTES_MAX: Final = 16 << 20
@@ -113,7 +113,7 @@ def check_tokenizer(content: bytes, name: str) -> int:
     try:
         file = msgspec.json.decode(content, type=_TokenizerFile)
     except MALFORMED as error:
-        raise ConfigError(f"{name} is not a tokenizer.json ({error}): fetch it again") from error
+        raise ConfigError(f"{name} is not a tokenizer.json ({told(error)}): fetch it again") from error
     try:
         _check_parts("normalizer", file.normalizer, _NORMALIZERS)
         _check_parts("pre_tokenizer", file.pre_tokenizer, _PRE_TOKENIZERS)

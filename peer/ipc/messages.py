@@ -1,25 +1,29 @@
 """The protocol between the network process and its compute workers: length-prefixed msgpack frames of typed messages.
 
 This module holds what every worker program shares: loading, the bases of commands and replies, and signs of life. The
-commands of a program are in `peer.ipc.train_messages` and `peer.ipc.stage_messages`. Both ends run the same code on one
-machine, so a malformed frame is a bug and may raise. Tensors lie in shared memory (`peer.ipc.shared_memory`).
+commands of a program are in `peer.ipc.train_messages` and `peer.ipc.stage_messages`. The parent does not trust the
+worker, which computes on tensors of strangers: its messages have bounds, and a malformed one ends it. Tensors lie in
+shared memory (`peer.ipc.shared_memory`).
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
+from peer.bounds import Hash, Number, Text
 from peer.config import DataConfig, InnerConfig, ModelConfig
-from peer.errors import StageReason
+from peer.decoding import MALFORMED, told
+from peer.errors import StageReason, WorkerError
 from peer.ipc.stage_spec import StageSpec
 
 _LENGTH = struct.Struct(">I")
 _FRAME_MAX = 16 << 20
 _Body = TypeVar("_Body")
+Sentence = Annotated[str, msgspec.Meta(max_length=4096)]
 
 
 class LoadModel(msgspec.Struct, frozen=True, tag="load", kw_only=True):
@@ -70,41 +74,44 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
 class Refusal(msgspec.Struct, frozen=True):
     """A StageRefused on its way to the network process."""
 
-    message: str
+    message: Sentence
     reason: StageReason
 
 
 class WorkerReply(msgspec.Struct, frozen=True, tag="reply"):
     """The answer to command `id`."""
 
-    id: int
+    id: Number
     body: msgspec.Raw
     """The encoded result, of the type that belongs to the command."""
     error: Refusal | None = None
     """Why the worker refused the command; `body` is then empty."""
 
     def result(self, kind: type[_Body]) -> _Body:
-        """Decode the body."""
-        return msgspec.msgpack.decode(self.body, type=kind)
+        """Decode the body. Raises WorkerError."""
+        try:
+            return msgspec.msgpack.decode(self.body, type=kind)
+        except MALFORMED as error:
+            raise WorkerError(f"the compute worker answered what is no result ({told(error)}): see its log") from error
 
 
 class CorpusFiles(msgspec.Struct, frozen=True):
     """The token ids of a corpus as the worker has written them: names of .npy files in the worker's directory."""
 
-    train: str
-    held_out: str
-    held_out_bytes: int
+    train: Text
+    held_out: Text
+    held_out_bytes: Number
 
 
 class ModelLoaded(msgspec.Struct, frozen=True, tag="loaded"):
     """The worker is ready."""
 
-    device: str
+    device: Text
     bf16: bool
     compiled: bool
-    windows: int = 0
+    windows: Number = 0
     """The number of samples in one epoch of this machine's corpus; 0 where the program reads no corpus."""
-    corpus_digest: bytes = b""
+    corpus_digest: Hash = b""
     corpus_truncated: bool = False
     corpus_files: CorpusFiles | None = None
 
@@ -112,20 +119,20 @@ class ModelLoaded(msgspec.Struct, frozen=True, tag="loaded"):
 class Rejected(msgspec.Struct, frozen=True, tag="rejected"):
     """The configuration does not work on this machine. `message` can be shown to the user."""
 
-    message: str
+    message: Sentence
 
 
 class Beat(msgspec.Struct, frozen=True, tag="beat"):
     """A sign of life, sent every second. `ticks` grows with every step, which tells a busy worker from a stuck one."""
 
-    ticks: int
+    ticks: Number
 
 
 class WorkerEvent(msgspec.Struct, frozen=True, tag="event"):
     """An event for the peer's event log."""
 
-    name: str
-    fields: dict[str, str | int | float | bool | None]
+    name: Text
+    fields: Annotated[dict[Text, Sentence | int | float | bool | None], msgspec.Meta(max_length=64)]
 
 
 ToWorker = LoadModel | Stop | Command

@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from peer.bounds import Loss, Seconds
 from peer.ipc.messages import Command
 from peer.ipc.stage_spec import MicroBatch, PassKey
 
@@ -74,9 +75,9 @@ class ExportProduct(Command, frozen=True, tag="stage_export"):
 class MicroBatchDone(msgspec.Struct, frozen=True):
     """The result of a forward or a backward."""
 
-    seconds: float
+    seconds: Seconds
     """The time that the device took, without waiting."""
-    loss: float | None = None
+    loss: Loss | None = None
     """Of the last stage's forward: the mean in nats a token."""
     counted: bool = False
     """This was a backward, and its gradient is in the stage's sum."""

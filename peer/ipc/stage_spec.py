@@ -5,8 +5,11 @@ Imports no torch.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
+from peer.bounds import Count, Number, Text
 from peer.config import ModelConfig
 from peer.errors import ConfigError
 from peer.ipc.span import Span
@@ -92,23 +95,26 @@ class MicroBatch(msgspec.Struct, frozen=True):
         return (self.id, self.attempt)
 
 
+Ids = Annotated[tuple[Text, ...], msgspec.Meta(max_length=1 << 20)]
+
+
 class Taken(msgspec.Struct, frozen=True):
     """The content of a gradient."""
 
-    micro_batches: tuple[str, ...]
+    micro_batches: Ids
     """The ids counted in it, in the order of their backwards."""
-    tokens: int
-    norm: float
+    tokens: Number
+    norm: Annotated[float, msgspec.Meta(ge=0, le=1e38)]
     """The norm of the mean gradient, of this stage's parameters alone."""
 
 
 class Moved(msgspec.Struct, frozen=True):
     """A change of the weights."""
 
-    epoch: int
-    micro_batches: tuple[str, ...] = ()
+    epoch: Count
+    micro_batches: Ids = ()
     """The ids counted in the step."""
-    expired: tuple[str, ...] = ()
+    expired: Ids = ()
     """The ids held without a backward, and too far from the new epoch: dropped."""
-    uncounted: tuple[str, ...] = ()
+    uncounted: Ids = ()
     """The ids of a gradient sum that was thrown away, because one of them was too far from the new epoch."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from peer.bounds import Number, Seconds
 from peer.ipc.inner_options import InnerRunOptions
 from peer.ipc.messages import Command
 
@@ -27,17 +28,17 @@ class RunEvaluate(Command, frozen=True, tag="evaluate"):
 class InnerResult(msgspec.Struct, frozen=True):
     """The outcome of one inner run."""
 
-    steps: int
-    sequences: int
+    steps: Number
+    sequences: Number
     """The samples consumed, from the start of the ranges."""
-    tokens: int
+    tokens: Number
     loss: float
     """The mean over the steps in nats a token; NaN without a step."""
-    seconds: float
+    seconds: Seconds
     """The time spent in steps."""
-    skipped: int
+    skipped: Number
     """The steps that were skipped for a NaN or Inf."""
-    idle_s: float = 0.0
+    idle_s: Seconds = 0.0
     """The time without a command since the worker's last inner run ended."""
 
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from peer.config import ModelConfig, RopeScaling
-from peer.decoding import MALFORMED
+from peer.decoding import MALFORMED, told
 from peer.errors import ConfigError
 
 CONFIG_BYTES_MAX: Final = 64 << 10
@@ -70,7 +70,7 @@ def read_hub_config(content: bytes) -> ModelConfig:
             raise ConfigError(f"model_type is {kind.model_type[:40]!r}: choose a model of {', '.join(_FAMILIES)}")
         raw = msgspec.json.decode(content, type=_HubConfig)
     except MALFORMED as error:
-        raise ConfigError(f"config.json is not that of a model ({error}): download it again") from error
+        raise ConfigError(f"config.json is not that of a model ({told(error)}): download it again") from error
     for key, plain in (
         ("attention_bias", False),
         ("mlp_bias", False),
@@ -83,7 +83,7 @@ def read_hub_config(content: bytes) -> ModelConfig:
     try:
         return _model_config(kind.model_type, raw)
     except ValueError as error:
-        raise ConfigError(f"config.json does not describe a supported model ({error}): choose another model") from error
+        raise ConfigError(f"config.json describes no supported model ({told(error)}): choose another") from error
 
 
 def _model_config(family: str, raw: _HubConfig) -> ModelConfig:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from peer.config import ModelConfig
 from peer.data.tokenizer import Tokenizer
-from peer.decoding import MALFORMED
+from peer.decoding import MALFORMED, told
 from peer.errors import CheckpointError, ResourceError
 from peer.files import read_bounded
 from peer.model.hub_config import CONFIG_BYTES_MAX, hub_config, read_hub_config
@@ -152,7 +152,7 @@ def _opened(path: Path) -> Iterator[Any]:
         with safe_open(path, framework="pt") as file:
             yield file
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path} cannot be read ({error}): download it again") from error
+        raise CheckpointError(f"{path} cannot be read ({told(error)}): download it again") from error
 
 
 def _shards(folder: Path) -> list[Path]:
@@ -164,7 +164,9 @@ def _shards(folder: Path) -> list[Path]:
     try:
         index = msgspec.json.decode(_read(folder, _INDEX, _INDEX_BYTES_MAX), type=_Index)
     except MALFORMED as error:
-        raise CheckpointError(f"{folder / _INDEX} is no index of safetensors ({error}): download it again") from error
+        raise CheckpointError(
+            f"{folder / _INDEX} is no index of safetensors ({told(error)}): fetch it again"
+        ) from error
     names = sorted(set(index.weight_map.values()))
     if any(not _PLAIN.fullmatch(name) for name in names):
         raise CheckpointError(

@@ -11,12 +11,13 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 import torch
 from torch import Tensor
 
+from peer.bounds import Number
 from peer.config import ModelConfig
 from peer.ipc.span import Span
 
@@ -24,9 +25,9 @@ from peer.ipc.span import Span
 class TensorSlot(NamedTuple):
     """The place of one parameter in the flat vector, in elements."""
 
-    offset: int
-    shape: tuple[int, ...]
-    numel: int
+    offset: Number
+    shape: Annotated[tuple[Number, ...], msgspec.Meta(max_length=8)]
+    numel: Number
 
 
 def parameter_shapes(config: ModelConfig, span: Span | None = None) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -14,18 +14,20 @@ from collections.abc import Iterable
 from ipaddress import ip_address, ip_network
 from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
 
+from peer.bounds import Address, Name
+from peer.decoding import MALFORMED
 from peer.errors import ConfigError, ResourceError
 from peer.identity import is_peer_id
 
 _PEERS_MAX: Final = 4096
 _CLAIMANTS_MAX: Final = 1024
-_ADDRESS_CHARS_MAX: Final = 512
+ADDRESS_CHARS_MAX: Final = 512
 _HOSTS: Final = ("ip4", "ip6", "dns", "dns4", "dns6", "dnsaddr")
 _UNDIALLABLE: Final = ("0.0.0.0", "::")
 _CIRCUIT: Final = "/p2p-circuit"
@@ -39,7 +41,9 @@ _CLOSED_RANGES: Final = tuple(
 
 
 class _Stored(msgspec.Struct):
-    addresses: dict[str, list[str]]
+    addresses: Annotated[
+        dict[Name, Annotated[list[Address], msgspec.Meta(max_length=64)]], msgspec.Meta(max_length=_PEERS_MAX)
+    ]
 
 
 class AddressBook:
@@ -129,7 +133,7 @@ class AddressBook:
         """Add what `save` wrote. A missing or torn file adds nothing: it is a cache."""
         try:
             stored = msgspec.json.decode(path.read_bytes(), type=_Stored)
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        except (OSError, *MALFORMED):
             return
         for peer_id, addresses in stored.addresses.items():
             self.add(peer_id, addresses)
@@ -164,7 +168,7 @@ def split_address(address: str) -> tuple[str, str]:
 
 def _bare(peer_id: str, address: str) -> str | None:
     """Return the address without the peer's id, None if it cannot be dialled."""
-    if len(address) > _ADDRESS_CHARS_MAX:
+    if len(address) > ADDRESS_CHARS_MAX:
         return None
     address = address.strip().removesuffix(f"/p2p/{peer_id}")
     try:

@@ -59,9 +59,9 @@ class Offer(msgspec.Struct, frozen=True):
 
     port: Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
     """0: no connection is to be had."""
-    fingerprint: bytes
+    fingerprint: Annotated[bytes, msgspec.Meta(max_length=32)]
     """Hash of the listener's certificate."""
-    token: bytes
+    token: Annotated[bytes, msgspec.Meta(max_length=_TOKEN_BYTES)]
     """Opens one connection."""
 
 

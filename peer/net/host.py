@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from itertools import islice
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 import trio
@@ -25,7 +25,14 @@ from libp2p.network.config import ConnectionConfig, RetryConfig
 from peer.errors import BarnraiseError, DialError, ResourceError
 from peer.events import EventLog
 from peer.identity import Identity
-from peer.net.address_book import AddressBook, closed_range, ip_of, is_circuit, split_address
+from peer.net.address_book import (
+    ADDRESS_CHARS_MAX,
+    AddressBook,
+    closed_range,
+    ip_of,
+    is_circuit,
+    split_address,
+)
 from peer.net.bulk import OFFER, BulkTransport, Offer, OfferRequest
 from peer.net.connections import Connections
 from peer.net.heartbeat import Heartbeat
@@ -47,7 +54,7 @@ _GOODBYE_S: Final = 1.0
 class Addresses(msgspec.Struct, frozen=True):
     """The addresses of a peer, exchanged on every new connection."""
 
-    addresses: list[str]
+    addresses: Annotated[list[Annotated[str, msgspec.Meta(max_length=ADDRESS_CHARS_MAX)]], msgspec.Meta(max_length=64)]
 
 
 HELLO: Final = Method("net/hello", Addresses, Addresses, access="open", urgent=True)
@@ -108,8 +115,9 @@ class Host:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Full multiaddrs at which other peers can dial us, those through a relay last."""
-        announced = (*(self._config.announce or self._listening()), *self.traversal.addresses)
+        """Full multiaddrs at which other peers can dial us, those through a relay last; as many as others keep."""
+        most, relayed = self._config.limits.addresses_per_peer, self.traversal.addresses
+        announced = (*(self._config.announce or self._listening())[: max(1, most - len(relayed))], *relayed)[:most]
         return tuple(f"{address.removesuffix(f'/p2p/{self.peer_id}')}/p2p/{self.peer_id}" for address in announced)
 
     @property

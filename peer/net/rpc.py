@@ -19,7 +19,7 @@ import msgspec
 import trio
 
 from peer import faults
-from peer.decoding import MALFORMED
+from peer.decoding import MALFORMED, told
 from peer.errors import (
     BarnraiseError,
     ConnectionLost,
@@ -208,7 +208,7 @@ class Rpc:
             try:
                 answer = msgspec.msgpack.decode(header.body, type=method.reply)
             except MALFORMED as error:
-                raise ProtocolViolation(f"{channel.peer} answered {method.name} with garbage: {error}") from error
+                raise ProtocolViolation(f"{channel.peer} answered {method.name} with garbage: {told(error)}") from error
             reply = Reply(answer, await frames.receive_payload(header.payload_bytes))
             in_order = sent_all
             return reply

@@ -17,7 +17,7 @@ import msgspec
 import trio
 
 from peer import faults
-from peer.decoding import MALFORMED
+from peer.decoding import MALFORMED, told
 from peer.errors import BarnraiseError, ConnectionLost, NotAdmitted, ProtocolViolation, TooLarge
 from peer.events import EventLog, PenaltyLog
 from peer.net.limits import RATE_FLOOR, REPLY_GRACE_S, ByteBudget, NetLimits
@@ -389,4 +389,4 @@ def _decode(raw: msgspec.Raw, type_: type[Any], name: str) -> Any:
     try:
         return msgspec.msgpack.decode(raw, type=type_)
     except MALFORMED as error:
-        raise ProtocolViolation(f"{name} with a malformed body: {error}") from error
+        raise ProtocolViolation(f"{name} with a malformed body: {told(error)}") from error

@@ -16,12 +16,12 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
-from typing import ClassVar, Final, TypeVar
+from typing import Annotated, ClassVar, Final, TypeVar
 
 import msgspec
 import trio
 
-from peer.decoding import MALFORMED
+from peer.decoding import MALFORMED, told
 from peer.errors import ConnectionLost, ProtocolViolation, TooLarge
 from peer.net.rate_limit import Meter
 
@@ -36,15 +36,16 @@ _HUGE_PAGE: Final = 2 << 20
 _SIZE: Final = struct.Struct("!I")
 
 Buffer = bytes | bytearray | memoryview
+PayloadBytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 Header = TypeVar("Header", "RequestHeader", "ReplyHeader")
 
 
 class RequestHeader(msgspec.Struct, frozen=True, array_like=True):
     """First frame of a call."""
 
-    method: str
-    payload_bytes: int
-    timeout_ms: int
+    method: Annotated[str, msgspec.Meta(max_length=128)]
+    payload_bytes: PayloadBytes
+    timeout_ms: Annotated[int, msgspec.Meta(ge=-(1 << 62), le=1 << 62)]
     """What is left of the caller's deadline: clocks are never compared."""
     body: msgspec.Raw
 
@@ -52,10 +53,10 @@ class RequestHeader(msgspec.Struct, frozen=True, array_like=True):
 class ReplyHeader(msgspec.Struct, frozen=True, array_like=True):
     """First frame of an answer."""
 
-    code: str
+    code: Annotated[str, msgspec.Meta(max_length=128)]
     """Empty for success, else the name of the error."""
-    message: str
-    payload_bytes: int
+    message: Annotated[str, msgspec.Meta(max_length=1 << 16)]
+    payload_bytes: PayloadBytes
     body: msgspec.Raw
 
 
@@ -192,9 +193,7 @@ class Frames:
         try:
             header = msgspec.msgpack.decode(encoded, type=type_)
         except MALFORMED as error:
-            raise ProtocolViolation(f"a header that is no {type_.__name__}: {error}") from error
-        if header.payload_bytes < 0:
-            raise ProtocolViolation(f"a payload of {header.payload_bytes} bytes")
+            raise ProtocolViolation(f"a header that is no {type_.__name__}: {told(error)}") from error
         return header
 
     async def receive_payload(

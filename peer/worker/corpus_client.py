@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-import numpy as np
 import trio
 
 from peer.compute.device import usable_cores
-from peer.data.corpus import Corpus, load_corpus
+from peer.data.corpus import Corpus, load_corpus, map_ids
 from peer.data.tokenizer import BYTES, ByteTokenizer, Ids
 from peer.errors import ConfigError, WorkerError
 from peer.ipc.messages import CorpusFiles, LoadModel, ModelLoaded
@@ -72,9 +71,6 @@ def _ids(config: WorkerConfig, name: str) -> Ids:
     """Map a file of ids, which must be of the model's vocabulary."""
     path = config.corpus_folder / Path(name).name
     try:
-        ids: Ids = np.load(path, mmap_mode="r", allow_pickle=False)
+        return map_ids(path, config.model.vocab_size)
     except (OSError, ValueError) as error:
-        raise WorkerError(f"the token ids in {path} cannot be read ({error}): join again") from error
-    if ids.ndim != 1 or ids.dtype != np.int32 or ids.min() < 0 or ids.max() >= config.model.vocab_size:
-        raise WorkerError(f"{path} holds no token ids of this model: delete it and join again")
-    return ids
+        raise WorkerError(f"the token ids in {path} cannot be used ({error}): delete it and join again") from error

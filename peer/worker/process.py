@@ -15,6 +15,7 @@ import msgspec
 import trio
 
 from peer.confinement.environment import passed_on
+from peer.decoding import MALFORMED, told
 from peer.errors import WorkerError
 from peer.ipc.messages import Beat, ControlFrames, FromWorker, LoadModel, ModelLoaded, Rejected, ToWorker, frame
 
@@ -40,6 +41,7 @@ class WorkerProcess:
         self._decoder: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
         self._sending = trio.Lock()
         self._destroyed = False
+        self._fault = ""  # why it must end, though it runs
 
     @classmethod
     def start(cls, log: Path, private: Path, threads: int, fds: tuple[int, ...]) -> WorkerProcess:
@@ -71,7 +73,8 @@ class WorkerProcess:
                 await self._stream.send_all(b"".join(map(frame, messages)))
 
     async def receive(self) -> FromWorker | None:
-        """Return the next message, or None once the worker has closed its end, which it does by dying."""
+        """Return the next message; None once the worker has closed its end, which it does by dying, or if what it sent
+        is no message."""
         while not self._bodies:
             try:
                 data = await self._stream.receive_some()
@@ -79,8 +82,20 @@ class WorkerProcess:
                 return None
             if not data:
                 return None
-            self._bodies.extend(self._frames.feed(bytes(data)))
-        return self._decoder.decode(self._bodies.popleft())
+            try:
+                self._bodies.extend(self._frames.feed(bytes(data)))
+            except ValueError as error:
+                self._end_for(error)
+                return None
+        try:
+            return self._decoder.decode(self._bodies.popleft())
+        except MALFORMED as error:
+            self._end_for(error)
+            return None
+
+    def _end_for(self, error: Exception) -> None:
+        """Note why the worker must end: what it sends is not trusted."""
+        self._fault = f"it sent a malformed message ({told(error)}) and was killed"
 
     async def destroy(self) -> None:
         """Kill the worker and its children, reap it and close the socket. Cannot be cancelled; idempotent."""
@@ -95,6 +110,9 @@ class WorkerProcess:
 
     async def exit_diagnosis(self) -> str:
         """Kill what is left of the worker and return in one sentence how it ended."""
+        if self._fault:
+            await self.destroy()
+            return self._fault
         with trio.CancelScope(shield=True):
             try:  # it closed its socket: let it die of its own cause
                 code: int | None = await trio.to_thread.run_sync(self._process.wait, 1.0)

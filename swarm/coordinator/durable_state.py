@@ -12,11 +12,12 @@ from typing import Annotated, Final, TypeVar
 
 import msgspec
 
-from peer.decoding import MALFORMED
+from peer.bounds import MEMBERS_MAX, Hash, Name, UnixTime
+from peer.decoding import MALFORMED, told
 from peer.errors import CheckpointError
 from peer.files import read_bounded, write_atomically
 from peer.identity import Signed
-from swarm.protocol.head import MEMBERS_MAX, Hash, Head, Name
+from swarm.protocol.head import Head
 from swarm.run.home import Home
 
 HEADS_MAX: Final = 1024
@@ -31,9 +32,9 @@ class SeenHead(msgspec.Struct, frozen=True):
 
     head: Head
     """The last one."""
-    heads: Annotated[dict[Hash, float], msgspec.Meta(max_length=HEADS_MAX)] = {}
+    heads: Annotated[dict[Hash, UnixTime], msgspec.Meta(max_length=HEADS_MAX)] = {}
     """When each recent head was last seen, by its hash."""
-    members: Annotated[dict[Name, float], msgspec.Meta(max_length=MEMBERS_MAX)] = {}
+    members: Annotated[dict[Name, UnixTime], msgspec.Meta(max_length=MEMBERS_MAX)] = {}
     """When each peer was last a member of a recent head."""
 
     def then(self, head: Head, now: float, back_s: float) -> SeenHead:
@@ -107,4 +108,4 @@ def _read(path: Path, kind: type[Stored]) -> Stored | None:
     try:
         return msgspec.msgpack.decode(read_bounded(path, FILE_BYTES_MAX), type=kind)
     except (OSError, *MALFORMED) as error:
-        raise CheckpointError(f"{path} is damaged ({error}): restore it from a backup") from error
+        raise CheckpointError(f"{path} is damaged ({told(error)}): restore it from a backup") from error

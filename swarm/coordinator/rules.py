@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from swarm.protocol.head import MEMBERS_MAX, Head
+from peer.bounds import MEMBERS_MAX
+from swarm.protocol.head import Head
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,12 +6,11 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
+from peer.bounds import SLICES_MAX, Count, Hash, Seconds
 from peer.net.rpc import Method
 from peer.net.wire import LARGE_HEADER_BYTES
-from swarm.protocol.head import Count, Hash
 
 SLICE_BYTES_MAX: Final = 9 << 20  # one slice at 32 bits a value, with room for scales
-SLICES_MAX: Final = 1 << 16
 
 Half = Literal["phi", "delta"]
 HALVES: Final[tuple[Half, Half]] = ("phi", "delta")
@@ -27,7 +26,7 @@ class Propose(msgspec.Struct, frozen=True):
     meeting: Id
     """Names the exchange; chosen by the sender at random."""
     round: Count
-    wait_s: float
+    wait_s: Seconds
     """How long the sender waits at most."""
 
 
@@ -39,7 +38,7 @@ class Answer(msgspec.Struct, frozen=True):
     has finished the run."""
     round: Count
     """The answerer's."""
-    in_s: float = 0.0
+    in_s: Seconds = 0.0
     """Seconds until the answerer is ready."""
 
 

@@ -29,7 +29,7 @@ from swarm.gossip.engine import GossipEngine
 from swarm.gossip.messages import SLICE_BYTES_MAX
 from swarm.gossip.pairing import PeerView
 from swarm.gossip.replica import Replica
-from swarm.membership.member_record import MEMBERS, MemberRecord, member_record
+from swarm.membership.member_record import MEMBERS, MemberRecord, finite, member_record
 from swarm.membership.membership import Membership
 from swarm.protocol.head import Head, Member
 from swarm.protocol.ledger import Range
@@ -157,8 +157,8 @@ class _GossipParticipant:
         return msgspec.structs.replace(
             record,
             speed=trainer.speed,
-            loss=trainer.loss,
-            val_loss=trainer.val_loss,
+            loss=finite(trainer.loss),
+            val_loss=finite(trainer.val_loss),
             credential=self._context.gate.chain,
         )
 

@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 import trio
 
+from peer.decoding import MALFORMED, told
 from peer.errors import BarnraiseError, CheckpointError, ConfigError, ProtocolViolation
 from peer.events import EventLog
 from peer.files import write_atomically
@@ -79,6 +80,6 @@ def _load(path: Path, manifest: Manifest) -> Signed | None:
         open_bans(signed, manifest)
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.MsgspecError, ProtocolViolation) as error:
-        raise CheckpointError(f"{path} is damaged ({error}): delete it and give the --ban options again") from error
+    except (OSError, ProtocolViolation, *MALFORMED) as error:
+        raise CheckpointError(f"{path} is damaged ({told(error)}): delete it, and repeat --ban") from error
     return signed

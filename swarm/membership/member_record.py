@@ -6,6 +6,7 @@ guide routing and placement; no round trusts them.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -16,10 +17,11 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from dht.records import Schema, UnvouchedRecord
+from peer.bounds import HASH_BYTES, Hash, Loss, UnixTime
 from peer.errors import NotAdmitted
 from peer.net.address_book import is_circuit
 from peer.net.host import Host
-from swarm.protocol.head import HASH_BYTES, Head
+from swarm.protocol.head import Head
 from swarm.run.credentials import Chain
 from swarm.run.gate import Gate
 from swarm.run.sections import STAGES_MAX
@@ -34,9 +36,6 @@ Text = Annotated[str, msgspec.Meta(max_length=NAME_CHARS_MAX)]
 Address = Annotated[str, msgspec.Meta(max_length=256)]
 Round = Annotated[int, msgspec.Meta(ge=-1, le=1 << 40)]
 Total = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
-UnixTime = Annotated[float, msgspec.Meta(ge=0.0, le=1e11)]
-Loss = Annotated[float, msgspec.Meta(ge=-1e12, le=1e12)]
-HeadHash = Annotated[bytes, msgspec.Meta(max_length=HASH_BYTES)]
 Stage = Annotated[int, msgspec.Meta(ge=-1, lt=STAGES_MAX)]
 Amount = Annotated[float, msgspec.Meta(ge=0.0, le=1e18)]  # no NaN, no infinity: others compute with it
 MemberRole = Literal["full", "stage", "feeder", "coordinator"]
@@ -55,9 +54,9 @@ class MemberRecord(msgspec.Struct, frozen=True, kw_only=True):
     addresses: Annotated[list[Address], msgspec.Meta(max_length=ADDRESSES_MAX)]
     term: Round
     round: Round
-    head: HeadHash
+    head: Hash
     """Empty before the first head, as `state_hash`."""
-    state_hash: HeadHash
+    state_hash: Hash
     members: Annotated[int, msgspec.Meta(ge=0, le=1024)]
     phase: Text
     speed: Amount
@@ -145,6 +144,11 @@ def installed_version() -> str:
         return version("barnraise")
     except PackageNotFoundError:
         return "source"
+
+
+def finite(loss: float | None) -> float | None:
+    """Return a loss as a record may carry it: None for one that is not finite."""
+    return loss if loss is not None and math.isfinite(loss) else None
 
 
 def member_record(

@@ -7,7 +7,7 @@ The caller names ports only, no address, so no peer can be made to dial a third 
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 import trio
@@ -22,19 +22,21 @@ CONNECT_S: Final = 4.0
 ASK_EVERY_S: Final = 2.0  # one peer may ask this often
 ASKERS_MAX: Final = 1024
 
+Port = Annotated[int, msgspec.Meta(gt=0, lt=1 << 16)]
+
 
 class DialBackRequest(msgspec.Struct, frozen=True):
     """A request to connect to these TCP ports of the sender."""
 
-    ports: tuple[int, ...]
+    ports: Annotated[tuple[Port, ...], msgspec.Meta(max_length=PORTS_MAX)]
 
 
 class DialBackReply(msgspec.Struct, frozen=True):
     """What came of each port."""
 
-    seen_at: str
+    seen_at: Annotated[str, msgspec.Meta(max_length=64)]
     """The caller's IP address as the answerer sees it, empty if they are connected through a relay."""
-    outcomes: tuple[tuple[int, Outcome], ...]
+    outcomes: Annotated[tuple[tuple[Port, Outcome], ...], msgspec.Meta(max_length=PORTS_MAX)]
     """(port, outcome)."""
 
 
@@ -47,8 +49,6 @@ def serve_dial_back(host: Host) -> None:
 
     async def answer(call: Call[DialBackRequest]) -> DialBackReply:
         now = trio.current_time()
-        if not all(0 < port < 1 << 16 for port in call.body.ports) or len(call.body.ports) > PORTS_MAX:
-            raise ProtocolViolation(f"ask for 1 to {PORTS_MAX} TCP ports")
         if now - asked.get(call.peer, -ASK_EVERY_S) < ASK_EVERY_S:
             raise ProtocolViolation(f"ask again in {ASK_EVERY_S:.0f} seconds")
         asked[call.peer] = now

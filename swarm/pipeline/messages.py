@@ -16,11 +16,12 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
+from peer.bounds import Loss, Name, Number, Seconds
 from peer.net.rpc import Method
 from peer.net.wire import LARGE_HEADER_BYTES
 from swarm.pipeline.activations import ActivationCode
 from swarm.pipeline.config import PipelineSettings
-from swarm.protocol.head import Name
+from swarm.protocol.ledger import Range
 from swarm.protocol.messages import Done
 from swarm.protocol.plan import RANGES_MAX
 
@@ -30,16 +31,9 @@ TOKEN_BYTES: Final = 4
 FEED_SAMPLES_MAX: Final = 64  # in one TOKENS call, unless a micro-batch is larger
 REASON_MAX: Final = 400  # characters
 RETRIED_MAX: Final = 1 << 20
-LOSS_MAX: Final = 1e12  # nats
-SECONDS_MAX: Final = 1e9
 
-Sample = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
-SampleRange = tuple[Sample, Sample]
-"""Half-open: the first sample, and the one after the last."""
-SampleRanges = Annotated[tuple[SampleRange, ...], msgspec.Meta(max_length=SAMPLE_RANGES_MAX)]
-Epoch = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+SampleRanges = Annotated[tuple[Range, ...], msgspec.Meta(max_length=SAMPLE_RANGES_MAX)]
 Dimension = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
-Ticket = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 
 ForwardOutcome = Literal["done", "busy", "later", "elsewhere", "refused"]
 """busy: the replica, or every replica further on, is full. later: the replica has not reached the epoch, or its worker
@@ -52,8 +46,8 @@ class ForwardRequest(msgspec.Struct, frozen=True):
 
     group: Name
     """Group of the called replica."""
-    samples: SampleRange
-    epoch: Epoch
+    samples: Range
+    epoch: Number
     """Epoch of the stage-0 replica at the dispatch."""
     batch: Dimension
     length: Dimension
@@ -61,36 +55,31 @@ class ForwardRequest(msgspec.Struct, frozen=True):
     """The micro-batch may have been counted before: look for its holder first."""
     evaluate: bool = False
     """Only the loss is wanted. Nothing is counted, and the answer has no payload."""
-    ticket: Ticket = 0
+    ticket: Number = 0
     """The caller's number for this call; see `StillWaitingQuery`."""
 
 
 class ForwardReply(msgspec.Struct, frozen=True):
     """The answer to FORWARD. The payload is the coded gradient of the hidden state, unless `outcome` is another than
-    "done" or the call was an evaluation. ValueError where a number is out of bounds."""
+    "done" or the call was an evaluation."""
 
     outcome: ForwardOutcome
     cause: Cause = ""
     reason: Annotated[str, msgspec.Meta(max_length=REASON_MAX)] = ""
     """The cause in words."""
-    retry_after_s: float = 0.0
+    retry_after_s: Seconds = 0.0
     begun: bool = False
     """Later stages were called and may have counted the micro-batch: what follows is a retry."""
-    loss: float = 0.0
+    loss: Loss = 0.0
     """Nats, summed over the tokens."""
-    queued_s: float = 0.0
+    queued_s: Seconds = 0.0
     """Waiting at this replica."""
-    downstream_s: float = 0.0
+    downstream_s: Seconds = 0.0
     """Everything at later stages."""
-    waited_s: float = 0.0
+    waited_s: Seconds = 0.0
     """Waiting at this replica and at all later stages."""
     retried: Annotated[int, msgspec.Meta(ge=0, le=RETRIED_MAX)] = 0
     """Calls repeated from this replica on."""
-
-    def __post_init__(self) -> None:
-        seconds = (self.retry_after_s, self.queued_s, self.downstream_s, self.waited_s)
-        if not abs(self.loss) <= LOSS_MAX or not all(0 <= x <= SECONDS_MAX for x in seconds):  # NaN is neither
-            raise ValueError(f"a loss of {self.loss} nats, times of {seconds} seconds: send finite, bounded numbers")
 
 
 class IsCountedQuery(msgspec.Struct, frozen=True):
@@ -107,8 +96,8 @@ class IsCountedReply(msgspec.Struct, frozen=True):
 class StillWaitingQuery(msgspec.Struct, frozen=True):
     """Asks whether the called peer still waits for the FORWARD that it sent to the caller under this ticket."""
 
-    samples: SampleRange
-    ticket: Ticket
+    samples: Range
+    ticket: Number
 
 
 class StillWaitingReply(msgspec.Struct, frozen=True):
@@ -117,13 +106,13 @@ class StillWaitingReply(msgspec.Struct, frozen=True):
 
 class AskCounted(msgspec.Struct, frozen=True):
     group: Name
-    epoch: Epoch
+    epoch: Number
 
 
 class Counted(msgspec.Struct, frozen=True):
     """What a replica has counted, and on stage 0 what it is dispatching."""
 
-    ranges: Annotated[tuple[SampleRange, ...], msgspec.Meta(max_length=RANGES_MAX)]
+    ranges: Annotated[tuple[Range, ...], msgspec.Meta(max_length=RANGES_MAX)]
     """Empty where the replica is in another epoch."""
     dispatching: SampleRanges = ()
     """In flight or planned, of any epoch."""
@@ -133,7 +122,7 @@ class Redispatch(msgspec.Struct, frozen=True):
     """Asks a stage-0 replica of a synchronous run to dispatch again."""
 
     group: Name
-    epoch: Epoch
+    epoch: Number
     ranges: SampleRanges
     """In the batch of `epoch`, which is the replica's or the one before; others are ignored."""
 

@@ -11,13 +11,8 @@ from typing import Annotated, Final
 import msgspec
 from blake3 import blake3
 
+from peer.bounds import MEMBERS_MAX, Count, Hash, Name
 from swarm.protocol.ledger import Ledger
-
-MEMBERS_MAX: Final = 4096
-HASH_BYTES: Final = 32
-Name = Annotated[str, msgspec.Meta(max_length=64)]
-Hash = Annotated[bytes, msgspec.Meta(max_length=HASH_BYTES)]
-Count = Annotated[int, msgspec.Meta(ge=-1, le=1 << 53)]  # -1 stands for "before the first"
 
 TRIES_PER_LEADER: Final = 8  # consecutive attempts of one leader, before the next leader takes over
 

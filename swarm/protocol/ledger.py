@@ -10,21 +10,24 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
-Range = tuple[int, int]  # half-open: [first, last)
-NUMBERS_END: Final = 1 << 53
+from peer.bounds import MEMBERS_MAX, NUMBERS_END, Name, Number
+
+Range = tuple[Number, Number]  # half-open: [first, last)
+RANGES_MAX: Final = 1 << 16  # in one list; a message of 1 MiB holds no more of them
+Ranges = Annotated[tuple[Range, ...], msgspec.Meta(max_length=RANGES_MAX)]
 
 
 class Ledger(msgspec.Struct, frozen=True):
     """The samples that were trained on and committed: all below `cursor` that are neither returned nor promised."""
 
-    cursor: int = 0
-    returned: tuple[Range, ...] = ()
+    cursor: Number = 0
+    returned: Ranges = ()
     """Ranges below `cursor` that no commit contains, in order."""
-    promised: tuple[tuple[str, tuple[Range, ...]], ...] = ()
+    promised: Annotated[tuple[tuple[Name, Ranges], ...], msgspec.Meta(max_length=MEMBERS_MAX)] = ()
     """Ranges promised to peers (by id) for the next round, so that they can train while an exchange is in flight."""
 
     @property

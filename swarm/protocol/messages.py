@@ -6,10 +6,11 @@ from typing import Annotated, Final
 
 import msgspec
 
+from peer.bounds import MEMBERS_MAX, Addresses, AddressesOf, Count, Hash, Name, Names, Rate, Text
 from peer.identity import Signed
 from peer.net.rpc import Method
 from peer.net.wire import LARGE_HEADER_BYTES
-from swarm.protocol.head import Count, Hash, Head, Member, Name
+from swarm.protocol.head import Head, Member
 from swarm.protocol.paxos import Accepted
 from swarm.protocol.plan import Roster
 
@@ -26,7 +27,7 @@ class Prepare(msgspec.Struct, frozen=True):
 
     head: Head
     attempt: Count
-    addresses: dict[str, tuple[str, ...]]
+    addresses: AddressesOf
     """Addresses of the peers of the group, by peer id."""
 
 
@@ -40,7 +41,7 @@ class Promise(msgspec.Struct, frozen=True):
     head: Head
     """This member's head; if the heads differ, it tells which side is ahead."""
     member: Member
-    speed: float = 0.0
+    speed: Rate = 0.0
     """Measured inner steps a second; 0 while unknown."""
     plan: Signed | None = None
     """The `WorkPlan` this member has accepted, signed by the plan's leader."""
@@ -50,11 +51,11 @@ class Promise(msgspec.Struct, frozen=True):
     """This member's latest vote; the next two fields are needed to finish the head voted for."""
     accepted_roster: Roster | None = None
     accepted_plan: Signed | None = None
-    missing: tuple[str, ...] = ()
+    missing: Names = ()
     """Peers whose slices this member, as an owner, still waits for."""
-    silent: tuple[str, ...] = ()
+    silent: Names = ()
     """Owners whose results this member still waits for."""
-    bandwidths: dict[str, float] = {}
+    bandwidths: Annotated[dict[Name, Rate], msgspec.Meta(max_length=MEMBERS_MAX)] = {}
     """Measured bytes/s to other members, by peer id."""
 
 
@@ -95,7 +96,7 @@ class Finish(msgspec.Struct, frozen=True):
     plan: Signed
     """The plan of `roster`."""
     roster: Roster
-    holder: str
+    holder: Name
     """The peer that has the merged slices of `roster`."""
 
 
@@ -111,7 +112,7 @@ class Vote(msgspec.Struct, frozen=True):
 class VoteSeen(msgspec.Struct, frozen=True):
     """The answer to a vote."""
 
-    current: bytes
+    current: Hash
     """The hash of the receiver's head; it equals the choice if the receiver has already committed it."""
 
 
@@ -127,7 +128,7 @@ class HeadReport(msgspec.Struct, frozen=True):
 
     head: Head
     member: Member
-    phase: str
+    phase: Text
     regroup: Signed | None = None
     """The first head of the term, signed by the authority; None in term 0."""
 
@@ -140,7 +141,7 @@ class JoinRequest(msgspec.Struct, frozen=True):
     round: Count
     """The round of that head."""
     member: Member
-    addresses: tuple[str, ...]
+    addresses: Addresses
     group: Name = ""
     """As in `AskHead`."""
 
@@ -150,7 +151,7 @@ class Regroup(msgspec.Struct, frozen=True):
 
     signed: Signed
     """The `Head`, signed by the authority."""
-    addresses: dict[str, tuple[str, ...]]
+    addresses: AddressesOf
     """Addresses of its members, by peer id."""
 
 
@@ -167,7 +168,7 @@ class Believed(msgspec.Struct, frozen=True):
 
     last: tuple[Count, Count]
     """The position (term, round) of the latest head that the authority has seen."""
-    heads: tuple[Hash, ...]
+    heads: Annotated[tuple[Hash, ...], msgspec.Meta(max_length=BELIEVED_MAX)]
     """The hashes of the heads it would begin a term from."""
 
 

@@ -18,7 +18,8 @@ from typing import Final
 
 import msgspec
 
-from swarm.protocol.head import Count, Hash, Head, Member
+from peer.bounds import Count, Hash
+from swarm.protocol.head import Head, Member
 
 
 class Accepted(msgspec.Struct, frozen=True):

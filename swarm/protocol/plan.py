@@ -17,10 +17,11 @@ from typing import Annotated, Final
 import msgspec
 from blake3 import blake3
 
+from peer.bounds import MEMBERS_MAX, SLICES_MAX, Count, Hash, Loss, Number, Seconds, SquaredNorm
 from peer.errors import ProtocolViolation
 from peer.identity import Signed, open_body
-from swarm.protocol.head import Count, Hash, Head, Member
-from swarm.protocol.ledger import Range, contains, count, head_of, overlaps, union
+from swarm.protocol.head import Head, Member
+from swarm.protocol.ledger import Range, Ranges, contains, count, head_of, overlaps, union
 from swarm.protocol.round_schedule import RoundSchedule, with_surplus
 
 EQUAL_WITHIN: Final = 3.0  # links whose speeds differ by a smaller factor share equally: measurements are noisy
@@ -38,12 +39,12 @@ class Assignment(msgspec.Struct, frozen=True):
     """One member's part of a plan."""
 
     member: Member
-    ranges: tuple[Range, ...]
+    ranges: Ranges
     """Samples to train on; empty for a pipeline's later stages. Promised ranges may exceed `steps`: a member may use
     them up while it waits for the others."""
-    steps: int
+    steps: Number
     """Inner steps to make; for a pipeline's later stages, a bound on what the member may claim."""
-    ahead: tuple[Range, ...] = ()
+    ahead: Ranges = ()
     """Samples promised for the next round, to train on while this round's exchange is in flight."""
     reset: bool = False
     """The member must forget what it has counted since the last commit, because others have counted the same."""
@@ -55,8 +56,8 @@ class WorkPlan(msgspec.Struct, frozen=True):
     head: Hash
     round: Count
     attempt: Count
-    assignments: tuple[Assignment, ...]
-    deadline_s: float
+    assignments: Annotated[tuple[Assignment, ...], msgspec.Meta(max_length=MEMBERS_MAX)]
+    deadline_s: Seconds
     """Seconds from receipt after which a contributor stops where it is."""
 
     @property
@@ -77,10 +78,10 @@ class Contribution(msgspec.Struct, frozen=True):
     steps: Count
     """Inner steps made; 0 means no work, and no slices."""
     samples: Count
-    loss: float
-    hashes: tuple[Hash, ...]
+    loss: Loss
+    hashes: Annotated[tuple[Hash, ...], msgspec.Meta(max_length=SLICES_MAX)]
     """The blake3 hash of each encoded slice."""
-    sqnorms: tuple[float, ...]
+    sqnorms: Annotated[tuple[SquaredNorm, ...], msgspec.Meta(max_length=SLICES_MAX)]
     """The squared norm of each slice's decoded values, float64."""
     counted: Annotated[tuple[Range, ...], msgspec.Meta(max_length=RANGES_MAX)] = ()
     """In a pipeline, the samples in the update, in order. Elsewhere they are the first `samples` of those assigned."""
@@ -97,9 +98,9 @@ class Roster(msgspec.Struct, frozen=True):
     head: Hash
     plan: Hash
     attempt: Count
-    contributions: tuple[Signed, ...]
+    contributions: Annotated[tuple[Signed, ...], msgspec.Meta(max_length=MEMBERS_MAX)]
     """Signed `Contribution`s, in order of member."""
-    owners: tuple[int, ...]
+    owners: Annotated[tuple[Number, ...], msgspec.Meta(max_length=SLICES_MAX)]
     """For each slice, the index of its owner in `contributions`."""
 
     @property
@@ -214,8 +215,6 @@ def open_contribution(signed: Signed, plan: WorkPlan, slices: int, head: Head, s
     expected = slices if body.steps else 0
     if len(body.hashes) != expected or len(body.sqnorms) != expected or any(len(h) != 32 for h in body.hashes):
         raise ProtocolViolation("a contribution has the wrong number of slices")
-    if any(not 0 <= q < 1e30 for q in body.sqnorms):  # also refuses NaN
-        raise ProtocolViolation("a contribution has a norm that is not finite")
     return body
 
 

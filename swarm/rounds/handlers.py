@@ -13,12 +13,14 @@ from typing import Final
 import msgspec
 import trio
 
+from peer.bounds import Hash
+from peer.decoding import MALFORMED
 from peer.errors import ProtocolViolation, RoundDiscarded, RoundError
 from peer.identity import Signed, open_body
 from peer.net.method import Call
 from peer.net.wire import Buffer
 from swarm.protocol import messages
-from swarm.protocol.head import Hash, Head, Member
+from swarm.protocol.head import Head, Member
 from swarm.protocol.join_requests import JoinRequests
 from swarm.protocol.quorum import HeadCandidate
 from swarm.rounds.context import RoundContext
@@ -142,7 +144,7 @@ class RoundHandlers:
         """Return the round of a signed plan or contribution. Naming a round that is over is no violation."""
         try:
             return self._named(msgspec.msgpack.decode(signed.body, type=_HeadField).head)
-        except msgspec.MsgspecError as error:
+        except MALFORMED as error:
             raise ProtocolViolation("a plan or contribution names no head") from error
 
     async def _on_work(self, call: Call[messages.StartRound]) -> messages.Done:

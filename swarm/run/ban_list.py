@@ -17,6 +17,7 @@ _KIND: Final = "bans"
 
 PeerId = Annotated[str, msgspec.Meta(max_length=128)]
 Key = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+Keys = Annotated[frozenset[Key], msgspec.Meta(max_length=BANS_MAX)]
 Serial = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
 
@@ -25,8 +26,8 @@ class BanList(msgspec.Struct, frozen=True):
 
     run_id: Annotated[str, msgspec.Meta(max_length=64)]
     serial: Serial
-    peers: frozenset[PeerId] = frozenset()
-    withdrawn: dict[Key, frozenset[Key]] = {}
+    peers: Annotated[frozenset[PeerId], msgspec.Meta(max_length=BANS_MAX)] = frozenset()
+    withdrawn: Annotated[dict[Key, Keys], msgspec.Meta(max_length=BANS_MAX)] = {}
     """For each withdrawn invite (its public key) the public keys of the guests that stay."""
 
     @property

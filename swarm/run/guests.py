@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from peer.decoding import MALFORMED, told
 from peer.errors import CheckpointError, NotAdmitted
 from peer.files import read_bounded, write_atomically
 from swarm.run.ban_list import Key
@@ -60,5 +61,5 @@ def _load(path: Path) -> dict[bytes, set[bytes]]:
         return msgspec.msgpack.decode(read_bounded(path, _FILE_BYTES_MAX), type=dict[Key, set[Key]])
     except FileNotFoundError:
         return {}
-    except (OSError, msgspec.MsgspecError) as error:
-        raise CheckpointError(f"{path} is damaged ({error}): delete it, it is made again") from error
+    except (OSError, *MALFORMED) as error:
+        raise CheckpointError(f"{path} is damaged ({told(error)}): delete it, it is made again") from error

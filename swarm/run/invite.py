@@ -20,6 +20,8 @@ from blake3 import blake3
 from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
 
+from peer.bounds import Hash, Name
+from peer.decoding import MALFORMED, told
 from peer.errors import ConfigError
 from peer.identity import Identity, is_peer_id, peer_id_of
 from swarm.run.credentials import Chain, member_link, visitor_link
@@ -94,8 +96,8 @@ class Invite(msgspec.Struct, frozen=True):
         try:
             wire = msgspec.msgpack.decode(payload, type=_Wire)
             addresses = tuple(str(Multiaddr(raw)) for raw in wire.addresses)
-        except (msgspec.MsgspecError, MultiaddrError, ValueError) as error:
-            raise ConfigError(f"the invite's content is malformed ({error}): {_REMEDY}") from error
+        except (MultiaddrError, ValueError, *MALFORMED) as error:
+            raise ConfigError(f"the invite's content is malformed ({told(error)}): {_REMEDY}") from error
         check_addresses(addresses)
         if len(wire.run_id) != RUN_ID_BYTES or not is_peer_id(wire.authority):
             raise ConfigError(f"the invite names no run: {_REMEDY}")
@@ -136,9 +138,9 @@ def check_addresses(addresses: Iterable[str]) -> None:
 class _Wire(msgspec.Struct, frozen=True, array_like=True):
     """The compact form: binary run id and multiaddrs, no field names."""
 
-    run_id: bytes
-    authority: str
-    addresses: tuple[bytes, ...]
+    run_id: Hash
+    authority: Name
+    addresses: Annotated[tuple[Annotated[bytes, msgspec.Meta(max_length=512)], ...], msgspec.Meta(max_length=64)]
     chain: Chain
     key: Seed
 

@@ -14,10 +14,11 @@ import msgspec
 from blake3 import blake3
 
 from optim.config import AllReduceConfig, CodecConfig, OuterConfig
+from peer.bounds import HASH_BYTES
 from peer.config import DataConfig, InnerConfig, ModelConfig, check_range
 from peer.errors import ConfigError, NotAdmitted, ProtocolViolation
 from peer.identity import Identity, Signed, is_peer_id, open_body, sign_body
-from swarm.protocol.head import HASH_BYTES, Head, genesis
+from swarm.protocol.head import Head, genesis
 from swarm.run.sections import (
     PipelineConfig,
     RunRules,

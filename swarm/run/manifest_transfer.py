@@ -12,7 +12,9 @@ from typing import Final
 import msgspec
 from blake3 import blake3
 
+from peer.bounds import Name
 from peer.data.tokenizer_rules import TOKENIZER_BYTES_MAX
+from peer.decoding import MALFORMED, told
 from peer.errors import CheckpointError, NotAdmitted, ProtocolViolation, ResourceError
 from peer.files import read_bounded, write_atomically
 from peer.identity import Signed
@@ -28,7 +30,7 @@ TOKENIZER_FILE: Final = "tokenizer.json"
 class AskManifest(msgspec.Struct, frozen=True):
     """Asks for the manifest of a run."""
 
-    run_id: str
+    run_id: Name
 
 
 class AskTokenizer(msgspec.Struct, frozen=True):
@@ -121,8 +123,8 @@ def load_run_files(home: Path) -> tuple[Signed, bytes] | None:
             b"" if manifest.tokenizer == BYTES_TOKENIZER else read_bounded(home / TOKENIZER_FILE, TOKENIZER_BYTES_MAX)
         )
         check_tokenizer(manifest, tokenizer)
-    except (OSError, msgspec.MsgspecError, ProtocolViolation) as error:
+    except (OSError, ProtocolViolation, *MALFORMED) as error:
         raise CheckpointError(
-            f"{path} or the tokenizer beside it is damaged ({error}): delete both and join again"
+            f"{path} or the tokenizer beside it is damaged ({told(error)}): delete both and join again"
         ) from error
     return signed, tokenizer

@@ -6,13 +6,17 @@ Every limit follows from the size of the run's state, which its manifest fixes, 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
+from peer.bounds import Hash, Number, Seconds
 from peer.checkpoint.hash_tree import chunk_size_for, hash_list_bytes
 from peer.net.rpc import Method
 from peer.net.wire import LARGE_HEADER_BYTES
+
+HEAD_BYTES_MAX: Final = 1 << 20  # as the header of a message
+
 
 Outcome = Literal["here", "busy", "gone"]
 
@@ -20,21 +24,21 @@ Outcome = Literal["here", "busy", "gone"]
 class AskHashes(msgspec.Struct, frozen=True):
     """Asks for the chunk hashes of a state."""
 
-    state_hash: bytes
+    state_hash: Hash
 
 
 class AskChunk(msgspec.Struct, frozen=True):
     """Asks for one chunk of a state."""
 
-    state_hash: bytes
-    index: int
+    state_hash: Hash
+    index: Number
 
 
 class AskResult(msgspec.Struct, frozen=True):
     """Asks for one part of the merged result of the round after the state `after`."""
 
-    after: bytes
-    index: int
+    after: Hash
+    index: Number
 
 
 class StateReply(msgspec.Struct, frozen=True):
@@ -42,7 +46,7 @@ class StateReply(msgspec.Struct, frozen=True):
 
     outcome: Outcome
     """"gone": this donor does not hold the state."""
-    retry_after_s: float = 0.0
+    retry_after_s: Seconds = 0.0
     """With "busy": when to ask again."""
 
 
@@ -50,12 +54,12 @@ class ResultPart(msgspec.Struct, frozen=True):
     """Answers AskResult. With "here" the payload is one encoded part."""
 
     outcome: Outcome
-    retry_after_s: float = 0.0
-    parts: int = 0
+    retry_after_s: Seconds = 0.0
+    parts: Number = 0
     """How many parts the result has."""
-    leads_to: bytes = b""
+    leads_to: Hash = b""
     """The state hash after the round."""
-    head: bytes = b""
+    head: Annotated[bytes, msgspec.Meta(max_length=HEAD_BYTES_MAX)] = b""
     """The encoded head of that state, opaque here."""
 
 

@@ -20,7 +20,7 @@ from peer.files import write_atomically
 from peer.identity import Signed
 from peer.net.rpc import Call, Method
 from peer.net.wire import LARGE_HEADER_BYTES
-from swarm.membership.member_record import MemberRecord, MemberView
+from swarm.membership.member_record import MemberRecord, MemberView, Stage
 from swarm.placement.stages import layout_of, open_store, state_bytes, vectors_of
 from swarm.protocol.head import Head, Member
 from swarm.protocol.messages import SLICE_BYTES_MAX
@@ -41,7 +41,7 @@ ASKED_MAX: Final = 16
 class AskBackup(msgspec.Struct, frozen=True):
     """Which commit of that stage do you hold? The receiver serves it as a snapshot from then on."""
 
-    stage: int
+    stage: Stage
 
 
 class BackupHead(msgspec.Struct, frozen=True):

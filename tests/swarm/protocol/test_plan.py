@@ -217,7 +217,7 @@ def test_slices_are_counted_and_norms_are_finite() -> None:
     refuse_contribution(contribution(0, hashes=(b"short",) * SLICES), "wrong number")
     refuse_contribution(contribution(0, steps=0, samples=0), "wrong number")
     for norm in (math.nan, math.inf, -1.0, 1e30):
-        refuse_contribution(contribution(0, sqnorms=(norm,) * SLICES), "not finite")
+        refuse_contribution(contribution(0, sqnorms=(norm,) * SLICES), "malformed")
 
 
 # -- rosters --------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import pytest
 import trio
 
 from peer.checkpoint.hash_tree import StateTree, hash_state
-from peer.errors import RemoteError
+from peer.errors import ConnectionLost, RemoteError
 from peer.net.rpc import Call, Reply
 from swarm.state.messages import AskChunk, AskResult, ResultPart
 from swarm.state.snapshots import SnapshotStore
@@ -83,10 +83,13 @@ async def test_a_joiner_that_asks_and_does_not_read_costs_bounded_memory() -> No
 async def test_requests_outside_the_state_are_violations() -> None:
     async with donors(SnapshotLimits()) as [host], bare_host() as asker:
         asker.book.add(host.peer_id, host.addresses)
-        for index in (-1, len(TREE.hashes), 1 << 62):
+        for index in (len(TREE.hashes), 1 << 53):
             with pytest.raises(RemoteError) as caught:
                 await asker.rpc.call(host.peer_id, METHODS.chunk, AskChunk(TREE.root, index), timeout_s=60)
             assert caught.value.code == "ProtocolViolation"
+        for index in (-1, 1 << 62):
+            with pytest.raises(ConnectionLost):
+                await asker.rpc.call(host.peer_id, METHODS.chunk, AskChunk(TREE.root, index), timeout_s=60)
 
 
 async def test_during_an_exchange_joiners_get_a_small_share(joiner: Joiner, monkeypatch: pytest.MonkeyPatch) -> None:

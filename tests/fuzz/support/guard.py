@@ -1,0 +1,75 @@
+"""What a mutation must not do: raise what no caller expects, take half a second, or leave memory behind."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from peer.errors import BarnraiseError
+
+SEED = int(os.environ.get("FUZZ_SEED", "1"))
+"""Another value makes other mutations."""
+SECONDS_MAX = 0.5
+TOLD_CHARS_MAX = 1200
+GROWTH_MAX = 48 << 20  # bytes of resident memory: what allocators keep, not what a leak of 10,000 would be
+
+MUTATIONS = (pytest.param(500, id="500"), pytest.param(10_000, id="10000", marks=pytest.mark.soak))
+"""How many of each kind, as the argument of a test."""
+
+
+def chance_for(name: str) -> random.Random:
+    """Return the source of the mutations of one kind of bytes."""
+    return random.Random(f"{SEED}/{name}")
+
+
+def resident() -> int:
+    """Return the bytes of memory that this process has."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@contextmanager
+def no_growth() -> Iterator[None]:
+    """Fail if the block leaves memory behind."""
+    before = resident()
+    yield
+    grown = resident() - before
+    assert grown < GROWTH_MAX, f"{grown >> 20} MiB are left (FUZZ_SEED={SEED})"
+
+
+class Trial:
+    """Runs a function on one mutation after another; a failure names the mutation, so that it can be made again."""
+
+    def __init__(self, name: str, accepted: tuple[type[BaseException], ...]) -> None:
+        self.name, self.refused, self.taken = name, 0, 0
+        self._accepted = accepted
+
+    def run(self, number: int, data: bytes, function: Callable[[bytes], object]) -> None:
+        """Call it once: it may return, or raise one of the accepted errors, within half a second of CPU."""
+        began = time.thread_time()
+        try:
+            function(data)
+            self.taken += 1
+        except self._accepted as error:
+            self.refused += 1
+            self._check_told(number, error)
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            pytest.fail(f"{self._which(number)} raised {error!r} for {data[:300]!r}")
+        took = time.thread_time() - began
+        if took > SECONDS_MAX:
+            pytest.fail(f"{self._which(number)} took {took:.2f} s for {len(data)} bytes: {data[:300]!r}")
+
+    def _which(self, number: int) -> str:
+        return f"{self.name}, mutation {number} of FUZZ_SEED={SEED},"
+
+    def _check_told(self, number: int, error: BaseException) -> None:
+        """Hold errors to a size at which a person, and a log, can take them."""
+        if isinstance(error, BarnraiseError) and len(str(error)) > TOLD_CHARS_MAX:
+            pytest.fail(f"{self._which(number)} told {len(str(error))} characters: {str(error)[:200]}")

@@ -1,0 +1,201 @@
+"""Mutated files: each reader takes them or raises one of our errors, in one sentence."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+import torch
+
+from cli.views.event_tail import EventTail
+from peer.checkpoint.checkpoint_file import MANIFEST, describe, load_checkpoint, write_checkpoint
+from peer.checkpoint.hash_tree import hash_state
+from peer.config import ModelConfig
+from peer.errors import BarnraiseError
+from peer.identity import Identity, Signed, sign_body
+from peer.model.layout import FlatLayout
+from peer.net.address_book import AddressBook
+from swarm.coordinator.durable_state import FileState, SeenHead
+from swarm.membership.bans import extend_bans
+from swarm.protocol.messages import REGROUP_KIND
+from swarm.run.ban_list import BanList, sign_bans
+from swarm.run.config import read_run_config
+from swarm.run.guests import GuestBook
+from swarm.run.home import Home
+from swarm.run.invite import PREFIX, VERSION, Invite, _checksum, _payload, _text
+from swarm.run.inviting import make_invite
+from swarm.run.manifest import sign_manifest
+from swarm.run.manifest_transfer import load_run_files
+from swarm.state.partial_file import PartFile
+from swarm.training.checkpoints import _last_stage, regroup_of
+from tests.fuzz.support.guard import MUTATIONS, Trial, chance_for, no_growth
+from tests.fuzz.support.mutations import of_bytes, of_json, of_msgpack
+from tests.fuzz.support.resign import resigned_bytes
+from tests.swarm.run.test_manifest import make_manifest
+
+OWNER = Identity.from_seed(bytes(32))
+GUEST = Identity.from_seed(b"\1" * 32)
+RUN = make_manifest(OWNER.peer_id)
+HEAD = RUN.first_head()
+MODEL = ModelConfig(hidden_size=8, layers=1, heads=2, kv_heads=1, intermediate_size=8, max_seq_len=16, vocab_size=16)
+LAYOUT = FlatLayout.of(MODEL)
+STATE = {"theta": torch.arange(LAYOUT.numel, dtype=torch.float32)}
+TEMPLATE = Path(__file__).parents[2] / "cli" / "templates" / "run.toml"
+
+Change = Callable[[random.Random, bytes, bytes], bytes]
+
+
+@dataclass(frozen=True)
+class Format:
+    """A file of a peer's home: its valid content, how it is mutated, and how it is read."""
+
+    name: str
+    valid: bytes
+    change: Change
+    load: Callable[[Path], object]
+
+
+def body_of(kind: str, signer: Identity = OWNER) -> Change:
+    """Mutate a signed file: the body, signed by its rightful signer again, or the whole file."""
+
+    def change(chance: random.Random, data: bytes, other: bytes) -> bytes:
+        if chance.random() < 0.3:
+            return of_msgpack(chance, data, other)
+        signed = msgspec.msgpack.decode(data, type=Signed)
+        return resigned_bytes(signer, kind, of_msgpack(chance, signed.body, signed.body))
+
+    return change
+
+
+def of_invite(chance: random.Random, data: bytes, other: bytes) -> bytes:
+    """Mutate the text, or the content under a right checksum."""
+    if chance.random() < 0.3:
+        return of_bytes(chance, data, other)
+    payload = of_msgpack(chance, *(_payload(text.decode().removeprefix(PREFIX + VERSION)) for text in (data, other)))
+    return (PREFIX + VERSION + _text(payload + _checksum(payload))).encode()
+
+
+def of_lines(chance: random.Random, data: bytes, other: bytes) -> bytes:
+    """Mutate one line."""
+    lines = data.splitlines(keepends=True)
+    at = chance.randrange(len(lines))
+    lines[at] = of_json(chance, lines[at].rstrip(b"\n"), chance.choice(lines)) + b"\n"
+    return b"".join(lines)
+
+
+def invite() -> bytes:
+    address = f"/ip4/127.0.0.1/tcp/4001/p2p/{OWNER.peer_id}"
+    return str(make_invite(OWNER, (), RUN, (address,), guests=3, days=3)).encode()
+
+
+def events() -> bytes:
+    said: list[dict[str, object]] = [
+        {"at": 1.5, "event": "round_committed", "round": 3, "members": 2, "loss": 2.5, "seconds": 1.0},
+        {"at": 2, "event": "peer_suspect", "peer": GUEST.peer_id},
+        {"at": 3.0, "event": "stage_load", "stage": 1, "peers": ["a", "b"], "counts": {"a": 1}},
+    ]
+    return b"".join(msgspec.json.encode(event) + b"\n" for event in said)
+
+
+def read_events(path: Path) -> None:
+    for at, name, fields in EventTail(path).poll():
+        assert isinstance(at, float) and isinstance(name, str) and isinstance(fields, dict)
+
+
+def read_key(path: Path) -> None:
+    path.chmod(0o600)
+    Identity.load_or_create(path)
+
+
+def read_part(path: Path) -> None:
+    tree = hash_state(list(STATE.values()))
+    file = PartFile(path, tree.size_bytes)
+    try:
+        file.intact(tree)
+        file.load()
+    finally:
+        file.close()
+
+
+def formats() -> dict[str, Format]:
+    """Return every file of a home but checkpoints and tokens."""
+    encode = msgspec.msgpack.encode
+    guests = {OWNER.key_pair.public_key.to_bytes(): {GUEST.key_pair.public_key.to_bytes()}}
+    seen = SeenHead(HEAD).then(HEAD, 1e9, 60.0)
+    book = msgspec.json.encode({"addresses": {OWNER.peer_id: ["/ip4/127.0.0.1/tcp/1", "/dns4/a.example/tcp/2"]}})
+    signed = encode(sign_manifest(OWNER, RUN))
+    regroup = encode(sign_body(OWNER, REGROUP_KIND, HEAD))
+    bans = encode(sign_bans(OWNER, BanList(RUN.run_id, 1, frozenset({GUEST.peer_id}))))
+    found = [
+        Format("identity.key", bytes(range(32)), of_bytes, read_key),
+        Format("invite", invite(), of_invite, lambda path: Invite.parse(path.read_bytes().decode(errors="replace"))),
+        Format(
+            "manifest.msgpack",
+            signed,
+            body_of("manifest"),
+            lambda p: load_run_files(p.parent),
+        ),
+        Format("regroup.msgpack", regroup, body_of(REGROUP_KIND), lambda path: FileState(Home(path.parent))),
+        Format(
+            "regroup.before.msgpack",
+            regroup,
+            body_of(REGROUP_KIND),
+            lambda path: regroup_of(Home(path.parent), OWNER.peer_id, HEAD),
+        ),
+        Format("seen.msgpack", encode(seen), of_msgpack, lambda path: FileState(Home(path.parent))),
+        Format("addresses.json", book, of_json, lambda path: AddressBook().load(path)),
+        Format("events.jsonl", events(), of_lines, read_events),
+        Format(
+            "bans.msgpack", bans, body_of("bans"), lambda path: extend_bans(path, OWNER, RUN, GuestBook(), frozenset())
+        ),
+        Format("guests.msgpack", encode(guests), of_msgpack, GuestBook),
+        Format("replica", b"3", of_bytes, lambda path: _last_stage(SimpleNamespace(home=Home(path.parent)))),  # type: ignore[arg-type]
+        Format("state.part", STATE["theta"].numpy().tobytes(), of_bytes, read_part),
+        Format("RUN.toml", TEMPLATE.read_bytes(), of_bytes, read_run_config),
+    ]
+    return {file.name: file for file in found}
+
+
+@pytest.mark.parametrize("count", MUTATIONS)
+@pytest.mark.parametrize("name", sorted(formats()))
+def test_files_of_a_home(name: str, count: int, tmp_path: Path) -> None:
+    file, chance, trial = formats()[name], chance_for(name), Trial(name, (BarnraiseError,))
+    path = tmp_path / name
+    path.write_bytes(file.valid)
+    file.load(path)
+
+    def work(data: bytes) -> None:
+        path.write_bytes(data)
+        file.load(path)
+
+    with no_growth():
+        for number in range(count):
+            trial.run(number, file.change(chance, file.valid, file.valid), work)
+
+
+@pytest.mark.parametrize("count", MUTATIONS)
+def test_checkpoints(count: int, tmp_path: Path) -> None:
+    folder, chance, trial = tmp_path / "checkpoint", chance_for("checkpoints"), Trial("checkpoints", (BarnraiseError,))
+    manifest = describe("run", 3, msgspec.msgpack.encode(HEAD), STATE, LAYOUT)
+    write_checkpoint(folder, OWNER, manifest, STATE)
+    load_checkpoint(folder)
+    shard = next(folder.glob("*.safetensors"))
+    described, weights = (folder / MANIFEST).read_bytes(), shard.read_bytes()
+    change = body_of("checkpoint")
+    with no_growth():
+        for number in range(count):
+            path, valid = (folder / MANIFEST, described) if chance.random() < 0.6 else (shard, weights)
+            data = change(chance, valid, valid) if path.name == MANIFEST else of_bytes(chance, valid, valid)
+
+            def work(data: bytes, path: Path = path) -> None:
+                path.write_bytes(data)
+                assert torch.isfinite(load_checkpoint(folder).theta).all()
+
+            trial.run(number, data, work)
+            path.write_bytes(valid)
+    assert trial.refused

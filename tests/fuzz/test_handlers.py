@@ -1,0 +1,169 @@
+"""Mutated calls of every method at running peers: each is answered or closed, and honest work goes on."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import trio
+
+from dht.protocol import FIND
+from dht.records import KIND as RECORD_KIND
+from dht.records import Body
+from peer.identity import Identity
+from swarm.membership.reachability import serve_dial_back
+from swarm.pipeline.data_feed import serve_tokens
+from swarm.protocol.messages import REGROUP_KIND
+from swarm.protocol.plan import CONTRIBUTION_KIND, PLAN_KIND, Contribution, WorkPlan
+from swarm.run.gate import Gate
+from swarm.run.manifest import sign_manifest
+from swarm.run.manifest_transfer import serve_run_files
+from tests.dht.support.local_swarm import RUN, bare_host, local_swarm
+from tests.fuzz.support.guard import MUTATIONS, chance_for
+from tests.fuzz.support.instances import Instances
+from tests.fuzz.support.resign import resigned
+from tests.fuzz.support.strikes import Pool, Striker, Watch, plain
+from tests.fuzz.support.wire_types import methods
+from tests.swarm.run.test_gate import AUTHORITY, gate_of, hosts, manifest_of
+from tests.swarm.support import gossip_group
+from tests.swarm.support.hostile import Scene, hostile_scene
+from tests.swarm.support.pipeline_harness import head_at, open_replicas, rules_of, serving, tokens_of, without_haste
+
+NOT_HERE = {"backup.held"}  # reads a stage number only; test_messages.py mutates it
+IDENTITY = Identity.from_seed(bytes(32))
+tried: set[str] = set()
+
+
+def signed_pool(signer: Identity, pool: dict[str, list[Any]], seed: str) -> list[Any]:
+    """Return bodies of a round that `signer` signed: mostly of the present one."""
+    makes = Instances(chance_for(seed), pool)
+    kinds = [(PLAN_KIND, WorkPlan), (CONTRIBUTION_KIND, Contribution)]
+    bodies = [(kind, makes.encoded(body)) for kind, body in kinds for _ in range(6)]
+    return [plain(resigned(signer, kind, body)) for kind, body in bodies]
+
+
+def round_pool(scene: Scene) -> Pool:
+    """Return the head, the members and the attempts of the victim's present round, and orders signed by the liar."""
+    victim, liar = scene.honest[0], scene.liar.member
+    head = victim.engine.head
+    attempts = [n for n in range(64) if head.members and head.leader(n).peer == liar.host.peer_id][:4]
+    pool: dict[str, list[Any]] = {
+        "Head": [plain(head)],
+        "Member": [plain(member) for member in head.members],
+        "int": [head.round, head.round + 1, *attempts],
+        "str": [head.run_id, *(member.peer for member in head.members)],
+        "bytes": [head.hash, head.state_hash, head.previous],
+    }
+    signed = signed_pool(liar.context.identity, pool, f"signed {head.round}")
+    current = victim.engine._state.round
+    if current is not None and current.round_state.signed_plan is not None:
+        signed.append(plain(current.round_state.signed_plan))
+        signed.append(plain(resigned(liar.context.identity, PLAN_KIND, current.round_state.signed_plan.body)))
+        pool["bytes"] += [*current.round_state.exchanges][:2]
+    signed.append(plain(resigned(liar.context.identity, REGROUP_KIND, head.hash)))
+    return {**pool, "Signed": signed}
+
+
+@pytest.mark.parametrize("count", MUTATIONS)
+async def test_rounds(tmp_path: Path, count: int) -> None:
+    async with hostile_scene(tmp_path, timeout_s=100.0 + count) as scene:
+        await scene.rounds(1)
+        victim = scene.honest[0].host
+        striker = Striker(victim, scene.liar.peer, lambda: round_pool(scene), "rounds")
+        with Watch(*(member.host for member in scene.honest)):
+            await striker.strike(count)
+        tried.update(striker.tried)
+        authority = scene.group.authority_host
+        at_authority = Striker(authority, scene.liar.peer, lambda: round_pool(scene), "authority")
+        with Watch(authority):
+            await at_authority.strike(count)
+        tried.update(at_authority.tried)
+        await scene.rounds(1)
+        assert {"answered", "closed"} <= set(striker.outcomes)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("count", MUTATIONS)
+async def test_a_pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    without_haste(monkeypatch)
+    async with open_replicas(tmp_path, [1, 1]) as stages:
+        rules = rules_of(2)
+        async with serving(stages, rules):
+            (first,), (second,) = stages
+            serve_tokens(second.host.rpc, rules, lambda ranges: torch.cat([tokens_of(span) for span in ranges]))
+            for victim in (first, second):
+                head = head_at(rules, victim.stage)
+                pool = {"str": [*rules.groups, rules.run_id], "Head": [plain(head)], "int": [0, 2, 16]}
+                other = (second if victim is first else first).peer
+                striker = Striker(victim.host, other, lambda pool=pool: pool, f"stage {victim.stage}")  # type: ignore[misc]
+                with Watch(victim.host):
+                    await striker.strike(count)
+                tried.update(striker.tried)
+                assert not victim.seen("worker_died")
+
+
+@pytest.mark.parametrize("count", MUTATIONS)
+async def test_gossip(tmp_path: Path, count: int) -> None:
+    group = gossip_group.Group(tmp_path, "int8", rounds=10**6, min_peers=2)
+    theta = gossip_group.noise(0)
+    async with (
+        group.join(theta, gossip_group.noise, pause_s=0.3) as one,
+        group.join(theta, gossip_group.noise, pause_s=0.3) as other,
+        trio.open_nursery() as nursery,
+    ):
+        for peer in (one, other):
+            peer.stepping = peer.stands.clear  # copies of all states, which other tests look at
+        nursery.start_soon(one.engine.run)
+        nursery.start_soon(other.engine.run)
+        with trio.fail_after(60):
+            while one.engine.replica.round < 1:
+                await trio.sleep(0.02)
+
+        def pool() -> Pool:
+            return {"int": [one.engine.replica.round, 0, 1], "bytes": [one.engine.replica.tree.root]}
+
+        striker = Striker(one.host, other.host.peer_id, pool, "gossip")
+        with Watch(one.host, other.host):
+            await striker.strike(count)
+        tried.update(striker.tried)
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("count", MUTATIONS)
+async def test_the_dht(count: int) -> None:
+    async with local_swarm() as swarm, bare_host(IDENTITY) as attacker:
+        victim, _ = await swarm.grow(2)
+        makes = Instances(chance_for("records"), {"str": [RUN, "card"], "int": [int(time.time() * 1e6), 1000]})
+        records = [plain(resigned(IDENTITY, RECORD_KIND, makes.encoded(Body))) for _ in range(40)]
+        pool = {"str": [RUN, *attacker.addresses], "Signed": records}
+        striker = Striker(victim.host, attacker.peer_id, lambda: pool, "dht")
+        with Watch(victim.host):
+            await striker.strike(count)
+        tried.update(striker.tried)
+        assert FIND.name in striker.tried
+
+
+@pytest.mark.parametrize("count", MUTATIONS)
+async def test_the_gate(count: int) -> None:
+    manifest = manifest_of(open_run=False)
+    async with hosts(3, first=AUTHORITY) as (victim, member, stranger):
+        gate: Gate = gate_of(victim, manifest)
+        serve_run_files(victim.rpc, sign_manifest(AUTHORITY, manifest), b"")
+        serve_dial_back(victim)
+        other = gate_of(member, manifest)
+        await other.introduce(victim.peer_id, 60)
+        pool: Pool = {"str": [manifest.run_id], "Link": [plain(link) for link in (*gate.chain, *other.chain)]}
+        with Watch(victim):
+            for attacker in (member, stranger):
+                striker = Striker(victim, attacker.peer_id, lambda: pool, "gate")
+                await striker.strike(count)
+                tried.update(striker.tried)
+        assert not victim.rpc.standing.allows(stranger.peer_id, "visitor")
+
+
+def test_every_method_was_tried() -> None:
+    """Runs after the others: files are never split between processes."""
+    assert set(methods()) - tried <= NOT_HERE
