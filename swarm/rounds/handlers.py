@@ -15,10 +15,11 @@ import trio
 
 from peer.errors import ProtocolViolation, RoundDiscarded, RoundError
 from peer.identity import Signed, open_body
+from peer.net.address_prefix import prefix_of
 from peer.net.method import Call
 from peer.net.wire import Buffer
 from swarm.protocol import messages
-from swarm.protocol.head import Hash, Head, Member
+from swarm.protocol.head import MEMBERS_MAX, Hash, Head, Member
 from swarm.protocol.join_requests import JoinRequests
 from swarm.protocol.quorum import HeadCandidate
 from swarm.rounds.context import RoundContext
@@ -45,6 +46,8 @@ class RunLimits:
     rounds: int
     """The number of rounds; 0 for no end."""
     max_peers: int
+    members_per_prefix: int = MEMBERS_MAX
+    """Members of one address prefix in a head at most."""
 
 
 @dataclass
@@ -197,7 +200,7 @@ class RoundHandlers:
             or 0 < self._state.head.round - request_join.round <= JOIN_BEHIND_MAX
         )
         if near:
-            self._join_requests.add(request_join.member)
+            self._join_requests.add(request_join.member, prefix_of(self._context.host.remote_ip(call.peer)))
         return self._state.report(self._context.me)
 
     async def _on_regroup(self, call: Call[messages.Regroup]) -> messages.HeadReport:
