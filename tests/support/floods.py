@@ -43,6 +43,7 @@ from tests.support.protocol_methods import made_up
 
 BYTES_PER_S: Final = 12.5e6
 FILL_BYTES: Final = 150 << 20
+FILL_S: Final = 3.0  # most floods are of small messages and send less
 IDENTITIES: Final = 5
 GREETING: Final = b"\x13/multistream/1.0.0\n"
 HEADER_BYTES: Final = (1 << 20) - 5
@@ -83,16 +84,12 @@ class Link:
 class Attack:
     """The peer under attack, and the attackers' identities and connections."""
 
-    def __init__(self, invite: str, stack: AsyncExitStack) -> None:
-        self._invite, self._stack = Invite.parse(invite), stack
-        self.link = Link()
-        address = self._invite.addresses[0]
+    def __init__(self, invite: str, link: Link, stack: AsyncExitStack) -> None:
+        """`stack` holds the connections; it belongs to the task that runs the flood."""
+        self.invite, self.link, self._stack = Invite.parse(invite), link, stack
+        address = self.invite.addresses[0]
         self.bare, _, self.peer = address.partition("/p2p/")
         self.ip, self.port = address.split("/")[2], int(address.split("/")[4])
-
-    async def client(self) -> RunClient:
-        """Return an identity that has entered the run."""
-        return await self._stack.enter_async_context(open_client(self._invite))
 
     async def connections(self) -> list[Any]:
         """Return a connection of each of some identities that have entered nothing."""
@@ -167,21 +164,25 @@ async def headers(attack: Attack) -> None:
     await trio.sleep_forever()
 
 
+async def store_at(attack: Attack, client: RunClient) -> None:
+    run_id, host = client.manifest.run_id, client.host
+    longest = {"name": "n" * 64, "addresses": [f"/ip4/127.0.0.1/tcp/{port}" for port in range(40_000, 40_008)]}
+    for number in range(1 << 30):
+        record = made_up(MemberRecord, {**longest, "role": "stage", "at": time.time()}, zero=True)
+        key = run_id if number % 2 else f"{number}"
+        issued_us = int(time.time() * 1e6)
+        signed = sign_record(host.identity, run_id, MEMBERS, key, record, ttl_s=60.0, issued_us=issued_us)
+        await attack.link.take(len(signed.body) + 200)
+        with suppress(*ENDED):
+            await host.rpc.call(attack.peer, STORE, StoreRequest(run_id, host.addresses[:8], signed), timeout_s=5)
+
+
 async def records(attack: Attack) -> None:
     """Under the members' key and under others."""
 
     async def press() -> None:
-        client = await attack.client()
-        run_id, host = client.manifest.run_id, client.host
-        longest = {"name": "n" * 64, "addresses": [f"/ip4/127.0.0.1/tcp/{port}" for port in range(40_000, 40_008)]}
-        for number in range(1 << 30):
-            record = made_up(MemberRecord, {**longest, "role": "stage", "at": time.time()}, zero=True)
-            key = run_id if number % 2 else f"{number}"
-            issued_us = int(time.time() * 1e6)
-            signed = sign_record(host.identity, run_id, MEMBERS, key, record, ttl_s=60.0, issued_us=issued_us)
-            await attack.link.take(len(signed.body) + 200)
-            with suppress(*ENDED):
-                await host.rpc.call(attack.peer, STORE, StoreRequest(run_id, host.addresses[:8], signed), timeout_s=5)
+        async with open_client(attack.invite) as client:
+            await store_at(attack, client)
 
     await together(*[press] * IDENTITIES)
 
@@ -224,13 +225,14 @@ async def log_lines(attack: Attack) -> None:
 
 async def half_open(attack: Attack) -> None:
     """Sockets that say nothing, on both ports, made again each second."""
-    client = await attack.client()
-    offer = (await client.host.rpc.call(attack.peer, OFFER, OfferRequest(), timeout_s=5)).body
+    async with open_client(attack.invite) as client:
+        offer = (await client.host.rpc.call(attack.peer, OFFER, OfferRequest(), timeout_s=5)).body
 
     async def press(port: int) -> None:
         while True:
             async with AsyncExitStack() as held:
                 for _ in range(40):
+                    await attack.link.take(100)
                     with suppress(OSError):
                         await held.enter_async_context(await trio.open_tcp_stream(attack.ip, port))
                 await trio.sleep(1)
@@ -265,49 +267,34 @@ async def together(*tasks: Callable[[], Awaitable[None]]) -> None:
 async def main(invite: str) -> None:
     os.nice(19)  # what it costs us must not slow the honest caller beside us
     say({"ready": True})
-    stdin, ended = trio.lowlevel.FdStream(0), trio.Event()
-    unread = b""
+    stdin, unread = trio.lowlevel.FdStream(0), b""
+    link, scope, ended = Link(), trio.CancelScope(), trio.Event()
+
+    async def run(name: str) -> None:
+        with scope:
+            async with AsyncExitStack() as stack:
+                await FLOODS[name](Attack(invite, link, stack))
+                await trio.sleep_forever()
+        ended.set()
+
     async with trio.open_nursery() as nursery:
-        attack: Attack | None = None
-        scope = trio.CancelScope()
         while chunk := await stdin.receive_some():
             *lines, unread = (unread + chunk).split(b"\n")
             for line in lines:
                 command, _, name = line.decode().partition(" ")
                 if command == "begin":
-                    scope, ended, stack = trio.CancelScope(), trio.Event(), AsyncExitStack()
-                    attack = Attack(invite, stack)
-                    nursery.start_soon(_run, FLOODS[name], attack, scope, stack, ended)
-                    say({})
+                    link, scope, ended = Link(), trio.CancelScope(), trio.Event()
+                    nursery.start_soon(run, name)
                 elif command == "fill":
-                    assert attack is not None
-                    attack.link.filling = True
-                    with trio.move_on_after(15):
-                        while not attack.link.is_full and not ended.is_set():
+                    link.filling = True
+                    with trio.move_on_after(FILL_S):
+                        while not link.is_full:
                             await trio.sleep(0.05)
-                    say({"sent_bytes": attack.link.sent_bytes})
                 else:
-                    assert attack is not None
                     scope.cancel()
                     await ended.wait()
-                    say({"sent_bytes": attack.link.sent_bytes})
+                say({"sent_bytes": link.sent_bytes})
         nursery.cancel_scope.cancel()
-
-
-async def _run(
-    flood: Callable[[Attack], Awaitable[None]],
-    attack: Attack,
-    scope: trio.CancelScope,
-    stack: AsyncExitStack,
-    ended: trio.Event,
-) -> None:
-    try:
-        async with stack:
-            with scope, suppress(*ENDED):
-                await flood(attack)
-                await trio.sleep_forever()
-    finally:
-        ended.set()
 
 
 def say(what: dict[str, Any]) -> None:

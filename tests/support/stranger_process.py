@@ -60,6 +60,7 @@ class StrangerProcess:
             gated = {name: times for name, times in report["asked"].items() if access[name] != "open"}
             assert not gated, f"gated calls reached the stranger that answers {report['mode']}: {gated}"
             assert report["payload_bytes"] == 0, report
+            assert not report["asked"].get("run.prove"), "a member proved itself to a peer that had proved nothing"
             answered = {name for name in report["answers"] if name.rpartition(": ")[2] not in REFUSALS}
             assert not answered, f"members answered a stranger: {answered}"
         assert any(report["asked"].get("run.enter") for report in reports), "no member has tried to enter with them"
