@@ -85,7 +85,7 @@ class Closed:
         """Run another command with the same invite; return what it printed."""
         command = [sys.executable, "-m", "cli.main", arguments[0], str(self.invite), *arguments[1:]]
         environment = {**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
-        with trio.fail_after(60):
+        with trio.fail_after(120):
             done = await trio.run_process(
                 command, capture_stdout=True, capture_stderr=True, check=False, env=environment
             )
@@ -143,7 +143,7 @@ async def test_strangers_get_nothing_from_a_pipeline_and_its_feeder(tmp_path: Pa
     for strangers in (False, True):
         async with closed_run(tmp_path / f"strangers-{strangers}", TWO_STAGES, 2, strangers=strangers) as run:
             feeder = run.join("feeder", "--role", "feeder")
-            await feeder.wait_for("run_entered", timeout_s=60)
+            await feeder.wait_for("run_entered", timeout_s=120)
             stages = [run.join("p0", "--stage", "0"), run.join("p1", "--stage", "1")]
             await run.swarm.committed(ROUNDS, *stages, timeout_s=120)
             losses.append([float(c.fields["loss"]) for c in stages[1].commits[:ROUNDS]])
@@ -163,4 +163,4 @@ async def use_from_outside(run: Closed, folder: Path, key: str, *options: str) -
     assert "helper" not in names and {"p0", "p1"} <= set(names), names
     await run.peer("export", "--out", str(folder / "model"))
     newcomer = run.join("p2", *options)
-    await newcomer.wait_for("round_committed", timeout_s=60)
+    await newcomer.wait_for("round_committed", timeout_s=120)

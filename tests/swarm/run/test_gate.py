@@ -270,17 +270,26 @@ async def test_a_joiner_gets_the_run_files_or_the_reason(tmp_path: Path) -> None
 
 
 async def test_a_stranger_cannot_turn_a_joiner_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its address comes before the coordinator's in the invite."""
+    """Its address comes before the coordinator's in the invite. Nor does it get anything while it is asked."""
     monkeypatch.setattr("swarm.run.bootstrap.TRIES", 1)
     manifest = manifest_of(open_run=False)
     signed = sign_manifest(AUTHORITY, manifest)
 
+    asked_back: list[str] = []
+
     async def refuse(call: Call[AskManifest]) -> Signed:
+        with pytest.raises(RemoteError) as caught:
+            await hear_from(call.peer)
+        asked_back.append(caught.value.code)
         raise NotAdmitted("you are thrown out")
 
     async with hosts(4, first=AUTHORITY) as (member, stranger, newcomer, late):
         Gate(member.rpc, manifest, AUTHORITY)
         serve_run_files(member.rpc, signed, b"")
+
+        async def hear_from(peer: str) -> None:
+            await stranger.rpc.call(peer, ECHO, Word("hi"), timeout_s=SOON)
+
         stranger.rpc.register(MANIFEST, refuse)
         invite = invite_to(manifest, (*stranger.addresses, *member.addresses))
         home, chain = Home(tmp_path / "a"), invite.membership(newcomer.identity)
@@ -288,6 +297,7 @@ async def test_a_stranger_cannot_turn_a_joiner_away(tmp_path: Path, monkeypatch:
         alone = msgspec.structs.replace(invite, addresses=stranger.addresses)
         with pytest.raises(NotAdmitted, match="thrown out"):
             await enter_run(late, alone, Home(tmp_path / "b"), alone.membership(late.identity), open_manifest)
+    assert asked_back == ["NotAdmitted"] * 2
 
 
 async def test_an_unreachable_address_has_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
