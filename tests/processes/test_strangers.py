@@ -153,7 +153,7 @@ async def test_strangers_get_nothing_from_a_pipeline_and_its_feeder(tmp_path: Pa
                 await run.check()
                 fed = [fact.fields for fact in feeder.all("text_fed")]
                 assert fed, "the feeder was asked"
-    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
 
 
 async def use_from_outside(run: Closed, folder: Path, key: str, *options: str) -> None:
