@@ -161,6 +161,7 @@ def check_flood(scene: Scene, flood: str, quiet_s: float, flood_s: float) -> Non
         assert scene.until(lambda: scene.rss - rss <= GROWTH_MAX), "memory is not given back"
         assert scene.until(lambda: scene.victim.num_fds() <= files + FILES_MAX), "files stay open"
         tried.append((quiet, beside))
+        print(f"{flood}: p99 {1e3 * quiet:.0f} ms, beside it {1e3 * beside:.0f} ms, {grown / 1e6:+.0f} MB")  # noqa: T201
         if beside <= max(2 * quiet, FLOOR_S):
             return
     raise AssertionError(f"p99 beside {flood}, in ms: {[(round(1e3 * a), round(1e3 * b)) for a, b in tried]}")
