@@ -39,7 +39,7 @@ async def crowded_run(
             with trio.fail_after(60):
                 while len(honest := await viewer.members()) < 4:
                     await trio.sleep(READ_PAUSE_S)
-            addresses = [record.addresses[0] for record in honest.values()]
+            addresses = [f"{r.addresses[0].partition('/p2p/')[0]}/p2p/{peer}" for peer, r in honest.items()]
             async with open_crowd(folder, str(invite), identities, hosts, modes) as ask:
                 await ask(json.dumps(addresses))
                 newcomer, readings, missed = swarm.join("late"), 0, list[set[str]]()
@@ -63,7 +63,7 @@ async def crowded_run(
         assert report["planned_max"] <= PER_PREFIX
         assert len(report["peers"]) >= min(identities, hosts)
         if is_open and "knock" in modes:
-            assert report["planned_max"], "the crowd was planned for"
+            assert report["planned_max"], f"the crowd was not planned for: {report}"
         if not is_open:
             answered = {name for name in report["answers"] if name.rpartition(": ")[2] not in REFUSALS}
             assert not answered, f"members answered strangers: {answered}"
