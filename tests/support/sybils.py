@@ -70,6 +70,7 @@ class Crowd:
     """All identities of this process."""
 
     invite: Invite
+    is_open: bool
     targets: list[str]
     identities: list[str] = field(default_factory=list)
     contacts: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -175,8 +176,11 @@ async def live(crowd: Crowd, mode: str) -> None:
         async with open_host(config) as host:
             crowd.identities.append(host.peer_id)
             crowd.contacts[host.peer_id] = host.addresses[:8]
-            with suppress(BarnraiseError):
-                await enter_run(host, crowd.invite, Home(Path(folder)), (), open_manifest)
+            with suppress(
+                BarnraiseError
+            ):  # into a closed run they cannot; without a gate their calls leave all the same
+                if crowd.is_open:
+                    await enter_run(host, crowd.invite, Home(Path(folder)), (), open_manifest)
             targets = []
             for address in crowd.targets:
                 with suppress(BarnraiseError):
@@ -188,8 +192,8 @@ async def live(crowd: Crowd, mode: str) -> None:
 
 async def main(text: str, identities: int, hosts: int, modes: list[str]) -> None:
     trio.open_tcp_stream = partial(trio.open_tcp_stream, local_address=SOURCE)  # type: ignore[assignment]
-    invite = msgspec.structs.replace(Invite.parse(text), key=b"", chain=())
-    crowd = Crowd(invite, [])
+    invite = Invite.parse(text)
+    crowd = Crowd(msgspec.structs.replace(invite, key=b"", chain=()), not invite.chain, [])
 
     async def use(number: int) -> None:
         while len(crowd.identities) < identities:
