@@ -31,6 +31,7 @@ from cli.views.text import quoted, several, size_text
 from peer.errors import ConfigError, ResourceError, RoundError
 from swarm.run.home import Home
 
+PEERS_MAX: Final = 16
 SPARE: Final = 2  # one is killed and one is frozen; every stage keeps a replica
 PIPELINE_STEPS: Final = 30
 ROUNDS_MIN: Final = 6  # the added peer must have rounds left to take part in
@@ -40,7 +41,9 @@ LEFTOVERS: Final = ("run.toml", "report.json", "loss.png", "coordinator*", "peer
 
 
 @click.command()
-@click.option("--peers", type=click.IntRange(3, 16), default=4, show_default=True, help="Number of peers that train.")
+@click.option(
+    "--peers", type=click.IntRange(3, PEERS_MAX), default=4, show_default=True, help="Number of peers that train."
+)
 @click.option(
     "--stages", type=click.IntRange(1, 8), default=1, show_default=True, help="Number of stages of the model."
 )
@@ -132,6 +135,8 @@ def run_toml(rounds: int, stages: int = 1) -> str:
         values["layers"] = str(2 * stages)
         text = re.sub(r"^# tie_embeddings = true", "tie_embeddings = false", text, count=1, flags=re.MULTILINE)
         text += f"\n[pipeline]\nstages = {stages}\n"
+    on_one_machine = f"members_per_prefix = {PEERS_MAX + 1}"
+    text = re.sub(r"^# members_per_prefix = \d+", on_one_machine, text, count=1, flags=re.MULTILINE)
     for name, value in values.items():
         text = re.sub(rf"^{name} = \d+", f"{name} = {value}", text, count=1, flags=re.MULTILINE)
     return text

@@ -33,6 +33,7 @@ RUN_TOML = """
 name = "overlap"
 rounds = {rounds}
 min_peers = {peers}
+members_per_prefix = {peers}
 
 [model]
 vocab_size = {model.vocab_size}

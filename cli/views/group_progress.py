@@ -58,6 +58,15 @@ def _members_away(view: ViewState, row: Row, at: float, fields: Fields) -> None:
     view.note(f"no live peer can continue {group.name} from round {fields['round']}: start one of {names} again")
 
 
+def _prefix_full(view: ViewState, row: Row, at: float, fields: Fields) -> None:
+    """Newcomers wait because too many members share their address prefix."""
+    waiting, most = several(int(fields["waiting"]), "peer"), several(int(fields["most"]), "member")
+    view.note(
+        f"{waiting} of the address prefix {fields['prefix']} must wait: a group has {most} of one prefix at most;"
+        " for more machines of one network, create the run with a higher [run] members_per_prefix"
+    )
+
+
 def _stage_set_back(view: ViewState, row: Row, at: float, fields: Fields) -> None:
     group = view.group_of(fields)
     view.note(
@@ -79,6 +88,7 @@ GROUP_EVENTS: Final[dict[str, Callable[[ViewState, Row, float, Fields], None]]] 
     "regrouped": _regrouped,
     "majority_missing": _majority_missing,
     "members_away": _members_away,
+    "prefix_full": _prefix_full,
     "stage_set_back": _stage_set_back,
     "run_completed": _run_completed,
 }

@@ -16,6 +16,7 @@ import trio
 from peer.errors import BarnraiseError
 from peer.events import Field
 from peer.identity import sign_body
+from peer.net.address_prefix import prefix_of
 from peer.net.host import Host
 from swarm.coordinator.durable_state import DurableState
 from swarm.coordinator.history import GroupHistory
@@ -25,6 +26,7 @@ from swarm.coordinator.run_progress import RunProgress
 from swarm.coordinator.waiting_peers import WaitingPeers
 from swarm.protocol import messages as say
 from swarm.protocol.head import Head, Member
+from swarm.protocol.prefix_cap import Admission, FullPrefixes, admit
 from swarm.protocol.quorum import (
     ASKED_MAX,
     ask_head_reports,
@@ -68,7 +70,8 @@ class Authority:
         self._timeouts = timeouts or RegroupTimeouts()
         self.history = GroupHistory(rules, durable, host.peer_id, self._progress)
         self._watch = MajorityWatch(self._timeouts)
-        self._waiting = WaitingPeers(self._timeouts.join_request_s)
+        self._waiting = WaitingPeers(self._timeouts.join_request_s, rules.members_per_prefix)
+        self._full_prefixes = FullPrefixes()
         self._wanted = trio.Event()
         self._away_told_of = -1
 
@@ -89,7 +92,7 @@ class Authority:
     @property
     def peers(self) -> int:
         """How many peers take part or, before the group has begun, wait to."""
-        return len(self.head.members if self.begun else self._waiting_at(self.head))
+        return len(self.head.members) if self.begun else len(self._first_members().admitted)
 
     def report(self) -> say.HeadReport:
         """Return what the authority signed last, for peers that know no member yet."""
@@ -98,9 +101,9 @@ class Authority:
             return say.HeadReport(self.head, self.me, "waiting for peers", None)
         return say.HeadReport(head, self.me, "coordinating", self.history.signed)
 
-    def request_join(self, request: say.JoinRequest) -> None:
-        """Note that a peer asks to take part."""
-        self._waiting.add(request, trio.current_time())
+    def request_join(self, request: say.JoinRequest, prefix: str) -> None:
+        """Note that a peer, seen at an address of that prefix, asks to take part."""
+        self._waiting.add(request, prefix, trio.current_time())
 
     def look(self) -> None:
         """Look at the group at once: a member asks for a regroup."""
@@ -122,9 +125,21 @@ class Authority:
                 await self._poll()
 
     async def _begin(self) -> None:
-        waiting = self._waiting_at(self.head)
-        if waiting and self._progress.peers >= self.rules.min_peers:
-            await self._regroup(self.head, waiting)
+        admission = self._first_members()
+        self._tell_full(admission)
+        if admission.admitted and self._progress.peers >= self.rules.min_peers:
+            await self._regroup(self.head, admission.admitted)
+
+    def _first_members(self) -> Admission:
+        """Choose the members that would begin now."""
+        return self._admit(self._waiting_at(self.head), ())
+
+    def _admit(self, newcomers: Iterable[tuple[Member, str]], staying: Sequence[Member]) -> Admission:
+        prefixes = [self._prefix(member.peer) for member in staying]
+        return admit(newcomers, prefixes, self.rules.members_per_prefix, self.rules.max_peers - len(staying))
+
+    def _prefix(self, peer: str) -> str:
+        return prefix_of(self._host.remote_ip(peer))
 
     async def _poll(self) -> None:
         """Follow the group's head. Where its majority has been gone long enough, regroup the rest."""
@@ -203,20 +218,22 @@ class Authority:
 
     async def _regroup_rest(self, best: Head, reports: HeadReports) -> None:
         """Regroup the peers that hold the state of `best`: its members first, then known peers, then others."""
-        holders = {member.peer: member for member in self._waiting_at(best)}
+        waiting = {member.peer: (member, prefix) for member, prefix in self._waiting_at(best)}
+        holders = {peer: member for peer, (member, _) in waiting.items()}
         holders |= {peer: report.member for peer, report in reports if report.head.hash == best.hash}
         group = sorted(holders.values(), key=lambda m: (not best.has(m), not self.history.knows(m.peer), m))
+        staying = [member for member in group if best.has(member)][: self.rules.max_peers]
+        newcomers = [(m, waiting[m.peer][1] if m.peer in waiting else self._prefix(m.peer)) for m in group]
+        admission = self._admit(newcomers[len(staying) :], staying)
+        self._tell_full(admission)
         if group:
             self._watch.gathered()
-            await self._regroup(best, group)
+            await self._regroup(best, [*staying, *admission.admitted])
 
     async def _regroup(self, head: Head, members: Sequence[Member]) -> None:
-        """Sign a head of a new term over the state of `head`, keep it, and send it to its members.
-
-        Of more than `max_peers` members the first are taken.
-        """
+        """Sign a head of a new term over the state of `head`, keep it, and send it to its members."""
         term = max(head.term, self.head.term)
-        fresh = head.regrouped(tuple(members[: self.rules.max_peers]), term + 1)
+        fresh = head.regrouped(tuple(members), term + 1)
         if self.rules.stage is not None and self.begun:
             fresh = self._progress.fast_forward(fresh)
             if fresh.round != head.round:
@@ -241,7 +258,7 @@ class Authority:
         self.history.see(head)
         self._note_completion()
 
-    def _waiting_at(self, head: Head) -> list[Member]:
+    def _waiting_at(self, head: Head) -> list[tuple[Member, str]]:
         return self._waiting.members_at(head.hash, trio.current_time())
 
     # -- events --------------------------------------------------------------------------------------------------------
@@ -257,6 +274,12 @@ class Authority:
         if self.rules.rounds and self.head.round >= self.rules.rounds and not self.completed.is_set():
             self.completed.set()
             self._emit("run_completed", round=self.head.round)
+
+    def _tell_full(self, admission: Admission) -> None:
+        """Tell, once for each address prefix, that peers wait because too many of it take part."""
+        for prefix, waiting in self._full_prefixes.fresh(admission).items():
+            most = self.rules.members_per_prefix
+            self._emit("prefix_full", round=self.head.round, prefix=prefix, waiting=waiting, most=most)
 
     def _emit_members_away(self, now: float) -> None:
         """Tell, once for each round, that joiners wait while no peer can send them the last commit."""

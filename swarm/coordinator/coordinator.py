@@ -123,6 +123,7 @@ class _Coordinator:
             rounds=manifest.run.rounds,
             min_peers=manifest.run.min_peers,
             max_peers=manifest.run.max_peers,
+            members_per_prefix=manifest.run.prefix_cap,
         )
         durable = FileState(self._home.stage(stage, manifest.stages))
         return Authority(self._host, rules, durable, lambda: self._replicas(stage), progress)

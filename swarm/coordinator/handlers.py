@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from peer.errors import ProtocolViolation, RoundError
+from peer.net.address_prefix import prefix_of
 from peer.net.host import Host
 from peer.net.method import Call
 from swarm.coordinator.authority import Authority
@@ -37,7 +38,7 @@ class CoordinatorHandlers:
             raise ProtocolViolation("a join request names another peer than its sender")
         authority = self._named(call.body.group)
         self._host.learn(call.peer, call.body.addresses, told_by=call.peer)
-        authority.request_join(call.body)
+        authority.request_join(call.body, prefix_of(self._host.remote_ip(call.peer)))
         return authority.report()
 
     async def _on_need_regroup(self, call: Call[say.AskHead]) -> say.HeadReport:

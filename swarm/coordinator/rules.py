@@ -22,6 +22,8 @@ class GroupRules:
     """The run starts once this many peers wait or take part, in all groups together."""
     max_peers: int = MEMBERS_MAX
     """The largest group that the authority forms."""
+    members_per_prefix: int = MEMBERS_MAX
+    """Members of one address prefix in it at most."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,42 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 import trio
 
 from swarm.protocol.head import Head, Member
 from swarm.protocol.plan import WorkPlan
+from swarm.protocol.prefix_cap import Admission, admit
 
 REQUEST_LASTS_S: Final = 10.0
 JOIN_REQUESTS_MAX: Final = 1024
+WAITING_FACTOR: Final = 4  # requests of one address prefix, for each of its members that a head may have
 BACK_OFF_S: Final = 5.0  # doubled with every further round missed
 BACK_OFF_MAX_S: Final = 600.0
 
 
 class JoinRequests:
-    """The peers that ask to join, at most `JOIN_REQUESTS_MAX`.
+    """The peers that ask to join, at most `JOIN_REQUESTS_MAX`. `per_prefix`: members of one address prefix in a head.
 
     A peer that was given work and missed the commit has cost the others a wait. After the second miss in a row the
     peer must wait before it is planned for again, twice as long each time. It is never excluded for good."""
 
-    def __init__(self) -> None:
-        self._waiting: dict[str, tuple[Member, float]] = {}
+    def __init__(self, per_prefix: int = JOIN_REQUESTS_MAX) -> None:
+        self._per_prefix = per_prefix
+        self._waiting: dict[str, tuple[Member, str, float]] = {}  # (member, prefix, until)
         self._missed: dict[str, tuple[int, float]] = {}  # (rounds missed in a row, earliest time)
 
-    def add(self, member: Member) -> None:
-        """Note that the peer holds the head's state and is ready."""
+    def add(self, member: Member, prefix: str) -> None:
+        """Note that the peer, seen at an address of that prefix, holds the head's state and is ready."""
         now = trio.current_time()
-        if len(self._waiting) >= JOIN_REQUESTS_MAX:
-            self._waiting = {peer: entry for peer, entry in self._waiting.items() if entry[1] > now}
-        if member.peer in self._waiting or len(self._waiting) < JOIN_REQUESTS_MAX:
-            self._waiting[member.peer] = (member, now + REQUEST_LASTS_S)
+        if member.peer not in self._waiting and not self._has_room(prefix):
+            self._waiting = {peer: entry for peer, entry in self._waiting.items() if entry[2] > now}
+            if not self._has_room(prefix):
+                return
+        self._waiting[member.peer] = (member, prefix, now + REQUEST_LASTS_S)
 
-    def ready(self, room: int) -> dict[str, Member]:
-        """Return the peers to plan for, at most `room`, by peer id."""
+    def _has_room(self, prefix: str) -> bool:
+        of_prefix = sum(entry[1] == prefix for entry in self._waiting.values())
+        return len(self._waiting) < JOIN_REQUESTS_MAX and of_prefix < WAITING_FACTOR * self._per_prefix
+
+    def ready(self, room: int, staying: Iterable[str]) -> Admission:
+        """Choose the peers to plan for, at most `room`, those that have waited longest first. `staying`: the prefixes
+        of the members of the head."""
         now = trio.current_time()
-        ready = [m for m, until in self._waiting.values() if until > now >= self._missed.get(m.peer, (0, now))[1]]
-        return {member.peer: member for member in sorted(ready)[: max(room, 0)]}
+        self._waiting = {peer: entry for peer, entry in self._waiting.items() if entry[2] > now}
+        ready = [
+            (member, prefix)
+            for member, prefix, _ in self._waiting.values()
+            if now >= self._missed.get(member.peer, (0, now))[1]
+        ]
+        return admit(ready, staying, self._per_prefix, room)
 
     def settle(self, plan: WorkPlan, head: Head) -> None:
         """Note that the round of `plan` was committed as `head`."""

@@ -16,11 +16,13 @@ import trio
 from optim.strategies.interface import Coding
 from peer.errors import BarnraiseError, NetworkError, NoQuorum, ProtocolViolation, RemoteError, RoundError
 from peer.identity import Signed
+from peer.net.address_prefix import announced_prefixes, prefix_of
 from peer.net.rpc_server import BUSY
 from swarm.protocol import messages
 from swarm.protocol.head import TRIES_PER_LEADER, Head, Member
 from swarm.protocol.join_requests import JoinRequests
 from swarm.protocol.ledger import Range
+from swarm.protocol.prefix_cap import FullPrefixes
 from swarm.protocol.quorum import ASKED_MAX, HeadCandidate, ask_head_reports, rank_heads
 from swarm.rounds.context import RoundContext
 from swarm.rounds.contribution import Contributor
@@ -57,7 +59,8 @@ class Engine:
         self, context: RoundContext, run: RunLimits, head: Head, regroup: Signed | None, listener: CommitListener
     ) -> None:
         self._state = EngineState(head, regroup)
-        self._join_requests = JoinRequests()
+        self._join_requests = JoinRequests(run.members_per_prefix)
+        self._full_prefixes = FullPrefixes()
         self._context = context
         self._listener = listener
         self._run = run
@@ -128,8 +131,15 @@ class Engine:
         return self.head.has(me) or (plan is not None and plan.of(me) is not None)
 
     def _ready(self) -> dict[str, Member]:
-        """Return the peers that ask to join, by peer id."""
-        return self._join_requests.ready(self._run.max_peers - len(self.head.members))
+        """Return the peers that ask to join and may, by peer id."""
+        host, members = self._context.host, [m.peer for m in self.head.members if m != self._context.me]
+        staying = [prefix_of(host.remote_ip(peer)) for peer in members if peer in host.connected]
+        staying += announced_prefixes(host.addresses)  # the leader does not see its own address
+        admission = self._join_requests.ready(self._run.max_peers - len(self.head.members), staying)
+        for prefix, waiting in self._full_prefixes.fresh(admission).items():
+            most = self._run.members_per_prefix
+            host.events.emit("prefix_full", round=self.head.round, prefix=prefix, waiting=waiting, most=most)
+        return {member.peer: member for member in admission.admitted}
 
     # -- one head ----------------------------------------------------------------------------------------------------
 

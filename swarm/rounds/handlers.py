@@ -13,10 +13,11 @@ from typing import Final
 import msgspec
 import trio
 
-from peer.bounds import Hash
+from peer.bounds import MEMBERS_MAX, Hash
 from peer.decoding import MALFORMED
 from peer.errors import ProtocolViolation, RoundDiscarded, RoundError
 from peer.identity import Signed, open_body
+from peer.net.address_prefix import prefix_of
 from peer.net.method import Call
 from peer.net.wire import Buffer
 from swarm.protocol import messages
@@ -47,6 +48,8 @@ class RunLimits:
     rounds: int
     """The number of rounds; 0 for no end."""
     max_peers: int
+    members_per_prefix: int = MEMBERS_MAX
+    """Members of one address prefix in a head at most."""
 
 
 @dataclass
@@ -205,7 +208,7 @@ class RoundHandlers:
             or 0 < self._state.head.round - request_join.round <= JOIN_BEHIND_MAX
         )
         if near:
-            self._join_requests.add(request_join.member)
+            self._join_requests.add(request_join.member, prefix_of(self._context.host.remote_ip(call.peer)))
         return self._state.report(self._context.me)
 
     async def _on_regroup(self, call: Call[messages.Regroup]) -> messages.HeadReport:

@@ -47,6 +47,7 @@ async def enter_run(
     Raises NotAdmitted if the run refuses this peer or `home` belongs to another run, DialError (with the most useful
     reason) if no address answers, and what `open_signed` raises.
     """
+    host.standing.guard()  # also before there is a gate: the peers that we ask may call us, too
     host.standing.trust("invite", [address.rpartition("/p2p/")[2] for address in invite.addresses])
     kept = load_run_files(home.path)
     if kept is not None:
@@ -62,13 +63,14 @@ async def enter_run(
         for address in invite.addresses:
             try:
                 return await entrance.enter_at(address)
-            except RemoteError as error:
-                if error.code == NotAdmitted.__name__:
-                    raise NotAdmitted(f"the peer at {address} refuses: {error.message}") from error
-                failures.append(error)
             except (NetworkError, ProtocolViolation) as error:
                 host.events.emit("contact_failed", address=address, reason=str(error))
-                failures.append(error)
+                refused = isinstance(error, RemoteError) and error.code == NotAdmitted.__name__
+                failures.append(NotAdmitted(f"the peer at {address} refuses: {error}") if refused else error)
+                if refused and address.endswith(f"/p2p/{invite.authority}"):
+                    raise failures[-1] from error  # another peer's word is not the run's
+        if all(isinstance(failure, NotAdmitted) for failure in failures):
+            break
         if attempt + 1 < TRIES:
             await trio.sleep(PAUSE_S * (attempt + 1))
     raise _most_useful(failures)
@@ -102,10 +104,10 @@ def _gate(host: Host, manifest: AnyManifest, home: Home, chain: Chain) -> Gate:
 
 
 def _most_useful(failures: list[BarnraiseError]) -> BarnraiseError:
-    """Return the error to show: a wrong peer tells more than a refusal, a refusal more than silence."""
+    """Return the error to show: a wrong peer tells more than a closed port, that more than silence."""
     order = ("wrong_peer", "refused", "unreachable", "timeout")
     dials = [error for error in failures if isinstance(error, DialError)]
     others = [error for error in failures if not isinstance(error, DialError)]
     if others:
-        return others[0]
+        return next((error for error in others if isinstance(error, NotAdmitted)), others[0])
     return min(dials, key=lambda error: order.index(error.reason))

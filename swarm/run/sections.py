@@ -29,6 +29,9 @@ class RunRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """The run starts once this many peers wait."""
     max_peers: int = 64
     """Members of one group at most."""
+    members_per_prefix: int = 8
+    """In an open run, members of one group at most whose addresses share a /24 (IPv6: a /64), so that a machine with
+    many identities is no majority. Peers seen only through a relay share one prefix."""
     rounds: int = 0
     """The run is complete after this many; 0: it has no end."""
     seed: int = 0
@@ -44,6 +47,10 @@ class RunRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             )
         if self.max_peers > PEERS_MAX:
             raise ValueError(f"max_peers is {self.max_peers}: choose at most {PEERS_MAX}, the limit of one group")
+        if not 1 <= self.members_per_prefix <= PEERS_MAX:
+            raise ValueError(
+                f"members_per_prefix is {self.members_per_prefix}: choose a number between 1 and {PEERS_MAX}"
+            )
         if not 0 <= self.rounds <= ROUNDS_MAX:
             raise ValueError(f"rounds is {self.rounds}: choose a number between 0 (no end) and {ROUNDS_MAX}")
         if not 0 <= self.seed < 1 << 63:
@@ -52,6 +59,11 @@ class RunRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             raise ValueError(
                 f"timeout_floor_s is {self.timeout_floor_s}: choose a number between 0 (adaptive) and 3600"
             )
+
+    @property
+    def prefix_cap(self) -> int:
+        """Members of one address prefix in one group at most. In a closed run an identity is not free, so no cap."""
+        return self.members_per_prefix if self.open else self.max_peers
 
 
 class TokenizerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

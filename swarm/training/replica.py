@@ -88,7 +88,8 @@ class StageReplica:
         timeouts = AdaptiveTimeouts(manifest.run.timeout_floor_s)
         self._round_context = RoundContext(me, host, checkpoint.state, snapshots, built.trainer, schedule, timeouts)
         rules = manifest.run
-        limits = RunLimits(manifest.first_head(stage), manifest.authority, rules.rounds, rules.max_peers)
+        first, per_prefix = manifest.first_head(stage), rules.prefix_cap
+        limits = RunLimits(first, manifest.authority, rules.rounds, rules.max_peers, per_prefix)
         self.engine = Engine(self._round_context, limits, checkpoint.head, checkpoint.load_regroup(), self)
 
     async def run(self, stay: Callable[[], Awaitable[None]]) -> None:

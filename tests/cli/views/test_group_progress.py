@@ -54,9 +54,12 @@ def test_a_lost_stage_is_named_with_its_last_members() -> None:
     tell(progress, "member_joined", peer="12D3KooWverylong", name="ann")
     tell(progress, "members_away", stage=0, round=4, members=["12D3KooWverylong", "12D3KooWunknown99"])
     tell(progress, "stage_set_back", stage=0, round=4, goes_on_at=6)
+    tell(progress, "prefix_full", stage=0, round=6, prefix="203.0.113.0/24", waiting=2, most=8)
     assert told(progress)[1:] == [
         "no live peer can continue stage 0 from round 4: start one of ann, nknown99 again",
         "stage 0 continues at round 6 like the others, with the weights it had at round 4",
+        "2 peers of the address prefix 203.0.113.0/24 must wait: a group has 8 members of one prefix at most;"
+        " for more machines of one network, create the run with a higher [run] members_per_prefix",
     ]
 
 

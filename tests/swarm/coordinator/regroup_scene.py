@@ -21,6 +21,7 @@ from swarm.protocol.quorum import open_regroup
 
 FIRST = genesis("run", b"0" * 32)
 MAX_PEERS = 3
+CROWD = "198.51.100.0/24"  # the address prefix of all peers of a crowd
 NEVER_S = 2.0  # many times as long as a regroup takes with the timeouts below
 QUICK = RegroupTimeouts(poll_s=0.1, gone_s=0.2, lost_s=0.4, join_request_s=600.0)
 
@@ -37,6 +38,7 @@ async def regrouped_by(
     timeouts: RegroupTimeouts = QUICK,
     others: tuple[Head, ...] = (),
     crowd: tuple[Member, ...] = (),
+    per_prefix: int = MAX_PEERS,
     within_s: float = 60.0,
     until: Callable[[], bool] | None = None,
 ) -> Head | None:
@@ -55,10 +57,12 @@ async def regrouped_by(
         for head in others:
             Authority(host, GroupRules(genesis=head, rounds=rounds), DurableState(), list, progress)._note_completion()
         known = [*(member.peer for member in crowd), stranger.peer_id]
-        rules = GroupRules(genesis=FIRST, stage=stage, rounds=rounds, max_peers=MAX_PEERS)
+        rules = GroupRules(
+            genesis=FIRST, stage=stage, rounds=rounds, max_peers=MAX_PEERS, members_per_prefix=per_prefix
+        )
         authority = Authority(host, rules, durable, lambda: known, progress, timeouts)
         for member in crowd:
-            authority.request_join(say.JoinRequest(report.head.hash, report.head.round, member, (), "run"))
+            authority.request_join(say.JoinRequest(report.head.hash, report.head.round, member, (), "run"), CROWD)
         for head in (*seen_before, authority.head):
             authority._see(head)
         CoordinatorHandlers(host, [authority])

@@ -89,6 +89,9 @@ async def test_strangers_crowd_out_no_member() -> None:
     assert on is not None and len(on.members) == MAX_PEERS
     assert {left.member, lately} < set(on.members)
 
+    on = await regrouped_by(after(start, signed), left, me, peer, (before,), crowd=(lately, *strangers), per_prefix=1)
+    assert on is not None and set(on.members) == {left.member, lately}, "one of the crowd's address prefix"
+
 
 async def test_all_members_of_a_large_group_are_asked() -> None:
     me = Identity.generate()

@@ -28,7 +28,8 @@ class Watched:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, members: tuple[Member, ...], rounds: int = 0) -> None:
         me = Identity.generate()
-        self.host: Any = SimpleNamespace(peer_id=me.peer_id, identity=me, events=EventLog(), rpc=None, connected=set())
+        parts = {"events": EventLog(), "rpc": None, "connected": set(), "remote_ip": lambda peer: None}
+        self.host: Any = SimpleNamespace(peer_id=me.peer_id, identity=me, **parts)
         self.start, self.signed = begun(me, members)
         self.last = self.later(5, members)
         self.authority = Authority(

@@ -105,3 +105,31 @@ async def test_a_joiner_that_plays_dead_in_every_exchange_stops_no_round(tmp_pat
                 nursery.cancel_scope.cancel()
     head = next(head for replica in replicas for head in replica.heads if head.round == before + 1)
     assert not head.has(liar.context.me), "it was left out"
+
+
+async def test_newcomers_of_a_full_address_prefix_wait_for_room(tmp_path: Path) -> None:
+    """All peers are at 127.0.0.1, so a head has two members at most: of the first group, and of every later one."""
+    async with AsyncExitStack() as stack:
+        group = await stack.enter_async_context(
+            open_group(tmp_path, NUMEL, rounds=100_000, min_peers=2, steps=STEPS, members_per_prefix=2)
+        )
+        replicas = [await stack.enter_async_context(group.join(no_change)) for _ in range(4)]
+
+        async def commits(rounds: int) -> None:
+            target = max(replica.engine.head.round for replica in replicas) + rounds
+            while max(replica.engine.head.round for replica in replicas) < target:
+                await trio.sleep(0.02)
+
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                for replica in replicas:
+                    nursery.start_soon(replica.engine.run)
+                while not any(replica.seen("prefix_full") for replica in replicas):
+                    await trio.sleep(0.02)
+                await commits(3)
+                nursery.cancel_scope.cancel()
+    heads = [head for replica in replicas for head in replica.heads]
+    assert heads and {len(head.members) for head in heads if head.members} == {2}
+    told = [event.fields for replica in replicas for event in replica.seen("prefix_full")]
+    assert {(fields["prefix"], fields["most"]) for fields in told} == {("127.0.0.0/24", 2)}
+    assert all(len(replica.seen("prefix_full")) <= 1 for replica in replicas), "told once"

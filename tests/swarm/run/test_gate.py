@@ -14,7 +14,7 @@ from blake3 import blake3
 
 from peer.errors import CheckpointError, ConfigError, DialError, NotAdmitted, ProtocolViolation, RemoteError
 from peer.events import EventLog
-from peer.identity import Identity, sign_text
+from peer.identity import Identity, Signed, sign_text
 from peer.net.host import Host, HostConfig, open_host
 from peer.net.rpc import Call, Method
 from swarm.membership.reachability import DIAL_BACK, DialBackRequest, serve_dial_back
@@ -26,6 +26,8 @@ from swarm.run.invite import Invite
 from swarm.run.inviting import make_invite
 from swarm.run.manifest import PROTOCOL_VERSION, AnyManifest, Manifest, open_manifest, sign_manifest
 from swarm.run.manifest_transfer import (
+    MANIFEST,
+    AskManifest,
     check_tokenizer,
     fetch_manifest,
     fetch_tokenizer,
@@ -265,6 +267,37 @@ async def test_a_joiner_gets_the_run_files_or_the_reason(tmp_path: Path) -> None
             await enter(newcomers[2], msgspec.structs.replace(good, chain=(), key=b""), "c")
         with pytest.raises(NotAdmitted, match="in another run"):
             await enter(newcomers[3], msgspec.structs.replace(good, run_id="c" * 32), "d")
+
+
+async def test_a_stranger_cannot_turn_a_joiner_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its address comes before the coordinator's in the invite. Nor does it get anything while it is asked."""
+    monkeypatch.setattr("swarm.run.bootstrap.TRIES", 1)
+    manifest = manifest_of(open_run=False)
+    signed = sign_manifest(AUTHORITY, manifest)
+
+    asked_back: list[str] = []
+
+    async def refuse(call: Call[AskManifest]) -> Signed:
+        with pytest.raises(RemoteError) as caught:
+            await hear_from(call.peer)
+        asked_back.append(caught.value.code)
+        raise NotAdmitted("you are thrown out")
+
+    async with hosts(4, first=AUTHORITY) as (member, stranger, newcomer, late):
+        Gate(member.rpc, manifest, AUTHORITY)
+        serve_run_files(member.rpc, signed, b"")
+
+        async def hear_from(peer: str) -> None:
+            await stranger.rpc.call(peer, ECHO, Word("hi"), timeout_s=SOON)
+
+        stranger.rpc.register(MANIFEST, refuse)
+        invite = invite_to(manifest, (*stranger.addresses, *member.addresses))
+        home, chain = Home(tmp_path / "a"), invite.membership(newcomer.identity)
+        assert (await enter_run(newcomer, invite, home, chain, open_manifest)).signed == signed
+        alone = msgspec.structs.replace(invite, addresses=stranger.addresses)
+        with pytest.raises(NotAdmitted, match="thrown out"):
+            await enter_run(late, alone, Home(tmp_path / "b"), alone.membership(late.identity), open_manifest)
+    assert asked_back == ["NotAdmitted"] * 2
 
 
 async def test_an_unreachable_address_has_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,6 +105,8 @@ def test_signed_nonsense_is_refused(authority: Identity) -> None:
         ({"min_peers": 0}, "min_peers"),
         ({"min_peers": 5, "max_peers": 4}, "min_peers"),
         ({"max_peers": 5000}, "max_peers"),
+        ({"members_per_prefix": 0}, "members_per_prefix"),
+        ({"members_per_prefix": 1025}, "members_per_prefix"),
         ({"rounds": -1}, "rounds"),
         ({"timeout_floor_s": -1.0}, "timeout_floor_s"),
         ({"seed": -1}, "seed"),

@@ -25,7 +25,7 @@ from swarm.coordinator.authority import Authority
 from swarm.coordinator.durable_state import DurableState
 from swarm.coordinator.handlers import CoordinatorHandlers
 from swarm.coordinator.rules import GroupRules
-from swarm.protocol.head import Head, Member, genesis
+from swarm.protocol.head import MEMBERS_MAX, Head, Member, genesis
 from swarm.protocol.ledger import count
 from swarm.protocol.plan import Assignment
 from swarm.protocol.quorum import HeadCandidate
@@ -177,7 +177,9 @@ class Group:
             snapshots.publish(state.tree, state.tensors)
             snapshots.serve(host.rpc)
             member = StageReplica(host, context, self.folder / f"{host.peer_id}.part", snapshots, self._addresses)  # type: ignore[operator]
-            limits = RunLimits(self.genesis(), self.authority.me.peer, self.rounds if rounds is None else rounds, 64)
+            rounds = self.rounds if rounds is None else rounds
+            per_prefix = self.authority.rules.members_per_prefix
+            limits = RunLimits(self.genesis(), self.authority.me.peer, rounds, 64, per_prefix)
             member.engine = Engine(context, limits, self.genesis(), None, member)
             for other in self.members:  # as the DHT would
                 host.book.add(other.host.peer_id, other.host.addresses)
@@ -199,6 +201,7 @@ async def open_group(
     min_peers: int = 3,
     steps: int = 4,
     outer: DilocoOuter = NESTEROV,
+    members_per_prefix: int = MEMBERS_MAX,
 ) -> AsyncIterator[Group]:
     """Open a group with an authority that begins the run once `min_peers` ask to join."""
     theta = torch.randn(numel, generator=torch.Generator().manual_seed(0))
@@ -208,7 +211,8 @@ async def open_group(
         trio.open_nursery() as nursery,
     ):
         first = genesis("run", state.tree.root)
-        authority = Authority(host, GroupRules(genesis=first, min_peers=min_peers), DurableState(), list)
+        rules = GroupRules(genesis=first, min_peers=min_peers, members_per_prefix=members_per_prefix)
+        authority = Authority(host, rules, DurableState(), list)
         CoordinatorHandlers(host, [authority])
         nursery.start_soon(authority.run)
         yield Group(theta, host, authority, schedule_of(steps), lambda: diloco(numel, codec, outer), rounds, folder)

@@ -28,6 +28,7 @@ RUN_TOML: Final = """
 name = "struck"
 rounds = {rounds}
 min_peers = {min_peers}
+members_per_prefix = 64
 
 [model]
 vocab_size = 256

@@ -42,6 +42,7 @@ RUN_TOML: Final = """
 name = "harness"
 rounds = {rounds}
 min_peers = {min_peers}
+members_per_prefix = 64
 
 [model]
 vocab_size = 256

@@ -1,0 +1,166 @@
+"""Strangers that every peer of a closed run dials, and that dial every peer, get nothing and change nothing.
+
+Their addresses come before the coordinator's in the invite of every peer, of `peer status`, `peer export` and of a
+newcomer, so all of these call them whenever they look for peers. They answer everything (`tests.support.stranger`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import pytest
+import trio
+
+from swarm.run.invite import Invite
+from tests.support.stranger_process import StrangerProcess, open_strangers
+from tests.swarm.support.swarm_harness import REPO, PeerProcess, Swarm, open_swarm
+
+pytestmark = pytest.mark.process
+
+DIARY: Final = b"my own private diary line, pin 114633. "
+ROUNDS: Final = 3  # compared with those of a run without strangers
+RUN_TOML: Final = """
+[run]
+name = "closed"
+open = false
+rounds = {rounds}
+min_peers = {min_peers}
+timeout_floor_s = 60.0
+
+[model]
+vocab_size = 256
+hidden_size = 32
+layers = 2
+heads = 2
+kv_heads = 1
+intermediate_size = 64
+max_seq_len = 64
+tie_embeddings = false
+
+[data]
+seq_len = 64
+source = "folder"
+path = "{text}"
+
+[inner]
+lr = 4e-3
+dtype = "fp32"
+batch_size = 4
+total_steps = 2000
+warmup_steps = 10
+
+{outer}
+"""
+DILOCO: Final = "[outer]\nsteps = 10"
+TWO_STAGES: Final = '[outer]\nmethod = "allreduce"\nbatch = 32\n[pipeline]\nstages = 2\nactivations = "none"'
+
+
+class Closed:
+    """A closed run, with strangers or without."""
+
+    def __init__(self, swarm: Swarm, strangers: StrangerProcess | None) -> None:
+        self.swarm, self.strangers = swarm, strangers
+        self.invite = swarm.folder / "poisoned"
+        invite = Invite.parse(swarm.invite.read_text())
+        self.key = invite.key
+        planted = () if strangers is None else tuple(strangers.addresses.values())
+        self.invite.write_text(str(msgspec.structs.replace(invite, addresses=(*planted, *invite.addresses))))
+
+    def join(self, name: str, *options: str) -> PeerProcess:
+        """Start a peer with the key that its name stands for, so that its samples are the same in every run."""
+        home = self.swarm.folder / name
+        home.mkdir()
+        (home / "identity.key").touch(0o600)
+        (home / "identity.key").write_bytes(name.encode().ljust(32, b"."))
+        return self.swarm.join(name, *options, invite=self.invite)
+
+    async def peer(self, *arguments: str) -> str:
+        """Run another command with the same invite; return what it printed."""
+        command = [sys.executable, "-m", "cli.main", arguments[0], str(self.invite), *arguments[1:]]
+        environment = {**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
+        with trio.fail_after(120):
+            done = await trio.run_process(
+                command, capture_stdout=True, capture_stderr=True, check=False, env=environment
+            )
+        assert done.returncode == 0, done.stderr.decode()
+        return done.stdout.decode()
+
+    def secrets(self) -> list[bytes]:
+        """Return what no stranger may read: the keys of the invite and of the peers' homes."""
+        kept = [path.read_bytes() for path in self.swarm.folder.glob("*/identity.key")]
+        assert len(kept) > 2 and len(self.key) == 32
+        return [*kept, self.key]
+
+    async def check(self) -> None:
+        assert self.strangers is not None
+        await self.strangers.check(self.secrets(), [DIARY[:20]])
+        strangers = {report["peer"] for report in await self.strangers.reports()}
+        for peer in self.swarm.processes():
+            blamed = {str(fact.fields.get("peer")) for fact in peer.all("member_joined")}
+            assert not blamed & strangers, f"{peer.name} takes a stranger for a member"
+            assert not peer.all("bug")
+
+
+@asynccontextmanager
+async def closed_run(folder: Path, outer: str, min_peers: int, *, strangers: bool) -> AsyncIterator[Closed]:
+    folder.mkdir()
+    async with AsyncExitStack() as stack:
+        swarm = await stack.enter_async_context(open_swarm(folder, min_peers=min_peers, outer=outer, run=RUN_TOML))
+        (folder / "text" / "diary.txt").write_bytes(DIARY * 20_000)
+        if not strangers:
+            yield Closed(swarm, None)
+            return
+        invite = Invite.parse(swarm.invite.read_text())
+        guests = await stack.enter_async_context(open_strangers(folder / "strangers", invite.run_id))
+        await guests.meet(invite.addresses[0])
+        yield Closed(swarm, guests)
+
+
+async def test_strangers_get_nothing_from_a_run_of_whole_models(tmp_path: Path) -> None:
+    states: list[list[tuple[int, str]]] = []
+    for strangers in (False, True):
+        async with closed_run(tmp_path / f"strangers-{strangers}", DILOCO, 2, strangers=strangers) as run:
+            peers = [run.join("p0"), run.join("p1")]
+            await run.swarm.committed(ROUNDS, *peers, timeout_s=120)
+            found = [(int(c.fields["round"]), str(c.fields["state_hash"])) for c in peers[0].commits]
+            states.append([(number, state) for number, state in found if number <= ROUNDS])
+            if strangers:
+                await run.check()
+                await use_from_outside(run, tmp_path, "peers")
+                await run.check()
+    assert states[0] == states[1] and len(states[0]) == ROUNDS
+
+
+async def test_strangers_get_nothing_from_a_pipeline_and_its_feeder(tmp_path: Path) -> None:
+    losses: list[list[float]] = []
+    for strangers in (False, True):
+        async with closed_run(tmp_path / f"strangers-{strangers}", TWO_STAGES, 2, strangers=strangers) as run:
+            feeder = run.join("feeder", "--role", "feeder")
+            await feeder.wait_for("run_entered", timeout_s=120)
+            stages = [run.join("p0", "--stage", "0"), run.join("p1", "--stage", "1")]
+            await run.swarm.committed(ROUNDS, *stages, timeout_s=120)
+            losses.append([float(c.fields["loss"]) for c in stages[1].commits[:ROUNDS]])
+            if strangers:
+                await run.check()
+                await use_from_outside(run, tmp_path, "peers", "--stage", "1")
+                await run.check()
+                fed = [fact.fields for fact in feeder.all("text_fed")]
+                assert fed, "the feeder was asked"
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
+async def use_from_outside(run: Closed, folder: Path, key: str, *options: str) -> None:
+    """Look, export and join while the strangers press."""
+    seen: dict[str, Any] = json.loads(await run.peer("status", "--json"))
+    names = sorted(peer["name"] for peer in seen[key])
+    assert "helper" not in names and {"p0", "p1"} <= set(names), names
+    await run.peer("export", "--out", str(folder / "model"))
+    newcomer = run.join("p2", *options)
+    await newcomer.wait_for("round_committed", timeout_s=120)

@@ -1,0 +1,105 @@
+"""A run of real processes that one host's many identities crowd (`tests.support.sybils`), and what must hold."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import trio
+
+from swarm.client.session import open_client
+from swarm.run.invite import Invite
+from tests.support.protocol_methods import REPOSITORY
+from tests.swarm.support.swarm_harness import RUN_TOML, open_swarm
+
+PER_PREFIX: Final = 8
+JOIN_S: Final = 15.0
+READ_PAUSE_S: Final = 0.5
+REFUSALS: Final = {"NotAdmitted", "DialError", "ConnectionLost", "DeadlineExceeded", "Busy", "UnknownMethod"}
+
+
+async def crowded_run(
+    folder: Path, *, is_open: bool, identities: int, hosts: int, seconds: float, modes: Sequence[str]
+) -> dict[str, Any]:
+    """Let the crowd press for that long. Every reading, by one who is there and by one who comes, shows all members; a
+    newcomer joins in time; at most `PER_PREFIX` of the crowd are planned for in one round. Returns the last report."""
+    toml = RUN_TOML.replace("members_per_prefix = 64", f"members_per_prefix = {PER_PREFIX}")
+    toml = toml.replace('name = "harness"', f'name = "crowded"\nopen = {str(is_open).lower()}')
+    async with open_swarm(folder, min_peers=3, steps=10, run=toml) as swarm:
+        peers = [swarm.join(f"p{number}") for number in range(3)]
+        await swarm.committed(1, *peers)
+        invite = Invite.parse(swarm.invite.read_text())
+        async with open_client(invite) as viewer:
+            with trio.fail_after(60):
+                while len(honest := await viewer.members()) < 4:
+                    await trio.sleep(READ_PAUSE_S)
+            addresses = [f"{r.addresses[0].partition('/p2p/')[0]}/p2p/{peer}" for peer, r in honest.items()]
+            async with open_crowd(folder, str(invite), identities, hosts, modes) as ask:
+                await ask(json.dumps(addresses))
+                newcomer, readings, missed = swarm.join("late"), 0, list[set[str]]()
+                with trio.move_on_after(seconds):
+                    while True:
+                        async with open_client(invite) as late_viewer:
+                            for reader in (viewer, late_viewer, viewer):
+                                missing = honest.keys() - (await reader.members()).keys()
+                                readings += 1
+                                if missing:
+                                    missed.append({honest[peer].name for peer in missing})
+                        await trio.sleep(READ_PAUSE_S)
+                entered = await newcomer.wait_for("run_entered", timeout_s=60)
+                joined = await newcomer.wait_for("round_committed", timeout_s=60)
+                report = await ask("report")
+        assert not missed, f"{len(missed)} of {readings} readings lacked members: {missed[:5]}"
+        assert readings >= 5
+        assert joined.at - entered.at <= JOIN_S, f"the newcomer took {joined.at - entered.at:.1f} s"
+        largest = max(int(c.fields["members"]) for peer in (*peers, newcomer) for c in peer.commits)
+        assert largest <= len(peers) + 1 + PER_PREFIX
+        assert report["planned_max"] <= PER_PREFIX
+        assert len(report["peers"]) >= min(identities, hosts)
+        if is_open and "knock" in modes:
+            assert report["planned_max"], f"the crowd was not planned for: {report}"
+        if not is_open:
+            answered = {name for name in report["answers"] if name.rpartition(": ")[2] not in REFUSALS}
+            assert not answered, f"members answered strangers: {answered}"
+        swarm.check_agreement()
+    return {"readings": readings, "joined_s": joined.at - entered.at, **report}
+
+
+@asynccontextmanager
+async def open_crowd(
+    folder: Path, invite: str, identities: int, hosts: int, modes: Sequence[str]
+) -> AsyncIterator[Any]:
+    """Run sybils until the block ends. Yields a function that sends them a line and returns their report."""
+    command = [sys.executable, "-m", "tests.support.sybils", invite, str(identities), str(hosts), *modes]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    with (folder / "sybils.log").open("wb") as log:
+        process = await trio.lowlevel.open_process(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment, cwd=REPOSITORY
+        )
+    os.setpriority(os.PRIO_PROCESS, process.pid, 19)  # their own work must not slow the others
+    assert process.stdin is not None and process.stdout is not None
+    unread = b""
+
+    async def ask(line: str) -> dict[str, Any]:
+        nonlocal unread
+        await process.stdin.send_all(line.encode() + b"\n")
+        while b"\n" not in unread:
+            chunk = await process.stdout.receive_some()
+            assert chunk, f"the crowd has ended: {(folder / 'sybils.log').read_text()[-2000:]}"
+            unread += chunk
+        answer, _, unread = unread.partition(b"\n")
+        report: dict[str, Any] = json.loads(answer)
+        return report
+
+    try:
+        yield ask
+    finally:
+        process.kill()
+        with trio.CancelScope(shield=True):
+            await process.wait()
