@@ -27,7 +27,7 @@ from peer.identity import is_peer_id
 
 _PEERS_MAX: Final = 4096
 _CLAIMANTS_MAX: Final = 1024
-ADDRESS_CHARS_MAX: Final = 512
+ADDRESS_CHARS_MAX: Final = 256  # so that all claims together take a few MiB
 _HOSTS: Final = ("ip4", "ip6", "dns", "dns4", "dns6", "dnsaddr")
 _UNDIALLABLE: Final = ("0.0.0.0", "::")
 _CIRCUIT: Final = "/p2p-circuit"

@@ -137,3 +137,13 @@ def test_ranges_that_mean_another_machine_on_each_network() -> None:
         assert closed_range(ip) is not None, ip
     for ip in ("8.8.8.8", "172.32.0.1", "2001:4860::1"):
         assert closed_range(ip) is None, ip
+
+
+def test_claims_take_a_few_megabytes_at_most() -> None:
+    book = AddressBook()
+    for _ in range(1_100):
+        peer = Identity.generate().peer_id
+        book.claim(peer, [f"/dns4/{'x' * 60}.{'y' * 60}.{'z' * 60}.{n}/tcp/1" for n in range(20)])
+        book.claim(peer, [f"/dns4/{'x.' * 200}/tcp/1"])
+    assert len(book._claims) == 1024
+    assert sum(len(address) for claims in book._claims.values() for address in claims) <= 4 << 20
