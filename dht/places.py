@@ -81,7 +81,7 @@ class Places:
 
     def _by_trust(self, target: int, peers: Iterable[str]) -> list[str]:
         router = self._router
-        own = router.host.peer_id if router.host.standing.guarded else None
+        own = router.host.peer_id if router.host.admissions.guarded else None
         everyone = set(peers)
         near_first = nearest(target, everyone, len(everyone))
         return sorted(near_first, key=lambda peer: not (peer == own or router.is_trusted(peer)))

@@ -1,4 +1,4 @@
-"""The four calls between nodes. Visitors may look, members store.
+"""The four calls between nodes. Clients may look, members store.
 
     dht/find    names the peers nearest to a point
     dht/store   keeps a record, which its signer delivers
@@ -104,7 +104,7 @@ class LeaveReply(msgspec.Struct, frozen=True):
     pass
 
 
-FIND: Final = Method("dht/find", FindRequest, FindReply, access="visitor", header_bytes=FIND_HEADER_BYTES)
+FIND: Final = Method("dht/find", FindRequest, FindReply, access="client", header_bytes=FIND_HEADER_BYTES)
 STORE: Final = Method("dht/store", StoreRequest, StoreReply)
-FETCH: Final = Method("dht/fetch", FetchRequest, FetchReply, reply_payload_max=FETCH_BYTES_MAX, access="visitor")
-LEAVE: Final = Method("dht/leave", LeaveRequest, LeaveReply, access="visitor")
+FETCH: Final = Method("dht/fetch", FetchRequest, FetchReply, reply_payload_max=FETCH_BYTES_MAX, access="client")
+LEAVE: Final = Method("dht/leave", LeaveRequest, LeaveReply, access="client")

@@ -4,9 +4,9 @@ A peer that answers enters the routing table. A peer that refuses or breaks a co
 asked again for a while (back-off). A slow peer is skipped and probed in the background with a longer deadline; the
 probe decides.
 
-In a run, trust comes first (`peer.net.standing`). Only members enter the table, which in an open run are all that have
-entered it. A stranger is asked while it is connected; it is named to others, and dialled, only once a dial of ours has
-found it at the address that it claims. So it cannot have us or others dial a third party.
+In a run, trust comes first (`peer.net.admissions`). Only members enter the table, which in an open run are all that
+have entered it. A stranger is asked while it is connected; it is named to others, and dialled, only once a dial of
+ours has found it at the address that it claims. So it cannot have us or others dial a third party.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ class Router:
         self._named.pop(peer, None)
         if not self.host.book.get(peer) or self._bans.paused(peer):
             return  # without an address it can be reached only by its connection to us: no use to others
-        if not self.host.standing.allows(peer, "member"):
-            return  # a visitor reads, and keeps nothing for others
+        if not self.host.admissions.allows(peer, "member"):
+            return  # a client reads, and keeps nothing for others
         self.split.peer_back(peer)
         origin = self.table.origin(peer)
         if origin is None or origin.trusted != self.is_trusted(peer):
@@ -116,8 +116,8 @@ class Router:
 
     def is_trusted(self, peer: str) -> bool:
         """Return whether strangers give way to a peer: never at a host of no run."""
-        standing = self.host.standing
-        return standing.is_trusted(peer) or (peer in self.anchors and standing.guarded)
+        admissions = self.host.admissions
+        return admissions.is_trusted(peer) or (peer in self.anchors and admissions.guarded)
 
     def origin(self, peer: str) -> Origin:
         """Return where a peer that calls us, or has answered, is seen."""
@@ -125,7 +125,7 @@ class Router:
 
     def _is_known(self, peer: str) -> bool:
         """Return whether we may dial a peer and name it to others: not for a stranger's claim alone."""
-        if not self.host.standing.guarded:
+        if not self.host.admissions.guarded:
             return True
         return bool(self.host.book.vouched(peer)) or self.is_trusted(peer)
 
@@ -336,7 +336,7 @@ class Router:
         """Return the answer to a peer's `ask_nearest`."""
         known = (peer for peer in self.table if peer != asker and self.available(peer) and self._is_known(peer))
         peers = sorted(nearest(target, known, BUCKET_SIZE), key=lambda peer: not self.is_trusted(peer))[:NODES_MAX]
-        addresses = self.host.book.vouched if self.host.standing.guarded else self.host.book.get
+        addresses = self.host.book.vouched if self.host.admissions.guarded else self.host.book.get
         return tuple(Contact(peer, addresses(peer)[:ADDRESSES_MAX]) for peer in peers)
 
     def _wants_address(self, peer: str) -> bool:
@@ -359,7 +359,7 @@ class Router:
         _remember(self._told, peer, told, REMEMBERED_MAX)
 
     def _watch_clock(self, peer: str, clock_s: float, round_trip_s: float) -> None:
-        guarded = self.host.standing.guarded
+        guarded = self.host.admissions.guarded
         if guarded and not self.is_trusted(peer):
             return
         self.clock.bounded = guarded

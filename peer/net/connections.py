@@ -18,15 +18,15 @@ from multiaddr import Multiaddr
 from peer.errors import ConnectionLost, DialError
 from peer.identity import is_peer_id
 from peer.net.address_book import AddressBook, is_circuit
+from peer.net.admissions import Admissions
 from peer.net.backoff import Backoff
-from peer.net.bulk import BulkTransport
+from peer.net.bulk.transport import BulkTransport
 from peer.net.dialing import ClaimedDials, Connection, Dial, race
 from peer.net.libp2p_fixes import abort_connection
 from peer.net.libp2p_fixes.inbound_limits import inbound_gate
 from peer.net.libp2p_fixes.peer_cleanup import OnConnections
 from peer.net.limits import NetLimits
 from peer.net.nat.traversal import Traversal
-from peer.net.standing import Standing
 from peer.net.stream_channel import LOST, StreamChannel
 from peer.net.wire import Channel
 
@@ -38,12 +38,12 @@ class Connections:
     """Dials, keeps and chooses connections. `rpc` gets its channels here."""
 
     def __init__(
-        self, host: Any, book: AddressBook, limits: NetLimits, standing: Standing, nursery: trio.Nursery
+        self, host: Any, book: AddressBook, limits: NetLimits, admissions: Admissions, nursery: trio.Nursery
     ) -> None:
         self._network = host.get_network()
         self._book = book
         self._limits = limits
-        self._standing = standing
+        self._admissions = admissions
         self._nursery = nursery
         self.bulk: BulkTransport | None = None
         """The TLS transport for payloads, if this host has one."""
@@ -51,12 +51,12 @@ class Connections:
         """Dials addresses behind a relay."""
         self.on_dialled: Callable[[str], None] = lambda peer: None
         """Called with every peer that we have just connected to."""
-        self._claimed = ClaimedDials(lambda: standing.guarded)
+        self._claimed = ClaimedDials(lambda: admissions.guarded)
         self._dials: dict[tuple[str, tuple[str, ...]], Dial] = {}
         self._bulk: dict[str, Connection] = {}
         self._bulk_dials: dict[str, trio.Lock] = {}
         self._bulk_refused = Backoff(_BULK_RETRY_S, _BULK_RETRY_S, factor=1)
-        inbound_gate(self._network).judge_by(standing)
+        inbound_gate(self._network).judge_by(admissions)
         self._network.register_notifee(OnConnections(lambda peer: None, self._on_gone))
 
     @property
@@ -148,7 +148,7 @@ class Connections:
     def _on_gone(self, peer_id: ID) -> None:
         """Forget a peer whose last connection has ended."""
         peer = str(peer_id)
-        self._standing.revoke(peer)
+        self._admissions.revoke(peer)
         self._bulk.pop(peer, None)
         dialling = self._bulk_dials.get(peer)
         if dialling is not None and not dialling.locked():

@@ -33,7 +33,8 @@ from peer.net.address_book import (
     is_circuit,
     split_address,
 )
-from peer.net.bulk import OFFER, BulkTransport, Offer, OfferRequest
+from peer.net.admissions import Admissions
+from peer.net.bulk.transport import OFFER, BulkTransport, Offer, OfferRequest
 from peer.net.connections import Connections
 from peer.net.heartbeat import Heartbeat
 from peer.net.libp2p_fixes import apply_fixes, harden
@@ -44,7 +45,6 @@ from peer.net.nat.hole_punch import Path
 from peer.net.nat.traversal import Traversal
 from peer.net.rate_limit import Meter, TokenBucket, Traffic
 from peer.net.rpc import Rpc
-from peer.net.standing import Standing
 from peer.net.stream_channel import PROTOCOL, StreamChannel
 
 _HELLO_S: Final = 10.0
@@ -92,17 +92,19 @@ class Host:
         """The underlying py-libp2p host."""
         self._config = config
         self._nursery = nursery
-        self.standing: Final = Standing()
+        self.admissions: Final = Admissions()
         upload, download = TokenBucket(config.upload_bytes_per_s), TokenBucket(config.download_bytes_per_s)
-        self._meter = Meter(upload, download, self.standing.is_trusted)
+        self._meter = Meter(upload, download, self.admissions.is_trusted)
         self.book: Final = AddressBook(config.limits.addresses_per_peer)
-        self._connections = Connections(libp2p_host, self.book, config.limits, self.standing, nursery)
-        self.rpc: Final = Rpc(self.peer_id, self._connections, config.limits, self._meter, config.events, self.standing)
+        self._connections = Connections(libp2p_host, self.book, config.limits, self.admissions, nursery)
+        self.rpc: Final = Rpc(
+            self.peer_id, self._connections, config.limits, self._meter, config.events, self.admissions
+        )
         self._watched: dict[str, frozenset[str]] = {}
         self._heartbeat = Heartbeat(self.rpc, self._connections, self._meter, config.limits, config.events)
         self.rpc.register(HELLO, self._on_hello)
         self._bulk = BulkTransport(
-            nursery, self._ask_for_bulk, self.rpc.server, self._meter, self._connections.remote_ips, self.standing
+            nursery, self._ask_for_bulk, self.rpc.server, self._meter, self._connections.remote_ips, self.admissions
         )
         self.rpc.register(OFFER, self._bulk.offer)
         self._connections.bulk = self._bulk
@@ -192,9 +194,9 @@ class Host:
         if peer_id == self.peer_id:
             return
         told = list(islice(addresses, self._config.limits.addresses_per_peer))
-        if self.standing.is_trusted(told_by):
+        if self.admissions.is_trusted(told_by):
             self.book.add(peer_id, told)
-        elif not self.standing.guarded:
+        elif not self.admissions.guarded:
             self.book.claim(peer_id, told)
         elif told_by == peer_id:
             seen_at = self._connections.remote_ip(peer_id)

@@ -10,7 +10,7 @@ from typing import Final
 import trio
 
 from peer.errors import ConnectionLost
-from peer.net.standing import Standing
+from peer.net.admissions import Admissions
 from peer.net.wire import PIECE_BYTES
 
 RATE_FLOOR: Final = 64_000
@@ -30,7 +30,7 @@ class NetLimits:
     """Calls we keep open to one peer. Further ones wait within their own deadline."""
     calls_in_per_peer: int = 160
     """Calls one peer may keep open to us. Above `calls_out_per_peer`: a slot is free only after its reply has left."""
-    calls_in_per_visitor: int = 32
+    calls_in_per_client: int = 32
     """The same for a peer that is admitted to read, and below for one that is not admitted. Of peers that are admitted
     to take part, trusted or not, many are honest: a pipeline's stages keep dozens of calls open to each other."""
     calls_in_per_stranger: int = 8
@@ -103,10 +103,10 @@ class ByteBudget:
       transfer is never dropped.
     """
 
-    def __init__(self, total_bytes: int, standing: Standing | None = None) -> None:
+    def __init__(self, total_bytes: int, admissions: Admissions | None = None) -> None:
         self._total = total_bytes
         self._free = total_bytes
-        self._standing = Standing() if standing is None else standing
+        self._admissions = Admissions() if admissions is None else admissions
         self._held: dict[str, int] = {}
         self._claims: set[Claim] = set()
         self._queue: list[Claim] = []
@@ -117,7 +117,7 @@ class ByteBudget:
 
     def crowded(self, peer: str) -> bool:
         """Whether so many claims of a peer wait that the next must be refused: its bytes wait somewhere, too."""
-        stranger = self._standing.guarded and not self._standing.is_trusted(peer)
+        stranger = self._admissions.guarded and not self._admissions.is_trusted(peer)
         return sum(claim.peer == peer for claim in self._queue) >= (_STRANGER_WAITING_MAX if stranger else _WAITING_MAX)
 
     def fits(self, peer: str, size_bytes: int) -> bool:
@@ -206,7 +206,7 @@ class ByteBudget:
                 claim.scope.cancel()
 
     def _trusts(self, claim: Claim) -> bool:
-        return self._standing.is_trusted(claim.peer)
+        return self._admissions.is_trusted(claim.peer)
 
     def _over_share(self, claim: Claim) -> bool:
         held = self._held.get(claim.peer, 0)
@@ -217,7 +217,7 @@ class ByteBudget:
         return self._trusts(claim) and claim.peer not in self._held
 
     def _reserve(self, claim: Claim) -> int:
-        return 0 if not self._standing.guarded or self._is_first(claim) else self._total // 4
+        return 0 if not self._admissions.guarded or self._is_first(claim) else self._total // 4
 
     def _room(self, claim: Claim) -> int:
         return self._free - self._reserve(claim)

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from peer.net.standing import Access
+from peer.net.admissions import Access
 from peer.net.wire import HEADER_BYTES, Buffer
 
 Req = TypeVar("Req", bound=msgspec.Struct)
@@ -25,7 +25,7 @@ class Method(Generic[Req, Rep]):
     request_payload_max: int = 0
     reply_payload_max: int = 0
     access: Access = "member"
-    """What a peer must have proved to be, to call it and to be called by it (`peer.net.standing`)."""
+    """What a peer must have proved to be, to call it and to be called by it (`peer.net.admissions`)."""
     replies_bounded: bool = False
     """Whether its handler bounds the memory of its replies itself, or sends views of what is held anyway."""
     header_bytes: int = HEADER_BYTES

@@ -32,11 +32,11 @@ from peer.errors import (
 )
 from peer.events import EventLog
 from peer.identity import is_peer_id
+from peer.net.admissions import Admissions
 from peer.net.limits import NetLimits
 from peer.net.method import Call, Check, Handler, Method, Rep, Reply, Req
 from peer.net.rate_limit import Meter
 from peer.net.rpc_server import RpcServer, flat
-from peer.net.standing import Standing
 from peer.net.wire import SMALL_BYTES, Buffer, Channel, Frames, ReplyHeader, RequestHeader
 from peer.plain_text import cut
 
@@ -72,14 +72,14 @@ class Rpc:
         limits: NetLimits,
         meter: Meter,
         events: EventLog,
-        standing: Standing | None = None,
+        admissions: Admissions | None = None,
     ) -> None:
         self._peer_id = peer_id
         self._channels = channels
         self._limits = limits
         self._meter = meter
-        self.standing: Final = Standing() if standing is None else standing
-        self.server: Final = RpcServer(limits, meter, events, self.standing)
+        self.admissions: Final = Admissions() if admissions is None else admissions
+        self.server: Final = RpcServer(limits, meter, events, self.admissions)
         self._slots: dict[str, trio.CapacityLimiter] = {}
         self.introduce: Callable[[str, float], Awaitable[None]] | None = None
         """Called with (peer, seconds left) to prove to each other what both are. Raises if either is not admitted."""
@@ -129,7 +129,7 @@ class Rpc:
             except RemoteError as error:
                 if error.code != NotAdmitted.__name__ or method.access == "open" or self.introduce is None:
                     raise
-            self.standing.revoke(peer)  # it has forgotten us
+            self.admissions.revoke(peer)  # it has forgotten us
             await self._ensure_admitted(peer, method, deadline)
             return await self._call_peer(peer, method, body, view, bulk, deadline)
         raise DeadlineExceeded(f"{peer} did not answer {method.name} within {timeout_s:g} s")
@@ -140,7 +140,7 @@ class Rpc:
         Calls that wait for the same introduction share its failure. Raises ProtocolViolation, or what `introduce`
         raises.
         """
-        if self.standing.allows(peer, method.access):
+        if self.admissions.allows(peer, method.access):
             return
         introduction = self._introductions.get(peer)
         if introduction is not None:
@@ -150,7 +150,7 @@ class Rpc:
                 return
         elif self.introduce is not None:
             await self._introduce(peer, deadline)
-        if not self.standing.allows(peer, method.access):
+        if not self.admissions.allows(peer, method.access):
             raise ProtocolViolation(
                 f"{peer} has not proved that it belongs to this run, so {method.name} is not sent to it"
             )

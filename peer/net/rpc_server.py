@@ -20,10 +20,10 @@ from peer import faults
 from peer.decoding import MALFORMED, told
 from peer.errors import BarnraiseError, ConnectionLost, NotAdmitted, ProtocolViolation, TooLarge
 from peer.events import EventLog, PenaltyLog
+from peer.net.admissions import Admissions
 from peer.net.limits import RATE_FLOOR, REPLY_GRACE_S, ByteBudget, NetLimits
 from peer.net.method import Call, Check, Handler, Method
 from peer.net.rate_limit import Meter
-from peer.net.standing import Standing
 from peer.net.wire import HEADER_BYTES, LARGE_HEADER_BYTES, Buffer, Channel, Frames, ReplyHeader, RequestHeader
 
 INTERNAL: Final = "internal"
@@ -81,16 +81,16 @@ class RegisteredMethod:
 class RpcServer:
     """The methods registered at this host, and the bounds of calls to them."""
 
-    def __init__(self, limits: NetLimits, meter: Meter, events: EventLog, standing: Standing) -> None:
-        self._standing = standing
+    def __init__(self, limits: NetLimits, meter: Meter, events: EventLog, admissions: Admissions) -> None:
+        self._admissions = admissions
         self._limits = limits
         self._meter = meter
         self._events = events
-        self._penalties = PenaltyLog(events, standing.is_trusted)
+        self._penalties = PenaltyLog(events, admissions.is_trusted)
         self._methods: dict[str, RegisteredMethod] = {}
         self._calls: Counter[str] = Counter()
         self._refusals = 0
-        self._budget = ByteBudget(limits.payload_bytes_in_flight, standing)
+        self._budget = ByteBudget(limits.payload_bytes_in_flight, admissions)
         self._stranger_headers = ByteBudget(limits.stranger_header_bytes)
         self._stranger_replies = ByteBudget(limits.stranger_reply_bytes)
 
@@ -148,12 +148,12 @@ class RpcServer:
 
     def _too_many(self, peer: str) -> bool:
         """Whether a peer has more calls open than it may, or all peers together have. Strangers give way to members."""
-        limits, standing = self._limits, self._standing
-        if standing.allows(peer, "member"):
+        limits, admissions = self._limits, self._admissions
+        if admissions.allows(peer, "member"):
             mine = limits.calls_in_per_peer
         else:
-            mine = limits.calls_in_per_visitor if standing.allows(peer, "visitor") else limits.calls_in_per_stranger
-        kept = limits.calls_in_total // 4 if standing.guarded and not standing.is_trusted(peer) else 0
+            mine = limits.calls_in_per_client if admissions.allows(peer, "client") else limits.calls_in_per_stranger
+        kept = limits.calls_in_total // 4 if admissions.guarded and not admissions.is_trusted(peer) else 0
         return self._calls[peer] >= mine or self._calls.total() >= limits.calls_in_total - kept
 
     async def _read_and_answer(self, peer: str, frames: Frames) -> bool:
@@ -178,11 +178,11 @@ class RpcServer:
     @asynccontextmanager
     async def _large_header(self, peer: str, frames: Frames, name: str, size: int) -> AsyncIterator[None]:
         method = self._served(peer, name).method
-        if not self._standing.allows(peer, "visitor"):
+        if not self._admissions.allows(peer, "client"):
             raise _Refused(NotAdmitted.__name__, f"{name} with a large header is for peers that are admitted")
         if size > method.header_bytes:
             raise ProtocolViolation(f"{name} with a header of {size} bytes, over the limit of {method.header_bytes}")
-        trusted = self._standing.is_trusted(peer)
+        trusted = self._admissions.is_trusted(peer)
         budget = self._budget if trusted else self._stranger_headers
         if not trusted and not budget.fits(peer, size):  # it does not wait: what it has sent already is memory, too
             raise _Refused(BUSY, f"too many large requests at once: {_TRY_AGAIN}")
@@ -197,7 +197,7 @@ class RpcServer:
             raise _Refused(UNKNOWN_METHOD, f"this peer does not serve {name[:64]}")
         served = self._methods[name]
         try:
-            self._standing.check(peer, name, served.method.access)
+            self._admissions.check(peer, name, served.method.access)
         except NotAdmitted as error:
             raise _Refused(type(error).__name__, str(error)) from error
         return served
@@ -214,7 +214,7 @@ class RpcServer:
         left_s = max(0.0, header.timeout_ms / 1e3)  # a caller whose loop lags may be late already
         with trio.move_on_after(min(left_s, self._limits.call_timeout_s)):
             await self._check(served, peer, body, header.payload_bytes)
-            is_free = method.access == "member" or method.replies_bounded or self._standing.is_trusted(peer)
+            is_free = method.access == "member" or method.replies_bounded or self._admissions.is_trusted(peer)
             answer = self._answer_freely if is_free else self._answer_stranger
             answered = await answer(peer, frames, served, body, header.payload_bytes)
         return answered

@@ -112,7 +112,7 @@ async def open_client(
         if home is not None:
             _copy_run_files(home, own)
         async with open_host(dial_back_config.config()) as host:
-            chain = invite.visit(host.peer_id, _owner(home), time.time())
+            chain = invite.client_chain(host.peer_id, _owner(home), time.time())
             entered = await enter_run(host, invite, own, chain, open_any_manifest)
             config = NodeConfig(invite.run_id, invite.addresses, own.addresses, required=True)
             async with open_node(host, config, [member_schema(entered.gate)]) as node:

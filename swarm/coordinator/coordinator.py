@@ -35,7 +35,7 @@ from swarm.run.gate import Gate
 from swarm.run.guests import GuestBook
 from swarm.run.home import Home
 from swarm.run.invite import ADDRESSES_MAX, Invite
-from swarm.run.inviting import saved_invite_keys, standing_invite
+from swarm.run.inviting import printed_invite, saved_invite_keys
 from swarm.run.manifest import Manifest, open_manifest
 from swarm.run.manifest_transfer import load_run_files, serve_run_files
 from swarm.run.sections import BYTES_TOKENIZER
@@ -101,7 +101,7 @@ async def run_coordinator(config: CoordinatorConfig, ready: Callable[[Invite], N
                         nursery.start_soon(authority.run)
                     nursery.start_soon(coordinator.announce_completion, membership)
                     write_atomically(home.listening, "".join(f"{address}\n" for address in addresses).encode())
-                    ready(standing_invite(home, identity, manifest, addresses, gate.bans))
+                    ready(printed_invite(home, identity, manifest, addresses, gate.bans))
 
 
 class _Coordinator:

@@ -40,7 +40,7 @@ class DialBackReply(msgspec.Struct, frozen=True):
     """(port, outcome)."""
 
 
-DIAL_BACK: Final = Method("net.dial_back", DialBackRequest, DialBackReply, access="visitor")
+DIAL_BACK: Final = Method("net.dial_back", DialBackRequest, DialBackReply, access="client")
 
 
 def serve_dial_back(host: Host) -> None:

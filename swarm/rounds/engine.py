@@ -165,7 +165,7 @@ class Engine:
         """Take part as a member: lead an attempt, or follow its leader, until the round is decided."""
         round_state, head, host = round_.round_state, round_.round_state.head, self._context.host
         host.watch(m.peer for m in head.members if m != self._context.me)
-        host.standing.trust("head", (member.peer for member in head.members))
+        host.admissions.trust("head", (member.peer for member in head.members))
         leader = Leader(round_, self._ready)
         floor = 0
         while round_state.decided is None:

@@ -47,8 +47,8 @@ async def enter_run(
     Raises NotAdmitted if the run refuses this peer or `home` belongs to another run, DialError (with the most useful
     reason) if no address answers, and what `open_signed` raises.
     """
-    host.standing.guard()  # also before there is a gate: the peers that we ask may call us, too
-    host.standing.trust("invite", [address.rpartition("/p2p/")[2] for address in invite.addresses])
+    host.admissions.guard()  # also before there is a gate: the peers that we ask may call us, too
+    host.admissions.trust("invite", [address.rpartition("/p2p/")[2] for address in invite.addresses])
     kept = load_run_files(home.path)
     if kept is not None:
         try:

@@ -1,6 +1,6 @@
 """Which peers may take part in a closed run: chains of signatures that begin with the run's authority.
 
-    authority -> invite -> member -> invite -> member -> visitor
+    authority -> invite -> member -> invite -> member -> client
 
 Each link names a public key and what its holder may do, signed by the key before it. A chain is public: a peer shows it
 and proves by a signature that it has the key at its end (`swarm.run.gate`). What is secret is the private key of an
@@ -21,7 +21,7 @@ import msgspec
 
 from peer.errors import NotAdmitted
 from peer.identity import Identity, peer_id_of, public_key_of, sign_text, verify_text
-from peer.net.standing import Access
+from peer.net.admissions import Access
 from swarm.run.ban_list import BanList, Key
 from swarm.run.manifest import AnyManifest
 
@@ -34,12 +34,12 @@ CLOCK_SKEW_S: Final = 120.0  # clocks differ: a link is accepted this long after
 _KIND: Final = "credential"
 _REMEDY: Final = "ask the peer that invited you for a new invite"
 
-LinkKind = Literal["invite", "member", "visitor"]
+LinkKind = Literal["invite", "member", "client"]
 _FOLLOWS: Final[dict[LinkKind | None, tuple[LinkKind, ...]]] = {
-    None: ("invite", "member", "visitor"),  # the authority
-    "invite": ("member", "visitor"),
-    "member": ("invite", "visitor"),
-    "visitor": (),
+    None: ("invite", "member", "client"),  # the authority
+    "invite": ("member", "client"),
+    "member": ("invite", "client"),
+    "client": (),
 }
 
 
@@ -47,10 +47,10 @@ class Link(msgspec.Struct, frozen=True, array_like=True):
     """One key of a chain and what its holder may do."""
 
     kind: LinkKind
-    """An invite admits members and visitors, a member takes part and may invite, a visitor reads."""
+    """An invite admits members and clients, a member takes part and may invite, a client reads."""
     key: Key
     guests: Annotated[int, msgspec.Meta(ge=0, le=GUESTS_MAX)]
-    """How many members it may bring in, directly or through those. A visitor and a member that may not invite: 0."""
+    """How many members it may bring in, directly or through those. A client and a member that may not invite: 0."""
     expires: Annotated[int, msgspec.Meta(ge=0, lt=1 << 40)]
     """Unix seconds."""
     signature: Annotated[bytes, msgspec.Meta(min_length=64, max_length=64)]
@@ -68,7 +68,7 @@ class Admission:
     until: float
     """Unix time."""
     member: bytes | None = None
-    """The public key of the member; None for a visitor and in an open run."""
+    """The public key of the member; None for a client and in an open run."""
     sponsors: tuple[Link, ...] = ()
     """The links above a member: each may bring in so many."""
 
@@ -85,9 +85,9 @@ def member_link(signer: Identity, run_id: str, peer: str, chain: Chain, expires:
     return sign_link(signer, run_id, "member", public_key_of(peer), guests=guests, expires=expires)
 
 
-def visitor_link(signer: Identity, run_id: str, peer: str, expires: float) -> Link:
-    """Return the link of the visitor `peer`, signed by an invite, a member or the authority."""
-    return sign_link(signer, run_id, "visitor", public_key_of(peer), guests=0, expires=expires)
+def client_link(signer: Identity, run_id: str, peer: str, expires: float) -> Link:
+    """Return the link of the client `peer`, signed by an invite, a member or the authority."""
+    return sign_link(signer, run_id, "client", public_key_of(peer), guests=0, expires=expires)
 
 
 def judge(manifest: AnyManifest, chain: Chain, peer: str, now: float, bans: BanList | None = None) -> Admission:
@@ -117,8 +117,8 @@ def judge(manifest: AnyManifest, chain: Chain, peer: str, now: float, bans: BanL
         raise NotAdmitted(f"the invite expired {_ago(now - expires)} ago: {_REMEDY}")
     _check_bans(chain, bans)
     until = expires + CLOCK_SKEW_S
-    if last.kind == "visitor":
-        return Admission("visitor", until)
+    if last.kind == "client":
+        return Admission("client", until)
     return Admission("member", until, last.key, chain[:-1])
 
 
@@ -127,9 +127,9 @@ def _check_bans(chain: Chain, bans: BanList | None) -> None:
         return
     keys = [link.key for link in chain]
     if any(link.kind == "member" and peer_id_of(link.key) in bans.peers for link in chain[:-1]) and (
-        chain[-1].kind == "visitor"
+        chain[-1].kind == "client"
     ):
-        raise NotAdmitted("this visitor comes from a banned peer: write to the owner of the run")
+        raise NotAdmitted("this client comes from a banned peer: write to the owner of the run")
     for depth, key in enumerate(keys[:-1]):
         stays = bans.withdrawn.get(key)
         if stays is not None and not stays.intersection(keys[depth + 1 :]):

@@ -86,7 +86,7 @@ BANS: Final = Method(
     BansSent,
     request_payload_max=BANS_BYTES_MAX,
     reply_payload_max=BANS_BYTES_MAX,
-    access="visitor",
+    access="client",
 )
 
 
@@ -115,7 +115,7 @@ class Gate:
         self.chain: Final = chain
         self.guests: Final = GuestBook() if guests is None else guests
         self._rpc = rpc
-        self._standing = rpc.standing
+        self._admissions = rpc.admissions
         self._manifest = manifest
         self._identity = identity
         self._clock = clock
@@ -124,8 +124,8 @@ class Gate:
         self._chains: dict[str, Chain] = {}
         self._challenges: OrderedDict[str, _Challenge] = OrderedDict()
         judge(manifest, chain, identity.peer_id, clock())
-        self._standing.guard()
-        self._standing.trust("authority", [manifest.authority])
+        self._admissions.guard()
+        self._admissions.trust("authority", [manifest.authority])
         rpc.register(ENTER, self._enter)
         rpc.register(PROVE, self._prove)
         rpc.register(BANS, self._exchange_bans)
@@ -139,7 +139,7 @@ class Gate:
     def vouch(self, peer: str, chain: Chain) -> None:
         """Raise NotAdmitted unless this chain makes `peer` a member of the run. For records that are no call."""
         if self._judge(peer, chain).access != "member":
-            raise NotAdmitted(f"{peer} is a visitor of this run, no member")
+            raise NotAdmitted(f"{peer} is a client of this run, no member")
 
     async def introduce(self, peer: str, timeout_s: float) -> None:
         """Prove this peer to `peer` and have it prove itself.
@@ -175,12 +175,12 @@ class Gate:
         if self._bans is not None and bans.serial <= self._bans.serial:
             return
         self._bans, self._signed_bans = bans, signed
-        self._standing.bar(bans.peers)
-        for peer in self._standing.admitted:
+        self._admissions.bar(bans.peers)
+        for peer in self._admissions.admitted:
             try:
                 self._judge(peer, self._chains.get(peer, ()))
             except NotAdmitted:
-                self._standing.revoke(peer)
+                self._admissions.revoke(peer)
 
     @property
     def closed(self) -> bool:
@@ -235,10 +235,10 @@ class Gate:
     def _grant(self, peer: str, chain: Chain, admission: Admission) -> None:
         if self._bans is not None and peer in self._bans.peers:  # learnt since it was judged
             raise NotAdmitted(f"peer {peer} is banned from this run: write to the owner of the run")
-        self._chains = {known: self._chains[known] for known in self._standing.admitted if known in self._chains}
+        self._chains = {known: self._chains[known] for known in self._admissions.admitted if known in self._chains}
         self._chains[peer] = chain
         scarce = not self._manifest.open and admission.access == "member"
-        self._standing.grant(peer, admission.access, admission.until, trusted=scarce)
+        self._admissions.grant(peer, admission.access, admission.until, trusted=scarce)
 
     def _run_hash(self, nonce: bytes) -> bytes:
         return blake3(self._manifest.run_id.encode() + nonce, derive_key_context="barnraise run.enter").digest()

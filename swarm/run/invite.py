@@ -24,14 +24,14 @@ from peer.bounds import Hash, Name
 from peer.decoding import MALFORMED, told
 from peer.errors import ConfigError
 from peer.identity import Identity, is_peer_id, peer_id_of
-from swarm.run.credentials import Chain, member_link, visitor_link
+from swarm.run.credentials import Chain, client_link, member_link
 from swarm.run.home import Home
 from swarm.run.manifest import RUN_ID_BYTES, run_id_text
 
 PREFIX: Final = "barnraise"
 VERSION: Final = "2"
 ADDRESSES_MAX: Final = 16
-VISIT_S: Final = 3600.0
+CLIENT_S: Final = 3600.0
 _TEXT_MAX: Final = 8192
 _CHECKSUM_BYTES: Final = 4
 _REMEDY: Final = "copy it again from where `peer coordinate` printed it, from its first letter to its last"
@@ -58,17 +58,17 @@ class Invite(msgspec.Struct, frozen=True):
         signer = Identity.from_seed(self.key)
         return (*self.chain, member_link(signer, self.run_id, identity.peer_id, self.chain, self.chain[-1].expires))
 
-    def visit(self, visitor: str, owner: Identity | None, now: float) -> Chain:
-        """Return what makes the peer `visitor` a reader of the run for an hour.
+    def client_chain(self, client: str, owner: Identity | None, now: float) -> Chain:
+        """Return what makes the peer `client` a reader of the run for an hour.
 
         `owner`: the identity of this machine's peer, for an invite that is for that peer only, and for the authority.
         Raises ConfigError if that is needed and missing.
         """
-        expires = now + VISIT_S
+        expires = now + CLIENT_S
         if self.key:
-            return (*self.chain, visitor_link(Identity.from_seed(self.key), self.run_id, visitor, expires))
+            return (*self.chain, client_link(Identity.from_seed(self.key), self.run_id, client, expires))
         if owner is not None and (owner.peer_id == self.authority or self.chain):
-            return (*self.chain, visitor_link(owner, self.run_id, visitor, expires))
+            return (*self.chain, client_link(owner, self.run_id, client, expires))
         if self.chain:
             raise ConfigError(
                 f"this invite is for peer {peer_id_of(self.chain[-1].key)} only: give the --home of that peer"

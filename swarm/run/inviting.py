@@ -59,7 +59,7 @@ def saved_invite_keys(home: Home) -> tuple[bytes, ...]:
     return ()
 
 
-def standing_invite(
+def printed_invite(
     home: Home, authority: Identity, manifest: AnyManifest, addresses: Sequence[str], bans: BanList | None
 ) -> Invite:
     """Return the invite that a coordinator prints: that of its home as long as it lasts, else a new one.

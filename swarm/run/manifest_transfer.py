@@ -49,7 +49,7 @@ TOKENIZER: Final = Method(
     AskTokenizer,
     TokenizerSent,
     reply_payload_max=TOKENIZER_BYTES_MAX,
-    access="visitor",
+    access="client",
     replies_bounded=True,
 )
 

@@ -80,7 +80,7 @@ class StateMethods:
                 AskHashes,
                 StateReply,
                 reply_payload_max=hash_list_bytes(size_bytes),
-                access="visitor",
+                access="client",
                 replies_bounded=True,
             ),
             Method(
@@ -88,7 +88,7 @@ class StateMethods:
                 AskChunk,
                 StateReply,
                 reply_payload_max=chunk_size_for(size_bytes),
-                access="visitor",
+                access="client",
                 replies_bounded=True,
             ),
             Method(
@@ -96,7 +96,7 @@ class StateMethods:
                 AskResult,
                 ResultPart,
                 reply_payload_max=part_bytes_max,
-                access="visitor",
+                access="client",
                 header_bytes=LARGE_HEADER_BYTES,
                 replies_bounded=True,
             ),

@@ -109,7 +109,7 @@ async def sybil(
                 request = StoreRequest(RUN, host.addresses, sign_body(identity, KIND, body))
                 assert (await host.rpc.call(victim.id, STORE, request, timeout_s=60)).body.kept
             except BarnraiseError:
-                assert not victim.host.standing.allows(host.peer_id, "member")
+                assert not victim.host.admissions.allows(host.peer_id, "member")
         yield host
 
 
@@ -148,7 +148,7 @@ async def test_ground_identities_hide_no_member(many: int, is_open: bool) -> Non
     async with run_of(4, is_open=is_open) as (swarm, trusted), besieged(swarm, many) as sybils:
         ids = {host.peer_id for host in sybils}
         known = {peer for member in swarm.members for peer in member.node.peers}
-        assert known & ids == (ids if is_open else set()), "a visitor is in no table"
+        assert known & ids == (ids if is_open else set()), "a client is in no table"
         invite = [swarm.members[0].address]
 
         def prepare(host: Host) -> None:

@@ -21,13 +21,13 @@ from peer.events import Event, EventLog
 from peer.ipc.messages import ControlFrames, WorkerReply
 from peer.ipc.stage_spec import Moved, Taken
 from peer.ipc.train_messages import InnerResult
-from peer.net.bulk_link import BulkConnection
+from peer.net.admissions import Admissions
+from peer.net.bulk.link import BulkConnection
 from peer.net.limits import NetLimits
 from peer.net.method import Call, Method
 from peer.net.rate_limit import Meter, TokenBucket
 from peer.net.rpc import Rpc
 from peer.net.rpc_server import RpcServer
-from peer.net.standing import Standing
 from peer.net.wire import Buffer, Channel, ReplyHeader, RequestHeader
 from peer.worker.process import WorkerProcess
 from tests.fuzz.support.guard import MUTATIONS, Trial, chance_for, no_growth
@@ -88,7 +88,7 @@ def meter() -> Meter:
 def server() -> tuple[RpcServer, list[Event]]:
     log, events = EventLog(), list[Event]()
     log._subscribers.append(events.append)
-    answering = RpcServer(NetLimits(), meter(), log, Standing())
+    answering = RpcServer(NetLimits(), meter(), log, Admissions())
     answering.add(ECHO, echo)
     return answering, events
 

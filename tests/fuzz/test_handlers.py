@@ -161,7 +161,7 @@ async def test_the_gate(count: int) -> None:
                 striker = Striker(victim, attacker.peer_id, lambda: pool, "gate")
                 await striker.strike(count)
                 tried.update(striker.tried)
-        assert not victim.rpc.standing.allows(stranger.peer_id, "visitor")
+        assert not victim.rpc.admissions.allows(stranger.peer_id, "client")
 
 
 def test_every_method_was_tried() -> None:

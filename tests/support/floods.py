@@ -33,7 +33,7 @@ from dht.records import sign_record
 from peer.errors import BarnraiseError
 from peer.events import EventLog
 from peer.identity import Identity
-from peer.net.bulk import OFFER, OfferRequest
+from peer.net.bulk.transport import OFFER, OfferRequest
 from peer.net.host import HostConfig, open_host
 from peer.net.stream_channel import PROTOCOL
 from peer.net.wire import RequestHeader

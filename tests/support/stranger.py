@@ -32,12 +32,12 @@ from dht.records import sign_record
 from peer.errors import BarnraiseError, NotAdmitted, RemoteError
 from peer.events import EventLog
 from peer.identity import Identity, Signed
+from peer.net.bulk.tls import TlsSocket
 from peer.net.host import Host, HostConfig, open_host
 from peer.net.libp2p_fixes.noise import NoiseTransport
 from peer.net.method import Call, Method
 from peer.net.rpc_server import Outcome, RegisteredMethod
 from peer.net.stream_channel import StreamChannel
-from peer.net.tls import TlsSocket
 from swarm.membership.member_record import MEMBERS, MemberRecord
 from tests.support.protocol_methods import all_methods, garbage, made_up
 

@@ -16,9 +16,9 @@ from libp2p.exceptions import BaseLibp2pError
 from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.network.swarm import Swarm
 
+from peer.net.admissions import Admissions
 from peer.net.libp2p_fixes.shares import Handshakes, Slots, address_group
 from peer.net.libp2p_fixes.yamux import Yamux
-from peer.net.standing import Standing
 
 logger = logging.getLogger(__name__)
 
@@ -52,12 +52,12 @@ class InboundGate:
     def __init__(self, swarm: Swarm) -> None:
         self._swarm = swarm
         self._handshakes = Handshakes(HANDSHAKES_MAX, HANDSHAKES_PER_GROUP_MAX)
-        self.judge_by(Standing())
+        self.judge_by(Admissions())
 
-    def judge_by(self, standing: Standing) -> None:
-        """Let strangers give way to the peers that `standing` trusts."""
+    def judge_by(self, admissions: Admissions) -> None:
+        """Let strangers give way to the peers that `admissions` trusts."""
         most = self._swarm.connection_config.max_connections
-        self._slots: Slots[Yamux] = Slots(most, standing, lambda muxed: muxed.last_used)
+        self._slots: Slots[Yamux] = Slots(most, admissions, lambda muxed: muxed.last_used)
 
     async def handle(self, stream: Any, maddr: Any) -> None:
         """Handle one accepted socket. Returns when its connection is over; the listener then closes the socket."""

@@ -14,7 +14,7 @@ from typing import Final, Generic, TypeVar
 
 import trio
 
-from peer.net.standing import Standing
+from peer.net.admissions import Admissions
 
 STRANGERS_SHARE: Final = 0.25  # of all slots, at a host that knows whom to trust
 ALL_SHARE: Final = 0.8  # of all slots, for peers that connect to us: the rest stays free for those we dial
@@ -74,9 +74,9 @@ class Slots(Generic[Holder]):
     `last_used` returns when a holder was last of use, in trio's time.
     """
 
-    def __init__(self, total: int, standing: Standing, last_used: Callable[[Holder], float]) -> None:
+    def __init__(self, total: int, admissions: Admissions, last_used: Callable[[Holder], float]) -> None:
         self._total = total
-        self._standing = standing
+        self._admissions = admissions
         self._last_used = last_used
         self._held: dict[Holder, _Slot] = {}
 
@@ -93,8 +93,8 @@ class Slots(Generic[Holder]):
         self._held.pop(holder, None)
 
     def _loser(self, newest: Holder) -> Holder | None:
-        strangers = {h: slot.group for h, slot in self._held.items() if not self._standing.is_trusted(slot.peer)}
-        share = STRANGERS_SHARE if self._standing.guarded else ALL_SHARE
+        strangers = {h: slot.group for h, slot in self._held.items() if not self._admissions.is_trusted(slot.peer)}
+        share = STRANGERS_SHARE if self._admissions.guarded else ALL_SHARE
         group = strangers.get(newest)
         groups = Counter(strangers.values())
         if group is not None and groups[group] > max(1, self._total * share * GROUP_SHARE):

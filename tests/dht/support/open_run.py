@@ -19,15 +19,15 @@ ENTER: Final = Method("test/enter", Greeting, Greeting, access="open")
 
 
 def guard(host: Host, *, members: Iterable[str] = (), is_open: bool = True) -> None:
-    """Guard a host. `members` are trusted; in a closed run the others are let in as visitors."""
+    """Guard a host. `members` are trusted; in a closed run the others are let in as clients."""
     members = frozenset(members)
-    standing = host.standing
-    standing.guard()
-    standing.trust("head", members if is_open else ())
+    admissions = host.admissions
+    admissions.guard()
+    admissions.trust("head", members if is_open else ())
 
     def grant(peer: str) -> None:
         is_member = peer in members
-        standing.grant(peer, "member" if is_open or is_member else "visitor", trusted=not is_open and is_member)
+        admissions.grant(peer, "member" if is_open or is_member else "client", trusted=not is_open and is_member)
 
     async def enter(call: Call[Greeting]) -> Greeting:
         grant(call.peer)

@@ -140,7 +140,7 @@ async def test_a_flood_of_bad_calls_leaves_few_lines() -> None:
 
 
 async def test_calls_at_once_depend_on_what_a_peer_has_proved() -> None:
-    limits = NetLimits(calls_in_per_stranger=2, calls_in_per_visitor=4, calls_in_total=16)
+    limits = NetLimits(calls_in_per_stranger=2, calls_in_per_client=4, calls_in_total=16)
     stall = Method("test/stall", Number, Number, access="open")
     async with hosts(limits) as (a, b, _):
         waiting = 0
@@ -155,14 +155,14 @@ async def test_calls_at_once_depend_on_what_a_peer_has_proved() -> None:
             return call.body
 
         b.rpc.register(stall, hold)
-        b.standing.guard()
+        b.admissions.guard()
         for access, trusted, most in (
             ("open", False, 2),
-            ("visitor", False, 4),
+            ("client", False, 4),
             ("member", False, 12),
             ("member", True, 16),
         ):
-            b.standing.grant(a.peer_id, access, trusted=trusted)
+            b.admissions.grant(a.peer_id, access, trusted=trusted)
             async with trio.open_nursery() as nursery:
                 for _ in range(most):
                     nursery.start_soon(lambda: a.rpc.call(b.peer_id, stall, Number(1), timeout_s=60))
@@ -213,10 +213,10 @@ async def test_a_large_header_is_for_admitted_peers_and_methods_that_declare_it(
             b.rpc.register(method, answer)
         declared = Method("test/long", Words, Words, header_bytes=LARGE_HEADER_BYTES, access="open")
         assert (await a.rpc.call(b.peer_id, declared, long, timeout_s=60)).body == long
-        b.standing.guard()
+        b.admissions.guard()
         with pytest.raises(RemoteError, match="for peers that are admitted"):
             await a.rpc.call(b.peer_id, declared, long, timeout_s=60)
-        b.standing.grant(a.peer_id, "visitor", trusted=False)
+        b.admissions.grant(a.peer_id, "client", trusted=False)
         assert (await a.rpc.call(b.peer_id, declared, long, timeout_s=60)).body == long
         undeclared = Method("test/short", Words, Words, header_bytes=LARGE_HEADER_BYTES, access="open")
         with pytest.raises(ConnectionLost):

@@ -11,15 +11,15 @@ import trio.testing
 from peer.errors import ConnectionLost, DeadlineExceeded, RemoteError, ResourceError
 from peer.events import EventLog
 from peer.identity import Identity
-from peer.net.bulk import OFFER, BulkTransport, Offer, OfferRequest
-from peer.net.bulk_link import BulkConnection
+from peer.net.admissions import Admissions
+from peer.net.bulk.link import BulkConnection
+from peer.net.bulk.tls import Certificate, TlsSocket, client_context
+from peer.net.bulk.transport import OFFER, BulkTransport, Offer, OfferRequest
 from peer.net.host import Host, HostConfig, open_host
 from peer.net.limits import NetLimits
 from peer.net.method import Call, Method
 from peer.net.rate_limit import Meter, TokenBucket
 from peer.net.rpc_server import RpcServer
-from peer.net.standing import Standing
-from peer.net.tls import Certificate, TlsSocket, client_context
 from tests.peer.net.test_rpc import BIG, ECHO, STALL, Facts, Number, echo
 
 SIZE = 3 << 20
@@ -28,8 +28,8 @@ SIZE = 3 << 20
 @pytest.fixture(autouse=True)
 def generous_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use generous timeouts, so that the bulk transport works on a busy machine too."""
-    monkeypatch.setattr("peer.net.bulk._HANDSHAKE_S", 60.0)
-    monkeypatch.setattr("peer.net.bulk._DIAL_S", 60.0)
+    monkeypatch.setattr("peer.net.bulk.transport._HANDSHAKE_S", 60.0)
+    monkeypatch.setattr("peer.net.bulk.transport._DIAL_S", 60.0)
 
 
 @asynccontextmanager
@@ -110,7 +110,7 @@ async def test_gate_limits_and_deadlines_hold_on_the_bulk_transport() -> None:
         with pytest.raises(ConnectionLost):
             await a.rpc.call(b.peer_id, generous, Number(1), bytes(BIG + 1), timeout_s=60, bulk=True)
         assert (await facts.wait("peer_penalized")).fields["peer"] == a.peer_id
-        b.standing.guard()
+        b.admissions.guard()
         with pytest.raises(RemoteError, match="introduce yourself"):
             await a.rpc.call(b.peer_id, ECHO, Number(1), bytes(BIG), timeout_s=60, bulk=True)
 
@@ -193,7 +193,7 @@ async def test_a_token_opens_one_connection_and_a_wrong_one_none() -> None:
 
 
 async def test_garbage_and_silence_on_the_bulk_port_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("peer.net.bulk._HANDSHAKE_S", 0.2)
+    monkeypatch.setattr("peer.net.bulk.transport._HANDSHAKE_S", 0.2)
     async with pair() as (a, b, _):
         port = (await offer_of(a, b)).port
         streams = [
@@ -209,7 +209,7 @@ async def test_garbage_and_silence_on_the_bulk_port_do_no_harm(monkeypatch: pyte
                 except trio.BrokenResourceError:
                     pass
             await stream.aclose()
-        monkeypatch.setattr("peer.net.bulk._HANDSHAKE_S", 60.0)  # honest peers may be slow
+        monkeypatch.setattr("peer.net.bulk.transport._HANDSHAKE_S", 60.0)  # honest peers may be slow
         await a.rpc.call(b.peer_id, ECHO, Number(1), bytes(SIZE), timeout_s=60, bulk=True)
         assert len(bulk_connections(a, b.peer_id)) == 1
 
@@ -232,8 +232,8 @@ async def test_an_impostor_on_the_port_gets_no_token_and_no_payload() -> None:
         port = listeners[0].socket.getsockname()[1]
         nursery.start_soon(trio.serve_listeners, impostor, listeners)
         meter = Meter(TokenBucket(None), TokenBucket(None))
-        server = RpcServer(NetLimits(), meter, EventLog(), standing := Standing())
-        transport = BulkTransport(nursery, ask, server, meter, lambda peer: (), standing)
+        server = RpcServer(NetLimits(), meter, EventLog(), admissions := Admissions())
+        transport = BulkTransport(nursery, ask, server, meter, lambda peer: (), admissions)
         assert await transport.channel("peer", "127.0.0.1") is None
         assert not received
         nursery.cancel_scope.cancel()
@@ -251,7 +251,7 @@ async def test_an_offer_of_an_invalid_port_does_no_harm(port: int) -> None:
 
     async with pair() as (a, b, _):
         del b.rpc.server._methods[OFFER.name]
-        b.rpc.register(Method(OFFER.name, OfferRequest, AnyPort, access="visitor", urgent=True), offer)
+        b.rpc.register(Method(OFFER.name, OfferRequest, AnyPort, access="client", urgent=True), offer)
         reply = await a.rpc.call(b.peer_id, ECHO, Number(1), bytes(SIZE), timeout_s=60, bulk=True)
         assert reply.body == Number(2)
         assert not bulk_connections(a, b.peer_id)

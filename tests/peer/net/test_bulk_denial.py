@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 import trio
 
-from peer.net.bulk import OFFER, OfferRequest
+from peer.net.bulk.transport import OFFER, OfferRequest
 from peer.net.host import Host
 from tests.peer.net.test_bulk import SIZE, bulk_connections, generous_timeouts, offer_of, pair
 from tests.peer.net.test_rpc import ECHO, Number
@@ -83,8 +83,8 @@ async def test_without_an_open_offer_every_socket_is_closed_at_once() -> None:
 
 async def test_no_offer_is_made_to_a_stranger_of_a_run() -> None:
     async with pair() as (a, b, _):
-        b.standing.guard()
+        b.admissions.guard()
         with pytest.raises(Exception, match="introduce yourself"):
             await a.rpc.call(b.peer_id, OFFER, OfferRequest(), timeout_s=60)
-        b.standing.grant(a.peer_id, "visitor", trusted=False)
+        b.admissions.grant(a.peer_id, "client", trusted=False)
         assert (await offer_of(a, b)).port

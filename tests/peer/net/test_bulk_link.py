@@ -13,12 +13,12 @@ import trio
 from peer.errors import ConnectionLost, NetworkError, RemoteError
 from peer.events import EventLog
 from peer.identity import Identity
-from peer.net.bulk import OFFER, OfferRequest
-from peer.net.bulk_link import CALLS_MAX, PIECE_BYTES, BulkConnection
+from peer.net.bulk.link import CALLS_MAX, PIECE_BYTES, BulkConnection
+from peer.net.bulk.tls import TlsSocket, client_context
+from peer.net.bulk.transport import OFFER, OfferRequest
 from peer.net.host import Host, HostConfig, open_host
 from peer.net.limits import NetLimits
 from peer.net.method import Call, Method
-from peer.net.tls import TlsSocket, client_context
 from peer.net.wire import SMALL_BYTES, RequestHeader
 from tests.peer.net.test_rpc import BIG, ECHO, STALL, Facts, Number, echo
 
@@ -29,8 +29,8 @@ LARGE = Method("test/large", Number, Number, request_payload_max=BIG)
 
 @pytest.fixture(autouse=True)
 def generous_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("peer.net.bulk._HANDSHAKE_S", 60.0)
-    monkeypatch.setattr("peer.net.bulk._DIAL_S", 60.0)
+    monkeypatch.setattr("peer.net.bulk.transport._HANDSHAKE_S", 60.0)
+    monkeypatch.setattr("peer.net.bulk.transport._DIAL_S", 60.0)
 
 
 @asynccontextmanager
@@ -189,7 +189,7 @@ async def test_a_payload_that_waits_for_memory_does_not_block_its_holder() -> No
 async def test_a_call_without_memory_delays_the_others_for_a_limited_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("peer.net.bulk_link.STANDSTILL_S", 2.0)
+    monkeypatch.setattr("peer.net.bulk.link.STANDSTILL_S", 2.0)
     held = Held()
     async with pair(NetLimits(payload_bytes_in_flight=2 * SIZE)) as (a, b, _):
         b.rpc.register(LARGE, held)
@@ -308,7 +308,7 @@ async def test_data_for_an_unknown_call_is_counted_and_dropped() -> None:
 
 async def test_a_peer_that_reads_no_notices_loses_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """The number of calls to be given up is bounded."""
-    monkeypatch.setattr("peer.net.bulk_link.GIVE_UP_S", 3.0)
+    monkeypatch.setattr("peer.net.bulk.link.GIVE_UP_S", 3.0)
     replying = trio.Event()
 
     async def reply_at_length(call: Call[Number]) -> tuple[Number, bytes]:

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from peer.errors import ConnectionLost
+from peer.net.admissions import Admissions
 from peer.net.limits import RATE_FLOOR, ByteBudget
-from peer.net.standing import Standing
 
 
 async def test_claims_wait_until_they_fit_and_one_peer_gets_half() -> None:
@@ -77,15 +77,15 @@ def test_every_claim_is_served_and_all_bytes_come_back(claims: list[tuple[str, i
     trio.run(main)
 
 
-def a_standing(*trusted: str) -> Standing:
-    standing = Standing()
-    standing.guard()
-    standing.trust("head", trusted)
-    return standing
+def an_admission(*trusted: str) -> Admissions:
+    admissions = Admissions()
+    admissions.guard()
+    admissions.trust("head", trusted)
+    return admissions
 
 
 async def test_strangers_leave_a_reserve_in_which_each_trusted_peer_has_one_payload() -> None:
-    budget = ByteBudget(100, a_standing("a", "b", "c"))
+    budget = ByteBudget(100, an_admission("a", "b", "c"))
     async with AsyncExitStack() as held:
         for number in range(25):
             claim = budget.claim(f"stranger {number}", 3)
@@ -153,7 +153,7 @@ async def test_a_slow_payload_is_dropped_only_if_another_waits(autojump_clock: M
 
 
 async def test_our_own_cap_and_a_trusted_peers_only_payload_are_no_reason_to_drop(autojump_clock: MockClock) -> None:
-    for budget, own_rate in ((ByteBudget(1_000_000), 8_000.0), (ByteBudget(1_000_000, a_standing("slow")), None)):
+    for budget, own_rate in ((ByteBudget(1_000_000), 8_000.0), (ByteBudget(1_000_000, an_admission("slow")), None)):
         arrived: list[bool] = []
 
         async def slow(

@@ -148,7 +148,7 @@ async def test_the_gate_stops_everything_that_is_not_open() -> None:
             return call.body
 
         b.rpc.register(OPEN, answer)
-        b.standing.guard()
+        b.admissions.guard()
         for size in (0, BIG):  # a refusal stops a big payload on its way
             with pytest.raises(RemoteError, match="introduce yourself") as caught:
                 await a.rpc.call(b.peer_id, ECHO, Number(1), bytes(size), timeout_s=60)

@@ -37,10 +37,10 @@ async def run() -> AsyncIterator[Host]:
     async with a_host(NetLimits(connections=CONNECTIONS)) as host:
 
         async def enter(call: Call[Number]) -> Number:
-            host.standing.grant(call.peer, "member", trusted=True)
+            host.admissions.grant(call.peer, "member", trusted=True)
             return call.body
 
-        host.standing.guard()
+        host.admissions.guard()
         host.rpc.register(ENTER, enter)
         host.rpc.register(HELLO, echo)
         host.rpc.register(ECHO, echo)

@@ -36,7 +36,7 @@ class Figures(msgspec.Struct, frozen=True):
 
 FIGURES = Method("test/figures", Text, Figures, access="open")
 WORDY = Method("test/wordy", Text, Text, header_bytes=LARGE_HEADER_BYTES)
-ASK = Method("test/ask", Text, Text, reply_payload_max=REPLY, access="visitor")
+ASK = Method("test/ask", Text, Text, reply_payload_max=REPLY, access="client")
 TAKE = Method("test/take", Text, Text, request_payload_max=SLICE)
 
 
@@ -70,10 +70,10 @@ async def main() -> None:
     with events.subscribed(note):
         async with open_host(config) as host:
             if "guarded" in sys.argv:
-                host.standing.guard()
+                host.admissions.guard()
                 for number in range(ATTACKERS):
-                    host.standing.grant(attacker(number).peer_id, "member", trusted=False)
-                host.standing.grant(HONEST.peer_id, "member", trusted=True)
+                    host.admissions.grant(attacker(number).peer_id, "member", trusted=False)
+                host.admissions.grant(HONEST.peer_id, "member", trusted=True)
             host.rpc.register(FIGURES, figures)
             host.rpc.register(WORDY, echo)
             host.rpc.register(ASK, ask)

@@ -15,10 +15,10 @@ from swarm.run.credentials import (
     CLOCK_SKEW_S,
     Admission,
     Chain,
+    client_link,
     judge,
     member_link,
     sign_link,
-    visitor_link,
 )
 from swarm.run.guests import GuestBook
 from swarm.run.manifest import Manifest
@@ -67,11 +67,11 @@ def test_guests_of_the_authority_and_of_its_guests_are_members() -> None:
     assert len(second) == 4 < CHAIN_MAX
 
 
-def test_visitors_of_any_holder_may_read_only() -> None:
-    chain, visitor = invited(), Identity.generate().peer_id
+def test_clients_of_any_holder_may_read_only() -> None:
+    chain, client = invited(), Identity.generate().peer_id
     for signer, above in ((AUTHORITY, ()), (GUEST, chain)):
-        seen = judge(closed_run(), (*above, visitor_link(signer, RUN_ID, visitor, NOW + 60)), visitor, NOW)
-        assert (seen.access, seen.member) == ("visitor", None)
+        seen = judge(closed_run(), (*above, client_link(signer, RUN_ID, client, NOW + 60)), client, NOW)
+        assert (seen.access, seen.member) == ("client", None)
         assert seen.until == NOW + 60 + CLOCK_SKEW_S
 
 
@@ -82,8 +82,8 @@ def test_an_open_run_needs_no_chain() -> None:
 def test_every_refusal_has_its_own_message() -> None:
     stranger = Identity.generate()
     good = invited()
-    visitor = visitor_link(GUEST, RUN_ID, stranger.peer_id, NOW + 60)
-    after_visitor = member_link(stranger, RUN_ID, stranger.peer_id, (), NOW + 60)
+    client = client_link(GUEST, RUN_ID, stranger.peer_id, NOW + 60)
+    after_client = member_link(stranger, RUN_ID, stranger.peer_id, (), NOW + 60)
     longer = msgspec.structs.replace(good[-1], expires=int(NOW + 10_000_000))
     crowded = msgspec.structs.replace(good[0], guests=1000)
     sentences = {
@@ -92,7 +92,7 @@ def test_every_refusal_has_its_own_message() -> None:
         "of another run": refusal(invited(run_id="b" * 32)),
         "of another authority": refusal(invited(by=stranger)),
         "of another peer": refusal(good, peer=stranger.peer_id),
-        "a visitor who invites": refusal((*good, visitor, after_visitor), peer=stranger.peer_id),
+        "a client who invites": refusal((*good, client, after_client), peer=stranger.peer_id),
         "prolonged": refusal((good[0], longer)),
         "for more guests": refusal((crowded, good[1])),
         "links swapped": refusal((invited()[0], good[1])),
@@ -105,7 +105,7 @@ def test_every_refusal_has_its_own_message() -> None:
         "of another run": "forged, damaged or of another run",
         "of another authority": "forged, damaged or of another run",
         "of another peer": f"made out to peer {GUEST.peer_id}",
-        "a visitor who invites": "may not grant",
+        "a client who invites": "may not grant",
         "prolonged": "forged",
         "for more guests": "forged",
         "links swapped": "forged",
@@ -128,8 +128,8 @@ def test_a_withdrawn_invite_keeps_its_guests_and_admits_no_other() -> None:
     judge(closed_run(), stays, GUEST.peer_id, NOW, bans)
     late = (link, member_link(key, RUN_ID, other.peer_id, (link,), NOW + 60))
     assert "withdrawn" in refusal(late, peer=other.peer_id, bans=bans)
-    visit = (link, visitor_link(key, RUN_ID, other.peer_id, NOW + 60))
-    assert "withdrawn" in refusal(visit, peer=other.peer_id, bans=bans)
+    looking = (link, client_link(key, RUN_ID, other.peer_id, NOW + 60))
+    assert "withdrawn" in refusal(looking, peer=other.peer_id, bans=bans)
 
 
 def test_a_ban_of_one_guest_does_not_hit_another() -> None:
@@ -139,8 +139,8 @@ def test_a_ban_of_one_guest_does_not_hit_another() -> None:
     judge(closed_run(), (link, member_link(key, RUN_ID, other.peer_id, (link,), NOW + 60)), other.peer_id, NOW, bans)
     of_banned = invited(friend, by=GUEST, above=invited())
     judge(closed_run(), of_banned, friend.peer_id, NOW, bans)
-    visit = (*invited(), visitor_link(GUEST, RUN_ID, friend.peer_id, NOW + 60))
-    assert "from a banned peer" in refusal(visit, peer=friend.peer_id, bans=bans)
+    looking = (*invited(), client_link(GUEST, RUN_ID, friend.peer_id, NOW + 60))
+    assert "from a banned peer" in refusal(looking, peer=friend.peer_id, bans=bans)
 
 
 def test_an_open_run_bans_too() -> None:

@@ -116,7 +116,7 @@ async def test_a_peer_that_forgot_the_caller_is_introduced_again() -> None:
         gate_of(a, manifest)
         gate_of(b, manifest)
         assert await hear(a, b) == "hi"
-        b.standing.revoke(a.peer_id)
+        b.admissions.revoke(a.peer_id)
         assert await hear(a, b) == "hi"
 
 
@@ -177,35 +177,35 @@ async def test_neither_half_of_a_proof_serves_another_peer() -> None:
         for entry in recorded:
             with pytest.raises(RemoteError, match="made out to"):
                 await middle.rpc.call(b.peer_id, ENTER, entry, timeout_s=SOON)
-        assert not b.standing.allows(middle.peer_id, "visitor")
+        assert not b.admissions.allows(middle.peer_id, "client")
 
 
-async def test_a_visitor_reads_and_takes_no_part() -> None:
+async def test_a_client_reads_and_takes_no_part() -> None:
     manifest = manifest_of(open_run=False)
-    read = Method("test.read", Word, Word, access="visitor")
-    async with hosts(2) as (visitor, member):
+    read = Method("test.read", Word, Word, access="client")
+    async with hosts(2) as (client, member):
         gate_of(member, manifest)
         member.rpc.register(read, echo)
-        chain = invite_to(manifest).visit(visitor.peer_id, None, time.time())
-        Gate(visitor.rpc, manifest, visitor.identity, chain)
-        assert (await visitor.rpc.call(member.peer_id, read, Word("hi"), timeout_s=SOON)).body == Word("hi")
+        chain = invite_to(manifest).client_chain(client.peer_id, None, time.time())
+        Gate(client.rpc, manifest, client.identity, chain)
+        assert (await client.rpc.call(member.peer_id, read, Word("hi"), timeout_s=SOON)).body == Word("hi")
         with pytest.raises(RemoteError, match="is for members of the run"):
-            await hear(visitor, member)
+            await hear(client, member)
         with pytest.raises(ProtocolViolation, match="has not proved"):  # nor is it called as a member
-            await hear(member, visitor)
-        assert not member.standing.is_trusted(visitor.peer_id) and visitor.standing.is_trusted(member.peer_id)
+            await hear(member, client)
+        assert not member.admissions.is_trusted(client.peer_id) and client.admissions.is_trusted(member.peer_id)
 
 
-async def test_standing_ends_with_the_last_connection() -> None:
+async def test_admission_ends_with_the_last_connection() -> None:
     manifest = manifest_of(open_run=False)
     async with hosts(2) as (a, b):
         gate_of(a, manifest)
         gate_of(b, manifest)
         assert await hear(a, b) == "hi"
-        assert a.standing.allows(b.peer_id, "member") and b.standing.allows(a.peer_id, "member")
+        assert a.admissions.allows(b.peer_id, "member") and b.admissions.allows(a.peer_id, "member")
         await a.disconnect(b.peer_id)
         with trio.fail_after(SOON):
-            while a.standing.allows(b.peer_id, "visitor") or b.standing.allows(a.peer_id, "visitor"):
+            while a.admissions.allows(b.peer_id, "client") or b.admissions.allows(a.peer_id, "client"):
                 await trio.sleep(0.01)
         assert await hear(b, a) == "hi"
 

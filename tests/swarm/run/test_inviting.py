@@ -20,7 +20,7 @@ from swarm.run.credentials import Chain, judge
 from swarm.run.guests import GuestBook
 from swarm.run.home import Home
 from swarm.run.invite import Invite
-from swarm.run.inviting import known_addresses, make_invite, saved_invite_keys, standing_invite
+from swarm.run.inviting import known_addresses, make_invite, printed_invite, saved_invite_keys
 from swarm.run.manifest import Manifest, sign_manifest
 from swarm.run.manifest_transfer import save_run_files
 from tests.swarm.run.test_gate import manifest_of
@@ -55,7 +55,7 @@ def run(tmp_path: Path) -> Run:
     manifest = msgspec.structs.replace(manifest_of(open_run=False), authority=authority.peer_id)
     save_run_files(home.path, sign_manifest(authority, manifest), b"")
     address = f"/ip4/127.0.0.1/tcp/1/p2p/{authority.peer_id}"
-    invite = standing_invite(home, authority, manifest, (address,), None)
+    invite = printed_invite(home, authority, manifest, (address,), None)
     write_atomically(home.invite, f"{invite}\n".encode())
     write_atomically(home.listening, f"{address}\n".encode())
     return Run(home, authority, manifest, invite)
@@ -76,12 +76,12 @@ def peer_invite(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
 
 
 def test_a_coordinator_prints_one_invite_however_often_it_starts(run: Run) -> None:
-    again = standing_invite(run.home, run.authority, run.manifest, ("/ip4/127.0.0.1/tcp/2/p2p/x",), None)
+    again = printed_invite(run.home, run.authority, run.manifest, ("/ip4/127.0.0.1/tcp/2/p2p/x",), None)
     assert (again.key, again.chain) == (run.invite.key, run.invite.chain)
     assert again.addresses != run.invite.addresses
     bans = extend_bans(run.home.bans, run.authority, run.manifest, GuestBook(), [], saved_invite_keys(run.home))
     assert bans is not None
-    other = standing_invite(run.home, run.authority, run.manifest, (), open_bans(bans, run.manifest))
+    other = printed_invite(run.home, run.authority, run.manifest, (), open_bans(bans, run.manifest))
     assert other.key != run.invite.key
     guest = Identity.generate()
     with pytest.raises(NotAdmitted, match="withdrawn"):
@@ -108,10 +108,10 @@ def test_an_invite_for_one_peer(run: Run, tmp_path: Path, peer_invite) -> None: 
     assert not invite.key and run.access(invite.membership(guest), guest) == "member"
     with pytest.raises(NotAdmitted, match="made out to"):
         run.access(invite.membership(other), other)
-    visitor = Identity.generate()
+    client = Identity.generate()
     with pytest.raises(ConfigError, match="give the --home"):
-        invite.visit(visitor.peer_id, None, time.time())
-    assert run.access(invite.visit(visitor.peer_id, guest, time.time()), visitor) == "visitor"
+        invite.client_chain(client.peer_id, None, time.time())
+    assert run.access(invite.client_chain(client.peer_id, guest, time.time()), client) == "client"
     with pytest.raises(ConfigError, match="without the right"):
         make_invite(guest, invite.chain, run.manifest, (), guests=1, days=1)
 
@@ -123,7 +123,7 @@ def test_bad_requests_have_one_sentence(run: Run, tmp_path: Path, peer_invite) -
     assert "not the coordinator's home" in peer_invite(home, "--for", identity.peer_id)
 
 
-def test_the_owner_of_a_run_visits_without_an_invite(run: Run) -> None:
-    visitor = Identity.generate()
+def test_the_owner_of_a_run_looks_without_an_invite(run: Run) -> None:
+    client = Identity.generate()
     bare = msgspec.structs.replace(run.invite, chain=(), key=b"")
-    assert run.access(bare.visit(visitor.peer_id, run.authority, time.time()), visitor) == "visitor"
+    assert run.access(bare.client_chain(client.peer_id, run.authority, time.time()), client) == "client"

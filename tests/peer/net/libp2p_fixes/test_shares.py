@@ -8,8 +8,8 @@ import pytest
 import trio
 import trio.testing
 
+from peer.net.admissions import Admissions
 from peer.net.libp2p_fixes.shares import Handshakes, Slots, address_group
-from peer.net.standing import Standing
 
 TOTAL = 80  # 20 for strangers, 10 of them for one group; 64 for all
 
@@ -21,14 +21,14 @@ class Holder:
 
 
 @pytest.fixture
-def standing() -> Standing:
-    standing = Standing()
-    standing.guard()
-    return standing
+def admissions() -> Admissions:
+    admissions = Admissions()
+    admissions.guard()
+    return admissions
 
 
-def slots_of(standing: Standing) -> Slots[Holder]:
-    return Slots(TOTAL, standing, lambda holder: holder.last_used)
+def slots_of(admissions: Admissions) -> Slots[Holder]:
+    return Slots(TOTAL, admissions, lambda holder: holder.last_used)
 
 
 def fill(slots: Slots[Holder], count: int, group: str, begun: float = 0.0) -> list[Holder]:
@@ -55,8 +55,8 @@ def test_neighbours_count_together(one: str, other: str, same: bool) -> None:
     assert (address_group(one) == address_group(other)) is same
 
 
-def test_the_stranger_idle_the_longest_gives_way_within_its_group(standing: Standing) -> None:
-    slots = slots_of(standing)
+def test_the_stranger_idle_the_longest_gives_way_within_its_group(admissions: Admissions) -> None:
+    slots = slots_of(admissions)
     strangers = fill(slots, 10, "a")
     others = fill(slots, 5, "b", begun=-100.0)
     strangers[0].last_used = 99.0  # it has called since
@@ -67,8 +67,8 @@ def test_the_stranger_idle_the_longest_gives_way_within_its_group(standing: Stan
     assert others  # untouched
 
 
-def test_strangers_of_many_groups_share_a_quarter_and_the_fullest_group_gives(standing: Standing) -> None:
-    slots = slots_of(standing)
+def test_strangers_of_many_groups_share_a_quarter_and_the_fullest_group_gives(admissions: Admissions) -> None:
+    slots = slots_of(admissions)
     crowd = fill(slots, 9, "a")
     for number in range(11):
         fill(slots, 1, f"group {number}", begun=-100.0)
@@ -76,31 +76,31 @@ def test_strangers_of_many_groups_share_a_quarter_and_the_fullest_group_gives(st
     assert slots.add(newest, newest.peer, "z") is crowd[0]
 
 
-def test_trusted_peers_hold_no_share_and_displace_strangers(standing: Standing) -> None:
-    slots = slots_of(standing)
+def test_trusted_peers_hold_no_share_and_displace_strangers(admissions: Admissions) -> None:
+    slots = slots_of(admissions)
     strangers = fill(slots, 10, "a") + fill(slots, 10, "b", begun=50.0)
     members = [Holder(f"member {number}") for number in range(64)]
-    standing.trust("head", [member.peer for member in members])
+    admissions.trust("head", [member.peer for member in members])
     losers = [slots.add(member, member.peer, "a") for member in members]
     assert losers[:44] == [None] * 44  # 80 % of all are taken then
     assert set(losers[44:]) == set(strangers)
     late = Holder("late member")
-    standing.trust("late", [late.peer])
+    admissions.trust("late", [late.peer])
     assert slots.add(late, late.peer, "c") is late, "no member gives way to another"
     slots.remove(members[0])
     assert slots.add(late, late.peer, "c") is None
 
 
-def test_a_stranger_that_becomes_trusted_counts_no_longer(standing: Standing) -> None:
-    slots = slots_of(standing)
+def test_a_stranger_that_becomes_trusted_counts_no_longer(admissions: Admissions) -> None:
+    slots = slots_of(admissions)
     for number in range(40):  # each is granted before the next one comes
         member = Holder(f"member {number}", number)
         assert slots.add(member, member.peer, "a") is None
-        standing.grant(member.peer, "member", trusted=True)
+        admissions.grant(member.peer, "member", trusted=True)
 
 
 def test_a_host_of_no_run_gives_strangers_all_inbound_slots() -> None:
-    slots = slots_of(Standing())
+    slots = slots_of(Admissions())
     first = fill(slots, 32, "a")
     assert slots.add(Holder("one more", 100.0), "one more", "a") is first[0]
     fill(slots, 32, "b", begun=50.0)

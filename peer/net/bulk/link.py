@@ -24,8 +24,8 @@ from typing import Final
 import trio
 
 from peer.errors import ConnectionLost, ProtocolViolation
+from peer.net.bulk.tls import TlsSocket
 from peer.net.rate_limit import Meter
-from peer.net.tls import TlsSocket
 from peer.net.wire import SMALL_BYTES, Buffer, Channel
 
 CALLS_MAX: Final = 256  # under way on one connection: more than a host allows a peer

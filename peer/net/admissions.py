@@ -1,4 +1,4 @@
-"""What each peer is to this host: a stranger, a visitor or a member, and which peers are trusted beyond that.
+"""What each peer is to this host: a stranger, a client or a member, and which peers are trusted beyond that.
 
 A host of no run serves every peer. Once a run guards it, a peer may call a method, and be called by one, only if the
 method is open or the peer has proved what it is while it was connected (`swarm.run.gate`). Trust is scarce, access is
@@ -14,10 +14,10 @@ from typing import Final, Literal
 
 from peer.errors import NotAdmitted
 
-Access = Literal["open", "visitor", "member"]
+Access = Literal["open", "client", "member"]
 """What a peer must be: anything, one that may read, or one that takes part."""
 
-_RANK: Final[dict[Access, int]] = {"open": 0, "visitor": 1, "member": 2}
+_RANK: Final[dict[Access, int]] = {"open": 0, "client": 1, "member": 2}
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class _Grant:
     trusted: bool
 
 
-class Standing:
-    """The standing of every peer at one host. `clock` returns Unix seconds."""
+class Admissions:
+    """The admissions of every peer at one host. `clock` returns Unix seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
@@ -93,5 +93,5 @@ class Standing:
             return
         if peer in self._barred:
             raise NotAdmitted(f"peer {peer} is banned from this run: write to the owner of the run")
-        role = "members" if access == "member" else "members and visitors"
+        role = "members" if access == "member" else "members and clients"
         raise NotAdmitted(f"{method} is for {role} of the run: introduce yourself with run.enter first")

@@ -3,7 +3,7 @@
 Authentication comes from libp2p. Over the authenticated connection the caller asks for an offer: a port, the hash of
 the listener's certificate, and a token that opens one connection. The caller checks the hash before it sends the token,
 and the listener knows the peer to which it gave the token, so both sides are authenticated. All calls from one peer to
-another share a connection (`peer.net.bulk_link`), with the frames, limits and deadlines of any call. Where it cannot be
+another share a connection (`peer.net.bulk.link`), with the frames, limits and deadlines of any call. Where it cannot be
 made (NAT, firewall, a relayed peer), calls take libp2p streams.
 
 A socket is kept only if an offer was made to its network, that of a peer's connections to us. Few may be in their
@@ -23,15 +23,15 @@ import msgspec
 import trio
 
 from peer.errors import BarnraiseError, ConnectionLost
+from peer.net.admissions import Admissions
 from peer.net.backoff import Backoff
-from peer.net.bulk_link import BulkConnection, Serve
+from peer.net.bulk.link import BulkConnection, Serve
+from peer.net.bulk.tls import Certificate, TlsSocket, client_context
 from peer.net.libp2p_fixes.shares import Handshakes, Slots, address_group
 from peer.net.libp2p_fixes.sockets import set_keepalive
 from peer.net.method import Call, Method
 from peer.net.rate_limit import Meter
 from peer.net.rpc_server import RpcServer
-from peer.net.standing import Standing
-from peer.net.tls import Certificate, TlsSocket, client_context
 from peer.net.wire import Channel
 
 _TOKEN_BYTES: Final = 32
@@ -65,7 +65,7 @@ class Offer(msgspec.Struct, frozen=True):
     """Opens one connection."""
 
 
-OFFER: Final = Method("net/bulk", OfferRequest, Offer, access="visitor", urgent=True)
+OFFER: Final = Method("net/bulk", OfferRequest, Offer, access="client", urgent=True)
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class BulkTransport:
         server: RpcServer,
         meter: Meter,
         remote_ips: Callable[[str], Iterable[str]],
-        standing: Standing,
+        admissions: Admissions,
     ) -> None:
         self._nursery = nursery
         self._ask = ask
@@ -102,7 +102,7 @@ class BulkTransport:
         self._remote_ips = remote_ips
         self._tokens: dict[bytes, _Offered] = {}
         self._handshakes = Handshakes(_HANDSHAKES_MAX, _HANDSHAKES_PER_GROUP_MAX)
-        self._slots: Slots[BulkConnection] = Slots(_CONNECTIONS_MAX, standing, _last_used)
+        self._slots: Slots[BulkConnection] = Slots(_CONNECTIONS_MAX, admissions, _last_used)
         self._ours: dict[str, BulkConnection] = {}
         """The connections for calls that we begin, by peer."""
         self._links: defaultdict[str, set[BulkConnection]] = defaultdict(set)

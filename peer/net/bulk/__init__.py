@@ -1,0 +1,1 @@
+"""Big payloads between directly reachable peers, by TLS."""
