@@ -51,7 +51,9 @@ def test_other_kinds_of_keys_are_refused(kind: KeyType, size: int) -> None:
         NoiseHandshakePayload.deserialize(payload)
 
 
-@pytest.mark.parametrize("key", [KEY.serialize()[:-1], KEY.serialize() + b"\0", b"", prime_bomb()])
+@pytest.mark.parametrize(
+    "key", [KEY.serialize()[:-1], KEY.serialize() + b"\0", b"", prime_bomb()], ids=["35", "37", "0", "bomb"]
+)
 def test_other_lengths_are_refused(key: bytes) -> None:
     assert len(key) != KEY_BYTES
     with pytest.raises(ValueError, match="no Ed25519"):
