@@ -61,8 +61,8 @@ Chain = Annotated[tuple[Link, ...], msgspec.Meta(max_length=CHAIN_MAX)]
 
 
 @dataclass(frozen=True)
-class Admission:
-    """What a peer has shown itself to be."""
+class Rights:
+    """What a peer may do by its credential."""
 
     access: Access
     until: float
@@ -90,7 +90,7 @@ def client_link(signer: Identity, run_id: str, peer: str, expires: float) -> Lin
     return sign_link(signer, run_id, "client", public_key_of(peer), guests=0, expires=expires)
 
 
-def judge(manifest: AnyManifest, chain: Chain, peer: str, now: float, bans: BanList | None = None) -> Admission:
+def judge(manifest: AnyManifest, chain: Chain, peer: str, now: float, bans: BanList | None = None) -> Rights:
     """Return what the peer `peer` with this chain may do at Unix time `now`. Raises NotAdmitted, with the remedy.
 
     How many guests an invite has brought in already is for the caller to count (`swarm.run.guests`).
@@ -98,7 +98,7 @@ def judge(manifest: AnyManifest, chain: Chain, peer: str, now: float, bans: BanL
     if bans is not None and peer in bans.peers:
         raise NotAdmitted(f"peer {peer} is banned from this run: write to the owner of the run")
     if manifest.open or peer == manifest.authority:
-        return Admission("member", float("inf"))
+        return Rights("member", float("inf"))
     if not chain:
         raise NotAdmitted("this run is by invitation and the invite carries no key: ask the owner of the run for one")
     kinds = [None, *(link.kind for link in chain)]
@@ -118,8 +118,8 @@ def judge(manifest: AnyManifest, chain: Chain, peer: str, now: float, bans: BanL
     _check_bans(chain, bans)
     until = expires + CLOCK_SKEW_S
     if last.kind == "client":
-        return Admission("client", until)
-    return Admission("member", until, last.key, chain[:-1])
+        return Rights("client", until)
+    return Rights("member", until, last.key, chain[:-1])
 
 
 def _check_bans(chain: Chain, bans: BanList | None) -> None:

@@ -26,7 +26,7 @@ from peer.errors import NotAdmitted, ProtocolViolation
 from peer.identity import Identity, Signed, sign_text, verify_text
 from peer.net.rpc import Call, Method, Rpc
 from swarm.run.ban_list import BANS_BYTES_MAX, BanList, Serial, open_bans
-from swarm.run.credentials import Admission, Chain, judge
+from swarm.run.credentials import Chain, Rights, judge
 from swarm.run.guests import GuestBook
 from swarm.run.manifest import PROTOCOL_VERSION, AnyManifest, check_protocol
 
@@ -94,7 +94,7 @@ BANS: Final = Method(
 class _Challenge:
     statement: bytes
     """What the dialler must sign."""
-    admission: Admission
+    admission: Rights
     chain: Chain
 
 
@@ -227,12 +227,12 @@ class Gate:
         if reply.payload.nbytes:
             self.learn_bans(_decode_bans(reply.payload))
 
-    def _judge(self, peer: str, chain: Chain) -> Admission:
+    def _judge(self, peer: str, chain: Chain) -> Rights:
         admission = judge(self._manifest, chain, peer, self._clock(), self._bans)
         self.guests.enter(admission)
         return admission
 
-    def _grant(self, peer: str, chain: Chain, admission: Admission) -> None:
+    def _grant(self, peer: str, chain: Chain, admission: Rights) -> None:
         if self._bans is not None and peer in self._bans.peers:  # learnt since it was judged
             raise NotAdmitted(f"peer {peer} is banned from this run: write to the owner of the run")
         self._chains = {known: self._chains[known] for known in self._admissions.admitted if known in self._chains}

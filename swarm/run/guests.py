@@ -15,7 +15,7 @@ from peer.decoding import MALFORMED, told
 from peer.errors import CheckpointError, NotAdmitted
 from peer.files import read_bounded, write_atomically
 from swarm.run.ban_list import Key
-from swarm.run.credentials import Admission
+from swarm.run.credentials import Rights
 
 _FILE_BYTES_MAX: Final = 16 << 20
 
@@ -30,7 +30,7 @@ class GuestBook:
         self._path = path
         self._guests: dict[bytes, set[bytes]] = {} if path is None else _load(path)
 
-    def enter(self, admission: Admission) -> None:
+    def enter(self, admission: Rights) -> None:
         """Note a member. Raises NotAdmitted if a key above it has brought in as many as it may."""
         member = admission.member
         if member is None:

@@ -13,8 +13,8 @@ from swarm.run.ban_list import BanList, open_bans, sign_bans
 from swarm.run.credentials import (
     CHAIN_MAX,
     CLOCK_SKEW_S,
-    Admission,
     Chain,
+    Rights,
     client_link,
     judge,
     member_link,
@@ -162,7 +162,7 @@ def test_only_the_authoritys_ban_list_for_this_run_counts() -> None:
         open_bans(sign_bans(AUTHORITY, crowd), manifest)
 
 
-def admission(chain: Chain, peer: Identity) -> Admission:
+def admission(chain: Chain, peer: Identity) -> Rights:
     return judge(closed_run(), chain, peer.peer_id, NOW)
 
 
@@ -171,7 +171,7 @@ def test_an_invite_brings_in_so_many_and_no_more(tmp_path: Path) -> None:
     link = sign_link(AUTHORITY, RUN_ID, "invite", public_key_of(key.peer_id), guests=2, expires=NOW + 60)
     first, second, third, friend = (Identity.generate() for _ in range(4))
 
-    def came(guest: Identity) -> Admission:
+    def came(guest: Identity) -> Rights:
         return admission((link, member_link(key, RUN_ID, guest.peer_id, (link,), NOW + 60)), guest)
 
     for guest in (first, second, first):  # who came once comes again

@@ -10,7 +10,7 @@ import trio
 
 from peer.net.bulk.transport import OFFER, OfferRequest
 from peer.net.host import Host
-from tests.peer.net.test_bulk import SIZE, bulk_connections, generous_timeouts, offer_of, pair
+from tests.peer.net.bulk.test_bulk import SIZE, bulk_connections, generous_timeouts, offer_of, pair
 from tests.peer.net.test_rpc import ECHO, Number
 
 __all__ = ["generous_timeouts"]
