@@ -26,7 +26,7 @@ from swarm.coordinator.run_progress import RunProgress
 from swarm.coordinator.waiting_peers import WaitingPeers
 from swarm.protocol import messages as say
 from swarm.protocol.head import Head, Member
-from swarm.protocol.prefix_cap import Newcomers, FullPrefixes, admit
+from swarm.protocol.prefix_cap import FullPrefixes, Newcomers, admit
 from swarm.protocol.quorum import (
     ASKED_MAX,
     ask_head_reports,
