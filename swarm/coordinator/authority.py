@@ -26,7 +26,7 @@ from swarm.coordinator.run_progress import RunProgress
 from swarm.coordinator.waiting_peers import WaitingPeers
 from swarm.protocol import messages as say
 from swarm.protocol.head import Head, Member
-from swarm.protocol.prefix_cap import Admission, FullPrefixes, admit
+from swarm.protocol.prefix_cap import FullPrefixes, Newcomers, admit
 from swarm.protocol.quorum import (
     ASKED_MAX,
     ask_head_reports,
@@ -130,11 +130,11 @@ class Authority:
         if admission.admitted and self._progress.peers >= self.rules.min_peers:
             await self._regroup(self.head, admission.admitted)
 
-    def _first_members(self) -> Admission:
+    def _first_members(self) -> Newcomers:
         """Choose the members that would begin now."""
         return self._admit(self._waiting_at(self.head), ())
 
-    def _admit(self, newcomers: Iterable[tuple[Member, str]], staying: Sequence[Member]) -> Admission:
+    def _admit(self, newcomers: Iterable[tuple[Member, str]], staying: Sequence[Member]) -> Newcomers:
         prefixes = [self._prefix(member.peer) for member in staying]
         return admit(newcomers, prefixes, self.rules.members_per_prefix, self.rules.max_peers - len(staying))
 
@@ -275,7 +275,7 @@ class Authority:
             self.completed.set()
             self._emit("run_completed", round=self.head.round)
 
-    def _tell_full(self, admission: Admission) -> None:
+    def _tell_full(self, admission: Newcomers) -> None:
         """Tell, once for each address prefix, that peers wait because too many of it take part."""
         for prefix, waiting in self._full_prefixes.fresh(admission).items():
             most = self.rules.members_per_prefix

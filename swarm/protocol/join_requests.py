@@ -9,7 +9,7 @@ import trio
 
 from swarm.protocol.head import Head, Member
 from swarm.protocol.plan import WorkPlan
-from swarm.protocol.prefix_cap import Admission, admit
+from swarm.protocol.prefix_cap import Newcomers, admit
 
 REQUEST_LASTS_S: Final = 10.0
 JOIN_REQUESTS_MAX: Final = 1024
@@ -42,7 +42,7 @@ class JoinRequests:
         of_prefix = sum(entry[1] == prefix for entry in self._waiting.values())
         return len(self._waiting) < JOIN_REQUESTS_MAX and of_prefix < WAITING_FACTOR * self._per_prefix
 
-    def ready(self, room: int, staying: Iterable[str]) -> Admission:
+    def ready(self, room: int, staying: Iterable[str]) -> Newcomers:
         """Choose the peers to plan for, at most `room`, those that have waited longest first. `staying`: the prefixes
         of the members of the head."""
         now = trio.current_time()

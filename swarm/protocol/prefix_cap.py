@@ -14,7 +14,7 @@ from swarm.protocol.head import Member
 
 
 @dataclass(frozen=True)
-class Admission:
+class Newcomers:
     """The newcomers that may take part, and those that must wait."""
 
     admitted: tuple[Member, ...]
@@ -22,7 +22,7 @@ class Admission:
     """How many newcomers of each full prefix wait."""
 
 
-def admit(newcomers: Iterable[tuple[Member, str]], staying: Iterable[str], per_prefix: int, room: int) -> Admission:
+def admit(newcomers: Iterable[tuple[Member, str]], staying: Iterable[str], per_prefix: int, room: int) -> Newcomers:
     """Choose at most `room` newcomers (each with its prefix), the first first, so that with the members that are
     `staying` (their prefixes) there are at most `per_prefix` of one prefix."""
     taken, waiting = Counter(staying), Counter[str]()
@@ -33,7 +33,7 @@ def admit(newcomers: Iterable[tuple[Member, str]], staying: Iterable[str], per_p
         elif len(admitted) < room:
             taken[prefix] += 1
             admitted.append(member)
-    return Admission(tuple(admitted), waiting)
+    return Newcomers(tuple(admitted), waiting)
 
 
 class FullPrefixes:
@@ -42,7 +42,7 @@ class FullPrefixes:
     def __init__(self) -> None:
         self._told: frozenset[str] = frozenset()
 
-    def fresh(self, admission: Admission) -> dict[str, int]:
+    def fresh(self, admission: Newcomers) -> dict[str, int]:
         """Return the prefixes that have become full since the last call, and how many newcomers of each wait."""
         told, self._told = self._told, frozenset(admission.waiting)
         return {prefix: waiting for prefix, waiting in admission.waiting.items() if prefix not in told}

@@ -47,7 +47,6 @@ tie_embeddings = false
 [data]
 seq_len = 64
 source = "folder"
-path = "{text}"
 
 [inner]
 lr = 4e-3

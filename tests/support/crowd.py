@@ -62,7 +62,7 @@ async def crowded_run(
         assert largest <= len(peers) + 1 + PER_PREFIX
         assert report["planned_max"] <= PER_PREFIX
         assert len(report["peers"]) >= min(identities, hosts)
-        if is_open and "join" in modes:
+        if is_open and "ask" in modes:
             assert report["planned_max"], f"the crowd was not planned for: {report}"
         if not is_open:
             answered = {name for name in report["answers"] if name.rpartition(": ")[2] not in REFUSALS}

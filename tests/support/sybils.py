@@ -7,7 +7,7 @@ They dial from 127.0.66.1, so their address prefix is not that of the run's peer
     connect     connect and greet
     node        a DHT node with an id ground to the members' key, which names only its like and holds no records back
     record      publishes a record as of a member at every member
-    join        asks to join, promises its part in the next round, and takes no plan
+    ask         asks to join, promises its part in the next round, and takes no plan
 
 The first line of stdin is a JSON list of addresses to crowd. Any further line asks for a report. In an open run they
 enter as any peer may; the invite of a closed run holds no key that they could use.
@@ -129,7 +129,7 @@ class Sybil:
                 await self._call(peer, STORE, StoreRequest(run_id, host.addresses[:8], signed))
             await trio.sleep(PAUSE_S)
 
-    async def join(self) -> None:
+    async def ask(self) -> None:
         rpc, crowd = self._host.rpc, self._crowd
 
         async def prepare(call: Call[say.Prepare]) -> say.Promise:
@@ -148,8 +148,8 @@ class Sybil:
                 reply = await self._call(peer, say.HEAD_REPORT, say.AskHead())
                 if reply is not None:
                     head = reply.head
-                    request = say.JoinRequest(head.hash, head.round, self._me, self._host.addresses, head.run_id)
-                    await self._call(peer, say.REQUEST_JOIN, request)
+                    wish = say.JoinRequest(head.hash, head.round, self._me, self._host.addresses, head.run_id)
+                    await self._call(peer, say.REQUEST_JOIN, wish)
             await trio.sleep(PAUSE_S)
 
     async def _call(self, peer: str, method: Any, body: Any) -> Any:
