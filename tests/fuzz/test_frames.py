@@ -30,7 +30,7 @@ from peer.net.rpc import Rpc
 from peer.net.rpc_server import RpcServer
 from peer.net.wire import Buffer, Channel, ReplyHeader, RequestHeader
 from peer.worker.process import WorkerProcess
-from tests.fuzz.support.guard import MUTATIONS, Trial, chance_for, no_growth
+from tests.fuzz.support.guard import MUTATIONS, LongestStep, Trial, chance_for, no_growth
 from tests.fuzz.support.instances import Instances
 from tests.fuzz.support.mutations import of_bytes, of_msgpack
 from tests.fuzz.support.wire_types import worker_types
@@ -119,10 +119,15 @@ def under_virtual_time(
     name: str, count: int, make: Callable[[random.Random], bytes], work: Callable[[bytes], Awaitable[object]]
 ) -> Trial:
     """Run `work` on so many mutations."""
-    chance, trial = chance_for(name), Trial(name, (NetworkError, ProtocolViolation))
+    chance, step = chance_for(name), LongestStep()
+    trial = Trial(name, (NetworkError, ProtocolViolation), lambda: step.seconds)
+
+    def run(data: bytes) -> None:
+        trio.run(work, data, clock=MockClock(autojump_threshold=0), instruments=[step])
+
     with no_growth():
         for number in range(count):
-            trial.run(number, make(chance), lambda data: trio.run(work, data, clock=MockClock(autojump_threshold=0)))
+            trial.run(number, make(chance), run)
     return trial
 
 

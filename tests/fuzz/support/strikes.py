@@ -15,7 +15,7 @@ from peer.errors import ConnectionLost
 from peer.events import Event
 from peer.net.host import Host
 from peer.net.wire import Buffer, Channel, ReplyHeader, RequestHeader
-from tests.fuzz.support.guard import SECONDS_MAX, SEED, chance_for, no_growth
+from tests.fuzz.support.guard import SECONDS_MAX, SEED, LongestStep, chance_for, no_growth
 from tests.fuzz.support.instances import Instances
 from tests.fuzz.support.mutations import of_bytes, of_msgpack
 
@@ -26,25 +26,6 @@ TEXT_MAX = 4096
 _SIZE = struct.Struct("!I")
 
 Pool = Mapping[str, list[Any]]
-
-
-class LongestStep(trio.abc.Instrument):
-    """The most CPU that a task took between two awaits: so long the event loop stood still, on any machine.
-
-    The task that makes the mutations is left out."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self.seconds, self.task = 0.0, ""
-        self._clock, self._began = clock, 0.0
-        self._own = trio.lowlevel.current_task()
-
-    def before_task_step(self, task: trio.lowlevel.Task) -> None:
-        self._began = self._clock()
-
-    def after_task_step(self, task: trio.lowlevel.Task) -> None:
-        took = self._clock() - self._began
-        if took > self.seconds and task is not self._own:
-            self.seconds, self.task = took, task.name
 
 
 class OneCall(Channel):
@@ -145,12 +126,10 @@ class Watch:
         self._victims, self._stack = victims, ExitStack()
 
     def __enter__(self) -> Watch:
-        import time
-
         for victim in self._victims:
             self._stack.enter_context(victim.events.subscribed(self.events.append))
         self._stack.enter_context(no_growth())
-        self._step = LongestStep(time.thread_time)
+        self._step = LongestStep(trio.lowlevel.current_task())
         trio.lowlevel.add_instrument(self._step)
         return self
 
