@@ -67,7 +67,7 @@ class Trial:
     def __init__(
         self, name: str, accepted: tuple[type[BaseException], ...], longest: Callable[[], float] | None = None
     ) -> None:
-        """`longest`: the longest time so far in which an event loop stood still; None: all of the call's time counts."""
+        """`longest`: how long an event loop has stood still at most; None: all of the call counts."""
         self.name, self.refused, self.taken = name, 0, 0
         self._accepted, self._longest = accepted, longest
 
