@@ -48,6 +48,8 @@ def signed_pool(signer: Identity, pool: dict[str, list[Any]], seed: str) -> list
 def round_pool(scene: Scene) -> Pool:
     """Return the head, the members and the attempts of the victim's present round, and orders signed by the liar."""
     victim, liar = scene.honest[0], scene.liar.member
+    for member in scene.honest:  # the liar's faults are many; those of others are looked at in the end
+        member.events[:] = [event for event in member.events if event.fields.get("peer") != scene.liar.peer]
     head = victim.engine.head
     attempts = [n for n in range(64) if head.members and head.leader(n).peer == liar.host.peer_id][:4]
     pool: dict[str, list[Any]] = {
