@@ -24,7 +24,7 @@ from peer.net.admissions import Admissions
 from peer.net.libp2p_fixes.shares import address_group
 
 PEER_CALLS: Final = (40, 10.0)  # at once, and a second on average; here and below
-GROUP_CALLS: Final = (200, 50.0)
+GROUP_CALLS: Final = (100, 30.0)
 GROUP_CONNECTIONS: Final = (64, 6.0)
 KEYS_MAX: Final = 1024  # of each kind; one that is forgotten has its whole allowance again, as one never seen
 
