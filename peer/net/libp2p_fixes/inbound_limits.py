@@ -2,8 +2,9 @@
 
 Stock 0.8.1 accepts 250 inbound connections in its lifetime, not at a time, because each keeps its slot until the host
 ends (hole 4). And 300 idle sockets from one address fill those slots, so that no other peer gets in. Here an unfinished
-handshake holds no slot. Few are allowed, and few from one network; the oldest gives way to the newest. A finished one
-holds a slot. Strangers have few of them, and the one that was idle the longest gives way (`shares`).
+handshake holds no slot. Few are allowed, and few from one network, at a time and a second (`allowances`); the oldest
+gives way to the newest. A finished one holds a slot. Strangers have few of them, and the one that was idle the longest
+gives way (`shares`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.network.swarm import Swarm
 
 from peer.net.admissions import Admissions
+from peer.net.libp2p_fixes.allowances import allowances_of, give_allowances
 from peer.net.libp2p_fixes.shares import Handshakes, Slots, address_group
 from peer.net.libp2p_fixes.yamux import Yamux
 
@@ -55,14 +57,17 @@ class InboundGate:
         self.judge_by(Admissions())
 
     def judge_by(self, admissions: Admissions) -> None:
-        """Let strangers give way to the peers that `admissions` trusts."""
+        """Let strangers give way to the peers that `admissions` trusts, and have few calls."""
         most = self._swarm.connection_config.max_connections
+        give_allowances(self._swarm, admissions)
         self._slots: Slots[Yamux] = Slots(most, admissions, lambda muxed: muxed.last_used)
 
     async def handle(self, stream: Any, maddr: Any) -> None:
         """Handle one accepted socket. Returns when its connection is over; the listener then closes the socket."""
         remote = stream.get_remote_address()
         group = address_group(remote[0] if remote is not None else "")
+        if not allowances_of(self._swarm).take_connection(group):
+            return
         multiaddr = self._swarm._build_remote_multiaddr(stream)
         if multiaddr is not None and not await self._swarm.connection_gate.is_allowed(multiaddr):
             return

@@ -31,6 +31,7 @@ from libp2p.stream_muxer import muxer_multistream
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamError
 from multiaddr import Multiaddr
 
+from peer.net.libp2p_fixes.allowances import allowances_of
 from peer.net.libp2p_fixes.send_queue import SendQueue
 from peer.net.libp2p_fixes.yamux_inbound import InboundStreams, YamuxViolation
 from peer.net.libp2p_fixes.yamux_stream import WINDOW_INITIAL, YamuxStream
@@ -74,6 +75,7 @@ class Yamux(IMuxedConn):
         self.secured_conn = secured_conn
         self.peer_id = peer_id
         self.on_close = on_close
+        self.swarm: Any = None  # libp2p sets it
         self.event_started = trio.Event()
         self.event_closed = trio.Event()
         self._initiator = secured_conn.is_initiator if is_initiator is None else is_initiator
@@ -305,6 +307,10 @@ class Yamux(IMuxedConn):
             raise YamuxViolation(f"SYN for stream {stream_id}")
         if self._inbound_streams >= STREAMS_IN_MAX or self._closing:
             self._refuse(stream_id)
+            return None
+        if self.swarm is not None and not allowances_of(self.swarm).take_call(self):
+            self._refuse(stream_id)
+            self._inbound.waste()
             return None
         stream = YamuxStream(stream_id, self, is_initiator=False)
         try:

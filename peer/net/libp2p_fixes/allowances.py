@@ -1,0 +1,99 @@
+"""Allowances of strangers: how often peers that are admitted to nothing may connect to us and call us.
+
+Before it is admitted a peer needs few calls: a greeting, pings, the manifest, and the proof of what it is. Each call
+costs us about two milliseconds and each handshake more, so a stranger that is thrown out and dials again, as often as
+it likes and as new identities, could take a core. Here a call over the allowance costs a tenth of a millisecond: its
+stream is reset before its protocol is negotiated. A connection over the allowance is closed before its handshake.
+
+Calls are counted by peer and by network (`shares.address_group`), and only those of peers that are neither admitted nor
+trusted. Connections are counted by network only, since who dials is not known yet: beside a flood from its own network
+an honest peer may have to dial more than once, or to be dialled. What is connected already stays connected. At a host
+of no run every peer is a stranger, and there are no limits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from libp2p.peer.id import ID
+
+from peer.net.admissions import Admissions
+from peer.net.libp2p_fixes.shares import address_group
+
+PEER_CALLS: Final = (40, 10.0)  # at once, and a second on average; here and below
+GROUP_CALLS: Final = (100, 30.0)
+GROUP_CONNECTIONS: Final = (64, 6.0)
+KEYS_MAX: Final = 1024  # of each kind; one that is forgotten has its whole allowance again, as one never seen
+
+Clock = Callable[[], float]
+
+
+class Remote(Protocol):
+    """A connection, as far as it tells who is at its other end."""
+
+    @property
+    def peer_id(self) -> ID: ...
+    def get_remote_address(self) -> tuple[str, int] | None: ...
+
+
+class Allowances:
+    """The allowances of all strangers at one host. `clock` returns seconds."""
+
+    def __init__(self, admissions: Admissions, clock: Clock = time.monotonic) -> None:
+        self._admissions = admissions
+        self._peer_calls = Allowance(*PEER_CALLS, clock)
+        self._group_calls = Allowance(*GROUP_CALLS, clock)
+        self._group_connections = Allowance(*GROUP_CONNECTIONS, clock)
+
+    def take_connection(self, group: str) -> bool:
+        """Whether a socket from `group` may begin its handshake."""
+        return not self._admissions.guarded or self._group_connections.take(group)
+
+    def take_call(self, connection: Remote) -> bool:
+        """Whether the peer at the other end of a connection may open one more stream."""
+        peer = str(connection.peer_id)
+        if self._admissions.allows(peer, "client") or self._admissions.is_trusted(peer):
+            return True
+        remote = connection.get_remote_address()
+        group = address_group(remote[0] if remote is not None else "")
+        return self._peer_calls.take(peer) and self._group_calls.take(group)
+
+
+class Allowance:
+    """One allowance for each key: `burst` at once, `per_s` a second on average."""
+
+    def __init__(self, burst: int, per_s: float, clock: Clock) -> None:
+        self._burst = burst
+        self._per_s = per_s
+        self._clock = clock
+        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()  # key -> (left, at that time)
+
+    def __len__(self) -> int:
+        return len(self._left)
+
+    def take(self, key: str) -> bool:
+        """Take one of what is left to `key`. Returns False if there is none."""
+        now = self._clock()
+        left, at = self._left.get(key, (float(self._burst), now))
+        left = min(float(self._burst), left + (now - at) * self._per_s)
+        taken = left >= 1
+        self._left[key] = (left - taken, now)
+        self._left.move_to_end(key)
+        if len(self._left) > KEYS_MAX:
+            self._left.popitem(last=False)
+        return taken
+
+
+def allowances_of(swarm: Any) -> Allowances:
+    """Return the allowances at a swarm."""
+    found = swarm.__dict__.get("_allowances")
+    return found if isinstance(found, Allowances) else give_allowances(swarm, Admissions())
+
+
+def give_allowances(swarm: Any, admissions: Admissions) -> Allowances:
+    """Give the swarm's strangers new allowances. `admissions` knows who is none."""
+    swarm._allowances = given = Allowances(admissions)
+    return given
