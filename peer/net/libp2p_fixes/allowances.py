@@ -13,18 +13,18 @@ of no run every peer is a stranger, and there are no limits.
 
 from __future__ import annotations
 
-import time
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
+import trio
 from libp2p.peer.id import ID
 
 from peer.net.admissions import Admissions
 from peer.net.libp2p_fixes.shares import address_group
 
-PEER_CALLS: Final = (40, 10.0)  # at once, and a second on average; here and below
-GROUP_CALLS: Final = (100, 30.0)
+PEER_CALLS: Final = (24, 8.0)  # at once, and a second on average; here and below
+GROUP_CALLS: Final = (64, 30.0)
 GROUP_CONNECTIONS: Final = (64, 6.0)
 KEYS_MAX: Final = 1024  # of each kind; one that is forgotten has its whole allowance again, as one never seen
 
@@ -42,7 +42,7 @@ class Remote(Protocol):
 class Allowances:
     """The allowances of all strangers at one host. `clock` returns seconds."""
 
-    def __init__(self, admissions: Admissions, clock: Clock = time.monotonic) -> None:
+    def __init__(self, admissions: Admissions, clock: Clock = trio.current_time) -> None:
         self._admissions = admissions
         self._peer_calls = Allowance(*PEER_CALLS, clock)
         self._group_calls = Allowance(*GROUP_CALLS, clock)

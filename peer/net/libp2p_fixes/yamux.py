@@ -310,7 +310,7 @@ class Yamux(IMuxedConn):
             return None
         if self.swarm is not None and not allowances_of(self.swarm).take_call(self):
             self._refuse(stream_id)
-            self._inbound.waste()
+            self._inbound.refuse()
             return None
         stream = YamuxStream(stream_id, self, is_initiator=False)
         try:

@@ -15,6 +15,7 @@ from peer.net.libp2p_fixes.yamux_stream import YamuxStream
 
 SILENT_MAX: Final = 128  # of a connection; an honest peer sends its request with the stream, 64 at a time
 WASTED_MAX: Final = 200  # streams opened for nothing...
+REFUSED_MAX: Final = 50  # streams refused to a stranger (`allowances`)...
 WASTED_S: Final = 10.0  # ...within this time
 
 
@@ -28,6 +29,7 @@ class InboundStreams:
     def __init__(self) -> None:
         self._silent: dict[int, YamuxStream] = {}  # oldest first
         self._wasted: deque[float] = deque(maxlen=WASTED_MAX + 1)
+        self._refused: deque[float] = deque(maxlen=REFUSED_MAX + 1)
 
     def opened(self, stream: YamuxStream) -> YamuxStream | None:
         """Note a new stream. Returns the oldest silent one if it has to give way."""
@@ -40,7 +42,13 @@ class InboundStreams:
 
     def waste(self) -> None:
         """Count a stream opened for nothing. Raises YamuxViolation if there were too many of late."""
-        now = trio.current_time()
-        self._wasted.append(now)
-        if len(self._wasted) > WASTED_MAX and now - self._wasted[0] < WASTED_S:
-            raise YamuxViolation(f"{len(self._wasted)} streams opened for nothing within {WASTED_S:g} s")
+        self._count(self._wasted, "opened for nothing")
+
+    def refuse(self) -> None:
+        """Count a stream refused to a stranger. Raises YamuxViolation if there were too many of late."""
+        self._count(self._refused, "over a stranger's allowance")
+
+    def _count(self, times: deque[float], what: str) -> None:
+        times.append(trio.current_time())
+        if len(times) == times.maxlen and times[-1] - times[0] < WASTED_S:
+            raise YamuxViolation(f"{len(times)} streams {what} within {WASTED_S:g} s")
