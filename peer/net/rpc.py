@@ -36,14 +36,12 @@ from peer.net.admissions import Admissions
 from peer.net.limits import NetLimits
 from peer.net.method import Call, Check, Handler, Method, Rep, Reply, Req
 from peer.net.rate_limit import Meter
-from peer.net.rpc_server import RpcServer, flat
+from peer.net.rpc_server import CODE_MAX, MESSAGE_MAX, RpcServer, flat
 from peer.net.wire import SMALL_BYTES, Buffer, Channel, Frames, ReplyHeader, RequestHeader
 from peer.plain_text import cut
 
 __all__ = ["Buffer", "Call", "Handler", "Method", "Reply", "Rpc"]
 
-_CODE_MAX: Final = 64  # characters of an error's class name
-_MESSAGE_MAX: Final = 500
 _EARLY_REPLY_BYTES: Final = 4 * SMALL_BYTES  # bigger requests watch for a refusal while they are being sent
 
 
@@ -198,8 +196,8 @@ class Rpc:
             request = RequestHeader(method.name, payload.nbytes, left_ms, encoded)
             header, sent_all = await _request(frames, request, payload)
             if header.code:
-                message = cut(header.message, _MESSAGE_MAX)
-                raise RemoteError(cut(header.code, _CODE_MAX), message)  # and abandon: it may not have read all
+                message = cut(header.message, MESSAGE_MAX)
+                raise RemoteError(cut(header.code, CODE_MAX), message)  # and abandon: it may not have read all
             if header.payload_bytes > method.reply_payload_max:
                 raise ProtocolViolation(
                     f"{channel.peer} answered {method.name} with {header.payload_bytes} bytes,"

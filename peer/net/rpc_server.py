@@ -25,6 +25,7 @@ from peer.net.limits import RATE_FLOOR, REPLY_GRACE_S, ByteBudget, NetLimits
 from peer.net.method import Call, Check, Handler, Method
 from peer.net.rate_limit import Meter
 from peer.net.wire import HEADER_BYTES, LARGE_HEADER_BYTES, Buffer, Channel, Frames, ReplyHeader, RequestHeader
+from peer.plain_text import cut
 
 INTERNAL: Final = "internal"
 UNKNOWN_METHOD: Final = "UnknownMethod"
@@ -32,6 +33,8 @@ BUSY: Final = "Busy"
 _TRY_AGAIN: Final = "try again in a moment"
 _REFUSAL_S: Final = 5.0
 _REFUSALS_MAX: Final = 256
+CODE_MAX: Final = 64  # characters of an error's class name, where it leaves and where it comes in
+MESSAGE_MAX: Final = 500
 _HEADER_SLACK: Final = 1024  # for what a header holds beside its body
 _NOTHING: Final = memoryview(b"")
 _TRACE_LINES: Final = 20
@@ -382,7 +385,8 @@ def _reply_header(method: Method[Any, Any], outcome: Outcome) -> ReplyHeader:
     if len(body) > method.header_bytes - _HEADER_SLACK:
         problem = f"a header of {len(body)} bytes is over the limit of {method.header_bytes}"
         return ReplyHeader(TooLarge.__name__, problem, 0, _NO_BODY)
-    return ReplyHeader(outcome.code, outcome.message, outcome.payload.nbytes, body)
+    code, message = cut(outcome.code, CODE_MAX), cut(outcome.message, MESSAGE_MAX)
+    return ReplyHeader(code, message, outcome.payload.nbytes, body)
 
 
 def _decode(raw: msgspec.Raw, type_: type[Any], name: str) -> Any:

@@ -1,4 +1,4 @@
-"""The error that a peer answers with is cut where it comes in."""
+"""The error that a peer answers with is cut where it leaves and where it comes in."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from peer.net.method import Call
 from tests.peer.net.test_rpc import FAIL, Number, hosts
 
 
-async def test_a_message_of_half_a_megabyte_is_cut() -> None:
-    wrong = type("NotAdmitted" + "x" * 100_000, (NotAdmitted,), {})
+@pytest.mark.parametrize("honest", [True, False])
+async def test_a_long_message_is_cut_at_both_ends(monkeypatch: pytest.MonkeyPatch, honest: bool) -> None:
+    if not honest:
+        monkeypatch.setattr("peer.net.rpc_server.cut", lambda text, most: text)
+    wrong = type("NotAdmitted" + "x" * 100, (NotAdmitted,), {})
 
     async def fail(call: Call[Number]) -> Number:
-        raise wrong("begin " + "x" * 500_075 + ": the remedy")
+        raise wrong("begin " + "x" * 15_000 + ": the remedy")
 
     async with hosts() as (a, b, _):
         b.rpc.register(FAIL, fail)

@@ -70,6 +70,8 @@ async def test_a_rank_that_does_not_load_ends_the_start(tmp_path: Path) -> None:
 
 
 async def test_an_unknown_program_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^no worker program is named 'blocks': choose one of echo, stage, train$"):
+    with pytest.raises(
+        ConfigError, match=r"^no worker program is named 'blocks': choose one of corpus, echo, stage, train$"
+    ):
         async with UnknownGroup.open(worker_config(tmp_path, tmp_path, world_size=2)):
             pass

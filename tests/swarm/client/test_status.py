@@ -127,10 +127,10 @@ def test_a_stage_without_replicas_has_the_authoritys_round() -> None:
 
 def test_a_name_is_escaped_for_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     manifest, records, best = three_stages()
-    for name in ("[/red]", "x\x1b[2J"):
+    for name in ("[/red]", "[link=x]y[/link]"):  # escapes are refused with the record
         records["d"] = msgspec.structs.replace(records["d"], name=name, phase=name)
         text = shown(picture(manifest, records, best, NOW), capsys)
-        assert f"{name.replace(chr(27), '?')} is moving from stage 0" in text and "\x1b[2J" not in text
+        assert f"{name} is moving from stage 0" in text
 
 
 def test_the_held_out_loss_is_the_latest() -> None:

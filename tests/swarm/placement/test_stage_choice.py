@@ -36,7 +36,7 @@ LONG_AGO = NOW - 10_000.0
 def record(stage: int, **changes: object) -> MemberRecord:
     fields: dict[str, object] = {
         "session": "s", "name": "n", "role": "stage", "version": "v", "addresses": [], "term": 1, "round": 1,
-        "head": b"h", "state_hash": b"s", "members": 1, "phase": "training", "speed": 1.0, "loss": None,
+        "head": b"h" * 32, "state_hash": b"s" * 32, "members": 1, "phase": "training", "speed": 1.0, "loss": None,
         "val_loss": None, "tokens": 0, "bytes_up": 0, "bytes_down": 0, "joined_at": LONG_AGO, "at": NOW,
         "stage": stage, "service_s": 0.1, "since": LONG_AGO, "ready_at": LONG_AGO,
     }  # fmt: skip

@@ -142,7 +142,8 @@ class Replica:
         return self.host.peer_id
 
     def struck(self) -> list[str]:
-        return [str(event.fields["peer"]) for event in self.seen("peer_penalized")]
+        """The peers penalized, once for each penalty: the log tells of those that follow each other together."""
+        return [str(event.fields["peer"]) for event in self.seen("strike")]
 
     def seen(self, name: str) -> list[Event]:
         return [event for event in self.events if event.name == name]
@@ -188,6 +189,13 @@ async def open_replica(folder: Path, stages: int, stage: int, **spec: Any) -> As
         worker_group.outer.copy_(split_flat(MODEL, init_flat(MODEL, seed=0), cuts)[stage])
         await worker_group.import_weights(epoch=0)
         replica = Replica(stage, host, worker_group, log)
+        strike = host.rpc.server.strike
+
+        def counted(peer: str, reason: str) -> None:
+            replica.events.append(Event(0.0, "strike", {"peer": peer}))
+            strike(peer, reason)
+
+        host.rpc.server.strike = counted  # type: ignore[method-assign]
         with log.subscribed(replica.events.append):
             yield replica
 
