@@ -19,6 +19,7 @@ from tests.support.protocol_methods import REPOSITORY
 from tests.swarm.support.swarm_harness import RUN_TOML, open_swarm
 
 PER_PREFIX: Final = 8
+CROWD_S: Final = 90.0
 JOIN_S: Final = 15.0
 READ_PAUSE_S: Final = 0.5
 REFUSALS: Final = {"NotAdmitted", "DialError", "ConnectionLost", "DeadlineExceeded", "Busy", "UnknownMethod"}
@@ -55,6 +56,10 @@ async def crowded_run(
                 entered = await newcomer.wait_for("run_entered", timeout_s=60)
                 joined = await newcomer.wait_for("round_committed", timeout_s=60)
                 report = await ask("report")
+                with trio.move_on_after(CROWD_S):  # on a busy machine the crowd needs longer than the honest peers
+                    while is_open and "ask" in modes and not report["planned_max"]:
+                        await trio.sleep(READ_PAUSE_S)
+                        report = await ask("report")
         assert not missed, f"{len(missed)} of {readings} readings lacked members: {missed[:5]}"
         assert readings >= 5
         assert joined.at - entered.at <= JOIN_S, f"the newcomer took {joined.at - entered.at:.1f} s"
