@@ -174,13 +174,13 @@ def open_body(signed: Signed, kind: str, type_: type[Body], signer: str | None =
         raise ProtocolViolation(f"this {kind} by {signed.signer} is malformed: {told(error)}") from error
 
 
-def sign_text(identity: Identity, kind: str, encoded: bytes) -> bytes:
+def sign_bytes(identity: Identity, kind: str, encoded: bytes) -> bytes:
     """Return the signature (64 bytes) of `encoded` for the purpose `kind`, without a body around it."""
     return identity.sign(_signed_bytes(kind, encoded))
 
 
-def verify_text(peer_id: str, kind: str, encoded: bytes, signature: bytes) -> bool:
-    """Whether `sign_text` of that peer made the signature."""
+def verify_bytes(peer_id: str, kind: str, encoded: bytes, signature: bytes) -> bool:
+    """Whether `sign_bytes` of that peer made the signature."""
     return verify_signature(peer_id, _signed_bytes(kind, encoded), signature)
 
 

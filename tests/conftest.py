@@ -22,6 +22,12 @@ DURATIONS = ROOT / "tests" / "durations.json"
 """Seconds that each test file took when `make durations` measured it."""
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _temporary_files(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Keep the temporary files of child processes, which tests kill, in pytest's own folder."""
+    os.environ["TMPDIR"] = str(tmp_path_factory.mktemp("tmp"))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the longest files first, as measured: parallel workers then end at about the same time."""
     seconds = json.loads(DURATIONS.read_text())

@@ -20,7 +20,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from peer.errors import NotAdmitted
-from peer.identity import Identity, peer_id_of, public_key_of, sign_text, verify_text
+from peer.identity import Identity, peer_id_of, public_key_of, sign_bytes, verify_bytes
 from peer.net.admissions import Access
 from swarm.run.ban_list import BanList, Key
 from swarm.run.manifest import AnyManifest
@@ -76,7 +76,7 @@ class Rights:
 def sign_link(signer: Identity, run_id: str, kind: LinkKind, key: bytes, *, guests: int, expires: float) -> Link:
     """Return a link that `signer`, the holder of the key before it, adds to its chain."""
     link = Link(kind, key, guests, int(expires), bytes(64))
-    return msgspec.structs.replace(link, signature=sign_text(signer, _KIND, _signed(run_id, link)))
+    return msgspec.structs.replace(link, signature=sign_bytes(signer, _KIND, _signed(run_id, link)))
 
 
 def member_link(signer: Identity, run_id: str, peer: str, chain: Chain, expires: float) -> Link:
@@ -140,7 +140,7 @@ def _check_bans(chain: Chain, bans: BanList | None) -> None:
 def _is_signed(run_id: str, authority: str, chain: Chain) -> bool:
     signer = authority
     for link in chain:
-        if not verify_text(signer, _KIND, _signed(run_id, link), link.signature):
+        if not verify_bytes(signer, _KIND, _signed(run_id, link), link.signature):
             return False
         signer = peer_id_of(link.key)
     return True

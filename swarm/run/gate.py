@@ -23,7 +23,7 @@ from blake3 import blake3
 
 from peer.decoding import MALFORMED
 from peer.errors import NotAdmitted, ProtocolViolation
-from peer.identity import Identity, Signed, sign_text, verify_text
+from peer.identity import Identity, Signed, sign_bytes, verify_bytes
 from peer.net.rpc import Call, Method, Rpc
 from swarm.run.ban_list import BANS_BYTES_MAX, BanList, Serial, open_bans
 from swarm.run.credentials import Chain, Rights, judge
@@ -156,9 +156,9 @@ class Gate:
             admission = self._judge(peer, reply.chain)
         except NotAdmitted as error:
             raise ProtocolViolation(f"{peer} answers for this run without being admitted: {error}") from error
-        if not verify_text(peer, _KIND, statement + b"answerer", reply.signature):
+        if not verify_bytes(peer, _KIND, statement + b"answerer", reply.signature):
             raise ProtocolViolation(f"{peer} answers for this run with a wrong signature")
-        proof = Proof(sign_text(self._identity, _KIND, statement + b"dialler"))
+        proof = Proof(sign_bytes(self._identity, _KIND, statement + b"dialler"))
         await self._rpc.call(peer, PROVE, proof, timeout_s=deadline - time.monotonic())
         try:
             self._grant(peer, reply.chain, admission)
@@ -203,13 +203,13 @@ class Gate:
         self._challenges.move_to_end(call.peer)
         if len(self._challenges) > CHALLENGES_MAX:
             self._challenges.popitem(last=False)
-        return EntryReply(nonce, self.chain, self._serial, sign_text(self._identity, _KIND, statement + b"answerer"))
+        return EntryReply(nonce, self.chain, self._serial, sign_bytes(self._identity, _KIND, statement + b"answerer"))
 
     async def _prove(self, call: Call[Proof]) -> Proved:
         challenge = self._challenges.pop(call.peer, None)
         if challenge is None:
             raise NotAdmitted("there is no challenge to prove: introduce yourself with run.enter first")
-        if not verify_text(call.peer, _KIND, challenge.statement + b"dialler", call.body.signature):
+        if not verify_bytes(call.peer, _KIND, challenge.statement + b"dialler", call.body.signature):
             raise ProtocolViolation("a wrong signature in run.prove")
         self._grant(call.peer, challenge.chain, challenge.admission)
         return Proved()

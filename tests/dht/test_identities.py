@@ -221,7 +221,7 @@ async def test_claimed_addresses_have_no_third_party_dialled(monkeypatch: pytest
                             assert not {contact.peer for contact in reply.body.nodes} - {m.id for m in swarm.members}
                             next(told)
                         assert far not in member.host.book.get(liar.peer_id)
-                    await trio.sleep(0.7)
+                    await trio.sleep(0.7)  # longer than a member waits before it dials back: it must not
                 for member in swarm.members:
                     await member.node.get(CARDS, KEY)
             assert next(told) == CLAIMS

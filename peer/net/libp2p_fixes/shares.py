@@ -5,7 +5,6 @@ An address counts with its neighbours, /24 in IPv4 and /64 in IPv6, because one 
 
 from __future__ import annotations
 
-import ipaddress
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from typing import Final, Generic, TypeVar
 
 import trio
 
+from peer.net.address_prefix import prefix_of
 from peer.net.admissions import Admissions
 
 STRANGERS_SHARE: Final = 0.25  # of all slots, at a host that knows whom to trust
@@ -26,13 +26,9 @@ Holder = TypeVar("Holder", bound=Hashable)
 def address_group(ip: str) -> str:
     """Return the network that an address is counted with. Anything else than an address is a group of its own."""
     try:
-        address = ipaddress.ip_address(ip.partition("%")[0])
+        return prefix_of(ip)
     except ValueError:
         return ip
-    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
-        address = address.ipv4_mapped
-    length = 24 if address.version == 4 else 64
-    return str(ipaddress.ip_network((address, length), strict=False))
 
 
 class Handshakes:

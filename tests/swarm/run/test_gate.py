@@ -14,7 +14,7 @@ from blake3 import blake3
 
 from peer.errors import CheckpointError, ConfigError, DialError, NotAdmitted, ProtocolViolation, RemoteError
 from peer.events import EventLog
-from peer.identity import Identity, Signed, sign_text
+from peer.identity import Identity, Signed, sign_bytes
 from peer.net.host import Host, HostConfig, open_host
 from peer.net.rpc import Call, Method
 from swarm.membership.reachability import DIAL_BACK, DialBackRequest, serve_dial_back
@@ -171,7 +171,7 @@ async def test_neither_half_of_a_proof_serves_another_peer() -> None:
         reply = (await a.rpc.call(b.peer_id, ENTER, own, timeout_s=SOON)).body
         for dialler, answerer in ((b.peer_id, a.peer_id), (middle.peer_id, b.peer_id), (a.peer_id, middle.peer_id)):
             swapped = gate._statement(dialler, answerer, nonce, reply.nonce)
-            proof = Proof(sign_text(a.identity, "enter", swapped + b"dialler"))
+            proof = Proof(sign_bytes(a.identity, "enter", swapped + b"dialler"))
             with pytest.raises(RemoteError, match=r"wrong signature|no challenge"):
                 await a.rpc.call(b.peer_id, PROVE, proof, timeout_s=SOON)
         for entry in recorded:
