@@ -38,6 +38,7 @@ from peer.net.bulk.transport import OFFER, BulkTransport, Offer, OfferRequest
 from peer.net.connections import Connections
 from peer.net.heartbeat import Heartbeat
 from peer.net.libp2p_fixes import apply_fixes, harden
+from peer.net.libp2p_fixes.turns import accept_in_turn, turns_of
 from peer.net.limits import NetLimits
 from peer.net.listen_address import announced_address, check_port_free, expand_wildcard, listen_address
 from peer.net.method import Call, Method
@@ -97,6 +98,7 @@ class Host:
         self._meter = Meter(upload, download, self.admissions.is_trusted)
         self.book: Final = AddressBook(config.limits.addresses_per_peer)
         self._connections = Connections(libp2p_host, self.book, config.limits, self.admissions, nursery)
+        self._turns = turns_of(libp2p_host.get_network())
         self.rpc: Final = Rpc(
             self.peer_id, self._connections, config.limits, self._meter, config.events, self.admissions
         )
@@ -104,7 +106,13 @@ class Host:
         self._heartbeat = Heartbeat(self.rpc, self._connections, self._meter, config.limits, config.events)
         self.rpc.register(HELLO, self._on_hello)
         self._bulk = BulkTransport(
-            nursery, self._ask_for_bulk, self.rpc.server, self._meter, self._connections.remote_ips, self.admissions
+            nursery,
+            self._ask_for_bulk,
+            self.rpc.server,
+            self._meter,
+            self._connections.remote_ips,
+            self.admissions,
+            self._turns,
         )
         self.rpc.register(OFFER, self._bulk.offer)
         self._connections.bulk = self._bulk
@@ -249,6 +257,7 @@ class Host:
         """Run the background tasks of the host, until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._heartbeat.run)
+            nursery.start_soon(self._turns.run)
             nursery.start_soon(self._bulk.run)
             nursery.start_soon(self.traversal.run)
 
@@ -351,6 +360,8 @@ async def open_host(config: HostConfig) -> AsyncIterator[Host]:
             if missing:
                 failure = ResourceError(f"cannot listen on {missing[0]}: choose this machine's address with --listen")
             else:
+                for listener in (each for tcp in network.listeners.values() for each in tcp.listeners):
+                    accept_in_turn(listener, turns_of(network))
                 nursery.start_soon(host.run)
                 try:
                     await host.listen_bulk()

@@ -1,8 +1,7 @@
 """The Yamux multiplexer (https://github.com/hashicorp/yamux/blob/master/spec.md), in place of the one of 0.8.1.
 
-The stock one lets a peer overrun its window until our memory is gone (hole 6). It tears a frame, and with it the
-connection, when a writing task is cancelled (7). It never notices a dead link and cannot close a stuck one (8), and it
-waits without end to open a 257th stream. Here:
+The stock one lets a peer overrun its window until our memory is gone (hole 6). It tears a frame when a writing task is
+cancelled (7), never notices a dead link (8), and waits without end to open a 257th stream. Here:
 
 - the read loop checks every frame against the window granted and ends the connection of a peer that overruns it;
 - one task per connection does all writing (`send_queue`), so a caller may be cancelled anywhere and frames stay whole;
@@ -33,6 +32,7 @@ from multiaddr import Multiaddr
 
 from peer.net.libp2p_fixes.allowances import allowances_of
 from peer.net.libp2p_fixes.send_queue import SendQueue
+from peer.net.libp2p_fixes.turns import turns_of
 from peer.net.libp2p_fixes.yamux_inbound import InboundStreams, YamuxViolation
 from peer.net.libp2p_fixes.yamux_stream import WINDOW_INITIAL, YamuxStream
 
@@ -158,9 +158,12 @@ class Yamux(IMuxedConn):
     async def accept_stream(self) -> YamuxStream:
         """Return the next stream that the peer opens. Raises MuxedConnUnavailable when the connection ends."""
         try:
-            return await self._accepted_out.receive()
+            stream = await self._accepted_out.receive()
         except trio.EndOfChannel:
             raise MuxedConnUnavailable("the connection is closed") from None
+        if self.swarm is not None and not self._initiator:
+            await turns_of(self.swarm).take_for(self)
+        return stream
 
     async def close(self, error_code: int = 0) -> None:
         """Say goodbye, send the queued frames, and end the connection within `GOODBYE_S`."""
@@ -345,9 +348,7 @@ class Yamux(IMuxedConn):
     async def _until_it_fails(self, loop: Callable[[], Awaitable[None]]) -> None:
         """Run one loop. Its end, also by an exception, ends the connection and nothing else.
 
-        The swarm runs connections in the nursery of the whole node, so every exception that a peer's bytes can cause in
-        any layer below must stop here.
-        """
+        The swarm runs connections in the nursery of the whole node: what a peer's bytes can cause must stop here."""
         try:
             await loop()
         except (BaseLibp2pError, OSError, EOFError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
