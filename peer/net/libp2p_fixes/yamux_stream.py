@@ -84,7 +84,11 @@ class YamuxStream(IMuxedStream):
         Raises MuxedStreamReset (by either side, or the connection is gone) or MuxedStreamClosed (we closed it).
         """
         view = memoryview(data).cast("B")
-        async with self._write_turn:
+        try:
+            self._write_turn.acquire_nowait()  # no checkpoint: the frame that opened the stream leaves with this one
+        except trio.WouldBlock:
+            await self._write_turn.acquire()
+        try:
             while len(view):
                 self._check_writable()
                 count = min(len(view), self.send_window, FRAME_BODY_MAX)
@@ -98,6 +102,8 @@ class YamuxStream(IMuxedStream):
                 self._written += count
                 self._sink.send_data(self.stream_id, view[:count])
                 view = view[count:]
+        finally:
+            self._write_turn.release()
 
     async def read(self, n: int | None = None) -> bytes:
         """Return 1 to `n` bytes (None or -1: all that has arrived), waiting for the first.
@@ -207,7 +213,8 @@ class YamuxStream(IMuxedStream):
             last += piece
         else:
             self._chunks.append(bytearray(piece))
-        self._readable.unpark_all()
+        if self._readable:
+            self._readable.unpark_all()
 
     def receive_window(self, increment: int) -> None:
         self.send_window += increment
