@@ -44,7 +44,7 @@ class _ShortWay:
 def apply() -> None:
     """Look at the first bytes of every stream that a peer opens."""
     SwarmConn._handle_muxed_stream = _handle  # type: ignore[method-assign,assignment]
-    SwarmConn.get_streams = _get_streams  # type: ignore[method-assign,assignment]
+    SwarmConn.get_streams = _get_streams  # type: ignore[method-assign]
     SwarmConn.start = _start  # type: ignore[method-assign]
 
 
@@ -73,13 +73,13 @@ async def _handle(self: SwarmConn, stream: Any) -> None:
 async def _serve(connection: SwarmConn, way: _ShortWay, stream: YamuxStream) -> None:
     # The edge between the library and our handlers, and as broad as `handlers.harden`.
     try:
-        is_greeted = None
-        with trio.move_on_after(GREETING_S):
+        is_greeted = False
+        with trio.move_on_after(GREETING_S) as waiting:
             is_greeted = await stream.take_prefix(way.greeting)
-        if is_greeted:
-            await way.serve(stream)
-        elif is_greeted is None:
+        if waiting.cancelled_caught:
             stream.abandon()
+        elif is_greeted:
+            await way.serve(stream)
         else:
             await _stock_handle(connection, stream)
     except Exception as error:  # noqa: BLE001

@@ -218,7 +218,8 @@ class YamuxStream(IMuxedStream):
 
     def receive_window(self, increment: int) -> None:
         self.send_window += increment
-        self._writable.unpark_all()
+        if self._writable:
+            self._writable.unpark_all()
 
     def receive_fin(self) -> None:
         self.recv_closed = self.got_fin = True
