@@ -15,6 +15,7 @@ As released, a remote peer can crash, hang, deafen or fill a py-libp2p node, or 
                     a peer that opens streams for nothing is dropped
     peer_cleanup    the library's data about a peer ends with its last connection
     noise           the same bytes on the wire for a third of the CPU
+    streams         calls do without the library's negotiation, locks and notices
 
 `apply_fixes()` patches the library once a process, before the first host is made. `harden(host)` completes each host.
 """
@@ -26,7 +27,7 @@ from importlib import metadata
 from typing import Final
 
 from peer.errors import ConfigError
-from peer.net.libp2p_fixes import dialing, handlers, inbound_limits, keys, noise, sockets, yamux
+from peer.net.libp2p_fixes import dialing, handlers, inbound_limits, keys, noise, sockets, streams, yamux
 from peer.net.libp2p_fixes.handlers import harden
 from peer.net.libp2p_fixes.sockets import abort_connection
 
@@ -50,7 +51,7 @@ def apply_fixes() -> None:
             f"py-libp2p {installed} is installed but only {SUPPORTED_VERSION} is known to be safe: "
             f"run `pip install libp2p=={SUPPORTED_VERSION}`"
         )
-    for theme in (keys, handlers, inbound_limits, dialing, sockets, yamux, noise):
+    for theme in (keys, handlers, inbound_limits, dialing, sockets, yamux, noise, streams):
         theme.apply()
     _quiet_logging()
     _applied = True
