@@ -8,7 +8,7 @@ waits for one piece at most, beside any flood. It comes after `STARVED_S` in any
 busy without end. While a connection waits nothing more is read from it, and the kernel slows its sender down.
 
 Turns go round: between clients and peers that have proved nothing, and among each by network (`shares.address_group`).
-Trusted peers wait for none, and nobody does at a host of no run.
+Trusted peers wait for none, and no peer does at a host of no run.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Turns:
         await self.take(address_group(remote[0] if remote is not None else ""), str(connection.peer_id))
 
     async def run(self) -> None:
-        """Give turns until cancelled; then nobody waits any more."""
+        """Give turns until cancelled; then no peer waits any more."""
         self._running = True
         try:
             while True:
@@ -77,7 +77,7 @@ class Turns:
                 pass
 
     def _give(self) -> bool:
-        """Give the next turn. Returns False if nobody waits."""
+        """Give the next turn. Returns False if no peer waits."""
         if not self._classes[0]:
             self._classes.rotate()
         queues = self._classes[0]

@@ -107,7 +107,7 @@ async def test_a_busy_loop_does_not_put_strangers_off_for_good(monkeypatch: pyte
                 await turns.take("a")
 
 
-async def test_nobody_waits_once_turns_are_given_no_more() -> None:
+async def test_no_peer_waits_once_turns_are_given_no_more() -> None:
     taken: list[str] = []
     turns = Turns(guarded())
     async with trio.open_nursery() as nursery:
