@@ -79,7 +79,7 @@ def of_json(chance: random.Random, data: bytes, other: bytes) -> bytes:
         value = json.loads(data)
         for _ in range(chance.randint(1, 3)):
             value = replaced(chance, value, evil_json)
-        return json.dumps(value).encode().replace(f'"{_NESTED}"'.encode(), b"[" * DEEP)
+        return json.dumps(value).encode()[:SIZE_MAX].replace(f'"{_NESTED}"'.encode(), b"[" * DEEP)
     except ValueError:
         return of_bytes(chance, data, other)
 
