@@ -274,7 +274,7 @@ async def test_a_late_joiner_fetches_weights_and_starts_without_momentum(tmp_pat
 
 
 async def test_a_proposal_ends_the_wait_for_the_first_peers(tmp_path: Path) -> None:
-    """Records are read every few seconds, and rounds may be shorter: who read them too early would begin rounds late."""
+    """Records are read every few seconds, and rounds may be shorter: one that read too early would begin late."""
     group = Group(tmp_path, "int8", 3, min_peers=3)
     async with AsyncExitStack() as stack:
         peers = [await stack.enter_async_context(group.join(THETA, lambda n: noise(n, 0.05))) for _ in range(3)]
