@@ -107,7 +107,7 @@ class Reader:
         if now >= self._next_sweep:
             self._forget_expired(now)
         own = [HeldRecord(item.record.signed, item.expires_at - now) for item in self._storage.get(digest, now)]
-        replies = await self._fetch_from(await self._places.plan_read(digest), digest)
+        replies = await self._fetch(digest)
         replies.sort(key=lambda reply: not self._router.is_trusted(reply[0]))
         freshest: dict[str, tuple[Record, float]] = {}
         room = _StrangersRoom(inf if self._schemas[schema.name].scarce else STRANGERS_BYTES_MAX)
@@ -184,7 +184,18 @@ class Reader:
             self._newest_us.popitem(last=False)
         return True
 
-    async def _fetch_from(self, plan: ReadPlan, digest: bytes) -> list[tuple[str, Buffer]]:
+    async def _fetch(self, digest: bytes) -> list[tuple[str, Buffer]]:
+        """Return the answers of a key's stores. If none answers, a machine stands still, perhaps ours: they are asked
+        once more, for as long as a probe. A reading without an answer would show nobody."""
+        tuning = self._router.tuning
+        replies: list[tuple[str, Buffer]] = []
+        for timeout_s in (tuning.reply_timeout_s, tuning.probe_timeout_s):
+            if not replies:
+                plan = await self._places.plan_read(digest)
+                replies = await self._fetch_from(plan, digest, timeout_s)
+        return replies
+
+    async def _fetch_from(self, plan: ReadPlan, digest: bytes, timeout_s: float) -> list[tuple[str, Buffer]]:
         """Return the answers of the plan's stores, those that answer in time. Silent ones are replaced."""
         router, tuning = self._router, self._router.tuning
         request = FetchRequest(router.namespace, router.addresses(), digest)
@@ -195,11 +206,12 @@ class Reader:
 
         async def fetch(store: str) -> None:
             try:
-                reply = await router.ask(store, FETCH, request, router.reply_timeout_s(store))
+                reply = await router.ask(store, FETCH, request, max(timeout_s, router.reply_timeout_s(store)))
             except PeerFault:
                 pass  # the router has updated the view
             else:
                 replies.append((store, reply.payload))
+                timeout.deadline = min(timeout.deadline, trio.current_time() + tuning.reply_timeout_s)
             del in_flight[store]
             progress.set()
 
@@ -207,7 +219,7 @@ class Reader:
             return len(replies) >= plan.wanted and in_flight.keys().isdisjoint(plan.first)
 
         extra = 0
-        with trio.move_on_after(tuning.reply_timeout_s):
+        with trio.move_on_after(timeout_s) as timeout:
             async with trio.open_nursery() as nursery:
                 while not is_over() and (waiting or in_flight):
                     while waiting and len(in_flight) < plan.wanted - len(replies) + extra:
