@@ -74,6 +74,9 @@ def test_a_newcomer_comes_before_strangers_of_its_network_that_call_without_paus
     admissions: Admissions, clock: Clock
 ) -> None:
     allowances, strangers = Allowances(admissions, clock), [a_peer() for _ in range(5)]
+    for stranger in strangers:  # what they have at once is soon spent
+        calls(allowances, stranger)
+    clock.now += 1
     refused = 0
     for _ in range(100):
         clock.now += 0.5
