@@ -7,9 +7,10 @@ millisecond: its stream is reset before its protocol is negotiated. A connection
 handshake.
 
 Calls are counted by peer and by network (`shares.address_group`), and only those of peers that are neither admitted nor
-trusted. Connections are counted by network only, since who dials is not known yet: beside a flood from its own network
-an honest peer may have to dial more than once, or to be dialled. What is connected already stays connected. At a host
-of no run every peer is a stranger, and there are no limits.
+trusted. The last of a network's calls are kept for peers that have called little, so that a few strangers that call
+without pause keep no newcomer out. Connections are counted by network only, since who dials is not known yet: beside a
+flood from its own network an honest peer may have to dial more than once, or to be dialled. What is connected already
+stays connected. At a host of no run every peer is a stranger, and there are no limits.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from peer.net.libp2p_fixes.shares import address_group
 
 PEER_CALLS: Final = (24, 8.0)  # at once, and a second on average; here and below
 GROUP_CALLS: Final = (64, 30.0)
+GROUP_CALLS_KEPT: Final = 16  # of them, for peers that have at least half of their own left
 GROUP_CONNECTIONS: Final = (64, 6.0)
 KEYS_MAX: Final = 1024  # of each kind; one that is forgotten has its whole allowance again, as one never seen
 
@@ -60,7 +62,9 @@ class Allowances:
             return True
         remote = connection.get_remote_address()
         group = address_group(remote[0] if remote is not None else "")
-        return self._peer_calls.take(peer) and self._group_calls.take(group)
+        # A few strangers that call without pause take all that their network gets; a newcomer beside them comes first.
+        keep = 0 if self._peer_calls.left(peer) >= PEER_CALLS[0] / 2 else GROUP_CALLS_KEPT
+        return self._peer_calls.take(peer) and self._group_calls.take(group, keep)
 
 
 class Allowance:
@@ -75,13 +79,17 @@ class Allowance:
     def __len__(self) -> int:
         return len(self._left)
 
-    def take(self, key: str) -> bool:
-        """Take one of what is left to `key`. Returns False if there is none."""
+    def left(self, key: str) -> float:
+        """Return what is left to `key`."""
         now = self._clock()
         left, at = self._left.get(key, (float(self._burst), now))
-        left = min(float(self._burst), left + (now - at) * self._per_s)
-        taken = left >= 1
-        self._left[key] = (left - taken, now)
+        return min(float(self._burst), left + (now - at) * self._per_s)
+
+    def take(self, key: str, keep: int = 0) -> bool:
+        """Take one of what is left to `key`. Returns False if there is none beside the `keep` that must stay."""
+        left = self.left(key)
+        taken = left >= 1 + keep
+        self._left[key] = (left - taken, self._clock())
         self._left.move_to_end(key)
         if len(self._left) > KEYS_MAX:
             self._left.popitem(last=False)

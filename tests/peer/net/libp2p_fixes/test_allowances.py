@@ -70,6 +70,23 @@ def test_a_stranger_may_call_a_few_times_at_once_and_slowly_after_that(admission
     assert calls(allowances, a_peer()) == burst
 
 
+def test_a_newcomer_comes_before_strangers_of_its_network_that_call_without_pause(
+    admissions: Admissions, clock: Clock
+) -> None:
+    allowances, strangers = Allowances(admissions, clock), [a_peer() for _ in range(5)]
+    for stranger in strangers:  # what they have at once is soon spent
+        calls(allowances, stranger)
+    clock.now += 1
+    refused = 0
+    for _ in range(100):
+        clock.now += 0.5
+        for stranger in strangers:
+            calls(allowances, stranger, 10)
+        newcomer = a_peer()
+        refused += 3 - calls(allowances, newcomer, 3)  # as many as one that enters the run makes at once
+    assert refused == 0
+
+
 def test_new_identities_of_one_network_share_its_allowance(admissions: Admissions, clock: Clock) -> None:
     allowances = Allowances(admissions, clock)
     burst, per_s = GROUP_CALLS
