@@ -15,6 +15,8 @@ from peer.net.host import HostConfig, open_host
 from peer.net.limits import NetLimits
 from peer.net.method import Call, Method
 from peer.net.wire import LARGE_HEADER_BYTES
+from tests.peer.support.clock import CLOCK, clock
+from tests.peer.support.honest_child import CALLER
 
 BUDGET = 128 << 20
 SLICE = 8 << 20
@@ -73,8 +75,10 @@ async def main() -> None:
                 host.admissions.guard()
                 for number in range(ATTACKERS):
                     host.admissions.grant(attacker(number).peer_id, "member", trusted=False)
-                host.admissions.grant(HONEST.peer_id, "member", trusted=True)
+                for honest in (HONEST, CALLER):
+                    host.admissions.grant(honest.peer_id, "member", trusted=True)
             host.rpc.register(FIGURES, figures)
+            host.rpc.register(CLOCK, clock)
             host.rpc.register(WORDY, echo)
             host.rpc.register(ASK, ask)
             host.rpc.register(TAKE, echo)
