@@ -49,6 +49,11 @@ def attacker(number: int) -> Identity:
 HONEST = Identity.from_seed(bytes([200]) * 32)
 
 
+def resident_bytes() -> int:
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * resource.getpagesize()
+
+
 async def main() -> None:
     counts = {"bug": 0, "peer_penalized": 0}
 
@@ -57,9 +62,7 @@ async def main() -> None:
             counts[event.name] += 1
 
     async def figures(call: Call[Text]) -> Figures:
-        with open("/proc/self/statm") as statm:
-            resident = int(statm.read().split()[1]) * resource.getpagesize()
-        return Figures(resident, counts["bug"], counts["peer_penalized"])
+        return Figures(resident_bytes(), counts["bug"], counts["peer_penalized"])
 
     async def echo(call: Call[Text]) -> Text:
         return Text()
