@@ -16,13 +16,12 @@ from tests.peer.support.scene import scene
 from tests.peer.support.victim_child import BUDGET
 
 
-
 async def test_headers_that_never_end() -> None:
     async with scene("guarded") as honest:
         before, quiet = await honest.figures(), await honest.caller.latency()
         for kind in ("small headers", "headers"):
             async with honest.under(kind, 7, 150):
-                (await honest.caller.latency()).check_beside(quiet)
+                await honest.caller.check_beside(quiet)
                 await honest.figures()
         assert honest.most - before.resident <= 48 << 20
 
@@ -31,7 +30,7 @@ async def test_replies_that_are_never_read() -> None:
     async with scene("guarded") as honest:
         before, quiet = await honest.figures(), await honest.caller.latency()
         async with honest.under("replies", 7, 150):
-            (await honest.caller.latency()).check_beside(quiet)
+            await honest.caller.check_beside(quiet)
             await honest.figures()
         assert honest.most - before.resident <= 32 << 20
 
