@@ -176,6 +176,7 @@ async def test_liars_move_no_clock_and_members_correct_a_wrong_one() -> None:
             for member in swarm.members:
                 await member.node.get(CARDS, KEY)
         assert [member.node.now() - time.time() for member in swarm.members] == pytest.approx([0.0] * 4, abs=0.1)
+        assert [member.node._router.clock.correction_s for member in swarm.members] == [0.0] * 4
 
         def prepare(host: Host) -> None:
             guard(host, members=trusted)
