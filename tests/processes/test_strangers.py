@@ -124,7 +124,7 @@ async def closed_run(folder: Path, outer: str, min_peers: int, *, strangers: boo
 
 @pytest.mark.parametrize(("members", "seconds"), [(2, 0), pytest.param(4, 60, marks=pytest.mark.soak)])
 async def test_strangers_get_nothing_from_a_run_of_whole_models(tmp_path: Path, members: int, seconds: float) -> None:
-    """Members call and are called for so many seconds. Later rounds depend on measured speeds, so only the first commit is
+    """Strangers press for so many seconds. Later rounds depend on measured speeds, so only the first commit is
     the same to the bit."""
     first: list[str] = []
     losses: list[list[float]] = []
