@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -77,7 +78,11 @@ def run_until_stopped(work: Callable[[], Awaitable[T]], tied: bool = False) -> T
             raise Stopped(caught[0])
         return result
 
-    return trio.run(supervise)
+    gc.freeze()  # a full collection would stop the event loop for 150 ms to look through all imported modules
+    try:
+        return trio.run(supervise)
+    finally:
+        gc.unfreeze()
 
 
 @contextmanager

@@ -108,7 +108,8 @@ class Node:
     async def get(self, schema: Schema[T], key: str) -> dict[str, RecordEntry[T]]:
         """Return the newest valid record of each signer under a key, by peer id.
 
-        Asks our own store and several others, and checks every record again. Takes less than 2 s.
+        Asks our own store and several others, and checks every record again. Takes less than 2 s, and up to
+        `probe_timeout_s` more if no store answers.
         """
         self._check_known(schema)
         return await self._reader.get(schema, key)

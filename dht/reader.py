@@ -84,7 +84,7 @@ class Reader:
         if now >= self._next_sweep:
             self._forget_expired(now)
         own = [HeldRecord(item.record.signed, item.expires_at - now) for item in self._storage.get(digest, now)]
-        replies = await self._fetch_from(await self._places.plan_read(digest), digest)
+        replies = await self._fetch(digest)
         replies.sort(key=lambda reply: not self._router.is_trusted(reply[0]))
         freshest: dict[str, tuple[Record, float]] = {}
         room = _StrangersRoom(inf if self._schemas[schema.name].scarce else STRANGERS_BYTES_MAX)
@@ -164,7 +164,18 @@ class Reader:
             self._newest_us.popitem(last=False)
         return True
 
-    async def _fetch_from(self, plan: ReadPlan, digest: bytes) -> list[tuple[str, Reply[FetchReply]]]:
+    async def _fetch(self, digest: bytes) -> list[tuple[str, Reply[FetchReply]]]:
+        """Return the pages of a key's stores. If none answers, a machine stands still, perhaps ours: they are asked
+        once more, for as long as a probe. A reading without an answer would show nobody."""
+        tuning = self._router.tuning
+        pages: list[tuple[str, Reply[FetchReply]]] = []
+        for timeout_s in (tuning.reply_timeout_s, tuning.probe_timeout_s):
+            if not pages:
+                plan = await self._places.plan_read(digest)
+                pages = await self._fetch_from(plan, digest, timeout_s)
+        return pages
+
+    async def _fetch_from(self, plan: ReadPlan, digest: bytes, timeout_s: float) -> list[tuple[str, Reply[FetchReply]]]:
         """Return the pages of the plan's stores, those that come in time. Silent stores are replaced."""
         router, tuning = self._router, self._router.tuning
         waiting = [*plan.first, *plan.further]
@@ -175,8 +186,9 @@ class Reader:
 
         async def fetch(store: str) -> None:
             with suppress(*PeerFault):  # the router has updated the view
-                await self._fetch_pages(store, digest, pages)
+                await self._fetch_pages(store, digest, timeout_s, pages)
                 answered.add(store)
+                timeout.deadline = min(timeout.deadline, trio.current_time() + tuning.reply_timeout_s)
             del in_flight[store]
             progress.set()
 
@@ -184,7 +196,7 @@ class Reader:
             return len(answered) >= plan.wanted and in_flight.keys().isdisjoint(plan.first)
 
         extra = 0
-        with trio.move_on_after(tuning.reply_timeout_s):
+        with trio.move_on_after(timeout_s) as timeout:
             async with trio.open_nursery() as nursery:
                 while not is_over() and (waiting or in_flight):
                     while waiting and len(in_flight) < plan.wanted - len(answered) + extra:
@@ -201,13 +213,15 @@ class Reader:
                 router.suspect(store)  # so that the next read does not wait for it again
         return pages
 
-    async def _fetch_pages(self, store: str, digest: bytes, pages: list[tuple[str, Reply[FetchReply]]]) -> None:
+    async def _fetch_pages(
+        self, store: str, digest: bytes, timeout_s: float, pages: list[tuple[str, Reply[FetchReply]]]
+    ) -> None:
         """Append the pages of one store as they come. Raises PeerFault if the first one does not."""
         router, limit = self._router, trio.CapacityLimiter(PAGES_AT_ONCE)
 
         async def fetch(number: int, edition: int) -> FetchReply:
             request = FetchRequest(router.namespace, router.addresses(), digest, number, edition)
-            reply = await router.ask(store, FETCH, request, router.reply_timeout_s(store))
+            reply = await router.ask(store, FETCH, request, max(timeout_s, router.reply_timeout_s(store)))
             pages.append((store, reply))
             return reply.body
 

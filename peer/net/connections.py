@@ -238,10 +238,10 @@ class Connections:
     async def _open_on(self, connection: Connection, peer: str) -> StreamChannel | None:
         """Open a stream on this connection. Returns None if the connection is dead."""
         try:
-            stream = await connection.new_stream()
+            stream = await connection.muxed_conn.open_stream()  # beside the library's layers: see `streams`
         except LOST:
             return None
-        return StreamChannel(peer, stream, self._nursery, dialled=True)
+        return StreamChannel(peer, stream, owes_greeting=True, expects_greeting=True)
 
 
 def _libp2p_id(peer: str) -> ID:

@@ -38,6 +38,9 @@ from peer.net.bulk.transport import OFFER, BulkTransport, Offer, OfferRequest
 from peer.net.connections import Connections
 from peer.net.heartbeat import Heartbeat
 from peer.net.libp2p_fixes import apply_fixes, harden
+from peer.net.libp2p_fixes.streams import serve_greeted
+from peer.net.libp2p_fixes.turns import accept_in_turn, turns_of
+from peer.net.libp2p_fixes.yamux_stream import YamuxStream
 from peer.net.limits import NetLimits
 from peer.net.listen_address import announced_address, check_port_free, expand_wildcard, listen_address
 from peer.net.method import Call, Method
@@ -45,7 +48,7 @@ from peer.net.nat.hole_punch import Path
 from peer.net.nat.traversal import Traversal
 from peer.net.rate_limit import Meter, TokenBucket, Traffic
 from peer.net.rpc import Rpc
-from peer.net.stream_channel import PROTOCOL, StreamChannel
+from peer.net.stream_channel import GREETING, PROTOCOL, StreamChannel
 
 _HELLO_S: Final = 10.0
 _GOODBYE_S: Final = 1.0
@@ -97,6 +100,7 @@ class Host:
         self._meter = Meter(upload, download, self.admissions.is_trusted)
         self.book: Final = AddressBook(config.limits.addresses_per_peer)
         self._connections = Connections(libp2p_host, self.book, config.limits, self.admissions, nursery)
+        self._turns = turns_of(libp2p_host.get_network())
         self.rpc: Final = Rpc(
             self.peer_id, self._connections, config.limits, self._meter, config.events, self.admissions
         )
@@ -104,7 +108,13 @@ class Host:
         self._heartbeat = Heartbeat(self.rpc, self._connections, self._meter, config.limits, config.events)
         self.rpc.register(HELLO, self._on_hello)
         self._bulk = BulkTransport(
-            nursery, self._ask_for_bulk, self.rpc.server, self._meter, self._connections.remote_ips, self.admissions
+            nursery,
+            self._ask_for_bulk,
+            self.rpc.server,
+            self._meter,
+            self._connections.remote_ips,
+            self.admissions,
+            self._turns,
         )
         self.rpc.register(OFFER, self._bulk.offer)
         self._connections.bulk = self._bulk
@@ -113,6 +123,7 @@ class Host:
         self._connections.traversal = self.traversal
         self._connections.on_dialled = lambda peer: nursery.start_soon(self._say_hello, peer)
         self._greeting: dict[str, trio.Event] = {}
+        serve_greeted(libp2p_host.get_network(), GREETING, self._on_greeted_stream)
         libp2p_host.set_stream_handler(TProtocol(PROTOCOL), self._on_stream)
 
     @property
@@ -249,6 +260,7 @@ class Host:
         """Run the background tasks of the host, until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._heartbeat.run)
+            nursery.start_soon(self._turns.run)
             nursery.start_soon(self._bulk.run)
             nursery.start_soon(self.traversal.run)
 
@@ -271,9 +283,15 @@ class Host:
             for peer in self._connections.connected:
                 nursery.start_soon(self._connections.disconnect, peer)
 
-    async def _on_stream(self, stream: Any) -> None:
+    async def _on_greeted_stream(self, stream: YamuxStream) -> None:
         peer = str(stream.muxed_conn.peer_id)
-        await self.rpc.server.serve(StreamChannel(peer, stream, self._nursery, dialled=False))
+        await self.rpc.server.serve(StreamChannel(peer, stream, owes_greeting=True, expects_greeting=False))
+
+    async def _on_stream(self, stream: Any) -> None:
+        """Serve a stream on which the library has exchanged the greetings."""
+        peer = str(stream.muxed_conn.peer_id)
+        channel = StreamChannel(peer, stream.muxed_stream, owes_greeting=False, expects_greeting=False)
+        await self.rpc.server.serve(channel)
 
     async def _ask_for_bulk(self, peer: str) -> Offer:
         return (await self.rpc.call(peer, OFFER, OfferRequest(), timeout_s=_HELLO_S)).body
@@ -351,6 +369,8 @@ async def open_host(config: HostConfig) -> AsyncIterator[Host]:
             if missing:
                 failure = ResourceError(f"cannot listen on {missing[0]}: choose this machine's address with --listen")
             else:
+                for listener in (each for tcp in network.listeners.values() for each in tcp.listeners):
+                    accept_in_turn(listener, turns_of(network))
                 nursery.start_soon(host.run)
                 try:
                     await host.listen_bulk()

@@ -10,8 +10,8 @@ stream, writing, waiting, reading.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -174,9 +174,22 @@ class Rpc:
     ) -> Reply[Rep]:
         if not is_peer_id(peer):  # from a forged head or record
             raise DialError(f"{peer!r} is no peer id", "unreachable")
-        async with nullcontext() if method.urgent else self._slot(peer):
-            channel = await self._channels.open(peer, bulk)
-            return await self._exchange(channel, method, body, payload, deadline)
+        if method.urgent:
+            return await self._exchange(await self._channels.open(peer, bulk), method, body, payload, deadline)
+        slots = self._slots.get(peer)
+        if slots is None:
+            slots = self._slots[peer] = trio.CapacityLimiter(self._limits.calls_out_per_peer)
+        borrower = object()
+        try:
+            slots.acquire_on_behalf_of_nowait(borrower)
+        except trio.WouldBlock:
+            await slots.acquire_on_behalf_of(borrower)
+        try:
+            return await self._exchange(await self._channels.open(peer, bulk), method, body, payload, deadline)
+        finally:
+            slots.release_on_behalf_of(borrower)
+            if not slots.borrowed_tokens and not slots.statistics().tasks_waiting:
+                self._slots.pop(peer, None)
 
     async def _call_self(self, method: Method[Req, Rep], body: Req, payload: memoryview) -> Reply[Rep]:
         outcome = await self.server.run_local(method, Call(self._peer_id, body, payload))
@@ -218,20 +231,6 @@ class Rpc:
                 channel.finish()
             else:
                 channel.abandon()
-
-    @asynccontextmanager
-    async def _slot(self, peer: str) -> AsyncIterator[None]:
-        limiter = self._slots.get(peer)
-        if limiter is None:
-            limiter = self._slots[peer] = trio.CapacityLimiter(self._limits.calls_out_per_peer)
-        borrower = object()
-        await limiter.acquire_on_behalf_of(borrower)
-        try:
-            yield
-        finally:
-            limiter.release_on_behalf_of(borrower)
-            if not limiter.borrowed_tokens and not limiter.statistics().tasks_waiting:
-                self._slots.pop(peer, None)
 
 
 async def _request(frames: Frames, header: RequestHeader, payload: memoryview) -> tuple[ReplyHeader, bool]:

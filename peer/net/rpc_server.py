@@ -9,7 +9,7 @@ from __future__ import annotations
 import traceback
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Iterator
-from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -125,8 +125,13 @@ class RpcServer:
         try:
             if self._too_many(peer):
                 raise _Refused(BUSY, f"too many calls at once: {_TRY_AGAIN}")
-            with self._counted(peer):
+            self._calls[peer] += 1
+            try:
                 answered = await self._read_and_answer(peer, frames)
+            finally:
+                self._calls[peer] -= 1
+                if not self._calls[peer]:
+                    del self._calls[peer]
         except _Refused as refused:
             await self._refuse(frames, refused)
         except ProtocolViolation as error:
@@ -138,16 +143,6 @@ class RpcServer:
         else:
             channel.abandon()
         return answered
-
-    @contextmanager
-    def _counted(self, peer: str) -> Iterator[None]:
-        self._calls[peer] += 1
-        try:
-            yield
-        finally:
-            self._calls[peer] -= 1
-            if not self._calls[peer]:
-                del self._calls[peer]
 
     def _too_many(self, peer: str) -> bool:
         """Whether a peer has more calls open than it may, or all peers together have. Strangers give way to members."""
@@ -166,14 +161,18 @@ class RpcServer:
         admitted peer, for a method that declares it, and takes memory of a budget until the call ends.
         """
         deadline = trio.current_time() + self._limits.header_timeout_s
-        name = ""
-        with trio.move_on_at(deadline) as timeout:
+        name, header = "", None
+        with trio.move_on_at(deadline):
             size = await frames.header_bytes()
             if HEADER_BYTES < size <= LARGE_HEADER_BYTES:
                 name = await frames.method_ahead()
-        if timeout.cancelled_caught:
+            else:
+                header = await frames.receive_header(RequestHeader)
+        if header is not None:
+            return await self._answer(peer, frames, header)
+        if not name:
             return False
-        async with self._large_header(peer, frames, name, size) if name else nullcontext():
+        async with self._large_header(peer, frames, name, size):
             with trio.move_on_at(deadline) as timeout:
                 header = await frames.receive_header(RequestHeader)
             return False if timeout.cancelled_caught else await self._answer(peer, frames, header)
@@ -234,7 +233,9 @@ class RpcServer:
         self, peer: str, frames: Frames, served: RegisteredMethod, body: Any, size_bytes: int
     ) -> Outcome | None:
         """Take memory for a payload, receive it and run the handler. Returns None if the caller went away."""
-        if size_bytes and self._budget.crowded(peer):
+        if not size_bytes:
+            return await self._run_watched(frames, served, Call(peer, body, _NOTHING))
+        if self._budget.crowded(peer):
             raise _Refused(BUSY, f"too many payloads wait for memory: {_TRY_AGAIN}")
         async with self._budget.claim(peer, size_bytes, own_rate=self._meter.download.rate) as claim:
             payload = await frames.receive_payload(size_bytes, self._limits.payload_idle_s, claim.advance)

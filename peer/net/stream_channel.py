@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
 import trio
 from libp2p.exceptions import BaseLibp2pError
 
 from peer.errors import ConnectionLost
+from peer.net.libp2p_fixes.yamux_stream import YamuxStream
 from peer.net.wire import Buffer, Channel
 
 PROTOCOL: Final = "/barnraise/1/rpc"
@@ -20,25 +20,25 @@ def _line(text: str) -> bytes:
     return bytes([len(text) + 1]) + text.encode() + b"\n"
 
 
-# multistream-select 1.0: both sides send these two lines. We do not wait for the other's (as in go-libp2p's lazy
-# negotiation), so a call takes one round trip instead of three.
-_GREETING: Final = _line("/multistream/1.0.0") + _line(PROTOCOL)
+GREETING: Final = _line("/multistream/1.0.0") + _line(PROTOCOL)
+"""The two lines of multistream-select 1.0 that both sides send. Ours come with the first bytes, the request or the
+answer, and we do not wait for the other's (as in go-libp2p's lazy negotiation), so a call takes one round trip instead
+of three."""
 
 
 class StreamChannel(Channel):
-    """One libp2p stream. `dialled`: we opened it, so we send the greeting and expect its echo."""
+    """One libp2p stream. `owes_greeting`: ours is yet to be sent, `expects_greeting`: the other's is yet to come."""
 
-    def __init__(self, peer: str, stream: Any, nursery: trio.Nursery, dialled: bool) -> None:
+    def __init__(self, peer: str, stream: YamuxStream, *, owes_greeting: bool, expects_greeting: bool) -> None:
         self.peer = peer
         self._stream = stream
-        self._nursery = nursery
-        self._owes_greeting = dialled
-        self._expects_greeting = dialled
+        self._owes_greeting = owes_greeting
+        self._expects_greeting = expects_greeting
 
     async def send(self, data: Buffer) -> None:
         if self._owes_greeting:
             self._owes_greeting = False
-            data = _GREETING + bytes(data)
+            data = GREETING + data
         try:
             await self._stream.write(data)
         except LOST as error:
@@ -56,38 +56,26 @@ class StreamChannel(Channel):
         if self._expects_greeting:
             raise AssertionError("a payload is read after its header")
         try:
-            count: int = await self._stream.muxed_stream.read_into(view)
+            return await self._stream.read_into(view)
         except LOST as error:
             raise ConnectionLost(f"the connection to {self.peer} ended while receiving") from error
-        return count
 
     async def _receive_greeting(self) -> bytes:
         got = b""
-        while len(got) < len(_GREETING):
+        while len(got) < len(GREETING):
             got += await self._read(4096)
-            if not _GREETING.startswith(got[: len(_GREETING)]):
+            if not GREETING.startswith(got[: len(GREETING)]):
                 raise ConnectionLost(f"{self.peer} does not speak {PROTOCOL}: it is no Barnraise peer")
-        return got[len(_GREETING) :]
+        return got[len(GREETING) :]
 
     async def _read(self, max_bytes: int) -> bytes:
         try:
-            data: bytes = await self._stream.read(max_bytes)
+            return await self._stream.read(max_bytes)
         except LOST as error:
             raise ConnectionLost(f"the connection to {self.peer} ended while receiving") from error
-        if not data:
-            raise ConnectionLost(f"the connection to {self.peer} ended while receiving")
-        return data
 
     def finish(self) -> None:
-        self._nursery.start_soon(self._close)
+        self._stream.finish()  # if the other side does not close soon, our Yamux resets the stream
 
     def abandon(self) -> None:
-        self._nursery.start_soon(self._reset)
-
-    async def _close(self) -> None:
-        with suppress(*LOST):
-            await self._stream.close()  # if the other side does not close soon, our Yamux resets the stream
-
-    async def _reset(self) -> None:
-        with suppress(*LOST):
-            await self._stream.reset()
+        self._stream.abandon()

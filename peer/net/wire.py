@@ -211,6 +211,8 @@ class Frames:
         del self._ahead[:ready]
         if advance is not None:
             advance(ready)
+        if ready == size_bytes:
+            return view
         started = time.perf_counter()
         with trio.CancelScope() as idle:
             while ready < size_bytes:

@@ -80,9 +80,10 @@ class GossipEngine:
         return seen
 
     async def _gather(self) -> None:
-        """Wait for the run's first peers, unless it is under way."""
+        """Wait for the run's first peers, unless it is under way. A proposal says so before the records do, which are
+        read every few seconds: rounds may be shorter."""
         self.phase = "waiting for peers"
-        while self.replica.round <= 0:
+        while self.replica.round <= 0 and not self._heard:
             others = self.others()
             if len(others) + 1 >= self._rules.min_peers or any(seen.round > 0 for seen in others.values()):
                 return

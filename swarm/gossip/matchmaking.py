@@ -16,6 +16,7 @@ from typing import Final
 
 import trio
 
+from peer.bounds import MEMBERS_MAX
 from peer.errors import BarnraiseError, NetworkError, ProtocolViolation, RemoteError, RoundDiscarded
 from peer.events import EventLog
 from peer.net.host import Host
@@ -36,7 +37,7 @@ Examine = Callable[[PairExchange], Awaitable[None]]
 
 class Matchmaker:
     """Finds partners, and runs exchanges in `tasks`. `heard` collects the rounds that peers told, newer than their
-    records."""
+    records; at most `MEMBERS_MAX` that were not asked."""
 
     def __init__(
         self, host: Host, timeouts: AdaptiveTimeouts, events: EventLog, tasks: trio.Nursery, heard: dict[str, int]
@@ -181,6 +182,8 @@ class Matchmaker:
         ask = call.body
         if self.finished:
             return say.Answer("done", self._round)
+        if call.peer in self._heard or len(self._heard) < MEMBERS_MAX:
+            self._heard[call.peer] = ask.round
         if abs(ask.round - self._round) > APART_MAX:
             return say.Answer("apart", self._round)
         in_s = max(0.0, self._ready_at - trio.current_time())

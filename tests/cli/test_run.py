@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -86,6 +87,14 @@ def test_the_result_is_returned() -> None:
         return 5
 
     assert run_until_stopped(work) == 5
+
+
+def test_what_is_imported_is_no_part_of_collections_while_the_work_runs() -> None:
+    async def work() -> int:
+        await trio.lowlevel.checkpoint()
+        return gc.get_freeze_count()
+
+    assert run_until_stopped(work) > gc.get_freeze_count()
 
 
 def test_a_signal_lets_the_work_clean_up() -> None:

@@ -8,7 +8,18 @@ import pytest
 import trio
 
 from dht.node import DEFAULT_TUNING, NodeConfig, Schema, open_node
-from dht.protocol import FIND, LEAVE, STORE, FindReply, FindRequest, LeaveReply, LeaveRequest
+from dht.protocol import (
+    FETCH,
+    FIND,
+    LEAVE,
+    STORE,
+    FetchReply,
+    FetchRequest,
+    FindReply,
+    FindRequest,
+    LeaveReply,
+    LeaveRequest,
+)
 from dht.records import OversizeRecord, WrongSchema, WrongSigner
 from peer.errors import DialError
 from peer.identity import Identity
@@ -60,6 +71,27 @@ async def test_records_of_all_are_seen_by_all_in_a_swarm_larger_than_k(replicas:
             assert all(peer == entry.peer for peer, entry in entries.items())
         holding = [member for member in members if member.node.stored[0]]
         assert len(holding) in stores
+
+
+async def test_stores_that_are_all_silent_are_asked_once_more() -> None:
+    """A machine that stands still for a second hides nobody from one that keeps no records itself."""
+    async with local_swarm() as swarm:
+        owner = await swarm.add()
+        assert await owner.node.put(CARDS, "key", Card(1), ttl_s=600) == 1
+        reader = await swarm.add(tuning=replace(BRISK, reply_timeout_s=0.5))
+        serve, asked, again = owner.node._server._fetch, 0, trio.Event()
+
+        async def fetch(call: Call[FetchRequest]) -> tuple[FetchReply, bytes]:
+            nonlocal asked
+            asked += 1
+            if asked > 1:
+                again.set()
+            await again.wait()
+            return await serve(call)
+
+        owner.host.rpc.server._methods.pop(FETCH.name)
+        owner.host.rpc.register(FETCH, fetch)
+        assert (await reader.node.get(CARDS, "key")).keys() == {owner.id}
 
 
 async def test_a_goodbye_removes_a_node_and_its_records_at_once() -> None:

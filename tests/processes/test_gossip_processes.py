@@ -81,7 +81,6 @@ def test_replicas_stay_close_and_draw_together_as_the_rate_falls(tmp_path: Path)
     stories = gossip(tmp_path, "int8")
     before = spread([initial_theta(i, NUMEL) for i in range(PEERS - 1)])
     survivors = {str(events[-1]["peer"]) for events in stories}
-    assert any(of(events, "gossip_met")[0]["round"] <= 2 for events in stories)
     for events in stories:
         assert not of(events, "peer_penalized", "bug"), events
         rounds = of(events, "gossip_met", "gossip_alone")
@@ -98,7 +97,7 @@ def test_replicas_stay_close_and_draw_together_as_the_rate_falls(tmp_path: Path)
         begun = len(met) - 1 + len(of(events, "exchange_failed"))  # a message each at most; the rest is talk
         assert (len(met) - 1) * end["message_bytes"] <= down <= 1.25 * begun * end["message_bytes"], (down, end, begun)
         # whom it meets last is closer than whom it met first, when both were as they had begun
-        assert first["round"] > 2 or last["distance"] < first["distance"], (first, last)
+        assert last["distance"] < first["distance"], (first, last)
         samples = [tuple(span) for span in end["samples"]]
         turns = [first // (SLOTS * STEPS * BATCH) for first, _ in samples]
         assert turns == sorted(set(turns)), turns  # whoever finds the others ahead leaves turns out

@@ -6,6 +6,8 @@ one payload at a time. It stays warm while there is work, and every payload arri
 
     piece     u64 call | u8 kind (0 data, 1 the call's first data, 2 the call is given up) | u32 size | bytes
 
+Data is never empty, and a piece that gives a call up always is.
+
 Small pieces are read at once, up to 64 KiB a call. A big piece stays on the connection until its call reads it,
 straight into its final buffer. All pieces behind it wait, so payloads take no memory that their calls have not claimed.
 A payload is sent without interruption, so no half-read one waits behind another. A call that reads nothing for
@@ -252,7 +254,8 @@ class BulkConnection:
 
     async def _read_piece(self, number: int, kind: int, size: int) -> None:
         call = self._calls.get(number)
-        if size > PIECE_BYTES or kind > _GIVEN_UP:
+        # empty data is never sent: each piece would cost microseconds here and 13 bytes there
+        if size > PIECE_BYTES or kind > _GIVEN_UP or (size == 0) != (kind == _GIVEN_UP):
             raise ProtocolViolation(f"a bulk piece of kind {kind} and {size} bytes")
         if kind == _FIRST and (call is not None or self._serve is None):
             raise ProtocolViolation("a bulk call that was begun before, or may not be begun here")
@@ -260,8 +263,8 @@ class BulkConnection:
             call = await self._begin(number)
         if kind == _GIVEN_UP and call is not None:
             call.lost()
-        left = size if call is None else await call.take(size)
-        await self._throw_away(left)
+        if kind != _GIVEN_UP:
+            await self._throw_away(size if call is None else await call.take(size))
 
     async def _throw_away(self, size: int) -> None:
         """Read and drop bytes, counted and under the download cap."""

@@ -92,8 +92,10 @@ class TlsSocket:
         self._closed = False
         self._wake_bytes = 1
 
-    async def handshake(self) -> None:
+    async def handshake(self, turn: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint) -> None:
+        """Agree on keys. `turn` is awaited before each step."""
         while True:
+            await turn()
             try:
                 self._socket.do_handshake()
                 return

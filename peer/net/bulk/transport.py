@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Final
 
 import msgspec
@@ -29,6 +30,7 @@ from peer.net.bulk.link import BulkConnection, Serve
 from peer.net.bulk.tls import Certificate, TlsSocket, client_context
 from peer.net.libp2p_fixes.shares import Handshakes, Slots, address_group
 from peer.net.libp2p_fixes.sockets import set_keepalive
+from peer.net.libp2p_fixes.turns import Turns, accept_in_turn
 from peer.net.method import Call, Method
 from peer.net.rate_limit import Meter
 from peer.net.rpc_server import RpcServer
@@ -91,6 +93,7 @@ class BulkTransport:
         meter: Meter,
         remote_ips: Callable[[str], Iterable[str]],
         admissions: Admissions,
+        turns: Turns,
     ) -> None:
         self._nursery = nursery
         self._ask = ask
@@ -100,6 +103,7 @@ class BulkTransport:
         self._client = client_context()
         self._port = 0
         self._remote_ips = remote_ips
+        self._turns = turns
         self._tokens: dict[bytes, _Offered] = {}
         self._handshakes = Handshakes(_HANDSHAKES_MAX, _HANDSHAKES_PER_GROUP_MAX)
         self._slots: Slots[BulkConnection] = Slots(_CONNECTIONS_MAX, admissions, _last_used)
@@ -114,6 +118,8 @@ class BulkTransport:
         """Accept connections at `ip`; port 0 takes any free one. Raises OSError if the port is taken."""
         listeners = await trio.open_tcp_listeners(port, host=ip)
         self._port = listeners[0].socket.getsockname()[1]
+        for listener in listeners:
+            accept_in_turn(listener, self._turns)
         self._nursery.start_soon(trio.serve_listeners, self._accept, listeners)
 
     async def offer(self, call: Call[OfferRequest]) -> Offer:
@@ -219,7 +225,7 @@ class BulkTransport:
             with closing(TlsSocket(stream, self._certificate.context, server_side=True)) as tls:
                 peer = await self._authenticate(tls, group)
                 if peer is not None:
-                    await self._hold(self._link(peer, tls, self._server.serve), group)
+                    await self._hold(self._link(peer, tls, partial(self._serve_in_turn, group)), group)
         except OSError:  # it ended before we accepted it
             return
 
@@ -238,13 +244,17 @@ class BulkTransport:
         finally:
             self._slots.remove(link)
 
+    async def _serve_in_turn(self, group: str, call: Channel) -> bool:
+        await self._turns.take(group, call.peer)
+        return await self._server.serve(call)
+
     async def _authenticate(self, tls: TlsSocket, group: str) -> str | None:
         """Return the peer whose token opens this connection from `group`, None if there is none."""
         token = memoryview(bytearray(_TOKEN_BYTES))
         got = 0
         try:
             with self._handshakes.count(group), trio.move_on_after(_HANDSHAKE_S):
-                await tls.handshake()
+                await tls.handshake(partial(self._turns.take, group))
                 while got < _TOKEN_BYTES:
                     got += await tls.receive_into(token[got:])
         except ConnectionLost:

@@ -8,12 +8,14 @@ As released, a remote peer can crash, hang, deafen or fill a py-libp2p node, or 
     inbound_limits  a closed connection frees its slot; unfinished handshakes are few, few per network, and short
     shares          strangers give way to each other and to trusted peers
     allowances      strangers may connect and call only so often
+    turns           strangers' work is done when nothing else is to be done, one piece after the other
     dialing         all addresses are tried at once; a peer that failed may be dialled again at once
     sockets         the kernel notices dead links; a stuck connection can be dropped by force
     yamux           the receive window is enforced; a write waits as long as its caller lets it, and may be cancelled;
                     a peer that opens streams for nothing is dropped
     peer_cleanup    the library's data about a peer ends with its last connection
     noise           the same bytes on the wire for a third of the CPU
+    streams         calls do without the library's negotiation, locks and notices
 
 `apply_fixes()` patches the library once a process, before the first host is made. `harden(host)` completes each host.
 """
@@ -25,7 +27,7 @@ from importlib import metadata
 from typing import Final
 
 from peer.errors import ConfigError
-from peer.net.libp2p_fixes import dialing, handlers, inbound_limits, keys, noise, sockets, yamux
+from peer.net.libp2p_fixes import dialing, handlers, inbound_limits, keys, noise, sockets, streams, yamux
 from peer.net.libp2p_fixes.handlers import harden
 from peer.net.libp2p_fixes.sockets import abort_connection
 
@@ -49,7 +51,7 @@ def apply_fixes() -> None:
             f"py-libp2p {installed} is installed but only {SUPPORTED_VERSION} is known to be safe: "
             f"run `pip install libp2p=={SUPPORTED_VERSION}`"
         )
-    for theme in (keys, handlers, inbound_limits, dialing, sockets, yamux, noise):
+    for theme in (keys, handlers, inbound_limits, dialing, sockets, yamux, noise, streams):
         theme.apply()
     _quiet_logging()
     _applied = True

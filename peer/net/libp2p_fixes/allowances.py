@@ -1,9 +1,10 @@
 """Allowances of strangers: how often peers that are admitted to nothing may connect to us and call us.
 
 Before it is admitted a peer needs few calls: a greeting, pings, the manifest, and the proof of what it is. Each call
-costs us about two milliseconds and each handshake more, so a stranger that is thrown out and dials again, as often as
-it likes and as new identities, could take a core. Here a call over the allowance costs a tenth of a millisecond: its
-stream is reset before its protocol is negotiated. A connection over the allowance is closed before its handshake.
+costs us a few tenths of a millisecond and each handshake more, so a stranger that is thrown out and dials again, as
+often as it likes and as new identities, could take a core. Here a call over the allowance costs a tenth of a
+millisecond: its stream is reset before its protocol is negotiated. A connection over the allowance is closed before its
+handshake.
 
 Calls are counted by peer and by network (`shares.address_group`), and only those of peers that are neither admitted nor
 trusted. Connections are counted by network only, since who dials is not known yet: beside a flood from its own network

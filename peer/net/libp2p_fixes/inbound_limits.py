@@ -14,12 +14,12 @@ from typing import Any, Final
 
 import trio
 from libp2p.exceptions import BaseLibp2pError
-from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.network.swarm import Swarm
 
 from peer.net.admissions import Admissions
 from peer.net.libp2p_fixes.allowances import allowances_of, give_allowances
 from peer.net.libp2p_fixes.shares import Handshakes, Slots, address_group
+from peer.net.libp2p_fixes.turns import TurnedConnection, give_turns, turns_of
 from peer.net.libp2p_fixes.yamux import Yamux
 
 logger = logging.getLogger(__name__)
@@ -60,6 +60,7 @@ class InboundGate:
         """Let strangers give way to the peers that `admissions` trusts, and have few calls."""
         most = self._swarm.connection_config.max_connections
         give_allowances(self._swarm, admissions)
+        give_turns(self._swarm, admissions)
         self._slots: Slots[Yamux] = Slots(most, admissions, lambda muxed: muxed.last_used)
 
     async def handle(self, stream: Any, maddr: Any) -> None:
@@ -72,12 +73,14 @@ class InboundGate:
         if multiaddr is not None and not await self._swarm.connection_gate.is_allowed(multiaddr):
             return
         muxed = None
+        connection = TurnedConnection(stream, turns_of(self._swarm), group)
         with self._handshakes.count(group):
             try:
-                muxed = await self._swarm.upgrade_inbound_raw_conn(RawConnection(stream, False), maddr)
+                muxed = await self._swarm.upgrade_inbound_raw_conn(connection, maddr)
             except _BROKEN as error:
                 logger.debug("inbound connection from %s failed: %r", group, error)
         if muxed is not None:
+            connection.peer = str(muxed.peer_id)
             await self.hold(muxed, group)
 
     async def hold(self, muxed: Any, group: str) -> None:

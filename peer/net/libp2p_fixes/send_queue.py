@@ -53,6 +53,10 @@ class SendQueue:
         """Queue a frame before all data."""
         self._append(self._control, frame)
 
+    def put_aside(self, frame: bytes) -> None:
+        """Queue a frame that the peer does not wait for. It leaves with the next frame, before all data."""
+        self._append(self._control, frame, wake=False)
+
     async def run(self, write: Callable[[bytes], Awaitable[None]]) -> None:
         """Write queued frames, in batches, until cancelled or `write` fails."""
         while True:
@@ -63,7 +67,8 @@ class SendQueue:
             self._control.clear()
             self._data.clear()
             self._data_bytes = 0
-            self._emptied.unpark_all()
+            if self._emptied:
+                self._emptied.unpark_all()
             self._writing = True
             await write(b"".join(batch) if len(batch) > 1 else batch[0])
             self._writing = False
@@ -88,11 +93,12 @@ class SendQueue:
         self._emptied.unpark_all()
         self._drained.unpark_all()
 
-    def _append(self, queue: deque[bytes], frame: bytes) -> bool:
+    def _append(self, queue: deque[bytes], frame: bytes, wake: bool = True) -> bool:
         if len(queue) >= FRAMES_MAX:
             self._overflow()
         if self._closed:
             return False
         queue.append(frame)
-        self._filled.unpark_all()
+        if wake and self._filled:
+            self._filled.unpark_all()
         return True

@@ -11,6 +11,7 @@ import socket
 from typing import Any, Final
 
 import trio
+from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.io.trio import TrioTCPStream
 
 from peer.net.libp2p_fixes.yamux import Yamux
@@ -33,6 +34,31 @@ def apply() -> None:
         set_keepalive(stream)
 
     TrioTCPStream.__init__ = init  # type: ignore[method-assign]
+    TrioTCPStream.read = _read  # type: ignore[method-assign]
+    TrioTCPStream.write = _write  # type: ignore[method-assign]
+
+
+# As stock has them, without a lock around each read and write: one task reads a socket and one writes it (`yamux`).
+
+
+async def _read(self: TrioTCPStream, n: int | None = None) -> bytes:
+    if n == 0:
+        return b""
+    try:
+        return await self.stream.receive_some(n)
+    except trio.BrokenResourceError as error:
+        raise ConnectionClosedError(f"the peer has reset the connection: {error}", transport="tcp") from error
+    except trio.ClosedResourceError:
+        return b""
+
+
+async def _write(self: TrioTCPStream, data: bytes) -> None:
+    try:
+        await self.stream.send_all(data)
+    except trio.BrokenResourceError as error:
+        raise ConnectionClosedError(f"the peer has reset the connection: {error}", transport="tcp") from error
+    except trio.ClosedResourceError:
+        return
 
 
 def set_keepalive(stream: trio.SocketStream) -> None:

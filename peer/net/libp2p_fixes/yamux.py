@@ -27,12 +27,14 @@ from libp2p.connection_types import ConnectionType
 from libp2p.exceptions import BaseLibp2pError
 from libp2p.peer.id import ID
 from libp2p.stream_muxer import muxer_multistream
-from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamError
+from libp2p.stream_muxer.exceptions import MuxedConnUnavailable
 from multiaddr import Multiaddr
 
 from peer.net.libp2p_fixes.allowances import allowances_of
 from peer.net.libp2p_fixes.send_queue import SendQueue
+from peer.net.libp2p_fixes.turns import turns_of
 from peer.net.libp2p_fixes.yamux_inbound import InboundStreams, YamuxViolation
+from peer.net.libp2p_fixes.yamux_outbound import STREAMS_OUT_MAX, OutboundSlots
 from peer.net.libp2p_fixes.yamux_stream import WINDOW_INITIAL, YamuxStream
 
 logger = logging.getLogger(__name__)
@@ -41,9 +43,7 @@ _HEADER: Final = struct.Struct("!BBHII")  # version, type, flags, stream id, len
 _DATA, _WINDOW_UPDATE, _PING, _GO_AWAY = range(4)
 _SYN, _ACK, _FIN, _RST = 1, 2, 4, 8
 
-STREAMS_OUT_MAX: Final = 256
 STREAMS_IN_MAX: Final = 1024  # more than a peer may open at once: it frees its slot when its own side closes
-OPEN_WAIT_S: Final = 5.0
 GROWTH_MAX: Final = 32 << 20  # bytes of window beyond the initial, all streams of a connection together
 BUFFERED_MAX: Final = GROWTH_MAX + STREAMS_OUT_MAX * WINDOW_INITIAL  # the most that an honest peer can make us hold
 PROCESS_BUFFERED_MAX: Final = 512 << 20
@@ -80,7 +80,7 @@ class Yamux(IMuxedConn):
         self._initiator = secured_conn.is_initiator if is_initiator is None else is_initiator
         self._next_stream_id = 1 if self._initiator else 2  # odd ids for the side that dialled
         self._streams: dict[int, YamuxStream] = {}
-        self._slots = trio.Semaphore(STREAMS_OUT_MAX)
+        self._slots = OutboundSlots()
         self._inbound_streams = 0
         self._accepted_in, self._accepted_out = trio.open_memory_channel[YamuxStream](STREAMS_IN_MAX)
         self._scope = trio.CancelScope()
@@ -140,10 +140,7 @@ class Yamux(IMuxedConn):
 
     async def open_stream(self) -> YamuxStream:
         """Open an outgoing stream. Raises MuxedStreamError if 256 stay open for `OPEN_WAIT_S`."""
-        with trio.move_on_after(OPEN_WAIT_S) as waiting:
-            await self._slots.acquire()
-        if waiting.cancelled_caught:
-            raise MuxedStreamError(f"{STREAMS_OUT_MAX} streams to this peer are open: finish some before opening more")
+        await self._slots.acquire()
         if self._closing:
             self._slots.release()
             raise MuxedConnUnavailable("the connection is closed")
@@ -157,9 +154,12 @@ class Yamux(IMuxedConn):
     async def accept_stream(self) -> YamuxStream:
         """Return the next stream that the peer opens. Raises MuxedConnUnavailable when the connection ends."""
         try:
-            return await self._accepted_out.receive()
+            stream = await self._accepted_out.receive()
         except trio.EndOfChannel:
             raise MuxedConnUnavailable("the connection is closed") from None
+        if self.swarm is not None and not self._initiator:
+            await turns_of(self.swarm).take_for(self)
+        return stream
 
     async def close(self, error_code: int = 0) -> None:
         """Say goodbye, send the queued frames, and end the connection within `GOODBYE_S`."""
@@ -317,7 +317,7 @@ class Yamux(IMuxedConn):
         self._streams[stream_id] = stream
         self.last_used = trio.current_time()
         self._inbound_streams += 1
-        self._send_control(_WINDOW_UPDATE, _ACK, stream_id, 0)
+        self.send_queue.put_aside(_HEADER.pack(0, _WINDOW_UPDATE, _ACK, stream_id, 0))  # leaves with our first answer
         silent = self._inbound.opened(stream)
         if silent is not None:
             self._drop(silent)

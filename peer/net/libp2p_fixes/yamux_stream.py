@@ -85,7 +85,11 @@ class YamuxStream(IMuxedStream):
         Raises MuxedStreamReset (by either side, or the connection is gone) or MuxedStreamClosed (we closed it).
         """
         view = memoryview(data).cast("B")
-        async with self._write_turn:
+        try:
+            self._write_turn.acquire_nowait()  # no checkpoint: the frame that opened the stream leaves with this one
+        except trio.WouldBlock:
+            await self._write_turn.acquire()
+        try:
             while len(view):
                 self._check_writable()
                 count = min(len(view), self.send_window, FRAME_BODY_MAX)
@@ -99,6 +103,8 @@ class YamuxStream(IMuxedStream):
                 self._written += count
                 self._sink.send_data(self.stream_id, view[:count])
                 view = view[count:]
+        finally:
+            self._write_turn.release()
 
     async def read(self, n: int | None = None) -> bytes:
         """Return 1 to `n` bytes (None or -1: all that has arrived), waiting for the first.
@@ -131,28 +137,45 @@ class YamuxStream(IMuxedStream):
         self._after_read(count)
         return count
 
+    async def take_prefix(self, prefix: bytes) -> bool:
+        """Wait for bytes, and take `prefix` if one frame brought all of it first; else take nothing. Raises as `read`.
+
+        Returns whether it was taken.
+        """
+        await self._wait_readable()
+        if bytes(self._chunks[0][: len(prefix)]) != prefix:
+            return False
+        self._take_into(memoryview(bytearray(len(prefix))))
+        self._after_read(len(prefix))
+        return True
+
     async def close_write(self) -> None:
         """Finish writing: the peer reads EOF. Reading may go on."""
-        if not self.send_closed:
-            self.send_closed = True
-            self._sink.send_fin(self.stream_id)
-            self._writable.unpark_all()
-            self._sink.settle(self)
+        self._finish_writing()
         await trio.lowlevel.checkpoint()
 
     async def close(self) -> None:
         """Finish writing and stop using the stream: if the peer does not close it soon, it is reset."""
+        self.finish()
+        await trio.lowlevel.checkpoint()
+
+    def finish(self) -> None:
+        """Close without waiting."""
         if self.left_at is None:
             self.left_at = trio.current_time()
-        await self.close_write()
+        self._finish_writing()
 
     async def reset(self) -> None:
         """End the stream in both directions and drop buffered bytes."""
+        self.abandon()
+        await trio.lowlevel.checkpoint()
+
+    def abandon(self) -> None:
+        """Reset without waiting."""
         if not self.was_reset and not (self.send_closed and self.recv_closed):
             self._sink.send_reset(self.stream_id)
         self.end_by_reset()
         self._drop_buffered()
-        await trio.lowlevel.checkpoint()
 
     @property
     def is_closed(self) -> bool:
@@ -193,11 +216,13 @@ class YamuxStream(IMuxedStream):
             last += piece
         else:
             self._chunks.append(bytearray(piece))
-        self._readable.unpark_all()
+        if self._readable:
+            self._readable.unpark_all()
 
     def receive_window(self, increment: int) -> None:
         self.send_window += increment
-        self._writable.unpark_all()
+        if self._writable:
+            self._writable.unpark_all()
 
     def receive_fin(self) -> None:
         self.recv_closed = self.got_fin = True
@@ -210,6 +235,13 @@ class YamuxStream(IMuxedStream):
         self._readable.unpark_all()
         self._writable.unpark_all()
         self._sink.settle(self)
+
+    def _finish_writing(self) -> None:
+        if not self.send_closed:
+            self.send_closed = True
+            self._sink.send_fin(self.stream_id)
+            self._writable.unpark_all()
+            self._sink.settle(self)
 
     # -- flow control --------------------------------------------------------------------------------------------
 

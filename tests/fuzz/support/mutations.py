@@ -79,7 +79,8 @@ def of_json(chance: random.Random, data: bytes, other: bytes) -> bytes:
         value = json.loads(data)
         for _ in range(chance.randint(1, 3)):
             value = replaced(chance, value, evil_json)
-        return json.dumps(value).encode().replace(f'"{_NESTED}"'.encode(), b"[" * DEEP)
+        text = json.dumps(value).encode()[:SIZE_MAX]
+        return text.replace(f'"{_NESTED}"'.encode(), b"[" * DEEP)[:SIZE_MAX]
     except ValueError:
         return of_bytes(chance, data, other)
 

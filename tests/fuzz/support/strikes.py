@@ -121,15 +121,14 @@ def plain(value: Any) -> Any:
 class Watch:
     """Holds over a block that no handler failed, the loop never stood still, no log was filled and no memory kept."""
 
-    def __init__(self, *victims: Host, honest: Callable[[], int] = lambda: 0) -> None:
-        """`honest()`: bytes that honest work has kept since the start."""
+    def __init__(self, *victims: Host) -> None:
         self.wrong: list[Event] = []
-        self._victims, self._honest, self._stack = victims, honest, ExitStack()
+        self._victims, self._stack = victims, ExitStack()
 
     def __enter__(self) -> Watch:
         for victim in self._victims:
             self._stack.enter_context(victim.events.subscribed(self._look))
-        self._stack.enter_context(no_growth(honest=self._honest))
+        self._stack.enter_context(no_growth())
         self._step = LongestStep(trio.lowlevel.current_task())
         trio.lowlevel.add_instrument(self._step)
         return self

@@ -10,8 +10,8 @@ from peer.events import EventLog
 from peer.identity import Identity
 from peer.net.host import Host, HostConfig, open_host
 from peer.net.limits import NetLimits
-from peer.net.stream_channel import PROTOCOL
 from tests.peer.net.test_rpc import ECHO, Number, echo
+from tests.peer.support.holes_common import address_of, running_host
 from tests.support.ports import free_port, refusing_port
 
 QUICK = NetLimits(dial_timeout_s=1.0)  # for silent peers only: one that answers may take longer on a busy machine
@@ -175,8 +175,7 @@ async def test_a_dialled_peer_learns_how_to_dial_back() -> None:
 
 
 async def test_a_libp2p_host_that_is_no_barnraise_peer_is_told_apart() -> None:
-    async with open_host(config()) as a, open_host(config()) as b:
-        b.libp2p.remove_stream_handler(PROTOCOL)
-        await a.connect_address(b.addresses[0], timeout_s=60)
+    async with open_host(config()) as a, running_host(fixed=True) as other:
+        peer = await a.connect_address(f"{address_of(other)}/p2p/{other.get_id()}", timeout_s=60)
         with pytest.raises(ConnectionLost, match="no Barnraise peer"):
-            await a.rpc.call(b.peer_id, ECHO, Number(1), timeout_s=60)
+            await a.rpc.call(peer, ECHO, Number(1), timeout_s=60)

@@ -334,7 +334,7 @@ async def test_flood_of_new_streams(victim: Victim) -> None:
         await _send_raw(connection, b"".join(FRAME.pack(0, WINDOW_UPDATE, SYN, stream_id, 0) for stream_id in ids))
         await victim.still_serves()
         for inbound in victim.host.libp2p.get_network().get_connections(ID.from_base58(attacker.peer_id)):
-            assert len(inbound.streams) <= STREAMS_IN_MAX
+            assert len(inbound.get_streams()) <= STREAMS_IN_MAX
 
 
 async def test_flood_of_pings_whose_answers_are_not_read(victim: Victim, caplog: pytest.LogCaptureFixture) -> None:

@@ -273,6 +273,17 @@ async def test_a_late_joiner_fetches_weights_and_starts_without_momentum(tmp_pat
     assert not [e for peer in group.peers for e in peer.events if e.name in ("peer_penalized", "bug")]
 
 
+async def test_a_proposal_ends_the_wait_for_the_first_peers(tmp_path: Path) -> None:
+    """Records are read every few seconds, and rounds may be shorter: one that read too early would begin late."""
+    group = Group(tmp_path, "int8", 3, min_peers=3)
+    async with AsyncExitStack() as stack:
+        peers = [await stack.enter_async_context(group.join(THETA, lambda n: noise(n, 0.05))) for _ in range(3)]
+        early, other, _ = peers
+        early.others = lambda: {other.host.peer_id: PeerView(0)}  # type: ignore[method-assign]
+        await run(*peers)
+    assert early.seen("gossip_met")
+
+
 async def test_a_peer_stopped_in_a_step_has_a_whole_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The head that is saved then names its weights."""
     group = Group(tmp_path, "fp32", 1, 1, timeout_floor_s=0.0)

@@ -276,7 +276,10 @@ def piece(number: int, kind: int, data: bytes, size: int | None = None) -> bytes
     [
         pytest.param(piece(1, 3, b""), id="kind"),
         pytest.param(piece(1, 1, b"", PIECE_BYTES + 1), id="size"),
-        pytest.param(piece(1, 1, b"") + piece(1, 1, b""), id="begun twice"),
+        pytest.param(piece(1, 1, b"") + piece(1, 1, b""), id="empty calls"),
+        pytest.param(piece(1, 0, b""), id="empty data"),
+        pytest.param(piece(1, 2, b"bytes"), id="given up with bytes"),
+        pytest.param(piece(1, 1, b"\0") + piece(1, 1, b"\0"), id="begun twice"),
     ],
 )
 async def test_a_violation_is_penalized_and_ends_the_connection(garbage: bytes) -> None:
