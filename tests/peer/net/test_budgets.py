@@ -15,12 +15,15 @@ from tests.peer.net.test_rpc import Text as Words
 from tests.peer.support.scene import scene
 from tests.peer.support.victim_child import BUDGET
 
+ONSET_S = 0.05  # while a thousand calls begin at once
+
 
 async def test_headers_that_never_end() -> None:
     async with scene("guarded") as honest:
         before, quiet = await honest.figures(), await honest.caller.latency()
         for kind in ("small headers", "headers"):
-            async with honest.under(kind, 7, 150):
+            async with honest.under(kind, 7, 150) as beginning:
+                assert beginning.p99 <= ONSET_S
                 await honest.caller.check_beside(quiet)
                 await honest.figures()
         assert honest.most - before.resident <= 48 << 20
@@ -29,7 +32,8 @@ async def test_headers_that_never_end() -> None:
 async def test_replies_that_are_never_read() -> None:
     async with scene("guarded") as honest:
         before, quiet = await honest.figures(), await honest.caller.latency()
-        async with honest.under("replies", 7, 150):
+        async with honest.under("replies", 7, 150) as beginning:
+            assert beginning.p99 <= ONSET_S
             await honest.caller.check_beside(quiet)
             await honest.figures()
         assert honest.most - before.resident <= 32 << 20

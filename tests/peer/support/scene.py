@@ -9,7 +9,7 @@ import trio
 
 from peer.events import EventLog
 from peer.net.host import Host, HostConfig, open_host
-from tests.peer.support.honest import HonestCaller, honest_caller, running
+from tests.peer.support.honest import HonestCaller, Latency, honest_caller, running
 from tests.peer.support.victim_child import FIGURES, HONEST, SLICE, TAKE, Figures, Text
 
 
@@ -36,12 +36,11 @@ class Scene:
     @asynccontextmanager
     async def under(
         self, kind: str, peers: int, calls: int, module: str = "peer.support.attack_child"
-    ) -> AsyncIterator[None]:
-        """Yield once the attackers hold all they can."""
+    ) -> AsyncIterator[Latency]:
+        """Yield once the attackers hold all they can, with the latency of honest calls while they took it."""
         arguments = (self.address, kind, str(peers), str(calls))
         async with running(module, *arguments) as attackers:
-            await attackers.line()
-            yield
+            yield await self.caller.latency(attackers.line)
 
 
 @asynccontextmanager
