@@ -166,7 +166,7 @@ class Reader:
 
     async def _fetch(self, digest: bytes) -> list[tuple[str, Reply[FetchReply]]]:
         """Return the pages of a key's stores. If none answers, a machine stands still, perhaps ours: they are asked
-        once more, for as long as a probe. A reading without an answer would show nobody."""
+        once more, for as long as a probe. A reading without an answer would show an empty run."""
         tuning = self._router.tuning
         pages: list[tuple[str, Reply[FetchReply]]] = []
         for timeout_s in (tuning.reply_timeout_s, tuning.probe_timeout_s):
