@@ -8,10 +8,12 @@ from typing import Any
 import trio
 
 from dht.key import as_int
+from dht.pages import FRAMING_BYTES_MAX, RecordPages
 from dht.protocol import (
     FETCH,
     FIND,
     LEAVE,
+    PAGE_BYTES,
     STORE,
     FetchReply,
     FetchRequest,
@@ -23,8 +25,7 @@ from dht.protocol import (
     StoreRequest,
     WrongNamespace,
 )
-from dht.reader import encode_held
-from dht.records import Schema, StaleRecord, WrongSigner, check_delivery, open_record
+from dht.records import ENVELOPE_BYTES_MAX, Schema, StaleRecord, WrongSigner, check_delivery, open_record
 from dht.router import Router
 from dht.storage import Storage
 from peer.net.rpc import Call
@@ -34,9 +35,13 @@ class DhtHandlers:
     """Handlers of the four calls, registered at the host's rpc. Their errors reach the caller by class name."""
 
     def __init__(self, router: Router, storage: Storage, schemas: Mapping[str, Schema[Any]]) -> None:
+        for schema in schemas.values():
+            if schema.size_max + ENVELOPE_BYTES_MAX + 2 * FRAMING_BYTES_MAX > PAGE_BYTES:
+                raise ValueError(f"schema {schema.name!r} allows {schema.size_max} bytes: a record must fit in a page")
         self._router = router
         self._storage = storage
         self._schemas = schemas
+        self._pages = RecordPages(storage)
         rpc = router.host.rpc
         rpc.register(FIND, self._find)
         rpc.register(STORE, self._store)
@@ -72,8 +77,8 @@ class DhtHandlers:
     async def _fetch(self, call: Call[FetchRequest]) -> tuple[FetchReply, bytes]:
         self._check_namespace(call.body.namespace)
         self._router.called(call.peer, call.body.addresses)
-        now = trio.current_time()
-        return FetchReply(self._router.clock.raw()), encode_held(self._storage.get(call.body.digest, now), now)
+        asked = call.body
+        return self._pages.page(asked.digest, asked.page, asked.edition, trio.current_time(), self._router.clock.raw())
 
     async def _leave(self, call: Call[LeaveRequest]) -> LeaveReply:
         self._check_namespace(call.body.namespace)

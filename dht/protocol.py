@@ -2,7 +2,7 @@
 
     dht/find    names the peers nearest to a point
     dht/store   keeps a record, which its signer delivers
-    dht/fetch   returns the records under a digest
+    dht/fetch   returns a page of the records under a digest
     dht/leave   the caller says goodbye: drop its records
 
 Every request but the last carries the caller's addresses, and its reply the callee's clock. Types bound lists and
@@ -22,7 +22,8 @@ from peer.net.rpc import Method
 
 NODES_MAX: Final = 16  # named in one answer
 ADDRESSES_MAX: Final = 8
-FETCH_BYTES_MAX: Final = 4 << 20
+PAGE_BYTES: Final = 64 << 10
+PAGES_MAX: Final = 64  # of one key
 FIND_HEADER_BYTES: Final = 48 << 10  # holds the contacts of an answer at their longest
 
 Namespace = Annotated[str, msgspec.Meta(max_length=KEY_CHARS_MAX)]
@@ -30,6 +31,7 @@ PeerId = Annotated[str, msgspec.Meta(max_length=128)]
 Digest = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 ClockS = Annotated[float, msgspec.Meta(ge=0, le=1e11)]  # Unix time; refuses NaN and infinity as well
 IssuedUs = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]  # microseconds of Unix time, until the year 2255
+Edition = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 Addresses = Annotated[tuple[Annotated[str, msgspec.Meta(max_length=256)], ...], msgspec.Meta(max_length=ADDRESSES_MAX)]
 
 
@@ -77,15 +79,22 @@ class StoreReply(msgspec.Struct, frozen=True):
 
 
 class FetchRequest(msgspec.Struct, frozen=True):
+    """Ask for the first page of a key, then for the others of the same edition."""
+
     namespace: Namespace
     addresses: Addresses
     digest: Digest
+    page: Annotated[int, msgspec.Meta(ge=0, lt=PAGES_MAX)] = 0
+    edition: Edition = 0
 
 
 class FetchReply(msgspec.Struct, frozen=True):
-    """The payload is a msgpack list of `HeldRecord`."""
+    """The payload is one page: a msgpack list of `HeldRecord`, `age_s` old."""
 
     clock_s: ClockS
+    pages: Annotated[int, msgspec.Meta(ge=1, le=PAGES_MAX)] = 1
+    edition: Edition = 0
+    age_s: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 0.0
 
 
 class HeldRecord(msgspec.Struct, frozen=True):
@@ -93,7 +102,7 @@ class HeldRecord(msgspec.Struct, frozen=True):
 
     signed: Signed
     remaining_s: Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)]
-    """How long the store would keep it from now on."""
+    """How long the store would keep it from the moment at which the page was encoded."""
 
 
 class LeaveRequest(msgspec.Struct, frozen=True):
@@ -106,5 +115,5 @@ class LeaveReply(msgspec.Struct, frozen=True):
 
 FIND: Final = Method("dht/find", FindRequest, FindReply, access="client", header_bytes=FIND_HEADER_BYTES)
 STORE: Final = Method("dht/store", StoreRequest, StoreReply)
-FETCH: Final = Method("dht/fetch", FetchRequest, FetchReply, reply_payload_max=FETCH_BYTES_MAX, access="client")
+FETCH: Final = Method("dht/fetch", FetchRequest, FetchReply, reply_payload_max=PAGE_BYTES, access="client")
 LEAVE: Final = Method("dht/leave", LeaveRequest, LeaveReply, access="client")

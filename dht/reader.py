@@ -9,15 +9,16 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from math import inf
 from typing import Any, Final, TypeVar, cast
 
-import msgspec
 import trio
 
 from dht.key import record_key
+from dht.pages import decode_page
 from dht.places import Places, ReadPlan
-from dht.protocol import FETCH, FETCH_BYTES_MAX, FetchRequest, HeldRecord
+from dht.protocol import FETCH, FetchReply, FetchRequest, HeldRecord
 from dht.records import (
     ExpiredRecord,
     FutureRecord,
@@ -32,43 +33,19 @@ from dht.records import (
     signed_size,
 )
 from dht.router import PeerFault, Router
-from dht.storage import Storage, Stored
-from peer.decoding import MALFORMED, told
+from dht.storage import Storage
 from peer.errors import ProtocolViolation
 from peer.identity import Signed
-from peer.net.rpc import Buffer
+from peer.net.rpc import Reply
 
 T = TypeVar("T")
 
 OPENED_MAX: Final = 4096
 NEWEST_MAX: Final = 8192
 SWEEP_S: Final = 10.0  # between two removals of expired records
-FRAMING_BYTES_MAX: Final = 64  # of a record in a reply
 STRANGERS_BYTES_MAX: Final = 64 << 10
+PAGES_AT_ONCE: Final = 16  # of one store: half of the calls that a client may have open
 CHECKS_PER_TURN: Final = 32  # signatures checked before other tasks may run (54 us each)
-
-_encoder: Final = msgspec.msgpack.Encoder()
-_decoder: Final = msgspec.msgpack.Decoder(list[HeldRecord])
-
-
-def encode_held(stored: Iterable[Stored], now: float) -> bytes:
-    """Return the payload of a fetch: records with the time that is left for each. `decode_held` reads it."""
-    room = FETCH_BYTES_MAX
-    sent: list[HeldRecord] = []
-    for item in stored:
-        room -= item.record.size_bytes + FRAMING_BYTES_MAX
-        if room < 0:
-            break
-        sent.append(HeldRecord(item.record.signed, item.expires_at - now))
-    return _encoder.encode(sent)
-
-
-def decode_held(payload: Buffer) -> list[HeldRecord]:
-    """Return the records in the payload of a fetch. Raises ProtocolViolation."""
-    try:
-        return _decoder.decode(payload)
-    except MALFORMED as error:
-        raise ProtocolViolation(f"records that do not decode: {told(error)}") from error
 
 
 class _StrangersRoom:
@@ -112,9 +89,9 @@ class Reader:
         freshest: dict[str, tuple[Record, float]] = {}
         room = _StrangersRoom(inf if self._schemas[schema.name].scarce else STRANGERS_BYTES_MAX)
         await self._merge(own, digest, freshest, room)
-        for store, payload in replies:
+        for store, reply in replies:
             try:
-                await self._merge(decode_held(payload), digest, freshest, room)
+                await self._merge(decode_page(reply.payload), digest, freshest, room, reply.body.age_s)
             except ProtocolViolation as error:
                 self._router.ban(store, f"served a bad record: {error}")
         return {
@@ -129,8 +106,9 @@ class Reader:
         digest: bytes,
         freshest: dict[str, tuple[Record, float]],
         room: _StrangersRoom,
+        age_s: float = 0.0,
     ) -> None:
-        """Add one store's records. Raises ProtocolViolation at the first that an honest store would not hold."""
+        """Add records of a store, encoded `age_s` ago. Raises ProtocolViolation at the first that none may hold."""
         for number, (signed, remaining_s) in enumerate((item.signed, item.remaining_s) for item in held):
             if number % CHECKS_PER_TURN == CHECKS_PER_TURN - 1:
                 await trio.lowlevel.checkpoint()
@@ -148,7 +126,9 @@ class Reader:
             except (ExpiredRecord, FutureRecord):
                 continue  # clocks differ: no proof of malice
             best, best_s = freshest.get(record.signer, (None, 0.0))
-            remaining_s = min(max(remaining_s, 0.0), record.ttl_s)
+            remaining_s = min(remaining_s - age_s, record.ttl_s)
+            if remaining_s <= 0:
+                continue  # its page was encoded before it expired
             if best is None or record.body.issued_us > best.body.issued_us:
                 freshest[record.signer] = (record, remaining_s)
             elif record.body.issued_us == best.body.issued_us:
@@ -184,45 +164,42 @@ class Reader:
             self._newest_us.popitem(last=False)
         return True
 
-    async def _fetch(self, digest: bytes) -> list[tuple[str, Buffer]]:
-        """Return the answers of a key's stores. If none answers, a machine stands still, perhaps ours: they are asked
+    async def _fetch(self, digest: bytes) -> list[tuple[str, Reply[FetchReply]]]:
+        """Return the pages of a key's stores. If none answers, a machine stands still, perhaps ours: they are asked
         once more, for as long as a probe. A reading without an answer would show an empty run."""
         tuning = self._router.tuning
-        replies: list[tuple[str, Buffer]] = []
+        pages: list[tuple[str, Reply[FetchReply]]] = []
         for timeout_s in (tuning.reply_timeout_s, tuning.probe_timeout_s):
-            if not replies:
+            if not pages:
                 plan = await self._places.plan_read(digest)
-                replies = await self._fetch_from(plan, digest, timeout_s)
-        return replies
+                pages = await self._fetch_from(plan, digest, timeout_s)
+        return pages
 
-    async def _fetch_from(self, plan: ReadPlan, digest: bytes, timeout_s: float) -> list[tuple[str, Buffer]]:
-        """Return the answers of the plan's stores, those that answer in time. Silent ones are replaced."""
+    async def _fetch_from(self, plan: ReadPlan, digest: bytes, timeout_s: float) -> list[tuple[str, Reply[FetchReply]]]:
+        """Return the pages of the plan's stores, those that come in time. Silent stores are replaced."""
         router, tuning = self._router, self._router.tuning
-        request = FetchRequest(router.namespace, router.addresses(), digest)
         waiting = [*plan.first, *plan.further]
         in_flight: dict[str, float] = {}  # store -> asked at
-        replies: list[tuple[str, Buffer]] = []
+        answered: set[str] = set()
+        pages: list[tuple[str, Reply[FetchReply]]] = []
         progress = trio.Event()
 
         async def fetch(store: str) -> None:
-            try:
-                reply = await router.ask(store, FETCH, request, max(timeout_s, router.reply_timeout_s(store)))
-            except PeerFault:
-                pass  # the router has updated the view
-            else:
-                replies.append((store, reply.payload))
+            with suppress(*PeerFault):  # the router has updated the view
+                await self._fetch_pages(store, digest, timeout_s, pages)
+                answered.add(store)
                 timeout.deadline = min(timeout.deadline, trio.current_time() + tuning.reply_timeout_s)
             del in_flight[store]
             progress.set()
 
         def is_over() -> bool:
-            return len(replies) >= plan.wanted and in_flight.keys().isdisjoint(plan.first)
+            return len(answered) >= plan.wanted and in_flight.keys().isdisjoint(plan.first)
 
         extra = 0
         with trio.move_on_after(timeout_s) as timeout:
             async with trio.open_nursery() as nursery:
                 while not is_over() and (waiting or in_flight):
-                    while waiting and len(in_flight) < plan.wanted - len(replies) + extra:
+                    while waiting and len(in_flight) < plan.wanted - len(answered) + extra:
                         store = waiting.pop(0)
                         in_flight[store] = trio.current_time()
                         nursery.start_soon(fetch, store)
@@ -234,4 +211,26 @@ class Reader:
         for store, asked_at in in_flight.items():
             if trio.current_time() - asked_at >= tuning.hedge_s:
                 router.suspect(store)  # so that the next read does not wait for it again
-        return replies
+        return pages
+
+    async def _fetch_pages(
+        self, store: str, digest: bytes, timeout_s: float, pages: list[tuple[str, Reply[FetchReply]]]
+    ) -> None:
+        """Append the pages of one store as they come. Raises PeerFault if the first one does not."""
+        router, limit = self._router, trio.CapacityLimiter(PAGES_AT_ONCE)
+
+        async def fetch(number: int, edition: int) -> FetchReply:
+            request = FetchRequest(router.namespace, router.addresses(), digest, number, edition)
+            reply = await router.ask(store, FETCH, request, max(timeout_s, router.reply_timeout_s(store)))
+            pages.append((store, reply))
+            return reply.body
+
+        async def fetch_further(number: int, edition: int) -> None:
+            async with limit:
+                with suppress(*PeerFault):  # other stores have the same records
+                    await fetch(number, edition)
+
+        first = await fetch(0, 0)
+        async with trio.open_nursery() as nursery:
+            for number in range(1, first.pages):
+                nursery.start_soon(fetch_further, number, first.edition)

@@ -6,7 +6,8 @@ probe decides.
 
 In a run, trust comes first (`peer.net.admissions`). Only members enter the table, which in an open run are all that
 have entered it. A stranger is asked while it is connected; it is named to others, and dialled, only once a dial of
-ours has found it at the address that it claims. So it cannot have us or others dial a third party.
+ours has found it at the address that it claims. So it cannot have us or others dial a third party. Two of the trusted
+peers make that dial; the others learn of it from them, so that a claim costs a third party two dials, not one a member.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import trio
 
 from dht.clock import SwarmClock
 from dht.config import DhtConfig, NodeConfig
-from dht.key import as_bytes, nearest, node_key
+from dht.key import as_bytes, as_int, nearest, node_key, record_key
 from dht.lookup import Lookup
 from dht.origin import TRUSTED, Origin, seen_at
 from dht.partition import SplitWatch
@@ -43,6 +44,7 @@ PROBES_MAX: Final = 16
 NAMED_MAX: Final = 256
 GREETINGS_AT_ONCE: Final = 8
 VERIFY_AFTER_S: Final = 5.0  # a stranger that stays connected for so long is dialled back
+VERIFIERS: Final = 2  # trusted peers that dial a stranger back
 BAN_S: Final = 600.0
 REDIAL_JITTER: Final = 0.25
 GOODBYE_S: Final = 1.0  # a call that arrives so soon after its caller's goodbye was sent before it
@@ -327,10 +329,23 @@ class Router:
         Most identities of a flood do not stay so long, and a failure closes their address (`peer.net.dialing`)."""
         while True:
             await trio.sleep(VERIFY_AFTER_S / 5)
-            while self._verify_at and next(iter(self._verify_at.values())) <= trio.current_time():
+            now = trio.current_time()
+            while self._verify_at and next(iter(self._verify_at.values())) <= now:
                 peer, _ = self._verify_at.popitem(last=False)
-                if peer in self.table and not self._is_known(peer) and self.host.is_connected(peer):
+                waits = peer in self.table and not self._is_known(peer) and self.host.is_connected(peer)
+                if waits and self._is_verifier(self.host.remote_ip(peer) or peer):
                     await self.host.verify(peer)
+                elif waits:  # unless it is told to us meanwhile, it may be our turn when another verifier has left
+                    _remember(self._verify_at, peer, now + VERIFY_AFTER_S, NAMED_MAX)
+
+    def _is_verifier(self, place: str) -> bool:
+        """Return whether we are to dial what is claimed of an IP address: each address has its own verifiers."""
+        own = self.host.peer_id
+        others = [peer for peer in self.table if self.is_trusted(peer) and self.available(peer)]
+        if len(others) >= VERIFIERS and not self.host.admissions.is_trusted(own):
+            return False  # others would not believe us
+        point = as_int(record_key(self.namespace, "verify", place))
+        return own in nearest(point, [*others, own], VERIFIERS)
 
     def contacts(self, target: int, asker: str) -> tuple[Contact, ...]:
         """Return the answer to a peer's `ask_nearest`."""
@@ -340,11 +355,10 @@ class Router:
         return tuple(Contact(peer, addresses(peer)[:ADDRESSES_MAX]) for peer in peers)
 
     def _wants_address(self, peer: str) -> bool:
-        """Return whether to note addresses told by a third peer: only if the book has none, or its own do not work.
-
-        So no peer can crowd out good addresses.
+        """Return whether to note addresses told by a third peer: only if the book has none, or only claims, or those it
+        has do not work. So no peer can crowd out good addresses.
         """
-        return not self.host.book.get(peer) or peer in self._down
+        return not self.host.book.get(peer) or peer in self._down or not self._is_known(peer)
 
     def _learn(self, peer: str, addresses: tuple[str, ...], *, told_by: str) -> None:
         if told_by in self.anchors:

@@ -89,6 +89,8 @@ class Storage:
         self._slots: dict[bytes, dict[str, Stored]] = {}
         self._signers: dict[str, _Usage] = {}
         self._prefixes: dict[str, _Usage] = {}  # of strangers
+        self._editions: dict[bytes, int] = {}  # the number of the latest change, of each digest that holds records
+        self._changes = 0
         self._records = 0
         self._size_bytes = 0
         self._next_sweep = 0.0
@@ -133,6 +135,10 @@ class Storage:
         """Return the records under a digest that have not expired, those of trusted peers first."""
         alive = [stored for stored in self._slots.get(digest, {}).values() if stored.expires_at > now]
         return sorted(alive, key=lambda stored: not stored.origin.trusted)
+
+    def edition(self, digest: bytes) -> int:
+        """Return a number that no other content of this digest has had, 0 if it holds no records."""
+        return self._editions.get(digest, 0)
 
     def drop_signer(self, signer: str) -> None:
         """Forget all records of a signer that said goodbye."""
@@ -247,6 +253,7 @@ class Storage:
     def _keep(self, stored: Stored) -> None:
         record = stored.record
         self._slots.setdefault(record.digest, {})[record.signer] = stored
+        self._change(record.digest)
         self._signers.setdefault(record.signer, _Usage()).grow(stored)
         if not stored.origin.trusted:
             self._prefixes.setdefault(stored.origin.prefix, _Usage()).grow(stored)
@@ -265,7 +272,12 @@ class Storage:
             usage.shrink(stored)
             if not usage.slots:
                 del usages[name]
+        self._change(digest)
         if not slots:
-            del self._slots[digest]
+            del self._slots[digest], self._editions[digest]
         self._records -= 1
         self._size_bytes -= stored.record.size_bytes
+
+    def _change(self, digest: bytes) -> None:
+        self._changes += 1
+        self._editions[digest] = self._changes

@@ -122,18 +122,21 @@ async def closed_run(folder: Path, outer: str, min_peers: int, *, strangers: boo
         yield Closed(swarm, guests)
 
 
-async def test_strangers_get_nothing_from_a_run_of_whole_models(tmp_path: Path) -> None:
-    """Later rounds depend on measured speeds, so only the first commit is the same to the bit."""
+@pytest.mark.parametrize(("members", "seconds"), [(2, 0), pytest.param(4, 60, marks=pytest.mark.soak)])
+async def test_strangers_get_nothing_from_a_run_of_whole_models(tmp_path: Path, members: int, seconds: float) -> None:
+    """Strangers press for so many seconds. Later rounds depend on measured speeds, so only the first commit is
+    the same to the bit."""
     first: list[str] = []
     losses: list[list[float]] = []
     for strangers in (False, True):
-        async with closed_run(tmp_path / f"strangers-{strangers}", DILOCO, 2, strangers=strangers) as run:
-            peers = [run.join("p0"), run.join("p1")]
+        async with closed_run(tmp_path / f"strangers-{strangers}", DILOCO, members, strangers=strangers) as run:
+            peers = [run.join(f"p{number}") for number in range(members)]
             await run.swarm.committed(ROUNDS, *peers, timeout_s=120)
             first.append(str(peers[0].commits[0].fields["state_hash"]))
             losses.append([float(c.fields["loss"]) for c in peers[0].commits[:ROUNDS]])
             if strangers:
                 await run.check()
+                await trio.sleep(seconds)
                 await use_from_outside(run, tmp_path, "peers")
                 await run.check()
     assert first[0] == first[1] and losses[0][0] == losses[1][0]
@@ -164,5 +167,5 @@ async def use_from_outside(run: Closed, folder: Path, key: str, *options: str) -
     names = sorted(peer["name"] for peer in seen[key])
     assert "helper" not in names and {"p0", "p1"} <= set(names), names
     await run.peer("export", "--out", str(folder / "model"))
-    newcomer = run.join("p2", *options)
+    newcomer = run.join("newcomer", *options)
     await newcomer.wait_for("round_committed", timeout_s=120)

@@ -289,7 +289,8 @@ class Yamux(IMuxedConn):
             self._still_coming -= length  # skipped
         else:
             stream.recv_window -= length
-            self._inbound.settled(stream)
+            if length and self._inbound.settled(stream):
+                self._hand_over(stream)
         return length
 
     def _on_end(self, stream: YamuxStream, flags: int) -> None:
@@ -298,35 +299,41 @@ class Yamux(IMuxedConn):
                 self._inbound.waste()
             stream.end_by_reset()
         else:
+            if self._inbound.settled(stream):
+                self._hand_over(stream)
             stream.receive_fin()
 
     def _accept(self, stream_id: int) -> YamuxStream | None:
         """Return the stream that a SYN opens. Resets it and returns None if the peer has too many open."""
         if stream_id == 0 or stream_id % 2 == self._next_stream_id % 2 or stream_id in self._streams:
             raise YamuxViolation(f"SYN for stream {stream_id}")
-        if self._inbound_streams >= STREAMS_IN_MAX or self._closing:
+        full = self._inbound_streams >= STREAMS_IN_MAX or self._closing
+        if full or (self.swarm is not None and not allowances_of(self.swarm).take_call(self)):
             self._refuse(stream_id)
-            return None
-        if self.swarm is not None and not allowances_of(self.swarm).take_call(self):
-            self._refuse(stream_id)
-            self._inbound.refuse()
+            if not full:
+                self._inbound.refuse()
             return None
         stream = YamuxStream(stream_id, self, is_initiator=False)
-        try:
-            self._accepted_in.send_nowait(stream)
-        except trio.WouldBlock:  # opened and closed faster than we accept them
-            self._refuse(stream_id)
-            return None
         self._streams[stream_id] = stream
         self.last_used = trio.current_time()
         self._inbound_streams += 1
         self.send_queue.put_aside(_HEADER.pack(0, _WINDOW_UPDATE, _ACK, stream_id, 0))  # leaves with our first answer
         silent = self._inbound.opened(stream)
         if silent is not None:
-            self.send_reset(silent.stream_id)
-            silent.end_by_reset()
+            self._drop(silent)
             self._inbound.waste()
         return stream
+
+    def _hand_over(self, stream: YamuxStream) -> None:
+        """Give a stream that begins to speak to its handler: a silent one costs no task."""
+        try:
+            self._accepted_in.send_nowait(stream)
+        except trio.WouldBlock:  # opened and closed faster than we accept them
+            self._drop(stream)
+
+    def _drop(self, stream: YamuxStream) -> None:
+        self.send_reset(stream.stream_id)
+        stream.end_by_reset()
 
     def _refuse(self, stream_id: int) -> None:
         self._still_coming += WINDOW_INITIAL
@@ -371,8 +378,7 @@ class Yamux(IMuxedConn):
         """Reset streams that we finished long ago and that the peer does not close."""
         expired = trio.current_time() - HALF_OPEN_MAX_S
         for stream in [s for s in self._streams.values() if s.left_at is not None and s.left_at < expired]:
-            self.send_reset(stream.stream_id)
-            stream.end_by_reset()
+            self._drop(stream)
 
     async def _finish(self) -> None:
         if self.event_closed.is_set():
@@ -390,7 +396,5 @@ class Yamux(IMuxedConn):
                 await self.secured_conn.close()
             except (BaseLibp2pError, OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
                 logger.debug("closing the connection to %s: %r", self.peer_id, error)
-        if self.on_close is not None:
-            done = self.on_close()
-            if inspect.isawaitable(done):
-                await done
+        if self.on_close is not None and inspect.isawaitable(done := self.on_close()):
+            await done

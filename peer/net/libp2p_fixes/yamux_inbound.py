@@ -1,6 +1,6 @@
 """Streams that a peer opens for nothing: they say no word, or they are reset before they are answered.
 
-Each costs us a task and a negotiation that the peer does not wait for, as in the "rapid reset" of HTTP/2.
+One that speaks costs us a task and a negotiation that the peer does not wait for, as in the "rapid reset" of HTTP/2.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from libp2p.exceptions import BaseLibp2pError
 
 from peer.net.libp2p_fixes.yamux_stream import YamuxStream
 
-SILENT_MAX: Final = 128  # of a connection; an honest peer sends its request with the stream, 64 at a time
+SILENT_MAX: Final = 80  # of a connection; an honest peer sends its request with the stream, 64 at a time
 WASTED_MAX: Final = 200  # streams opened for nothing...
 REFUSED_MAX: Final = 50  # streams refused to a stranger (`allowances`)...
 WASTED_S: Final = 10.0  # ...within this time
@@ -36,9 +36,9 @@ class InboundStreams:
         self._silent[stream.stream_id] = stream
         return next(iter(self._silent.values())) if len(self._silent) > SILENT_MAX else None
 
-    def settled(self, stream: YamuxStream) -> None:
-        """Note that a stream has begun to speak, or has ended."""
-        self._silent.pop(stream.stream_id, None)
+    def settled(self, stream: YamuxStream) -> bool:
+        """Note that a stream has begun to speak, or has ended. Returns whether it was silent until now."""
+        return self._silent.pop(stream.stream_id, None) is not None
 
     def waste(self) -> None:
         """Count a stream opened for nothing. Raises YamuxViolation if there were too many of late."""

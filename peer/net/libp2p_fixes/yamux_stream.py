@@ -29,6 +29,7 @@ _KEEP_VIEW_MIN: Final = 32 * 1024
 _FAST_READER_S: Final = 0.05
 
 Buffer = bytes | bytearray | memoryview
+_NO_CHUNKS: Final[deque[memoryview | bytearray]] = deque()  # of all silent streams: one of its own takes 768 bytes
 
 
 class FrameSink(Protocol):
@@ -68,7 +69,7 @@ class YamuxStream(IMuxedStream):
         self.recv_window = WINDOW_INITIAL  # what the peer may still send
         self.window_target = WINDOW_INITIAL
         self.buffered = 0
-        self._chunks: deque[memoryview | bytearray] = deque()
+        self._chunks = _NO_CHUNKS
         self._consumed = 0  # bytes read and not yet granted again
         self._granted_at = -1.0
         self._readable = trio.lowlevel.ParkingLot()
@@ -205,6 +206,8 @@ class YamuxStream(IMuxedStream):
         """Take a piece of a DATA body. The window has been charged for it."""
         if self.was_reset:
             return
+        if self._chunks is _NO_CHUNKS:
+            self._chunks = deque()
         self.buffered += len(piece)
         self._sink.charge(len(piece))
         if len(piece) >= _KEEP_VIEW_MIN:

@@ -89,7 +89,7 @@ async def test_a_strangers_refusal_is_one_short_sentence(
         joins = command[0] == "join"  # its view tells of the contact as well, and breaks long lines
         text = harmless(piece, wraps=joins)
         told = [line for line in text.splitlines() if MARK in line]
-        assert 1 <= len(told) <= (4 if joins else 1) and len(piece) < 2 * MESSAGE_BYTES_MAX, (
+        assert 1 <= len(told) <= (4 if joins else 1) and len(piece) <= MESSAGE_BYTES_MAX * (1 + joins), (
             command[0],
             len(piece),
             text[:500],

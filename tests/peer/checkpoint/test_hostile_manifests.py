@@ -36,10 +36,10 @@ def put(path: Path, body: object) -> None:
 
 
 def refused(path: Path) -> str:
-    before, began = psutil.Process().memory_info().rss, time.monotonic()
+    before, began = psutil.Process().memory_info().rss, time.process_time()
     with pytest.raises(CheckpointError) as caught:
         load_checkpoint(path)
-    assert time.monotonic() - began < AT_ONCE_S
+    assert time.process_time() - began < AT_ONCE_S
     assert psutil.Process().memory_info().rss - before < MEMORY_BYTES
     return str(caught.value)
 

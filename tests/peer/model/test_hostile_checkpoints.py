@@ -21,8 +21,8 @@ from peer.errors import BarnraiseError, CheckpointError, ConfigError
 from peer.model.huggingface import export_pretrained, load_pretrained
 from peer.model.layout import init_flat
 
-AT_ONCE_S = 0.5
-MEMORY_BYTES = 16 << 20
+AT_ONCE_S = 0.1
+MEMORY_BYTES = 4 << 20
 MODEL = ModelConfig(hidden_size=16, layers=1, heads=2, kv_heads=2, intermediate_size=32, max_seq_len=16)
 INDEX = "model.safetensors.index.json"
 
@@ -46,10 +46,10 @@ def folder(tmp_path: Path) -> Path:
 
 def refusal(folder: Path) -> BarnraiseError:
     """Return what loading raises, after checking that it cost nothing."""
-    before, began = psutil.Process().memory_info().rss, time.monotonic()
+    before, began = psutil.Process().memory_info().rss, time.process_time()
     with pytest.raises(BarnraiseError) as caught:
         load_pretrained(folder)
-    assert time.monotonic() - began < AT_ONCE_S
+    assert time.process_time() - began < AT_ONCE_S
     assert psutil.Process().memory_info().rss - before < MEMORY_BYTES
     assert "\n" not in str(caught.value)
     return caught.value

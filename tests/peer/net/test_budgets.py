@@ -3,119 +3,46 @@ attackers and the honest caller are three processes."""
 
 from __future__ import annotations
 
-import math
-import subprocess
-import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from statistics import quantiles
-
 import pytest
 import trio
 
 from peer.errors import ConnectionLost, RemoteError, RoundDiscarded
-from peer.events import EventLog
-from peer.net.host import Host, HostConfig, open_host
 from peer.net.limits import NetLimits
 from peer.net.method import Call, Method
 from peer.net.wire import HEADER_BYTES, LARGE_HEADER_BYTES
 from tests.peer.net.test_rpc import BIG, Number, hosts
 from tests.peer.net.test_rpc import Text as Words
-from tests.peer.support.victim_child import BUDGET, FIGURES, HONEST, SLICE, TAKE, Figures, Text
+from tests.peer.support.scene import scene
+from tests.peer.support.victim_child import BUDGET
 
-FLOOR_S = 0.1  # latencies below it say more about this machine than about the attack
-
-
-@asynccontextmanager
-async def child(module: str, *arguments: str) -> AsyncIterator[str]:
-    """Run a child inside the block; yields its first line."""
-    command = [sys.executable, "-m", f"tests.peer.support.{module}", *arguments]
-    process = await trio.lowlevel.open_process(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert process.stdin is not None and process.stdout is not None
-    try:
-        with trio.fail_after(60):
-            line = b""
-            while not line.endswith(b"\n"):
-                line += await process.stdout.receive_some() or b"\n"
-        yield line.decode().strip()
-    finally:
-        with trio.CancelScope(shield=True):
-            await process.stdin.aclose()
-            with trio.move_on_after(10) as late:
-                await process.wait()
-            if late.cancelled_caught:
-                process.kill()
-                await process.wait()
-
-
-class Scene:
-    """The honest caller, and what it sees of the victim."""
-
-    def __init__(self, host: Host, address: str) -> None:
-        self.host, self.address = host, address
-        self.victim = address.rpartition("/")[2]
-        self.most = 0
-        """The most resident memory seen."""
-
-    async def figures(self) -> Figures:
-        reply = await self.host.rpc.call(self.victim, FIGURES, Text(), timeout_s=60)
-        self.most = max(self.most, reply.body.resident)
-        return reply.body
-
-    async def take_s(self) -> float:
-        """Send one slice; return the seconds it took."""
-        began = trio.current_time()
-        await self.host.rpc.call(self.victim, TAKE, Text(), bytes(SLICE), timeout_s=60)
-        return trio.current_time() - began
-
-    async def p99_s(self) -> float:
-        """Return the 99th percentile of the time of small calls, in the best of three half seconds: other processes use
-        this machine, too."""
-        best = math.inf
-        for _ in range(3):
-            times: list[float] = []
-            until = trio.current_time() + 0.5
-            while trio.current_time() < until or len(times) < 10:
-                began = trio.current_time()
-                await self.figures()
-                times.append(trio.current_time() - began)
-            best = min(best, quantiles(times, n=100)[-1])
-        return best
-
-
-@asynccontextmanager
-async def scene(*arguments: str) -> AsyncIterator[Scene]:
-    async with (
-        child("victim_child", *arguments) as address,
-        open_host(HostConfig(identity=HONEST, events=EventLog())) as host,
-    ):
-        await host.connect_address(address, timeout_s=60)
-        yield Scene(host, address)
+ONSET_S = 0.05  # while a thousand calls begin at once
 
 
 async def test_headers_that_never_end() -> None:
     async with scene("guarded") as honest:
-        before, quiet_s = await honest.figures(), await honest.p99_s()
+        before, quiet = await honest.figures(), await honest.caller.latency()
         for kind in ("small headers", "headers"):
-            async with child("attack_child", honest.address, kind, "7", "150"):
-                attacked_s = await honest.p99_s()
+            async with honest.under(kind, 7, 150) as beginning:
+                assert beginning.p99 <= ONSET_S
+                await honest.caller.check_beside(quiet)
+                await honest.figures()
         assert honest.most - before.resident <= 48 << 20
-        assert attacked_s <= 2 * max(quiet_s, FLOOR_S)
 
 
 async def test_replies_that_are_never_read() -> None:
     async with scene("guarded") as honest:
-        before, quiet_s = await honest.figures(), await honest.p99_s()
-        async with child("attack_child", honest.address, "replies", "7", "150"):
-            attacked_s = await honest.p99_s()
+        before, quiet = await honest.figures(), await honest.caller.latency()
+        async with honest.under("replies", 7, 150) as beginning:
+            assert beginning.p99 <= ONSET_S
+            await honest.caller.check_beside(quiet)
+            await honest.figures()
         assert honest.most - before.resident <= 32 << 20
-        assert attacked_s <= 2 * max(quiet_s, FLOOR_S)
 
 
 async def test_strangers_hold_all_they_can_and_a_member_is_served_at_once() -> None:
     async with scene("guarded") as honest:
         before, quiet_s = await honest.figures(), max([await honest.take_s() for _ in range(3)])
-        async with child("attack_child", honest.address, "payloads", "4", "60"):
+        async with honest.under("payloads", 4, 60):
             await honest.figures()
             attacked_s = max([await honest.take_s() for _ in range(3)])
             await honest.figures()
@@ -127,13 +54,13 @@ async def test_payloads_that_trickle_give_way_after_seconds() -> None:
     """At a host of no run, where no peer is trusted."""
     async with scene() as honest:
         await honest.take_s()
-        async with child("attack_child", honest.address, "trickle", "4", "60"):
+        async with honest.under("trickle", 4, 60):
             assert await honest.take_s() < 10
 
 
 async def test_a_flood_of_bad_calls_leaves_few_lines() -> None:
     async with scene() as honest:
-        async with child("attack_child", honest.address, "garbage", "4", "200"):
+        async with honest.under("garbage", 4, 200):
             after = await honest.figures()
         assert 4 <= after.penalties <= 20
         assert after.bugs == 0

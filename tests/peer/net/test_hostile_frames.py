@@ -20,8 +20,8 @@ SYN, ACK, FIN, RST = 1, 2, 4, 8
 WINDOW = 256 * 1024
 GROWTH_MAX = 8 << 20
 CPU_MAX_S = 0.62
-IDLE_STREAMS_BYTES_MAX = 48 << 20
-PING_FLOOR_S = 0.7
+IDLE_STREAMS_BYTES_MAX = 9_000_000  # of 8,000 on 32 connections
+PING_MAX_S = 0.444
 FIRST = 1001  # the attacker's own multiplexer has used the ids below
 
 pytestmark = pytest.mark.process
@@ -115,7 +115,7 @@ async def test_hostile_frames_cost_little(attacked: Attacked) -> None:
 
 
 async def test_streams_opened_to_be_reset_end_the_connection(attacked: Attacked) -> None:
-    quiet_s = await attacked.slow_ping_s()
+    quiet = await attacked.caller.latency()
     for frames in RAPID_RESETS:
         async with a_host() as attacker:
             connection = await attacked.dial(attacker)
@@ -125,12 +125,13 @@ async def test_streams_opened_to_be_reset_end_the_connection(attacked: Attacked)
                 with trio.fail_after(60):
                     await connection.muxed_conn.event_closed.wait()
 
-            assert await attacked.slow_ping_s(attack) <= max(2 * quiet_s, PING_FLOOR_S)
+            beside = await attacked.caller.latency(attack)
+            beside.check_beside(quiet)
+            assert beside.max <= PING_MAX_S
 
 
-@pytest.mark.parametrize("connections", [8, pytest.param(32, marks=pytest.mark.soak)])
-async def test_thousands_of_idle_streams_cost_little(attacked: Attacked, connections: int) -> None:
-    streams = 250
+async def test_thousands_of_idle_streams_cost_little(attacked: Attacked) -> None:
+    streams, connections = 250, 32
     begun = await attacked.cost()
     async with AsyncExitStack() as stack:
         held = []
@@ -144,7 +145,7 @@ async def test_thousands_of_idle_streams_cost_little(attacked: Attacked, connect
         cost = await attacked.cost()
         assert cost.files - begun.files == connections
         assert cost.resident_bytes - begun.resident_bytes <= IDLE_STREAMS_BYTES_MAX
-        assert cost.cpu_s - begun.cpu_s <= 2 * 1.4  # twice the figure of a quiet machine
+        assert cost.cpu_s - begun.cpu_s <= 1.4
         for connection in held:
             await abort_connection(connection)
     await files_are_back(attacked, begun.files)

@@ -25,8 +25,12 @@ SENDING_S = 3.0  # the caps hold back most of what is sent
 
 
 def request(method: Method[Any, Any], payload_bytes: int = 0, chars: int = 0) -> bytes:
-    body = msgspec.Raw(msgspec.msgpack.encode(Text("x" * chars)))
-    header = msgspec.msgpack.encode(RequestHeader(method.name, payload_bytes, 900_000, body))
+    return frame(method, Text("x" * chars), payload_bytes)
+
+
+def frame(method: Method[Any, Any], body: msgspec.Struct, payload_bytes: int = 0) -> bytes:
+    raw = msgspec.Raw(msgspec.msgpack.encode(body))
+    header = msgspec.msgpack.encode(RequestHeader(method.name, payload_bytes, 900_000, raw))
     return struct.pack("!I", len(header)) + header
 
 

@@ -1,4 +1,4 @@
-"""A host in a process of its own under attack, seen by an honest peer in this one."""
+"""A host in a process of its own under attack, seen by an honest peer in this one and by another in a third."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from multiaddr import Multiaddr
 from peer.events import EventLog
 from peer.identity import Identity
 from peer.net.host import Host, HostConfig, open_host
+from tests.peer.support.honest import HonestCaller, honest_caller
 from tests.peer.support.host_child import COST, ECHO, Cost, Number
 
 _ROOT = Path(__file__).parents[3]
-_PINGS = 100
 
 
 @asynccontextmanager
@@ -31,11 +31,12 @@ async def a_host() -> AsyncIterator[Host]:
 class Attacked:
     """The host under attack: its address, what it has used, how fast it answers an honest peer."""
 
-    def __init__(self, address: str, honest: Host) -> None:
+    def __init__(self, address: str, honest: Host, caller: HonestCaller) -> None:
         self.address, _, self.peer_id = address.partition("/p2p/")
         self.port = int(self.address.split("/")[4])
         self._full_address = address
         self._honest = honest
+        self.caller = caller
 
     async def cost(self) -> Cost:
         return (await self._honest.rpc.call(self.peer_id, COST, Number(0), timeout_s=60)).body
@@ -51,24 +52,6 @@ class Attacked:
             after.files - before.files,
             after.kept_addresses,
         )
-
-    async def slow_ping_s(self, meanwhile: Callable[[], Awaitable[None]] | None = None) -> float:
-        """Return the 99th percentile of at least 100 pings, and of all while `meanwhile` runs."""
-        times: list[float] = []
-        async with trio.open_nursery() as nursery:
-            done = trio.Event()
-
-            async def run() -> None:
-                if meanwhile is not None:
-                    await meanwhile()
-                done.set()
-
-            nursery.start_soon(run)
-            while len(times) < _PINGS or not done.is_set():
-                began = trio.current_time()
-                await self._honest.rpc.call(self.peer_id, ECHO, Number(0), timeout_s=60)
-                times.append(trio.current_time() - began)
-        return sorted(times)[len(times) * 99 // 100]
 
     async def dial(self, attacker: Host) -> Any:
         """Return an authenticated connection of `attacker`, below its rpc."""
@@ -95,6 +78,7 @@ async def attacked_host() -> AsyncIterator[Attacked]:
         address = (await trio.to_thread.run_sync(child.stdout.readline)).strip()
         honest = await stack.enter_async_context(a_host())
         await honest.connect_address(address, timeout_s=60)
-        attacked = Attacked(address, honest)
+        caller = await stack.enter_async_context(honest_caller(address))
+        attacked = Attacked(address, honest, caller)
         await attacked.still_serves()  # warm
         yield attacked

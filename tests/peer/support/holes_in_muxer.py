@@ -81,11 +81,12 @@ async def slow_reader(fixed: bool) -> str:
     total = 4 * WINDOW
     async with muxer(left) as sender, muxer(right) as receiver:
         stream = await sender.open_stream()
+        await stream.write(b"x")
         accepted = await receiver.accept_stream()
 
         async def read_late() -> None:
             await trio.sleep(60)
-            got = 0
+            got = -1
             with suppress(BaseLibp2pError):
                 while got < total:
                     got += len(await accepted.read(65536))
@@ -104,7 +105,7 @@ async def window_flood(fixed: bool) -> str:
     """Data beyond the window is kept, without end."""
     left, right = conn_pair()
     async with muxer(right) as victim:
-        await left.write(HEADER.pack(0, WINDOW_UPDATE, SYN, 1, 0))
+        await left.write(HEADER.pack(0, WINDOW_UPDATE, SYN, 1, 0) + HEADER.pack(0, DATA, 0, 1, 1) + b"x")
         stream = await victim.accept_stream()
         for _ in range(64):
             with suppress(trio.BrokenResourceError):
@@ -120,6 +121,7 @@ async def cancelled_write(fixed: bool) -> str:
     left, right = conn_pair()
     async with muxer(left) as sender, muxer(right) as receiver:
         doomed = await sender.open_stream()
+        await doomed.write(b"x")
         await receiver.accept_stream()
         left.halt()
         async with trio.open_nursery() as nursery:
@@ -180,7 +182,7 @@ async def streams_257(fixed: bool) -> str:
 
         nursery.start_soon(accept)
         for _ in range(256):
-            await mux.open_stream()
+            await (await mux.open_stream()).write(b"x")
         with trio.move_on_after(300) as waiting, suppress(BaseLibp2pError):
             await mux.open_stream()
         nursery.cancel_scope.cancel()

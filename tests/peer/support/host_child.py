@@ -15,6 +15,7 @@ from peer.events import EventLog
 from peer.identity import Identity
 from peer.net.host import HostConfig, open_host
 from peer.net.method import Call, Method
+from tests.peer.support.clock import CLOCK, clock
 
 
 class Number(msgspec.Struct, frozen=True):
@@ -60,6 +61,7 @@ async def main() -> None:
         host.rpc.register(ECHO, echo)
         host.rpc.register(STALL, stall)
         host.rpc.register(COST, cost)
+        host.rpc.register(CLOCK, clock)
         sys.stdout.write(host.addresses[0] + "\n")
         sys.stdout.flush()
         stdin = trio.lowlevel.FdStream(0)

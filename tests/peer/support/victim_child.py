@@ -15,6 +15,8 @@ from peer.net.host import HostConfig, open_host
 from peer.net.limits import NetLimits
 from peer.net.method import Call, Method
 from peer.net.wire import LARGE_HEADER_BYTES
+from tests.peer.support.clock import CLOCK, clock
+from tests.peer.support.honest_child import CALLER
 
 BUDGET = 128 << 20
 SLICE = 8 << 20
@@ -47,6 +49,11 @@ def attacker(number: int) -> Identity:
 HONEST = Identity.from_seed(bytes([200]) * 32)
 
 
+def resident_bytes() -> int:
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * resource.getpagesize()
+
+
 async def main() -> None:
     counts = {"bug": 0, "peer_penalized": 0}
 
@@ -55,9 +62,7 @@ async def main() -> None:
             counts[event.name] += 1
 
     async def figures(call: Call[Text]) -> Figures:
-        with open("/proc/self/statm") as statm:
-            resident = int(statm.read().split()[1]) * resource.getpagesize()
-        return Figures(resident, counts["bug"], counts["peer_penalized"])
+        return Figures(resident_bytes(), counts["bug"], counts["peer_penalized"])
 
     async def echo(call: Call[Text]) -> Text:
         return Text()
@@ -73,8 +78,10 @@ async def main() -> None:
                 host.admissions.guard()
                 for number in range(ATTACKERS):
                     host.admissions.grant(attacker(number).peer_id, "member", trusted=False)
-                host.admissions.grant(HONEST.peer_id, "member", trusted=True)
+                for honest in (HONEST, CALLER):
+                    host.admissions.grant(honest.peer_id, "member", trusted=True)
             host.rpc.register(FIGURES, figures)
+            host.rpc.register(CLOCK, clock)
             host.rpc.register(WORDY, echo)
             host.rpc.register(ASK, ask)
             host.rpc.register(TAKE, echo)

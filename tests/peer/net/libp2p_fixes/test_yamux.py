@@ -52,7 +52,10 @@ async def running(conn: MemoryConn) -> AsyncIterator[Yamux]:
 async def stream_pair() -> AsyncIterator[tuple[YamuxStream, YamuxStream]]:
     left, right = conn_pair()
     async with running(left) as dialler, running(right) as listener:
-        yield await dialler.open_stream(), await listener.accept_stream()
+        await (stream := await dialler.open_stream()).write(b"x")  # a silent one is not handed over
+        accepted = await listener.accept_stream()
+        await accepted.read()
+        yield stream, accepted
 
 
 async def _read_all(stream: YamuxStream) -> bytes:
@@ -196,8 +199,7 @@ async def test_a_finished_stream_frees_its_slot() -> None:
     left, right = conn_pair()
     async with running(left) as dialler, running(right) as listener:
         for _ in range(STREAMS_OUT_MAX + 10):
-            stream = await dialler.open_stream()
-            await stream.close()
+            await (await dialler.open_stream()).close()
             await (await listener.accept_stream()).close()
         await trio.testing.wait_all_tasks_blocked()
         assert not listener._streams
@@ -239,6 +241,16 @@ async def test_the_oldest_silent_stream_gives_way() -> None:
         answers = [await _frame(left) for _ in range(SILENT_MAX + 3)]
         assert [(flags, sid) for _, flags, sid, _ in answers if flags != ACK] == [(RST, 3)]
         assert {1, 5} <= listener._streams.keys() and 3 not in listener._streams
+
+
+async def test_only_a_stream_that_speaks_is_handed_over() -> None:
+    left, right = conn_pair()
+    async with running(right) as listener:
+        for flags, sid, body in ((SYN, 1, b""), (SYN, 3, b""), (SYN | FIN, 5, b""), (SYN, 7, b"x"), (0, 1, b"y")):
+            await left.write(HEADER.pack(0, DATA, flags, sid, len(body)) + body)
+        assert await _read_all(await listener.accept_stream()) == b"", "5, at its end"
+        assert [await (await listener.accept_stream()).read() for _ in range(2)] == [b"x", b"y"]
+        assert not listener._accepted_out.statistics().current_buffer_used, "3 is silent"
 
 
 async def test_too_many_streams_opened_for_nothing_end_the_connection(autojump_clock: trio.testing.MockClock) -> None:
@@ -304,10 +316,10 @@ async def test_go_away_and_end_of_stream_end_the_connection() -> None:
 async def test_data_under_way_to_a_stream_that_we_reset_is_skipped_up_to_its_window() -> None:
     left, right = conn_pair()
     async with running(right) as listener:
-        await left.write(HEADER.pack(0, WINDOW_UPDATE, SYN, 1, 0))
+        await left.write(HEADER.pack(0, DATA, SYN, 1, 1) + b"x")
         await (await listener.accept_stream()).reset()
-        for _ in range(4):
-            await left.write(HEADER.pack(0, DATA, 0, 1, WINDOW_INITIAL // 4) + bytes(WINDOW_INITIAL // 4))
+        for size in (WINDOW_INITIAL // 4 - 1, *[WINDOW_INITIAL // 4] * 3):
+            await left.write(HEADER.pack(0, DATA, 0, 1, size) + bytes(size))
         await left.write(HEADER.pack(0, DATA, SYN | FIN, 3, 5) + b"fresh")
         assert await _read_all(await listener.accept_stream()) == b"fresh"
         await left.write(HEADER.pack(0, DATA, 0, 1, 1) + b"x")

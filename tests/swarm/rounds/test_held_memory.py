@@ -1,0 +1,75 @@
+"""Identities that hold all the payload memory they can get do not slow down the rounds of an open run."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+import pytest
+import trio
+
+from tests.dht.support.open_run import guard
+from tests.peer.support.honest import running
+from tests.peer.support.victim_child import ATTACKERS, attacker
+from tests.swarm.rounds.test_engine import deltas
+from tests.swarm.support.group import Group, Patient, StageReplica, open_group
+
+ROUNDS = 20  # of each measurement
+SLOWER_MAX = 1.2
+TRIES = 5  # what else runs on this machine may spoil one
+
+pytestmark = pytest.mark.process
+
+
+@asynccontextmanager
+async def open_run(folder: Path) -> AsyncIterator[list[StageReplica]]:
+    """Two members of an open run, of which the first leads, and which train without end."""
+    async with AsyncExitStack() as stack:
+        group: Group = await stack.enter_async_context(open_group(folder, 40_000, rounds=100_000, min_peers=2))
+        group.timeouts = Patient
+        replicas = [await stack.enter_async_context(group.join(deltas)) for _ in range(2)]
+        members = [group.authority_host.peer_id, *(replica.host.peer_id for replica in replicas)]
+        for host in (group.authority_host, *(replica.host for replica in replicas)):
+            guard(host, members=members)
+            for number in range(ATTACKERS):
+                host.admissions.grant(attacker(number).peer_id, "member", trusted=False)
+        async with trio.open_nursery() as nursery:
+            for replica in replicas:
+                nursery.start_soon(replica.engine.run)
+            yield replicas
+            nursery.cancel_scope.cancel()
+
+
+async def round_s(replica: StageReplica) -> float:
+    """Return the median time of the next rounds."""
+    times: list[float] = []
+    seen = len(replica.heads)
+    with trio.fail_after(120):
+        while len(times) <= ROUNDS:
+            await trio.sleep(0.001)
+            if len(replica.heads) > seen:
+                seen = len(replica.heads)
+                times.append(trio.current_time())
+    return median(later - earlier for earlier, later in pairwise(times))
+
+
+async def test_rounds_go_on_while_identities_hold_all_they_can(tmp_path: Path) -> None:
+    """Four identities announce 60 slices of 8 MiB each to both members, twice the budget, and send a byte of each."""
+    tried = []
+    async with open_run(tmp_path) as replicas:
+        await round_s(replicas[0])
+        for _ in range(TRIES):
+            quiet = await round_s(replicas[0])
+            async with AsyncExitStack() as stack:
+                for replica in replicas:
+                    arguments = (replica.host.addresses[0], "slices", "4", "60")
+                    child = await stack.enter_async_context(running("support.holding_child", *arguments))
+                    await child.line()
+                beside = await round_s(replicas[0])
+            tried.append((quiet, beside))
+            if beside <= SLOWER_MAX * quiet:
+                return
+    raise AssertionError(f"rounds beside the attack: {[(round(1e3 * a), round(1e3 * b)) for a, b in tried]} ms")
