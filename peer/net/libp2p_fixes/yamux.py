@@ -315,17 +315,17 @@ class Yamux(IMuxedConn):
             return None
         stream = YamuxStream(stream_id, self, is_initiator=False)
         self._streams[stream_id] = stream
-        self.last_used = trio.current_time()
+        self.last_used = stream.left_at = trio.current_time()  # as good as left, until it speaks
         self._inbound_streams += 1
         self.send_queue.put_aside(_HEADER.pack(0, _WINDOW_UPDATE, _ACK, stream_id, 0))  # leaves with our first answer
-        silent = self._inbound.opened(stream)
-        if silent is not None:
+        if (silent := self._inbound.opened(stream)) is not None:
             self._drop(silent)
             self._inbound.waste()
         return stream
 
     def _hand_over(self, stream: YamuxStream) -> None:
         """Give a stream that begins to speak to its handler: a silent one costs no task."""
+        stream.left_at = None
         try:
             self._accepted_in.send_nowait(stream)
         except trio.WouldBlock:  # opened and closed faster than we accept them
@@ -375,7 +375,7 @@ class Yamux(IMuxedConn):
         self._scope.cancel()
 
     def _sweep(self) -> None:
-        """Reset streams that we finished long ago and that the peer does not close."""
+        """Reset streams that we finished long ago and that the peer does not close, and those that stay silent."""
         expired = trio.current_time() - HALF_OPEN_MAX_S
         for stream in [s for s in self._streams.values() if s.left_at is not None and s.left_at < expired]:
             self._drop(stream)

@@ -17,7 +17,7 @@ from peer.errors import ConnectionLost
 from peer.events import EventLog
 from peer.identity import Identity
 from peer.net.host import Host, HostConfig, open_host
-from peer.net.libp2p_fixes import streams
+from peer.net.libp2p_fixes import streams, yamux
 from peer.net.libp2p_fixes.noise import NoiseTransport
 from peer.net.method import Call, Method
 from peer.net.stream_channel import GREETING
@@ -157,9 +157,19 @@ def _answer(got: bytes) -> Number | None:
 
 
 async def test_a_silent_stream_is_reset(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "GREETING_S", 0.1)
+    monkeypatch.setattr(yamux, "HALF_OPEN_MAX_S", 0.1)
+    monkeypatch.setattr(yamux, "PING_INTERVAL_S", 0.1)
     async with two_hosts() as hosts:
         assert await ends(await hosts.connection.new_stream())
+        assert await hosts.echoes()
+
+
+async def test_a_stream_with_half_a_greeting_is_reset(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "GREETING_S", 0.1)
+    async with two_hosts() as hosts:
+        stream = await hosts.connection.new_stream()
+        await stream.write(GREETING[:5])
+        assert await ends(stream)
         assert await hosts.echoes()
 
 
