@@ -83,7 +83,7 @@ class MergedStepConfig(OuterStepConfig, frozen=True, kw_only=True):
 
     merge: MergeName = "mean"
     """"mean" is weighted by tokens. "trimmed_mean" and "median" count contributors alike, each coordinate for itself
-    (1803.01498). "flag" projects the mean on the subspace that most contributions share (2302.05865)."""
+    (1803.01498). "flag" projects the mean on the direction that most contributions share (2302.05865)."""
     trim: float = TRIM
     """Of "trimmed_mean": the share of the contributors whose values are left out at each side. With fewer than 1 / trim
     contributors none is left out."""
@@ -93,7 +93,9 @@ class MergedStepConfig(OuterStepConfig, frozen=True, kw_only=True):
         if not 0.01 <= self.trim < 0.5:
             raise ValueError(f"trim is {self.trim}: set it to at least 0.01 and below 0.5")
         if self.trim != TRIM and self.merge != "trimmed_mean":
-            raise ValueError(f'trim is {self.trim} with merge "{self.merge}": set merge = "trimmed_mean" or leave it out')
+            raise ValueError(
+                f'trim is {self.trim} with merge "{self.merge}": set merge = "trimmed_mean" or leave it out'
+            )
 
 
 class DilocoConfig(MergedStepConfig, frozen=True, kw_only=True, tag="diloco"):
@@ -275,7 +277,7 @@ def check_merge(method: OuterConfig, codec: CodecConfig, max_peers: int = FLAG_P
         return
     if codec.up not in ONE_MESSAGE:
         raise ValueError(
-            f'merge is {method.merge!r}: with the codec {codec.up} only the sum of many messages is right; set merge ='
+            f"merge is {method.merge!r}: with the codec {codec.up} only the sum of many messages is right; set merge ="
             f' "mean", or [codec] up to one of {", ".join(ONE_MESSAGE)}'
         )
     if method.merge == "flag" and max_peers > FLAG_PEERS_MAX:

@@ -171,9 +171,7 @@ class EncodedSlice:
         return self._codec.decode(self.bytes(first, last), last - first, out)
 
 
-def encoded_slices(
-    codec: Codec, encoded: Sequence[Buffer], weights: Sequence[float], numel: int
-) -> list[EncodedSlice]:
+def encoded_slices(codec: Codec, encoded: Sequence[Buffer], weights: Sequence[float], numel: int) -> list[EncodedSlice]:
     """Return the contributions to one slice; `ProtocolViolation` if one has the wrong length."""
     if len(encoded) != len(weights) or not encoded:
         raise ValueError(

@@ -32,14 +32,6 @@ def eigen(matrix: Matrix) -> tuple[Matrix, Matrix]:
     return values[order], vectors[:, order]
 
 
-def ordered_product(a: Matrix, b: Matrix) -> Matrix:
-    """Return a b, each sum in the order of its terms: BLAS chooses its own."""
-    total = np.zeros((a.shape[0], b.shape[1]))
-    for k in range(a.shape[1]):
-        total += a[:, k, None] * b[None, k, :]
-    return total
-
-
 def _rotate(a: Matrix, vectors: Matrix, p: Matrix, q: Matrix) -> None:
     """Turn each pair of coordinates (p[i], q[i]) so that a[p, q] becomes 0."""
     app, aqq, apq = a[p, p], a[q, q], a[p, q]

@@ -1,24 +1,25 @@
-"""Weights by a common subspace, after the Flag Aggregator (Almasi et al., arXiv 2302.05865).
+"""Weights by a common direction, after the Flag Aggregator (Almasi et al., arXiv 2302.05865).
 
-The contributions' directions u_i = g_i / |g_i| span up to n dimensions. Wanted is the subspace Y of
-m = ceil((n + 1) / 2) dimensions nearest to them, by the sum of distances sqrt(1 - |Y^T u_i|^2) (the flag median): a
-direction that few share is outside. The merge is the mean's projection, Y Y^T sum w_i g_i.
+Wanted is the line y nearest to the contributions' directions u_i = g_i / |g_i|, by the sum of distances
+sqrt(1 - (y . u_i)^2) (the flag median). The merge is the mean's projection on it, y y^T sum w_i g_i.
 
-Iteratively reweighted least squares find Y: the m leading left singular vectors of the columns d_i u_i, with
-d_i = (1 - |Y^T u_i|^2 + 1e-7)^(-1/4) from the Y before, all 1 at first. Everything is a matter of the n x n matrix
-K_ij = u_i . u_j. With D = diag(d) and the m leading eigenvectors V of D K D, eigenvalues l:
+Iteratively reweighted least squares find y: the leading left singular vector of the columns d_i u_i, with
+d_i = (1 - (y . u_i)^2 + 1e-7)^(-1/4) from the y before, all 1 at first. Everything is a matter of the n x n matrix
+K_ij = u_i . u_j. With D = diag(d) and the leading eigenvector v of D K D, eigenvalue l:
 
-    |Y^T u_i|^2 = sum_k l_k V_ik^2 / d_i^2            Y Y^T sum b_i u_i = sum a_i u_i,   a = D V V^T D^-1 b
+    (y . u_i)^2 = l v_i^2 / d_i^2            y y^T sum b_i u_i = sum a_i u_i,   a = D v v^T D^-1 b
 
 So the projection is a weighted sum of the contributions, with weights a_i / |g_i|, which may be negative.
 
-This differs from the authors' code: b has the gate's weights instead of adding directions, Y starts at the plain
-singular vectors instead of at random, and their optional term of pairwise differences is left out. Each owner judges
-its own slice alone.
+The paper's subspace has m dimensions. One, the default of the authors' code, is the only number that helped in
+`benchmarks/merging.py`: with m = ceil((n + 1) / 2) the direction of a single liar is inside. From their code this
+differs otherwise, too: the gate's weights are in the sum, y starts at the plain singular vector instead of at random,
+and the optional term of pairwise differences is left out. Each owner judges its own slice alone.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -28,12 +29,14 @@ import torch
 from optim.codecs import Buffer, Codec
 from optim.codecs.rows import absmax
 from optim.merge import encoded_slices, merge_part
-from optim.rules.eigen import Matrix, eigen, ordered_product
+from optim.rules.eigen import Matrix, eigen
 from optim.rules.interface import MeanRule
 
 ITERATIONS: Final = 4
 NEAR: Final = 1e-7
-"""Keeps the weight of a direction inside the subspace finite: at most 56."""
+"""Keeps the weight of a direction on the line finite: at most 56."""
+CONTRIBUTORS_MIN: Final = 3
+"""Of two it is unknown which one is wrong, and if they disagree the nearest line is that of their difference."""
 LEVELS: Final = 1 << 15
 """Values are rounded to integers of 15 bits for K. Products are at most 2^30, and float64 holds a sum of 2^22 of them
 without rounding: any order of a BLAS has the same bits."""
@@ -43,7 +46,7 @@ TINY: Final = 2.0**-126
 
 
 class FlagRule(MeanRule):
-    """The projection of the weighted mean on the common subspace. Its norm is at most the mean's."""
+    """The projection of the weighted mean on the common direction. Its norm is at most the mean's."""
 
     def merge(
         self, codec: Codec, encoded: Sequence[Buffer], weights: Sequence[float], numel: int, out_codec: Codec
@@ -73,24 +76,25 @@ def gram(codec: Codec, encoded: Sequence[Buffer], weights: Sequence[float], nume
 
 
 def flag_weights(products: Matrix, weights: Sequence[float]) -> list[float]:
-    """Return the weight of each contribution in the merge. `products`: see `gram`; `weights`: in the mean."""
+    """Return the weight of each contribution in the merge. `products`: see `gram`; `weights`: in the mean, and of one
+    or two contributors the result."""
     n = len(weights)
+    if n < CONTRIBUTORS_MIN:
+        return list(weights)
     norms = np.sqrt(np.maximum(products.diagonal(), 0.0))
     inverse = np.where(norms > 0, 1.0 / np.where(norms > 0, norms, 1.0), 0.0)
     unit = products * inverse[:, None] * inverse[None, :]
     d = np.ones(n)
-    kept, vectors = _subspace(unit, d)
+    value, vector = _leading(unit, d)
     for _ in range(ITERATIONS):
-        inside = (ordered_product(vectors * vectors, kept[:, None])[:, 0] / d) / d
+        inside = value * vector * vector / d / d
         d = 1.0 / np.sqrt(np.sqrt(np.maximum(1.0 - inside, 0.0) + NEAR))
-        kept, vectors = _subspace(unit, d)
-    b = np.array(weights) * norms
-    a = d * ordered_product(vectors, ordered_product(vectors.T, (b / d)[:, None]))[:, 0]
-    return [float(x) for x in a * inverse]
+        value, vector = _leading(unit, d)
+    share = math.fsum(vector * (np.array(weights) * norms) / d)
+    return [float(x) for x in d * vector * share * inverse]
 
 
-def _subspace(unit: Matrix, d: Matrix) -> tuple[Matrix, Matrix]:
-    """Return the m leading eigenvalues of D K D, (m,), and their eigenvectors, (n, m)."""
+def _leading(unit: Matrix, d: Matrix) -> tuple[float, Matrix]:
+    """Return the largest eigenvalue of D K D and its eigenvector (n,)."""
     values, vectors = eigen(unit * d[:, None] * d[None, :])
-    m = len(d) // 2 + 1
-    return np.maximum(values[:m], 0.0), vectors[:, :m]
+    return max(float(values[0]), 0.0), vectors[:, 0]

@@ -39,8 +39,8 @@ class Comparator(NamedTuple):
 
 
 class TrimmedMeanRule(MergeRule):
-    """The trimmed mean of each coordinate. `trim`: the share of the contributors left out at each side, in (0, 0.5]; 0.5
-    is the median (of an even number: the mean of the middle two)."""
+    """The trimmed mean of each coordinate. `trim`: the share of the contributors left out at each side, in (0, 0.5];
+    0.5 is the median (of an even number: the mean of the middle two)."""
 
     def __init__(self, trim: float) -> None:
         if not 0 < trim <= MEDIAN:

@@ -32,8 +32,8 @@ def slice_length(numel: int) -> int:
 class DenseCoding(Coding):
     """A coding with slices of equal length, cut at the codecs' granules, the same at every peer of a run.
 
-    `up` codes a contributor's slice, `down` the owner's result, `rule` merges. A message is the values at `places`, concatenated;
-    there may be gaps between the places.
+    `up` codes a contributor's slice, `down` the owner's result, `rule` merges. A message is the values at `places`,
+    concatenated; there may be gaps between the places.
     """
 
     def __init__(self, places: Sequence[slice], up: Codec, down: Codec, rule: MergeRule = MEAN) -> None:
@@ -170,9 +170,7 @@ class Wire(ABC):
 class DenseWire(Wire):
     """Dense messages with one codec up and one down, merged by a rule. `fragments`: the places of each."""
 
-    def __init__(
-        self, fragments: Sequence[Sequence[slice]], up: Codec, down: Codec, rule: MergeRule = MEAN
-    ) -> None:
+    def __init__(self, fragments: Sequence[Sequence[slice]], up: Codec, down: Codec, rule: MergeRule = MEAN) -> None:
         self.fragments, self.rule = len(fragments), rule
         self._codings = [DenseCoding(places, up, down, rule) for places in fragments]
         self._feedback = Feedback()

@@ -39,12 +39,12 @@ def build_strategy(
         config.check_merge(method, codec)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    rule = build_rule(method)
+    merge = build_rule(method)
     match method:
         case config.DilocoConfig() | config.EagerConfig():
-            return DilocoStrategy(build_wire(codec, layout, 1, rule), _outer(method))
+            return DilocoStrategy(build_wire(codec, layout, 1, merge), _outer(method))
         case config.StreamingConfig():
-            return DilocoStrategy(build_wire(codec, layout, method.fragments, rule), _outer(method))
+            return DilocoStrategy(build_wire(codec, layout, method.fragments, merge), _outer(method))
         case config.AllReduceConfig():
             rule = LargeBatchStep(
                 method.optimizer, inner.betas, inner.eps, inner.weight_decay, inner.clip_norm, matrices_only=True

@@ -34,7 +34,9 @@ _LOCAL: Final = {  # settings of one machine, which a run must not make for anot
     ("data", "path"): "each peer names its own folder, with `peer join --data DIR`",
     ("inner", "compile"): "each peer decides for itself, with `peer join --compile`",
 }
-_SECTIONS: Final = {"seq_len": "data", "stages": "pipeline", "micro_batch": "pipeline", "method": "outer", "merge": "outer"}
+_SECTIONS: Final = {
+    "seq_len": "data", "stages": "pipeline", "micro_batch": "pipeline", "method": "outer", "merge": "outer",
+}  # fmt: skip
 
 
 class Pretrained(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

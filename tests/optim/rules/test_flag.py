@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from optim.codecs import get_codec
-from optim.rules.eigen import Matrix, eigen, ordered_product
+from optim.rules.eigen import Matrix, eigen
 from optim.rules.flag import ITERATIONS, NEAR, FlagRule, flag_weights, gram
 
 FP32 = get_codec("fp32")
@@ -16,11 +16,10 @@ FP32 = get_codec("fp32")
 def reference(vectors: Matrix, weights: list[float]) -> Matrix:
     """The paper's iteration with LAPACK's SVD. vectors (n, c): the contributions."""
     n = len(vectors)
-    m = int(np.ceil((n + 1) / 2))
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     d = np.ones(n)
     for step in range(ITERATIONS + 1):
-        y = np.linalg.svd((unit * d[:, None]).T, full_matrices=False)[0][:, :m]
+        y = np.linalg.svd((unit * d[:, None]).T, full_matrices=False)[0][:, :1]
         if step < ITERATIONS:
             distance = 1 - ((unit @ y) ** 2).sum(1)
             d = (np.maximum(distance, 0) + NEAR) ** -0.25
@@ -36,7 +35,7 @@ def scene(n: int, numel: int, signal: float, seed: int = 0) -> Matrix:
     return (common + noise) * np.linspace(0.5, 2, n)[:, None]
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 8, 16])
+@pytest.mark.parametrize("n", [3, 4, 5, 8, 16])
 @pytest.mark.parametrize("signal", [3.0, 1.0])
 def test_the_merge_is_the_projection(n: int, signal: float) -> None:
     vectors = scene(n, 5000, signal)
@@ -70,18 +69,30 @@ def test_products_of_any_size(scale: float) -> None:
     assert all(np.isfinite(flag_weights(products, [0.5, 0.5])))
 
 
-def test_what_does_not_fit_is_left_out() -> None:
-    """Honest directions that agree, and one that shares nothing with them: it is outside the subspace."""
-    vectors = scene(8, 5000, 2.0)
-    other = np.random.default_rng(9).standard_normal(5000)
+@pytest.mark.parametrize("signal", [0.3, 1.0, 3.0])
+def test_a_direction_that_no_other_shares_hardly_counts(signal: float) -> None:
+    vectors = scene(8, 20_000, signal)
+    other = np.random.default_rng(9).standard_normal(20_000)
     vectors[7] = other * np.linalg.norm(vectors[6]) / np.linalg.norm(other)
     shares = flag_weights(vectors @ vectors.T, [1 / 8] * 8)
-    assert abs(shares[7]) < 1e-3
+    assert abs(shares[7]) < 0.3 / 8
     assert np.linalg.norm(np.array(shares) @ vectors) <= np.linalg.norm(vectors.mean(0)) * (1 + 1e-9)
 
 
+def test_copies_win_where_honest_peers_agree_little() -> None:
+    """Two liars that send the same are nearer to each other than six honest peers are: the result is theirs."""
+    vectors = scene(8, 20_000, 0.1)
+    vectors[7] = vectors[6] = -vectors[6]
+    shares = np.abs(flag_weights(vectors @ vectors.T, [1 / 8] * 8))
+    assert shares[6] > 3 * shares[:6].max()
+
+
+def test_of_two_nothing_is_judged() -> None:
+    assert flag_weights(np.array([[1.0, -0.5], [-0.5, 1.0]]), [0.3, 0.7]) == [0.3, 0.7]
+
+
 def test_a_flipped_sign_is_not_noticed() -> None:
-    """A subspace has no sign: the contribution counts as in the mean, against the others."""
+    """A line has no sign: the contribution counts as in the mean, against the others."""
     vectors = scene(8, 5000, 20.0)
     vectors[7] *= -1
     got = np.array(flag_weights(vectors @ vectors.T, [1 / 8] * 8)) @ vectors
@@ -96,4 +107,4 @@ def test_eigenvectors_are_lapacks(n: int) -> None:
         values, vectors = eigen(matrix)
         assert np.abs(values - np.linalg.eigvalsh(matrix)[::-1]).max() <= 1e-12 * max(1.0, values[0])
         assert np.abs(vectors.T @ vectors - np.eye(n)).max() < 1e-12
-        assert np.abs(ordered_product(vectors * values, vectors.T) - matrix).max() <= 1e-12 * max(1.0, values[0])
+        assert np.abs(vectors * values @ vectors.T - matrix).max() <= 1e-12 * max(1.0, values[0])

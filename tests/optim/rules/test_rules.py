@@ -109,9 +109,7 @@ def test_the_cut_counts_contributors() -> None:
 
 @settings(deadline=None)
 @given(
-    st.integers(1, 16).flatmap(
-        lambda n: st.lists(st.lists(VALUES, min_size=n, max_size=n), min_size=1, max_size=5)
-    ),
+    st.integers(1, 16).flatmap(lambda n: st.lists(st.lists(VALUES, min_size=n, max_size=n), min_size=1, max_size=5)),
     st.floats(0.01, 0.5),
     st.data(),
 )
