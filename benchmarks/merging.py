@@ -5,8 +5,8 @@
 CPU seconds are of one process with one torch thread, for all slices of n int8 messages, the least of several. The error
 is that of the merged update against the honest peers' common direction, |merged - g| / |g|, in fp32 over 20,000 values,
 the mean of three draws. Honest updates are g plus noise of their own; `cosine` is how much two of them agree. The
-attacker's norm is at most 1.45 of an honest one, so that no gate stops it. With so few values chance adds about 0.01 to each
-cosine; a real slice has a hundred times as many.
+attacker's norm is at most 1.45 of an honest one, so that no gate stops it. With so few values chance adds about 0.01 to
+each cosine; a real slice has a hundred times as many.
 """
 
 from __future__ import annotations

@@ -266,12 +266,8 @@ def merging(figures: Figures) -> str:
         for row in figures["seconds"]
     ]
     errors = [
-        [
-            f"{row['attackers']} of {row['contributors']}, {row['cosine']}",
-            row["attack"],
-            *(f"{row[r]:.2f}" for r in RULES),
-        ]
-        for row in figures["errors"]
+        [f"{e['attackers']} of {e['contributors']}, {e['cosine']}", e["attack"], *(f"{e[r]:.2f}" for r in RULES)]
+        for e in figures["errors"]
     ]
     return (
         f"CPU seconds for {figures['values']:,} values in int8, in brackets: times the mean's.\n\n"
