@@ -45,4 +45,4 @@ class MeanRule(MergeRule):
         return merge_part(codec, encoded, weights, numel, out_codec)
 
     def norm_bound(self, weights: Sequence[float], sqnorms: Sequence[float]) -> float:
-        return sum(weight * sqnorm**0.5 for weight, sqnorm in zip(weights, sqnorms, strict=True))
+        return float(sum(weight * sqnorm**0.5 for weight, sqnorm in zip(weights, sqnorms, strict=True)))
