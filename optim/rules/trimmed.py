@@ -62,7 +62,9 @@ class TrimmedMeanRule(MergeRule):
         k = self.cut(n)
         unit = math.lcm(ROW, codec.granule, out_codec.granule)
         step = max(CHUNK // n // unit, 1) * unit  # values of one contributor, so that all rows fit in the cache
-        room = torch.empty(n + 1, min(step, numel))
+        room = torch.empty(
+            n + 1, min(step, -(-numel // ROW) * ROW)
+        )  # whole rows: some codecs decode aligned values only
         out = torch.empty(out_codec.encoded_size(numel), dtype=torch.uint8)
         for first in range(0, numel, step):
             last = min(first + step, numel)
