@@ -64,7 +64,7 @@ class TrimmedMeanRule(MergeRule):
         step = max(CHUNK // n // unit, 1) * unit  # values of one contributor, so that all rows fit in the cache
         room = torch.empty(
             n + 1, min(step, -(-numel // ROW) * ROW)
-        )  # whole rows: some codecs decode aligned values only
+        )  # whole rows: some codecs need them aligned
         out = torch.empty(out_codec.encoded_size(numel), dtype=torch.uint8)
         for first in range(0, numel, step):
             last = min(first + step, numel)
