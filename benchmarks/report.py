@@ -256,6 +256,27 @@ def activations(figures: Figures) -> str:
     return table(head, rows)
 
 
+RULES = ("mean", "trimmed_mean", "median", "flag")
+
+
+def merging(figures: Figures) -> str:
+    """CPU seconds of a merge, and its error under attack."""
+    seconds = [
+        [str(row["contributors"]), *(f"{row[r]:.2f} ({row[r] / row['mean']:.1f})" for r in RULES)]
+        for row in figures["seconds"]
+    ]
+    errors = [
+        [f"{e['attackers']} of {e['contributors']}, {e['cosine']}", e["attack"], *(f"{e[r]:.2f}" for r in RULES)]
+        for e in figures["errors"]
+    ]
+    return (
+        f"CPU seconds for {figures['values']:,} values in int8, in brackets: times the mean's.\n\n"
+        + table(["contributors", *RULES], seconds)
+        + "\n\nError against the honest direction; attackers of contributors, cosine of two honest updates.\n\n"
+        + table(["group", "attack", *RULES], errors)
+    )
+
+
 def plain(figures: Figures) -> str:
     """Return a table that is written out in the file."""
     return table(figures["columns"], [[str(cell) for cell in row] for row in figures["rows"]])
@@ -266,6 +287,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "averaging_kill": ("Averaging: one of four peers is killed in the exchange", averaging_fault),
     "averaging_freeze": ("Averaging: one of four peers freezes in the exchange", averaging_fault),
     "codecs": ("Codecs", codecs),
+    "merging": ("Merge rules", merging),
     "convergence": ("Convergence: loss against bytes", convergence),
     "dht": ("DHT", dht),
     "state_transfer": ("State transfer", state_transfer),

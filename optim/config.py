@@ -17,10 +17,13 @@ UpCodec = Literal[
     "ternary", "sign", "topk", "powersgd", "lgreco",
 ]  # fmt: skip
 DownCodec = Literal["fp32", "fp16", "bf16", "int8", "int8_6sigma", "int4", "nf4", "fp4_e3m0"]
+MergeName = Literal["mean", "trimmed_mean", "median", "flag"]
 STEPS_MAX: Final = 1_000_000
 ALPHA_MAX: Final = 1e6
 EAGER_PEERS: Final = 8  # with so many peers and more momentum than below, training diverged
 EAGER_MOMENTUM: Final = 0.5
+TRIM: Final = 0.25
+FLAG_PEERS_MAX: Final = 64  # the eigenvectors of 64 contributors take about a second; of 1,024 they would take an hour
 
 
 class CodecConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -75,7 +78,27 @@ class OuterStepConfig(MethodConfig, frozen=True, kw_only=True):
             raise ValueError(f"momentum is {self.momentum}: set it in [0, 1)")
 
 
-class DilocoConfig(OuterStepConfig, frozen=True, kw_only=True, tag="diloco"):
+class MergedStepConfig(OuterStepConfig, frozen=True, kw_only=True):
+    """A method whose slices an owner may merge by another rule than the mean (`optim.rules`)."""
+
+    merge: MergeName = "mean"
+    """"mean" is weighted by tokens. "trimmed_mean" and "median" count contributors alike, each coordinate for itself
+    (1803.01498). "flag" projects the mean on the direction that most contributions share (2302.05865)."""
+    trim: float = TRIM
+    """Of "trimmed_mean": the share of the contributors whose values are left out at each side. With fewer than 1 / trim
+    contributors none is left out."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0.01 <= self.trim < 0.5:
+            raise ValueError(f"trim is {self.trim}: set it to at least 0.01 and below 0.5")
+        if self.trim != TRIM and self.merge != "trimmed_mean":
+            raise ValueError(
+                f'trim is {self.trim} with merge "{self.merge}": set merge = "trimmed_mean" or leave it out'
+            )
+
+
+class DilocoConfig(MergedStepConfig, frozen=True, kw_only=True, tag="diloco"):
     """DiLoCo (arXiv 2311.08105). With momentum 0 and lr 1 the peers' weights are averaged, as in federated averaging,
     but after steps of the inner optimizer instead of SGD."""
 
@@ -97,7 +120,7 @@ class DilocoConfig(OuterStepConfig, frozen=True, kw_only=True, tag="diloco"):
         check_range(self, 1, STEPS_MAX, "steps_max")
 
 
-class StreamingConfig(OuterStepConfig, frozen=True, kw_only=True, tag="streaming"):
+class StreamingConfig(MergedStepConfig, frozen=True, kw_only=True, tag="streaming"):
     """Streaming DiLoCo (2501.18512). `steps` is a full cycle over all fragments."""
 
     fragments: int = 2
@@ -234,3 +257,31 @@ METHODS: Final = {
 }  # fmt: skip
 DENSE: Final = (DilocoConfig, StreamingConfig, EagerConfig, AllReduceConfig, GossipConfig)
 """Methods whose messages are vectors, which any codec carries. The other methods pack their own messages."""
+ONE_MESSAGE: Final = ("fp32", "fp16", "bf16", "int8", "int8_6sigma", "int4", "nf4", "fp4_e3m0")
+"""Up codecs whose single message is close to the update. Of the others a message is mostly zeros or noise, and only the
+sum over peers and rounds is right: trimming would cut off what they are about to repay."""
+MEAN_ONLY: Final = {
+    "eager": "its peers step with their own update beforehand, at the weight that it has in a mean",
+    "demo": "a coefficient is averaged over the few peers that chose it",
+    "sparseloco": "a value is averaged over the few peers that chose it",
+    "lion": 'its votes are merged by `vote`: "majority" already is a median of signs',
+    "allreduce": "its gradient is that of the whole batch, the exact mean of all samples",
+    "gossip": "it merges two peers, and of two it is unknown which one is wrong",
+}
+"""Methods without a choice of `merge`, and why."""
+
+
+def check_merge(method: OuterConfig, codec: CodecConfig, max_peers: int = FLAG_PEERS_MAX) -> None:
+    """Raise ValueError, beginning with the field's name, unless the merge rule suits the codec and the run's size."""
+    if not isinstance(method, MergedStepConfig) or method.merge == "mean":
+        return
+    if codec.up not in ONE_MESSAGE:
+        raise ValueError(
+            f"merge is {method.merge!r}: with the codec {codec.up} only the sum of many messages is right; set merge ="
+            f' "mean", or [codec] up to one of {", ".join(ONE_MESSAGE)}'
+        )
+    if method.merge == "flag" and max_peers > FLAG_PEERS_MAX:
+        raise ValueError(
+            f"merge is 'flag' with {max_peers} peers: lower [run] max_peers to {FLAG_PEERS_MAX}, or set merge ="
+            ' "median"'
+        )

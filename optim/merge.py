@@ -48,6 +48,8 @@ class Share:
 
     weight: float
     reason: Reason = ""
+    clip: float = 0.0
+    """The factor that shortens a too long update, at most 1; part of `weight`."""
 
 
 OPEN_GATE: Final = NormGate(token_cap=math.inf, norm_band=math.inf, norm_clip=math.inf)  # a plain weighted mean
@@ -83,7 +85,8 @@ def judge(tokens: Sequence[int], norms: Sequence[float], gate: NormGate | None =
         bound = gate.norm_clip * typical * root[i]
         clip = bound / norms[i] if norms[i] > bound > 0 else 1.0
         weight = counted[i] / total * clip
-        shares[i] = Share(weight, "" if weight > 0 else "norm_high")  # so long that the clip factor rounds to 0
+        # a weight of 0 that passed: so long that the clip factor rounds to 0
+        shares[i] = Share(weight, "", clip) if weight > 0 else Share(0.0, "norm_high")
     return tuple(shares)
 
 
@@ -98,6 +101,13 @@ def gradient_weights(tokens: Sequence[int], norms: Sequence[float], gate: NormGa
     """Return `contribution_weights` of mean gradients. Their norms FALL with work, from 1 (one direction) to
     1 / sqrt(tokens) (noise); the gate expects norms of sums, which grow between sqrt(tokens) and tokens."""
     return contribution_weights(tokens, [work * norm for work, norm in zip(tokens, norms, strict=True)], gate)
+
+
+def equal_weights(tokens: Sequence[int], norms: Sequence[float], gate: NormGate | None = None) -> tuple[float, ...]:
+    """Return weights of those that `judge` lets pass, each the same but for the clip factor: together at most 1."""
+    shares = judge(tokens, norms, gate)
+    merged = sum(share.weight > 0 for share in shares)
+    return tuple(share.clip / merged if share.weight > 0 else 0.0 for share in shares)
 
 
 def _plain_reason(tokens: int, norm: float) -> Reason:
@@ -129,11 +139,7 @@ def merge_part(
     relative error against float64 is about 6e-8 times the square root of the number of contributors.
     `ProtocolViolation` if a contribution does not decode.
     """
-    if len(encoded) != len(weights) or not encoded:
-        raise ValueError(
-            f"{len(encoded)} contributions with {len(weights)} weights cannot be merged: pass one weight each"
-        )
-    views = [_Cut(codec, data, numel) for data in encoded]
+    views = encoded_slices(codec, encoded, weights, numel)
     step = CHUNK if CHUNK % codec.granule == 0 and CHUNK % out_codec.granule == 0 else max(numel, 1)
     total, work = torch.empty(min(step, numel)), torch.empty(min(step, numel))
     out = torch.empty(out_codec.encoded_size(numel), dtype=torch.uint8)
@@ -141,13 +147,16 @@ def merge_part(
         last = min(first + step, numel)
         part, scratch = total[: last - first], work[: last - first]
         for index, (view, weight) in enumerate(zip(views, weights, strict=True)):
-            _fold(part, scratch, codec, view.bytes(first, last), weight, index == 0)
+            if index == 0:
+                view.decode(first, last, part).mul_(weight)
+            else:  # two roundings, never fused
+                part.add_(view.decode(first, last, scratch).mul_(weight))
         out_codec.encode(part, out[out_codec.encoded_size(first) :][: out_codec.encoded_size(last - first)])
     return out
 
 
-class _Cut:
-    """One encoded slice, from which the bytes of a chunk of values can be taken."""
+class EncodedSlice:
+    """One encoded slice, from which a chunk of values can be taken."""
 
     def __init__(self, codec: Codec, data: Buffer, numel: int) -> None:
         self._codec = codec
@@ -157,13 +166,15 @@ class _Cut:
         begin = self._codec.encoded_size(first)
         return self._data[begin : begin + self._codec.encoded_size(last - first)]
 
+    def decode(self, first: int, last: int, out: torch.Tensor) -> torch.Tensor:
+        """Decode the values [first, last), cut at the codec's granules, into `out` (last - first,) fp32."""
+        return self._codec.decode(self.bytes(first, last), last - first, out)
 
-def _fold(
-    total: torch.Tensor, work: torch.Tensor, codec: Codec, data: torch.Tensor, weight: float, fresh: bool
-) -> None:
-    """total <- weight * decoded if `fresh`, else total + weight * decoded, with two roundings, never fused."""
-    if fresh:
-        codec.decode(data, total.numel(), total)
-        total.mul_(weight)
-    else:
-        total.add_(codec.decode(data, total.numel(), work).mul_(weight))
+
+def encoded_slices(codec: Codec, encoded: Sequence[Buffer], weights: Sequence[float], numel: int) -> list[EncodedSlice]:
+    """Return the contributions to one slice; `ProtocolViolation` if one has the wrong length."""
+    if len(encoded) != len(weights) or not encoded:
+        raise ValueError(
+            f"{len(encoded)} contributions with {len(weights)} weights cannot be merged: pass one weight each"
+        )
+    return [EncodedSlice(codec, data, numel) for data in encoded]

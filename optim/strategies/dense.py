@@ -1,4 +1,4 @@
-"""Messages that are vectors: coded on their way to the owner, averaged there, and coded again on the way back."""
+"""Messages that are vectors: coded on their way to the owner, merged there, and coded again on the way back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import torch
 from optim.codecs import Buffer, Codec
 from optim.codecs.interface import as_bytes, bytes_of
 from optim.codecs.rows import absmax
-from optim.merge import merge_part
+from optim.rules.interface import MergeRule
+from optim.rules.registry import MEAN
 from optim.strategies.interface import Coding, Sent
 from peer.errors import ProtocolViolation
 
@@ -31,13 +32,13 @@ def slice_length(numel: int) -> int:
 class DenseCoding(Coding):
     """A coding with slices of equal length, cut at the codecs' granules, the same at every peer of a run.
 
-    `up` codes a contributor's slice, `down` the owner's result. A message is the values at `places`, concatenated;
-    there may be gaps between the places.
+    `up` codes a contributor's slice, `down` the owner's result, `rule` merges. A message is the values at `places`,
+    concatenated; there may be gaps between the places.
     """
 
-    def __init__(self, places: Sequence[slice], up: Codec, down: Codec) -> None:
+    def __init__(self, places: Sequence[slice], up: Codec, down: Codec, rule: MergeRule = MEAN) -> None:
         self.places = tuple(places)
-        self.up, self.down = up, down
+        self.up, self.down, self.rule = up, down, rule
         self.numel = sum(place.stop - place.start for place in places)
         granule: int = math.lcm(up.granule, down.granule)
         length: int = min(max(-(-self.numel // SLICES_WANTED), SLICE_VALUES_MIN), SLICE_VALUES_MAX)
@@ -64,9 +65,9 @@ class DenseCoding(Coding):
         return self.code(index).decoded_sqnorm(data, self.size(index))
 
     def merge(self, index: int, messages: Sequence[Buffer], weights: Sequence[float]) -> torch.Tensor:
-        """Sum in the order of the messages' own bytes, so that the result does not depend on the senders' order."""
+        """Merge in the order of the messages' own bytes, so that the result does not depend on the senders' order."""
         order = sorted(range(len(messages)), key=lambda i: (bytes_of(messages[i]), weights[i]))
-        return merge_part(
+        return self.rule.merge(
             self.code(index), [messages[i] for i in order], [weights[i] for i in order], self.size(index), self.down
         )
 
@@ -74,10 +75,10 @@ class DenseCoding(Coding):
         return self.down.encoded_size(self.size(index))
 
     def check_result(self, index: int, data: Buffer, sent: Sequence[Sent]) -> None:
-        """Refuse a result whose norm exceeds the weighted sum of the contributions' norms."""
-        bound = sum(s.weight * s.sqnorm**0.5 for s in sent)
+        """Refuse a result whose norm exceeds what the rule can make of the contributions' norms."""
+        bound = self.rule.norm_bound([s.weight for s in sent], [s.sqnorm for s in sent])
         if self.down.decoded_sqnorm(data, self.size(index)) > (RESULT_SLACK * bound) ** 2:
-            raise ProtocolViolation("a result is larger than any mean of the committed contributions")
+            raise ProtocolViolation("a result is larger than any merge of the committed contributions")
 
     def updates(self, index: int, data: Buffer) -> Iterator[tuple[slice, torch.Tensor]]:
         numel = self.size(index)
@@ -146,6 +147,8 @@ class Wire(ABC):
 
     fragments: int
     """One of these is exchanged at a time."""
+    rule: MergeRule = MEAN
+    """How owners merge."""
 
     @abstractmethod
     def coding(self, fragment: int, momentum: torch.Tensor) -> Coding:
@@ -165,11 +168,11 @@ class Wire(ABC):
 
 
 class DenseWire(Wire):
-    """Dense messages with one codec up and one down. `fragments`: the places of each."""
+    """Dense messages with one codec up and one down, merged by a rule. `fragments`: the places of each."""
 
-    def __init__(self, fragments: Sequence[Sequence[slice]], up: Codec, down: Codec) -> None:
-        self.fragments = len(fragments)
-        self._codings = [DenseCoding(places, up, down) for places in fragments]
+    def __init__(self, fragments: Sequence[Sequence[slice]], up: Codec, down: Codec, rule: MergeRule = MEAN) -> None:
+        self.fragments, self.rule = len(fragments), rule
+        self._codings = [DenseCoding(places, up, down, rule) for places in fragments]
         self._feedback = Feedback()
 
     def coding(self, fragment: int, momentum: torch.Tensor) -> DenseCoding:

@@ -1,4 +1,4 @@
-"""DiLoCo, Streaming DiLoCo and eager updates on the network: one outer step on the mean pseudo-gradient."""
+"""DiLoCo, Streaming DiLoCo and eager updates on the network: one outer step on the merged pseudo-gradient."""
 
 from __future__ import annotations
 
@@ -31,6 +31,9 @@ class DilocoStrategy(OuterStrategy):
         self, round_info: RoundInfo, after: Sequence[torch.Tensor], before: Sequence[torch.Tensor], update: torch.Tensor
     ) -> None:
         self._outer.step_into(after[0], after[1], before[0], before[1], update)
+
+    def weights(self, tokens: Sequence[int], norms: Sequence[float]) -> tuple[float, ...]:
+        return self._wire.rule.weights(tokens, norms)
 
     def encode(
         self, round_info: RoundInfo, coding: Coding, product: torch.Tensor, out: Sequence[torch.Tensor]

@@ -12,6 +12,8 @@ from optim.algorithms.outer_step import DilocoOuter
 from optim.algorithms.sparseloco import SparseLocoScheme
 from optim.algorithms.streaming import fragment_spans, strided_fragments
 from optim.codecs import get_codec
+from optim.rules.interface import MergeRule
+from optim.rules.registry import MEAN, build_rule
 from optim.strategies.allocated import AllocatedWire
 from optim.strategies.allreduce import AllReduceStrategy
 from optim.strategies.dense import DenseWire, Wire
@@ -33,11 +35,16 @@ def build_strategy(
     Gossip has no common rounds and therefore no strategy."""
     if not isinstance(method, config.DENSE) and codec != config.CodecConfig():
         raise ConfigError("demo, sparseloco and lion pack their own messages: leave the codec section out")
+    try:
+        config.check_merge(method, codec)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    merge = build_rule(method)
     match method:
         case config.DilocoConfig() | config.EagerConfig():
-            return DilocoStrategy(build_wire(codec, layout, 1), _outer(method))
+            return DilocoStrategy(build_wire(codec, layout, 1, merge), _outer(method))
         case config.StreamingConfig():
-            return DilocoStrategy(build_wire(codec, layout, method.fragments), _outer(method))
+            return DilocoStrategy(build_wire(codec, layout, method.fragments, merge), _outer(method))
         case config.AllReduceConfig():
             rule = LargeBatchStep(
                 method.optimizer, inner.betas, inner.eps, inner.weight_decay, inner.clip_norm, matrices_only=True
@@ -68,15 +75,16 @@ def shared_vectors(
     return ()
 
 
-def build_wire(codec: config.CodecConfig, layout: FlatLayout, fragments: int) -> Wire:
-    """Return the form of dense messages, of one fragment at a time."""
+def build_wire(codec: config.CodecConfig, layout: FlatLayout, fragments: int, rule: MergeRule = MEAN) -> Wire:
+    """Return the form of dense messages, of one fragment at a time. A `rule` other than the mean has a codec that
+    `check_merge` allows."""
     if codec.up == "powersgd":  # matrices stay whole
         names = strided_fragments(list(layout.slots), fragments) if fragments > 1 else [list(layout.slots)]
         return LowRankWire(layout, [[n for n in layout.slots if n in fragment] for fragment in names], codec.rank)
     places, down = even_fragments(layout, fragments), get_codec(codec.down)
     if codec.up == "lgreco":
         return AllocatedWire(places, down, codec.error_budget)
-    return DenseWire(places, get_codec(codec.up), down)
+    return DenseWire(places, get_codec(codec.up), down, rule)
 
 
 def even_fragments(layout: FlatLayout, count: int) -> list[list[slice]]:

@@ -16,7 +16,7 @@ from typing import Any, Final, get_args, get_type_hints
 
 import msgspec
 
-from optim.config import DENSE, METHODS, CodecConfig, OuterConfig
+from optim.config import DENSE, MEAN_ONLY, METHODS, CodecConfig, OuterConfig, check_merge
 from peer.config import DataConfig, InnerConfig, ModelConfig
 from peer.errors import ConfigError
 from swarm.run.sections import PipelineConfig, RunRules, TokenizerConfig, check_fit, check_pipeline
@@ -34,7 +34,9 @@ _LOCAL: Final = {  # settings of one machine, which a run must not make for anot
     ("data", "path"): "each peer names its own folder, with `peer join --data DIR`",
     ("inner", "compile"): "each peer decides for itself, with `peer join --compile`",
 }
-_SECTIONS: Final = {"seq_len": "data", "stages": "pipeline", "micro_batch": "pipeline", "method": "outer"}
+_SECTIONS: Final = {
+    "seq_len": "data", "stages": "pipeline", "micro_batch": "pipeline", "method": "outer", "merge": "outer",
+}  # fmt: skip
 
 
 class Pretrained(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -100,13 +102,14 @@ def parse_run_config(text: str, name: str = "RUN.toml") -> RunConfig:
     except msgspec.ValidationError as error:
         path, what = _explain(str(error), method)
         raise _fault(name, text, path, what) from error
-    if config.model is not None:
-        try:
+    try:
+        check_merge(config.outer, config.codec, config.run.max_peers)
+        if config.model is not None:
             check_fit(config.model, config.data, config.tokenizer.source)
             check_pipeline(config.pipeline, config.model, config.inner, config.outer)
-        except ValueError as error:
-            field = str(error).split(" is ", 1)[0]
-            raise _fault(name, text, (_SECTIONS.get(field, "model"), field), str(error)) from error
+    except ValueError as error:
+        field = str(error).split(" is ", 1)[0]
+        raise _fault(name, text, (_SECTIONS.get(field, "model"), field), str(error)) from error
     return config
 
 
@@ -140,6 +143,9 @@ def _explain(message: str, method: str) -> tuple[tuple[str, ...], str]:
         field = unknown[1]
         if local := _LOCAL.get((*path, field)):
             return (*path, field), f"{field} is no setting of a run: {local}"
+        if path == ("outer",) and field in ("merge", "trim") and method in MEAN_ONLY:
+            why = f"{field} is no setting of the method {method!r}, because {MEAN_ONLY[method]}"
+            return (*path, field), f"{why}: leave it out, or choose diloco or streaming"
         known = _fields_at(path, method)
         near = difflib.get_close_matches(field, known, n=1)
         hint = f"write {near[0]}" if near else f"choose one of {', '.join(known)}"

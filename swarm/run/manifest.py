@@ -13,7 +13,7 @@ from typing import Final, cast
 import msgspec
 from blake3 import blake3
 
-from optim.config import AllReduceConfig, CodecConfig, OuterConfig
+from optim.config import AllReduceConfig, CodecConfig, OuterConfig, check_merge
 from peer.bounds import HASH_BYTES
 from peer.config import DataConfig, InnerConfig, ModelConfig, check_range
 from peer.errors import ConfigError, NotAdmitted, ProtocolViolation
@@ -30,7 +30,7 @@ from swarm.run.sections import (
     micro_batch_of,
 )
 
-PROTOCOL_VERSION: Final = 6
+PROTOCOL_VERSION: Final = 7
 MANIFEST_BYTES_MAX: Final = 64 << 10
 TIME_MAX_S: Final = 1 << 40
 VERSION_MAX: Final = 1 << 16
@@ -94,6 +94,7 @@ class Manifest(
             raise ValueError("genesis is not a hash of 32 bytes for each stage")
         check_fit(self.model, self.data, self.tokenizer)
         check_pipeline(self.pipeline, self.model, self.inner, self.outer)
+        check_merge(self.outer, self.codec, self.run.max_peers)
         if len(self.cuts) != self.pipeline.stages:
             raise ValueError("cuts are not the blocks of each stage")
         _check_cuts(self.cuts, self.model)

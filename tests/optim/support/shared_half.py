@@ -28,6 +28,9 @@ WEIGHTS: Final = (0.1, 0.2, 0.3, 0.4)
 FP32: Final = config.CodecConfig(up="fp32", down="fp32")
 RUNS: Final[dict[str, tuple[config.OuterConfig, config.CodecConfig]]] = {
     "diloco": (config.DilocoConfig(steps=5), config.CodecConfig()),
+    "trimmed mean": (config.DilocoConfig(steps=5, merge="trimmed_mean"), config.CodecConfig(down="fp32")),
+    "median": (config.DilocoConfig(steps=5, merge="median"), config.CodecConfig(up="fp32", down="fp32")),
+    "flag": (config.DilocoConfig(steps=5, merge="flag"), config.CodecConfig(up="bf16", down="fp32")),
     "topk": (config.DilocoConfig(steps=5), config.CodecConfig(up="topk", down="nf4")),
     "low rank": (config.DilocoConfig(steps=5), config.CodecConfig(up="powersgd")),
     "allocated": (config.DilocoConfig(steps=5), config.CodecConfig(up="lgreco", down="bf16")),

@@ -212,6 +212,18 @@ def test_the_template_shows_every_method_and_its_defaults(name: str) -> None:
     [
         ('method = "dilocco"\nsteps = 5', r"line 20: \[outer\] method: method is 'dilocco': choose one of diloco"),
         ('method = "demo"\nfragments = 2', "unknown field"),
+        (
+            'steps = 5\nmerge = "krum"',
+            ".outer. merge: merge is 'krum': choose one of mean, trimmed_mean, median",
+        ),
+        ('steps = 5\nmerge = "trimmed_mean"\ntrim = 0.5', "trim is 0.5: set it to at least 0.01 and below 0.5"),
+        ('steps = 5\nmerge = "median"\ntrim = 0.1', "set merge = .trimmed_mean. or leave it out"),
+        ('method = "demo"\nmerge = "median"', "merge is no setting of the method 'demo', because a coefficient"),
+        ('method = "eager"\nsteps = 5\nmerge = "flag"', "choose diloco or streaming"),
+        (
+            'steps = 5\nmerge = "median"\n[codec]\nup = "topk"',
+            ".outer. merge: merge is 'median': with the codec",
+        ),
         ('method = "streaming"\nsteps = 10\nfragments = 3', "to a multiple of fragments"),
         ('method = "lion"\n[codec]\nup = "int4"', "packs its own messages: leave this section out"),
         ('steps = 5\n[codec]\ndown = "topk"', "topk"),

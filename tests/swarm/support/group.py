@@ -14,6 +14,8 @@ import trio
 from optim.algorithms.outer_step import DilocoOuter
 from optim.codecs import get_codec
 from optim.config import DilocoConfig
+from optim.rules.interface import MergeRule
+from optim.rules.registry import MEAN
 from optim.strategies.dense import DenseWire
 from optim.strategies.diloco import DilocoStrategy
 from optim.strategies.interface import OuterStrategy
@@ -52,8 +54,8 @@ class Patient(AdaptiveTimeouts):
         super().__init__(timeout_floor_s=60.0)
 
 
-def diloco(numel: int, codec: str, outer: DilocoOuter = NESTEROV) -> OuterStrategy:
-    return DilocoStrategy(DenseWire([[slice(0, numel)]], get_codec(codec), get_codec(codec)), outer)
+def diloco(numel: int, codec: str, outer: DilocoOuter = NESTEROV, rule: MergeRule = MEAN) -> OuterStrategy:
+    return DilocoStrategy(DenseWire([[slice(0, numel)]], get_codec(codec), get_codec(codec), rule), outer)
 
 
 def schedule_of(steps: int, batch_size: int = BATCH, seq_len: int = SEQ, compute_s_max: float = 60.0) -> RoundSchedule:

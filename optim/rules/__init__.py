@@ -1,0 +1,1 @@
+"""How a slice's owner merges: mean, trimmed mean, median or Flag."""

@@ -1,0 +1,96 @@
+"""One of four real peers lies within the limits of the gate: what its lies do to the loss, by merge rule.
+
+The problem is a quadratic: each honest peer's delta leads a part of the way to a common target, plus noise of its own.
+The liar's delta is as long as the gate allows without a clip, and all of it is in one hundredth of the coordinates,
+away from the target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+import torch
+import trio
+
+from optim.algorithms.outer_step import DilocoOuter
+from optim.config import DilocoConfig
+from optim.merge import NormGate
+from optim.rules.interface import MergeRule
+from optim.rules.registry import build_rule
+from swarm.protocol.plan import Assignment
+from tests.swarm.support.group import Deltas, Patient, StageReplica, diloco, open_group
+
+Answer = Callable[[torch.Tensor, str, int], torch.Tensor]
+NUMEL, ROUNDS = 20_000, 8
+HELD = NUMEL // 100  # coordinates that the liar pushes
+PLAIN = DilocoOuter(1.0, 0.0, False)  # the state moves by the merged delta
+TARGET = torch.zeros(NUMEL)
+
+
+def honest(theta: torch.Tensor, peer: str, first_step: int) -> torch.Tensor:
+    seed = sum(peer.encode()) * 1000 + first_step
+    noise = torch.randn(NUMEL, generator=torch.Generator().manual_seed(seed))
+    return 0.3 * (theta - TARGET) + 0.1 * noise
+
+
+def lie(theta: torch.Tensor, peer: str, first_step: int) -> torch.Tensor:
+    delta = torch.zeros(NUMEL)
+    delta[:HELD] = -1.0
+    longest = 0.97 * NormGate().norm_clip * honest(theta, peer, first_step).norm()
+    return delta * (longest / delta.norm())
+
+
+def unmoved(peer: str, first_step: int, assignment: Assignment) -> torch.Tensor:
+    return torch.zeros(NUMEL)
+
+
+def deltas_of(
+    member: StageReplica, first: torch.Tensor, answer: Callable[[torch.Tensor, str, int], torch.Tensor]
+) -> Deltas:
+    """Return a member's deltas, which depend on the weights that it stands at. `first`: those of round 0."""
+
+    def deltas(peer: str, first_step: int, assignment: Assignment) -> torch.Tensor:
+        theta = member.context.trainer.theta
+        return answer(first if theta is None else theta, peer, first_step)
+
+    return deltas
+
+
+async def losses(folder: Path, rule: MergeRule, liars: int) -> tuple[float, float]:
+    """Return the loss after some rounds, a value's mean squared distance from the target: of all values, and of those
+    that a liar pushes."""
+    async with AsyncExitStack() as stack:
+        group = await stack.enter_async_context(
+            open_group(folder, NUMEL, codec="fp32", rounds=ROUNDS, min_peers=4, outer=PLAIN)
+        )
+        group.timeouts = Patient
+        group.strategy = lambda: diloco(NUMEL, "fp32", PLAIN, rule)
+        members: list[StageReplica] = []
+        for number in range(4):
+            members.append(await stack.enter_async_context(group.join(unmoved)))
+            answer = lie if number < liars else honest
+            members[-1].context.trainer.deltas = deltas_of(members[-1], group.theta, answer)
+        with trio.fail_after(150):
+            async with trio.open_nursery() as nursery:
+                for member in members:
+                    nursery.start_soon(member.engine.run)
+        assert len({member.context.state.tree.root for member in members}) == 1
+        assert all(member.engine.head.round == ROUNDS for member in members)
+        assert not any(member.seen("peer_penalized") for member in members)  # the liar breaks no rule
+        squares = (members[-1].context.state.theta - TARGET).square()
+        return float(squares.mean()), float(squares[:HELD].mean())
+
+
+@pytest.mark.parametrize("merge", ["median", "trimmed_mean", "flag"])
+async def test_a_liar_within_the_gate_pulls_the_mean_and_not_the_rule(tmp_path: Path, merge: str) -> None:
+    robust = build_rule(DilocoConfig(steps=4, merge=merge))
+    mean = build_rule(DilocoConfig(steps=4))
+    _, peace_there = await losses(tmp_path, mean, liars=0)
+    pulled, pulled_there = await losses(tmp_path, mean, liars=1)
+    kept, kept_there = await losses(tmp_path, robust, liars=1)
+    assert pulled_there > 20 * peace_there
+    assert kept_there < pulled_there / 10
+    assert kept < pulled / 2
