@@ -26,8 +26,8 @@ class Member(msgspec.Struct, frozen=True, order=True):
 
 
 class Learner(msgspec.Struct, frozen=True, order=True):
-    """A newcomer: planned for, but without a vote, a slice to own or a turn to lead until enough of its contributions were
-    merged."""
+    """A newcomer: planned for, but without a vote, a slice to own or a turn to lead until enough of its contributions
+    were merged."""
 
     member: Member
     merged: Count

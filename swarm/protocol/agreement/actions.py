@@ -60,8 +60,8 @@ class StopTraining(msgspec.Struct, frozen=True):
 
 
 class MergeSlices(msgspec.Struct, frozen=True):
-    """Take part in an exchange: send this peer's slices to their owners, merge those of `indexes` when they are complete,
-    and tell `SliceResult` for each. It replaces an earlier exchange."""
+    """Take part in an exchange: send this peer's slices to their owners, merge those of `indexes` when they are
+    complete, and tell `SliceResult` for each. It replaces an earlier exchange."""
 
     key: bytes
     """The hash of the signed roster: the name of the exchange."""
@@ -76,8 +76,8 @@ class MergeSlices(msgspec.Struct, frozen=True):
 
 
 class Build(msgspec.Struct, frozen=True):
-    """Build the next state from the merged slices with these hashes, from their owners or any peer that has them; then tell
-    `Built`. The committed state stays as it is."""
+    """Build the next state from the merged slices with these hashes, from their owners or any peer that has them;
+    then tell `Built`. The committed state stays as it is."""
 
     key: bytes
     plan: Signed

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from peer.bounds import MEMBERS_MAX
+from peer.identity import Signed
 from swarm.protocol.head import Head
 
 Mode = Literal["witness", "required", "open"]
 """Which votes make a certificate.
 
-- `witness`: a majority of the members, of which an even number has the coordinator as one more voter. A liar among them can
+- `witness`: a majority of the members, of which an even number has the coordinator as one more voter. A liar among
+them can
   make two histories.
 - `required`: a majority of the members, and the coordinator.
 - `open`: floor((n + f) / 2) + 1 of n >= 3 f + 1 members, in two phases (echo, vote); f of them may lie."""
@@ -27,6 +29,10 @@ class AgreementConfig:
     """This node's peer id."""
     coordinator: str
     """The coordinator's peer id."""
+    invite: str = ""
+    """The serial of the invite that this peer came with."""
+    credential: Signed | None = None
+    """What admits this peer, if a credential does."""
     mode: Mode = "witness"
     faults: int = 0
     """The number f of liars that an open run tolerates."""
@@ -50,8 +56,8 @@ class AgreementConfig:
     start_s: float = 10.0
     """A start that is not bound after this long is told to a person."""
     undo_s: float = 600.0
-    """Nothing was committed, or no peer has brought the last state, for this long: a required coordinator starts a term.
-    Doubled while that does not help."""
+    """Nothing was committed, or no peer has brought the last state, for this long: a required coordinator starts a
+    term. Doubled while that does not help."""
 
     @property
     def is_coordinator(self) -> bool:

@@ -1,4 +1,5 @@
-"""What happens to a node of the agreement: the inputs of `AgreementNode.step`. All are values; none has a method that does I/O.
+"""What happens to a node of the agreement: the inputs of `AgreementNode.step`. All are values; none has a method that
+does I/O.
 
 The driver makes them: from calls of other peers, timers, threads that merge and build, files, and a person's commands.
 """
@@ -53,6 +54,8 @@ class Submitted(msgspec.Struct, frozen=True):
     contribution: Signed
     dry: bool = False
     """No work can come any more in this round, so an empty merge is acceptable to this peer."""
+    speed: float = 0.0
+    """Measured inner steps a second; 0 while unknown."""
 
 
 class Gathered(msgspec.Struct, frozen=True):
@@ -100,6 +103,8 @@ class Asked(msgspec.Struct, frozen=True):
 
     without: tuple[str, ...] = ()
     """Peers that must not be members of the new term (`--without PEER`)."""
+    undo: bool = False
+    """Whether the person accepts that certified rounds are taken back whose state no peer can bring."""
 
 
 class PeerDown(msgspec.Struct, frozen=True):

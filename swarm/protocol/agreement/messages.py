@@ -23,7 +23,7 @@ SignedBodies = Annotated[tuple[Signed, ...], msgspec.Meta(max_length=SIGNED_MAX)
 Position = tuple[Count, Count, Count]
 """(term, boot, round) of a head: the higher one supersedes the lower one."""
 
-# -- signed bodies -------------------------------------------------------------------------------------------------------
+# -- signed bodies -----------------------------------------------------------------------------------------------------
 
 
 class ProposalBody(msgspec.Struct, frozen=True):
@@ -44,8 +44,8 @@ class Contradiction(msgspec.Struct, frozen=True):
 
 
 class RosterBody(msgspec.Struct, frozen=True):
-    """What an attempt merges, signed by its leader: owners, members, learners and ledger of the next head follow from it.
-    Two different ones of one attempt are a proof against the leader."""
+    """What an attempt merges, signed by its leader: owners, members, learners and ledger of the next head follow from
+    it. Two different ones of one attempt are a proof against the leader."""
 
     head: Hash
     attempt: Count
@@ -61,8 +61,8 @@ class RosterBody(msgspec.Struct, frozen=True):
 
 
 class ResultsBody(msgspec.Struct, frozen=True):
-    """The results of one owner, signed by it: the hash of each slice that it owns, in order of index. Two different ones of
-    one exchange are a proof against it."""
+    """The results of one owner, signed by it: the hash of each slice that it owns, in order of index. Two different
+    ones of one exchange are a proof against it."""
 
     head: Hash
     attempt: Count
@@ -149,7 +149,8 @@ class JoinBody(msgspec.Struct, frozen=True):
 
 
 class WitnessBody(msgspec.Struct, frozen=True):
-    """The coordinator's present identity as a witness. It is new with each process, since promises are not on its disk."""
+    """The coordinator's present identity as a witness. It is new with each process, since promises are not on its
+    disk."""
 
     run_id: Name
     witness: Member
@@ -168,7 +169,7 @@ class ChainLink(msgspec.Struct, frozen=True):
     """The coordinator's `EndorsementBody`."""
 
 
-# -- messages ------------------------------------------------------------------------------------------------------------
+# -- messages ----------------------------------------------------------------------------------------------------------
 
 
 class PrepareMessage(msgspec.Struct, frozen=True, tag="prepare"):
@@ -181,7 +182,8 @@ class PrepareMessage(msgspec.Struct, frozen=True, tag="prepare"):
 
 
 class PromiseMessage(msgspec.Struct, frozen=True, tag="promise"):
-    """Phase 1b: a signed `PromiseBody`, and what the leader needs to go on. Newcomers answer too; theirs does not count."""
+    """Phase 1b: a signed `PromiseBody`, and what the leader needs to go on. Newcomers answer too; theirs does not
+    count."""
 
     promise: Signed
     support: Support | None = None

@@ -1,7 +1,7 @@
 """What the training method decides about a round: pure functions of the head that all voters compute alike.
 
-The agreement asks these questions and knows nothing else of samples, steps and norms. `scheduled_work.ScheduledWork` answers
-them for the real methods.
+The agreement asks these questions and knows nothing else of samples, steps and norms. `scheduled_work.ScheduledWork`
+answers them for the real methods.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Work(Protocol):
         """Return the number of slices of an update in the round after `head`."""
 
     def plan(self, head: Head, attempt: int, speeds: Mapping[Member, float], reset: Collection[Member]) -> WorkPlan:
-        """Assign the round's work. `speeds`: measured inner steps a second, 0 if unknown; members in `reset` must forget what
-        they have counted."""
+        """Assign the round's work. `speeds`: measured inner steps a second, 0 if unknown; members in `reset` must
+        forget what they have counted."""
 
     def check_plan(self, plan: WorkPlan, head: Head) -> None:
         """Raise `ProtocolViolation` if the plan does not follow from the head."""
@@ -52,8 +52,8 @@ class Work(Protocol):
         """Return the members that must forget what they have counted, after `settle` has returned None."""
 
     def late_s(self, plan: WorkPlan, took_s: Sequence[float]) -> float | None:
-        """Return after how many seconds slow members are asked to submit what they have, if those that have submitted took
-        `took_s`; None: not yet known."""
+        """Return after how many seconds slow members are asked to submit what they have, if those that have submitted
+        took `took_s`; None: not yet known."""
 
     def exchange_s(self, head: Head) -> float:
         """Return the seconds that an exchange may take."""

@@ -1,0 +1,130 @@
+"""The coordinator as a required voter: it knows all that was ever committed, so it starts a new term by itself.
+
+It keeps (head, certificate) on disk and nothing else. A start is its own act, on disk before any other peer hears of
+it: it then stands there and votes nowhere else, so a wrong suspicion costs a pause and never a second history.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from swarm.protocol.agreement import events
+from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement.chain import Chain, position_of
+from swarm.protocol.agreement.context import AgreementContext
+from swarm.protocol.agreement.coordination.coordinator import RESTORED_JUMP, Coordinator, Inquiry
+from swarm.protocol.agreement.newcomers import Newcomers
+from swarm.protocol.head import Head, Member
+
+DOUBLINGS_MAX: Final = 10
+
+
+class RequiredCoordinator(Coordinator):
+    """Mode B."""
+
+    def __init__(self, context: AgreementContext, chain: Chain, newcomers: Newcomers) -> None:
+        super().__init__(context, chain, newcomers)
+        self._ready = False
+        self._fresh: set[Member] = set()  # members that have answered since this process began
+        self._starts_in_vain = 0
+        self._unheld_since: float | None = None
+        self._last_round = -1
+
+    def poll(self) -> None:
+        """Begin the group; ask who is there; start a new term where the group cannot go on."""
+        first = self.first_members()
+        if first:
+            genesis = self.context.config.genesis
+            self._start(genesis, genesis.hash, self.highest_term + 1, set(first), ())
+            return
+        if not self.chain.head.members or self.context.mute or self.inquiry is not None:
+            return
+        if not self._is_ready():
+            self.inquire(self.highest_term + 1, seal=False, person=None)
+        elif self._is_lost():
+            self.tell_lost("too few members answer, or nothing was committed for long")
+            self.inquire(self.highest_term + 1, seal=False, person=None)
+
+    def told(self, peer: str, message: say.ToldMessage) -> None:
+        super().told(peer, message)
+        if message.nonce.startswith(f"{self.boot:x}.") and message.position <= position_of(self.chain.head):
+            self._fresh.add(message.voter)
+
+    def committed(self) -> None:
+        super().committed()
+        if self.chain.head.round > self._last_round:
+            self._last_round, self._starts_in_vain = self.chain.head.round, 0
+
+    def _is_ready(self) -> bool:
+        """Return whether, since this process began, so many members of the newest head have answered that they meet
+        every certificate: a disk that was put back from a backup is noticed before it starts a term."""
+        head = self.chain.head
+        needed = len(head.members) - self.context.electorate.members_needed(len(head.members)) + 1
+        self._ready = self._ready or sum(member in self._fresh for member in head.members) >= needed
+        return self._ready
+
+    @property
+    def _undo_s(self) -> float:
+        longest = max(self.context.config.undo_s, 10.0 * self.round_s)
+        return longest * float(2 ** min(self._starts_in_vain, DOUBLINGS_MAX))
+
+    def _is_lost(self) -> bool:
+        now, members = self.context.now, self.chain.head.members
+        if now - max(self.began_at, self.committed_at) < self.patient_s:
+            return False
+        heard = self.heard_within(self.patient_s)
+        alive = sum(member in heard for member in members)
+        too_few = alive < self.context.electorate.members_needed(len(members))
+        return too_few or now - max(self.began_at, self.committed_at) > self._undo_s
+
+    def ask(self, person: events.Asked) -> None:
+        """Start a new term because a person says so."""
+        term = self.highest_term + (RESTORED_JUMP if self.context.mute else 1)
+        self.inquire(term, seal=False, person=person)
+
+    def decide(self, inquiry: Inquiry) -> None:
+        """Start from the last head that this node certified, with those members that hold its state."""
+        if not inquiry.by_person and (not self._is_ready() or not self._is_lost()):
+            return
+        held = self.last_held(inquiry)
+        if held is None:
+            return
+        base, undoes = held
+        if undoes and not self._may_undo(inquiry):
+            return
+        self._unheld_since = None
+        holders = self.state_holders(inquiry, base.state_hash)
+        members = {member for member in holders if member in self._last_electorate(base)} or holders
+        self._start(base, base.hash, inquiry.term, members, undoes)
+
+    def _may_undo(self, inquiry: Inquiry) -> bool:
+        """Return whether certified heads may be taken back whose state no peer has brought: after a long time, or by
+        a person."""
+        if inquiry.by_person:
+            if not inquiry.undo:
+                self.context.out.tell("regroup_undoes", round=self.chain.head.round)
+            return inquiry.undo
+        if self._unheld_since is None:
+            self._unheld_since = self.context.now
+        return self.context.now - self._unheld_since >= self._undo_s
+
+    def _last_electorate(self, base: Head) -> set[Member]:
+        """Return the members of that head and of the starts that led to it, back to the last commit."""
+        found: set[Member] = set()
+        reached = False
+        for head in self.chain.ancestors():
+            reached = reached or head.hash == base.hash
+            if reached:
+                found |= set(head.members)
+                if head.attempt >= 0 or not head.members:
+                    break
+        return found
+
+    def _start(
+        self, base: Head, base_hash: bytes, term: int, members: set[Member], undoes: list[bytes] | tuple[()]
+    ) -> None:
+        head, signed = self.start_of(base, base_hash, max(term, self.highest_term + 1), members, undoes)
+        self.context.mute = False
+        self._ready = True
+        self._starts_in_vain += 1
+        self.chain.learn([say.ChainLink(head, start=signed)])  # the node commits it to disk, then shows it to all
