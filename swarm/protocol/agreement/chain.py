@@ -13,6 +13,7 @@ import msgspec
 
 from peer.bounds import Count
 from peer.decoding import MALFORMED
+from peer.identity import Signed
 from swarm.protocol.agreement import messages as say
 from swarm.protocol.agreement.actions import Fetch
 from swarm.protocol.agreement.context import AgreementContext
@@ -184,10 +185,10 @@ class Chain:
                 return (vote.head, vote.value) == (link.head.previous, link.head.hash)
         return False
 
-    def endorse(self, head_hash: bytes, signed: msgspec.Struct) -> None:
+    def endorse(self, head_hash: bytes, signed: Signed) -> None:
         """Note the coordinator's endorsement of a head that led here, so that newcomers may begin there."""
         link = self._links.get(head_hash)
-        if link is not None and isinstance(signed, say.Signed):
+        if link is not None:
             self._endorse(head_hash, msgspec.structs.replace(link, endorsement=signed))
 
     def _endorse(self, name: bytes, link: say.ChainLink) -> None:

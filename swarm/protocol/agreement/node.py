@@ -96,9 +96,9 @@ class AgreementNode:
         try:
             self._take(event)
         except (ProtocolViolation, RoundDiscarded) as error:
-            foreign = isinstance(event, events.Received) and event.peer != self._config.peer
-            if foreign and isinstance(error, ProtocolViolation):
-                self._context.blame(event.peer, error)
+            sender = event.peer if isinstance(event, events.Received) else self._config.peer
+            if sender != self._config.peer and isinstance(error, ProtocolViolation):
+                self._context.blame(sender, error)
             else:
                 self._context.out.tell("refused", reason=str(error))
 

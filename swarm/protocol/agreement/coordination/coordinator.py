@@ -6,6 +6,7 @@ its voters.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Final
@@ -43,7 +44,7 @@ class Inquiry:
     told: dict[Member, say.ToldMessage] = field(default_factory=dict)
 
 
-class Coordinator:
+class Coordinator(ABC):
     """What both modes share."""
 
     def __init__(self, context: AgreementContext, chain: Chain, newcomers: Newcomers) -> None:
@@ -146,9 +147,17 @@ class Coordinator:
             inquiry.told = {m: told for m, told in inquiry.told.items() if m.peer not in inquiry.without}
             self.decide(inquiry)
 
+    @abstractmethod
+    def poll(self) -> None:
+        """Begin the group, and watch whether it can go on."""
+
+    @abstractmethod
+    def ask(self, person: events.Asked) -> None:
+        """Start a new term because a person says so, if that is needed."""
+
+    @abstractmethod
     def decide(self, inquiry: Inquiry) -> None:
         """Draw the conclusion from the answers."""
-        raise NotImplementedError
 
     # -- starts --------------------------------------------------------------------------------------------------------
 

@@ -6,8 +6,6 @@ costs a turn.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from enum import Enum
 from typing import Final
 
 import msgspec
@@ -19,6 +17,7 @@ from swarm.protocol.agreement import messages as say
 from swarm.protocol.agreement.chain import Chain, position_of
 from swarm.protocol.agreement.context import AgreementContext
 from swarm.protocol.agreement.newcomers import Newcomers
+from swarm.protocol.agreement.round.attempt import Attempt, Phase
 from swarm.protocol.agreement.round.exchanges import Exchanges
 from swarm.protocol.agreement.round.instance import Exchange, Instance
 from swarm.protocol.agreement.round.turns import Turns
@@ -31,34 +30,6 @@ from swarm.protocol.plan import PLAN_KIND, Contribution, WorkPlan, fit_roster
 
 TIMER: Final = "step"
 TRIES_MAX: Final = 3  # attempts of one leader in one turn, after failures that a new attempt can mend
-
-
-class Phase(Enum):
-    """What the leader waits for."""
-
-    PREPARE = "promises"
-    COLLECT = "contributions"
-    EXCHANGE = "the built state"
-    PROPOSE = "votes"
-
-
-@dataclass
-class _Attempt:
-    number: int
-    phase: Phase = Phase.PREPARE
-    asked: tuple[str, ...] = ()
-    promises: dict[Member, say.PromiseMessage] = field(default_factory=dict)
-    accepted: dict[Member, say.AcceptedValue | None] = field(default_factory=dict)
-    joins: dict[Member, Signed] = field(default_factory=dict)
-    plan: WorkPlan | None = None
-    signed_plan: Signed | None = None
-    contributions: dict[Member, tuple[Signed, Contribution]] = field(default_factory=dict)
-    took_s: dict[Member, float] = field(default_factory=dict)
-    end_at: float = 0.0
-    finishing_early: bool = False
-    signed_roster: Signed | None = None
-    exchange: Exchange | None = None
-    proposal: say.ProposalMessage | None = None
 
 
 class AttemptLeader:
@@ -76,7 +47,7 @@ class AttemptLeader:
         self._context, self._chain, self._instance = context, chain, instance
         self._turns, self._newcomers, self._exchanges = turns, newcomers, exchanges
         self._succession = Succession(context)
-        self._attempt: _Attempt | None = None
+        self._attempt: Attempt | None = None
         self._tries = 0
         self._given_up: set[bytes] = set()  # hashes of plans that cannot be completed
         self._reset: set[Member] = set()  # members that must forget what they have counted
@@ -100,7 +71,7 @@ class AttemptLeader:
 
     def _begin(self) -> None:
         head, context = self._instance.head, self._context
-        attempt = self._attempt = _Attempt(self._turns.next_attempt())
+        attempt = self._attempt = Attempt(self._turns.next_attempt())
         attempt.joins = self._newcomers.joins(head)
         learners = [learner.member for learner in head.learners]
         asked = (*context.electorate.voters(head), *learners, *attempt.joins)
@@ -163,7 +134,7 @@ class AttemptLeader:
             attempt.end_at = self._context.now + self._context.config.grace_s
             self._context.out.timer(TIMER, attempt.end_at)
 
-    def _may_join(self, member: Member, message: say.PromiseMessage, attempt: _Attempt) -> bool:
+    def _may_join(self, member: Member, message: say.PromiseMessage, attempt: Attempt) -> bool:
         """Return whether a peer that has no vote may be planned for."""
         if member in {learner.member for learner in self._instance.head.learners}:
             return True
@@ -173,14 +144,14 @@ class AttemptLeader:
         attempt.joins[member] = message.join
         return True
 
-    def _late_promise(self, attempt: _Attempt, peer: str, voter: Member, message: say.PromiseMessage) -> None:
+    def _late_promise(self, attempt: Attempt, peer: str, voter: Member, message: say.PromiseMessage) -> None:
         """Take in the ready contribution of a member whose promise has come late; it may vote in any case."""
         if self._chain.is_voter(voter):
             attempt.promises.setdefault(voter, message)
         if message.contribution is not None and attempt.phase is Phase.COLLECT:
             self.submit(peer, say.SubmitMessage(self._instance.hash, message.contribution, message.join))
 
-    def _decide_value(self, attempt: _Attempt) -> None:
+    def _decide_value(self, attempt: Attempt) -> None:
         """Propose what may have been chosen in an earlier attempt; else plan."""
         forced = forced_value(attempt.accepted.values())
         if forced is None:
@@ -202,7 +173,7 @@ class AttemptLeader:
 
     # -- work ----------------------------------------------------------------------------------------------------------
 
-    def _plan(self, attempt: _Attempt) -> None:
+    def _plan(self, attempt: Attempt) -> None:
         """Adopt the plan that a majority already works on, or make one; send it to all that promised."""
         attempt.phase = Phase.COLLECT
         head, context = self._instance.head, self._context
@@ -224,7 +195,7 @@ class AttemptLeader:
         if attempt is self._attempt and attempt.phase is Phase.COLLECT:
             self._send_plan(attempt, sorted(member.peer for member in attempt.promises))
 
-    def _adoptable(self, attempt: _Attempt) -> tuple[Signed, WorkPlan] | None:
+    def _adoptable(self, attempt: Attempt) -> tuple[Signed, WorkPlan] | None:
         """Return the latest plan that a majority of the head's members can still complete, so that a dead leader
         costs no training."""
         head = self._instance.head
@@ -243,14 +214,14 @@ class AttemptLeader:
                 best = (signed, plan)
         return best
 
-    def _exclude(self, attempt: _Attempt) -> None:
+    def _exclude(self, attempt: Attempt) -> None:
         """Choose the peers to leave out because others waited for them in vain."""
         told = {member.peer: message.lacks for member, message in attempt.promises.items()}
         waits = {peer: lacks or ((), ()) for peer, lacks in sorted(told.items())}
         tie_breaker = self._context.pick(b"exclude", self._instance.hash, attempt.number.to_bytes(8, "big"))
         self._excluded = choose_excluded(waits, tie_breaker) - {self._context.config.peer}
 
-    def _send_plan(self, attempt: _Attempt, peers: list[str]) -> None:
+    def _send_plan(self, attempt: Attempt, peers: list[str]) -> None:
         assert attempt.signed_plan is not None
         order = say.PlanMessage(self._instance.hash, attempt.number, attempt.signed_plan, attempt.finishing_early)
         for peer in peers:
@@ -301,7 +272,7 @@ class AttemptLeader:
             else:
                 context.out.timer(TIMER, min(late_at, attempt.end_at))
 
-    def _finish_early(self, attempt: _Attempt) -> None:
+    def _finish_early(self, attempt: Attempt) -> None:
         """Ask the missing ones for what they have, and wait a last moment."""
         if attempt.finishing_early:
             return
@@ -313,7 +284,7 @@ class AttemptLeader:
 
     # -- exchange ------------------------------------------------------------------------------------------------------
 
-    def _make_roster(self, attempt: _Attempt) -> None:
+    def _make_roster(self, attempt: Attempt) -> None:
         assert attempt.plan is not None and attempt.signed_plan is not None
         head, context = self._instance.head, self._context
         ready = fit_roster({member: signed for member, (signed, _) in attempt.contributions.items()})
@@ -351,7 +322,7 @@ class AttemptLeader:
         attempt.exchange = self._exchanges.open(opened)
         self._send_roster(attempt)
 
-    def _send_roster(self, attempt: _Attempt) -> None:
+    def _send_roster(self, attempt: Attempt) -> None:
         assert attempt.signed_plan is not None and attempt.signed_roster is not None
         order = say.RosterMessage(self._instance.hash, attempt.number, attempt.signed_plan, attempt.signed_roster)
         peers = {member.peer for member in (*attempt.promises, *attempt.contributions)}
@@ -369,7 +340,7 @@ class AttemptLeader:
             value = msgspec.structs.replace(exchange.opened.next, state_hash=state)
             self._propose(attempt, value, exchange.support)
 
-    def _propose(self, attempt: _Attempt, value: Head, support: say.Support) -> None:
+    def _propose(self, attempt: Attempt, value: Head, support: say.Support) -> None:
         """Sign the one value of this attempt."""
         attempt.phase = Phase.PROPOSE
         context = self._context

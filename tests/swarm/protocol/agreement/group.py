@@ -1,0 +1,233 @@
+"""A group of agreement nodes under virtual time, with signatures from a table and states that are names."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import msgspec
+from blake3 import blake3
+
+from optim.config import DilocoConfig
+from peer.config import InnerConfig
+from peer.errors import ProtocolViolation
+from peer.identity import Signed
+from swarm.protocol.agreement import actions, events
+from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement.config import AgreementConfig
+from swarm.protocol.agreement.node import AgreementNode
+from swarm.protocol.agreement.output import encode
+from swarm.protocol.agreement.scheduled_work import ScheduledWork
+from swarm.protocol.head import Head, genesis
+from swarm.protocol.plan import CONTRIBUTION_KIND, Contribution, WorkPlan
+from swarm.protocol.round_schedule import RoundSchedule
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+GENESIS = genesis("run", blake3(b"genesis").digest())
+SCHEDULE = RoundSchedule(DilocoConfig(steps=4), InnerConfig(lr=1e-2, batch_size=2, total_steps=1000), seq_len=8, compute_s_max=30.0)
+WORK = ScheduledWork(SCHEDULE, slices_of=lambda head: 4, exchange_s_of=lambda head: 4.0)
+COORDINATOR = "W"
+
+
+class SignatureTable:
+    """All bodies that were ever signed. `of(peer)` signs for one peer."""
+
+    def __init__(self) -> None:
+        self.signed: set[tuple[str, str, bytes]] = set()
+
+    def of(self, peer: str) -> TableSigner:
+        return TableSigner(self, peer)
+
+
+class TableSigner:
+    """Signs by an entry in the table."""
+
+    def __init__(self, table: SignatureTable, peer: str) -> None:
+        self._table, self._peer = table, peer
+
+    def sign(self, kind: str, body: msgspec.Struct) -> Signed:
+        encoded = encode(body)
+        self._table.signed.add((self._peer, kind, encoded))
+        return Signed(encoded, self._peer, b"")
+
+    def open(self, signed: Signed, kind: str, type_: type[Body]) -> Body:
+        if (signed.signer, kind, signed.body) not in self._table.signed:
+            raise ProtocolViolation("a signature is wrong")
+        return msgspec.msgpack.decode(signed.body, type=type_)
+
+
+def next_state(state: bytes, results: tuple[bytes, ...]) -> bytes:
+    return blake3(b"next" + state + b"".join(results)).digest()
+
+
+@dataclass
+class Machine:
+    """One peer's machine: disk, states, and what its driver is doing."""
+
+    peer: str
+    node: AgreementNode
+    records: dict[str, bytes] = field(default_factory=dict)
+    stored_states: set[bytes] = field(default_factory=set)
+    committed: list[Head] = field(default_factory=list)
+    told: list[actions.Tell] = field(default_factory=list)
+    accused: list[actions.Accuse] = field(default_factory=list)
+    timers: dict[str, float] = field(default_factory=dict)
+    has: set[bytes] = field(default_factory=set)
+    up: bool = True
+    life: int = 0
+
+
+class GroupOfNodes:
+    """Nodes, their network, disks and clocks. `lost(source, target, message)` says which messages are lost."""
+
+    def __init__(self, peers: str = "ABC", train_s: float = 1.0, **config: Any) -> None:
+        self.now = 0.0
+        self.table = SignatureTable()
+        self.train_s = train_s
+        self.machines: dict[str, Machine] = {}
+        self.lost: Callable[[str, str, say.Message], bool] = lambda source, target, message: False
+        self.merge: Callable[[str, bytes, int], bytes] = lambda peer, key, index: blake3(key + bytes([index])).digest()
+        self.sent: list[tuple[str, str, say.Message]] = []
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = 0
+        defaults = {"genesis": GENESIS, "coordinator": COORDINATOR, "min_peers": len(peers), "undo_s": 60.0}
+        self._config = defaults | config
+        for peer in [COORDINATOR, *peers]:
+            self.start(peer)
+
+    # -- machines --------------------------------------------------------------------------------------------------------
+
+    def start(self, peer: str, wiped: bool = False, **started: Any) -> Machine:
+        """Start the process of a peer, on its disk."""
+        config = AgreementConfig(peer=peer, **self._config)
+        node = AgreementNode(config, self.table.of(peer), WORK)
+        old = self.machines.get(peer)
+        machine = Machine(peer, node)
+        if old is not None and not wiped:
+            machine.records, machine.stored_states = dict(old.records), set(old.stored_states)
+            machine.committed = old.committed
+        machine.life = old.life + 1 if old is not None else 0
+        machine.stored_states.add(GENESIS.state_hash)
+        machine.has = set(machine.stored_states)
+        self.machines[peer] = machine
+        seed = blake3(f"{peer}{machine.life}".encode()).digest()
+        session = f"{peer}{machine.life}"
+        states = tuple(sorted(machine.stored_states))
+        self.event(peer, events.Started(dict(machine.records), states, session, seed, **started))
+        return machine
+
+    def crash(self, peer: str) -> None:
+        self.machines[peer].up = False
+
+    def event(self, peer: str, event: events.Event) -> None:
+        """Give a node an event now, and carry out its actions."""
+        machine = self.machines[peer]
+        for action in machine.node.step(self.now, event):
+            self._do(machine, action)
+
+    def later(self, seconds: float, peer: str, event: events.Event) -> None:
+        machine = self.machines[peer]
+        life = machine.life
+
+        def act() -> None:
+            if self.machines[peer].up and self.machines[peer].life == life:
+                self.event(peer, event)
+
+        self.at(self.now + seconds, act)
+
+    def at(self, time: float, act: Callable[[], None]) -> None:
+        self._count += 1
+        heapq.heappush(self._queue, (time, self._count, act))
+
+    def run(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
+        """Let virtual time pass, until the condition holds."""
+        end = self.now + seconds
+        while self._queue and self._queue[0][0] <= end and not until():
+            self.now, _, act = heapq.heappop(self._queue)
+            act()
+        if not until():
+            self.now = end
+
+    # -- actions ---------------------------------------------------------------------------------------------------------
+
+    def _do(self, machine: Machine, action: actions.Action) -> None:
+        peer = machine.peer
+        match action:
+            case actions.Send(target, message):
+                self.sent.append((peer, target, message))
+                if target in self.machines and not self.lost(peer, target, message):
+                    self.later(0.01, target, events.Received(peer, message))
+            case actions.SetTimer(id, at):
+                machine.timers[id] = at
+                self.later(max(0.0, at - self.now) + 1e-6, peer, events.TimerFired(id))
+            case actions.Persist(id, key, record, state):
+                machine.records[key] = record
+                if state:
+                    assert state in machine.has, f"{peer} writes of a state that it has not"
+                    machine.stored_states.add(state)
+                self.later(0.001, peer, events.Persisted(id))
+            case actions.Train(plan):
+                self.later(self.train_s, peer, events.Submitted(self.contribution(machine, plan)))
+            case actions.MergeSlices(key=key, indexes=indexes):
+                for index in indexes:
+                    self.later(0.05, peer, events.SliceResult(key, index, self.merge(peer, key, index)))
+            case actions.Build(key=key, results=results):
+                state = next_state(machine.node.head.state_hash, results)
+                machine.has.add(state)
+                self.later(0.05, peer, events.Built(key, state))
+            case actions.Fetch(state_hash=state_hash, holders=holders):
+                here = any(state_hash in self.machines[h].has for h in holders if h in self.machines)
+                if here:
+                    machine.has.add(state_hash)
+                self.later(0.3, peer, events.StateFetched(state_hash, here))
+            case actions.CommitHead(head=head):
+                if peer != COORDINATOR:
+                    assert head.state_hash in machine.has, f"{peer} stands at a head without its state"
+                machine.committed.append(head)
+            case actions.Tell():
+                machine.told.append(action)
+            case actions.Accuse():
+                machine.accused.append(action)
+            case _:
+                pass
+
+    def contribution(self, machine: Machine, signed: Signed) -> Signed:
+        plan = msgspec.msgpack.decode(signed.body, type=WorkPlan)
+        mine = plan.of(machine.node.me)
+        assert mine is not None
+        names = tuple(blake3(machine.peer.encode() + signed.body + bytes([i])).digest() for i in range(4))
+        body = Contribution(
+            head=plan.head,
+            plan=plan.hash,
+            member=machine.node.me,
+            steps=mine.steps,
+            samples=mine.steps * SCHEDULE.unit,
+            loss=1.0,
+            hashes=names,
+            sqnorms=(1.0,) * 4,
+        )
+        return self.table.of(machine.peer).sign(CONTRIBUTION_KIND, body)
+
+    # -- what tests look at ----------------------------------------------------------------------------------------------
+
+    def head(self, peer: str) -> Head:
+        return self.machines[peer].node.head
+
+    def round(self, peer: str) -> int:
+        return self.head(peer).round
+
+    def told(self, peer: str, event: str) -> list[dict[str, Any]]:
+        return [tell.fields for tell in self.machines[peer].told if tell.event == event]
+
+    def accusations(self) -> list[tuple[str, str, str]]:
+        return [(m.peer, a.peer, a.reason) for m in self.machines.values() for a in m.accused]
+
+    def check(self) -> None:
+        """Raise unless all that was committed is one history for each start, and no honest peer was accused."""
+        after: dict[tuple[bytes, int, int], set[bytes]] = {}
+        for machine in self.machines.values():
+            for head in machine.committed:
+                after.setdefault((head.previous, head.term, head.boot), set()).add(head.hash)
+        assert all(len(found) == 1 for found in after.values()), "two histories"
