@@ -11,27 +11,16 @@ from typing import Final
 
 import msgspec
 
-from peer.bounds import Count
 from peer.decoding import MALFORMED
 from peer.identity import Signed
 from swarm.protocol.agreement import messages as say
 from swarm.protocol.agreement.actions import Fetch
 from swarm.protocol.agreement.context import AgreementContext
 from swarm.protocol.agreement.output import encode
+from swarm.protocol.agreement.records import LINK_KEY, LINKS_KEPT, LinkRecord
 from swarm.protocol.head import Head, Member
 
-LINKS_KEPT: Final = 256  # heads that a node can prove to others, in memory and on disk
 HOLDERS_MAX: Final = 64
-LINK_KEY: Final = "link/"
-
-
-class LinkRecord(msgspec.Struct, frozen=True):
-    """One link on disk. The records of a ring: number n lies under key n % LINKS_KEPT."""
-
-    number: Count
-    link: say.ChainLink
-    stands: bool
-    """Whether this node stood at this head; else it only led there."""
 
 
 def position_of(head: Head) -> say.Position:

@@ -7,8 +7,6 @@ from typing import Final
 from blake3 import blake3
 
 from peer.errors import ProtocolViolation
-from peer.identity import Signed
-from swarm.protocol.agreement import messages as say
 from swarm.protocol.agreement.config import AgreementConfig
 from swarm.protocol.agreement.output import Output
 from swarm.protocol.agreement.rules.electorate import Electorate
@@ -49,12 +47,6 @@ class AgreementContext:
     def pick(self, *purpose: bytes) -> int:
         """Return a number that no other peer can guess, the same for the same purpose."""
         return int.from_bytes(blake3(b"".join((self.seed, *purpose))).digest()[:6], "big")
-
-    def charge(self, kind: str, first: Signed, second: Signed) -> say.Contradiction:
-        """Accuse the signer of two bodies where only one may be; return the proof, for all members."""
-        proof = say.Contradiction(kind, first, second)
-        self.out.accuse(first.signer, f"signed two different bodies of kind {kind}", proof)
-        return proof
 
     def blame(self, peer: str, error: ProtocolViolation) -> None:
         """Accuse a peer that alone can have sent what is wrong."""

@@ -27,7 +27,7 @@ class Newcomers:
     def __init__(self, context: AgreementContext, chain: Chain) -> None:
         self._context, self._chain = context, chain
         self._succession = Succession(context)
-        self._joins: dict[Member, tuple[Signed, float]] = {}  # (request, until)
+        self._joins: dict[Member, tuple[Signed, float, bytes]] = {}  # (request, until, head)
         self._missed: dict[str, tuple[int, float]] = {}  # (rounds missed in a row, earliest time)
         self._mine: tuple[bytes, Signed] | None = None  # (head, request)
         self.proofs: dict[str, say.Contradiction] = {}
@@ -63,7 +63,7 @@ class Newcomers:
         if len(self._joins) >= JOINS_MAX:
             self._expire()
         if len(self._joins) < JOINS_MAX or body.member in self._joins:
-            self._joins[body.member] = (signed, self._context.now + JOIN_LASTS_S)
+            self._joins[body.member] = (signed, self._context.now + JOIN_LASTS_S, body.head)
 
     def joins(self, head: Head) -> dict[Member, Signed]:
         """Return the requests of newcomers that the next round may take in: as many as it has room for, and some more
@@ -73,7 +73,7 @@ class Newcomers:
         most = min(2 * room_for_newcomers(len(head.members)), max(room, 0))
         learning = {learner.member.peer for learner in head.learners}
         found: dict[Member, Signed] = {}
-        for member, (signed, _) in self._joins.items():
+        for member, (signed, _, _) in self._joins.items():
             ready = self._context.now >= self._missed.get(member.peer, (0, 0.0))[1]
             if ready and not head.has(member) and member.peer not in learning and member.peer not in self.proofs:
                 found[member] = signed
@@ -82,7 +82,7 @@ class Newcomers:
     def waiting(self) -> dict[Member, Signed]:
         """Return all requests that still count."""
         self._expire()
-        return {member: signed for member, (signed, _) in self._joins.items()}
+        return {member: signed for member, (signed, _, _) in self._joins.items()}
 
     def settle(self, head: Head, planned: tuple[Member, ...]) -> None:
         """Note the commit of a round for which these were planned."""
@@ -99,17 +99,15 @@ class Newcomers:
     def _expire(self) -> None:
         now = self._context.now
         here = (self._chain.hash, self._chain.head.previous)
-        self._joins = {
-            member: entry
-            for member, entry in self._joins.items()
-            if entry[1] > now and self._context.evidence.join(entry[0]).head in here
-        }
+        self._joins = {member: entry for member, entry in self._joins.items() if entry[1] > now and entry[2] in here}
 
     # -- liars ---------------------------------------------------------------------------------------------------------
 
-    def convict(self, proof: say.Contradiction) -> None:
-        """Keep a proof that was just found, and show it to all members."""
+    def convict(self, kind: str, first: Signed, second: Signed) -> None:
+        """Accuse the signer of two bodies where only one may be, once, and show the proof to all members."""
+        proof = say.Contradiction(kind, first, second)
         if self.take_proof(proof):
+            self._context.out.accuse(first.signer, f"signed two different bodies of kind {kind}", proof)
             for member in self._chain.head.members:
                 self._context.out.send(member.peer, say.ProofMessage(proof))
 

@@ -17,9 +17,10 @@ from swarm.protocol.agreement.coordination.required_mode import RequiredCoordina
 from swarm.protocol.agreement.coordination.witness_mode import WitnessCoordinator
 from swarm.protocol.agreement.early import EarlyMessages
 from swarm.protocol.agreement.newcomers import Newcomers
+from swarm.protocol.agreement.records import BALLOT_KEY, IDENTITY_KEY, is_damaged
 from swarm.protocol.agreement.round import leader, turns
 from swarm.protocol.agreement.round.height import Height
-from swarm.protocol.agreement.round.instance import BALLOT_KEY, Instance
+from swarm.protocol.agreement.round.instance import Instance
 from swarm.protocol.agreement.rules import evidence
 from swarm.protocol.agreement.rules.electorate import leader_of
 from swarm.protocol.agreement.signing import Signer
@@ -29,7 +30,6 @@ from swarm.protocol.agreement.work import Work
 from swarm.protocol.head import Head, Member
 
 POLL_TIMER: Final = "poll"
-IDENTITY_KEY: Final = "identity"
 WITNESS_SESSION: Final = "coordinator"
 """The coordinator's incarnation where it is a required voter: one for ever, since its votes are its commits."""
 
@@ -123,9 +123,9 @@ class AgreementNode:
         session = event.session
         if not config.is_coordinator:
             stored = event.records.get(IDENTITY_KEY, b"").decode("ascii", "replace")
-            if stored:
+            if stored and not is_damaged(event.records):
                 session = stored
-            else:  # no votes of this peer are on this disk, so it is another voter than before
+            else:  # votes of this peer may be missing from this disk, so it is another voter than before
                 context.out.persist(IDENTITY_KEY, session.encode())
         elif config.mode == "required":
             session = WITNESS_SESSION

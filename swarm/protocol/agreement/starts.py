@@ -11,7 +11,6 @@ from typing import Final
 
 import msgspec
 
-from peer.bounds import Count, Hash
 from peer.decoding import MALFORMED
 from peer.errors import ProtocolViolation
 from peer.identity import Signed
@@ -20,21 +19,14 @@ from swarm.protocol.agreement.actions import Fetch
 from swarm.protocol.agreement.chain import Chain, position_of
 from swarm.protocol.agreement.context import AgreementContext
 from swarm.protocol.agreement.output import encode
+from swarm.protocol.agreement.records import FENCE_KEY, FenceRecord
 from swarm.protocol.agreement.round.instance import Instance
 from swarm.protocol.agreement.round.participant import Participant
 from swarm.protocol.agreement.rules import evidence
 from swarm.protocol.agreement.rules.acceptor import NEVER
 from swarm.protocol.head import Member
 
-FENCE_KEY: Final = "fence"
 STARTS_MAX: Final = 4
-
-
-class FenceRecord(msgspec.Struct, frozen=True):
-    """On disk: the lowest term whose start this voter may follow, and the one start that it acknowledged."""
-
-    term: Count
-    acked: Hash = b""
 
 
 class Starts:
@@ -96,6 +88,9 @@ class Starts:
     def _acknowledge(self, name: bytes, instance: Instance, participant: Participant) -> None:
         context, (_, body) = self._context, self._open[name]
         voters = context.electorate.voters(body.head)
+        if context.config.is_coordinator and instance.ballot.promised < NEVER:
+            # What the coordinator has started is all that it stands for, even where it is no voter of the start.
+            participant.set_ballot(msgspec.structs.replace(instance.ballot, promised=NEVER))
         if context.me not in voters or body.head.term < self._fence.term:
             return
         if self._fence.term == body.head.term and self._fence.acked not in (b"", name):

@@ -138,6 +138,8 @@ class Coordinator(ABC):
         ask = say.AskMessage(self.inquiry.nonce, term, self.chain.hash, seal)
         for peer in self.peers():
             self.context.out.send(peer, ask)
+        if seal:  # the witness is a voter as well
+            self.context.out.send(config.peer, ask)
 
     def time(self) -> None:
         """End the present question when its time is over."""

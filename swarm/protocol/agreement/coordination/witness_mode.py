@@ -6,14 +6,10 @@ certified head, or from a value that may have been chosen after it.
 
 from __future__ import annotations
 
-from typing import Final
-
 import msgspec
 
-from peer.bounds import Count
 from peer.decoding import MALFORMED
 from peer.errors import ProtocolViolation, RoundDiscarded
-from peer.identity import Signed
 from swarm.protocol.agreement import events
 from swarm.protocol.agreement import messages as say
 from swarm.protocol.agreement.chain import Chain, position_of
@@ -21,18 +17,10 @@ from swarm.protocol.agreement.context import AgreementContext
 from swarm.protocol.agreement.coordination.coordinator import RESTORED_JUMP, Coordinator, Inquiry
 from swarm.protocol.agreement.newcomers import Newcomers
 from swarm.protocol.agreement.output import encode
+from swarm.protocol.agreement.records import COORDINATOR_KEY, CoordinatorRecord
 from swarm.protocol.agreement.rules.acceptor import NEVER, forced_value
 from swarm.protocol.agreement.rules.succession import Succession
 from swarm.protocol.head import Head, Member
-
-COORDINATOR_KEY: Final = "coordinator"
-
-
-class CoordinatorRecord(msgspec.Struct, frozen=True):
-    """On disk: the highest term used, even in vain, and the start that is not bound yet."""
-
-    term: Count
-    start: Signed | None = None
 
 
 class WitnessCoordinator(Coordinator):
@@ -94,10 +82,10 @@ class WitnessCoordinator(Coordinator):
 
     def decide(self, inquiry: Inquiry) -> None:
         """Withdraw where a quorum answers; else start from the highest head that counts and that a peer holds."""
-        head, name, out = self.chain.head, self.chain.hash, self.context.out
+        head, out = self.chain.head, self.context.out
         answered = set(inquiry.told)
         holders = self.state_holders(inquiry, head.state_hash)
-        if not self.context.mute and self.context.electorate.enough(head, answered | {self.context.me}) and holders:
+        if not self.context.mute and self.context.electorate.enough(head, answered) and holders:
             out.tell("regroup_withdrawn", round=head.round, answered=len(answered))
             return
         held = self.last_held(inquiry)
@@ -112,7 +100,7 @@ class WitnessCoordinator(Coordinator):
             chosen = self._chosen(inquiry)
             if chosen is not None:
                 base = chosen
-        self._begin_from(base, base.hash if undoes or base is not head else name, inquiry, undoes)
+        self._begin_from(base, inquiry, undoes)
 
     def _chosen(self, inquiry: Inquiry) -> Head | None:
         """Return the value that may have been chosen after this node's head, if a peer that answered holds its
@@ -136,7 +124,7 @@ class WitnessCoordinator(Coordinator):
             return None
         return highest.value
 
-    def _begin_from(self, base: Head, base_hash: bytes, inquiry: Inquiry, undoes: list[bytes]) -> None:
+    def _begin_from(self, base: Head, inquiry: Inquiry, undoes: list[bytes]) -> None:
         inside = {*base.members, *self.chain.head.members}
         members = {member for member in inquiry.told if member in inside}
         holders = self.state_holders(inquiry, base.state_hash)
@@ -145,7 +133,7 @@ class WitnessCoordinator(Coordinator):
         if len(members) < self.context.electorate.members_min:
             self.context.out.tell("regroup_failed", round=base.round, reason="too few members of an open run answer")
             return
-        self._start(base, base_hash, inquiry.term, members, undoes)
+        self._start(base, base.hash, inquiry.term, members, undoes)
 
     def _start(
         self, base: Head, base_hash: bytes, term: int, members: set[Member], undoes: list[bytes] | tuple[()]

@@ -56,7 +56,7 @@ class Exchanges:
         if opened.attempt != order.attempt:
             raise ProtocolViolation("a roster is for another attempt than its message")
         if known is not None:
-            self._newcomers.convict(context.charge(evidence.ROSTER, known, order.roster))
+            self._newcomers.convict(evidence.ROSTER, known, order.roster)
             return
         leader = leader_of(instance.head, instance.hash, order.attempt)
         self._turns.extend(leader, order.attempt, "roster", context.work.exchange_s(instance.head) + self._turns.turn_s)
@@ -69,7 +69,7 @@ class Exchanges:
             return instance.exchanges[opened.key]
         exchange = Exchange(opened)
         instance.remember(exchange)
-        instance.rosters.setdefault(opened.attempt, opened.signed)
+        instance.set_roster(opened.attempt, opened.signed)
         instance.lacks = None
         if not context.config.is_coordinator:
             owners = tuple(member.peer for member in opened.owners)
@@ -123,7 +123,7 @@ class Exchanges:
         for owner, (signed, body) in sorted(results.items()):
             known = exchange.results.setdefault(owner, (signed, body))
             if known[1] != body:
-                self._newcomers.convict(self._context.charge(evidence.RESULTS, known[0], signed))
+                self._newcomers.convict(evidence.RESULTS, known[0], signed)
 
     def build(self, exchange: Exchange) -> None:
         """Build the next state, once the results of all owners are known."""

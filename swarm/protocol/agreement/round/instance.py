@@ -3,36 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 from blake3 import blake3
 
-from peer.bounds import Hash
 from peer.decoding import MALFORMED
 from peer.identity import Signed
 from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement.records import BallotRecord
 from swarm.protocol.agreement.rules.acceptor import Ballot
 from swarm.protocol.agreement.rules.succession import OpenedRoster
 from swarm.protocol.head import Head, Member
 from swarm.protocol.plan import WorkPlan
 
-BALLOT_KEY: Final = "ballot"
-ATTEMPTS_KEPT: Final = 16  # of each voter's votes; a round seldom takes more than two or three
+ATTEMPTS_KEPT: Final = 16  # of votes, rosters and proposals; a round seldom takes more than two or three
 EXCHANGES_KEPT: Final = 3
 
 
+Kept = TypeVar("Kept")
 Cast = dict[Member, dict[int, tuple[bytes, Signed]]]
 """Each voter's votes (or echoes): value and signed body, by attempt."""
-
-
-class BallotRecord(msgspec.Struct, frozen=True):
-    """A voter's promises and votes on disk."""
-
-    head: Hash
-    ballot: Ballot
-    accepted: say.AcceptedValue | None
-    support: say.Support | None
 
 
 @dataclass
@@ -118,6 +109,16 @@ class Instance:
         while len(self.exchanges) > EXCHANGES_KEPT:
             del self.exchanges[next(iter(self.exchanges))]
 
+    def set_roster(self, attempt: int, signed: Signed) -> None:
+        """Remember the one roster of an attempt, of a bounded number of attempts."""
+        self.rosters.setdefault(attempt, signed)
+        _prune(self.rosters)
+
+    def set_proposed(self, attempt: int, proposed: Proposed) -> None:
+        """Remember the one proposal of an attempt, of a bounded number of attempts."""
+        self.proposed[attempt] = proposed
+        _prune(self.proposed)
+
     def alike(self, cast: Cast, attempt: int, value: bytes) -> dict[Member, Signed]:
         """Return the votes (or echoes) for that value in that attempt, by voter."""
         found = {}
@@ -126,6 +127,11 @@ class Instance:
             if vote is not None and vote[0] == value:
                 found[voter] = vote[1]
         return found
+
+
+def _prune(by_attempt: dict[int, Kept]) -> None:
+    while len(by_attempt) > ATTEMPTS_KEPT:
+        del by_attempt[min(by_attempt)]
 
 
 def record_once(cast: dict[int, tuple[bytes, Signed]], attempt: int, value: bytes, signed: Signed) -> Signed | None:

@@ -12,7 +12,8 @@ from swarm.protocol.agreement.chain import Chain
 from swarm.protocol.agreement.context import AgreementContext
 from swarm.protocol.agreement.newcomers import Newcomers
 from swarm.protocol.agreement.output import encode
-from swarm.protocol.agreement.round.instance import BALLOT_KEY, Instance
+from swarm.protocol.agreement.records import BALLOT_KEY
+from swarm.protocol.agreement.round.instance import Instance
 from swarm.protocol.agreement.round.turns import Turns
 from swarm.protocol.agreement.rules import evidence
 from swarm.protocol.agreement.rules.acceptor import Ballot
@@ -109,7 +110,7 @@ class Participant:
         mine = instance.signed_plan
         if mine is not None and instance.plan is not None and instance.plan.hash != plan.hash:
             if plan.attempt == instance.plan.attempt:
-                self._newcomers.convict(context.charge(PLAN_KIND, mine, order.plan))
+                self._newcomers.convict(PLAN_KIND, mine, order.plan)
                 return
             if plan.attempt < instance.plan.attempt:
                 return

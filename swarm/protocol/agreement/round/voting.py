@@ -53,7 +53,7 @@ class Voter:
         known = instance.proposed.get(body.attempt)
         if known is not None:
             if known.hash != body.value:
-                self._newcomers.convict(context.charge(evidence.PROPOSAL, known.signed, message.proposal))
+                self._newcomers.convict(evidence.PROPOSAL, known.signed, message.proposal)
             self.consider(body.attempt)
             return
         if body.attempt < instance.ballot.promised:
@@ -81,7 +81,7 @@ class Voter:
         exchange = self._exchanges.open(opened)
         self._exchanges.note_results(exchange, results)
         exchange.results.update(results)  # what is voted on is built from what the proposal names
-        instance.proposed[attempt] = Proposed(message.proposal, value, value.hash, message.support, exchange)
+        instance.set_proposed(attempt, Proposed(message.proposal, value, value.hash, message.support, exchange))
 
     def consider(self, attempt: int) -> None:
         """Echo or vote for the value of an attempt, if this node may and its own state hashes to it."""
@@ -198,7 +198,7 @@ class Voter:
             return False
         other = record_once(cast.setdefault(body.voter, {}), body.attempt, body.value, signed)
         if other is not None:
-            self._newcomers.convict(self._context.charge(kind, other, signed))
+            self._newcomers.convict(kind, other, signed)
         return other is None
 
     def _count(self, attempt: int, value: bytes) -> None:
