@@ -20,7 +20,8 @@ from swarm.protocol.agreement.config import AgreementConfig
 from swarm.protocol.agreement.node import AgreementNode
 from swarm.protocol.agreement.output import encode
 from swarm.protocol.agreement.scheduled_work import ScheduledWork
-from swarm.protocol.head import Head, genesis
+from swarm.protocol.agreement.rules import evidence
+from swarm.protocol.head import Head, Member, genesis
 from swarm.protocol.plan import CONTRIBUTION_KIND, Contribution, WorkPlan
 from swarm.protocol.round_schedule import RoundSchedule
 
@@ -210,6 +211,31 @@ class GroupOfNodes:
         )
         return self.table.of(machine.peer).sign(CONTRIBUTION_KIND, body)
 
+    def run_to(self, round: int, peers: str = "", seconds: float = 120.0) -> None:
+        """Run until these peers (all but the coordinator) have committed that round, and check the history."""
+        wanted = peers or [peer for peer in self.machines if peer != COORDINATOR]
+        self.run(seconds, lambda: all(self.round(peer) >= round for peer in wanted))
+        assert all(self.round(peer) >= round for peer in wanted), {peer: self.round(peer) for peer in self.machines}
+        self.run(0.003)  # what was written is now on disk
+        self.check()
+
+    def run_until_sent(self, kind: type[Any], seconds: float = 60.0) -> tuple[str, str, Any]:
+        """Run until a message of that kind is sent; return (source, target, message)."""
+        first = len(self.sent)
+        self.run(seconds, lambda: any(isinstance(message, kind) for _, _, message in self.sent[first:]))
+        return next(entry for entry in self.sent[first:] if isinstance(entry[2], kind))
+
+    def give(self, target: str, message: say.Message, source: str) -> list[actions.Action]:
+        """Give a node a message now; return its actions without carrying them out."""
+        return self.machines[target].node.step(self.now, events.Received(source, message))
+
+    def isolate(self, *peers: str) -> None:
+        """Lose all messages between these peers and the others."""
+        self.lost = lambda source, target, message: (source in peers) != (target in peers)
+
+    def heal(self) -> None:
+        self.lost = lambda source, target, message: False
+
     # -- what tests look at ----------------------------------------------------------------------------------------------
 
     def head(self, peer: str) -> Head:
@@ -223,6 +249,16 @@ class GroupOfNodes:
 
     def accusations(self) -> list[tuple[str, str, str]]:
         return [(m.peer, a.peer, a.reason) for m in self.machines.values() for a in m.accused]
+
+    def member(self, peer: str) -> Member:
+        return self.machines[peer].node.me
+
+    def sign(self, peer: str, kind: str, body: msgspec.Struct) -> Signed:
+        return self.table.of(peer).sign(kind, body)
+
+    def vote(self, peer: str, head: Head, attempt: int, value: Head) -> Signed:
+        """Return a vote of that peer, which may be a liar's."""
+        return self.sign(peer, evidence.VOTE, say.VoteBody(head.hash, attempt, value.hash, self.member(peer)))
 
     def check(self) -> None:
         """Raise unless all that was committed is one history for each start, and no honest peer was accused."""
