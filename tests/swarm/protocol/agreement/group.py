@@ -19,15 +19,17 @@ from swarm.protocol.agreement import messages as say
 from swarm.protocol.agreement.config import AgreementConfig
 from swarm.protocol.agreement.node import AgreementNode
 from swarm.protocol.agreement.output import encode
-from swarm.protocol.agreement.scheduled_work import ScheduledWork
 from swarm.protocol.agreement.rules import evidence
+from swarm.protocol.agreement.scheduled_work import ScheduledWork
 from swarm.protocol.head import Head, Member, genesis
 from swarm.protocol.plan import CONTRIBUTION_KIND, Contribution, WorkPlan
 from swarm.protocol.round_schedule import RoundSchedule
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 GENESIS = genesis("run", blake3(b"genesis").digest())
-SCHEDULE = RoundSchedule(DilocoConfig(steps=4), InnerConfig(lr=1e-2, batch_size=2, total_steps=1000), seq_len=8, compute_s_max=30.0)
+SCHEDULE = RoundSchedule(
+    DilocoConfig(steps=4), InnerConfig(lr=1e-2, batch_size=2, total_steps=1000), seq_len=8, compute_s_max=30.0
+)
 WORK = ScheduledWork(SCHEDULE, slices_of=lambda head: 4, exchange_s_of=lambda head: 4.0)
 COORDINATOR = "W"
 
@@ -90,6 +92,7 @@ class GroupOfNodes:
         self.machines: dict[str, Machine] = {}
         self.lost: Callable[[str, str, say.Message], bool] = lambda source, target, message: False
         self.merge: Callable[[str, bytes, int], bytes] = lambda peer, key, index: blake3(key + bytes([index])).digest()
+        self.serves = True  # whether any state can be fetched
         self.sent: list[tuple[str, str, say.Message]] = []
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
@@ -98,7 +101,7 @@ class GroupOfNodes:
         for peer in [COORDINATOR, *peers]:
             self.start(peer)
 
-    # -- machines --------------------------------------------------------------------------------------------------------
+    # -- machines ------------------------------------------------------------------------------------------------------
 
     def start(self, peer: str, wiped: bool = False, **started: Any) -> Machine:
         """Start the process of a peer, on its disk."""
@@ -151,7 +154,7 @@ class GroupOfNodes:
         if not until():
             self.now = end
 
-    # -- actions ---------------------------------------------------------------------------------------------------------
+    # -- actions -------------------------------------------------------------------------------------------------------
 
     def _do(self, machine: Machine, action: actions.Action) -> None:
         peer = machine.peer
@@ -179,7 +182,7 @@ class GroupOfNodes:
                 machine.has.add(state)
                 self.later(0.05, peer, events.Built(key, state))
             case actions.Fetch(state_hash=state_hash, holders=holders):
-                here = any(state_hash in self.machines[h].has for h in holders if h in self.machines)
+                here = self.serves and any(state_hash in self.machines[h].has for h in holders if h in self.machines)
                 if here:
                     machine.has.add(state_hash)
                 self.later(0.3, peer, events.StateFetched(state_hash, here))
@@ -236,7 +239,7 @@ class GroupOfNodes:
     def heal(self) -> None:
         self.lost = lambda source, target, message: False
 
-    # -- what tests look at ----------------------------------------------------------------------------------------------
+    # -- what tests look at --------------------------------------------------------------------------------------------
 
     def head(self, peer: str) -> Head:
         return self.machines[peer].node.head
