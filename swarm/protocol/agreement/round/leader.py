@@ -126,7 +126,10 @@ class AttemptLeader:
             attempt.accepted[body.voter] = body.accepted
         if not self._context.electorate.enough(instance.head, attempt.accepted):
             return
-        waiting = set(attempt.asked) - {m.peer for m in attempt.promises} - self._context.down
+        waited_for = {voter.peer for voter in self._context.electorate.voters(instance.head)}
+        if self._context.work.divides_batch():  # a newcomer must be known to come before it gets a part
+            waited_for = set(attempt.asked)
+        waiting = waited_for - {m.peer for m in attempt.promises} - self._context.down
         if not waiting:
             self._decide_value(attempt)
         elif not attempt.end_at:

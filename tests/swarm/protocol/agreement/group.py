@@ -65,6 +65,23 @@ def next_state(state: bytes, results: tuple[bytes, ...]) -> bytes:
     return blake3(b"next" + state + b"".join(results)).digest()
 
 
+def contribution_body(member: Member, signed: Signed) -> Contribution:
+    """Return what a member contributes to a signed plan that names it: all that it was assigned."""
+    plan = msgspec.msgpack.decode(signed.body, type=WorkPlan)
+    mine = plan.of(member)
+    assert mine is not None
+    return Contribution(
+        head=plan.head,
+        plan=plan.hash,
+        member=member,
+        steps=mine.steps,
+        samples=mine.steps * SCHEDULE.unit,
+        loss=1.0,
+        hashes=tuple(blake3(f"{member}{i}".encode() + signed.body).digest() for i in range(4)),
+        sqnorms=(1.0,) * 4,
+    )
+
+
 @dataclass
 class Machine:
     """One peer's machine: disk, states, and what its driver is doing."""
@@ -198,20 +215,7 @@ class GroupOfNodes:
                 pass
 
     def contribution(self, machine: Machine, signed: Signed) -> Signed:
-        plan = msgspec.msgpack.decode(signed.body, type=WorkPlan)
-        mine = plan.of(machine.node.me)
-        assert mine is not None
-        names = tuple(blake3(machine.peer.encode() + signed.body + bytes([i])).digest() for i in range(4))
-        body = Contribution(
-            head=plan.head,
-            plan=plan.hash,
-            member=machine.node.me,
-            steps=mine.steps,
-            samples=mine.steps * SCHEDULE.unit,
-            loss=1.0,
-            hashes=names,
-            sqnorms=(1.0,) * 4,
-        )
+        body = contribution_body(machine.node.me, signed)
         return self.table.of(machine.peer).sign(CONTRIBUTION_KIND, body)
 
     def run_to(self, round: int, peers: str = "", seconds: float = 120.0) -> None:

@@ -48,7 +48,7 @@ def test_two_values_of_one_attempt_get_one_vote_and_are_a_proof() -> None:
     group.run_to(1)
     leader, message = proposal_of(group)
     other = next(peer for peer in "ABC" if peer != leader)
-    group.run(0.0125)  # the first proposal has come, the votes have not
+    group.run(0.0105)  # the first proposal has come, the votes have not
     group.event(other, events.Received(leader, other_value(group, leader, message)))
     group.run(0.05)
     assert (message.value.previous, 0, message.value.hash) in votes_in(group, other)
