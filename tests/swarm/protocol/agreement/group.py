@@ -189,8 +189,10 @@ class GroupOfNodes:
                     assert state in machine.has, f"{peer} writes of a state that it has not"
                     machine.stored_states.add(state)
                 self.later(0.001, peer, events.Persisted(id))
-            case actions.Train(plan):
-                self.later(self.train_s, peer, events.Submitted(self.contribution(machine, plan)))
+            case actions.Train(plan, finish_early):
+                self.later(
+                    0.05 if finish_early else self.train_s, peer, events.Submitted(self.contribution(machine, plan))
+                )
             case actions.MergeSlices(key=key, indexes=indexes):
                 for index in indexes:
                     self.later(0.05, peer, events.SliceResult(key, index, self.merge(peer, key, index)))
@@ -199,7 +201,7 @@ class GroupOfNodes:
                 machine.has.add(state)
                 self.later(0.05, peer, events.Built(key, state))
             case actions.Fetch(state_hash=state_hash, holders=holders):
-                here = self.serves and any(state_hash in self.machines[h].has for h in holders if h in self.machines)
+                here = self.serves and any(self._serves(holder, peer, state_hash) for holder in holders)
                 if here:
                     machine.has.add(state_hash)
                 self.later(0.3, peer, events.StateFetched(state_hash, here))
@@ -213,6 +215,11 @@ class GroupOfNodes:
                 machine.accused.append(action)
             case _:
                 pass
+
+    def _serves(self, holder: str, peer: str, state_hash: bytes) -> bool:
+        machine = self.machines.get(holder)
+        reached = not self.lost(holder, peer, say.AskChainMessage(()))
+        return machine is not None and machine.up and reached and state_hash in machine.has
 
     def contribution(self, machine: Machine, signed: Signed) -> Signed:
         body = contribution_body(machine.node.me, signed)

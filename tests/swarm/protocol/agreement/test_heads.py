@@ -100,7 +100,7 @@ def test_a_status_is_small_and_a_poll_tells_few_peers() -> None:
 
 
 def test_a_newcomer_is_shown_the_chain_from_the_start_of_term_or_an_endorsement() -> None:
-    group = GroupOfNodes("ABC", train_s=0.2)
+    group = GroupOfNodes("ABC", train_s=0.5)
     group.run_to(40)
     group.sent.clear()
     group.start("D")
