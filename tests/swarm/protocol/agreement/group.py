@@ -96,6 +96,7 @@ class Machine:
     timers: dict[str, float] = field(default_factory=dict)
     has: set[bytes] = field(default_factory=set)
     up: bool = True
+    disk_free_at: float = 0.0
     life: int = 0
 
 
@@ -109,6 +110,7 @@ class GroupOfNodes:
         self.machines: dict[str, Machine] = {}
         self.lost: Callable[[str, str, say.Message], bool] = lambda source, target, message: False
         self.merge: Callable[[str, bytes, int], bytes] = lambda peer, key, index: blake3(key + bytes([index])).digest()
+        self.write_s = 0.001
         self.serves = True  # whether any state can be fetched
         self.sent: list[tuple[str, str, say.Message]] = []
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
@@ -184,11 +186,8 @@ class GroupOfNodes:
                 machine.timers[id] = at
                 self.later(max(0.0, at - self.now) + 1e-6, peer, events.TimerFired(id))
             case actions.Persist(id, key, record, state):
-                machine.records[key] = record
-                if state:
-                    assert state in machine.has, f"{peer} writes of a state that it has not"
-                    machine.stored_states.add(state)
-                self.later(0.001, peer, events.Persisted(id))
+                assert not state or state in machine.has, f"{peer} writes of a state that it has not"
+                self._write(machine, id, key, record, state)
             case actions.Train(plan, finish_early):
                 self.later(
                     0.05 if finish_early else self.train_s, peer, events.Submitted(self.contribution(machine, plan))
@@ -215,6 +214,19 @@ class GroupOfNodes:
                 machine.accused.append(action)
             case _:
                 pass
+
+    def _write(self, machine: Machine, id: int, key: str, record: bytes, state: bytes) -> None:
+        """Write in order; a crash before the end loses the record and what comes after it."""
+        life = machine.life
+        machine.disk_free_at = max(machine.disk_free_at, self.now) + self.write_s
+
+        def written() -> None:
+            if machine.up and self.machines[machine.peer] is machine and machine.life == life:
+                machine.records[key] = record
+                machine.stored_states |= {state} if state else set()
+                self.event(machine.peer, events.Persisted(id))
+
+        self.at(machine.disk_free_at, written)
 
     def _serves(self, holder: str, peer: str, state_hash: bytes) -> bool:
         machine = self.machines.get(holder)
