@@ -265,6 +265,24 @@ class GroupOfNodes:
     def heal(self) -> None:
         self.lost = lambda source, target, message: False
 
+    def lose_leader_after_votes(self) -> tuple[str, str, str, say.ProposalMessage]:
+        """Of A, B and C, run until a leader and one member have voted while no vote is heard, and crash the leader.
+        Return it, the voter, the third member and the proposal, whose value is chosen although no peer knows it."""
+        self.lost = lambda source, target, message: isinstance(message, say.VoteMessage | say.ChainMessage)
+        leader, _, message = self.run_until_sent(say.ProposalMessage)
+        voter, third = sorted(set("ABC") - {leader})
+        self.lost = lambda source, target, message: (
+            isinstance(message, say.VoteMessage | say.ChainMessage)
+            or (isinstance(message, say.ProposalMessage) and (target != voter or source != leader))
+        )
+        node = self.machines[voter].node
+        before = node.head
+        self.run(5.0, lambda: node._height.instance.accepted is not None)
+        self.run(0.01)
+        assert node._height.instance.accepted is not None and node.head == before
+        self.crash(leader)
+        return leader, voter, third, message
+
     # -- what tests look at --------------------------------------------------------------------------------------------
 
     def head(self, peer: str) -> Head:
