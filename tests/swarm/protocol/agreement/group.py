@@ -21,6 +21,7 @@ from swarm.protocol.agreement.node import AgreementNode
 from swarm.protocol.agreement.output import encode
 from swarm.protocol.agreement.rules import evidence
 from swarm.protocol.agreement.scheduled_work import ScheduledWork
+from swarm.protocol.agreement.work import Work
 from swarm.protocol.head import Head, Member, genesis
 from swarm.protocol.plan import CONTRIBUTION_KIND, Contribution, WorkPlan
 from swarm.protocol.round_schedule import RoundSchedule
@@ -106,10 +107,10 @@ class Machine:
 class GroupOfNodes:
     """Nodes, their network, disks and clocks. `lost(source, target, message)` says which messages are lost."""
 
-    def __init__(self, peers: str = "ABC", train_s: float = 1.0, **config: Any) -> None:
+    def __init__(self, peers: str = "ABC", train_s: float = 1.0, work: Work = WORK, **config: Any) -> None:
         self.now = 0.0
         self.table = SignatureTable()
-        self.train_s = train_s
+        self.train_s, self.work = train_s, work
         self.machines: dict[str, Machine] = {}
         self.lost: Callable[[str, str, say.Message], bool] = lambda source, target, message: False
         self.merge: Callable[[str, bytes, int], bytes] = lambda peer, key, index: blake3(key + bytes([index])).digest()
@@ -128,7 +129,7 @@ class GroupOfNodes:
     def start(self, peer: str, wiped: bool = False, **started: Any) -> Machine:
         """Start the process of a peer, on its disk."""
         config = AgreementConfig(peer=peer, **self._config)
-        node = AgreementNode(config, self.table.of(peer), WORK)
+        node = AgreementNode(config, self.table.of(peer), self.work)
         old = self.machines.get(peer)
         machine = Machine(peer, node)
         if old is not None and not wiped:
