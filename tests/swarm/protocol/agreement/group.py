@@ -114,6 +114,7 @@ class GroupOfNodes:
         self.machines: dict[str, Machine] = {}
         self.lost: Callable[[str, str, say.Message], bool] = lambda source, target, message: False
         self.merge: Callable[[str, bytes, int], bytes] = lambda peer, key, index: blake3(key + bytes([index])).digest()
+        self.build: Callable[[str, bytes], tuple[float, bytes]] = lambda peer, state: (0.05, state)
         self.write_s = 0.001
         self.serves = True  # whether any state can be fetched
         self.sent: list[tuple[str, str, say.Message]] = []
@@ -201,8 +202,9 @@ class GroupOfNodes:
                     self.later(0.05, peer, events.SliceResult(key, index, self.merge(peer, key, index)))
             case actions.Build(key=key, results=results):
                 state = next_state(machine.node.head.state_hash, results)
+                seconds, state = self.build(peer, state)
                 machine.has.add(state)
-                self.later(0.05, peer, events.Built(key, state))
+                self.later(seconds, peer, events.Built(key, state))
             case actions.Fetch(state_hash=state_hash, holders=holders):
                 here = self.serves and any(self._serves(holder, peer, state_hash) for holder in holders)
                 if here:
