@@ -271,13 +271,17 @@ class GroupOfNodes:
     def lose_leader_after_votes(self) -> tuple[str, str, str, say.ProposalMessage]:
         """Of A, B and C, run until a leader and one member have voted while no vote is heard, and crash the leader.
         Return it, the voter, the third member and the proposal, whose value is chosen although no peer knows it."""
-        self.lost = lambda source, target, message: isinstance(message, say.VoteMessage | say.ChainMessage)
-        leader, _, message = self.run_until_sent(say.ProposalMessage)
-        voter, third = sorted(set("ABC") - {leader})
-        self.lost = lambda source, target, message: (
-            isinstance(message, say.VoteMessage | say.ChainMessage)
-            or (isinstance(message, say.ProposalMessage) and (target != voter or source != leader))
-        )
+        first: list[tuple[str, str]] = []  # the one leader and member between whom a proposal passes
+
+        def lost(source: str, target: str, message: say.Message) -> bool:
+            if isinstance(message, say.ProposalMessage):
+                first.extend([(source, target)] if not first else [])
+                return (source, target) != first[0]
+            return isinstance(message, say.VoteMessage | say.ChainMessage)
+
+        self.lost = lost
+        leader, voter, message = self.run_until_sent(say.ProposalMessage)
+        (third,) = set("ABC") - {leader, voter}
         node = self.machines[voter].node
         before = node.head
         self.run(5.0, lambda: node._height.instance.accepted is not None)
