@@ -352,3 +352,25 @@ def test_a_required_coordinator_goes_back_only_after_a_long_time() -> None:
     group.run(200.0)
     assert group.head("C").term >= 2 and group.round("C") > behind
     group.check()
+
+
+def test_a_required_coordinator_stops_at_its_own_signature_that_it_does_not_know() -> None:
+    """B9: its disk is an old copy. It neither votes nor starts anything until a person regroups."""
+    group = GroupOfNodes("ABC", mode="required")
+    group.run_to(3)
+    group.run(0.1)
+    before, head = group.machines[COORDINATOR].committed[-2:]
+    other = msgspec.structs.replace(head, state_hash=bytes(32))
+    forged = tuple(group.vote(peer, before, 0, other) for peer in "AB")
+    group.event(COORDINATOR, events.Received("A", say.ChainMessage((say.ChainLink(other, votes=forged),))))
+    assert not group.told(COORDINATOR, "coordinator_restored")
+    votes = (*forged, group.vote(COORDINATOR, before, 0, other))
+    group.event(COORDINATOR, events.Received("A", say.ChainMessage((say.ChainLink(other, votes=votes),))))
+    group.run(0.1)
+    assert group.told(COORDINATOR, "coordinator_restored")
+    stopped = group.round("A")
+    group.run(20.0)
+    assert group.round("A") <= stopped + 1
+    group.event(COORDINATOR, events.Asked())
+    group.run_to(stopped + 3)
+    assert group.head("A").term > 1000
