@@ -41,6 +41,8 @@ class RequiredCoordinator(Coordinator):
         if not self.chain.head.members or self.context.mute or self.inquiry is not None:
             return
         if not self._is_ready():
+            if self._is_lost():
+                self.tell_lost("too few members have answered since this process began: only a person can go on")
             self.inquire(self.highest_term + 1, seal=False, person=None)
         elif self._is_lost():
             self.tell_lost("too few members answer, or nothing was committed for long")
