@@ -52,6 +52,18 @@ class Height:
         if leads and self._leads:
             self.leader.begin()
 
+    @property
+    def attempt(self) -> int:
+        """The attempt for which this node waits."""
+        return self._turns.latest
+
+    def heard(self, message: say.StatusMessage) -> None:
+        """Follow a voter to the later attempt for which it waits, if the present leader makes no progress."""
+        if self.instance.head.members and self._turns.heard(message.voter, message.attempt):
+            self.participant.promise_pending()
+            if self._turns.leader == self._context.me and self._leads:
+                self.leader.begin()
+
     def receive(self, peer: str, message: say.Message) -> None:
         """Take a message about the round after this head."""
         match message:
