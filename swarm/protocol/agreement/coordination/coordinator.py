@@ -176,11 +176,10 @@ class Coordinator(ABC):
 
     def first_members(self) -> tuple[Member, ...]:
         """Return the members with which the group may begin now; empty while too few wait."""
-        config = self.context.config
         if self.chain.head.members or self.context.mute:
             return ()
-        waiting = sorted(self.applicants.waiting())[: config.max_peers]
-        return tuple(waiting) if len({member.peer for member in waiting}) >= self._members_least else ()
+        waiting = tuple(self.applicants.first())[: self.context.config.max_peers]
+        return waiting if len(waiting) >= self._members_least else ()
 
     @property
     def _members_least(self) -> int:
@@ -192,7 +191,10 @@ class Coordinator(ABC):
     ) -> tuple[Head, Signed]:
         """Return the first head of a term over the state of `base`, and its signed start."""
         chosen = tuple(sorted(members))
-        inside = {member.peer for member in chosen}
+        held = [(serial, peer) for serial, peer in base.invites if peer in {member.peer for member in chosen}]
+        if not base.members:  # as `first_members`
+            first = self.applicants.first()
+            held = [(first[member], member.peer) for member in chosen if first.get(member)]
         head = msgspec.structs.replace(
             base,
             term=term,
@@ -202,7 +204,7 @@ class Coordinator(ABC):
             witness=self.context.me,
             learners=(),
             absent=(),
-            invites=tuple(entry for entry in base.invites if entry[1] in inside),
+            invites=tuple(sorted(held)),
             attempt=-1,
         )
         body = say.StartBody(head, tuple(undoes)[: say.LINKS_MAX])

@@ -36,7 +36,7 @@ class Height:
         """Whether this node may lead attempts here."""
         rounds = self._context.config.rounds
         complete = rounds and self.instance.head.round >= rounds
-        return not complete and self.instance.head.has(self._context.me)
+        return not complete and not self._turns.is_fenced and self.instance.head.has(self._context.me)
 
     def begin(self) -> None:
         """Wait for the first leader, or lead."""

@@ -35,7 +35,7 @@ class Turns:
         """`round_s`: how long the last round took, 0 if unknown."""
         self._context, self._instance = context, instance
         self._turn_max_s = max(context.config.attempt_max_s, 2.0 * round_s)
-        self.awaited = max(0, instance.ballot.promised)
+        self.awaited = self._promised
         """The attempt whose leader this node waits for."""
         self.led = -1
         """The last attempt that this node has led. It belongs to the head, so no attempt is led twice."""
@@ -69,7 +69,7 @@ class Turns:
         """Give up the present leader and wait for the next one. Return whether that is this node."""
         self._given_up.add(self.leader)
         self._expired += 1
-        self.awaited = max(self.awaited, self._instance.ballot.promised) + 1
+        self.awaited = max(self.awaited, self._promised) + 1
         self._skip_down()
         for voter in sorted(self._heard, key=lambda member: (-self._heard[member], member)):
             if self._follow(voter):
@@ -85,8 +85,16 @@ class Turns:
     @property
     def latest(self) -> int:
         """The attempt that this node waits for or has promised; 0 if it takes part in none of this term any more."""
-        promised = self._instance.ballot.promised
-        return max(self.awaited, promised) if promised < NEVER else 0
+        return 0 if self.is_fenced else max(self.awaited, self._promised)
+
+    @property
+    def is_fenced(self) -> bool:
+        """Whether this node has acknowledged the start of a higher term: it leads and votes here no more."""
+        return self._instance.ballot.promised >= NEVER
+
+    @property
+    def _promised(self) -> int:
+        return 0 if self.is_fenced else max(0, self._instance.ballot.promised)
 
     def heard(self, voter: Member, attempt: int) -> bool:
         """Note for which attempt a voter waits. Return whether this node now waits for it as well: its own leader
@@ -109,6 +117,8 @@ class Turns:
     def _follow(self, voter: Member) -> bool:
         """Wait for the attempt that a voter waits for, if it is a later one and no leader given up leads it."""
         attempt, head = self._heard[voter], self._instance.head
+        if self.is_fenced:
+            return False
         followed = self._followed.get(voter, 0)
         if not self.latest < attempt <= self.latest + ATTEMPTS_AHEAD_MAX:
             return False

@@ -13,7 +13,7 @@ from swarm.protocol.agreement import messages as say
 from swarm.protocol.agreement.output import encode
 from swarm.protocol.agreement.records import BallotRecord
 from swarm.protocol.agreement.rules import evidence
-from swarm.protocol.agreement.rules.acceptor import Ballot
+from swarm.protocol.agreement.rules.acceptor import NEVER, Ballot
 from swarm.protocol.agreement.rules.electorate import attempt_of, leader_of
 from swarm.protocol.head import Member
 from swarm.protocol.plan import CONTRIBUTION_KIND
@@ -171,3 +171,37 @@ def test_a_value_is_built_from_what_its_voters_have_on_disk() -> None:
     found = group.give(third, proposal, third)
     (build,) = [action for action in found if isinstance(action, actions.Build)]
     assert voter in build.holders and leader in build.holders and "Z" not in build.holders
+
+
+def test_one_invite_is_one_member_from_the_first_head_on() -> None:
+    """Two keys of one invite began the group, and their invite was not noted, so that a third one came in later."""
+    group = GroupOfNodes("ABC", min_peers=3)
+    for name in "XY":
+        group._config["invite"] = "of liars"
+        group.start(name)
+    group.run_to(1, "ABC")
+    peers = {member.peer for member in group.head("A").members}
+    assert len(peers & set("XY")) == 1
+    assert group.head("A").invites == tuple(("of liars", peer) for peer in sorted(peers & set("XY")))
+
+
+def test_a_fenced_voter_leads_and_votes_no_more() -> None:
+    """It led the attempt after the last number there is, and its own promise to that one took its fence down."""
+    group = GroupOfNodes("ABC")
+    group.run_to(2)
+    head, node = group.head("A"), group.machines["A"].node
+    start = msgspec.structs.replace(
+        head, term=9, boot=1, previous=head.hash, members=(group.member("A"), group.member("B")), attempt=-1
+    )
+    signed = group.sign(COORDINATOR, evidence.START, say.StartBody(start))
+    group.lost = lambda source, target, message: target == "B" and isinstance(message, say.StartMessage)
+    group.event("A", events.Received(COORDINATOR, say.StartMessage(signed)))
+    assert node._height.instance.ballot.promised == NEVER
+    group.isolate("A")
+    group.run(60.0)
+    assert node.head == head and node._height.instance.ballot.promised == NEVER
+    assert not any(
+        source == "A" and isinstance(m, say.PrepareMessage) and m.attempt > 1 << 40 for source, _, m in group.sent
+    )
+    for step in (Ballot.promise, lambda b, a: b.vote(a, b"v"), lambda b, a: b.echo(a, b"v")):
+        assert all(step(Ballot(promised=promised), NEVER) is None for promised in (0, NEVER))
