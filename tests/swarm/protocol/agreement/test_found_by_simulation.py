@@ -205,3 +205,38 @@ def test_a_fenced_voter_leads_and_votes_no_more() -> None:
     )
     for step in (Ballot.promise, lambda b, a: b.vote(a, b"v"), lambda b, a: b.echo(a, b"v")):
         assert all(step(Ballot(promised=promised), NEVER) is None for promised in (0, NEVER))
+
+
+def test_a_seal_costs_one_attempt_and_no_turn() -> None:
+    """Each voter went on waiting for the leader whose attempt the seal had ended: a person's regroup of a group that
+    was only slow cost eleven seconds."""
+    group = GroupOfNodes("ABC", train_s=2.0)
+    group.run_to(2)
+    group.run_until_sent(say.PlanMessage)
+    group.run(0.5)
+    before, began = group.round("A"), group.now
+    group.event(COORDINATOR, events.Asked())
+    group.run(30.0, lambda: all(group.round(peer) > before for peer in "ABC"))
+    assert group.now - began < 5.0
+    group.run(5.0)
+    assert group.told(COORDINATOR, "regroup_withdrawn") and group.head("A").term == 1
+
+
+def test_a_state_that_is_gone_is_not_waited_for_once_there_is_a_newer_one() -> None:
+    """A peer that was behind asked for a state, in vain, while the group went on; it then backed off for seconds."""
+    group = GroupOfNodes("ABC")
+    group.run_to(1)
+    group.isolate("C")
+    group.run_to(2, "AB")
+    group.serves = False
+    group.heal()
+    group.run(0.9, lambda: bool(group.machines["C"].node._chain._fetching))
+    group.run_to(3, "AB")
+    node = group.machines["C"].node
+    group.run(10.0, lambda: node._chain._failed != b"")
+    failed = node._chain._failed
+    link = group.machines["A"].node._chain.link(group.head("A").hash)
+    assert link is not None and link.head.state_hash != failed
+    assert node._chain._fetching in (b"", link.head.state_hash)
+    found = group.give("C", say.ChainMessage((link,)), "A")
+    assert node._chain._fetching == link.head.state_hash or any(isinstance(a, actions.Fetch) for a in found)
