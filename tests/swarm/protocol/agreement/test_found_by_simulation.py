@@ -240,3 +240,35 @@ def test_a_state_that_is_gone_is_not_waited_for_once_there_is_a_newer_one() -> N
     assert node._chain._fetching in (b"", link.head.state_hash)
     found = group.give("C", say.ChainMessage((link,)), "A")
     assert node._chain._fetching == link.head.state_hash or any(isinstance(a, actions.Fetch) for a in found)
+
+
+def test_leader_and_voters_choose_alike_between_two_values_of_one_attempt() -> None:
+    """A liar that led an attempt had shown two values. The leader took the first one that it heard of, the voters the
+    one of the first voter, and the leader was accused."""
+    group = GroupOfNodes("ABC", mode="required")
+    group.run_to(1)
+    group.lost = lambda source, target, message: isinstance(message, say.ProposalMessage)
+    liar, _, message = group.run_until_sent(say.ProposalMessage)
+    group.run(0.3)
+    leader, other = sorted(set("ABC") - {liar})
+    head, node = group.head(leader), group.machines[leader].node
+    height = node._height
+    height.leader.begin()
+    attempt = height.leader._attempt
+    assert attempt is not None
+    values = [message.value, msgspec.structs.replace(message.value, state_hash=bytes(32))]
+    body = msgspec.msgpack.decode(message.proposal.body, type=say.ProposalBody)
+    heard = [(other, values[0]), (liar, values[1]), (COORDINATOR, None), (leader, None)]
+    for peer, value in sorted(
+        heard, key=lambda entry: entry[0] != max(other, liar)
+    ):  # the last voter in order comes first
+        accepted = None
+        if value is not None:
+            proposal = msgspec.structs.replace(body, value=value.hash)
+            accepted = say.AcceptedValue(body.attempt, value, (group.sign(liar, evidence.PROPOSAL, proposal),))
+        promise = say.PromiseBody(head.hash, attempt.number, group.member(peer), accepted)
+        signed = group.sign(peer, evidence.PROMISE, promise)
+        height.leader.promise(peer, say.PromiseMessage(signed, support=message.support if accepted else None))
+    assert attempt.proposal is not None
+    forced = node._context.evidence.justified(attempt.proposal.promises, head, head.hash, attempt.number).accepted
+    assert forced is not None and forced.value == attempt.proposal.value
