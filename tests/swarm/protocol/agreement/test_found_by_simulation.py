@@ -272,3 +272,15 @@ def test_leader_and_voters_choose_alike_between_two_values_of_one_attempt() -> N
     assert attempt.proposal is not None
     forced = node._context.evidence.justified(attempt.proposal.promises, head, head.hash, attempt.number).accepted
     assert forced is not None and forced.value == attempt.proposal.value
+
+
+def test_a_required_coordinator_does_not_regroup_a_group_that_goes_on() -> None:
+    """A person who regroups again and again kept newcomers out for ever: a new term begins without learners."""
+    group = GroupOfNodes("ABC", mode="required")
+    group.run_to(2)
+    group.event(COORDINATOR, events.Asked())
+    group.run(5.0)
+    assert group.told(COORDINATOR, "regroup_withdrawn") and group.head("A").term == 1
+    group.event(COORDINATOR, events.Asked(without=("C",)))
+    group.run_to(group.round("A") + 2, "AB")
+    assert group.head("A").term == 2 and {member.peer for member in group.head("A").members} == set("AB")
