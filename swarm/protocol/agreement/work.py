@@ -61,5 +61,9 @@ class Work(Protocol):
     def exchange_s(self, head: Head) -> float:
         """Return the seconds that an exchange may take."""
 
+    def fast_forward(self, head: Head) -> Head:
+        """Return the head from which the coordinator begins a new term after `head`: the same state, brought to the
+        position of a pipeline's other stages. Only the coordinator asks, which follows all stages."""
+
     def admits(self, join: JoinBody, signer: str) -> bool:
         """Return whether the run's gate admits the peer that signed this request."""

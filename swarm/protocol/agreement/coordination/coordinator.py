@@ -196,7 +196,7 @@ class Coordinator(ABC):
             first = self.applicants.first()
             held = [(first[member], member.peer) for member in chosen if first.get(member)]
         head = msgspec.structs.replace(
-            base,
+            self.context.work.fast_forward(base),
             term=term,
             boot=self.boot,
             previous=base_hash,

@@ -23,6 +23,7 @@ from swarm.protocol.agreement.rules import evidence
 from swarm.protocol.agreement.scheduled_work import ScheduledWork
 from swarm.protocol.agreement.work import Work
 from swarm.protocol.head import Head, Member, genesis
+from swarm.protocol.ledger import Range, count
 from swarm.protocol.plan import CONTRIBUTION_KIND, Contribution, WorkPlan
 from swarm.protocol.round_schedule import RoundSchedule
 
@@ -69,20 +70,25 @@ def next_state(state: bytes, results: tuple[bytes, ...]) -> bytes:
     return blake3(b"next" + state + b"".join(results)).digest()
 
 
-def contribution_body(member: Member, signed: Signed) -> Contribution:
-    """Return what a member contributes to a signed plan that names it: all that it was assigned."""
+def contribution_body(member: Member, signed: Signed, counted: tuple[Range, ...] | None = None) -> Contribution:
+    """Return what a member contributes to a signed plan that names it: all that it was assigned, or in a pipeline the
+    samples `counted`, as micro-batches of 4."""
     plan = msgspec.msgpack.decode(signed.body, type=WorkPlan)
     mine = plan.of(member)
     assert mine is not None
+    samples = mine.steps * SCHEDULE.unit if counted is None else count(counted)
+    steps = mine.steps if counted is None else samples // 4
+    slices = 4 if steps else 0
     return Contribution(
         head=plan.head,
         plan=plan.hash,
         member=member,
-        steps=mine.steps,
-        samples=mine.steps * SCHEDULE.unit,
+        steps=steps,
+        samples=samples,
         loss=1.0,
-        hashes=tuple(blake3(f"{member}{i}".encode() + signed.body).digest() for i in range(4)),
-        sqnorms=(1.0,) * 4,
+        hashes=tuple(blake3(f"{member}{i}".encode() + signed.body).digest() for i in range(slices)),
+        sqnorms=(1.0,) * slices,
+        counted=counted or (),
     )
 
 
@@ -116,6 +122,8 @@ class GroupOfNodes:
         self.change: Callable[[str, say.Message], say.Message] = lambda source, message: message
         self.merge: Callable[[str, bytes, int], bytes] = lambda peer, key, index: blake3(key + bytes([index])).digest()
         self.build: Callable[[str, bytes], tuple[float, bytes]] = lambda peer, state: (0.05, state)
+        self.counted: Callable[[str, WorkPlan], tuple[Range, ...]] | None = None
+        """What a peer has counted under a plan, in a pipeline."""
         self.write_s = 0.001
         self.serves = True  # whether any state can be fetched
         self.sent: list[tuple[str, str, say.Message]] = []
@@ -242,7 +250,10 @@ class GroupOfNodes:
         return machine is not None and machine.up and reached and state_hash in machine.has
 
     def contribution(self, machine: Machine, signed: Signed) -> Signed:
-        body = contribution_body(machine.node.me, signed)
+        counted = None
+        if self.counted is not None:
+            counted = self.counted(machine.peer, msgspec.msgpack.decode(signed.body, type=WorkPlan))
+        body = contribution_body(machine.node.me, signed, counted)
         return self.table.of(machine.peer).sign(CONTRIBUTION_KIND, body)
 
     def run_to(self, round: int, peers: str = "", seconds: float = 120.0) -> None:
