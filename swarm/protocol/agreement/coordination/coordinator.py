@@ -55,6 +55,7 @@ class Coordinator(ABC):
         self.round_s = 0.0
         self.inquiry: Inquiry | None = None
         self._heard: dict[Member, float] = {}
+        self._positions: dict[Member, say.Position] = {}
         self._inquiries = 0
         self._told_lost = b""
 
@@ -74,6 +75,11 @@ class Coordinator(ABC):
         """Note that a peer answers."""
         if message.voter in self._heard or len(self._heard) < HEARD_MAX:
             self._heard[message.voter] = self.context.now
+            self._positions[message.voter] = message.position
+
+    def is_held(self, voters: Collection[Member]) -> bool:
+        """Return whether one of these says that it stands at this node's head, or beyond."""
+        return any(self._positions.get(voter, (0, 0, 0)) >= position_of(self.chain.head) for voter in voters)
 
     def heard_within(self, seconds: float) -> set[Member]:
         """Return the voters heard within that time."""

@@ -73,6 +73,8 @@ class WitnessCoordinator(Coordinator):
         alive = self.heard_within(self.patient_s) | {self.context.me}
         if not self.context.electorate.enough(head, alive):
             self.tell_lost("too few voters answer")
+        elif now - self.committed_at > self.patient_s and not self.is_held(alive):
+            self.tell_lost("no peer that answers has the state of the last head")  # it went with a disk
 
     def ask(self, person: events.Asked) -> None:
         """Start a new term because a person says so: seal first."""

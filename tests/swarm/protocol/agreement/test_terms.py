@@ -183,6 +183,7 @@ def test_rounds_whose_state_no_peer_brings_are_undone_only_by_a_person_who_says_
     group.crash("A")
     group.heal()
     group.run(20.0)
+    assert group.told(COORDINATOR, "quorum_lost"), "B and the witness are a quorum, without the last state"
     group.event(COORDINATOR, events.Asked())
     group.run(10.0)
     assert group.told(COORDINATOR, "regroup_undoes") and group.head("B").term == 1
